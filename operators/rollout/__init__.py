@@ -1,0 +1,1 @@
+"""The program of a rollout worker: vLLM in, samples and routes out."""

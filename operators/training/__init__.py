@@ -1,0 +1,1 @@
+"""The program of a training rank: Megatron-core, routing replay, policy export."""

@@ -1,0 +1,1 @@
+"""Settings: one typed tree (tree), how it is read (load) and checked (check)."""

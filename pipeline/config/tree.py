@@ -1,0 +1,331 @@
+"""The one typed tree of settings. Names follow verl where verl has one.
+
+Every field says in its description what it does; docs/config.md is generated from here. A field
+marked `operational` may change when a run is attached again; all others are the run's identity.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
+
+OPERATIONAL: JsonDict = {"operational": True}
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, unknown keys refused, no silent conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class Data(Section):
+    """Prompts: Parquet in verl's layout."""
+
+    train_files: str | list[str] | None = Field(
+        None,
+        description="Parquet file(s) with columns prompt (chat messages), data_source, "
+        "reward_model.ground_truth and, optionally, extra_info.",
+    )
+    val_files: str | list[str] | None = Field(
+        None, description="Validation prompts in the same layout; null: no validation."
+    )
+    prompt_key: str = Field("prompt", description="Column with the chat messages.")
+    reward_fn_key: str = Field("data_source", description="Column with the data source's name.")
+    train_batch_size: int = Field(32, ge=1, description="Prompts per step.")
+    max_prompt_length: int = Field(512, ge=1, description="Longest prompt, in tokens.")
+    max_response_length: int = Field(512, ge=1, description="Longest response, in tokens.")
+    filter_overlong_prompts: bool = Field(
+        False,
+        description="true: drop prompts over max_prompt_length and say how many; "
+        "false: refuse to start if there are any.",
+    )
+    shuffle: bool = Field(True, description="Shuffle prompts anew in each epoch.")
+    seed: int = Field(1, ge=0, description="Seed of the prompt order.")
+
+
+class Model(Section):
+    """The policy."""
+
+    path: str = Field(
+        description="Folder with HF config, safetensors and tokenizer, or a Hugging Face hub id."
+    )
+
+
+class RouterReplay(Section):
+    """Routing replay in the trainer."""
+
+    mode: Literal["disabled", "R2", "R3"] = Field(
+        "disabled",
+        description="R2: replay what the trainer's log-prob pass chose. "
+        "R3: replay what the rollout engine chose.",
+    )
+    record_file: str | None = Field(
+        None, description="Path or URI: write the routes that were used there as a trace set."
+    )
+    replay_file: str | None = Field(
+        None,
+        description="Path or URI of a trace set: take samples and routes from it; "
+        "no rollout worker is started.",
+    )
+    native_every: int = Field(
+        10,
+        ge=0,
+        description="R3: measure the mismatch without replay every this many steps (a second "
+        "forward pass); 0: never.",
+    )
+    allow_aux_loss: bool = Field(
+        False,
+        description="Accept an auxiliary load-balancing loss beside replay. It is computed from "
+        "the router's own choice, not from the replayed one.",
+    )
+
+
+class Optim(Section):
+    """Adam with decoupled weight decay."""
+
+    lr: float = Field(1e-6, gt=0, description="Learning rate after warm-up.")
+    lr_warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up from 0.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="Adam betas.")
+    clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
+
+
+class Megatron(Section):
+    """Parallel layout of the trainer and Megatron-core settings."""
+
+    tensor_model_parallel_size: int = Field(1, ge=1, description="TP.")
+    pipeline_model_parallel_size: int = Field(1, ge=1, description="PP.")
+    virtual_pipeline_model_parallel_size: int | None = Field(
+        None, ge=2, description="VPP: model chunks per pipeline stage; null: one."
+    )
+    context_parallel_size: Literal[1] = Field(1, description="CP; only 1 so far.")
+    expert_model_parallel_size: int = Field(1, ge=1, description="EP.")
+    expert_tensor_parallel_size: int | None = Field(
+        None, ge=1, description="Expert-TP; null: TP when EP is 1, otherwise 1."
+    )
+    sequence_parallel: bool = Field(
+        True, description="Sequence parallelism; has an effect only when TP > 1."
+    )
+    use_distributed_optimizer: bool = Field(
+        True, description="Shard optimizer state over data-parallel ranks."
+    )
+    dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="Type of the trained weights and of the exported policy."
+    )
+    override_transformer_config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Fields of Megatron-core's TransformerConfig, as in verl: "
+        "recompute_granularity, recompute_modules, moe_router_dtype, ...",
+    )
+    router_replay: RouterReplay | None = Field(
+        None, description="Other spelling of actor.router_replay; the two must not disagree."
+    )
+
+
+class Actor(Section):
+    """Training."""
+
+    strategy: Literal["megatron"] = Field("megatron", description="The training engine.")
+    ppo_mini_batch_size: int = Field(
+        32, ge=1, description="Prompts per optimizer step (each with rollout.n samples)."
+    )
+    ppo_micro_batch_size_per_gpu: int = Field(
+        8, ge=1, description="Samples per micro-batch on each data-parallel rank."
+    )
+    ppo_epochs: int = Field(1, ge=1, description="Passes over a step's samples.")
+    clip_ratio: float = Field(0.2, gt=0, description="PPO clip range when low/high are not set.")
+    clip_ratio_low: float | None = Field(None, gt=0, description="Lower clip range.")
+    clip_ratio_high: float | None = Field(None, gt=0, description="Upper clip range.")
+    clip_ratio_c: float = Field(
+        3.0, gt=1, description="Dual clip: bound of the loss for negative advantages."
+    )
+    loss_agg_mode: Literal["token-mean"] = Field(
+        "token-mean", description="How token losses become one number."
+    )
+    entropy_coeff: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    use_kl_loss: bool = Field(
+        False, description="Add a KL loss to the reference policy (policy 0)."
+    )
+    kl_loss_coef: float = Field(0.001, ge=0, description="Weight of the KL loss.")
+    kl_loss_type: Literal["low_var_kl", "kl", "mse", "abs"] = Field(
+        "low_var_kl", description="Estimator of the KL (low_var_kl is k3)."
+    )
+    optim: Optim = Field(default_factory=Optim)
+    megatron: Megatron = Field(default_factory=Megatron)
+    router_replay: RouterReplay = Field(default_factory=RouterReplay)
+
+
+class ValKwargs(Section):
+    """Sampling for validation."""
+
+    temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    top_k: int = Field(-1, ge=-1, description="Top-k sampling; -1: off.")
+    n: int = Field(1, ge=1, description="Samples per prompt.")
+
+
+class Rollout(Section):
+    """The rollout engine."""
+
+    name: Literal["vllm"] = Field("vllm", description="The inference engine.")
+    n: int = Field(8, ge=1, description="Samples per prompt (the GRPO group).")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    top_k: int = Field(-1, ge=-1, description="Top-k sampling; -1: off.")
+    enable_rollout_routing_replay: bool = Field(
+        False, description="Record the engine's routing. R3 needs it."
+    )
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Engine's weights.")
+    tensor_model_parallel_size: int = Field(1, ge=1, description="TP of each engine.")
+    gpu_memory_utilization: float = Field(
+        0.8, gt=0, le=1, json_schema_extra=OPERATIONAL, description="Share of GPU memory."
+    )
+    cpu_kv_cache_gib: int = Field(
+        1, ge=1, json_schema_extra=OPERATIONAL, description="KV cache of the CPU build, GiB."
+    )
+    max_num_seqs: int = Field(256, ge=1, description="Sequences in one engine batch.")
+    max_num_batched_tokens: int = Field(8192, ge=32, description="Tokens in one engine batch.")
+    enforce_eager: bool = Field(True, description="No compilation, no CUDA graphs.")
+    val_kwargs: ValKwargs = Field(default_factory=ValKwargs)
+
+
+class ActorRolloutRef(Section):
+    """verl's name for everything about the policy."""
+
+    model: Model
+    actor: Actor = Field(default_factory=Actor)
+    rollout: Rollout = Field(default_factory=Rollout)
+
+
+class RolloutCorrection(Section):
+    """Importance sampling between the engine's and the trainer's distribution."""
+
+    rollout_is: Literal["token"] | None = Field(
+        None, description="token: weight each token by min(p_trainer/p_engine, threshold)."
+    )
+    rollout_is_threshold: float = Field(2.0, gt=0, description="Upper bound of the weight.")
+
+
+class Algorithm(Section):
+    """The learning algorithm."""
+
+    adv_estimator: Literal["grpo"] = Field("grpo", description="Advantage estimator.")
+    norm_adv_by_std_in_grpo: bool = Field(
+        True, description="Divide a group's advantages by its standard deviation."
+    )
+    rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
+
+
+class CustomRewardFunction(Section):
+    """Where the reward function is."""
+
+    path: str = Field(
+        description="Self-contained Python file with verl's "
+        "compute_score(data_source, solution_str, ground_truth, extra_info)."
+    )
+    name: str = Field("compute_score", description="Name of the function in that file.")
+
+
+class Reward(Section):
+    """What happens around the reward function."""
+
+    on_error: Literal["fail", "mask"] = Field(
+        "fail",
+        description="A reward function that raises: fail the step naming the sample, or mask the "
+        "sample (no part of its group's mean nor of the loss; counted).",
+    )
+
+
+class Trainer(Section):
+    """The run."""
+
+    experiment_name: str = Field(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$",
+        description="Name of the run. The same name again attaches to the run.",
+    )
+    total_training_steps: int = Field(
+        10, ge=1, json_schema_extra=OPERATIONAL, description="Steps of the run."
+    )
+    nnodes: int = Field(1, ge=1, description="Training nodes.")
+    n_gpus_per_node: int = Field(1, ge=1, description="Training ranks per node (also on CPU).")
+    save_freq: int = Field(
+        10, ge=1, json_schema_extra=OPERATIONAL, description="Steps between checkpoints."
+    )
+    test_freq: int = Field(
+        -1,
+        ge=-1,
+        json_schema_extra=OPERATIONAL,
+        description="Steps between validations; -1 or 0: none but before and after the run.",
+    )
+    val_before_train: bool = Field(
+        True, json_schema_extra=OPERATIONAL, description="Validate policy 0."
+    )
+    logger: list[Literal["console", "tensorboard"]] = Field(
+        ["console"], json_schema_extra=OPERATIONAL, description="Where metrics go."
+    )
+    default_local_dir: str = Field(
+        "outputs",
+        json_schema_extra=OPERATIONAL,
+        description="Folder for logs and TensorBoard files: <this>/<experiment_name>/...",
+    )
+    seed: int = Field(1, ge=0, description="Seed of sampling and of the layout's shuffle.")
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        le=1,
+        description="How many policy versions a step's rollouts may lag; 1 overlaps rollout and "
+        "training.",
+    )
+
+
+class StoreSettings(Section):
+    """The object store that rollout, training and flow share."""
+
+    uri: str = Field("outputs/store", description="Folder (or file:// URI) of the object store.")
+
+
+class Launch(Section):
+    """How workers start and how long they may take."""
+
+    rollout_workers: int | None = Field(
+        None,
+        ge=0,
+        json_schema_extra=OPERATIONAL,
+        description="Rollout workers; null: 1, or 0 with replay_file.",
+    )
+    rollout_shards: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=OPERATIONAL,
+        description="Shards of a step's rollout (the unit of restart); null: one per worker.",
+    )
+    max_restarts: int = Field(
+        3, ge=0, json_schema_extra=OPERATIONAL, description="Restarts of each stage's workers."
+    )
+    start_timeout_s: float = Field(
+        900.0, gt=0, json_schema_extra=OPERATIONAL, description="Longest start of a worker."
+    )
+    step_timeout_s: float = Field(
+        3600.0, gt=0, json_schema_extra=OPERATIONAL, description="Longest rollout or training step."
+    )
+    threads_per_worker: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=OPERATIONAL,
+        description="CPU threads of each worker process; null: cores shared evenly.",
+    )
+
+
+class RunConfig(Section):
+    """Everything about a run."""
+
+    data: Data
+    actor_rollout_ref: ActorRolloutRef
+    algorithm: Algorithm = Field(default_factory=Algorithm)
+    custom_reward_function: CustomRewardFunction | None = Field(
+        None, description="The reward function; required unless replay_file is set."
+    )
+    reward: Reward = Field(default_factory=Reward)
+    trainer: Trainer
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    launch: Launch = Field(default_factory=Launch)

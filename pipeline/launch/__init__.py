@@ -1,0 +1,1 @@
+"""How a stage's workers start. Today: local processes."""

@@ -1,0 +1,1 @@
+"""Reinforcement learning as pure functions on arrays: advantages, losses, rewards, metrics."""

@@ -1,0 +1,60 @@
+"""The object store seam: what every backend must do, and the errors it must raise."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class StoreError(Exception):
+    """The object store did not do what was asked; the text says key, operation and store."""
+
+
+class ObjectMissingError(StoreError):
+    """The object does not exist."""
+
+
+class ObjectExistsError(StoreError):
+    """A conditional create found the object there already."""
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """One listed object. Example: ObjectInfo(key='run.json', size=1834, modified_s=1e9)."""
+
+    key: str
+    size: int
+    """Bytes."""
+    modified_s: float
+    """Seconds since the epoch, by the store's clock."""
+
+
+class Store(Protocol):
+    """Flat objects under '/'-separated keys. Objects are written once and never changed.
+
+    Every method may raise StoreError. Nothing else leaves a backend.
+    """
+
+    uri: str
+    """Canonical URI of the store's root, without a trailing slash."""
+
+    def create(self, key: str, data: bytes) -> None:
+        """Create an object, durably, or raise ObjectExistsError and change nothing."""
+
+    def create_from_file(self, key: str, path: Path) -> None:
+        """Create an object from a local file, durably, or raise ObjectExistsError."""
+
+    def read(self, key: str) -> bytes:
+        """The whole object. Raises ObjectMissingError."""
+
+    def read_range(self, key: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`. Raises ObjectMissingError; StoreError if short."""
+
+    def size(self, key: str) -> int | None:
+        """Bytes of the object, None if there is none."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Objects whose key starts with the prefix, in key order."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; nothing happens if there is none."""

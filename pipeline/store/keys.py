@@ -1,0 +1,131 @@
+"""The names of all objects of a run: nobody else spells a key.
+
+Keys are relative to the run's own root: a run is opened as the store `<store>/<run>`, so a run (or
+a trace set written by record_file) can be copied elsewhere as a folder and stays readable.
+"""
+
+import re
+
+
+def run_json() -> str:
+    """The run's identity: resolved config, inputs, versions."""
+    return "run.json"
+
+
+def input_file(sha256: str, name: str) -> str:
+    """A staged input file."""
+    return f"inputs/{sha256}/{name}"
+
+
+def attempt(number: int) -> str:
+    """Operational settings of one start of the flow."""
+    return f"attempts/{number:03d}.json"
+
+
+def stop(number: int) -> str:
+    """Tells every worker of an attempt to exit 0."""
+    return f"attempts/{number:03d}.stop.json"
+
+
+def attempts() -> str:
+    """Prefix of all attempts."""
+    return "attempts/"
+
+
+def policy(version: int) -> str:
+    """Commits a policy version."""
+    return f"policies/{version:06d}/policy.json"
+
+
+def policy_file(version: int, attempt: str, name: str) -> str:
+    """A file of a policy version."""
+    return f"policies/{version:06d}/{attempt}/{name}"
+
+
+def steps() -> str:
+    """Prefix of all steps."""
+    return "steps/"
+
+
+def step_prefix(step: int) -> str:
+    """Prefix of a step's objects."""
+    return f"steps/{step:06d}/"
+
+
+def plan(step: int) -> str:
+    """What the rollout workers make in a step."""
+    return step_prefix(step) + "plan.json"
+
+
+def rollout(step: int, shard: int) -> str:
+    """Commits one rollout shard."""
+    return step_prefix(step) + f"rollout/{shard:05d}.json"
+
+
+def rollout_file(step: int, shard: int, attempt: str, kind: str) -> str:
+    """A data file of a rollout shard; kind is 'samples' or 'routes'."""
+    return step_prefix(step) + f"rollout/{shard:05d}.{attempt}.{kind}.parquet"
+
+
+def manifest(step: int) -> str:
+    """Seals a step's samples and traces."""
+    return step_prefix(step) + "manifest.json"
+
+
+def manifest_rows(step: int, attempt: str) -> str:
+    """The manifest's rows, one per sample."""
+    return step_prefix(step) + f"manifest.{attempt}.parquet"
+
+
+def training(step: int, stage: int, dp_rank: int) -> str:
+    """Commits the R2 routes of one pipeline stage and data-parallel rank."""
+    return step_prefix(step) + f"training/{stage:03d}-{dp_rank:05d}.json"
+
+
+def training_file(step: int, stage: int, dp_rank: int, attempt: str) -> str:
+    """R2 routes of one pipeline stage and data-parallel rank."""
+    return step_prefix(step) + f"training/{stage:03d}-{dp_rank:05d}.{attempt}.routes.parquet"
+
+
+def metrics(step: int) -> str:
+    """The step's metrics: the last thing the trainer writes in a step."""
+    return step_prefix(step) + "metrics.json"
+
+
+def checkpoints() -> str:
+    """Prefix of all checkpoints."""
+    return "checkpoints/"
+
+
+def checkpoint(version: int) -> str:
+    """Commits the training state that goes with a policy version."""
+    return f"checkpoints/{version:06d}/checkpoint.json"
+
+
+def checkpoint_file(version: int, attempt: str, name: str) -> str:
+    """A file of a checkpoint."""
+    return f"checkpoints/{version:06d}/{attempt}/{name}"
+
+
+def validation_plan(version: int) -> str:
+    """Asks the rollout workers to validate a policy version."""
+    return f"validations/{version:06d}/plan.json"
+
+
+def validation(version: int, shard: int) -> str:
+    """Commits one shard of a validation."""
+    return f"validations/{version:06d}/{shard:05d}.json"
+
+
+def validation_file(version: int, shard: int, attempt: str) -> str:
+    """The samples of one shard of a validation."""
+    return f"validations/{version:06d}/{shard:05d}.{attempt}.samples.parquet"
+
+
+_NUMBERED = re.compile(r"/(\d{6})/[^/]+\.json$")
+
+
+def number_of(key: str) -> int | None:
+    """The step or version in the key of a commit object: 'steps/000003/plan.json' -> 3."""
+    match = _NUMBERED.search("/" + key)
+    return int(match.group(1)) if match else None

@@ -1,0 +1,42 @@
+"""Waiting for objects: polling that backs off while idle, with a deadline."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from pipeline.store.base import Store
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+class WaitTimeoutError(Exception):
+    """An awaited object did not appear; the text names it, and who should have made it."""
+
+
+def wait_for_any(
+    store: Store,
+    keys: Sequence[str],
+    timeout_s: float,
+    maker: str,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> str:
+    """Wait until one of the keys exists and return it; the earliest in the list wins.
+
+    `maker` says who should make them ("rollout worker 3"), for the error. `meanwhile` is called
+    between polls and may raise to give up (a worker that died, a cancelled run).
+    Raises WaitTimeoutError after `timeout_s` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        for key in keys:
+            if store.size(key) is not None:
+                return key
+        meanwhile()
+        if time.monotonic() >= deadline:
+            raise WaitTimeoutError(
+                f"waited {timeout_s:.0f} s for {' or '.join(keys)} in {store.uri}; "
+                f"{maker} should have made it: look at its log, or raise the timeout"
+            )
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)

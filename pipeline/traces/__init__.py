@@ -1,0 +1,1 @@
+"""The trace format: schema, codec, writer, reader, manifest, verification."""
