@@ -1,0 +1,51 @@
+"""Run a command that must not outlive its launcher: `python -m pipeline.launch.guard CMD...`
+
+The launcher holds the other end of this process's standard input. When that pipe closes, for
+whatever reason (kill -9 included), every descendant of the command is killed. The guard is their
+subreaper, so a rank whose torchrun died is still found. The guard ends with the command's exit
+code, 128 + N for a command killed by signal N. SIGTERM is passed on to the command.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.2
+
+
+def main(command: list[str]) -> int:
+    """Run the command under guard and return its exit code."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    while child.poll() is None:
+        readable, _, _ = select.select([sys.stdin], [], [], _POLL_S)
+        if readable and not os.read(sys.stdin.fileno(), 1):
+            break
+    kill_descendants()
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def kill_descendants() -> None:
+    """Kill every descendant; repeat, because a dying process may have just started another."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            if child.status() == psutil.STATUS_ZOMBIE:
+                continue
+            child.kill()
+        gone, _ = psutil.wait_procs(children, timeout=5)
+        if len(gone) == len(children):
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

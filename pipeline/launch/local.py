@@ -1,0 +1,150 @@
+"""Workers as local processes, each under a guard that dies with the launcher."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.launch.base import Stage, StageFailedError
+
+_LOG_TAIL_LINES = 25
+
+
+@dataclass
+class _Worker:
+    stage: Stage
+    index: int
+    log: Path
+    process: subprocess.Popen[bytes]
+    ended: bool = False
+
+
+@dataclass
+class LocalWorkers:
+    """The processes of all stages; safe to check from several threads."""
+
+    folder: Path
+    """Log files: <stage>-<index>.log, appended to by each restart."""
+    _workers: list[_Worker] = field(default_factory=list)
+    _restarts: dict[str, int] = field(default_factory=dict)
+    _failure: str | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self, stage: Stage) -> None:
+        """Start every worker of a stage."""
+        self._restarts[stage.name] = 0
+        for index in range(len(stage.commands)):
+            log = self.folder / f"{stage.name}-{index}.log"
+            self._workers.append(_Worker(stage, index, log, _spawn(stage, index, log)))
+
+    def check(self) -> None:
+        """Restart workers that ended with an error; StageFailedError when too many did."""
+        with self._lock:
+            if self._failure is not None:  # every thread that waits must hear of it
+                raise StageFailedError(self._failure)
+            for worker in self._workers:
+                code = worker.process.poll()
+                if code is None or worker.ended:
+                    continue
+                if code == 0:
+                    worker.ended = True
+                    continue
+                stage = worker.stage
+                if self._restarts[stage.name] >= stage.max_restarts:
+                    self._failure = (
+                        f"{stage.name} worker {worker.index} ended with exit code {code} after "
+                        f"{self._restarts[stage.name]} restarts (launch.max_restarts). "
+                        f"The end of {worker.log}:\n{_tail(worker.log)}"
+                    )
+                    raise StageFailedError(self._failure)
+                self._restarts[stage.name] += 1
+                worker.process = _spawn(stage, worker.index, worker.log)
+
+    def restarts(self) -> dict[str, int]:
+        """Restarts so far, by stage."""
+        return dict(self._restarts)
+
+    def stop(self, grace_s: float) -> None:
+        """Give the workers time to end by themselves, then kill what is left."""
+        deadline = time.monotonic() + grace_s
+        for worker in self._workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        for worker in self._workers:
+            if worker.process.stdin is not None:
+                worker.process.stdin.close()  # the guard kills its command when the pipe closes
+        for worker in self._workers:
+            worker.process.wait()
+
+
+@contextlib.contextmanager
+def local_workers(folder: Path, stages: Sequence[Stage]) -> Iterator[LocalWorkers]:
+    """Start stages as local processes; nothing of them is left after the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    workers = LocalWorkers(folder)
+    try:
+        for stage in stages:
+            workers.start(stage)
+        yield workers
+    finally:
+        workers.stop(grace_s=0.0)
+
+
+def rollout_stage(
+    run_uri: str, attempt: int, workers: int, max_restarts: int, threads: int
+) -> Stage:
+    """The rollout workers of an attempt."""
+    commands = tuple(
+        (
+            *(sys.executable, "-m", "operators.rollout", "--run-uri", run_uri),
+            *("--worker", str(index), "--attempt", str(attempt)),
+        )
+        for index in range(workers)
+    )
+    return Stage("rollout", commands, max_restarts, _environment(threads))
+
+
+def training_stage(
+    run_uri: str, attempt: int, ranks: int, max_restarts: int, threads: int
+) -> Stage:
+    """The training ranks of an attempt: one torchrun on this machine."""
+    command = (
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
+        *("-m", "operators.training", "--run-uri", run_uri, "--attempt", str(attempt)),
+    )
+    return Stage("training", (command,), max_restarts, _environment(threads))
+
+
+def threads_per_worker(workers: int, ranks: int, overlap: bool) -> int:
+    """CPU threads of each process: rollout and training share the cores only if they overlap."""
+    cores = len(os.sched_getaffinity(0))
+    busy = workers + ranks if overlap else max(workers, ranks)
+    return max(1, cores // busy)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+
+
+def _spawn(stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
+    command = (sys.executable, "-m", "pipeline.launch.guard", *stage.commands[index])
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **stage.environment},
+            start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops in order
+        )
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    return "\n".join(f"  | {line}" for line in lines)
