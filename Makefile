@@ -1,0 +1,58 @@
+# `make` alone lists the targets. CI calls the same targets as people do.
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+PYTEST_ARGS ?=
+# A folder of wheels (an air-gapped site) replaces PyTorch's CPU index.
+TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart check test test-unit test-integration lint format lock docs clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+
+install: $(VENV)/.installed ## Make the virtual environment with everything pinned
+
+$(VENV)/.installed: requirements/cpu.txt pyproject.toml
+	test -x $(BIN)/python || python3.11 -m venv $(VENV) || python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv==0.13.8
+	$(UV) pip install --python $(BIN)/python --quiet $(TORCH) -r requirements/cpu.txt
+	$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+quickstart: install ## Train the example on this machine: about 4 minutes
+	$(BIN)/retrace run examples/quickstart.yaml
+
+check: install ## Check the quickstart's settings and start nothing
+	$(BIN)/retrace check examples/quickstart.yaml
+
+test: install ## All tests that this machine can run; says what it skips and why
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-unit: install ## Unit tests only (seconds)
+	$(BIN)/python -m pytest -m "not integration and not e2e" $(PYTEST_ARGS)
+
+test-integration: install ## Tests with real engines (minutes)
+	$(BIN)/python -m pytest -m integration $(PYTEST_ARGS)
+
+lint: install ## Format check, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install ## Format the code and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: install ## Compile requirements/cpu.txt anew from requirements/cpu.in
+	$(UV) pip compile requirements/cpu.in --python-version 3.11 $(TORCH) \
+	  --override requirements/overrides.txt --no-emit-index-url --no-emit-find-links \
+	  --no-emit-package retrace --custom-compile-command "make lock" -o requirements/cpu.txt
+
+docs: install ## Generate docs/config.md from the settings tree
+	$(BIN)/python -m pipeline.config.docs
+
+clean: ## Remove the virtual environment and caches (runs in outputs/ stay)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,37 @@
+"""Where metrics go while a run is going on."""
+
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.report.metrics import Metrics
+
+
+class Logger(Protocol):
+    """One place that takes metrics."""
+
+    def log(self, step: int, values: Metrics) -> None:
+        """Take the metrics of a step; those that are None were not measured."""
+
+    def close(self) -> None:
+        """Write what is buffered."""
+
+
+class TensorBoardLogger:
+    """TensorBoard event files in one folder per run."""
+
+    def __init__(self, folder: Path) -> None:
+        # TensorBoard's own writer: torch.utils.tensorboard would bring torch into the flow.
+        from tensorboard.summary import Writer
+
+        self._writer = Writer(str(folder))
+
+    def log(self, step: int, values: Metrics) -> None:
+        """See Logger.log."""
+        for key, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See Logger.close."""
+        self._writer.close()

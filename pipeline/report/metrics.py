@@ -1,0 +1,41 @@
+"""The metrics of a run, read from its store."""
+
+from dataclasses import dataclass
+
+from pipeline.store import Store, keys
+from pipeline.store.commit import find_commit
+
+Metrics = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What the trainer committed for a step. None in `values`: not measured."""
+
+    step: int
+    values: Metrics
+
+
+def read_metrics(store: Store, step: int) -> StepMetrics | None:
+    """A step's metrics, None if the step is not finished."""
+    body = find_commit(store, keys.metrics(step))
+    return None if body is None else StepMetrics(step, dict(body["metrics"]))
+
+
+def all_metrics(store: Store) -> list[StepMetrics]:
+    """Metrics of the finished steps from step 0 on, up to the first unfinished one."""
+    found: list[StepMetrics] = []
+    while (metrics := read_metrics(store, len(found))) is not None:
+        found.append(metrics)
+    return found
+
+
+def validation_reward(store: Store, version: int, shards: int) -> float | None:
+    """Mean validation reward of a policy version; None while shards are missing."""
+    total, count = 0.0, 0
+    for shard in range(shards):
+        body = find_commit(store, keys.validation(version, shard))
+        if body is None:
+            return None
+        total, count = total + body["reward_sum"], count + body["count"]
+    return total / count if count else None
