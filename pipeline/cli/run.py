@@ -1,0 +1,46 @@
+"""`retrace run`: check the input, then run the flow in this process."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.cli.check import load_checked
+from pipeline.launch.base import StageFailedError
+from pipeline.store import StoreError
+from pipeline.store.wait import WaitTimeoutError
+from pipeline.traces import TraceError
+
+# Defaults for an embedded run; anything the user has set wins. Set before Prefect is imported.
+_PREFECT = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    # The terminal shows the run's own display; Prefect's log lines stay in its UI.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    # The ephemeral server shares the cores with a start of other things.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+}
+
+
+def run_run(path: Path, overrides: Sequence[str]) -> int:
+    """Run the flow; the exit code of the command."""
+    config = load_checked(path, overrides)
+    if config is None:
+        return 2
+    for name, value in _PREFECT.items():
+        os.environ.setdefault(name, value)
+    from pipeline.flows.run import run_flow
+
+    errors = Console(stderr=True)
+    try:
+        run_flow(config)
+    except (StageFailedError, WaitTimeoutError, StoreError, TraceError) as error:
+        errors.print(f"[red]failed:[/red] {type(error).__name__}")
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        errors.print("The same command again goes on from what is committed.")
+        return 1
+    except KeyboardInterrupt:
+        errors.print("stopped; the same command again goes on from what is committed")
+        return 130
+    return 0

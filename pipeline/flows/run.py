@@ -1,0 +1,199 @@
+"""The flow of a run.
+
+    prepare ── validate ── step 0: rollout ─ train ── step 1: rollout ─ train ── ... ── stop
+                                     └── with max_staleness 1, rollout N+1 runs beside train N
+
+The flow starts the workers, publishes plans, seals steps and watches; it moves no tensors. It may
+be killed at any moment: started again with the same config it attaches to the run and goes on
+with the first step that is not finished.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from prefect import flow, task
+from prefect.artifacts import (
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture
+from rich.console import Console
+
+from pipeline.config.tree import RunConfig
+from pipeline.flows.attempt import Attempt, begin_attempt, end_attempt
+from pipeline.flows.prepare import Run, prepare
+from pipeline.flows.steps import Context, rollout, train, validate
+from pipeline.launch.local import (
+    LocalWorkers,
+    local_workers,
+    rollout_stage,
+    threads_per_worker,
+    training_stage,
+)
+from pipeline.report.display import Display
+from pipeline.report.loggers import Logger, TensorBoardLogger
+from pipeline.report.metrics import StepMetrics, all_metrics, validation_reward
+from pipeline.report.tables import closing_table, step_line
+from pipeline.store import keys
+from pipeline.store.commit import find_commit
+
+_STOP_GRACE_S = 30.0
+
+
+@flow(name="retrace", flow_run_name="{config.trainer.experiment_name}", validate_parameters=False)
+def run_flow(config: RunConfig) -> str:
+    """Run, or attach to, the run that a config describes. Returns the run's URI.
+
+    Raises InputError (from prepare) before anything starts, StageFailedError when workers fail too
+    often, WaitTimeoutError when an object does not appear in time.
+    """
+    console = Console(stderr=True)
+    with Display(console) as display:
+        display.phase("flow", "checking and staging inputs")
+        run = prepare_run(config)
+        display.phase("flow", None)
+        attempt = begin_attempt(run.store, config)
+        finished = len(all_metrics(run.store))
+        if finished:
+            display.line(f"attached to {run.uri}: {finished} steps are finished already")
+        if _work_left(run, attempt, finished):
+            with _loggers(config) as loggers, _workers(config, run, attempt) as workers:
+                context = Context(config, run, attempt, workers, display)
+                _drive(context, finished, loggers)
+    _report(config, run, attempt)
+    return run.uri
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, name="prepare")
+def prepare_run(config: RunConfig) -> Run:
+    """Validate everything, create or attach the run, publish policy 0."""
+    return prepare(config)
+
+
+def _drive(context: Context, first: int, loggers: list[Logger]) -> None:
+    """Take the run from its first unfinished step to its end."""
+    total = context.attempt.total_training_steps
+    staleness = context.config.trainer.max_staleness
+    progress = create_progress_artifact(100.0 * first / total, key=_artifact(context, "progress"))
+    rollouts: dict[int, PrefectFuture[None]] = {}
+    validations: dict[int, PrefectFuture[float | None]] = {}
+    context.display.phase("workers", "rollout engine and trainer are starting")
+    for step in range(first, total):
+        if step in context.attempt.validations:
+            validations[step] = validate.submit(context, step)
+        for ahead in range(step, min(step + staleness, total - 1) + 1):
+            if ahead not in rollouts:
+                rollouts[ahead] = rollout.submit(context, ahead)
+        rollouts.pop(step).result()
+        context.display.phase("workers", None)
+        metrics = train(context, step)
+        if "console" in context.config.trainer.logger:
+            context.display.line(step_line(metrics, total))
+        for logger in loggers:
+            logger.log(step, metrics.values)
+        update_progress_artifact(progress, 100.0 * (step + 1) / total)
+        _publish_table(context, all_metrics(context.run.store))
+    for version in context.attempt.validations:
+        if version >= total and version not in validations:
+            validations[version] = validate.submit(context, version)
+    for version, future in validations.items():
+        value = future.result()
+        context.display.line(f"validation of policy {version}: reward {value:.3f}")
+        for logger in loggers:
+            logger.log(version, {"val/reward/mean": value})
+
+
+def _work_left(run: Run, attempt: Attempt, finished: int) -> bool:
+    """Whether steps or validations are missing."""
+    return finished < attempt.total_training_steps or any(
+        version not in _validation_rewards(run, attempt) for version in attempt.validations
+    )
+
+
+@contextlib.contextmanager
+def _workers(config: RunConfig, run: Run, attempt: Attempt) -> Iterator[LocalWorkers]:
+    """Start the workers; end them in order, whatever happened."""
+    launch = config.launch
+    overlap = config.trainer.max_staleness > 0
+    threads = launch.threads_per_worker or threads_per_worker(
+        attempt.rollout_workers, attempt.training_ranks, overlap
+    )
+    stages = [
+        rollout_stage(
+            run.uri, attempt.number, attempt.rollout_workers, launch.max_restarts, threads
+        ),
+        training_stage(
+            run.uri, attempt.number, attempt.training_ranks, launch.max_restarts, threads
+        ),
+    ]
+    logs = log_folder(config)
+    with local_workers(logs, stages) as workers:
+        reason, message = "cancelled", "the flow ended"
+        try:
+            yield workers
+            reason, message = "finished", ""
+        except Exception as error:
+            reason, message = "failed", str(error)
+            raise
+        finally:
+            end_attempt(run.store, attempt, reason, message)
+            workers.stop(_STOP_GRACE_S if reason == "finished" else 2.0)
+
+
+@contextlib.contextmanager
+def _loggers(config: RunConfig) -> Iterator[list[Logger]]:
+    loggers: list[Logger] = []
+    if "tensorboard" in config.trainer.logger:
+        loggers.append(TensorBoardLogger(local_folder(config) / "tensorboard"))
+    try:
+        yield loggers
+    finally:
+        for logger in loggers:
+            logger.close()
+
+
+def local_folder(config: RunConfig) -> Path:
+    """Where a run's logs and TensorBoard files lie on this machine."""
+    return Path(config.trainer.default_local_dir, config.trainer.experiment_name)
+
+
+def log_folder(config: RunConfig) -> Path:
+    """Where the workers' logs lie on this machine."""
+    return local_folder(config) / "logs"
+
+
+def _validation_rewards(run: Run, attempt: Attempt) -> dict[int, float]:
+    rewards = {}
+    for version in attempt.validations:
+        plan = find_commit(run.store, keys.validation_plan(version))
+        if plan is None:
+            continue
+        value = validation_reward(run.store, version, plan["shards"])
+        if value is not None:
+            rewards[version] = value
+    return rewards
+
+
+def _publish_table(context: Context, steps: list[StepMetrics]) -> None:
+    rows = [{"step": step.step, **step.values} for step in steps]
+    create_table_artifact(rows, key=_artifact(context, "metrics"))
+
+
+def _artifact(context: Context, name: str) -> str:
+    return f"{context.config.trainer.experiment_name}-{name}"
+
+
+def _report(config: RunConfig, run: Run, attempt: Attempt) -> None:
+    console = Console()
+    steps = all_metrics(run.store)
+    console.print(closing_table(steps, _validation_rewards(run, attempt)))
+    console.print(f"run      {run.uri}", highlight=False, soft_wrap=True)
+    console.print(f"logs     {log_folder(config)}", highlight=False, soft_wrap=True)
+    if "tensorboard" in config.trainer.logger:
+        folder = local_folder(config) / "tensorboard"
+        console.print(f"curves   tensorboard --logdir {folder}", highlight=False, soft_wrap=True)
+    uri = Path(config.store.uri, config.trainer.experiment_name)
+    console.print(f"traces   retrace traces ls {uri}", highlight=False, soft_wrap=True)

@@ -1,0 +1,109 @@
+"""The tasks of the flow: each publishes what workers wait for, then waits for what they commit.
+
+    task        publishes                      waits for (made by)
+    rollout     steps/N/plan.json              steps/N/rollout/*.json (rollout workers)
+                steps/N/manifest.json
+    train                                      steps/N/metrics.json (trainer)
+    validate    validations/V/plan.json        validations/V/*.json (rollout workers)
+
+Every task may be run again at any time: what exists is not made anew.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from pipeline.config.tree import RunConfig
+from pipeline.flows.attempt import Attempt
+from pipeline.flows.plan import make_plan, make_validation_plan
+from pipeline.flows.prepare import Run
+from pipeline.launch.base import Workers
+from pipeline.report.display import Display
+from pipeline.report.metrics import StepMetrics, read_metrics, validation_reward
+from pipeline.store import keys, open_store
+from pipeline.store.commit import commit, find_commit, new_attempt
+from pipeline.store.wait import wait_for_any
+from pipeline.traces import expected_ids, read_manifest, seal, seal_replay, write_record_set
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every task of a run needs."""
+
+    config: RunConfig
+    run: Run
+    attempt: Attempt
+    workers: Workers
+    display: Display
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="rollout-{step}")
+def rollout(context: Context, step: int) -> None:
+    """Have a step's samples made, or taken from the replay file, and seal them."""
+    store = context.run.store
+    if store.size(keys.manifest(step)) is not None:
+        return
+    replay_file = context.config.actor_rollout_ref.actor.router_replay.replay_file
+    if replay_file is not None:
+        context.display.phase("rollout", f"step {step}: sealing from {replay_file}")
+        seal_replay(store, open_store(replay_file), step)
+    else:
+        plan = _publish(context, keys.plan(step), make_plan(context.config, context.run, step))
+        _await_shards(context, f"step {step}", plan, lambda shard: keys.rollout(step, shard))
+        seal(store, step, plan["shards"], expected_ids(plan), plan["policy_version"])
+    context.display.phase("rollout", None)
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="train-{step}")
+def train(context: Context, step: int) -> StepMetrics:
+    """Wait until the trainer has finished a step; then write its record set, if one is wanted."""
+    store = context.run.store
+    samples = len(read_manifest(store, step).ids)
+    context.display.phase("training", f"step {step}: {samples} samples")
+    _wait(context, keys.metrics(step), "the trainer")
+    record_file = context.config.actor_rollout_ref.actor.router_replay.record_file
+    if record_file is not None:
+        write_record_set(store, open_store(record_file), step)
+    context.display.phase("training", None)
+    metrics = read_metrics(store, step)
+    assert metrics is not None  # just awaited, and objects are never removed
+    return metrics
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="validate-{version}")
+def validate(context: Context, version: int) -> float | None:
+    """Have the rollout workers validate a policy version; the mean reward."""
+    body = make_validation_plan(context.config, context.run, version)
+    plan = _publish(context, keys.validation_plan(version), body)
+    _await_shards(
+        context, f"validating policy {version}", plan, lambda s: keys.validation(version, s)
+    )
+    context.display.phase("rollout", None)
+    return validation_reward(context.run.store, version, plan["shards"])
+
+
+def _publish(context: Context, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Publish a plan, or find the one that an earlier start of the run published."""
+    existing = find_commit(context.run.store, key)
+    if existing is not None:
+        return existing
+    body = {**body, "shards": context.attempt.rollout_shards}
+    return commit(context.run.store, key, body, new_attempt()).body
+
+
+def _await_shards(
+    context: Context, what: str, plan: dict[str, Any], key_of: Callable[[int], str]
+) -> None:
+    shards = plan["shards"]
+    for shard in range(shards):
+        context.display.phase("rollout", f"{what}: {shard}/{shards} shards")
+        _wait(context, key_of(shard), f"rollout worker {shard % context.attempt.rollout_workers}")
+
+
+def _wait(context: Context, key: str, maker: str) -> None:
+    # A step may include the start of an engine, after a restart too.
+    timeout_s = context.attempt.start_timeout_s + context.attempt.step_timeout_s
+    wait_for_any(context.run.store, [key], timeout_s, maker, context.workers.check)

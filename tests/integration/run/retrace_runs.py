@@ -1,0 +1,73 @@
+"""Start `retrace run` as a user does, look at its processes, and read what it left."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples/quickstart.yaml"
+RETRACE = [sys.executable, "-c", "from pipeline.cli import main; main()"]
+
+
+def small(folder: Path, name: str, *more: str) -> list[str]:
+    """The quickstart's settings at the smallest useful size, everything under `folder`."""
+    return [
+        f"trainer.experiment_name={name}",
+        f"trainer.default_local_dir={folder}",
+        f"store.uri={folder}/store",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=-1",
+        "data.val_files=null",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.rollout.n=4",
+        *more,
+    ]
+
+
+def start(*settings: str) -> subprocess.Popen[str]:
+    """`retrace run` on the quickstart with other settings."""
+    return subprocess.Popen(
+        [*RETRACE, "run", str(EXAMPLE), *settings],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "COLUMNS": "240"},
+    )
+
+
+def run(*settings: str, expect: int = 0) -> str:
+    """`retrace run` to its end; what it printed."""
+    return command("run", str(EXAMPLE), *settings, expect=expect)
+
+
+def command(*arguments: str, expect: int = 0) -> str:
+    """Any `retrace` command; what it printed."""
+    done = subprocess.run(
+        [*RETRACE, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "240"},
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == expect, (
+        f"exit code {done.returncode}, expected {expect}\n{done.stdout}\n{done.stderr[-8000:]}"
+    )
+    return done.stdout + done.stderr
+
+
+def workers(run_uri: str, module: str) -> list[psutil.Process]:
+    """Processes of a run's workers, without their guards and without torchrun itself."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        wrappers = {"pipeline.launch.guard", "torch.distributed.run"}
+        if run_uri in line and module in line and not wrappers & set(line):
+            found.append(process)
+    return found

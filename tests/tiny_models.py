@@ -1,0 +1,158 @@
+"""Tiny random checkpoints of the model families we support, with a small byte-level tokenizer.
+
+They are made by transformers' own model classes, so an engine, the trainer and an independent
+forward pass read the same files. Weights are drawn wider than a model's usual initialisation:
+routers must tell experts apart, or every row would be a near-tie.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 512
+END, PAD, START = "<|end|>", "<|pad|>", "<|start|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|start|>' + message.role + '\n' + message.content "
+    "+ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}"
+    "{% endif %}"
+)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_QWEN_EXPERTS: dict[str, Any] = {
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+}
+_QWEN2_SHAPE = {key: value for key, value in _SHAPE.items() if key != "head_dim"}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {"model_type": "qwen3", **_SHAPE},
+    "qwen3_moe": {"model_type": "qwen3_moe", **_SHAPE, **_QWEN_EXPERTS},
+    "qwen3_moe_dense_first": {
+        "model_type": "qwen3_moe",
+        **_SHAPE,
+        **_QWEN_EXPERTS,
+        "mlp_only_layers": [0],
+    },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        **_QWEN2_SHAPE,
+        **_QWEN_EXPERTS,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 64,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        **_SHAPE,
+        "intermediate_size": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "bos_token_id": None,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "bos_token_id": None,
+        "num_mtp_layers": 0,
+    },
+}
+"""Every family's config; `model_type` is transformers' name."""
+
+
+def make_tiny(
+    folder: Path,
+    family: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **overrides: Any,
+) -> Path:
+    """Write a checkpoint (config, safetensors, tokenizer) to `folder` and return the folder.
+
+    The same family, seed, dtype and overrides (fields of the family's config) make the same
+    weights. An override named in no config of the family raises what transformers raises.
+    """
+    config = tiny_config(family, **overrides)
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            _fill(name, tensor, generator)
+    model.to(dtype).save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder
+
+
+def tiny_config(family: str, **overrides: Any) -> Any:
+    """The family's transformers config."""
+    settings = {**copy.deepcopy(FAMILIES[family]), **overrides}
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
+
+
+def make_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Write the tokenizer with its chat template to `folder` and return it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END, PAD, START],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    corpus = ["the quick brown fox jumps over the lazy dog", "1 + 2 = 3", "user assistant system"]
+    tokenizer.train_from_iterator(corpus * 4, trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+    )
+    wrapped.save_pretrained(folder)
+    return wrapped
+
+
+def _fill(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    if name.endswith("e_score_correction_bias"):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.05)
+    elif tensor.ndim < 2:
+        if not name.endswith("bias"):  # norms
+            tensor.copy_(1 + torch.randn(tensor.shape, generator=generator) * 0.05)
+    else:
+        wide = {"embed_tokens.weight": 1.0, "gate.weight": 0.5}
+        std = next((s for end, s in wide.items() if name.endswith(end)), 0.08)
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * std)
