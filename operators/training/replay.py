@@ -1,0 +1,229 @@
+"""Routing replay: one small object per MoE router, present for the length of one pass.
+
+Megatron-core's TopKRouter asks the object at its `router_replay` for the top-k, if there is one
+(topk_routing_with_score_function in moe_utils.py). We use that hook and not Megatron's own
+RouterReplay: its class-level registry is never pruned, and its queues survive from a forward-only
+pass into the next one.
+
+A pass is: bind objects to routers -> forwards (and recomputations) of all micro-batches -> check
+that every micro-batch was used exactly once -> unbind, on any exit.
+
+Megatron runs the forwards of one model chunk in micro-batch order, and its recomputations too, but
+interleaves the two. A checkpointed forward runs without gradients and its recomputation with them,
+so one cursor for each, told apart by torch.is_grad_enabled().
+
+Letters: R rows that this rank's router sees in a micro-batch, K experts per token, E experts.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from operators.training.batch import REPLAYED
+
+ScoresTopK = tuple[torch.Tensor, torch.Tensor]
+
+
+class ReplayError(Exception):
+    """A pass did not use its routes as it must; the text names layer, found and expected."""
+
+
+class Router(Protocol):
+    """What is used of Megatron-core's TopKRouter."""
+
+    router_replay: Any
+
+
+class _Cursors:
+    """Which micro-batch a router is at, forward and in gradient computation apart."""
+
+    def __init__(self, layer: int, micro_batches: int) -> None:
+        self.layer = layer
+        self.micro_batches = micro_batches
+        self.without_grad = 0
+        self.with_grad = 0
+
+    def next(self) -> tuple[int, bool]:
+        """The micro-batch of this call, and whether it is its first (not a recomputation)."""
+        with_grad = torch.is_grad_enabled()
+        index = self.with_grad if with_grad else self.without_grad
+        if index >= self.micro_batches:
+            raise ReplayError(
+                f"layer {self.layer}: the router was called for a micro-batch beyond the "
+                f"{self.micro_batches} of this pass (gradients {'on' if with_grad else 'off'})"
+            )
+        if with_grad:
+            self.with_grad += 1
+        else:
+            self.without_grad += 1
+        return index, not with_grad or self.without_grad == 0
+
+    def finish(self, forward_only: bool) -> None:
+        """Every micro-batch must have been used once; with recomputation once more."""
+        used = (self.without_grad, self.with_grad)
+        all_ = self.micro_batches
+        if used not in ([(all_, 0)] if forward_only else [(0, all_), (all_, all_)]):
+            raise ReplayError(
+                f"layer {self.layer}: the router ran {used[0]} times without and {used[1]} times "
+                f"with gradients in a {'forward-only' if forward_only else 'training'} pass of "
+                f"{all_} micro-batches; each must run once (and once more when recomputed)"
+            )
+
+
+class Recorder:
+    """Stands at one router and keeps what it chooses."""
+
+    def __init__(self, layer: int, micro_batches: int, dtype: torch.dtype) -> None:
+        self._cursors = _Cursors(layer, micro_batches)
+        self._dtype = dtype
+        self.sets_RK: list[torch.Tensor] = []
+        """Per micro-batch: ascending expert ids."""
+
+    def get_replay_topk(
+        self,
+        scores: torch.Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: Any = None,
+    ) -> ScoresTopK:
+        """Megatron's hook: the router's own top-k."""
+        values_RK, ids_RK = default_compute_topk(scores, topk, num_groups, group_topk)
+        _, first_time = self._cursors.next()
+        if first_time:
+            self.sets_RK.append(ids_RK.detach().sort(dim=1).values.to(self._dtype))
+        return values_RK, ids_RK
+
+    def finish(self, forward_only: bool) -> None:
+        """Check the pass; see _Cursors.finish."""
+        self._cursors.finish(forward_only)
+
+
+class Replayer:
+    """Stands at one router and imposes the recorded experts.
+
+    Only the choice is replayed: the router's live scores of those experts are the weights, so
+    gradients reach the router. Rows without a valid recording get the router's own choice, each
+    for itself.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        experts: int,
+        kinds_R: Sequence[npt.NDArray[np.uint8]],
+        sets_RK: Sequence[npt.NDArray[Any]],
+    ) -> None:
+        self._cursors = _Cursors(layer, len(kinds_R))
+        self._experts = experts
+        self._kinds_R = kinds_R
+        self._sets_RK = sets_RK
+        self.rows = np.zeros(3, np.int64)
+        """Rows seen in the pass so far, by kind: REPLAYED, NATIVE, PADDING."""
+        self._agreeing: torch.Tensor | int = 0
+        for kinds, sets in zip(kinds_R, sets_RK, strict=True):
+            check_sets(layer, sets[kinds == REPLAYED], experts)
+
+    @property
+    def agreeing(self) -> int:
+        """REPLAYED rows where the router's own choice is the recorded one."""
+        return int(self._agreeing)
+
+    def get_replay_topk(
+        self,
+        scores: torch.Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: Any = None,
+    ) -> ScoresTopK:
+        """Megatron's hook: the recorded experts in the order that its own top-k would give them.
+
+        Megatron normalises the K weights in the order of the ids given. Sorted by live score,
+        descending, the result is bit-identical to native routing whenever the choice is the same;
+        sorted by id, 20-50% of rows would differ in the last bit.
+        """
+        micro_batch, first_time = self._cursors.next()
+        self._check(micro_batch, scores, topk)
+        kinds = self._kinds_R[micro_batch]
+        replayed_R1 = torch.from_numpy(kinds == REPLAYED).to(scores.device)[:, None]
+        sets_RK = torch.from_numpy(self._sets_RK[micro_batch].astype(np.int64)).to(scores.device)
+        with torch.no_grad():
+            native_RK = default_compute_topk(scores, topk, num_groups, group_topk)[1]
+            order_RK = scores.gather(1, sets_RK).sort(dim=1, descending=True, stable=True).indices
+            ids_RK = torch.where(replayed_R1, sets_RK.gather(1, order_RK), native_RK)
+            if first_time:
+                self.rows += np.bincount(kinds, minlength=3)
+                same_R = (native_RK.sort(dim=1).values == sets_RK).all(dim=1)
+                self._agreeing += (same_R & replayed_R1[:, 0]).sum()
+        return scores.gather(1, ids_RK), ids_RK
+
+    def _check(self, micro_batch: int, scores: torch.Tensor, topk: int) -> None:
+        sets_RK = self._sets_RK[micro_batch]
+        expected = (scores.shape[0], topk)
+        if sets_RK.shape != expected or scores.shape[1] != self._experts:
+            raise ReplayError(
+                f"layer {self._cursors.layer}, micro-batch {micro_batch}: the router scores "
+                f"{scores.shape[0]} tokens x {scores.shape[1]} experts and takes {topk}; the "
+                f"routes laid out for it are {sets_RK.shape} of {self._experts} experts"
+            )
+
+    def finish(self, forward_only: bool) -> None:
+        """Check the pass; see _Cursors.finish."""
+        self._cursors.finish(forward_only)
+
+
+def check_sets(layer: int, sets_RK: npt.NDArray[Any], experts: int) -> None:
+    """Refuse sets that no router can have chosen. Raises ReplayError."""
+    if sets_RK.size == 0:
+        return
+    if (largest := int(sets_RK.max())) >= experts:
+        raise ReplayError(
+            f"layer {layer}: a recorded expert id is {largest}, the model has {experts} experts; "
+            "the routes belong to another model"
+        )
+    if not (sets_RK[:, 1:] > sets_RK[:, :-1]).all():
+        raise ReplayError(
+            f"layer {layer}: a recorded row names an expert twice or is not ascending; "
+            "check the trace with `retrace traces verify`"
+        )
+
+
+@contextlib.contextmanager
+def bound(
+    routers: Mapping[int, Router],
+    objects: Mapping[int, Recorder | Replayer],
+    forward_only: bool,
+) -> Iterator[None]:
+    """Put each layer's object at its router for the length of the block, and check the pass.
+
+    Layers are looked up by model index, never by position. On any exit nothing is left at the
+    routers; after an exception the objects are not checked, they belong to a pass that failed.
+    Raises ReplayError if the layers differ, or a router is bound already.
+    """
+    if routers.keys() != objects.keys():
+        missing = sorted(routers.keys() - objects.keys())
+        surplus = sorted(objects.keys() - routers.keys())
+        raise ReplayError(
+            f"this rank's MoE layers are {sorted(routers)}; without routes: {missing}, routes "
+            f"without a router: {surplus}. The trace belongs to another model or stage"
+        )
+    taken = [layer for layer, router in routers.items() if router.router_replay is not None]
+    if taken:
+        raise ReplayError(
+            f"layers {taken}: something is at router_replay already; leave "
+            "moe_enable_routing_replay unset, and bind one pass at a time"
+        )
+    try:
+        for layer, router in routers.items():
+            router.router_replay = objects[layer]
+        yield
+    finally:
+        for router in routers.values():
+            router.router_replay = None
+    for recorder_or_replayer in objects.values():
+        recorder_or_replayer.finish(forward_only)

@@ -1,0 +1,235 @@
+"""Every sample is trained exactly once, on every layout, with its own tokens and routes."""
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.training.batch import (
+    NATIVE,
+    PADDING,
+    REPLAYED,
+    Slice,
+    lay_out,
+    pick,
+    place,
+    take_up,
+)
+from operators.training.layout import LENGTH_MULTIPLE, LayoutRules, make_layout
+from pipeline.traces.records import Geometry, Routes, Sample, TraceError, VersionSpan
+
+GEOMETRY = Geometry(experts=300, topk=4, layers=(1, 3))
+
+
+def code_of(tokens_T, layer):
+    """K distinct experts, ascending, that a token's id and the layer determine."""
+    first = (tokens_T.astype(np.int64) * 7 + layer) % 100
+    return (first[:, None] + 50 * np.arange(4)).astype(np.uint16)
+
+
+def make_sample(id, prompt, response, reward=1.0):
+    rng = np.random.default_rng(zlib.crc32(id.encode()) + prompt)
+    P, G = prompt, response
+    return Sample(
+        id=id,
+        group=id.rsplit("/", 1)[0],
+        prompt_id="0",
+        prompt_tokens_P=rng.integers(0, 1000, P).astype(np.uint32),
+        response_tokens_G=rng.integers(0, 1000, G).astype(np.uint32),
+        loss_mask_G=rng.random(G) < 0.8,
+        logprobs_G=rng.random(G).astype(np.float32),
+        finish_reason="stop",
+        version_spans=(VersionSpan(0, 0, G),),
+        seed=0,
+        reward=reward,
+        reward_error=None,
+        extras={},
+        routes=None,
+    )
+
+
+def coded_routes(sample, valid=None):
+    tokens_T = sample.tokens_S[:-1]
+    sets = np.stack([code_of(tokens_T, layer) for layer in GEOMETRY.layers], axis=1)
+    return Routes(sets, np.ones(len(tokens_T), bool) if valid is None else valid)
+
+
+rules = st.builds(
+    LayoutRules,
+    seed=st.integers(0, 5),
+    mini_batch_samples=st.integers(1, 12),
+    micro_batch_samples=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+    data_parallel=st.integers(1, 4),
+    micro_batch_multiple=st.integers(1, 3),
+    sequence_slices=st.integers(1, 4),
+)
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40).map(
+    lambda values: {f"000003/{i}/0": length for i, length in enumerate(values)}
+)
+
+
+@given(lengths, rules)
+@settings(max_examples=200, deadline=None)
+def test_every_sample_is_trained_once_per_epoch_with_equal_shapes(lengths, rules):
+    """The mini-batches of an epoch hold each sample once; a sample never changes its rank; all
+    ranks of a mini-batch have the same shapes; fillers are fewer than rows would need."""
+    layout = make_layout(3, lengths, rules)
+    owners = {}
+    for epoch in range(rules.epochs):
+        seen = []
+        for batch in layout.epoch(epoch):
+            assert len(batch.shares) == rules.data_parallel
+            assert len({tuple(len(micro) for micro in share) for share in batch.shares}) == 1
+            micro_batches = batch.shares[0]
+            assert len(micro_batches) % rules.micro_batch_multiple == 0
+            assert len({len(micro) for micro in micro_batches}) == 1
+            assert 1 <= len(micro_batches[0]) <= rules.micro_batch_samples
+            in_batch = [batch.ids(d) for d in range(rules.data_parallel)]
+            assert sum(map(len, in_batch)) <= rules.mini_batch_samples
+            longest = max(lengths[id] for ids in in_batch for id in ids)
+            assert longest <= batch.length < longest + LENGTH_MULTIPLE * rules.sequence_slices
+            assert batch.length % (LENGTH_MULTIPLE * rules.sequence_slices) == 0
+            for rank, ids in enumerate(in_batch):
+                seen += ids
+                for id in ids:
+                    assert owners.setdefault(id, rank) == rank
+        assert sorted(seen) == sorted(lengths)
+    assert sorted(id for d in range(rules.data_parallel) for id in layout.ids(d)) == sorted(lengths)
+
+
+@given(lengths, rules)
+@settings(max_examples=50, deadline=None)
+def test_layout_is_a_pure_function_and_its_mini_batches_do_not_depend_on_ranks(lengths, rules):
+    """The order of the manifest's rows does not matter, and one data-parallel rank trains the same
+    mini-batches as several: equal gradients up to summation order."""
+    layout = make_layout(3, lengths, rules)
+    assert layout.sha256 == make_layout(3, dict(reversed(lengths.items())), rules).sha256
+    alone = make_layout(3, lengths, LayoutRules(**{**vars(rules), "data_parallel": 1}))
+    for batch, batch_alone in zip(layout.epoch(0), alone.epoch(0), strict=True):
+        together = [id for d in range(rules.data_parallel) for id in batch.ids(d)]
+        assert sorted(together) == sorted(batch_alone.ids(0))
+
+
+def test_step_seed_and_epoch_change_the_order():
+    """Otherwise the same samples would meet in the same mini-batch for ever."""
+    lengths = {f"000003/{i}/0": 5 for i in range(32)}
+    rules = LayoutRules(1, 8, 4, 2, 1)
+    layout = make_layout(3, lengths, rules)
+    first, second = ([b.ids(0) for b in layout.epoch(epoch)] for epoch in (0, 1))
+    assert first != second
+    assert layout.sha256 != make_layout(4, lengths, rules).sha256
+    assert layout.sha256 != make_layout(3, lengths, LayoutRules(2, 8, 4, 2, 1)).sha256
+
+
+def test_nothing_to_train_is_an_error():
+    with pytest.raises(ValueError, match="step 3: the manifest has no samples"):
+        make_layout(3, {}, LayoutRules(1, 8, 4, 2, 1))
+
+
+shapes = st.lists(
+    st.none() | st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=4
+)
+
+
+@given(shapes, st.integers(1, 3), st.data())
+@settings(max_examples=200, deadline=None)
+def test_tokens_and_routes_cannot_drift_apart(shapes, slices, data):
+    """Each token's id is coded into its own route. After laying out, the code of the token that a
+    router's row belongs to equals the recorded set of that row, for every slice of the sequence:
+    a shift by one token or layer, or two samples swapped, would show."""
+    ids = [None if shape is None else f"{b}/0/0" for b, shape in enumerate(shapes)]
+    samples = {id: make_sample(id, *shape) for id, shape in zip(ids, shapes, strict=True) if shape}
+    valid = {
+        id: np.array(
+            data.draw(
+                st.lists(st.booleans(), min_size=len(s.tokens_S) - 1, max_size=len(s.tokens_S) - 1)
+            ),
+            dtype=bool,
+        )
+        for id, s in samples.items()
+    }
+    routes = {id: coded_routes(s, valid[id]) for id, s in samples.items()}
+    advantages = dict.fromkeys(samples, 0.5)
+    length = 24
+    parts = [
+        lay_out(ids, length, samples, advantages, routes, GEOMETRY, Slice(index, slices))
+        for index in range(slices)
+    ]
+    batch = parts[0]
+    kinds_NB = np.concatenate([p.rows.kinds_R for p in parts]).reshape(length, len(ids))
+    sets_LNBK = np.concatenate([p.rows.sets_LRK for p in parts], axis=1).reshape(
+        2, length, len(ids), 4
+    )
+    assert all(len(p.rows.kinds_R) == length // slices * len(ids) for p in parts)
+    for b, id in enumerate(ids):
+        T = 0 if id is None else len(samples[id].tokens_S) - 1
+        assert (kinds_NB[T:, b] == PADDING).all()
+        assert (batch.padding_BN[b] == (np.arange(length) >= T)).all()
+        assert not batch.loss_mask_BN[b, T:].any()
+        if id is None:
+            continue
+        sample = samples[id]
+        assert (kinds_NB[:T, b] == np.where(valid[id], REPLAYED, NATIVE)).all()
+        assert (batch.tokens_BN[b, :T] == sample.tokens_S[:-1]).all()
+        assert (batch.labels_BN[b, :T] == sample.tokens_S[1:]).all()
+        for index, layer in enumerate(GEOMETRY.layers):
+            expected = code_of(batch.tokens_BN[b, :T], layer)
+            assert (sets_LNBK[index, :T, b][valid[id]] == expected[valid[id]]).all()
+        first = len(sample.prompt_tokens_P) - 1
+        assert (batch.loss_mask_BN[b, :first] == 0).all()
+        assert (batch.loss_mask_BN[b, first:T] == sample.loss_mask_G).all()
+        assert (batch.engine_logprobs_BN[b, first:T] == sample.logprobs_G).all()
+        assert (batch.advantages_BN[b, first:T] == 0.5).all()
+
+
+def test_what_is_recorded_comes_back_by_sample():
+    """take_up reverses lay_out: routes laid out and taken up are the routes."""
+    samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 3 + i, 4) for i in range(3)}
+    ids = [*samples, None]
+    routes = {id: coded_routes(s) for id, s in samples.items()}
+    batch = lay_out(ids, 16, samples, dict.fromkeys(samples, 0.0), routes, GEOMETRY)
+    sets_NBLK = batch.rows.sets_LRK.reshape(2, 16, 4, 4).transpose(1, 2, 0, 3)
+    taken = take_up(ids, samples, sets_NBLK)
+    assert taken.keys() == routes.keys()
+    for id in routes:
+        assert (taken[id].sets_TLK == routes[id].sets_TLK).all()
+        assert taken[id].valid_T.all()
+
+
+def test_numbers_of_response_tokens_are_placed_where_their_labels_are():
+    samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 2 + i, 3 + i) for i in range(3)}
+    ids = [None, *samples]
+    values = {id: s.logprobs_G for id, s in samples.items()}
+    placed_BN = place(ids, 16, samples, values)
+    batch = lay_out(ids, 16, samples, dict.fromkeys(samples, 0.0))
+    assert (placed_BN == batch.engine_logprobs_BN).all()
+    picked = pick(ids, samples, placed_BN)
+    assert all((picked[id] == values[id]).all() for id in samples)
+
+
+def test_a_sample_without_reward_has_no_loss_but_is_laid_out():
+    sample = make_sample("0/0/0", 3, 5, reward=None)
+    batch = lay_out(["0/0/0"], 8, {"0/0/0": sample}, {"0/0/0": 0.0})
+    assert not batch.loss_mask_BN.any()
+    assert (batch.tokens_BN[0, :7] == sample.tokens_S[:-1]).all()
+
+
+def test_routes_of_another_length_are_refused_by_sample():
+    """One row too many or too few is never cut or filled."""
+    sample = make_sample("0/0/0", 3, 5)
+    routes = coded_routes(sample)
+    for change in (slice(1, None), slice(None, -1)):
+        wrong = Routes(routes.sets_TLK[change], routes.valid_T[change])
+        with pytest.raises(TraceError, match="sample 0/0/0: routes of shape"):
+            lay_out(["0/0/0"], 8, {"0/0/0": sample}, {"0/0/0": 0.0}, {"0/0/0": wrong}, GEOMETRY)
+
+
+def test_padding_is_not_one_constant_token():
+    """Padding repeats the text: a constant would send all of it to the same experts."""
+    sample = make_sample("0/0/0", 4, 4)
+    batch = lay_out(["0/0/0", None], 32, {"0/0/0": sample}, {"0/0/0": 0.0})
+    assert len(set(batch.tokens_BN[0, 7:])) > 1
+    assert len(set(batch.tokens_BN[1])) > 1
