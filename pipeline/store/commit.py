@@ -44,7 +44,7 @@ def new_attempt() -> str:
     return secrets.token_hex(4)
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | memoryview) -> str:
     """Hex SHA-256."""
     return hashlib.sha256(data).hexdigest()
 

@@ -1,1 +1,59 @@
-"""The trace format: schema, codec, writer, reader, manifest, verification."""
+"""The trace format: which experts the router chose, for each token of a sample and MoE layer.
+
+Specification: docs/trace-format.md. This package may import pipeline.store and nothing else of
+ours; it holds arrays in numpy and files in Parquet, and needs no engine.
+
+    writer   shards of rollout workers, R2 routes of trainers   ─►  data files + commit
+    manifest the flow joins a step's shards                     ─►  sealed rows
+    reader   samples, and slices of routes by sample and layer  ◄─  checked ranges
+    record   copies a sealed step to a record set and back
+"""
+
+from pipeline.traces.digests import routes_digest, token_digest
+from pipeline.traces.ids import (
+    expected_ids,
+    group_id,
+    prompt_id,
+    sample_id,
+    sampling_seed,
+    validation_id,
+)
+from pipeline.traces.manifest import Manifest, read_manifest, seal
+from pipeline.traces.reader import read_routes, read_sample_file, read_samples
+from pipeline.traces.records import (
+    Geometry,
+    Kind,
+    Provenance,
+    Routes,
+    Sample,
+    TraceError,
+    VersionSpan,
+)
+from pipeline.traces.writer import write_samples, write_shard, write_training_routes
+
+__all__ = [
+    "Geometry",
+    "Kind",
+    "Manifest",
+    "Provenance",
+    "Routes",
+    "Sample",
+    "TraceError",
+    "VersionSpan",
+    "expected_ids",
+    "group_id",
+    "prompt_id",
+    "read_manifest",
+    "read_routes",
+    "read_sample_file",
+    "read_samples",
+    "routes_digest",
+    "sample_id",
+    "sampling_seed",
+    "seal",
+    "token_digest",
+    "validation_id",
+    "write_samples",
+    "write_shard",
+    "write_training_routes",
+]

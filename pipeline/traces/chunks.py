@@ -1,0 +1,265 @@
+"""Parquet files whose every column chunk has its digest in a commit.
+
+A reader fetches the byte ranges of the columns and row groups it wants, checks each against its
+digest, and lets pyarrow decode from the checked bytes alone: a read outside of them is an error.
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.store import ObjectMissingError, Store, StoreError
+from pipeline.store.commit import CorruptObjectError, DataFile, put_data, sha256
+from pipeline.traces.records import Geometry, Provenance, TraceError
+from pipeline.traces.schema import Role, check_metadata, file_metadata
+
+_MAGIC = b"PAR1"
+_TAIL = 8  # length of the footer (4 bytes), then the magic bytes
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes of a file. Example: Range(offset=4, length=2113, sha256='9f86...')."""
+
+    offset: int
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group of a file."""
+
+    rows: int
+    chunks: tuple[Range, ...]
+    """One per leaf column, in the order of TraceFile.leaves."""
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """A Parquet file as its commit describes it."""
+
+    data: DataFile
+    role: Role
+    footer: Range
+    leaves: tuple[str, ...]
+    """Paths of the leaf columns: 'id', 'prompt_tokens.list.element'."""
+    row_groups: tuple[RowGroup, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the file."""
+        return sum(group.rows for group in self.row_groups)
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Every range that has a digest."""
+        return [chunk for group in self.row_groups for chunk in group.chunks] + [self.footer]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a commit lists it."""
+        return {
+            **asdict(self.data),
+            "role": self.role,
+            "footer": _range_json(self.footer),
+            "leaves": list(self.leaves),
+            "row_groups": [
+                {"rows": group.rows, "chunks": [_range_json(chunk) for chunk in group.chunks]}
+                for group in self.row_groups
+            ],
+        }
+
+
+def from_json(body: dict[str, Any], name: str) -> TraceFile:
+    """A file as a commit describes it. Raises TraceError when that is not a description."""
+    try:
+        groups = tuple(
+            RowGroup(group["rows"], tuple(Range(*chunk) for chunk in group["chunks"]))
+            for group in body["row_groups"]
+        )
+        data = DataFile(body["key"], body["size"], body["sha256"])
+        footer = Range(*body["footer"])
+        return TraceFile(data, body["role"], footer, tuple(body["leaves"]), groups)
+    except (KeyError, TypeError) as error:
+        raise TraceError(f"{name}: its list of files is not one: {error!r}") from error
+
+
+def write_file(
+    store: Store,
+    key: str,
+    role: Role,
+    tables: Iterable[pa.Table],
+    schema: pa.Schema,
+    geometry: Geometry | None = None,
+    provenance: Provenance | None = None,
+) -> TraceFile:
+    """Write tables as the row groups of a Parquet file and describe it for the commit."""
+    schema = schema.with_metadata(file_metadata(role, geometry, provenance))
+    out = io.BytesIO()
+    with pq.ParquetWriter(
+        out,
+        schema,
+        compression="zstd",
+        compression_level=3,
+        # Coded sets neither repeat as wholes nor have a useful order.
+        use_dictionary=role != "routes",
+        write_statistics=role != "routes",
+        # One page per column chunk: a slice is read whole.
+        data_page_size=64 << 20,
+    ) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+    content = out.getvalue()
+    return describe(content, put_data(store, key, content), role)
+
+
+def read_table(
+    store: Store,
+    file: TraceFile,
+    schema: pa.Schema,
+    row_groups: Sequence[int] | None = None,
+    geometry: Geometry | None = None,
+) -> pa.Table:
+    """The schema's columns of some row groups (all by default), in the order given.
+
+    Only their bytes are fetched, and each range is checked. Raises ObjectMissingError,
+    CorruptObjectError, TraceError when the file is not of this role, format or geometry or its
+    columns are not of this schema.
+    """
+    name = f"{file.data.key} in {store.uri}"
+    wanted = list(range(len(file.row_groups))) if row_groups is None else list(row_groups)
+    chosen = set(schema.names)
+    known = {leaf.split(".")[0] for leaf in file.leaves}
+    if missing := sorted(chosen - known):
+        raise TraceError(f"{name}: no column {', '.join(missing)}; it has {sorted(known)}")
+    leaves = [i for i, leaf in enumerate(file.leaves) if leaf.split(".")[0] in chosen]
+    ranges = [file.row_groups[g].chunks[i] for g in wanted for i in leaves]
+    checked = _fetch(store, file, [*ranges, file.footer])
+    try:
+        footer = pq.read_metadata(io.BytesIO(_MAGIC + checked.at(file.footer)))
+        check_metadata(footer.metadata, file.role, geometry, name)
+        found = [footer.row_group(g).num_rows for g in range(footer.num_row_groups)]
+        if found != [group.rows for group in file.row_groups]:
+            raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
+        with pq.ParquetFile(checked, metadata=footer, pre_buffer=False) as parquet:
+            table = parquet.read_row_groups(wanted, columns=schema.names, use_threads=False)
+        table = table.select(schema.names).cast(schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise TraceError(f"{name}: its columns are not as expected: {error}") from error
+    for field in schema:
+        if not field.nullable and table[field.name].null_count:
+            raise TraceError(f"{name}: column {field.name} has nulls")
+    return table
+
+
+def describe(content: bytes, data: DataFile, role: Role) -> TraceFile:
+    """Digests of the parts of a Parquet file whose content is known to be good."""
+    metadata = pq.read_metadata(io.BytesIO(content))
+    length = int.from_bytes(content[-_TAIL:-4], "little") + _TAIL
+    groups, leaves = [], tuple(metadata.schema.column(i).path for i in range(metadata.num_columns))
+    for g in range(metadata.num_row_groups):
+        group, chunks = metadata.row_group(g), []
+        for i in range(metadata.num_columns):
+            column = group.column(i)
+            start = column.data_page_offset
+            if column.has_dictionary_page:
+                start = min(start, column.dictionary_page_offset)
+            chunks.append(_range_of(content, start, column.total_compressed_size))
+        groups.append(RowGroup(group.num_rows, tuple(chunks)))
+    footer = _range_of(content, len(content) - length, length)
+    return TraceFile(data, role, footer, leaves, tuple(groups))
+
+
+def _range_of(content: bytes, offset: int, length: int) -> Range:
+    return Range(offset, length, sha256(content[offset : offset + length]))
+
+
+def _range_json(range_: Range) -> list[Any]:
+    return [range_.offset, range_.length, range_.sha256]
+
+
+def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> "_CheckedBytes":
+    """Fetch ranges, adjacent ones in one request, and check each."""
+    ordered = sorted(set(ranges), key=lambda r: r.offset)
+    name = f"{file.data.key} in {store.uri}"
+    if file.footer.offset + file.footer.length != file.data.size:
+        raise TraceError(f"{name}: the footer that its commit describes does not end the file")
+    runs: list[list[Range]] = []
+    for range_ in ordered:
+        if runs and runs[-1][-1].offset + runs[-1][-1].length == range_.offset:
+            runs[-1].append(range_)
+        else:
+            runs.append([range_])
+    pieces = {}
+    for run in runs:
+        start = run[0].offset
+        length = run[-1].offset + run[-1].length - start
+        piece = memoryview(_read_range(store, file, start, length))
+        for range_ in run:
+            at = range_.offset - start
+            found = sha256(piece[at : at + range_.length])
+            if found != range_.sha256:
+                raise CorruptObjectError(
+                    f"{name}: bytes {range_.offset}..{range_.offset + range_.length} have SHA-256 "
+                    f"{found[:16]}..., its commit says {range_.sha256[:16]}...; "
+                    "restore the object or remake the step"
+                )
+        pieces[start] = piece
+    return _CheckedBytes(file.data.size, pieces)
+
+
+def _read_range(store: Store, file: TraceFile, start: int, length: int) -> bytes:
+    try:
+        return store.read_range(file.data.key, start, length)
+    except ObjectMissingError:
+        raise
+    except StoreError as error:
+        found = store.size(file.data.key)
+        if found == file.data.size:
+            raise
+        raise CorruptObjectError(
+            f"{file.data.key} in {store.uri}: {found} bytes, its commit says {file.data.size}; "
+            "restore the object or remake the step"
+        ) from error
+
+
+class _CheckedBytes(io.RawIOBase):
+    """A file of which only checked pieces can be read."""
+
+    def __init__(self, size: int, pieces: dict[int, memoryview]) -> None:
+        super().__init__()
+        self._size = size
+        self._pieces = pieces
+        self._at = 0
+
+    def at(self, range_: Range) -> bytes:
+        """The bytes of a range that was fetched."""
+        self._at = range_.offset
+        return self.read(range_.length)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._size, self._at + size)
+        for start, piece in self._pieces.items():
+            if start <= self._at and end <= start + len(piece):
+                data = bytes(piece[self._at - start : end - start])
+                self._at = end
+                return data
+        raise OSError(f"bytes {self._at}..{end} were not checked")

@@ -1,0 +1,89 @@
+"""Reading slices of a sealed step: only the wanted layers of the wanted samples are fetched."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.store import Store
+from pipeline.store.commit import DataFile, read_data
+from pipeline.traces.chunks import describe, read_table
+from pipeline.traces.manifest import Manifest, open_file
+from pipeline.traces.records import Geometry, Routes, Sample, TraceError
+from pipeline.traces.rows import sample_at
+from pipeline.traces.schema import SAMPLES
+from pipeline.traces.slices import Part, Slices, read_part, read_rows
+
+_COMPARED = ("id", "group", "prompt_id", "policy_version", "token_digest", "reward")
+
+
+def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[Sample]:
+    """Samples without routes, in the order of ids; each one's tokens are compared with its digest.
+
+    Raises TraceError, naming file and sample; ObjectMissingError, CorruptObjectError.
+    """
+    wanted = manifest.select(ids).select([*_COMPARED, "samples"]).to_pylist()
+    found: dict[str, Sample] = {}
+    for number in sorted({row["samples"]["file"] for row in wanted}):
+        here = [row for row in wanted if row["samples"]["file"] == number]
+        file, _ = open_file(store, manifest, number)
+        table, at = read_rows(store, file, [row["samples"]["row"] for row in here], SAMPLES, None)
+        for row in here:
+            i = at[row["samples"]["row"]]
+            for name in _COMPARED:
+                _same(file.data.key, row["id"], name, table[name][i].as_py(), row[name])
+            found[row["id"]] = sample_at(table, i, file.data.key)
+    return [found[id] for id in ids]
+
+
+def read_sample_file(store: Store, file: DataFile) -> list[Sample]:
+    """All samples of a file that `write_samples` wrote (validation), its digest checked."""
+    described = describe(read_data(store, file), file, "samples")
+    table = read_table(store, described, SAMPLES)
+    return [sample_at(table, i, file.key) for i in range(len(table))]
+
+
+def read_routes(
+    store: Store, manifest: Manifest, ids: Sequence[str], layers: Sequence[int] | None = None
+) -> dict[str, Routes]:
+    """Routes of samples by id: sets [T, L, K] of these layers (model indices), in their order.
+
+    Only these layers' bytes are fetched. With all layers (None) the routes are compared with the
+    digest in the manifest. Raises TraceError, naming file and sample; ObjectMissingError,
+    CorruptObjectError.
+    """
+    slices = read_slices(store, manifest, ids, layers)
+    return {id: slices.routes(id) for id in ids}
+
+
+def read_slices(
+    store: Store, manifest: Manifest, ids: Sequence[str], layers: Sequence[int] | None = None
+) -> Slices:
+    """Fetch and decode what `read_routes` puts together; raises for files, not yet for samples."""
+    if manifest.geometry is None:
+        raise TraceError(f"step {manifest.step}: its samples have no routes")
+    known = manifest.geometry.layers
+    wanted = known if layers is None else tuple(layers)
+    if unknown := sorted(set(wanted) - set(known)):
+        raise TraceError(f"step {manifest.step}: no routes of layers {unknown}; it has {known}")
+    rows = {row["id"]: row for row in manifest.select(ids).to_pylist()}
+    segments: dict[int, set[int]] = {}
+    for row in rows.values():
+        for part in row["routes"] or []:
+            segments.setdefault(part["file"], set()).update(part["segments"])
+    parts: dict[int, Part] = {}
+    for number in sorted(segments):
+        file, geometry = open_file(store, manifest, number)
+        if geometry is None:
+            raise TraceError(f"{file.data.key}: its commit names no geometry")
+        here = [layer for layer in wanted if layer in geometry.layers]
+        if here:
+            parts[number] = read_part(store, file, geometry, here, sorted(segments[number]))
+    of_wanted = Geometry(manifest.geometry.experts, manifest.geometry.topk, wanted)
+    return Slices(of_wanted, parts, rows, whole=wanted == known)
+
+
+def _same(key: str, id: str, name: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise TraceError(
+            f"{key}: sample {id}: {name} is {found!r}, the manifest says {expected!r}; "
+            "restore the object or remake the step"
+        )

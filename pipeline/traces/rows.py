@@ -1,0 +1,129 @@
+"""Samples as rows of a samples file, and back."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.traces.digests import digest_of_canonical, token_digest
+from pipeline.traces.records import Geometry, Routes, Sample, TraceError, VersionSpan
+from pipeline.traces.schema import SAMPLES
+from pipeline.traces.segments import ROW_GROUP_TOKENS
+
+
+def sample_row(
+    sample: Sample, geometry: Geometry | None, routes: Routes | None, segments: list[int] | None
+) -> dict[str, Any]:
+    """A sample as a row; its routes are canonical and lie in these rows of the routes file.
+
+    Raises TraceError, naming the sample, when its parts do not fit together.
+    """
+    _check(sample)
+    return {
+        "id": sample.id,
+        "group": sample.group,
+        "prompt_id": sample.prompt_id,
+        "policy_version": min(span.version for span in sample.version_spans),
+        "prompt_length": len(sample.prompt_tokens_P),
+        "response_length": len(sample.response_tokens_G),
+        "reward": sample.reward,
+        "reward_error": sample.reward_error,
+        "token_digest": token_digest(sample.tokens_S),
+        "routes_digest": digest_of_canonical(routes, geometry) if routes and geometry else None,
+        "rows_valid": int(routes.valid_T.sum()) if routes else None,
+        "rows_total": len(sample.tokens_S) - 1,
+        "segments": segments,
+        "prompt_tokens": sample.prompt_tokens_P,
+        "response_tokens": sample.response_tokens_G,
+        "loss_mask": sample.loss_mask_G,
+        "logprobs": sample.logprobs_G,
+        "finish_reason": sample.finish_reason,
+        "version_spans": [vars(span) for span in sample.version_spans],
+        "seed": sample.seed,
+        "extras": _json(sample),
+    }
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> Iterator[pa.Table]:
+    """The row groups of a samples file."""
+    pending: list[dict[str, Any]] = []
+    tokens = 0
+    for row in rows:
+        pending.append(row)
+        tokens += row["rows_total"] + 1
+        if tokens >= ROW_GROUP_TOKENS:
+            yield _table(pending)
+            pending, tokens = [], 0
+    if pending:
+        yield _table(pending)
+
+
+def sample_at(table: pa.Table, i: int, name: str) -> Sample:
+    """Row i of a samples table as a sample, without routes.
+
+    Raises TraceError, naming file and sample, when its tokens are not those of its digest.
+    """
+
+    def array(column: str, dtype: Any) -> Any:
+        return table[column][i].values.to_numpy(zero_copy_only=False).astype(dtype)
+
+    def value(column: str) -> Any:
+        return table[column][i].as_py()
+
+    sample = Sample(
+        id=value("id"),
+        group=value("group"),
+        prompt_id=value("prompt_id"),
+        prompt_tokens_P=array("prompt_tokens", np.uint32),
+        response_tokens_G=array("response_tokens", np.uint32),
+        loss_mask_G=array("loss_mask", np.bool_),
+        logprobs_G=array("logprobs", np.float32),
+        finish_reason=value("finish_reason"),
+        version_spans=tuple(VersionSpan(**span) for span in value("version_spans")),
+        seed=value("seed"),
+        reward=value("reward"),
+        reward_error=value("reward_error"),
+        extras=json.loads(value("extras")),
+        routes=None,
+    )
+    _check(sample)
+    found = token_digest(sample.tokens_S)
+    if found != value("token_digest"):
+        raise TraceError(
+            f"{name}: sample {sample.id}: its tokens have digest {found[:16]}..., its row says "
+            f"{value('token_digest')[:16]}...; remake the step"
+        )
+    return sample
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    columns = {name: [row[name] for row in rows] for name in SAMPLES.names}
+    return pa.table(columns, schema=SAMPLES)
+
+
+def _check(sample: Sample) -> None:
+    length = len(sample.response_tokens_G)
+    if len(sample.prompt_tokens_P) == 0:
+        raise TraceError(f"sample {sample.id}: no prompt token")
+    for name in ("loss_mask_G", "logprobs_G"):
+        found = len(getattr(sample, name))
+        if found != length:
+            raise TraceError(
+                f"sample {sample.id}: {found} values of {name} for {length} response tokens"
+            )
+    ends = [0, *(span.end for span in sample.version_spans)]
+    starts = [*(span.start for span in sample.version_spans), length]
+    if ends != starts or not sample.version_spans:
+        raise TraceError(
+            f"sample {sample.id}: version spans {sample.version_spans} do not cover its {length} "
+            "response tokens, each once and in order"
+        )
+
+
+def _json(sample: Sample) -> str:
+    try:
+        return json.dumps(sample.extras, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"sample {sample.id}: extras are not JSON values: {error}") from error

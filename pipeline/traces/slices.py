@@ -1,0 +1,188 @@
+"""Routes of samples, put together from the segments that hold them.
+
+Nothing is trusted: segments name their owner and position, coded sets are bounded, and the rows of
+a sample must be exactly its positions, in every layer once.
+
+Letters: T rows of a sample, L wanted layers, K experts per row, N rows of several segments.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.store import Store
+from pipeline.traces.chunks import TraceFile, read_table
+from pipeline.traces.codec import decode_segments
+from pipeline.traces.digests import digest_of_canonical
+from pipeline.traces.records import Geometry, Routes, TraceError
+from pipeline.traces.schema import SEGMENT, layer_column, routes_schema
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a segment's rows are."""
+
+    owner: str
+    token_start: int
+    rows: slice
+    """In the arrays of its part."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Segments of one routes file, decoded."""
+
+    key: str
+    places: Mapping[int, Place]
+    """By row of the file."""
+    sets: Mapping[int, npt.NDArray[Any]]
+    """By layer: [N, K]."""
+    valid_N: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Fetched routes of some samples."""
+
+    geometry: Geometry
+    """Of the wanted layers."""
+    parts: Mapping[int, Part]
+    """By number of the file in the manifest."""
+    rows: Mapping[str, dict[str, Any]]
+    """Manifest rows by sample id."""
+    whole: bool
+    """Every layer of the step is wanted: the digest can be compared."""
+
+    def routes(self, id: str) -> Routes:
+        """The routes of one sample, canonical. Raises TraceError, naming file and sample."""
+        row = self.rows[id]
+        T = row["rows_total"]
+        columns = {layer: i for i, layer in enumerate(self.geometry.layers)}
+        sets_TLK = np.empty((T, len(columns), self.geometry.topk), self.geometry.dtype)
+        valid_T: npt.NDArray[np.bool_] | None = None
+        missing = set(columns)
+        for located in row["routes"] or []:
+            part = self.parts.get(located["file"])
+            if part is None:
+                continue
+            places = _covering(part, id, row, located["segments"])
+            index_T = np.concatenate([np.arange(p.rows.start, p.rows.stop) for p in places])
+            if not missing.issuperset(part.sets):
+                raise TraceError(f"{part.key}: sample {id}: another file has its layers too")
+            missing -= set(part.sets)
+            for layer, sets_NK in part.sets.items():
+                sets_TLK[:, columns[layer]] = sets_NK[index_T]
+            if valid_T is not None and not np.array_equal(valid_T, part.valid_N[index_T]):
+                raise TraceError(f"{part.key}: sample {id}: valid rows differ between its files")
+            valid_T = part.valid_N[index_T]
+        if missing or valid_T is None:
+            raise TraceError(f"sample {id}: no routes of layers {sorted(missing)}")
+        return self._compared(id, Routes(sets_TLK, valid_T))
+
+    def _compared(self, id: str, routes: Routes) -> Routes:
+        routes.sets_TLK[~routes.valid_T] = np.arange(self.geometry.topk)
+        expected = self.rows[id]
+        if routes.valid_T.sum() != expected["rows_valid"]:
+            raise TraceError(
+                f"sample {id}: {routes.valid_T.sum()} valid rows, its manifest says "
+                f"{expected['rows_valid']}"
+            )
+        if self.whole:
+            found = digest_of_canonical(routes, self.geometry)
+            if found != expected["routes_digest"]:
+                raise TraceError(
+                    f"sample {id}: its routes have digest {found[:16]}..., the manifest says "
+                    f"{str(expected['routes_digest'])[:16]}...; remake the step"
+                )
+        return routes
+
+
+def read_part(
+    store: Store,
+    file: TraceFile,
+    geometry: Geometry,
+    layers: Sequence[int],
+    segments: Sequence[int],
+) -> Part:
+    """Fetch and decode some segments (rows of the file) of a routes file, in some of its layers.
+
+    `geometry` is the file's own. Raises TraceError, naming the file; ObjectMissingError,
+    CorruptObjectError.
+    """
+    wanted = Geometry(geometry.experts, geometry.topk, tuple(layers))
+    table, at = read_rows(store, file, segments, routes_schema(wanted), geometry)
+    table = table.take(pa.array([at[row] for row in segments], pa.int64())).combine_chunks()
+    owners, starts, tokens, validity = (table[name].to_pylist() for name in SEGMENT.names)
+    if any(n < 0 for n in tokens):
+        raise TraceError(f"{file.data.key}: a segment of {min(tokens)} tokens")
+    ends = np.cumsum([0, *tokens]).tolist()
+    places = {
+        row: Place(owners[i], starts[i], slice(ends[i], ends[i + 1]))
+        for i, row in enumerate(segments)
+    }
+    sets = {}
+    for layer in layers:
+        coded = table[layer_column(layer)].to_pylist()
+        try:
+            sets[layer] = decode_segments(coded, tokens, geometry.topk, geometry.experts)
+        except TraceError as error:
+            raise TraceError(f"{file.data.key}: layer {layer}: {error}") from error
+    valid = [_bits(file, *pair) for pair in zip(validity, tokens, strict=True)]
+    return Part(file.data.key, places, sets, np.concatenate([np.empty(0, np.bool_), *valid]))
+
+
+def read_rows(
+    store: Store,
+    file: TraceFile,
+    rows: Sequence[int],
+    schema: pa.Schema,
+    geometry: Geometry | None,
+) -> tuple[pa.Table, dict[int, int]]:
+    """The row groups that hold some rows of a file, and where in the table each of the rows is.
+
+    Raises TraceError when the file has not so many rows; as `read_table` does.
+    """
+    firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
+    if len(rows) and not 0 <= min(rows) <= max(rows) < file.rows:
+        raise TraceError(f"{file.data.key}: row {max(rows)} of a file of {file.rows}")
+    group_of = np.searchsorted(firsts, rows, side="right") - 1
+    groups = np.unique(group_of)
+    table = read_table(store, file, schema, groups.tolist(), geometry)
+    sizes = np.diff(firsts)[groups]
+    begins = dict(zip(groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True))
+    at = {r: begins[g] + r - int(firsts[g]) for r, g in zip(rows, group_of.tolist(), strict=True)}
+    return table, at
+
+
+def _covering(part: Part, id: str, row: Mapping[str, Any], segments: Sequence[int]) -> list[Place]:
+    """The places of a sample's segments, which must be its positions 0..S-2, each once."""
+    places = [part.places[segment] for segment in segments]
+    position = 0
+    for place in places:
+        if place.owner not in (id, row["group"]):
+            raise TraceError(f"{part.key}: sample {id}: a segment of {place.owner}")
+        if place.token_start != position:
+            raise TraceError(
+                f"{part.key}: sample {id}: a segment from position {place.token_start}, "
+                f"expected from {position}"
+            )
+        position += place.rows.stop - place.rows.start
+    if not places or position != row["rows_total"]:
+        raise TraceError(
+            f"{part.key}: sample {id}: {position} rows of routes, expected {row['rows_total']}: "
+            "one per token but the last"
+        )
+    return places
+
+
+def _bits(file: TraceFile, bitmap: bytes | None, tokens: int) -> npt.NDArray[np.bool_]:
+    if bitmap is None:
+        return np.ones(tokens, np.bool_)
+    if len(bitmap) != (tokens + 7) // 8:
+        raise TraceError(f"{file.data.key}: {len(bitmap)} bytes of validity for {tokens} tokens")
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=tokens, bitorder="little")
+    return bits.astype(np.bool_)
