@@ -1,7 +1,8 @@
 """The one typed tree of settings. Names follow verl where verl has one.
 
 Every field says in its description what it does; docs/config.md is generated from here. A field
-marked `operational` may change when a run is attached again; all others are the run's identity.
+marked OPERATIONAL may change when a run is attached again; all others are the run's identity. Of
+a path marked INPUT the content is identity, not the name.
 """
 
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 OPERATIONAL: JsonDict = {"operational": True}
+INPUT: JsonDict = {"input": True}
 
 
 class Section(BaseModel):
@@ -23,11 +25,14 @@ class Data(Section):
 
     train_files: str | list[str] | None = Field(
         None,
+        json_schema_extra=INPUT,
         description="Parquet file(s) with columns prompt (chat messages), data_source, "
         "reward_model.ground_truth and, optionally, extra_info.",
     )
     val_files: str | list[str] | None = Field(
-        None, description="Validation prompts in the same layout; null: no validation."
+        None,
+        json_schema_extra=INPUT,
+        description="Validation prompts in the same layout; null: no validation.",
     )
     prompt_key: str = Field("prompt", description="Column with the chat messages.")
     reward_fn_key: str = Field("data_source", description="Column with the data source's name.")
@@ -47,7 +52,8 @@ class Model(Section):
     """The policy."""
 
     path: str = Field(
-        description="Folder with HF config, safetensors and tokenizer, or a Hugging Face hub id."
+        json_schema_extra=INPUT,
+        description="Folder with HF config, safetensors and tokenizer, or a Hugging Face hub id.",
     )
 
 
@@ -116,9 +122,6 @@ class Megatron(Section):
         default_factory=dict,
         description="Fields of Megatron-core's TransformerConfig, as in verl: "
         "recompute_granularity, recompute_modules, moe_router_dtype, ...",
-    )
-    router_replay: RouterReplay | None = Field(
-        None, description="Other spelling of actor.router_replay; the two must not disagree."
     )
 
 
@@ -220,8 +223,9 @@ class CustomRewardFunction(Section):
     """Where the reward function is."""
 
     path: str = Field(
+        json_schema_extra=INPUT,
         description="Self-contained Python file with verl's "
-        "compute_score(data_source, solution_str, ground_truth, extra_info)."
+        "compute_score(data_source, solution_str, ground_truth, extra_info).",
     )
     name: str = Field("compute_score", description="Name of the function in that file.")
 
@@ -319,7 +323,7 @@ class Launch(Section):
 class RunConfig(Section):
     """Everything about a run."""
 
-    data: Data
+    data: Data = Field(default_factory=Data)
     actor_rollout_ref: ActorRolloutRef
     algorithm: Algorithm = Field(default_factory=Algorithm)
     custom_reward_function: CustomRewardFunction | None = Field(

@@ -1,0 +1,133 @@
+"""The settings as a flat list of dotted keys: for messages, docs and the test that freezes them."""
+
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pipeline.config.tree import RunConfig
+
+_NAMES = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "null",
+}
+_PLURALS = {int: "integers", float: "numbers", str: "texts"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting. Example: Key('trainer.nnodes', 'an integer >= 1', ...)."""
+
+    name: str
+    """Dotted."""
+    expected: str
+    """What may stand there, in words."""
+    field: FieldInfo
+    section: type[BaseModel] | None
+    """The group of settings under this key; None for a single value."""
+
+    @property
+    def operational(self) -> bool:
+        """Whether the setting may change when a run is attached again."""
+        return _marked(self.field, "operational")
+
+    @property
+    def names_input(self) -> bool:
+        """Whether the setting is a path of an input: its content is identity, its name is not."""
+        return _marked(self.field, "input")
+
+
+@cache
+def all_keys() -> dict[str, Key]:
+    """Groups and settings by dotted key, in the order of the tree."""
+    return {key.name: key for key in _walk(RunConfig, "")}
+
+
+def setting_keys() -> list[Key]:
+    """The settings alone, without the groups that hold them."""
+    return [key for key in all_keys().values() if key.section is None]
+
+
+def value_at(config: BaseModel, key: str) -> Any:
+    """The value of a dotted key, None where an optional group above it is absent."""
+    value: Any = config
+    for part in key.split("."):
+        if value is None:
+            return None
+        value = getattr(value, part)
+    return value
+
+
+def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        below = _section_of(field.annotation)
+        yield Key(prefix + name, _expected(field), field, below)
+        if below is not None:
+            yield from _walk(below, f"{prefix}{name}.")
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    for option in _options(annotation):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _expected(field: FieldInfo) -> str:
+    bounds = _bounds(field.metadata)
+    parts = [_describe(option, bounds) for option in _options(field.annotation)]
+    return " or ".join(parts)
+
+
+def _describe(annotation: Any, bounds: str) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        values = [str(value) for value in typing.get_args(annotation)]
+        return values[0] if len(values) == 1 else "one of " + ", ".join(values)
+    if origin is list:
+        (item,) = typing.get_args(annotation)
+        return f"a list of {_PLURALS.get(item, _describe(item, ''))}{bounds}"
+    if origin is dict or _section_of(annotation) is not None:
+        return "a group of settings"
+    return _NAMES[annotation] + ("" if annotation is type(None) else bounds)
+
+
+def _bounds(metadata: list[Any]) -> str:
+    text = ""
+    for rule in metadata:
+        match rule:
+            case Ge(ge=bound):
+                text += f" >= {bound}"
+            case Gt(gt=bound):
+                text += f" > {bound}"
+            case Le(le=bound):
+                text += f" <= {bound}"
+            case Lt(lt=bound):
+                text += f" < {bound}"
+            case MinLen(min_length=length):
+                text += f", at least {length}"
+            case MaxLen(max_length=length):
+                text += f", at most {length}"
+            case _:
+                text += f" matching {rule.pattern}"
+    return text
+
+
+def _marked(field: FieldInfo, marker: str) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and extra.get(marker) is True
