@@ -49,7 +49,8 @@ def rollout(context: Context, step: int) -> None:
     replay_file = context.config.actor_rollout_ref.actor.router_replay.replay_file
     if replay_file is not None:
         context.display.phase("rollout", f"step {step}: sealing from {replay_file}")
-        seal_replay(store, open_store(replay_file), step)
+        plan = make_plan(context.config, context.run, step)
+        seal_replay(store, open_store(replay_file), step, plan)
     else:
         plan = _publish(context, keys.plan(step), make_plan(context.config, context.run, step))
         _await_shards(context, f"step {step}", plan, lambda shard: keys.rollout(step, shard))

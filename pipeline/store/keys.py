@@ -77,6 +77,16 @@ def manifest_rows(step: int, attempt: str) -> str:
     return step_prefix(step) + f"manifest.{attempt}.parquet"
 
 
+def replayed(step: int, key: str) -> str:
+    """Where a step sealed from a record set keeps an object that has this key in the set."""
+    return step_prefix(step) + "replay/" + key.removeprefix(step_prefix(step))
+
+
+def trainings(step: int) -> str:
+    """Prefix of all routes that the trainer recorded in a step."""
+    return step_prefix(step) + "training/"
+
+
 def training(step: int, stage: int, dp_rank: int) -> str:
     """Commits the R2 routes of one pipeline stage and data-parallel rank."""
     return step_prefix(step) + f"training/{stage:03d}-{dp_rank:05d}.json"

@@ -20,6 +20,13 @@ from pipeline.traces.ids import (
 )
 from pipeline.traces.manifest import Manifest, read_manifest, seal
 from pipeline.traces.reader import read_routes, read_sample_file, read_samples
+from pipeline.traces.record import (
+    Expected,
+    check_replay,
+    expected_of,
+    seal_replay,
+    write_record_set,
+)
 from pipeline.traces.records import (
     Geometry,
     Kind,
@@ -29,9 +36,11 @@ from pipeline.traces.records import (
     TraceError,
     VersionSpan,
 )
+from pipeline.traces.training import used_routes
 from pipeline.traces.writer import write_samples, write_shard, write_training_routes
 
 __all__ = [
+    "Expected",
     "Geometry",
     "Kind",
     "Manifest",
@@ -40,7 +49,9 @@ __all__ = [
     "Sample",
     "TraceError",
     "VersionSpan",
+    "check_replay",
     "expected_ids",
+    "expected_of",
     "group_id",
     "prompt_id",
     "read_manifest",
@@ -51,8 +62,11 @@ __all__ = [
     "sample_id",
     "sampling_seed",
     "seal",
+    "seal_replay",
     "token_digest",
+    "used_routes",
     "validation_id",
+    "write_record_set",
     "write_samples",
     "write_shard",
     "write_training_routes",

@@ -68,7 +68,7 @@ class Manifest:
     def select(self, ids: Sequence[str]) -> pa.Table:
         """The rows of some samples, in the order of ids. Raises TraceError for an unknown one."""
         if unknown := [id for id in ids if id not in self.numbers]:
-            raise TraceError(f"step {self.step}: {_named('unknown', unknown)}")
+            raise TraceError(f"step {self.step}: {named('unknown', unknown)}")
         return self.rows.take(pa.array([self.numbers[id] for id in ids], pa.int64()))
 
 
@@ -94,7 +94,7 @@ def seal(
             tables.append(shard_rows(store, header, len(refs)))
             refs += refs_of(header)
         joined = pa.concat_tables(tables)
-        _check_ids(f"step {step}", joined["id"].to_pylist(), expected_ids)
+        check_ids(f"step {step}", joined["id"].to_pylist(), expected_ids)
         manifest = Manifest(
             step, _versions(joined), headers[0].geometry, headers[0].provenance, tuple(refs), joined
         )
@@ -105,7 +105,7 @@ def seal(
             )
         write_manifest(store, manifest)
     manifest = read_manifest(store, step)
-    _check_ids(f"{keys.manifest(step)} in {store.uri}", manifest.ids, expected_ids)
+    check_ids(f"{keys.manifest(step)} in {store.uri}", manifest.ids, expected_ids)
     return manifest
 
 
@@ -223,10 +223,11 @@ def _check_shard(header: Header, first: Header, step: int) -> None:
             raise TraceError(f"{header.key}: {name} {ours}, but {first.key} has {theirs}")
 
 
-def _check_ids(name: str, ids: Sequence[str], expected_ids: Sequence[str]) -> None:
+def check_ids(name: str, ids: Sequence[str], expected_ids: Sequence[str]) -> None:
+    """Raise TraceError, naming samples that are missing, not expected, or there twice."""
     found, expected = set(ids), set(expected_ids)
     problems = [
-        _named(problem, which)
+        named(problem, which)
         for problem, which in (
             ("missing", sorted(expected - found)),
             ("not expected", sorted(found - expected)),
@@ -242,9 +243,10 @@ def _check_ids(name: str, ids: Sequence[str], expected_ids: Sequence[str]) -> No
 
 
 def _doubles(ids: Sequence[str]) -> str:
-    return _named("there twice", sorted(id for id, n in Counter(ids).items() if n > 1))
+    return named("there twice", sorted(id for id, n in Counter(ids).items() if n > 1))
 
 
-def _named(problem: str, ids: Sequence[str]) -> str:
+def named(problem: str, ids: Sequence[str]) -> str:
+    """A problem with the first few of its samples, for an error."""
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
     return f"{problem}: {', '.join(ids[:_NAMED])}{more}"

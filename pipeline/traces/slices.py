@@ -58,7 +58,14 @@ class Slices:
     """Every layer of the step is wanted: the digest can be compared."""
 
     def routes(self, id: str) -> Routes:
-        """The routes of one sample, canonical. Raises TraceError, naming file and sample."""
+        """The routes of one sample, compared with what the manifest says of them.
+
+        Raises TraceError, naming file and sample.
+        """
+        return self._compared(id, self.joined(id))
+
+    def joined(self, id: str) -> Routes:
+        """The routes of one sample, canonical, as its files hold them. Raises as `routes`."""
         row = self.rows[id]
         T = row["rows_total"]
         columns = {layer: i for i, layer in enumerate(self.geometry.layers)}
@@ -81,10 +88,10 @@ class Slices:
             valid_T = part.valid_N[index_T]
         if missing or valid_T is None:
             raise TraceError(f"sample {id}: no routes of layers {sorted(missing)}")
-        return self._compared(id, Routes(sets_TLK, valid_T))
+        sets_TLK[~valid_T] = np.arange(self.geometry.topk)
+        return Routes(sets_TLK, valid_T)
 
     def _compared(self, id: str, routes: Routes) -> Routes:
-        routes.sets_TLK[~routes.valid_T] = np.arange(self.geometry.topk)
         expected = self.rows[id]
         if routes.valid_T.sum() != expected["rows_valid"]:
             raise TraceError(

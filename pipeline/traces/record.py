@@ -1,0 +1,185 @@
+"""Record sets: sealed steps at a place of their own, and runs that replay them.
+
+A record set is laid out like a run's steps: manifest, samples, routes. A run that replays one
+copies each step's objects under steps/N/replay/ and seals the step with them, so it stays complete
+when the set is gone.
+"""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from pipeline.store import ObjectExistsError, Store, keys
+from pipeline.store.commit import CorruptObjectError, files_in, read_commit, read_data, sha256
+from pipeline.traces.digests import token_digest
+from pipeline.traces.ids import expected_ids
+from pipeline.traces.manifest import (
+    Manifest,
+    check_ids,
+    open_file,
+    read_manifest,
+    write_manifest,
+)
+from pipeline.traces.reader import read_samples
+from pipeline.traces.records import Geometry, Kind, TraceError
+from pipeline.traces.schema import parse_geometry
+from pipeline.traces.training import used_routes
+
+_SAMPLES_AT_ONCE = 256
+_COMPARED = ["id", "token_digest", "routes_digest", "reward"]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a run expects of a step that it takes from a record set."""
+
+    prompt_tokens: Mapping[str, npt.NDArray[np.uint32]]
+    """Token ids of the staged prompts by row: '17' for the prompt ids '17' and '17.2'."""
+    ids: Sequence[str] | None
+    """Samples of the step's plan; None: any."""
+    policy_version: int | None
+    """Of the step's plan; None: any."""
+    geometry: Geometry | None
+    """The model's; None: routes are not replayed."""
+    kind: Kind | None
+    """What router_replay.mode replays; None: routes are not replayed."""
+
+
+def write_record_set(run: Store, target: Store, step: int) -> None:
+    """Copy a sealed step, with the routes that its training used, to a record set.
+
+    Nothing happens when the set holds the same step already. Raises TraceError when the step has
+    no routes, or the set holds another run's step.
+    """
+    manifest = used_routes(run, step)
+    if manifest.geometry is None:
+        raise TraceError(f"step {step} of {run.uri}: no routes were recorded, so there is no set")
+    _seal_copy(run, target, manifest, lambda key: key)
+
+
+def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
+    """A step of a record set, or of a run, that a run may replay; every token is compared.
+
+    Raises ObjectMissingError when the set has not this step; TraceError, naming the sample, both
+    digests and the fix, when the set was made from other prompts or with another tokenizer, and
+    when samples, policy version, geometry or kind are not the expected ones.
+    """
+    name = f"replay_file {source.uri}, step {step}"
+    manifest = used_routes(source, step)
+    if expected.ids is not None:
+        check_ids(name, manifest.ids, expected.ids)
+    if expected.policy_version is not None:
+        found = manifest.policy_versions
+        if found != (expected.policy_version,):
+            raise TraceError(
+                f"{name}: tokens of policy versions {found}, this run's plan says "
+                f"{expected.policy_version}; use the max_staleness of the set's run"
+            )
+    _check_routes(name, manifest, expected)
+    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
+        ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
+        for sample in read_samples(source, manifest, ids):
+            row = sample.prompt_id.split(".")[0]
+            prompt = expected.prompt_tokens.get(row)
+            if prompt is None:
+                raise TraceError(
+                    f"{name}: sample {sample.id} is of prompt {row}, which this run has not; "
+                    "use the data.train_files of the set's run"
+                )
+            ours = token_digest(np.concatenate([prompt, sample.response_tokens_G]))
+            theirs = token_digest(sample.tokens_S)
+            if ours != theirs:
+                raise TraceError(
+                    f"{name}: sample {sample.id} has token digest {theirs}, with this run's "
+                    f"prompt and tokenizer it is {ours}; use the data.train_files and "
+                    "actor_rollout_ref.model.path of the set's run, or another replay_file"
+                )
+    return manifest
+
+
+def seal_replay(run: Store, source: Store, step: int, plan: Mapping[str, Any] | None) -> Manifest:
+    """Seal a step of a run with samples and routes of a record set, or of another run.
+
+    `plan` is what the step would have made; None: its samples are not compared with one. A step
+    that is sealed already is returned as it stands. Raises as `check_replay`; ObjectMissingError.
+    """
+    if run.size(keys.manifest(step)) is None:
+        manifest = check_replay(source, step, expected_of(run, plan))
+        _seal_copy(source, run, manifest, lambda key: keys.replayed(step, key))
+    return read_manifest(run, step)
+
+
+def expected_of(run: Store, plan: Mapping[str, Any] | None) -> Expected:
+    """What a run expects of a replayed step, by its run.json and the step's plan."""
+    body = read_commit(run, keys.run_json())
+    name = f"{keys.run_json()} in {run.uri}"
+    try:
+        mode = body["config"]["actor_rollout_ref"]["actor"]["router_replay"]["mode"]
+        (prompts,) = files_in({"files": [body["inputs"]["prompts"]]})
+        geometry = parse_geometry(body["geometry"], name)
+    except (KeyError, TypeError) as error:
+        raise CorruptObjectError(f"{name}: not a run: {error!r}") from error
+    table = pq.read_table(io.BytesIO(read_data(run, prompts)), columns=["prompt_id", "token_ids"])
+    tokens = {
+        str(row): np.asarray(ids, np.uint32)
+        for row, ids in zip(*(column.to_pylist() for column in table.columns), strict=True)
+    }
+    return Expected(
+        prompt_tokens=tokens,
+        ids=None if plan is None else expected_ids(plan),
+        policy_version=None if plan is None else plan["policy_version"],
+        geometry=None if mode == "disabled" else geometry,
+        kind=None if mode == "disabled" else mode,
+    )
+
+
+def _check_routes(name: str, manifest: Manifest, expected: Expected) -> None:
+    if expected.kind is None:
+        return
+    kind = manifest.provenance.kind if manifest.provenance else None
+    if kind != expected.kind:
+        fix = f"set router_replay.mode={kind}" if kind else "it cannot be replayed"
+        raise TraceError(f"{name}: its routes are of kind {kind}, not {expected.kind}; {fix}")
+    if manifest.geometry != expected.geometry:
+        raise TraceError(
+            f"{name}: made for {manifest.geometry}, this run's model has {expected.geometry}; "
+            "use the actor_rollout_ref.model.path of the set's run"
+        )
+
+
+def _seal_copy(
+    source: Store, target: Store, manifest: Manifest, renamed: Callable[[str], str]
+) -> None:
+    """Copy what a manifest refers to and seal the target's step with it."""
+    step = manifest.step
+    if target.size(keys.manifest(step)) is None:
+        refs = []
+        for number, ref in enumerate(manifest.files):
+            file, _ = open_file(source, manifest, number)
+            _put(target, renamed(ref.commit), source.read(ref.commit))
+            _put(target, renamed(ref.key), read_data(source, file.data))
+            refs.append(replace(ref, key=renamed(ref.key), commit=renamed(ref.commit)))
+        write_manifest(target, replace(manifest, files=tuple(refs)))
+    there = read_manifest(target, step)
+    if not there.rows.select(_COMPARED).equals(manifest.rows.select(_COMPARED)):
+        raise TraceError(
+            f"{keys.manifest(step)} in {target.uri}: it has other samples or routes than "
+            f"{source.uri}; choose another record_file, or remove what is there"
+        )
+
+
+def _put(target: Store, key: str, data: bytes) -> None:
+    """Create an object, or find that it is there with the same content."""
+    try:
+        target.create(key, data)
+    except ObjectExistsError as error:
+        if sha256(target.read(key)) != sha256(data):
+            raise TraceError(
+                f"{key} in {target.uri}: it is there with other content; choose another "
+                "record_file, or remove what is there"
+            ) from error

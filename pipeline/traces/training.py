@@ -1,0 +1,124 @@
+"""R2: routes that the trainer recorded, one file per pipeline stage and dp rank, joined."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.store import Store, keys
+from pipeline.traces.chunks import read_table
+from pipeline.traces.digests import digest_of_canonical
+from pipeline.traces.header import Header, read_header
+from pipeline.traces.manifest import Manifest, file_of, named, read_manifest, refs_of
+from pipeline.traces.reader import read_slices
+from pipeline.traces.records import Geometry, TraceError
+from pipeline.traces.schema import MANIFEST, SEGMENT
+
+_SAMPLES_AT_ONCE = 64
+
+
+def used_routes(store: Store, step: int) -> Manifest:
+    """A sealed step with the routes that its training used.
+
+    Those that the trainer recorded (R2), if there are any; else those of the manifest.
+    Raises TraceError when the trainer's files do not hold every sample in every layer once.
+    """
+    manifest = read_manifest(store, step)
+    headers = training_headers(store, step)
+    return joined(store, manifest, headers) if headers else manifest
+
+
+def training_headers(store: Store, step: int) -> list[Header]:
+    """The commits of the routes that a step's trainer recorded, by stage and dp rank."""
+    found = [info.key for info in store.list(keys.trainings(step)) if info.key.endswith(".json")]
+    return [read_header(store, key) for key in found]
+
+
+def joined(store: Store, manifest: Manifest, headers: Sequence[Header]) -> Manifest:
+    """A manifest whose routes are those of the trainer. Raises TraceError as `used_routes`."""
+    whole = _whole_geometry(headers)
+    parts: dict[str, list[dict[str, Any]]] = {id: [] for id in manifest.ids}
+    layers: dict[str, list[int]] = {id: [] for id in manifest.ids}
+    # Routes of another kind that the engine recorded (an audit) are not part of the join.
+    places = manifest.rows["samples"].to_pylist()
+    kept = sorted({place["file"] for place in places})
+    places = [{**place, "file": kept.index(place["file"])} for place in places]
+    files = [manifest.files[number] for number in kept]
+    for header in headers:
+        for id, segments in _segments_of(store, header).items():
+            if id not in parts:
+                raise TraceError(f"{header.key}: sample {id} is not in the step's manifest")
+            parts[id].append({"file": len(files), "segments": segments})
+            layers[id] += _geometry(header).layers
+        files += refs_of(header)
+    bad = [id for id in manifest.ids if sorted(layers[id]) != list(whole.layers)]
+    if bad:
+        raise TraceError(
+            f"{keys.trainings(manifest.step)} in {store.uri}: sample {bad[0]} has routes of layers "
+            f"{sorted(layers[bad[0]])}, expected {list(whole.layers)}, each once; "
+            f"{named('such samples', bad)}"
+        )
+    table = _with(manifest.rows, "samples", places)
+    table = _with(table, "routes", [parts[id] for id in manifest.ids])
+    made = replace(
+        manifest,
+        geometry=whole,
+        provenance=headers[0].provenance,
+        files=tuple(files),
+        rows=table,
+    )
+    return _digested(store, made)
+
+
+def _digested(store: Store, manifest: Manifest) -> Manifest:
+    """Fill in digests and valid rows, which no single stage knows."""
+    assert manifest.geometry is not None
+    digests, valid = [], []
+    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
+        ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
+        slices = read_slices(store, manifest, ids)
+        for id in ids:
+            routes = slices.joined(id)
+            digests.append(digest_of_canonical(routes, manifest.geometry))
+            valid.append(int(routes.valid_T.sum()))
+    table = _with(_with(manifest.rows, "routes_digest", digests), "rows_valid", valid)
+    return replace(manifest, rows=table)
+
+
+def _segments_of(store: Store, header: Header) -> dict[str, list[int]]:
+    """Rows of the commit's routes file by sample."""
+    file = file_of(header, "routes")
+    if file is None:
+        raise TraceError(f"{header.key} in {store.uri}: it lists no routes file")
+    owners = read_table(store, file, pa.schema([SEGMENT.field("owner")]))["owner"].to_pylist()
+    rows: dict[str, list[int]] = {}
+    for row, owner in enumerate(owners):
+        rows.setdefault(owner, []).append(row)
+    return rows
+
+
+def _whole_geometry(headers: Sequence[Header]) -> Geometry:
+    first = _geometry(headers[0])
+    for header in headers:
+        found = _geometry(header)
+        if (found.experts, found.topk) != (first.experts, first.topk):
+            raise TraceError(f"{header.key}: {found}, but {headers[0].key} has {first}")
+        if header.provenance != headers[0].provenance:
+            raise TraceError(
+                f"{header.key}: {header.provenance}, but {headers[0].key} has "
+                f"{headers[0].provenance}"
+            )
+    layers = sorted({layer for header in headers for layer in _geometry(header).layers})
+    return Geometry(first.experts, first.topk, tuple(layers))
+
+
+def _geometry(header: Header) -> Geometry:
+    if header.geometry is None:
+        raise TraceError(f"{header.key}: it names no geometry")
+    return header.geometry
+
+
+def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
+    column = pa.array(values, MANIFEST.field(name).type)
+    return rows.set_column(rows.schema.get_field_index(name), MANIFEST.field(name), column)
