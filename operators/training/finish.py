@@ -1,0 +1,158 @@
+"""The end of a step, in this order: R2 routes, policy N+1, checkpoint if due, metrics.
+
+Each is a commit that exists once. A trainer that comes back makes what is missing, and compares
+what is there with what it would have made: the digest of the policy is equal on CPU; where kernels
+are not deterministic a difference is counted and warned about.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch.distributed as dist
+
+from operators.training import checkpoint
+from operators.training.agree import agreed
+from operators.training.data import StepData
+from operators.training.export import export_hf
+from operators.training.metrics import agreement_by_layer, manifest_metrics
+from operators.training.model import TrainedModel
+from operators.training.rank import Rank
+from operators.training.step import Trained
+from pipeline.store import Store, keys
+from pipeline.store.commit import DataFile, commit, find_commit, new_attempt, sha256_of_file
+from pipeline.store.policy import policy_digest, publish_policy
+from pipeline.traces import write_training_routes
+from pipeline.traces.records import Provenance, Routes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A policy version in the store, and whether this trainer would have made another one."""
+
+    sha256: str
+    drifted: bool
+
+
+def finish_step(
+    store: Store,
+    rank: Rank,
+    model: TrainedModel,
+    source: Path,
+    data: StepData,
+    trained: Trained,
+    started: float,
+    checkpoint_due: bool,
+    drifts: int,
+) -> int:
+    """Write what a trained step leaves; all ranks call.
+
+    `source` has the model's HF config and tokenizer; `started` is when the step was found
+    (time.monotonic()); `drifts` counts the policies since this trainer's start that the store has
+    with another digest. Returns that number, with this step's.
+    """
+    step = data.step
+    committed = agreed(lambda: find_commit(store, keys.metrics(step)))
+    if committed is not None:
+        published = publish(store, model, source, step + 1, committed["policy_sha256"])
+        return drifts + published.drifted
+    if trained.recorded is not None:
+        store_routes(store, rank, step, trained.recorded)
+    published = publish(store, model, source, step + 1, None)
+    drifts += published.drifted
+    if checkpoint_due and agreed(lambda: store.size(keys.checkpoint(step + 1)) is None):
+        checkpoint.save(store, step + 1, model)
+    if dist.get_rank() == 0:
+        _commit_metrics(store, data, trained, published.sha256, drifts, started)
+    dist.barrier()
+    return drifts
+
+
+def _commit_metrics(
+    store: Store,
+    data: StepData,
+    trained: Trained,
+    policy_sha256: str,
+    drifts: int,
+    started: float,
+) -> None:
+    metrics = {
+        **manifest_metrics(store, data.manifest),
+        **trained.metrics,
+        "resume/policy_drift": drifts,
+        "time/train_s": time.monotonic() - started,
+    }
+    body = {
+        "step": data.step,
+        "policy_version": data.manifest.policy_version,
+        "metrics": dict(sorted(metrics.items())),
+        "layout_sha256": data.layout.sha256,
+        "policy_sha256": policy_sha256,
+        "agreement_by_layer": agreement_by_layer(trained.counts),
+    }
+    commit(store, keys.metrics(data.step), body, new_attempt())
+    shown = ("reward/mean", "loss/policy", "grad_norm", "mismatch/kl", "replay/coverage")
+    logger.info("step %d: %s", data.step, {key: metrics[key] for key in shown})
+
+
+def store_routes(store: Store, rank: Rank, step: int, routes: Mapping[str, Routes]) -> None:
+    """Store what this rank's log-prob pass recorded (R2); all ranks call.
+
+    The first rank of each tensor-parallel group writes: its routes are the group's.
+    """
+    place, geometry = rank.place, rank.geometry
+    key = keys.training(step, place.stage, place.dp_rank)
+    first = place.tensor_rank == 0
+    if first and geometry is not None and geometry.layers and store.size(key) is None:
+        write_training_routes(
+            store,
+            step,
+            place.stage,
+            place.dp_rank,
+            new_attempt(),
+            routes,
+            geometry,
+            Provenance("R2", step, f"megatron-core {version('megatron-core')}"),
+        )
+    dist.barrier()
+
+
+def publish(
+    store: Store, model: TrainedModel, source: Path, policy_version: int, known: str | None
+) -> Published:
+    """Store the weights as a policy version, or compare them with the one that is there.
+
+    `known`: the digest of a version that is committed for good; nothing is written then, even if
+    the version itself is gone. All ranks call; the result is equal on all.
+    """
+    with TemporaryDirectory(prefix="retrace-policy-") as folder:
+        export_hf(model, source, Path(folder))
+        return agreed(lambda: _publish(store, Path(folder), policy_version, known))
+
+
+def _publish(store: Store, folder: Path, policy_version: int, known: str | None) -> Published:
+    files = [
+        DataFile(path.name, path.stat().st_size, sha256_of_file(path))
+        for path in sorted(folder.glob("*.safetensors"))
+    ]
+    ours = policy_digest(files)
+    if known is None:
+        body = find_commit(store, keys.policy(policy_version))
+        if body is None:
+            body = publish_policy(store, policy_version, folder).body
+        known = str(body["sha256"])
+    if known != ours:
+        logger.warning(
+            "policy %d has digest %s in the store, training its step again gave %s: rollouts are "
+            "of the stored one (counted as resume/policy_drift)",
+            policy_version,
+            known,
+            ours,
+        )
+    return Published(known, known != ours)

@@ -1,0 +1,155 @@
+"""The step's metrics: what each rank reports, and the numbers that they make together.
+
+A key that was not measured is None, never absent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from operators.training.counts import Counts, LayerCounts, added
+from operators.training.data import StepData
+from operators.training.sweep import LogProbs
+from pipeline.rl.metrics import Mismatch, mismatch
+from pipeline.store import Store, keys
+from pipeline.traces import Manifest
+
+Metrics = dict[str, float | None]
+Sums = dict[str, float]
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank's part. Ranks that would repeat another's numbers leave them out."""
+
+    mismatch: Mismatch | None = None
+    mismatch_native: Mismatch | None = None
+    """None: not measured, or another rank's to report."""
+    updates: Sequence[Sums] = ()
+    """Per mini-batch: sums over tokens, with their number as `tokens`."""
+    counts: Counts = field(default_factory=dict)
+    times_s: Sums = field(default_factory=dict)
+
+
+def gather(report: RankReport) -> list[RankReport]:
+    """Every rank's report, on every rank, in rank order: sums come out equal everywhere."""
+    reports: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, report)
+    return reports
+
+
+def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
+    """This rank's log-probs against the engine's, over response tokens that count."""
+    total = Mismatch(0, 0.0, 0)
+    for id in sorted(logprobs):
+        sample = data.samples[id]
+        mask_G = sample.loss_mask_G
+        total += mismatch(logprobs[id][mask_G], sample.logprobs_G[mask_G])
+    return total
+
+
+def total_counts(reports: Sequence[RankReport]) -> Counts:
+    """What was replayed, by layer, over all ranks."""
+    return added(report.counts for report in reports)
+
+
+def training_metrics(reports: Sequence[RankReport], grad_norms: Sequence[float]) -> Metrics:
+    """Losses (mean over mini-batches of the mean over tokens), mismatch, replay, times.
+
+    Times are those of the slowest rank.
+    """
+    mini_batches = _mini_batches(reports)
+
+    def mean(name: str) -> float | None:
+        means = [sums[name] / max(sums["tokens"], 1) for sums in mini_batches if name in sums]
+        return float(np.mean(means)) if means else None
+
+    replayed = _mismatch(reports, "mismatch")
+    native = _mismatch(reports, "mismatch_native")
+    times = {key for report in reports for key in report.times_s}
+    return {
+        "loss/policy": mean("policy"),
+        "loss/kl": mean("kl"),
+        "loss/entropy": mean("entropy"),
+        "loss/clip_share": mean("clipped"),
+        "loss/dual_clip_share": mean("dual_clipped"),
+        "loss/log_ratio": mean("log_ratio"),
+        "loss/is_weight": mean("is_weight"),
+        "loss/tokens": sum(sums["tokens"] for sums in mini_batches),
+        "grad_norm": float(np.mean(grad_norms)),
+        "mismatch/kl": replayed and replayed.kl,
+        "mismatch/extreme_share": replayed and replayed.extreme_share,
+        "mismatch/kl_native": native and native.kl,
+        "mismatch/extreme_share_native": native and native.extreme_share,
+        **replay_metrics(total_counts(reports)),
+        **{key: max(report.times_s.get(key, 0.0) for report in reports) for key in sorted(times)},
+    }
+
+
+def replay_metrics(counts: Counts) -> Metrics:
+    """Rows are counted once, not once per layer: every layer has the same (check_counts)."""
+    if not counts:
+        names = ("coverage", "agreement", "rows", "rows_native", "rows_padding", "layers")
+        return {f"replay/{name}": None for name in names}
+    one = next(iter(counts.values()))
+    agreeing = sum(count.agreeing for count in counts.values())
+    return {
+        "replay/coverage": one.replayed / (one.replayed + one.native),
+        "replay/agreement": agreeing / sum(count.replayed for count in counts.values()),
+        "replay/rows": one.replayed,
+        "replay/rows_native": one.native,
+        "replay/rows_padding": one.padding,
+        "replay/layers": len(counts),
+    }
+
+
+def agreement_by_layer(counts: Counts) -> dict[str, float] | None:
+    """Share of replayed rows where the router's own choice is the recorded one."""
+
+    def share(count: LayerCounts) -> float:
+        return count.agreeing / count.replayed
+
+    return {str(layer): share(counts[layer]) for layer in sorted(counts)} or None
+
+
+def manifest_metrics(store: Store, manifest: Manifest) -> Metrics:
+    """What the sealed step itself says: rewards, lengths, how long its rollout took."""
+    rewards = [r for r in manifest.rows["reward"].to_pylist() if r is not None]
+    lengths = manifest.rows["response_length"].to_pylist()
+    return {
+        "reward/mean": float(np.mean(rewards)) if rewards else None,
+        "reward/masked": len(manifest.ids) - len(rewards),
+        "response/length_mean": float(np.mean(lengths)),
+        "response/length_max": max(lengths),
+        "time/rollout_s": _rollout_s(store, manifest.step),
+    }
+
+
+def _rollout_s(store: Store, step: int) -> float | None:
+    """From the plan to the last shard, by the store's clock; None if no rollout made the step."""
+    prefix = keys.step_prefix(step)
+    written = {info.key: info.modified_s for info in store.list(prefix)}
+    shards = [
+        time_s
+        for key, time_s in written.items()
+        if key.startswith(f"{prefix}rollout/") and key.endswith(".json")
+    ]
+    planned = written.get(keys.plan(step))
+    return max(shards) - planned if shards and planned is not None else None
+
+
+def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:
+    """Sums over ranks, by mini-batch."""
+    parts = [report.updates for report in reports if report.updates]
+    return [
+        {name: sum(sums[name] for sums in of_ranks) for name in of_ranks[0]}
+        for of_ranks in zip(*parts, strict=True)
+    ]
+
+
+def _mismatch(reports: Sequence[RankReport], name: str) -> Mismatch | None:
+    parts = [found for report in reports if (found := getattr(report, name)) is not None]
+    return sum(parts[1:], start=parts[0]) if parts else None

@@ -1,0 +1,117 @@
+"""What a training rank holds for the whole run, and how it lays out its share of a mini-batch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.core import parallel_state
+
+from operators.training.batch import MicroBatch, Slice, lay_out
+from operators.training.data import StepData
+from operators.training.layout import MiniBatch
+from operators.training.logprobs import Group
+from operators.training.parallel import Ranks
+from operators.training.passes import Chunk
+from operators.training.replay import Replayer, Router
+from pipeline.config.tree import RunConfig
+from pipeline.traces.records import Geometry, Routes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands in the parallel layout."""
+
+    dp_rank: int
+    data_parallel: int
+    stage: int
+    """Pipeline stage."""
+    last_stage: bool
+    """Logits, losses and log-probs exist on the last stage only."""
+    tensor_rank: int
+    tensor_group: Group
+    sequence: Slice
+    """The part of the sequence that this rank's routers see."""
+
+    @property
+    def speaks_for_rows(self) -> bool:
+        """Whether this rank's router rows are nobody else's too (for counting)."""
+        return self.sequence.count > 1 or self.tensor_rank == 0
+
+    @property
+    def speaks_for_tokens(self) -> bool:
+        """Whether this rank reports the results per token of its data-parallel share."""
+        return self.last_stage and self.tensor_rank == 0
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One training rank."""
+
+    config: RunConfig
+    place: Place
+    chunks: Sequence[Chunk]
+    """Of the trained model: one, or one per virtual pipeline stage."""
+    optimizer: Any
+    """Megatron's."""
+    reference: Sequence[Chunk] | None
+    """The reference policy, to which no routes are ever bound; None: no KL loss."""
+    routers: Mapping[int, Router]
+    """The trained model's MoE routers on this rank, by model index of their layer."""
+    geometry: Geometry | None
+    """Of this rank's MoE layers; None: a dense model."""
+    with_padding_mask: bool
+    """Whether expert bias or an auxiliary loss must not see padding."""
+
+
+def place_of(ranks: Ranks, sequence_parallel: bool) -> Place:
+    """This rank's place in Megatron's groups, which exist."""
+    cut = sequence_parallel and ranks.tp_size > 1
+    return Place(
+        dp_rank=ranks.dp_rank,
+        data_parallel=ranks.dp_size,
+        stage=ranks.pp_rank,
+        last_stage=ranks.is_last_stage,
+        tensor_rank=ranks.tp_rank,
+        tensor_group=parallel_state.get_tensor_model_parallel_group(),
+        sequence=Slice(ranks.tp_rank, ranks.tp_size) if cut else Slice(),
+    )
+
+
+def padding_mask_needed(config: Any) -> bool:
+    """Whether Megatron's TransformerConfig has anything that counts tokens per expert."""
+    coefficients = config.moe_aux_loss_coeff
+    if not isinstance(coefficients, list | tuple):
+        coefficients = [coefficients]
+    return bool(
+        config.moe_router_enable_expert_bias
+        or config.moe_z_loss_coeff
+        or any(coefficient for coefficient in coefficients)
+    )
+
+
+def lay_out_share(
+    rank: Rank, data: StepData, mini_batch: MiniBatch, routes: Mapping[str, Routes] | None
+) -> list[MicroBatch]:
+    """This rank's micro-batches of a mini-batch, with the routes to replay if there are any."""
+    return [
+        lay_out(
+            ids,
+            mini_batch.length,
+            data.samples,
+            data.advantages,
+            routes,
+            None if routes is None else rank.geometry,
+            rank.place.sequence,
+        )
+        for ids in mini_batch.shares[rank.place.dp_rank]
+    ]
+
+
+def make_replayers(geometry: Geometry, batches: Sequence[MicroBatch]) -> dict[int, Replayer]:
+    """One replayer for each layer of this rank, from micro-batches laid out with routes."""
+    kinds_R = [batch.rows.kinds_R for batch in batches]
+    sets_LRK = [batch.rows.sets_LRK for batch in batches if batch.rows.sets_LRK is not None]
+    return {
+        layer: Replayer(layer, geometry.experts, kinds_R, [sets[index] for sets in sets_LRK])
+        for index, layer in enumerate(geometry.layers)
+    }

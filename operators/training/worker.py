@@ -1,0 +1,209 @@
+"""The program of a training rank.
+
+    consumes                        waits for (made by)              makes
+    run.json, attempts/A.json       –                                –
+    last checkpoint, or policy 0    –                                –
+    ┌► steps/N/manifest.json        that, or A's stop (flow)         –
+    │  own samples, own routes      –                                –
+    │                               the other ranks, in every pass   steps/N/training/*.json (R2)
+    │                                                                policies/N+1
+    │                                                                checkpoints/N+1, if due
+    └─ N = N + 1                                                     steps/N/metrics.json
+
+Rank 0 alone waits at the store and tells the others, so all ranks agree on what happens next.
+Whoever waits for steps/N/metrics.json or policies/N+1 (the flow, the rollout workers) is unblocked
+by them; nobody is called. A step whose metrics are there already (we came back from a checkpoint)
+is trained again from the store, but nothing of it is written.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from operators.training import checkpoint, parallel
+from operators.training.agree import agreed
+from operators.training.data import layout_rules, load_step, records, replays_recorded
+from operators.training.finish import finish_step
+from operators.training.model import TrainedModel, build_model, routers
+from operators.training.parallel import Ranks
+from operators.training.rank import Rank, padding_mask_needed, place_of
+from operators.training.replay import ReplayError
+from operators.training.step import train_step
+from pipeline.config.tree import RunConfig
+from pipeline.store import Store, keys, open_store
+from pipeline.store.commit import read_commit
+from pipeline.store.policy import fetch_policy
+from pipeline.store.wait import WaitTimeoutError, wait_for_any
+from pipeline.traces import read_manifest
+from pipeline.traces.records import Geometry
+
+logger = logging.getLogger(__name__)
+
+_SLICE_S = 60.0
+"""Rank 0 tells the others this often that there is nothing yet: the process group gives up on a
+rank that is silent for longer than its own timeout, which is shorter than a long rollout."""
+_TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Operational settings of this start; see attempts/NNN.json."""
+
+    number: int
+    total_training_steps: int
+    save_freq: int
+    start_timeout_s: float
+    step_timeout_s: float
+
+
+def run(run_uri: str, attempt_number: int) -> None:
+    """Train until the run's last step or the attempt's stop object. See the module's drawing."""
+    store = open_store(run_uri)
+    config = RunConfig.model_validate(read_commit(store, keys.run_json())["config"])
+    attempt = _attempt(store, attempt_number)
+    ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
+    _only_rank_0_logs_info(ranks)
+    with _policy_folder(store, ranks) as folder:
+        rank, model = make_rank(config, ranks, folder)
+        version = checkpoint.latest(store) or 0
+        if version:
+            checkpoint.load(store, version, model)
+            logger.info("continue from the checkpoint of policy %d", version)
+        drifts = 0
+        for step in range(version, attempt.total_training_steps):
+            waited = time.monotonic()
+            if not _await_manifest(store, attempt, step):
+                logger.info("stop object found: step %d is not trained", step)
+                break
+            logger.info("step %d: manifest after %.1f s", step, time.monotonic() - waited)
+            drifts = _one_step(store, rank, model, folder, attempt, step, drifts)
+    parallel.leave()
+
+
+def make_rank(config: RunConfig, ranks: Ranks, folder: Path) -> tuple[Rank, TrainedModel]:
+    """Build the policy (and the reference, if the loss needs it) from a folder of HF weights.
+
+    Raises ReplayError when replay is on and the model has no MoE layers.
+    """
+    actor = config.actor_rollout_ref.actor
+    model = build_model(folder, actor)
+    reference = build_model(folder, actor, training=False) if actor.use_kl_loss else None
+    of_rank = routers(model)
+    geometry = None
+    if model.config.num_moe_experts:
+        geometry = Geometry(
+            model.config.num_moe_experts, model.config.moe_router_topk, tuple(sorted(of_rank))
+        )
+    elif replays_recorded(config) or records(config):
+        raise ReplayError(
+            f"actor.router_replay.mode is {actor.router_replay.mode}, but the model has no MoE "
+            "layers: set it to disabled"
+        )
+    rank = Rank(
+        config=config,
+        place=place_of(ranks, actor.megatron.sequence_parallel),
+        chunks=model.chunks,
+        optimizer=model.optimizer,
+        reference=None if reference is None else reference.chunks,
+        routers=of_rank,
+        geometry=geometry,
+        with_padding_mask=padding_mask_needed(model.config),
+    )
+    return rank, model
+
+
+def _one_step(
+    store: Store,
+    rank: Rank,
+    model: TrainedModel,
+    folder: Path,
+    attempt: Attempt,
+    step: int,
+    drifts: int,
+) -> int:
+    """Train and finish a step; see finish_step for `drifts`."""
+    started = time.monotonic()
+    manifest = read_manifest(store, step)
+    rules = layout_rules(rank.config, rank.place.data_parallel)
+    data = load_step(store, manifest, rank.config, rules, rank.place.dp_rank, rank.geometry)
+    trained = train_step(rank, data)
+    due = (step + 1) % attempt.save_freq == 0 or step + 1 == attempt.total_training_steps
+    return finish_step(store, rank, model, folder, data, trained, started, due, drifts)
+
+
+def _await_manifest(store: Store, attempt: Attempt, step: int) -> bool:
+    """True when the step is sealed, False when the attempt was stopped first.
+
+    Raises WaitTimeoutError on every rank.
+    """
+    wanted = [keys.manifest(step), keys.stop(attempt.number)]
+    # Before the first step the rollout engine starts, too.
+    timeout_s = attempt.start_timeout_s + attempt.step_timeout_s
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = agreed(lambda: _look(store, wanted, deadline))
+        if found == _TIMEOUT:
+            raise WaitTimeoutError(
+                f"waited {timeout_s:.0f} s for {' or '.join(wanted)} in {store.uri}; the flow "
+                "should have made it when the rollout was complete: look at the rollout workers' "
+                "logs, or raise launch.step_timeout_s"
+            )
+        if found is not None:
+            return found == wanted[0]
+
+
+def _look(store: Store, wanted: list[str], deadline: float) -> str | None:
+    """Look for a slice of time; None: nothing yet."""
+    left_s = deadline - time.monotonic()
+    try:
+        return wait_for_any(store, wanted, max(0.0, min(left_s, _SLICE_S)), "the flow")
+    except WaitTimeoutError:
+        return _TIMEOUT if left_s <= _SLICE_S else None
+
+
+@contextmanager
+def _policy_folder(store: Store, ranks: Ranks) -> Iterator[Path]:
+    """Policy 0 on this node's disk, downloaded once per node."""
+    with TemporaryDirectory(prefix="retrace-model-") as own:
+        if ranks.local_rank == 0:
+            fetch_policy(store, 0, Path(own))
+        node = os.environ.get("GROUP_RANK", "0")
+        folders: list[Any] = [None] * ranks.world
+        dist.all_gather_object(folders, (node, ranks.local_rank, own))
+        yield next(Path(path) for n, local_rank, path in folders if (n, local_rank) == (node, 0))
+        dist.barrier()
+
+
+def _attempt(store: Store, number: int) -> Attempt:
+    body = read_commit(store, keys.attempt(number))
+    return Attempt(
+        number=number,
+        total_training_steps=body["total_training_steps"],
+        save_freq=body["save_freq"],
+        start_timeout_s=body["start_timeout_s"],
+        step_timeout_s=body["step_timeout_s"],
+    )
+
+
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into SystemExit, so that temporary folders go and logs are complete."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _only_rank_0_logs_info(ranks: Ranks) -> None:
+    if ranks.rank != 0:
+        logging.getLogger().setLevel(logging.WARNING)
