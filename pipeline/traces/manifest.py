@@ -89,8 +89,8 @@ def seal(
         headers = [read_header(store, keys.rollout(step, shard)) for shard in range(shards)]
         refs: list[FileRef] = []
         tables = []
-        for header in headers:
-            _check_shard(header, headers[0], step)
+        for shard, header in enumerate(headers):
+            _check_shard(store, header, headers[0], {"step": step, "shard": shard})
             tables.append(shard_rows(store, header, len(refs)))
             refs += refs_of(header)
         joined = pa.concat_tables(tables)
@@ -146,6 +146,12 @@ def read_manifest(store: Store, step: int) -> Manifest:
     if len(manifest.numbers) != len(manifest.ids):
         raise TraceError(f"{name}: {_doubles(manifest.ids)}")
     return manifest
+
+
+def sealed_steps(store: Store) -> list[int]:
+    """The steps that have a manifest, ascending."""
+    found = [(info.key, keys.number_of(info.key)) for info in store.list(keys.steps())]
+    return [step for key, step in found if step is not None and key == keys.manifest(step)]
 
 
 def open_file(store: Store, manifest: Manifest, number: int) -> tuple[TraceFile, Geometry | None]:
@@ -214,9 +220,10 @@ def _versions(rows: pa.Table) -> tuple[int, ...]:
     return tuple(sorted(pc.unique(pc.struct_field(spans, "version")).to_pylist()))
 
 
-def _check_shard(header: Header, first: Header, step: int) -> None:
-    if header.body.get("step") != step:
-        raise TraceError(f"{header.key}: made for step {header.body.get('step')}, expected {step}")
+def _check_shard(store: Store, header: Header, first: Header, place: dict[str, int]) -> None:
+    found = {name: header.body.get(name) for name in place}
+    if found != place:
+        raise TraceError(f"{header.key} in {store.uri}: it is the commit of {found}")
     for name in ("geometry", "provenance"):
         ours, theirs = getattr(header, name), getattr(first, name)
         if ours != theirs:

@@ -32,7 +32,18 @@ def used_routes(store: Store, step: int) -> Manifest:
 def training_headers(store: Store, step: int) -> list[Header]:
     """The commits of the routes that a step's trainer recorded, by stage and dp rank."""
     found = [info.key for info in store.list(keys.trainings(step)) if info.key.endswith(".json")]
-    return [read_header(store, key) for key in found]
+    return [read_training(store, step, key) for key in found]
+
+
+def read_training(store: Store, step: int, key: str) -> Header:
+    """The commit of one stage and dp rank. Raises as `read_header`; TraceError if misplaced."""
+    header = read_header(store, key)
+    place: dict[str, Any] = {name: header.body.get(name) for name in ("step", "stage", "dp_rank")}
+    if not all(isinstance(number, int) for number in place.values()) or key != keys.training(
+        **place
+    ):
+        raise TraceError(f"{key} in {store.uri}: it is the commit of {place}")
+    return header
 
 
 def joined(store: Store, manifest: Manifest, headers: Sequence[Header]) -> Manifest:

@@ -1,0 +1,74 @@
+"""Routes as plain arrays, for people who look at them with other tools."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pipeline.store import Store
+from pipeline.traces.reader import read_routes, read_samples
+from pipeline.traces.records import Routes, TraceError
+from pipeline.traces.training import used_routes
+
+Format = Literal["npy", "pt"]
+_SAMPLES_AT_ONCE = 64
+
+
+def export(store: Store, step: int, folder: Path, form: Format) -> int:
+    """Write a step's routes to a folder, and samples.json that says which is which; how many.
+
+    npy: `NAME.npy` with the sets [T, L, K] and `NAME.valid.npy` with the validity [T]. pt: one
+    dict of tensors `sets` and `valid` by sample. Raises TraceError when there are no routes, and
+    for pt when torch is not installed.
+    """
+    manifest = used_routes(store, step)
+    if manifest.geometry is None:
+        raise TraceError(f"step {step} in {store.uri}: no routes were recorded")
+    torch = _torch() if form == "pt" else None
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = []
+    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
+        ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
+        routes = read_routes(store, manifest, ids)
+        for sample in read_samples(store, manifest, ids):
+            name = sample.id.replace("/", "_")
+            _save(folder / name, routes[sample.id], torch)
+            listed.append(
+                {
+                    "id": sample.id,
+                    "file": f"{name}.{form}",
+                    "prompt_length": len(sample.prompt_tokens_P),
+                    "tokens": sample.tokens_S.tolist(),
+                }
+            )
+    index = {
+        "experts": manifest.geometry.experts,
+        "topk": manifest.geometry.topk,
+        "layers": list(manifest.geometry.layers),
+        "samples": listed,
+    }
+    (folder / "samples.json").write_text(json.dumps(index) + "\n")
+    return len(listed)
+
+
+def _save(path: Path, routes: Routes, torch: Any) -> None:
+    if torch is None:
+        np.save(f"{path}.npy", routes.sets_TLK)
+        np.save(f"{path}.valid.npy", routes.valid_T)
+    else:
+        tensors = {
+            "sets": torch.from_numpy(routes.sets_TLK),
+            "valid": torch.from_numpy(routes.valid_T),
+        }
+        torch.save(tensors, f"{path}.pt")
+
+
+def _torch() -> Any:
+    # By name: pipeline promises to need no torch, and the import contract checks it. Only who asks
+    # for .pt files has it.
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise TraceError("format pt needs torch: install it, or use --format npy") from error

@@ -1,0 +1,153 @@
+"""What a step's routes look like: expert load by layer, agreement of two recordings, size.
+
+Letters: T rows of a sample, L MoE layers, K experts per row, E experts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.store import Store, keys
+from pipeline.store.commit import find_commit
+from pipeline.traces.manifest import Manifest, open_file, read_manifest
+from pipeline.traces.reader import read_routes
+from pipeline.traces.records import Geometry, Kind, TraceError
+from pipeline.traces.schema import layer_column
+from pipeline.traces.training import joined, training_headers
+
+_SAMPLES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """One MoE layer. Loads are shares of its choices, so 1 / E is even."""
+
+    layer: int
+    load_min: float
+    load_max: float
+    load_max_over_mean: float
+    """1: even; E / K: always the same K experts."""
+    load_entropy: float
+    """Of the loads, as a share of log E; 1: even."""
+    agreement: float | None
+    """Share of rows for which the engine (R3) and the trainer (R2) recorded the same set; None:
+    not both did."""
+    agreement_in_training: float | None
+    """Share of rows for which the trainer's own choice was the replayed one, by its metrics."""
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One sealed step."""
+
+    step: int
+    kind: Kind
+    samples: int
+    rows_total: int
+    rows_valid: int
+    bytes_per_token_layer: float
+    """Compressed bytes of the coded columns over the samples' rows and layers."""
+    layers: tuple[LayerStats, ...]
+
+
+def step_stats(store: Store, step: int) -> StepStats:
+    """Statistics over the valid rows of a step's routes.
+
+    Raises TraceError when the step has no routes.
+    """
+    sealed = read_manifest(store, step)
+    headers = training_headers(store, step)
+    trained = joined(store, sealed, headers) if headers else sealed
+    # Where both were recorded, the engine's are described and the trainer's compared with them.
+    manifest = trained if sealed.geometry is None else sealed
+    if manifest.geometry is None or manifest.provenance is None:
+        raise TraceError(f"step {step} in {store.uri}: no routes were recorded")
+    layers = manifest.geometry.layers
+    loads = _loads(store, manifest, manifest.geometry)
+    agreement: Sequence[float | None] = [None] * len(layers)
+    if trained is not manifest:
+        agreement = _agreement(store, manifest, trained)
+    metrics = find_commit(store, keys.metrics(step)) or {}
+    in_training: Mapping[str, float] = metrics.get("agreement_by_layer") or {}
+    rows_total = sum(manifest.rows["rows_total"].to_pylist())
+    return StepStats(
+        step=step,
+        kind=manifest.provenance.kind,
+        samples=len(manifest.ids),
+        rows_total=rows_total,
+        rows_valid=sum(manifest.rows["rows_valid"].to_pylist()),
+        bytes_per_token_layer=_coded_bytes(store, manifest) / max(1, rows_total * len(layers)),
+        layers=tuple(
+            _layer(layer, load_E, same, in_training.get(str(layer)))
+            for layer, load_E, same in zip(layers, loads, agreement, strict=True)
+        ),
+    )
+
+
+def _loads(store: Store, manifest: Manifest, geometry: Geometry) -> list[npt.NDArray[np.float64]]:
+    """By layer, the share [E] of its choices that each expert got."""
+    counts_LE = np.zeros((len(geometry.layers), geometry.experts), np.int64)
+    for ids in _batches(manifest):
+        for routes in read_routes(store, manifest, ids).values():
+            sets_TLK = routes.sets_TLK[routes.valid_T]
+            for i, counts_E in enumerate(counts_LE):
+                counts_E += np.bincount(sets_TLK[:, i].ravel(), minlength=geometry.experts)
+    return [counts_E / max(1, counts_E.sum()) for counts_E in counts_LE]
+
+
+def _agreement(store: Store, one: Manifest, other: Manifest) -> list[float | None]:
+    """By layer, the share of rows valid in both that have the same set; None: no such row."""
+    if one.geometry is None or one.geometry != other.geometry:
+        raise TraceError(
+            f"step {one.step} in {store.uri}: one recording is of {one.geometry}, the other of "
+            f"{other.geometry}"
+        )
+    equal_L = np.zeros(len(one.geometry.layers), np.int64)
+    compared = 0
+    for ids in _batches(one):
+        theirs = read_routes(store, other, ids)
+        for id, ours in read_routes(store, one, ids).items():
+            valid_T = ours.valid_T & theirs[id].valid_T
+            equal_TL = (ours.sets_TLK == theirs[id].sets_TLK).all(axis=2)
+            equal_L += equal_TL[valid_T].sum(axis=0)
+            compared += int(valid_T.sum())
+    return [int(equal) / compared if compared else None for equal in equal_L]
+
+
+def _batches(manifest: Manifest) -> Iterator[list[str]]:
+    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
+        yield manifest.ids[start : start + _SAMPLES_AT_ONCE]
+
+
+def _layer(
+    layer: int,
+    load_E: npt.NDArray[np.float64],
+    agreement: float | None,
+    in_training: float | None,
+) -> LayerStats:
+    used = load_E[load_E > 0]
+    entropy = -(used * np.log(used)).sum()
+    return LayerStats(
+        layer=layer,
+        load_min=float(load_E.min()),
+        load_max=float(load_E.max()),
+        load_max_over_mean=float(load_E.max() * len(load_E)),
+        # A model of one expert has nothing to balance.
+        load_entropy=float(entropy / np.log(len(load_E))) if len(load_E) > 1 else 1.0,
+        agreement=agreement,
+        agreement_in_training=in_training,
+    )
+
+
+def _coded_bytes(store: Store, manifest: Manifest) -> int:
+    total = 0
+    for number in range(len(manifest.files)):
+        file, geometry = open_file(store, manifest, number)
+        if file.role == "routes" and geometry is not None:
+            coded = {layer_column(layer) for layer in geometry.layers}
+            for group in file.row_groups:
+                pairs = zip(file.leaves, group.chunks, strict=True)
+                total += sum(chunk.length for leaf, chunk in pairs if leaf in coded)
+    return total
