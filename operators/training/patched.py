@@ -1,0 +1,61 @@
+"""Patches of Megatron-core and mbridge: what they share, and the one that a GPU needs too.
+
+Each patch is one function with its story: the trigger, the symptom, why the patch is safe. Before
+it changes anything it compares the source it knows with the source it finds, so another release of
+the library stops the start instead of being patched blindly.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.router import TopKRouter
+
+
+class PatchError(Exception):
+    """The code to be patched is not the code that the patch was written for."""
+
+
+def require_source(function: Callable[..., Any], sha256: str, patch: str) -> None:
+    """Refuse to go on if the function's source is not the one with this SHA-256 prefix.
+
+    Raises PatchError naming the function and the patch that has to be looked at.
+    """
+    function = inspect.unwrap(function)
+    found = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[: len(sha256)]
+    if found != sha256:
+        raise PatchError(
+            f"{function.__module__}.{function.__qualname__} has source {found}, the patch {patch} "
+            f"was written for {sha256}; install the pinned release (pyproject.toml), or read the "
+            "new source, correct or drop the patch and put the new digest there"
+        )
+
+
+def count_tokens_without_padding() -> None:
+    """Correct TopKRouter._apply_expert_bias of Megatron-core 0.16.1.
+
+    With an expert bias (DeepSeek-V3) and a padding mask it computes
+    `routing_map & (~padding_mask)` of shapes [tokens, experts] and [tokens]: an exception, or, when
+    there are as many tokens as experts, silently the wrong counts (experts are masked, not tokens).
+    Its siblings (auxiliary losses, z-loss) unsqueeze the mask; so does this. The method is compiled
+    upstream; three small operations need no compiler. It may be bound many times.
+    """
+    if TopKRouter._apply_expert_bias is _apply_expert_bias:
+        return
+    require_source(
+        TopKRouter._apply_expert_bias, "f82dbc793f06d124", "count_tokens_without_padding"
+    )
+    TopKRouter._apply_expert_bias = _apply_expert_bias
+
+
+def _apply_expert_bias(
+    self: TopKRouter, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None
+) -> None:
+    """routing_map [tokens, experts]; padding_mask [tokens], True where padding is."""
+    if self.enable_expert_bias and torch.is_grad_enabled():
+        with torch.no_grad():
+            if padding_mask is not None:
+                routing_map = routing_map & ~padding_mask[:, None]
+            self.local_tokens_per_expert += routing_map.sum(dim=0)

@@ -1,0 +1,19 @@
+"""The parallel layouts that two ranks of this machine can run."""
+
+from typing import Any
+
+from pipeline.config.tree import Actor, Megatron, Optim
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "dp2": {},
+    "tp2": {"tensor_model_parallel_size": 2},
+    "pp2": {"pipeline_model_parallel_size": 2},
+    "pp2_vpp2": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+    "ep2": {"expert_model_parallel_size": 2},
+}
+"""Name -> sizes; TP2 is with sequence parallelism. On one rank `dp2` is the layout of one rank."""
+
+
+def actor_of(layout: str, **megatron: Any) -> Actor:
+    """Training settings of a layout, with further megatron settings."""
+    return Actor(megatron=Megatron(**LAYOUTS[layout], **megatron), optim=Optim(lr=1e-3))
