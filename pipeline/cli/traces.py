@@ -176,20 +176,26 @@ def _steps_table(store: Store) -> Table:
     for step in sealed_steps(store):
         manifest = used_routes(store, step)
         made = manifest.provenance
-        columns = manifest.rows.select(["rows_total", "rows_valid", "reward"]).to_pydict()
-        total = sum(columns["rows_total"])
-        rewards = [reward for reward in columns["reward"] if reward is not None]
+        rewards = [reward for reward in manifest.rows["reward"].to_pylist() if reward is not None]
         table.add_row(
             str(step),
             ", ".join(map(str, manifest.policy_versions)),
             made.kind if made else "—",
             made.engine if made else "—",
             str(len(manifest.ids)),
-            str(total + len(manifest.ids)),
-            _share(sum(columns["rows_valid"]) if made else None, total),
+            str(sum(manifest.rows["rows_total"].to_pylist()) + len(manifest.ids)),
+            _valid_share(manifest),
             _number(sum(rewards) / len(rewards) if rewards else None, ".3f"),
         )
     return table
+
+
+def _valid_share(manifest: Manifest) -> str:
+    """Of routes that the trainer recorded, only `stats` counts the valid rows: it reads them all."""
+    columns = manifest.rows.select(["rows_valid", "rows_total"]).to_pydict()
+    if None in columns["rows_valid"]:
+        return "—"
+    return _share(sum(columns["rows_valid"]), sum(columns["rows_total"]))
 
 
 def _samples_table(manifest: Manifest) -> Table:

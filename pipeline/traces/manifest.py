@@ -145,6 +145,8 @@ def read_manifest(store: Store, step: int) -> Manifest:
     manifest = Manifest(step, versions, header.geometry, header.provenance, refs, rows)
     if len(manifest.numbers) != len(manifest.ids):
         raise TraceError(f"{name}: {_doubles(manifest.ids)}")
+    if header.geometry is not None and rows["routes_digest"].null_count:
+        raise TraceError(f"{name}: samples without a digest of their routes")
     return manifest
 
 

@@ -28,7 +28,7 @@ from pipeline.traces.manifest import (
 from pipeline.traces.reader import read_samples
 from pipeline.traces.records import Geometry, Kind, TraceError
 from pipeline.traces.schema import parse_geometry
-from pipeline.traces.training import used_routes
+from pipeline.traces.training import digested, used_routes
 
 _SAMPLES_AT_ONCE = 256
 _COMPARED = ["id", "token_digest", "routes_digest", "reward"]
@@ -56,7 +56,7 @@ def write_record_set(run: Store, target: Store, step: int) -> None:
     Nothing happens when the set holds the same step already. Raises TraceError when the step has
     no routes, or the set holds another run's step.
     """
-    manifest = used_routes(run, step)
+    manifest = digested(run, used_routes(run, step))
     if manifest.geometry is None:
         raise TraceError(f"step {step} of {run.uri}: no routes were recorded, so there is no set")
     _seal_copy(run, target, manifest, lambda key: key)
@@ -109,7 +109,7 @@ def seal_replay(run: Store, source: Store, step: int, plan: Mapping[str, Any] | 
     that is sealed already is returned as it stands. Raises as `check_replay`; ObjectMissingError.
     """
     if run.size(keys.manifest(step)) is None:
-        manifest = check_replay(source, step, expected_of(run, plan))
+        manifest = digested(source, check_replay(source, step, expected_of(run, plan)))
         _seal_copy(source, run, manifest, lambda key: keys.replayed(step, key))
     return read_manifest(run, step)
 

@@ -93,6 +93,8 @@ class Slices:
 
     def _compared(self, id: str, routes: Routes) -> Routes:
         expected = self.rows[id]
+        if expected["routes_digest"] is None:
+            return routes  # a join of the trainer's files: nobody has digested the whole yet
         if routes.valid_T.sum() != expected["rows_valid"]:
             raise TraceError(
                 f"sample {id}: {routes.valid_T.sum()} valid rows, its manifest says "

@@ -65,7 +65,7 @@ def step_stats(store: Store, step: int) -> StepStats:
     if manifest.geometry is None or manifest.provenance is None:
         raise TraceError(f"step {step} in {store.uri}: no routes were recorded")
     layers = manifest.geometry.layers
-    loads = _loads(store, manifest, manifest.geometry)
+    loads, rows_valid = _loads(store, manifest, manifest.geometry)
     agreement: Sequence[float | None] = [None] * len(layers)
     if trained is not manifest:
         agreement = _agreement(store, manifest, trained)
@@ -77,7 +77,7 @@ def step_stats(store: Store, step: int) -> StepStats:
         kind=manifest.provenance.kind,
         samples=len(manifest.ids),
         rows_total=rows_total,
-        rows_valid=sum(manifest.rows["rows_valid"].to_pylist()),
+        rows_valid=rows_valid,
         bytes_per_token_layer=_coded_bytes(store, manifest) / max(1, rows_total * len(layers)),
         layers=tuple(
             _layer(layer, load_E, same, in_training.get(str(layer)))
@@ -86,15 +86,19 @@ def step_stats(store: Store, step: int) -> StepStats:
     )
 
 
-def _loads(store: Store, manifest: Manifest, geometry: Geometry) -> list[npt.NDArray[np.float64]]:
-    """By layer, the share [E] of its choices that each expert got."""
+def _loads(
+    store: Store, manifest: Manifest, geometry: Geometry
+) -> tuple[list[npt.NDArray[np.float64]], int]:
+    """By layer, the share [E] of its choices that each expert got; and the number of valid rows."""
+    rows_valid = 0
     counts_LE = np.zeros((len(geometry.layers), geometry.experts), np.int64)
     for ids in _batches(manifest):
         for routes in read_routes(store, manifest, ids).values():
             sets_TLK = routes.sets_TLK[routes.valid_T]
+            rows_valid += len(sets_TLK)
             for i, counts_E in enumerate(counts_LE):
                 counts_E += np.bincount(sets_TLK[:, i].ravel(), minlength=geometry.experts)
-    return [counts_E / max(1, counts_E.sum()) for counts_E in counts_LE]
+    return [counts_E / max(1, counts_E.sum()) for counts_E in counts_LE], rows_valid
 
 
 def _agreement(store: Store, one: Manifest, other: Manifest) -> list[float | None]:

@@ -21,7 +21,8 @@ _SAMPLES_AT_ONCE = 64
 def used_routes(store: Store, step: int) -> Manifest:
     """A sealed step with the routes that its training used.
 
-    Those that the trainer recorded (R2), if there are any; else those of the manifest.
+    Those that the trainer recorded (R2), if there are any; else those of the manifest. Without
+    digests of the former: see `digested`.
     Raises TraceError when the trainer's files do not hold every sample in every layer once.
     """
     manifest = read_manifest(store, step)
@@ -72,19 +73,24 @@ def joined(store: Store, manifest: Manifest, headers: Sequence[Header]) -> Manif
         )
     table = _with(manifest.rows, "samples", places)
     table = _with(table, "routes", [parts[id] for id in manifest.ids])
-    made = replace(
+    for unknown in ("routes_digest", "rows_valid"):
+        table = _with(table, unknown, [None] * len(table))
+    return replace(
         manifest,
         geometry=whole,
         provenance=headers[0].provenance,
         files=tuple(files),
         rows=table,
     )
-    return _digested(store, made)
 
 
-def _digested(store: Store, manifest: Manifest) -> Manifest:
-    """Fill in digests and valid rows, which no single stage knows."""
-    assert manifest.geometry is not None
+def digested(store: Store, manifest: Manifest) -> Manifest:
+    """A joined manifest with what no stage alone knows: digests and numbers of valid rows.
+
+    Every row is read. Another manifest is returned as it is.
+    """
+    if manifest.geometry is None or not manifest.rows["routes_digest"].null_count:
+        return manifest
     digests, valid = [], []
     for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
         ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]

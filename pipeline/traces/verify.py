@@ -17,7 +17,7 @@ from pipeline.traces.manifest import Manifest, check_ids, open_file, read_manife
 from pipeline.traces.reader import read_samples, read_slices
 from pipeline.traces.records import Geometry, TraceError
 from pipeline.traces.schema import parse_geometry
-from pipeline.traces.training import joined, read_training
+from pipeline.traces.training import digested, joined, read_training
 
 _SAMPLES_AT_ONCE = 256
 
@@ -169,7 +169,7 @@ def _verify_training(
     if not headers or len(report.problems) > before:
         return
     with report.noting(prefix):
-        made = joined(store, manifest, headers)
+        made = digested(store, joined(store, manifest, headers))
         if geometry not in (None, made.geometry):
             raise TraceError(f"{prefix}: routes of {made.geometry}, the model has {geometry}")
 
