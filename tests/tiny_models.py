@@ -56,6 +56,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {
         "model_type": "qwen2_moe",
         **_QWEN2_SHAPE,
+        "num_attention_heads": 2,  # vLLM's CPU attention wants a head size that 32 divides
         **_QWEN_EXPERTS,
         "norm_topk_prob": False,
         "shared_expert_intermediate_size": 64,
@@ -80,12 +81,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "first_k_dense_replace": 1,
         "q_lora_rank": 32,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16,
+        "kv_lora_rank": 512,  # and the next: vLLM's MLA kernels want 576 as their sum
+        "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 32,
         "v_head_dim": 32,
         "bos_token_id": None,
         "num_mtp_layers": 0,
+        # In every published config; transformers itself does not read them, vLLM does.
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
     },
 }
 """Every family's config; `model_type` is transformers' name."""

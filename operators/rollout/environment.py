@@ -1,0 +1,37 @@
+"""The environment of the engine: vLLM reads these variables when it is imported."""
+
+import os
+import warnings
+
+_FIXED = {
+    # The engine lives in this process: killing the worker leaves nothing of it behind. Tensor
+    # parallelism still starts one process per further GPU; those end when this one does.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # Workers read from the object store only, and tell nobody about it.
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    # Threads that wait must sleep: on cores shared with a trainer (or another worker), spinning
+    # at OpenMP's barriers made generation 5 to 30 times slower. OMP_NUM_THREADS says how many
+    # threads there are: an engine in this process is not bound to cores (vLLM's own
+    # VLLM_CPU_OMP_THREADS_BIND acts on child processes only).
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
+
+def prepare_environment(enforce_eager: bool) -> None:
+    """Set what vLLM, torch and OpenMP read; call it before the first import of any of them."""
+    os.environ.update(_FIXED)
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    if enforce_eager:
+        # vLLM compiles parts of its sampler even when the model runs eagerly: 3 to 23 s at the
+        # first request on CPU, for nothing that could be measured afterwards.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(vllm|torch)\b")

@@ -1,0 +1,74 @@
+"""From the array an engine returns to Routes: everything is checked when it arrives.
+
+The engine's array is [rows, decoder layers, K], one row per position 0..S-2, dense layers filled
+with zeros. Letters: T rows, D decoder layers, L MoE layers, K experts per token, E experts.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.traces.records import Geometry, Routes, TraceError
+
+
+def routes_of(
+    raw_TDK: npt.NDArray[Any] | None,
+    rows: int,
+    decoder_layers: int,
+    geometry: Geometry,
+    sample: str,
+) -> Routes:
+    """The MoE layers of an engine's routes, each row sorted, all rows valid.
+
+    None (the request was aborted before its routes were complete) gives routes without a valid
+    row. Raises TraceError, naming the sample, when the array is not [rows, decoder_layers, K] of
+    integers, an id is not below E, a set holds an expert twice, or all ids are zero.
+    """
+    if raw_TDK is None:
+        return absent_routes(rows, geometry)
+    expected = (rows, decoder_layers, geometry.topk)
+    if raw_TDK.shape != expected:
+        raise TraceError(
+            f"sample {sample}: the engine returned routes of shape {raw_TDK.shape}, expected "
+            f"{expected}: one row for each token but the last, every decoder layer, top-k. "
+            "Rows are never padded or cut; remake the step, and report the engine's version"
+        )
+    if raw_TDK.dtype.kind not in "iu":
+        raise TraceError(f"sample {sample}: routes of type {raw_TDK.dtype}, expected integers")
+    sets_TLK = np.sort(raw_TDK[:, list(geometry.layers), :], axis=-1)
+    if sets_TLK.size:
+        _check(sets_TLK, geometry, sample)
+    return Routes(sets_TLK.astype(geometry.dtype), np.ones(rows, bool))
+
+
+def absent_routes(rows: int, geometry: Geometry) -> Routes:
+    """Routes of which nothing is known."""
+    shape = (rows, len(geometry.layers), geometry.topk)
+    sets_TLK = np.broadcast_to(np.arange(geometry.topk, dtype=geometry.dtype), shape)
+    return Routes(np.ascontiguousarray(sets_TLK), np.zeros(rows, bool))
+
+
+def _check(sets_TLK: npt.NDArray[Any], geometry: Geometry, sample: str) -> None:
+    # All-zero first: it is what a kernel that does not report its choice returns, and it would
+    # otherwise be called a duplicate.
+    if not sets_TLK.any():
+        raise TraceError(
+            f"sample {sample}: every id of every MoE layer is 0: the engine's kernel did not "
+            "report its choice. Use an engine build or backend that captures routes"
+        )
+    for wrong_TLK, what in (
+        (
+            (sets_TLK < 0) | (sets_TLK >= geometry.experts),
+            f"an id outside 0..{geometry.experts - 1}",
+        ),
+        (sets_TLK[..., 1:] == sets_TLK[..., :-1], "an expert twice"),
+    ):
+        wrong = np.argwhere(wrong_TLK)
+        if len(wrong):
+            row, place = int(wrong[0][0]), int(wrong[0][1])
+            raise TraceError(
+                f"sample {sample}: the set of row {row} in layer {geometry.layers[place]} is "
+                f"{sets_TLK[row, place].tolist()}: {what} ({len(wrong)} such places); "
+                f"expected {geometry.topk} different ids below {geometry.experts}"
+            )
