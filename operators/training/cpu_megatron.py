@@ -10,6 +10,7 @@ from typing import Any
 
 import megatron.core.tensor_parallel.random as megatron_random
 import torch
+from megatron.core.fusions import fused_softmax
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.moe import moe_utils
@@ -55,6 +56,7 @@ def adapt() -> None:
     _say_transformer_engine_is_missing()
     _allow_torch_norm_under_sequence_parallel()
     _let_optimizer_accept_cpu_tensors()
+    _make_causal_masks_on_cpu()
     _adapted = True
 
 
@@ -104,6 +106,18 @@ def _say_transformer_engine_is_missing() -> None:
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
     multi_latent_attention.HAVE_TE = False
+
+
+def _make_causal_masks_on_cpu() -> None:
+    """Attention makes its mask on device='cuda'. Recomputation does so inside
+    torch.autograd.backward, where the mode above is off: it is not active within its own
+    handler, which every call of a torch function goes through."""
+    fused_softmax.get_default_causal_mask = _causal_mask
+
+
+def _causal_mask(length: int) -> torch.Tensor:
+    """True above the diagonal, where attention must not look."""
+    return torch.ones(length, length).triu(1).bool()
 
 
 def _allow_torch_norm_under_sequence_parallel() -> None:

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from megatron.core import parallel_state
 
 from operators.training.batch import MicroBatch, Slice, lay_out
-from operators.training.data import StepData
+from operators.training.data import StepData, records, replays_recorded
 from operators.training.layout import MiniBatch
 from operators.training.logprobs import Group
+from operators.training.model import TrainedModel, build_model, routers
 from operators.training.parallel import Ranks
 from operators.training.passes import Chunk
-from operators.training.replay import Replayer, Router
+from operators.training.refuse import has_auxiliary_loss, refuse_without_effect
+from operators.training.replay import Replayer, ReplayError, Router
 from pipeline.config.tree import RunConfig
 from pipeline.traces.records import Geometry, Routes
 
@@ -63,6 +66,40 @@ class Rank:
     """Whether expert bias or an auxiliary loss must not see padding."""
 
 
+def make_rank(config: RunConfig, ranks: Ranks, folder: Path) -> tuple[Rank, TrainedModel]:
+    """Build the policy (and the reference, if the loss needs it) from a folder of HF weights.
+
+    Raises InputError for what cannot be trained or replayed, ReplayError when replay is on and
+    the model has no MoE layers.
+    """
+    actor = config.actor_rollout_ref.actor
+    model = build_model(folder, actor)
+    refuse_without_effect(model.config, actor.router_replay)
+    reference = build_model(folder, actor, training=False) if actor.use_kl_loss else None
+    of_rank = routers(model)
+    geometry = None
+    if model.config.num_moe_experts:
+        geometry = Geometry(
+            model.config.num_moe_experts, model.config.moe_router_topk, tuple(sorted(of_rank))
+        )
+    elif replays_recorded(config) or records(config):
+        raise ReplayError(
+            f"actor.router_replay.mode is {actor.router_replay.mode}, but the model has no MoE "
+            "layers: set it to disabled"
+        )
+    rank = Rank(
+        config=config,
+        place=place_of(ranks, actor.megatron.sequence_parallel),
+        chunks=model.chunks,
+        optimizer=model.optimizer,
+        reference=None if reference is None else reference.chunks,
+        routers=of_rank,
+        geometry=geometry,
+        with_padding_mask=padding_mask_needed(model.config),
+    )
+    return rank, model
+
+
 def place_of(ranks: Ranks, sequence_parallel: bool) -> Place:
     """This rank's place in Megatron's groups, which exist."""
     cut = sequence_parallel and ranks.tp_size > 1
@@ -79,13 +116,10 @@ def place_of(ranks: Ranks, sequence_parallel: bool) -> Place:
 
 def padding_mask_needed(config: Any) -> bool:
     """Whether Megatron's TransformerConfig has anything that counts tokens per expert."""
-    coefficients = config.moe_aux_loss_coeff
-    if not isinstance(coefficients, list | tuple):
-        coefficients = [coefficients]
     return bool(
         config.moe_router_enable_expert_bias
         or config.moe_z_loss_coeff
-        or any(coefficient for coefficient in coefficients)
+        or has_auxiliary_loss(config)
     )
 
 

@@ -32,12 +32,11 @@ import torch.distributed as dist
 
 from operators.training import checkpoint, parallel
 from operators.training.agree import agreed
-from operators.training.data import layout_rules, load_step, records, replays_recorded
+from operators.training.data import layout_rules, load_step
 from operators.training.finish import finish_step
-from operators.training.model import TrainedModel, build_model, routers
+from operators.training.model import TrainedModel
 from operators.training.parallel import Ranks
-from operators.training.rank import Rank, padding_mask_needed, place_of
-from operators.training.replay import ReplayError
+from operators.training.rank import Rank, make_rank
 from operators.training.step import train_step
 from pipeline.config.tree import RunConfig
 from pipeline.store import Store, keys, open_store
@@ -45,7 +44,6 @@ from pipeline.store.commit import read_commit
 from pipeline.store.policy import fetch_policy
 from pipeline.store.wait import WaitTimeoutError, wait_for_any
 from pipeline.traces import read_manifest
-from pipeline.traces.records import Geometry
 
 logger = logging.getLogger(__name__)
 
@@ -88,38 +86,6 @@ def run(run_uri: str, attempt_number: int) -> None:
             logger.info("step %d: manifest after %.1f s", step, time.monotonic() - waited)
             drifts = _one_step(store, rank, model, folder, attempt, step, drifts)
     parallel.leave()
-
-
-def make_rank(config: RunConfig, ranks: Ranks, folder: Path) -> tuple[Rank, TrainedModel]:
-    """Build the policy (and the reference, if the loss needs it) from a folder of HF weights.
-
-    Raises ReplayError when replay is on and the model has no MoE layers.
-    """
-    actor = config.actor_rollout_ref.actor
-    model = build_model(folder, actor)
-    reference = build_model(folder, actor, training=False) if actor.use_kl_loss else None
-    of_rank = routers(model)
-    geometry = None
-    if model.config.num_moe_experts:
-        geometry = Geometry(
-            model.config.num_moe_experts, model.config.moe_router_topk, tuple(sorted(of_rank))
-        )
-    elif replays_recorded(config) or records(config):
-        raise ReplayError(
-            f"actor.router_replay.mode is {actor.router_replay.mode}, but the model has no MoE "
-            "layers: set it to disabled"
-        )
-    rank = Rank(
-        config=config,
-        place=place_of(ranks, actor.megatron.sequence_parallel),
-        chunks=model.chunks,
-        optimizer=model.optimizer,
-        reference=None if reference is None else reference.chunks,
-        routers=of_rank,
-        geometry=geometry,
-        with_padding_mask=padding_mask_needed(model.config),
-    )
-    return rank, model
 
 
 def _one_step(
