@@ -157,7 +157,7 @@ _GROUPS: dict[str, list[tuple[Any, ...]]] = {
         ("lora_adapter_path", _NO_LORA, _NONE),
         ("lora_alpha lora.* target_modules exclude_modules", _NO_LORA),
         ("mtp.enable", "multi-token prediction is not supported", _OFF),
-        ("mtp.* mtp", "multi-token prediction is not supported"),
+        ("mtp.*", "multi-token prediction is not supported"),
         ("tiled_mlp.enabled use_liger", "the model is Megatron-core's", _OFF),
         ("enable_activation_offload", "activations are not offloaded", _OFF),
         (
@@ -185,7 +185,7 @@ _GROUPS: dict[str, list[tuple[Any, ...]]] = {
         ("calculate_entropy", "see entropy_coeff"),
         ("use_torch_compile use_fused_kernels entropy_*checkpointing", "for FSDP's actor"),
         ("entropy_from_logits_with_chunking freeze_vision_tower", "for FSDP's actor"),
-        ("profiler profiler.* profile.*", _NO_PROFILER),
+        ("profiler.* profile.*", _NO_PROFILER),
     ],
     "actor_rollout_ref.actor.optim.": [
         ("lr_warmup_steps_ratio", "use lr_warmup_steps", (None, 0)),
@@ -237,7 +237,7 @@ _GROUPS: dict[str, list[tuple[Any, ...]]] = {
         ("enable_chunked_prefill enable_prefix_caching scheduling_policy", _NO_CUT),
         ("cudagraph_capture_sizes disable_log_stats skip_tokenizer_init", _NO_CUT),
         ("skip_dump_dir trace.* prometheus.*", "see the run's report"),
-        ("profiler profiler.*", _NO_PROFILER),
+        ("profiler.*", _NO_PROFILER),
     ],
     "algorithm.": [
         ("use_kl_in_reward", "use actor.use_kl_loss", _OFF),

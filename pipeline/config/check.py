@@ -1,0 +1,151 @@
+"""Rules across settings, checked before anything starts: pure functions of config and model.
+
+Each rule function returns problems as sentences; nothing is raised, so that all are shown together.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pipeline.config.errors import InputError
+from pipeline.config.layout_rules import layout_problems
+from pipeline.config.model import MoeGeometry, moe_geometry
+from pipeline.config.replay_rules import replay_notes, replay_problems
+from pipeline.config.tree import RunConfig
+
+_REPLAY = "actor_rollout_ref.actor.router_replay"
+
+
+def config_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> list[str]:
+    """Everything in which the settings contradict each other, or the model.
+
+    `hf_config` is the model's config.json; None leaves out the rules that need it.
+    """
+    geometry: MoeGeometry | None = None
+    problems: list[str] = []
+    if hf_config is not None:
+        try:
+            geometry = moe_geometry(hf_config)
+        except InputError as error:
+            problems += error.problems
+            hf_config = None
+    problems += _batch_problems(config)
+    problems += _input_problems(config)
+    problems += _record_set_problems(config)
+    problems += replay_problems(config, hf_config, geometry)
+    problems += layout_problems(config, hf_config, geometry)
+    if hf_config is not None:
+        problems += _length_problems(config, hf_config)
+    return problems
+
+
+def config_notes(config: RunConfig) -> list[str]:
+    """What is accepted, but not what the user may think."""
+    return replay_notes(config)
+
+
+def _batch_problems(config: RunConfig) -> list[str]:
+    actor, data = config.actor_rollout_ref.actor, config.data
+    problems = []
+    if data.train_batch_size % actor.ppo_mini_batch_size:
+        problems.append(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size: found {actor.ppo_mini_batch_size}, "
+            f"expected a divisor of data.train_batch_size={data.train_batch_size} (both count "
+            f"prompts); write {_divisor_below(data.train_batch_size, actor.ppo_mini_batch_size)}"
+        )
+    shards = config.launch.rollout_shards
+    if shards is not None and shards > data.train_batch_size:
+        problems.append(
+            f"launch.rollout_shards: found {shards}, expected at most "
+            f"data.train_batch_size={data.train_batch_size}; a shard has at least one prompt"
+        )
+    return problems
+
+
+def _input_problems(config: RunConfig) -> list[str]:
+    replay_file = config.actor_rollout_ref.actor.router_replay.replay_file
+    problems = []
+    if not config.data.train_files:
+        problems.append(
+            "data.train_files: found nothing, expected Parquet file(s) with prompts; "
+            "add the line data.train_files=PATH"
+        )
+    if config.custom_reward_function is None and replay_file is None:
+        problems.append(
+            "custom_reward_function.path: missing, expected a Python file with the reward "
+            "function; add the line custom_reward_function.path=PATH"
+        )
+    if config.launch.rollout_workers == 0 and replay_file is None:
+        problems.append(
+            "launch.rollout_workers: found 0, but without "
+            f"{_REPLAY}.replay_file a step needs rollouts; write 1 or more"
+        )
+    return problems
+
+
+def _record_set_problems(config: RunConfig) -> list[str]:
+    replay = config.actor_rollout_ref.actor.router_replay
+    run = f"{config.store.uri}/{config.trainer.experiment_name}"
+    problems = []
+    for name, place in (("record_file", replay.record_file), ("replay_file", replay.replay_file)):
+        if place is None:
+            continue
+        if replay.mode == "disabled":
+            problems.append(
+                f"{_REPLAY}.{name}: found {place}, but {_REPLAY}.mode is disabled; write mode=R2 "
+                f"or mode=R3, or leave {name} out"
+            )
+        if _same_place(place, run):
+            problems.append(
+                f"{_REPLAY}.{name}: found {place}, which is the run itself "
+                "(store.uri/trainer.experiment_name); choose another place"
+            )
+    if replay.replay_file is None:
+        return problems
+    if replay.record_file is not None and _same_place(replay.record_file, replay.replay_file):
+        problems.append(
+            f"{_REPLAY}.record_file: found {replay.record_file}, the same as replay_file; a set "
+            "cannot be written where it is read: choose another place, or leave record_file out"
+        )
+    if config.launch.rollout_workers:
+        problems.append(
+            f"launch.rollout_workers: found {config.launch.rollout_workers}, but with "
+            f"{_REPLAY}.replay_file no rollout runs; write 0, or leave one of the two out"
+        )
+    if config.data.val_files:
+        problems.append(
+            f"data.val_files: found {config.data.val_files}, but with {_REPLAY}.replay_file no "
+            "rollout worker runs that could validate; write null, or leave replay_file out"
+        )
+    return problems
+
+
+def _length_problems(config: RunConfig, hf_config: Mapping[str, Any]) -> list[str]:
+    longest = hf_config.get("max_position_embeddings")
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    # A scaled RoPE reaches further than the number says; the engine knows how far.
+    scaling = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    scaled = scaling.get("rope_type", scaling.get("type", "default")) != "default"
+    if not isinstance(longest, int) or scaled or prompt + response <= longest:
+        return []
+    return [
+        f"data.max_response_length: found {response}, with data.max_prompt_length={prompt} that is "
+        f"{prompt + response} tokens, but the model has {longest} positions; write at most "
+        f"{max(longest - prompt, 0)}, or shorten max_prompt_length"
+    ]
+
+
+def _same_place(one: str, other: str) -> bool:
+    return _place(one) == _place(other)
+
+
+def _place(uri: str) -> str:
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        return os.path.abspath(unquote(parts.path))
+    return uri.rstrip("/") if parts.scheme else os.path.abspath(uri)
+
+
+def _divisor_below(number: int, limit: int) -> int:
+    return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)

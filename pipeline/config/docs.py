@@ -1,0 +1,103 @@
+"""docs/config.md, generated: every setting of ours, and what is done with each of verl's.
+
+`python -m pipeline.config.docs` writes the file; a test checks that it is up to date.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from pipeline.config.keys import Key, all_keys
+from pipeline.config.verl import ALIASES, FOREIGN
+
+_INTRODUCTION = """\
+# Settings
+
+<!-- Generated from pipeline/config by `make docs`; do not edit. -->
+
+A run is described by a YAML file, with `key.path=value` overrides on the command line, as verl's
+users write them (a leading `+` or `++` is accepted and means nothing):
+
+    retrace run CONFIG.yaml trainer.total_training_steps=20 actor_rollout_ref.actor.optim.lr=1e-6
+
+Everything is checked before anything starts, and all problems are shown together; `retrace check`
+does only that. Unknown keys are refused. Names are verl's where verl has one. Relative paths are
+relative to the working directory. Interpolation (`${...}`) is not supported.
+
+A run is attached again by its name (`trainer.experiment_name`). Settings marked ↻ may change then;
+all others are the run's identity, and another value is refused. Of inputs (marked #) the content
+counts, not the path. `store.*` only says where the run is.
+
+Where the default is **required**, the setting must be written.
+"""
+
+_FOREIGN = """
+## verl's other settings
+
+A file written for verl may hold settings that have no meaning here. What would not change the run
+is accepted with a note; what would make it another run than the one asked for is refused. In names,
+`*` stands for any characters. The first line that matches counts.
+
+| verl's key | outcome | reason |
+|---|---|---|
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [_INTRODUCTION, *_sections(), _aliases(), _FOREIGN]
+    parts += [f"| `{f.pattern}` | {f.outcome} | {f.reason} |\n" for f in FOREIGN]
+    return "".join(parts)
+
+
+def _sections() -> Iterator[str]:
+    keys = list(all_keys().values())
+    groups = [key for key in keys if key.section is not None]
+    for group in groups:
+        rows = [
+            key for key in keys if key.name.rpartition(".")[0] == group.name and not key.section
+        ]
+        if rows:
+            assert group.section is not None
+            yield f"\n## {group.name}\n\n{group.section.__doc__}\n"
+            yield "\n| key | value | default | |\n|---|---|---|---|\n"
+            yield from (_row(key) for key in rows)
+
+
+def _row(key: Key) -> str:
+    name = key.name.rpartition(".")[2]
+    mark = " ↻" if key.operational else " #" if key.names_input else ""
+    text = (key.field.description or "").replace("|", "\\|")
+    expected = key.expected.replace("|", "\\|")
+    return f"| `{name}`{mark} | {expected} | {_default(key)} | {text} |\n"
+
+
+def _default(key: Key) -> str:
+    if key.field.is_required():
+        return "**required**"
+    default = key.field.get_default(call_default_factory=True, validated_data={})
+    if default is None or default is PydanticUndefined:
+        return "null"
+    return f"`{default}`"
+
+
+def _aliases() -> str:
+    lines = [f"| `{other}.*` | `{ours}.*` |\n" for other, ours in ALIASES.items()]
+    return (
+        "\n## Other spellings\n\nTwo spellings of one setting that disagree are an error.\n\n"
+        "| also accepted | the same as |\n|---|---|\n" + "".join(lines)
+    )
+
+
+def main() -> None:
+    """Write docs/config.md in the working directory."""
+    target = Path("docs/config.md")
+    if not target.parent.is_dir():
+        sys.exit("docs/ is not here; run this in the repository's root")
+    target.write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

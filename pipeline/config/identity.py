@@ -1,0 +1,25 @@
+"""What makes a run what it is: model, data, algorithm, sampling, replay, seed, parallel layout."""
+
+from typing import Any
+
+from pipeline.config.keys import setting_keys, value_at
+from pipeline.config.tree import RunConfig
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The settings that may not change when a run is attached again, by dotted key.
+
+    Left out: operational settings, where the store is (a run may be copied), and the paths of
+    inputs, whose content is compared by digest when they are staged.
+    """
+    return {
+        key.name: value_at(config, key.name)
+        for key in setting_keys()
+        if not (key.operational or key.names_input or key.name.startswith("store."))
+    }
+
+
+def differing(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Old and new value of every identity setting in which two configs differ."""
+    before, after = identity(old), identity(new)
+    return {key: (before[key], after[key]) for key in after if before[key] != after[key]}
