@@ -72,9 +72,9 @@ def verify_(run: _Run, step: _Step = None) -> None:
         report = verify(store, None if step is None else [step])
     if report.problems:
         _print(_problems_table(report))
-        _print(f"{len(report.problems)} problems in {_seen(report)}")
+        _print(f"problems: {len(report.problems)}; {_seen(report)}")
         raise typer.Exit(1)
-    _print(f"good: {_seen(report)}")
+    _print(f"all good; {_seen(report)}")
 
 
 @app.command()
@@ -191,7 +191,7 @@ def _steps_table(store: Store) -> Table:
 
 
 def _valid_share(manifest: Manifest) -> str:
-    """Of routes that the trainer recorded, only `stats` counts the valid rows: it reads them all."""
+    """Of routes that the trainer recorded only `stats`, which reads them, knows it."""
     columns = manifest.rows.select(["rows_valid", "rows_total"]).to_pydict()
     if None in columns["rows_valid"]:
         return "—"
@@ -263,6 +263,6 @@ def _problems_table(report: Report) -> Table:
 
 def _seen(report: Report) -> str:
     return (
-        f"{report.steps} steps, {report.samples} samples, {report.files} files, "
-        f"{report.size:,} bytes"
+        f"steps: {report.steps}, samples: {report.samples}, files: {report.files}, "
+        f"bytes: {report.size:,}"
     )
