@@ -132,7 +132,6 @@ def _make_bridge(folder: Path, actor: Actor) -> Any:
     # transformers 5 keeps it in rope_parameters; mbridge 0.15.1 reads the old place.
     hf.rope_theta = hf.rope_parameters["rope_theta"]
     family = FAMILIES[hf.model_type]
-    bridge = family.bridge(hf, dtype=_DTYPES[actor.megatron.dtype])
     overrides = _checked_overrides(
         actor, MLATransformerConfig if _latent(hf) else TransformerConfig
     )
@@ -150,9 +149,15 @@ def _make_bridge(folder: Path, actor: Actor) -> Any:
             _log.warning("%s: %s have another value on CPU", _KEY, ", ".join(ignored))
         settings |= cpu_megatron.SETTINGS
     try:
+        bridge = family.bridge(hf, dtype=_DTYPES[actor.megatron.dtype])
         bridge.set_extra_args(**settings)
     except (AssertionError, TypeError, ValueError) as error:
-        raise InputError([f"{_KEY}: Megatron-core refuses the settings: {error}"]) from error
+        raise InputError(
+            [
+                f"{folder}/config.json and actor_rollout_ref.actor.megatron (with {_KEY}): "
+                f"Megatron-core refuses the combination: {error}"
+            ]
+        ) from error
     _refuse_silently_wrong(bridge.config)
     return bridge
 

@@ -32,6 +32,11 @@ def attempts() -> str:
     return "attempts/"
 
 
+def policies() -> str:
+    """Prefix of all policies."""
+    return "policies/"
+
+
 def policy(version: int) -> str:
     """Commits a policy version."""
     return f"policies/{version:06d}/policy.json"

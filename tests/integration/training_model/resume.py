@@ -1,0 +1,174 @@
+"""On each rank: train, save, resume. Two runs of this program are two lives of a trainer.
+
+  resume.py FOLDER first     every case: three steps undisturbed; again, saving after the second
+  resume.py FOLDER second    every case: other weights, load, third step; resharding
+
+Each rank writes what its state is (name of a tensor -> digest of its bits) to
+FOLDER/<life>-<rank>.json, by case.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from operators.training import checkpoint, parallel
+from operators.training.model import TrainedModel, build_model
+from operators.training.optimizer import parts
+from pipeline.store import open_store
+from tests.integration.training_model.layouts import LAYOUTS, actor_of
+from tests.tiny_models import VOCAB_SIZE, make_tiny
+
+LENGTH, MICRO_BATCHES = 16, 2
+FAMILIES = {
+    "qwen3_moe": ("qwen3_moe_dense_first", {}),
+    "qwen3_moe_tied": ("qwen3_moe", {"tie_word_embeddings": True}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
+}
+CASES = [
+    *((layout, "qwen3_moe", sharded) for layout in LAYOUTS for sharded in (False, True)),
+    ("pp2", "qwen3_moe_tied", True),
+    ("tp2", "qwen2_moe", True),
+    ("dp2", "deepseek_v3", True),
+    ("tp2", "deepseek_v3", True),
+]
+"""(layout, family, use_distributed_optimizer)."""
+ON_ONE_RANK = CASES[:2]
+RESHARDED = ("tp2", "pp2_vpp2")
+"""Layouts that load the checkpoint of dp2, and whose own checkpoint dp2 loads."""
+
+
+def main() -> None:
+    """Run one life."""
+    root, life = Path(sys.argv[1]), sys.argv[2]
+    parallel.start(actor_of("dp2").megatron)
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if rank == 0:
+        for name, (family, overrides) in FAMILIES.items():
+            seed = 0 if life == "first" else 1
+            make_tiny(root / life / name, family, seed, torch.bfloat16, **overrides)
+    torch.distributed.barrier()
+    parallel.stop()
+    results = {}
+    for case in CASES if world == 2 else ON_ONE_RANK:
+        name = "-".join(map(str, case))
+        results |= (first_life if life == "first" else second_life)(root, name, *case)
+    if life == "second" and world == 2:
+        results |= reshard(root)
+    (root / f"{life}-{rank}.json").write_text(json.dumps(results))
+    torch.distributed.destroy_process_group()
+
+
+def first_life(root: Path, name: str, layout: str, family: str, sharded: bool) -> dict:
+    """The state after three steps, and after two steps and three with a checkpoint between."""
+    actor = actor_of(layout, use_distributed_optimizer=sharded)
+    parallel.start(actor.megatron)
+    undisturbed = build_model(root / "first" / family, actor)
+    for step in range(3):
+        train(undisturbed, step)
+    saving = build_model(root / "first" / family, actor)
+    for step in range(2):
+        train(saving, step)
+    checkpoint.save(open_store(str(root / "store" / name)), 2, saving)
+    found = {f"{name}/2": digests(saving)}
+    train(saving, 2)
+    found |= {f"{name}/3": digests(undisturbed), f"{name}/3 after saving": digests(saving)}
+    parallel.stop()
+    return found
+
+
+def second_life(root: Path, name: str, layout: str, family: str, sharded: bool) -> dict:
+    """The state as loaded, and after the third step."""
+    actor = actor_of(layout, use_distributed_optimizer=sharded)
+    parallel.start(actor.megatron)
+    store = open_store(str(root / "store" / name))
+    model = build_model(root / "second" / family, actor)
+    other = digests(model)
+    version = checkpoint.latest(store)
+    checkpoint.load(store, version, model)
+    found = {f"{name}/other": other, f"{name}/{version}": digests(model)}
+    train(model, version)
+    found[f"{name}/3"] = digests(model)
+    parallel.stop()
+    return found
+
+
+def reshard(root: Path) -> dict:
+    """The state of dp2's checkpoint after another layout has loaded and saved it."""
+    found = {}
+    name = "dp2-qwen3_moe-True"
+    for layout in RESHARDED:
+        between = open_store(str(root / "store" / f"{name}-{layout}"))
+        for loaded_in, source in (
+            (layout, open_store(str(root / "store" / name))),
+            ("dp2", between),
+        ):
+            actor = actor_of(loaded_in)
+            parallel.start(actor.megatron)
+            model = build_model(root / "second" / "qwen3_moe", actor)
+            checkpoint.load(source, 2, model)
+            if source is between:
+                found[f"{name}/2 by {layout}"] = digests(model)
+            else:
+                checkpoint.save(between, 2, model)
+            parallel.stop()
+    return found
+
+
+def train(model: TrainedModel, step: int) -> None:
+    """One optimizer step on random tokens, which depend on the step and the data-parallel rank."""
+    data = torch.Generator().manual_seed(1000 * step + parallel_state.get_data_parallel_rank())
+    tokens = torch.randint(0, VOCAB_SIZE, (MICRO_BATCHES, 1, LENGTH + 1), generator=data)
+
+    def forward(indices, chunk):
+        rows = tokens[next(indices)]
+        losses = chunk(rows[:, :-1], torch.arange(LENGTH)[None], None, labels=rows[:, 1:])
+        return losses, lambda out: (out.float().sum(), torch.tensor(LENGTH, dtype=torch.int), {})
+
+    for chunk in model.chunks:
+        chunk.zero_grad_buffer()
+    model.optimizer.zero_grad()
+    indices = [iter(range(MICRO_BATCHES)) for _ in model.chunks]
+    several = len(indices) > 1
+    get_forward_backward_func()(
+        forward_step_func=forward,
+        data_iterator=indices if several else indices[0],
+        model=model.chunks if several else model.chunks[0],
+        num_microbatches=MICRO_BATCHES,
+        seq_length=LENGTH,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    done, _, _ = model.optimizer.step()
+    assert done
+
+
+def digests(model: TrainedModel) -> dict[str, str]:
+    """Weights, buffers, fp32 masters (or this rank's part), Adam's moments and step."""
+    state = {
+        f"model{index}.{name}": tensor
+        for index, chunk in enumerate(model.bare_chunks)
+        for name, tensor in chunk.state_dict().items()
+        if isinstance(tensor, torch.Tensor)
+    }
+    for index, part in enumerate(parts(model.optimizer)):
+        masters = [p for group in part.optimizer.param_groups for p in group["params"]]
+        for number, master in enumerate(masters):
+            state[f"master{index}.{number}"] = master
+            for key, value in part.optimizer.state.get(master, {}).items():
+                state[f"{key}{index}.{number}"] = value
+    return {
+        name: hashlib.sha256(
+            tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        ).hexdigest()[:16]
+        for name, tensor in state.items()
+    }
+
+
+if __name__ == "__main__":
+    main()
