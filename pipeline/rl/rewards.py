@@ -1,0 +1,170 @@
+"""Rewards: a Python function with verl's compute_score signature, from one self-contained file.
+
+compute_score(data_source, solution_str, ground_truth, extra_info) -> number, or a dict with
+"score" and further entries that are stored beside the sample
+"""
+
+import hashlib
+import inspect
+import json
+import linecache
+import math
+import numbers
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RewardFunction = Callable[..., Any]
+
+PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""Passed by keyword, as verl does."""
+
+
+class RewardError(Exception):
+    """A reward file or a reward cannot be used; the text names the file or the sample."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a reward function said of a sample. Example: Score(1.0, {'format_ok': True})."""
+
+    reward: float
+    """Finite."""
+    extras: dict[str, Any]
+    """JSON values that the function returned beside the score."""
+
+
+def load_reward(source: bytes | Path, name: str) -> RewardFunction:
+    """The function `name` of a reward file, given as its path or its content.
+
+    The file runs by itself: its folder is not searched for other modules. Raises RewardError when
+    it cannot be read or run, or has no such function taking verl's four arguments.
+    """
+    if isinstance(source, Path):
+        label = str(source)
+        try:
+            content = source.read_bytes()
+        except OSError as error:
+            raise RewardError(f"{label}: the reward file cannot be read: {error}") from error
+    else:
+        label, content = "reward file", source
+    module = _run(label, content)
+    function: RewardFunction | None = getattr(module, name, None)
+    if not callable(function):
+        found = sorted(
+            other
+            for other, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        )
+        raise RewardError(
+            f"{label}: found {'no function' if not found else 'functions ' + ', '.join(found)}, "
+            f"expected one named {name}; rename it, or set custom_reward_function.name"
+        )
+    _check_signature(label, name, function)
+    return function
+
+
+def score(
+    function: RewardFunction,
+    *,
+    sample_id: str,
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any,
+) -> Score:
+    """Call a reward function on one sample.
+
+    Raises RewardError, naming the sample, when the function raises or returns anything but a
+    finite number or a dict with a finite "score" and JSON values. Never 0 for want of a reward.
+    """
+    where = f"sample {sample_id} (data source {data_source!r})"
+    try:
+        result = function(
+            data_source=data_source,
+            solution_str=solution_str,
+            ground_truth=ground_truth,
+            extra_info=extra_info,
+        )
+    except (Exception, SystemExit) as error:  # users' code may raise anything
+        raise RewardError(
+            f"{where}: the reward function raised {type(error).__name__}: {error}; mend it, or "
+            "set reward.on_error=mask to leave such samples out"
+        ) from error
+    if not isinstance(result, dict):
+        return Score(_finite(where, "", result), {})
+    if "score" not in result:
+        raise RewardError(
+            f"{where}: the reward function returned a dict with {sorted(map(str, result))}, "
+            'expected "score" among them'
+        )
+    extras = {key: value for key, value in result.items() if key != "score"}
+    for key, value in extras.items():
+        _check_extra(where, key, value)
+    return Score(_finite(where, ' under "score"', result["score"]), extras)
+
+
+def _run(label: str, content: bytes) -> types.ModuleType:
+    digest = hashlib.sha256(content).hexdigest()
+    module = types.ModuleType(f"retrace_reward_{digest[:16]}")
+    module.__file__ = f"<{label}>"
+    # Dataclasses look their module up by name, and tracebacks their lines.
+    sys.modules[module.__name__] = module
+    try:
+        text = content.decode()
+        linecache.cache[module.__file__] = (len(text), None, text.splitlines(True), module.__file__)
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
+    except ModuleNotFoundError as error:
+        raise RewardError(
+            f"{label}: it imports {error.name!r}, which is not installed; a reward file must be "
+            "self-contained: put the code into it, or install the package for the workers"
+        ) from error
+    except (Exception, SystemExit) as error:  # users' code may raise anything
+        raise RewardError(
+            f"{label}: running it raised {type(error).__name__}: {error}; it must run by itself"
+        ) from error
+    return module
+
+
+def _check_signature(label: str, name: str, function: RewardFunction) -> None:
+    expected = f"{name}({', '.join(PARAMETERS)})"
+    if inspect.iscoroutinefunction(function):
+        raise RewardError(f"{label}: {name} is async, expected a plain function {expected}")
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**dict.fromkeys(PARAMETERS))
+    except TypeError as error:
+        raise RewardError(
+            f"{label}: found {name}{signature}, which cannot be called as {expected} with these "
+            f"names: {error}; rename its parameters"
+        ) from error
+
+
+def _finite(where: str, place: str, value: Any) -> float:
+    if not isinstance(value, numbers.Real):
+        raise RewardError(
+            f"{where}: the reward function returned {value!r} ({type(value).__name__}){place}, "
+            'expected a number, or a dict with "score"'
+        )
+    if not math.isfinite(value):
+        raise RewardError(
+            f"{where}: the reward function returned {value!r}{place}, expected a finite number"
+        )
+    return float(value)
+
+
+def _check_extra(where: str, key: Any, value: Any) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            f"{where}: the reward function returned {value!r} under {key!r}, which is not JSON: "
+            f"{error}; return plain numbers, texts, lists and dicts"
+        ) from error
+    if not isinstance(key, str):
+        raise RewardError(
+            f"{where}: the reward function returned an entry named {key!r}, expected text"
+        )

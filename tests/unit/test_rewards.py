@@ -1,0 +1,129 @@
+"""Rewards: a function that raises or returns nonsense names the sample; it never scores 0."""
+
+import math
+import re
+
+import pytest
+
+from pipeline.rl.rewards import RewardError, Score, load_reward, score
+
+GOOD = b"def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+SAMPLE = {
+    "sample_id": "000003/17/2",
+    "data_source": "add",
+    "solution_str": "95",
+    "ground_truth": "95",
+    "extra_info": {"split": "train"},
+}
+
+
+def scored(body: str) -> Score:
+    """The score of SAMPLE by a function with this body."""
+    return score(load_reward(GOOD + b"    " + body.encode(), "compute_score"), **SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("body", "reward", "extras"),
+    [
+        ("return 1", 1.0, {}),
+        ("return 0.25", 0.25, {}),
+        ("return solution_str == ground_truth", 1.0, {}),
+        ("return {'score': True, 'kind': extra_info['split']}", 1.0, {"kind": "train"}),
+        ("return {'score': -1, 'parts': [1, 2.5, None]}", -1.0, {"parts": [1, 2.5, None]}),
+        ("import numpy as np; return np.float32(0.5)", 0.5, {}),
+    ],
+)
+def test_numbers_and_dicts(body, reward, extras):
+    found = scored(body)
+    assert found == Score(reward, extras)
+    assert type(found.reward) is float
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return None", "returned None (NoneType), expected a number, or a dict with"),
+        ("return '1'", "returned '1' (str), expected a number"),
+        ("return float('nan')", "returned nan, expected a finite number"),
+        ("return {'score': float('inf')}", 'returned inf under "score", expected a finite'),
+        ("return {'score': None}", 'returned None (NoneType) under "score"'),
+        ("return {'reward': 1}", "returned a dict with ['reward'], expected \"score\" among them"),
+        ("return {'score': 1, 'x': {1}}", "returned {1} under 'x', which is not JSON"),
+        ("return {'score': 1, 'x': float('nan')}", "returned nan under 'x', which is not JSON"),
+        ("return {'score': 1, 2: 3}", "an entry named 2, expected text"),
+        ("return 1 / 0", "raised ZeroDivisionError: division by zero; mend it, or set "
+         "reward.on_error=mask"),
+        ("import sys; sys.exit('bye')", "raised SystemExit: bye"),
+    ],
+)  # fmt: skip
+def test_everything_else_names_the_sample(body, message):
+    with pytest.raises(RewardError, match=re.escape(message)) as caught:
+        scored(body)
+    assert str(caught.value).startswith("sample 000003/17/2 (data source 'add'): ")
+
+
+def test_cause_is_kept_with_its_line():
+    """The user sees the line of the reward file that raised."""
+    with pytest.raises(RewardError) as caught:
+        scored("return {}[ground_truth]")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_path_and_content_are_the_same(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_bytes(GOOD + b"    return 0.5")
+    for source in (path, path.read_bytes()):
+        assert score(load_reward(source, "compute_score"), **SAMPLE).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    ["data_source, solution_str, ground_truth, extra_info, scale=1", "**kwargs",
+     "ground_truth, *, data_source, solution_str, extra_info"],
+)  # fmt: skip
+def test_signatures_that_fit(parameters):
+    function = load_reward(f"def f({parameters}): return 1".encode(), "f")
+    assert score(function, **SAMPLE).reward == 1.0
+
+
+def test_dataclasses_with_postponed_annotations():
+    """They look their module up in sys.modules."""
+    source = b"""from __future__ import annotations
+import dataclasses
+@dataclasses.dataclass
+class Part:
+    value: float
+def compute_score(**kwargs):
+    return Part(0.5).value
+"""
+    assert math.isclose(score(load_reward(source, "compute_score"), **SAMPLE).reward, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", "found no function, expected one named compute_score; rename it, or set "
+         "custom_reward_function.name"),
+        ("def a(): 1\ndef b(): 1", "found functions a, b, expected one named compute_score"),
+        ("compute_score = 3", "found no function, expected one named"),
+        ("def compute_score(text, answer): return 1", "found compute_score(text, answer), which "
+         "cannot be called as compute_score(data_source, solution_str, ground_truth, extra_info)"),
+        ("async def compute_score(**kwargs): return 1", "compute_score is async, expected a plain"),
+        ("import helpers_beside_it", "it imports 'helpers_beside_it', which is not installed; a "
+         "reward file must be self-contained"),
+        ("1 +", "running it raised SyntaxError"),
+        ("raise ValueError('x')", "running it raised ValueError: x"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_used(tmp_path, source, message):
+    path = tmp_path / "reward.py"
+    path.write_text(source)
+    (tmp_path / "helpers_beside_it.py").write_text("")
+    with pytest.raises(RewardError, match=re.escape(message)) as caught:
+        load_reward(path, "compute_score")
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(RewardError, match="the reward file cannot be read"):
+        load_reward(tmp_path / "absent.py", "compute_score")
