@@ -18,9 +18,8 @@ def sample_row(
 ) -> dict[str, Any]:
     """A sample as a row; its routes are canonical and lie in these rows of the routes file.
 
-    Raises TraceError, naming the sample, when its parts do not fit together.
+    The sample is checked (`check`). Raises TraceError when its extras are not JSON.
     """
-    _check(sample)
     return {
         "id": sample.id,
         "group": sample.group,
@@ -88,7 +87,7 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
         extras=json.loads(value("extras")),
         routes=None,
     )
-    _check(sample)
+    check(sample)
     found = token_digest(sample.tokens_S)
     if found != value("token_digest"):
         raise TraceError(
@@ -103,7 +102,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     return pa.table(columns, schema=SAMPLES)
 
 
-def _check(sample: Sample) -> None:
+def check(sample: Sample) -> None:
+    """Raise TraceError, naming the sample, when its parts do not fit together."""
     length = len(sample.response_tokens_G)
     if len(sample.prompt_tokens_P) == 0:
         raise TraceError(f"sample {sample.id}: no prompt token")

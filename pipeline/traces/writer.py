@@ -31,7 +31,7 @@ def write_shard(
     key = keys.rollout(step, shard)
     if (geometry is None) != (provenance is None):
         raise TraceError(f"{key}: geometry and provenance go together, only one was given")
-    _refuse_duplicates(key, [sample.id for sample in samples])
+    _check(key, samples)
     if geometry is None:
         files = []
         sample_rows = [rows.sample_row(_without_routes(s), None, None, None) for s in samples]
@@ -80,7 +80,7 @@ def write_samples(store: Store, key: str, samples: Sequence[Sample]) -> DataFile
 
     Raises TraceError, naming the sample; StoreError.
     """
-    _refuse_duplicates(key, [sample.id for sample in samples])
+    _check(key, samples)
     sample_rows = [rows.sample_row(sample, None, None, None) for sample in samples]
     return write_file(store, key, "samples", rows.tables(sample_rows), SAMPLES).data
 
@@ -113,7 +113,10 @@ def _without_routes(sample: Sample) -> Sample:
     return sample
 
 
-def _refuse_duplicates(key: str, ids: Sequence[str]) -> None:
+def _check(key: str, samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        rows.check(sample)
+    ids = [sample.id for sample in samples]
     if len(set(ids)) != len(ids):
         double = next(id for i, id in enumerate(ids) if id in ids[:i])
         raise TraceError(f"{key}: sample {double} is there twice")

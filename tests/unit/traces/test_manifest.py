@@ -1,0 +1,191 @@
+"""Sealing: the join of the shards is complete, unique and of the plan's policy, or is refused."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.store import ObjectExistsError, ObjectMissingError, open_store
+from pipeline.store.commit import new_attempt
+from pipeline.traces import (
+    Geometry,
+    Provenance,
+    TraceError,
+    VersionSpan,
+    read_manifest,
+    read_routes,
+    read_samples,
+    seal,
+    write_shard,
+)
+from pipeline.traces.manifest import check_ids, sealed_steps
+from tests.unit.traces.make import (
+    GEOMETRY,
+    R3,
+    make_samples,
+    planned_ids,
+    sealed_r3,
+    without_routes,
+    write_shards,
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path))
+
+
+ids = st.lists(st.sampled_from([f"000000/{row}/0" for row in range(12)]), max_size=14)
+
+
+@given(ids, ids)
+def test_a_join_is_good_only_if_it_is_exactly_the_plan(found, expected):
+    """Any missing, unexpected or doubled id is named; nothing else is refused."""
+    expected = sorted(set(expected))
+    if sorted(found) == expected:
+        check_ids("step 0", found, expected)
+        return
+    with pytest.raises(TraceError) as error:
+        check_ids("step 0", found, expected)
+    wrong = set(found) ^ set(expected) or {id for id in found if found.count(id) > 1}
+    assert any(id in str(error.value) for id in wrong)
+
+
+def test_a_missing_shard_is_not_sealed(store):
+    samples = make_samples()
+    write_shard(store, 0, 0, new_attempt(), samples, GEOMETRY, R3)
+    with pytest.raises(ObjectMissingError, match=r"rollout/00001\.json"):
+        seal(store, 0, 2, [s.id for s in samples], 0)
+    assert store.size("steps/000000/manifest.json") is None
+
+
+def test_samples_that_are_missing_doubled_or_foreign_are_named(store):
+    """One sample missing, one in two shards, one that nobody asked for: all in one error."""
+    samples = make_samples(prompts=4)
+    write_shard(store, 0, 0, new_attempt(), samples[:4], GEOMETRY, R3)
+    write_shard(store, 0, 1, new_attempt(), samples[3:6], GEOMETRY, R3)
+    expected = [*planned_ids(), "000000/9/0"][1:]
+    with pytest.raises(TraceError) as error:
+        seal(store, 0, 2, expected, 0)
+    assert str(error.value) == (
+        "step 0: 7 samples, expected 6; missing: 000000/9/0; not expected: 000000/0/0; "
+        "there twice: 000000/1/1"
+    )
+
+
+def test_another_policy_version_is_refused(store):
+    """Even a few tokens of it, in the middle of a sample."""
+    samples = make_samples()
+    G = len(samples[2].response_tokens_G)
+    stale = (VersionSpan(0, 0, G - 1), VersionSpan(1, G - 1, G))
+    samples[2] = replace(samples[2], version_spans=stale)
+    write_shards(store, samples)
+    with pytest.raises(TraceError, match=r"policy versions \(0, 1\), its plan says 0"):
+        seal(store, 0, 2, planned_ids(), 0)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "provenance"),
+    [
+        (Geometry(17, 4, (1, 2, 5)), R3),
+        (Geometry(16, 4, (1, 2, 6)), R3),
+        (GEOMETRY, Provenance("R3", 0, "vllm 0.33.0")),
+        (None, None),
+    ],
+)
+def test_shards_must_agree(store, geometry, provenance):
+    """Another number of experts, other layers, another engine, or no routes at all."""
+    samples = make_samples()
+    second = samples[4:] if geometry else without_routes(samples[4:])
+    write_shard(store, 0, 0, new_attempt(), samples[:4], GEOMETRY, R3)
+    write_shard(store, 0, 1, new_attempt(), second, geometry, provenance)
+    with pytest.raises(TraceError, match=r"rollout/00001\.json: .* but .*rollout/00000.json has"):
+        seal(store, 0, 2, planned_ids(), 0)
+
+
+def test_a_shard_in_another_ones_place_is_refused(store, tmp_path):
+    write_shards(store, make_samples())
+    rollout = tmp_path / "steps/000000/rollout"
+    (rollout / "00001.json").write_bytes((rollout / "00000.json").read_bytes())
+    with pytest.raises(TraceError, match=r"00001.json .* is the commit of .*'shard': 0"):
+        seal(store, 0, 2, planned_ids(), 0)
+
+
+def test_a_sealed_step_is_returned_as_it_stands(store):
+    """Attaching seals nothing anew, even if a shard's commit is gone by then; but another plan's
+    ids are noticed."""
+    samples = make_samples()
+    manifest = sealed_r3(store, samples)
+    objects = [info.key for info in store.list("")]
+    assert seal(store, 0, 2, planned_ids(), 0).rows.equals(manifest.rows)
+    assert [info.key for info in store.list("")] == objects
+    with pytest.raises(TraceError, match=r"manifest\.json.*not expected: 000000/2/0, 000000/2/1"):
+        seal(store, 0, 2, planned_ids(prompts=2), 0)
+
+
+class LosesAnswer:
+    """A store whose creation of one object succeeds, but says that the object was there."""
+
+    def __init__(self, store, key: str) -> None:
+        self._store = store
+        self._key = key
+        self.uri = store.uri
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def create(self, key: str, data: bytes) -> None:
+        self._store.create(key, data)
+        if key == self._key:
+            raise ObjectExistsError(f"create {key}: it exists already")
+
+
+def test_a_lost_answer_is_no_failure(store):
+    """The conditional create went through and its retry found the object there: the seal, and a
+    shard's commit, are recognised as our own."""
+    samples = make_samples()
+    key = "steps/000000/rollout/00000.json"
+    flaky = LosesAnswer(store, key)
+    assert write_shard(flaky, 0, 0, new_attempt(), samples, GEOMETRY, R3).ours
+    flaky = LosesAnswer(store, "steps/000000/manifest.json")
+    manifest = seal(flaky, 0, 1, planned_ids(), 0)
+    assert manifest.ids == sorted(planned_ids())
+
+
+def test_many_sealers_make_one_manifest(store):
+    """Two flows at once: all see the same sealed step, whoever was first."""
+    samples = make_samples()
+    write_shards(store, samples)
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: seal(store, 0, 2, planned_ids(), 0), range(4)))
+    assert all(m.rows.equals(made[0].rows) and m.files == made[0].files for m in made)
+    assert read_manifest(store, 0).files == made[0].files
+
+
+def test_a_sample_keeps_its_routes_whatever_shard_made_it(store, tmp_path):
+    """The same samples cut into shards in two ways join to the same content."""
+    samples = make_samples(prompts=4)
+    other = open_store(str(tmp_path / "other"))
+    one = sealed_r3(store, samples)
+    write_shard(other, 0, 0, new_attempt(), samples[::-1], GEOMETRY, R3)
+    two = seal(other, 0, 1, planned_ids(prompts=4), 0)
+    content = ["id", "token_digest", "routes_digest", "rows_valid", "reward"]
+    assert one.rows.select(content).equals(two.rows.select(content))
+    for sample in samples:
+        ours, theirs = read_routes(store, one, [sample.id]), read_routes(other, two, [sample.id])
+        assert (ours[sample.id].sets_TLK == theirs[sample.id].sets_TLK).all()
+    assert [s.id for s in read_samples(other, two, two.ids)] == two.ids
+
+
+def test_sealed_steps(store):
+    """Steps in the making are not among them."""
+    sealed_r3(store, make_samples())
+    samples = make_samples(step=12)
+    write_shard(store, 12, 0, new_attempt(), samples, GEOMETRY, R3)
+    assert sealed_steps(store) == [0]
+    seal(store, 12, 1, [s.id for s in samples], 0)
+    assert sealed_steps(store) == [0, 12]
+    with pytest.raises(ObjectMissingError, match=r"steps/000003/manifest\.json"):
+        read_manifest(store, 3)
