@@ -3,7 +3,7 @@
 Megatron's distributed checkpoint (torch_dist), written by each rank into a scratch folder of its
 own and uploaded from there; rank 0 commits keys.checkpoint(version) once every file is in the
 store. Loading downloads all files once per node. Any TP, PP and DP size can load it
-('fully_reshardable'); see _refuse_other_layout for what cannot change.
+('fully_reshardable'); see refuse_other_layout for what cannot change.
 
 Random number generators are not saved: build_model refuses dropout, so training draws no random
 numbers. Saving is synchronous: Megatron's asynchronous save does not copy CPU tensors.
@@ -91,7 +91,7 @@ def load(store: Store, version: int, model: TrainedModel) -> None:
     Raises InputError if this layout cannot load it, CorruptObjectError, ObjectMissingError.
     """
     body = read_commit(store, keys.checkpoint(version))
-    _refuse_other_layout(version, body["layout"], layout(model))
+    refuse_other_layout(version, body["layout"], layout(model))
     with TemporaryDirectory(prefix="retrace-checkpoint-") as own:
         folder = _node_folder(own)
         if _local_rank() == 0:
@@ -135,7 +135,8 @@ _FIXED = {
 }
 
 
-def _refuse_other_layout(version: int, saved: dict[str, Any], here: dict[str, Any]) -> None:
+def refuse_other_layout(version: int, saved: dict[str, Any], here: dict[str, Any]) -> None:
+    """Raises InputError for what of the layout optimizer state cannot be loaded across."""
     problems = [
         f"checkpoint of policy {version} was saved with "
         f"actor_rollout_ref.actor.megatron.{key} {saved[name]}, this attempt has {here[name]}: "

@@ -72,7 +72,7 @@ class NamedForBridge:
         self.decoder = model.decoder
         self._model = model
         state = {name: t for name, t in model.state_dict().items() if "_extra_state" not in name}
-        self._names = _bridge_names(list(state)) if ON_CPU else {name: name for name in state}
+        self._names = bridge_names(list(state)) if ON_CPU else {name: name for name in state}
         self._state = {self._names[name]: tensor for name, tensor in state.items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -84,7 +84,7 @@ class NamedForBridge:
         return ((self._names[name], p) for name, p in self._model.named_parameters())
 
 
-def _bridge_names(names: list[str]) -> dict[str, str]:
+def bridge_names(names: list[str]) -> dict[str, str]:
     """Names of the local layers -> mbridge's.
 
     Transformer Engine fuses a norm into the linear layer behind it: the input norm of standard

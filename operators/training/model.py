@@ -121,7 +121,7 @@ def bare(chunk: torch.nn.Module) -> torch.nn.Module:
 
 
 def _make_bridge(folder: Path, actor: Actor) -> Any:
-    hf = AutoConfig.from_pretrained(folder, local_files_only=True)
+    hf = _read_config(folder)
     tp = actor.megatron.tensor_model_parallel_size
     problems = problems_of(hf)
     if hf.vocab_size % tp:
@@ -158,8 +158,20 @@ def _make_bridge(folder: Path, actor: Actor) -> Any:
                 f"Megatron-core refuses the combination: {error}"
             ]
         ) from error
-    _refuse_silently_wrong(bridge.config)
+    refuse_silently_wrong(bridge.config)
     return bridge
+
+
+def _read_config(folder: Path) -> Any:
+    model_type = json.loads((folder / "config.json").read_text()).get("model_type")
+    if model_type not in FAMILIES:
+        raise InputError(
+            [
+                f"{folder}/config.json: model_type {model_type!r} is not known; known: "
+                f"{', '.join(sorted(FAMILIES))}"
+            ]
+        )
+    return AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _latent(hf: Any) -> bool:
@@ -187,7 +199,8 @@ def _checked_overrides(actor: Actor, config_class: type) -> dict[str, Any]:
     return dict(actor.megatron.override_transformer_config)
 
 
-def _refuse_silently_wrong(config: Any) -> None:
+def refuse_silently_wrong(config: Any) -> None:
+    """Refuse settings under which Megatron-core or a replay would be wrong without an error."""
     problems = []
     vpp = config.virtual_pipeline_model_parallel_size
     if vpp and (config.batch_p2p_comm or not config.overlap_p2p_comm):

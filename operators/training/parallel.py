@@ -56,8 +56,8 @@ def expert_tensor_parallel_size(megatron: Megatron) -> int:
         raise InputError(
             [
                 f"{_KEYS}.expert_tensor_parallel_size is {chosen} with "
-                f"expert_model_parallel_size 1 and tensor_model_parallel_size {tp}: Megatron-core "
-                f"would train {tp} diverging copies of the experts; set it to {tp} or leave it out"
+                f"expert_model_parallel_size 1 and tensor_model_parallel_size {tp}: copies of the "
+                f"experts would drift apart in Megatron-core; set it to {tp} or leave it out"
             ]
         )
     return chosen

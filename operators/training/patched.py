@@ -33,6 +33,10 @@ def require_source(function: Callable[..., Any], sha256: str, patch: str) -> Non
         )
 
 
+UPSTREAM_APPLY_EXPERT_BIAS = TopKRouter._apply_expert_bias
+"""As Megatron-core has it."""
+
+
 def count_tokens_without_padding() -> None:
     """Correct TopKRouter._apply_expert_bias of Megatron-core 0.16.1.
 
@@ -42,11 +46,7 @@ def count_tokens_without_padding() -> None:
     Its siblings (auxiliary losses, z-loss) unsqueeze the mask; so does this. The method is compiled
     upstream; three small operations need no compiler. It may be bound many times.
     """
-    if TopKRouter._apply_expert_bias is _apply_expert_bias:
-        return
-    require_source(
-        TopKRouter._apply_expert_bias, "f82dbc793f06d124", "count_tokens_without_padding"
-    )
+    require_source(UPSTREAM_APPLY_EXPERT_BIAS, "f82dbc793f06d124", "count_tokens_without_padding")
     TopKRouter._apply_expert_bias = _apply_expert_bias
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from operators.training import checkpoint, parallel
 from operators.training.model import TrainedModel, build_model
 from operators.training.optimizer import parts
 from pipeline.store import open_store
 from tests.integration.training_model.layouts import LAYOUTS, actor_of
+from tests.integration.training_model.passes import train
 from tests.tiny_models import VOCAB_SIZE, make_tiny
 
 LENGTH, MICRO_BATCHES = 16, 2
@@ -70,13 +70,13 @@ def first_life(root: Path, name: str, layout: str, family: str, sharded: bool) -
     parallel.start(actor.megatron)
     undisturbed = build_model(root / "first" / family, actor)
     for step in range(3):
-        train(undisturbed, step)
+        train_step(undisturbed, step)
     saving = build_model(root / "first" / family, actor)
     for step in range(2):
-        train(saving, step)
+        train_step(saving, step)
     checkpoint.save(open_store(str(root / "store" / name)), 2, saving)
     found = {f"{name}/2": digests(saving)}
-    train(saving, 2)
+    train_step(saving, 2)
     found |= {f"{name}/3": digests(undisturbed), f"{name}/3 after saving": digests(saving)}
     parallel.stop()
     return found
@@ -92,7 +92,7 @@ def second_life(root: Path, name: str, layout: str, family: str, sharded: bool) 
     version = checkpoint.latest(store)
     checkpoint.load(store, version, model)
     found = {f"{name}/other": other, f"{name}/{version}": digests(model)}
-    train(model, version)
+    train_step(model, version)
     found[f"{name}/3"] = digests(model)
     parallel.stop()
     return found
@@ -120,32 +120,10 @@ def reshard(root: Path) -> dict:
     return found
 
 
-def train(model: TrainedModel, step: int) -> None:
+def train_step(model: TrainedModel, step: int) -> None:
     """One optimizer step on random tokens, which depend on the step and the data-parallel rank."""
     data = torch.Generator().manual_seed(1000 * step + parallel_state.get_data_parallel_rank())
-    tokens = torch.randint(0, VOCAB_SIZE, (MICRO_BATCHES, 1, LENGTH + 1), generator=data)
-
-    def forward(indices, chunk):
-        rows = tokens[next(indices)]
-        losses = chunk(rows[:, :-1], torch.arange(LENGTH)[None], None, labels=rows[:, 1:])
-        return losses, lambda out: (out.float().sum(), torch.tensor(LENGTH, dtype=torch.int), {})
-
-    for chunk in model.chunks:
-        chunk.zero_grad_buffer()
-    model.optimizer.zero_grad()
-    indices = [iter(range(MICRO_BATCHES)) for _ in model.chunks]
-    several = len(indices) > 1
-    get_forward_backward_func()(
-        forward_step_func=forward,
-        data_iterator=indices if several else indices[0],
-        model=model.chunks if several else model.chunks[0],
-        num_microbatches=MICRO_BATCHES,
-        seq_length=LENGTH,
-        micro_batch_size=1,
-        forward_only=False,
-    )
-    done, _, _ = model.optimizer.step()
-    assert done
+    train(model, torch.randint(0, VOCAB_SIZE, (MICRO_BATCHES, 1, LENGTH + 1), generator=data))
 
 
 def digests(model: TrainedModel) -> dict[str, str]:

@@ -1,120 +1,162 @@
-"""On each rank: HF -> Megatron -> HF and logits against transformers, in every layout.
+"""On each rank: HF -> Megatron -> HF, logits against transformers and routers, in every layout.
 
-round_trip.py FOLDER      (under torchrun; prints one line of JSON per case on rank 0)
+round_trip.py FOLDER      under torchrun; each rank writes what it found to FOLDER/<rank>.json
 """
 
 import json
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from operators.training import export, model, parallel
+from operators.training import parallel
+from operators.training.export import export_hf
+from operators.training.model import TrainedModel, build_model, load_hf, routers
 from tests.integration.training_model.layouts import LAYOUTS, actor_of
+from tests.integration.training_model.passes import forward_logits
+from tests.integration.training_model.refused import refusals
 from tests.tiny_models import VOCAB_SIZE, make_tiny
 
-CASES = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe_tied": ("qwen3_moe", {"tie_word_embeddings": True}),
     "qwen3_moe_dense_first": ("qwen3_moe_dense_first", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "mixtral": ("mixtral", {}),
     "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3_yarn": (
+        "deepseek_v3",
+        {
+            # Moonlight has no query rank and no groups; DeepSeek-V3 has YaRN.
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
     "qwen3": ("qwen3", {}),
+    "qwen3_tied": ("qwen3", {"tie_word_embeddings": True}),
 }
+DENSE = {"qwen3", "qwen3_tied"}
 LENGTH = 32
 
 
 def main() -> None:
-    """Every case in every layout of this world size."""
+    """Every case in every layout of this number of ranks."""
     root = Path(sys.argv[1])
-    names = sys.argv[2].split(",") if len(sys.argv) > 2 else list(CASES)
     parallel.start(actor_of("dp2").megatron)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     if rank == 0:
-        for name in names:
-            family, overrides = CASES[name]
+        for name, (family, overrides) in CASES.items():
             make_tiny(root / "float32" / name, family, **overrides)
             make_tiny(root / "bfloat16" / name, family, dtype=torch.bfloat16, **overrides)
+            make_tiny(root / "other" / name, family, 1, torch.bfloat16, **overrides)
     torch.distributed.barrier()
     parallel.stop()
+    found = {}
     for layout in LAYOUTS if world == 2 else ["dp2"]:
-        for dtype in ("float32", "bfloat16"):
-            actor = actor_of(layout, dtype=dtype)
-            parallel.start(actor.megatron)
-            for name in names:
-                started = time.monotonic()
-                found = check(root / dtype / name, root / "out" / f"{layout}-{dtype}-{name}", actor)
-                case = {"case": name, "layout": layout, "dtype": dtype, **found}
-                case["s"] = round(time.monotonic() - started, 2)
-                # Logits are on the last rank, which tells the first.
-                cases = [None] * world
-                torch.distributed.all_gather_object(cases, case)
-                if rank == 0:
-                    merged = {**cases[0], **cases[-1], "different": case["different"]}
-                    sys.stdout.write(json.dumps(merged) + "\n")
-            parallel.stop()
+        for name in CASES:
+            if layout == "ep2" and name in DENSE:
+                continue
+            out = root / "out" / layout / name
+            found[f"{layout}/{name}/float32"] = in_float32(layout, root / "float32" / name, out)
+            other, source = root / "other" / name, root / "bfloat16" / name
+            found[f"{layout}/{name}/bfloat16"] = in_bfloat16(layout, other, source, out)
+    if world == 1:
+        found["refusals"] = refusals(root / "float32" / "qwen3_moe", root / "refused")
+    (root / f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
-def check(source: Path, target: Path, actor) -> dict:
-    """Load, compare logits (fp32), export, compare files."""
-    training = actor.megatron.dtype == "bfloat16"
-    built = model.build_model(source, actor, training=training)
-    found = {"different": None, "layers": sorted(model.routers(built))}
-    if not training:
-        tokens = torch.randint(
-            2, VOCAB_SIZE, (1, LENGTH), generator=torch.Generator().manual_seed(7)
+def in_float32(layout: str, source: Path, out: Path) -> dict[str, Any]:
+    """A model that is not trained: its logits, its routers, its export."""
+    actor = actor_of(layout, dtype="float32")
+    parallel.start(actor.megatron)
+    model = build_model(source, actor, training=False)
+    tokens = torch.randint(2, VOCAB_SIZE, (1, LENGTH), generator=torch.Generator().manual_seed(7))
+    logits = forward_logits(model, tokens)
+    found: dict[str, Any] = {
+        "routers": sorted(routers(model)),
+        "wrong_routers": wrong_routers(model, source),
+    }
+    if logits is not None:
+        hf = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, attn_implementation="eager"
         )
-        logits = logits_of(built, tokens)
-        if logits is not None:
-            hf = AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch.float32, attn_implementation="eager"
-            )
-            with torch.no_grad():
-                reference = hf(tokens).logits
-            found |= {
-                "logits": float((logits - reference).abs().max()),
-                "of": float(reference.abs().max()),
-            }
-    export.export_hf(built, source, target)
-    if torch.distributed.get_rank() == 0:
-        found["different"] = different(source, target)
+        with torch.no_grad():
+            expected = hf(tokens).logits
+        found["logits_error"] = float((logits - expected).abs().max())
+        found["logits_max"] = float(expected.abs().max())
+    if (
+        model.config.moe_router_enable_expert_bias
+        and model.config.pipeline_model_parallel_size == 1
+    ):
+        found["tokens_counted"] = tokens_counted(model, tokens)
+    export_hf(model, source, out / "float32")
+    found["different"] = different(source, out / "float32")
+    parallel.stop()
     return found
 
 
-def logits_of(built: model.TrainedModel, tokens: torch.Tensor) -> torch.Tensor | None:
-    """Whole logits on the last pipeline stage, None elsewhere."""
-    several = len(built.chunks) > 1
+def in_bfloat16(layout: str, other: Path, source: Path, out: Path) -> dict[str, Any]:
+    """A trained model of other weights loads `source`, writes its weights anew from the fp32
+    masters (an optimizer step of no size), and is exported."""
+    actor = actor_of(layout)
+    parallel.start(actor.megatron)
+    model = build_model(other, actor)
+    load_hf(model, source)
+    for chunk in model.chunks:
+        chunk.zero_grad_buffer()
+    for group in model.optimizer.param_groups:
+        group["lr"] = 0.0
+    assert model.optimizer.step()[0]
+    export_hf(model, source, out / "bfloat16")
+    found = {"different": different(source, out / "bfloat16")}
+    parallel.stop()
+    return found
 
-    def step(_, chunk):
-        output = chunk(tokens, torch.arange(tokens.shape[1])[None], None)
-        return output, lambda logits, non_loss_data: gather_from_tensor_model_parallel_region(
-            logits
-        )
 
-    with torch.no_grad():
-        results = get_forward_backward_func()(
-            forward_step_func=step,
-            data_iterator=[None] * len(built.chunks) if several else None,
-            model=built.chunks if several else built.chunks[0],
-            num_microbatches=parallel_state.get_pipeline_model_parallel_world_size(),
-            seq_length=tokens.shape[1],
-            micro_batch_size=1,
-            forward_only=True,
-            collect_non_loss_data=True,
-        )
-    return results[0].float() if results else None
+def wrong_routers(model: TrainedModel, source: Path) -> list[int]:
+    """Layers whose router has not the weights that the file has under that layer's number."""
+    tensors = load_file(source / "model.safetensors")
+    gates = {
+        int(name.split(".")[2]): tensor
+        for name, tensor in tensors.items()
+        if name.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight"))
+    }
+    return [layer for layer, r in routers(model).items() if not torch.equal(r.weight, gates[layer])]
+
+
+def tokens_counted(model: TrainedModel, tokens: torch.Tensor) -> list[float]:
+    """What the routers count for the expert bias when the last 5 of 32 tokens are padding: a row
+    of padding counts nowhere. Summed over tensor-parallel ranks, by layer, divided by K."""
+    padding = torch.zeros_like(tokens, dtype=torch.bool)
+    padding[:, -5:] = True
+    (chunk,) = model.chunks
+    chunk(tokens, torch.arange(LENGTH)[None], None, padding_mask=padding)
+    counted = []
+    for router in routers(model).values():
+        total = router.local_tokens_per_expert.sum()
+        if model.config.tensor_model_parallel_size > 1:
+            torch.distributed.all_reduce(total)
+        counted.append(float(total) / router.topk)
+        router.local_tokens_per_expert.zero_()
+    return counted
 
 
 def different(source: Path, target: Path) -> list[str]:
-    """Names of files and tensors that are not the same in both folders."""
+    """Names of files and tensors that are not the same in both folders; rank 0 has written."""
+    torch.distributed.barrier()
     names = {path.name for path in source.iterdir()}
     wrong = sorted(names ^ {path.name for path in target.iterdir()})
     for name in sorted(names):
