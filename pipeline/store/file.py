@@ -40,6 +40,9 @@ class FileStore:
         temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # also FileExistsError: a file where a folder is needed
+            raise StoreError(f"create {key} in {self.uri}: {error}") from error
+        try:
             with temporary.open("xb") as out:
                 fill(out)
                 out.flush()

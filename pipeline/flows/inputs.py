@@ -1,0 +1,216 @@
+"""Checking a run's inputs: settings, model, prompts, reward file, store, record sets.
+
+Nothing is written into the run, and nothing is started. Every part is checked even if another one
+failed, so that all problems are shown together.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.config.check import config_notes, config_problems
+from pipeline.config.errors import InputError
+from pipeline.config.model import moe_geometry
+from pipeline.config.tree import RunConfig
+from pipeline.flows.attach import attach_problems
+from pipeline.flows.model import ModelFolder, find_model
+from pipeline.flows.plan import make_plan
+from pipeline.flows.prompts import PromptTable, read_prompts
+from pipeline.flows.records import Inputs
+from pipeline.flows.tokenizer import ChatTokenizer
+from pipeline.rl.rewards import RewardError, load_reward
+from pipeline.store import ObjectMissingError, Store, StoreError, keys, open_store
+from pipeline.store.commit import new_attempt
+from pipeline.traces import Expected, Geometry, TraceError, check_replay, expected_ids
+
+_T = TypeVar("_T")
+_REPLAY = "actor_rollout_ref.actor.router_replay"
+
+
+def check_inputs(config: RunConfig) -> Inputs:
+    """Check everything that a run needs before anything starts.
+
+    Raises InputError with all problems.
+    """
+    problems: list[str] = []
+    model = _try(problems, lambda: find_model(config.actor_rollout_ref.model.path))
+    problems += config_problems(config, model.config if model else None)
+    prompts, val_prompts = _check_prompts(config, model, problems)
+    reward = _try(problems, partial(_check_reward, config))
+    store = _try(problems, partial(_check_store, config))
+    if problems or model is None or prompts is None or store is None:
+        raise InputError(problems)
+    inputs = Inputs(
+        config=config,
+        store=store,
+        prompts=prompts,
+        val_prompts=val_prompts,
+        reward=reward,
+        model=model,
+        geometry=_geometry(model),
+        notes=(*config_notes(config), *_filter_notes(prompts, val_prompts)),
+    )
+    problems += attach_problems(inputs)
+    problems += _record_problems(inputs)
+    problems += _replay_problems(inputs)
+    if problems:
+        raise InputError(problems)
+    return inputs
+
+
+def _check_prompts(
+    config: RunConfig, model: ModelFolder | None, problems: list[str]
+) -> tuple[PromptTable | None, PromptTable | None]:
+    if model is None:
+        return None, None
+    folder = model.folder
+    tokenizer = _try(problems, lambda: ChatTokenizer(folder))
+    if tokenizer is None:
+        return None, None
+    tables: list[PromptTable | None] = []
+    for key, files in (
+        ("data.train_files", config.data.train_files),
+        ("data.val_files", config.data.val_files),
+    ):
+        read = partial(read_prompts, key, files or [], config.data, tokenizer)
+        table = _try(problems, read) if files else None
+        if table is not None:
+            problems += _vocabulary_problems(key, table, model)
+        tables.append(table)
+    prompts, val_prompts = tables
+    if prompts is not None and prompts.table.num_rows < config.data.train_batch_size:
+        problems.append(
+            f"data.train_batch_size: found {config.data.train_batch_size}, but data.train_files "
+            f"has {prompts.table.num_rows} prompts"
+            + (f" ({prompts.dropped} too long ones were dropped)" if prompts.dropped else "")
+            + f"; write at most {prompts.table.num_rows}, or add prompts"
+        )
+    return prompts, val_prompts
+
+
+def _vocabulary_problems(key: str, table: PromptTable, model: ModelFolder) -> list[str]:
+    size = model.config.get("vocab_size")
+    largest = max(max(ids) for ids in table.table["token_ids"].to_pylist())
+    if not isinstance(size, int) or largest < size:
+        return []
+    return [
+        f"actor_rollout_ref.model.path: a prompt of {key} has token id {largest}, but the model's "
+        f"vocab_size is {size}: the tokenizer is another model's; put the model's own beside it"
+    ]
+
+
+def _check_reward(config: RunConfig) -> bytes | None:
+    reward = config.custom_reward_function
+    if reward is None:
+        return None
+    path = Path(reward.path).expanduser()
+    try:
+        load_reward(path, reward.name)
+    except RewardError as error:
+        raise InputError([f"custom_reward_function.path: {error}"]) from error
+    return path.read_bytes()
+
+
+def _check_store(config: RunConfig) -> Store:
+    """The run's store, once something was written beside the run and removed again."""
+    _probe("store.uri", config.store.uri)
+    return open_store(f"{config.store.uri.rstrip('/')}/{config.trainer.experiment_name}")
+
+
+def _probe(key: str, uri: str) -> None:
+    try:
+        store = open_store(uri)
+        name = f"probe.{new_attempt()}"
+        store.create(name, b"")
+        store.delete(name)
+    except StoreError as error:
+        raise InputError(
+            [f"{key}: found {uri}, which cannot be written: {error}; choose another place"]
+        ) from error
+
+
+def _record_problems(inputs: Inputs) -> list[str]:
+    place = inputs.config.actor_rollout_ref.actor.router_replay.record_file
+    if place is None:
+        return []
+    key = f"{_REPLAY}.record_file"
+    try:
+        _probe(key, place)
+    except InputError as error:
+        return list(error.problems)
+    taken = next(open_store(place).list(keys.steps()), None)
+    if taken is None or inputs.store.size(keys.run_json()) is not None:
+        return []
+    return [
+        f"{key}: {place} holds a set already ({taken.key}), but this run is new; choose another "
+        "place, or remove the set"
+    ]
+
+
+def _replay_problems(inputs: Inputs) -> list[str]:
+    """Compare every step of the replay file with what this run would have sampled."""
+    place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
+    if place is None:
+        return []
+    key = f"{_REPLAY}.replay_file"
+    total = inputs.config.trainer.total_training_steps
+    tokens = _tokens_by_row(inputs)
+    step = 0
+    try:
+        source = open_store(place)
+        for step in range(total):
+            if inputs.store.size(keys.manifest(step)) is None:
+                check_replay(source, step, _expected(inputs, tokens, step))
+    except ObjectMissingError as error:
+        fewer = f"write {step} steps, or " if step else "write "
+        return [
+            f"{key}: {place} has not all of step {step}, but trainer.total_training_steps is "
+            f"{total}: {error}; {fewer}the place of a whole set"
+        ]
+    except (TraceError, StoreError) as error:
+        return [f"{key}: {error}"]
+    return []
+
+
+def _expected(inputs: Inputs, tokens: Mapping[str, npt.NDArray[np.uint32]], step: int) -> Expected:
+    plan = make_plan(inputs.config, inputs, step)
+    mode = inputs.config.actor_rollout_ref.actor.router_replay.mode
+    return Expected(
+        prompt_tokens=tokens,
+        ids=expected_ids(plan),
+        policy_version=plan["policy_version"],
+        geometry=None if mode == "disabled" else inputs.geometry,
+        kind=None if mode == "disabled" else mode,
+    )
+
+
+def _tokens_by_row(inputs: Inputs) -> dict[str, npt.NDArray[np.uint32]]:
+    column = inputs.prompts.table["token_ids"].to_pylist()
+    return {str(row): np.asarray(ids, np.uint32) for row, ids in enumerate(column)}
+
+
+def _geometry(model: ModelFolder) -> Geometry | None:
+    found = moe_geometry(model.config)
+    return None if found is None else Geometry(found.experts, found.topk, found.layers)
+
+
+def _filter_notes(*tables: PromptTable | None) -> Iterator[str]:
+    for key, table in zip(("data.train_files", "data.val_files"), tables, strict=True):
+        if table is not None and table.dropped:
+            yield (
+                f"{key}: {table.dropped} prompts dropped, longer than data.max_prompt_length; "
+                f"{table.table.num_rows} are left (data.filter_overlong_prompts=True)"
+            )
+
+
+def _try(problems: list[str], check: Callable[[], _T]) -> _T | None:
+    """The result of a check; None after its problems were added."""
+    try:
+        return check()
+    except InputError as error:
+        problems += error.problems
+        return None

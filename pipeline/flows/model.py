@@ -1,0 +1,116 @@
+"""The model's folder: config, tokenizer and safetensors, here or from the Hugging Face hub."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from pipeline.config.errors import InputError
+
+_KEY = "actor_rollout_ref.model.path"
+_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+"""Config, tokenizer and chat template. Code (*.py) is never fetched, staged or run."""
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What is staged of a model. Example: ModelFolder(Path('examples/model'), None, {...}, ...)."""
+
+    folder: Path
+    hub_id: str | None
+    """Weights are fetched from the hub when they are staged, not when they are checked."""
+    config: Mapping[str, Any]
+    """config.json."""
+    small_files: tuple[str, ...]
+    weight_files: tuple[str, ...]
+
+
+def find_model(path: str) -> ModelFolder:
+    """The model at a folder or hub id, without the weights of the latter.
+
+    Raises InputError: no such folder, hub not reached, files missing or unreadable.
+    """
+    folder = Path(path).expanduser()
+    hub_id = None
+    if not folder.is_dir():
+        if folder.exists() or not _HUB_ID.match(path):
+            raise InputError(
+                [
+                    f"{_KEY}: no folder {path} (from {Path.cwd()}); write a folder with "
+                    "config.json, safetensors and tokenizer, or a hub id like Qwen/Qwen3-30B-A3B"
+                ]
+            )
+        hub_id = path
+        folder = _fetch(path, _SMALL_FILES)
+    config = _read_json(folder, "config.json")
+    small = tuple(sorted({file.name for pattern in _SMALL_FILES for file in folder.glob(pattern)}))
+    model = ModelFolder(folder, hub_id, config, small, _weights(folder))
+    return model if hub_id else _complete(model)
+
+
+def with_weights(model: ModelFolder) -> ModelFolder:
+    """The same model with its weights on this machine. Raises InputError."""
+    if model.hub_id is None:
+        return model
+    folder = _fetch(model.hub_id, [*_SMALL_FILES, *model.weight_files])
+    return _complete(replace(model, folder=folder))
+
+
+def _weights(folder: Path) -> tuple[str, ...]:
+    """Names of the safetensors, by the index if there is one."""
+    if (folder / _INDEX).is_file():
+        names = _read_json(folder, _INDEX).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise InputError([f"{_KEY}: {folder / _INDEX} has no weight_map; fetch it again"])
+        return tuple(sorted({str(name) for name in names.values()}))
+    return (_SINGLE,)
+
+
+def _complete(model: ModelFolder) -> ModelFolder:
+    missing = [name for name in model.weight_files if not (model.folder / name).is_file()]
+    if missing:
+        why = (
+            f"named by {_INDEX}" if model.weight_files != (_SINGLE,) else "nor an index of several"
+        )
+        raise InputError(
+            [
+                f"{_KEY}: {model.folder} has no {', '.join(missing)} ({why}); weights are read "
+                "as safetensors: save the model with save_pretrained"
+            ]
+        )
+    return model
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / name).read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(
+            [f"{_KEY}: {folder} has no {name}; write the folder of a model in HF's layout"]
+        ) from error
+    except (OSError, ValueError) as error:
+        raise InputError([f"{_KEY}: {folder / name} cannot be read: {error}"]) from error
+    if not isinstance(content, dict):
+        raise InputError([f"{_KEY}: {folder / name} holds no JSON object; fetch it again"])
+    return content
+
+
+def _fetch(hub_id: str, patterns: list[str]) -> Path:
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            [
+                f"{_KEY}: {hub_id} is no folder here, and could not be fetched from the Hugging "
+                f"Face hub: {reason}; write a folder, or mend the access (HF_TOKEN, HF_HUB_OFFLINE)"
+            ]
+        ) from error
