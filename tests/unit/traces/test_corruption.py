@@ -48,7 +48,7 @@ def objects(root: Path, suffix: str = "") -> list[Path]:
     return sorted(p for p in root.rglob("*") if p.is_file() and p.name.endswith(suffix))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_flipped_bit_is_found(root, data):
     """In any byte of any object: reading gives the right rows or an error, and verify, which looks
@@ -71,9 +71,10 @@ def test_a_flipped_bit_is_found(root, data):
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_cut_or_grown_object_is_found(root, data):
+    """Cut anywhere, but for the newline that ends a JSON object and says nothing."""
     path = data.draw(st.sampled_from(objects(root)))
     content = path.read_bytes()
-    end = data.draw(st.integers(0, len(content) - 1))
+    end = data.draw(st.integers(0, len(content) - 2))
     path.write_bytes(data.draw(st.sampled_from([content[:end], content + b"\0", content * 2])))
     try:
         with contextlib.suppress(TraceError, CorruptObjectError):
@@ -182,7 +183,7 @@ FORGERIES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
         "its commit says",
     ),
     "layer gone": (lambda table: table.drop_columns(["layer_00002"]), "no column layer_00002"),
-    "layer null": (column("layer_00002", lambda sets: [None, *sets[1:]]), "has nulls"),
+    "layer null": (column("layer_00002", lambda sets: [None, *sets[1:]]), "null values"),
     "short row": (column("layer_00002", lambda sets: [sets[0][:-1], *sets[1:]]), "coded bytes"),
     "id too large": (
         column("layer_00002", lambda sets: [b"\xff" * len(sets[0]), *sets[1:]]),

@@ -1,0 +1,176 @@
+"""`retrace traces` on a run and on a record set."""
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from typer.testing import CliRunner
+
+from pipeline.cli.traces import app
+from pipeline.store import keys, open_store
+from pipeline.store.commit import commit, new_attempt
+from pipeline.traces import seal, write_record_set, write_shard
+from tests.unit.traces.make import (
+    equal,
+    make_samples,
+    sealed_r2,
+    sealed_r3,
+    without_routes,
+    write_run,
+    write_stage,
+)
+
+SAMPLES = make_samples()
+
+
+def command(*arguments: object, expect: int = 0) -> str:
+    """Run `retrace traces`; what it printed, errors included."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == expect, result.output
+    return result.output
+
+
+@pytest.fixture(params=["R3", "R2"])
+def run(request, tmp_path):
+    store = open_store(str(tmp_path / "run"))
+    words = Tokenizer(WordLevel({f"word{i}": i for i in range(100)}, unk_token="word0"))
+    write_run(store, SAMPLES, request.param, words.to_str().encode())
+    (sealed_r3 if request.param == "R3" else sealed_r2)(store, SAMPLES)
+    return store
+
+
+def test_ls(run):
+    assert "000000/1/1" in command("ls", run.uri, "--step", 0)
+    line = next(x for x in command("ls", run.uri).splitlines() if "vllm" in x or "megatron" in x)
+    tokens = sum(len(s.tokens_S) for s in SAMPLES)
+    assert [cell.strip() for cell in line.split("│")[1:3]] == ["0", "0"]
+    assert f" {len(SAMPLES)} │" in line
+    assert f" {tokens} │" in line
+
+
+def test_show(run, tmp_path):
+    """Each position with its token, its text and the sets of each layer; the last has no row."""
+    sample = SAMPLES[3]
+    lines = [x for x in command("show", run.uri, sample.id).splitlines() if x.startswith("│")]
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert len(cells) == len(sample.tokens_S)
+    for t, (token, row) in enumerate(zip(sample.tokens_S.tolist(), cells, strict=True)):
+        assert row[:3] == [str(t), str(token), f"'word{token}'"]
+        if t == len(sample.tokens_S) - 1:
+            assert row[4:] == ["", "", ""]
+        elif sample.routes.valid_T[t]:
+            sets = sample.routes.sets_TLK[t].tolist()
+            assert row[4:] == [" ".join(map(str, sets_K)) for sets_K in sets]
+        else:
+            assert row[4:] == ["not known"] * 3
+    one = command("show", run.uri, sample.id, "--layer", 5)
+    assert "layer 5" in one
+    assert "layer 1" not in one
+
+    # A record set has no tokenizer: token ids then.
+    record = open_store(str(tmp_path / "set"))
+    write_record_set(run, record, 0)
+    shown = command("show", record.uri, sample.id)
+    assert f" {sample.tokens_S[0]} │" in shown
+    assert "word" not in shown
+
+
+def test_show_without_routes(tmp_path):
+    store = open_store(str(tmp_path))
+    write_shard(store, 0, 0, new_attempt(), without_routes(SAMPLES), None, None)
+    seal(store, 0, 1, [s.id for s in SAMPLES], 0)
+    assert "layer" not in command("show", store.uri, SAMPLES[0].id)
+    assert "no routes were recorded" in command("stats", store.uri, expect=2)
+    assert "all good" in command("verify", store.uri)
+
+
+def test_verify(run, tmp_path):
+    """Exit code 0 and one line; or 1 and what is wrong, object by object."""
+    good = command("verify", run.uri)
+    assert good.startswith("all good; steps: 1, samples: 6, files: ")
+    assert good.count("\n") == 1
+    (first, *_) = sorted((tmp_path / "run").rglob("*.routes.parquet"))
+    content = bytearray(first.read_bytes())
+    content[len(content) // 3] ^= 1
+    first.write_bytes(content)
+    metrics = {"step": 1, "metrics": {}}
+    commit(run, keys.metrics(1), metrics, new_attempt())
+    bad = command("verify", run.uri, expect=1)
+    assert first.name in bad
+    assert "the step was trained, but steps/000001/manifest.json does not exist" in bad
+    assert "problems: 2; " in bad
+
+
+def test_stats(run):
+    """Loads by layer; the agreement of engine and trainer where both recorded, and the trainer's
+    own from metrics.json."""
+    before = command("stats", run.uri)
+    assert f"of {sum(len(s.routes.valid_T) for s in SAMPLES)}" in before
+    r3 = "R3:" in before
+    if r3:
+        changed = make_samples()
+        for sample in changed:
+            sample.routes.sets_TLK[:, 0] = [12, 13, 14, 15]
+        write_stage(run, 0, 0, (1, 2, 5), changed)
+    body = {"step": 0, "metrics": {}, "agreement_by_layer": {"1": 0.25, "2": 0.5, "5": 1.0}}
+    commit(run, keys.metrics(0), body, new_attempt())
+    lines = [x for x in command("stats", run.uri).splitlines() if x.startswith("│")]
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert [row[0] for row in cells] == ["1", "2", "5"]
+    assert [row[6] for row in cells] == ["25.00%", "50.00%", "100.00%"]
+    assert [row[5] for row in cells[1:]] == (["100.00%"] * 2 if r3 else ["—"] * 2)
+    valid = np.concatenate([s.routes.sets_TLK[s.routes.valid_T, 0] for s in SAMPLES])
+    counts = np.bincount(valid.ravel(), minlength=16)
+    loads = counts / counts.sum()
+    assert cells[0][1:3] == [f"{loads.min():.2%}", f"{loads.max():.2%}"]
+    if r3:
+        same = (valid == [12, 13, 14, 15]).all(axis=1).mean()
+        assert cells[0][5] == f"{same:.2%}"
+
+
+@pytest.mark.parametrize("form", ["npy", "pt"])
+def test_export(run, tmp_path, form):
+    out = tmp_path / "out"
+    command("export", run.uri, "--out", out, "--format", form)
+    index = json.loads((out / "000000/samples.json").read_text())
+    assert (index["experts"], index["topk"], index["layers"]) == (16, 4, [1, 2, 5])
+    assert [row["id"] for row in index["samples"]] == sorted(s.id for s in SAMPLES)
+    by_id = {sample.id: sample for sample in SAMPLES}
+    for row in index["samples"]:
+        expected = by_id[row["id"]]
+        path = out / "000000" / row["file"]
+        if form == "npy":
+            sets, valid = np.load(path), np.load(path.with_suffix(".valid.npy"))
+        else:
+            torch = pytest.importorskip("torch")
+            loaded = torch.load(path)
+            sets, valid = loaded["sets"].numpy(), loaded["valid"].numpy()
+        assert equal(type(expected.routes)(sets, valid), expected.routes)
+        assert row["tokens"] == expected.tokens_S.tolist()
+        assert row["prompt_length"] == len(expected.prompt_tokens_P)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("ls", "s3://bucket/run"), "scheme 's3' is not known"),
+        (("verify", "{empty}"), "no sealed step there; give the folder or URI of a run"),
+        (("ls", "{run}", "--step", 4), "step 4 is not sealed; sealed steps: [0]"),
+        (("verify", "{run}", "--step", 4), "step 4 is not sealed"),
+        (("show", "{run}", "000000/9/0"), "step 0: unknown: 000000/9/0"),
+        (("show", "{run}", "7"), "step 7 is not sealed"),
+        (("show", "{run}", "first"), "sample 'first': not an id such as 000003/17/2"),
+        (
+            ("show", "{run}", "000000/1/0", "--layer", 3),
+            "no routes of layers [3]; it has (1, 2, 5)",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named(run, tmp_path, arguments, says):
+    """One line and exit code 2."""
+    places = {"{run}": run.uri, "{empty}": str(tmp_path / "nothing")}
+    output = command(*(places.get(a, a) for a in arguments), expect=2)
+    assert says in output
+    assert output.count("\n") == 1
