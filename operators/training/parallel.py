@@ -93,8 +93,14 @@ def start(megatron: Megatron) -> Ranks:
 
 
 def stop() -> None:
-    """Forget Megatron's groups, so that this process can start another layout."""
+    """Destroy Megatron's groups, so that this process can start another layout. Collective.
+
+    Megatron only forgets most of them; each keeps its threads and sockets.
+    """
     torch.distributed.barrier()
+    for group in parallel_state._global_process_group_list:
+        if group is not None:  # None stands for the default group.
+            torch.distributed.destroy_process_group(group)
     parallel_state.destroy_model_parallel()
 
 
