@@ -52,11 +52,14 @@ def stage(inputs: Inputs) -> Run:
     """
     store = inputs.store
     body = find_commit(store, keys.run_json())
+    created = False
     if body is None:
-        body = commit(store, keys.run_json(), _run_body(inputs), new_attempt()).body
-        problems = attach_problems(inputs)
-        if problems:
-            raise InputError(problems)
+        committed = commit(store, keys.run_json(), _run_body(inputs), new_attempt())
+        body, created = committed.body, committed.ours
+    # The run may have been created since the inputs were checked.
+    problems = [] if created else attach_problems(inputs)
+    if problems:
+        raise InputError(problems)
     refer_policy(store, 0, [DataFile(**file) for file in body["inputs"]["model"].values()])
     return Run(
         name=inputs.config.trainer.experiment_name,
