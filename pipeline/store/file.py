@@ -6,6 +6,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from stat import S_ISDIR
 from typing import BinaryIO
 
 from pipeline.store.base import ObjectExistsError, ObjectInfo, ObjectMissingError, StoreError
@@ -32,7 +33,11 @@ class FileStore:
 
     def create_from_file(self, key: str, path: Path) -> None:
         """See Store.create_from_file."""
-        with path.open("rb") as source:
+        try:
+            source = path.open("rb")
+        except OSError as error:
+            raise StoreError(f"create {key} in {self.uri}: {error}") from error
+        with source:
             self._create(key, lambda out: shutil.copyfileobj(source, out, 1 << 20))
 
     def _create(self, key: str, fill: Callable[[BinaryIO], object]) -> None:
@@ -77,9 +82,11 @@ class FileStore:
         """See Store.size."""
         try:
             with self._reading(key):
-                return self._path(key).stat().st_size
+                status = self._path(key).stat()
         except ObjectMissingError:
             return None
+        # A folder is where keys go on, not an object.
+        return None if S_ISDIR(status.st_mode) else status.st_size
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.list."""
@@ -108,7 +115,7 @@ class FileStore:
     def _reading(self, key: str) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise ObjectMissingError(f"read {key} in {self.uri}: no such object") from error
         except OSError as error:
             raise StoreError(f"read {key} in {self.uri}: {error}") from error
