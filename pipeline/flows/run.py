@@ -11,6 +11,8 @@ with the first step that is not finished.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
+from uuid import UUID
 
 from prefect import flow, task
 from prefect.artifacts import (
@@ -24,7 +26,8 @@ from rich.console import Console
 
 from pipeline.config.tree import RunConfig
 from pipeline.flows.attempt import Attempt, begin_attempt, end_attempt
-from pipeline.flows.prepare import Run, prepare
+from pipeline.flows.prepare import prepare
+from pipeline.flows.records import Run
 from pipeline.flows.steps import Context, rollout, train, validate
 from pipeline.launch.local import (
     LocalWorkers,
@@ -77,7 +80,10 @@ def _drive(context: Context, first: int, loggers: list[Logger]) -> None:
     """Take the run from its first unfinished step to its end."""
     total = context.attempt.total_training_steps
     staleness = context.config.trainer.max_staleness
-    progress = create_progress_artifact(100.0 * first / total, key=_artifact(context, "progress"))
+    # The same function serves async flows, so its type says it may return a coroutine.
+    progress = cast(
+        UUID, create_progress_artifact(100.0 * first / total, key=_artifact(context, "progress"))
+    )
     rollouts: dict[int, PrefectFuture[None]] = {}
     validations: dict[int, PrefectFuture[float | None]] = {}
     context.display.phase("workers", "rollout engine and trainer are starting")

@@ -19,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from pipeline.config.tree import RunConfig
 from pipeline.flows.attempt import Attempt
 from pipeline.flows.plan import make_plan, make_validation_plan
-from pipeline.flows.prepare import Run
+from pipeline.flows.records import Run
 from pipeline.launch.base import Workers
 from pipeline.report.display import Display
 from pipeline.report.metrics import StepMetrics, read_metrics, validation_reward
