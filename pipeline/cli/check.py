@@ -20,7 +20,7 @@ def load_checked(path: Path, overrides: Sequence[str]) -> RunConfig | None:
 
     Prints notes and errors, or what the run is going to be, on stderr.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = _console()
     try:
         loaded = load_config(path, overrides)
         _print(console, "note", "yellow", loaded.notes)
@@ -29,7 +29,7 @@ def load_checked(path: Path, overrides: Sequence[str]) -> RunConfig | None:
 
         inputs = check_inputs(loaded.config)
     except InputError as error:
-        _print(console, "error", "red", error.problems)
+        print_errors(error)
         return None
     _print(console, "note", "yellow", inputs.notes)
     geometry = inputs.geometry
@@ -46,6 +46,15 @@ def load_checked(path: Path, overrides: Sequence[str]) -> RunConfig | None:
         markup=False,
     )
     return loaded.config
+
+
+def print_errors(error: InputError) -> None:
+    """Every problem as a line of its own on stderr."""
+    _print(_console(), "error", "red", error.problems)
+
+
+def _console() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def _print(console: Console, label: str, colour: str, lines: Sequence[str]) -> None:

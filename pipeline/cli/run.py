@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.cli.check import load_checked
+from pipeline.cli.check import load_checked, print_errors
+from pipeline.config.errors import InputError
 from pipeline.launch.base import StageFailedError
 from pipeline.store import StoreError
 from pipeline.store.wait import WaitTimeoutError
@@ -35,6 +36,9 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
     errors = Console(stderr=True)
     try:
         run_flow(config)
+    except InputError as error:  # another flow took the name since, or weights were not fetched
+        print_errors(error)
+        return 2
     except (StageFailedError, WaitTimeoutError, StoreError, TraceError) as error:
         errors.print(f"[red]failed:[/red] {type(error).__name__}")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
