@@ -18,6 +18,7 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("megatron").setLevel(logging.WARNING)  # it lists every parameter
     exit_on_sigterm()
     run(arguments.run_uri, arguments.attempt)
 

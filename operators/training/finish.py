@@ -98,7 +98,8 @@ def _commit_metrics(
     }
     commit(store, keys.metrics(data.step), body, new_attempt())
     shown = ("reward/mean", "loss/policy", "grad_norm", "mismatch/kl", "replay/coverage")
-    logger.info("step %d: %s", data.step, {key: metrics[key] for key in shown})
+    numbers = [f"{key} {metrics[key]:.4g}" for key in shown if metrics[key] is not None]
+    logger.info("step %d: %s", data.step, ", ".join(numbers))
 
 
 def store_routes(store: Store, rank: Rank, step: int, routes: Mapping[str, Routes]) -> None:

@@ -37,6 +37,7 @@ from operators.training.finish import finish_step
 from operators.training.model import TrainedModel
 from operators.training.parallel import Ranks
 from operators.training.rank import Rank, make_rank
+from operators.training.retention import prune
 from operators.training.step import train_step
 from pipeline.config.tree import RunConfig
 from pipeline.store import Store, keys, open_store
@@ -73,7 +74,7 @@ def run(run_uri: str, attempt_number: int) -> None:
     _only_rank_0_logs_info(ranks)
     with _policy_folder(store, ranks) as folder:
         rank, model = make_rank(config, ranks, folder)
-        version = checkpoint.latest(store) or 0
+        version = agreed(lambda: checkpoint.latest(store)) or 0
         if version:
             checkpoint.load(store, version, model)
             logger.info("continue from the checkpoint of policy %d", version)
@@ -104,7 +105,10 @@ def _one_step(
     data = load_step(store, manifest, rank.config, rules, rank.place.dp_rank, rank.geometry)
     trained = train_step(rank, data)
     due = (step + 1) % attempt.save_freq == 0 or step + 1 == attempt.total_training_steps
-    return finish_step(store, rank, model, folder, data, trained, started, due, drifts)
+    drifts = finish_step(store, rank, model, folder, data, trained, started, due, drifts)
+    if due and dist.get_rank() == 0:
+        prune(store, attempt.save_freq, rank.config.trainer.max_staleness)
+    return drifts
 
 
 def _await_manifest(store: Store, attempt: Attempt, step: int) -> bool:

@@ -1,0 +1,222 @@
+"""Programs that look at what routers really saw and chose, in one start of the ranks.
+
+Arguments: run store, folder with the models, folder for results, names of layouts. Each layout
+leaves `<folder>/alignment.<layout>.<rank>.json`.
+
+alignment  A model whose attention and experts add nothing: the hidden state that reaches a router
+           is its token's embedding, so the router's input itself says which tokens the model's own
+           split gave to this rank. Each token's code is written into its own route; what a router
+           chose must be the code of the token it saw.
+padding    An expert bias counts the tokens of each expert: padding must not be among them.
+exception  A pass that fails leaves nothing at the routers, and the next pass is bit-identical.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+
+from operators.training import parallel
+from operators.training.data import StepData, layout_rules, load_step
+from operators.training.logprobs import logprobs_and_entropy
+from operators.training.rank import Rank, make_rank
+from operators.training.sweep import recording_sweep, replaying_sweep
+from operators.training.update import Compared, gradients
+from pipeline.store import Store, open_store
+from pipeline.traces import Routes, read_manifest
+from tests.integration.training_replay.layouts import LAYOUTS, Layout, passed
+from tests.integration.training_replay.sealed import VOCABULARY
+
+TOPK, LAYERS, NEVER_CODED = 4, 4, 15
+"""The aligned model's routers prefer expert 15 for every token, and no code has it: a row without
+it was replayed, whatever any layout says."""
+
+
+def code_table() -> np.ndarray:
+    """A set of experts for each token id and layer: [V, L, K], ascending, without expert 15."""
+    scores = np.random.default_rng(0).random((VOCABULARY, LAYERS, NEVER_CODED))
+    return np.sort(scores.argsort(axis=-1)[..., :TOPK]).astype(np.uint8)
+
+
+def program(run_uri: str, models: str, results: str, names: Sequence[str]) -> None:
+    """Go through layouts; see the module."""
+    store = open_store(run_uri)
+    for layout in (layout for layout in LAYOUTS if layout.name in names):
+        found = {
+            "alignment": examine(alignment, store, Path(models, "aligned"), layout),
+            "padding": examine(padding, store, Path(models, "biased"), layout),
+        }
+        if not layout.name.startswith("pp2"):  # a stage would wait for one that failed
+            found["exception"] = examine(exception, store, Path(models, "aligned"), layout)
+        if layout.name == "tp2-sp":
+            found["logprobs"] = examine(logprobs, store, Path(models, "aligned"), layout)
+        path = Path(results, f"alignment.{layout.name}.{dist.get_rank()}.json")
+        path.write_text(json.dumps(found))
+    parallel.leave()
+
+
+def examine(
+    what: Callable[[Rank, StepData, Path], Any], store: Store, model: Path, layout: Layout
+) -> Any:
+    """Build a model in a layout, load the step, run one examination."""
+    config = layout.config("moe")
+    ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
+    rank, _ = make_rank(config, ranks, model)
+    rules = layout_rules(config, ranks.dp_size)
+    data = load_step(store, read_manifest(store, 0), config, rules, ranks.dp_rank, rank.geometry)
+    found = what(rank, data, model)
+    parallel.stop()
+    return found
+
+
+def alignment(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
+    """Replay codes, forward only and in training with recomputation; then misplaced codes."""
+    spy = Spy(rank, model)
+    right = {id: spy.coded(sample.tokens_S[:-1]) for id, sample in data.samples.items()}
+    swept = replaying_sweep(rank, data, right)
+    found: dict[str, Any] = {"forward": spy.take()}
+    for mini_batch in data.layout.mini_batches:
+        gradients(rank, data, mini_batch, Compared(swept.logprobs, None), right)
+    found["training"] = spy.take()
+    for name, misplaced in (
+        ("token", {id: _changed(r, np.roll(r.sets_TLK, 1, axis=0)) for id, r in right.items()}),
+        ("layer", {id: _changed(r, np.roll(r.sets_TLK, 1, axis=1)) for id, r in right.items()}),
+        ("sample", _two_swapped(right)),
+    ):
+        replaying_sweep(rank, data, misplaced)
+        found[name] = spy.take()
+    found["rows"] = sum(len(routes.valid_T) for routes in right.values()) * len(rank.routers)
+    return found
+
+
+class Spy:
+    """Compares what each router saw with what it chose, call by call."""
+
+    def __init__(self, rank: Rank, model: Path) -> None:
+        self.layers = sorted(rank.routers)
+        self.codes_VLK = code_table()
+        self.replayed = self.wrong = 0
+        with safe_open(model / "model.safetensors", framework="pt") as file:
+            embeddings = file.get_tensor("model.embed_tokens.weight")
+        self.table = torch.nn.functional.normalize(embeddings, dim=1)
+        for layer, router in rank.routers.items():
+            router.register_forward_hook(self._hook(layer))
+
+    def _hook(self, layer: int) -> Callable[..., None]:
+        def look(_: Any, inputs: Any, outputs: Any) -> None:
+            hidden_RH = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+            tokens_R = (hidden_RH @ self.table.T).argmax(1).numpy()
+            sets_RK = outputs[1].nonzero()[:, 1].reshape(len(tokens_R), TOPK).numpy()
+            replayed_R = (sets_RK != NEVER_CODED).all(axis=1)
+            expected_RK = self.codes_VLK[tokens_R, layer]
+            self.replayed += int(replayed_R.sum())
+            self.wrong += int((sets_RK != expected_RK).any(axis=1)[replayed_R].sum())
+
+        return look
+
+    def take(self) -> dict[str, int]:
+        """Counts since the last take, of rows x layers x runs."""
+        found = {"replayed": self.replayed, "wrong": self.wrong}
+        self.replayed = self.wrong = 0
+        return found
+
+    def coded(self, tokens_T: np.ndarray) -> Routes:
+        """The codes of a sample's tokens as routes of this rank's layers."""
+        sets_TLK = self.codes_VLK[tokens_T.astype(int)][:, self.layers]
+        return Routes(np.ascontiguousarray(sets_TLK), np.ones(len(tokens_T), np.bool_))
+
+
+def _changed(routes: Routes, sets_TLK: np.ndarray) -> Routes:
+    return Routes(np.ascontiguousarray(sets_TLK), routes.valid_T)
+
+
+def _two_swapped(routes: dict[str, Routes]) -> dict[str, Routes]:
+    """The two longest samples with each other's routes, as far as both reach."""
+    a, b = sorted(routes, key=lambda id: len(routes[id].valid_T))[-2:]
+    reach = min(len(routes[id].valid_T) for id in (a, b))
+    sets = {id: routes[id].sets_TLK.copy() for id in (a, b)}
+    sets[a][:reach] = routes[b].sets_TLK[:reach]
+    sets[b][:reach] = routes[a].sets_TLK[:reach]
+    return routes | {id: _changed(routes[id], sets[id]) for id in (a, b)}
+
+
+def padding(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
+    """Tokens that an expert bias counts in a training pass, per layer, and those there are."""
+    counted = dict.fromkeys(rank.routers, 0)
+    for layer, router in rank.routers.items():
+
+        def count(router: Any, *_: Any, layer: int = layer) -> None:
+            # Counts grow over micro-batches, and are taken by the bias update at the pass's end.
+            counted[layer] = int(router.local_tokens_per_expert.sum())
+
+        router.register_forward_hook(count)
+    swept = recording_sweep(rank, data)
+    mini_batch = data.layout.mini_batches[0]
+    gradients(rank, data, mini_batch, Compared(swept.logprobs, None), swept.routes)
+    rows = sum(len(data.samples[id].tokens_S) - 1 for id in mini_batch.ids(rank.place.dp_rank))
+    return {"with_mask": rank.with_padding_mask, "rows": rows, "counted": counted}
+
+
+def exception(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
+    """Fail in the middle of a recording, a replaying and a training pass; then compare."""
+    swept = recording_sweep(rank, data)
+    compared = Compared(swept.logprobs, None)
+    mini_batch = data.layout.mini_batches[0]
+    before = passed(rank, data, mini_batch, compared, swept.routes)
+    left, raised = [], 0
+    for routes in (None, swept.routes):
+        failing = next(iter(rank.routers.values())).register_forward_hook(_fail)
+        for attempt in (
+            lambda: recording_sweep(rank, data),
+            lambda routes=routes: gradients(rank, data, mini_batch, compared, routes),
+            lambda: replaying_sweep(rank, data, swept.routes),
+        ):
+            try:
+                attempt()
+            except RuntimeError:
+                raised += 1
+            left += [router.router_replay is not None for router in rank.routers.values()]
+        failing.remove()
+    after = passed(rank, data, mini_batch, compared, swept.routes)
+    return {
+        "raised": raised,
+        "left": sum(left),
+        "differ": sum(not torch.equal(before[name], after[name]) for name in before),
+    }
+
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("the router fails")
+
+
+def logprobs(rank: Rank, data: StepData, model: Path) -> dict[str, float]:
+    """Log-probs, entropy and gradient over a cut vocabulary against plain torch over the whole."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 5, VOCABULARY, generator=generator) * 4
+    labels = torch.randint(0, VOCABULARY, (2, 5), generator=generator)
+    weights = torch.randn(2, 2, 5, generator=generator)
+    whole = logits.clone().requires_grad_()
+    log_p = (whole / 0.7).log_softmax(-1)
+    expected = [log_p.gather(-1, labels[..., None])[..., 0], -(log_p.exp() * log_p).sum(-1)]
+    sum((w * x).sum() for w, x in zip(weights, expected, strict=True)).backward()
+    part = VOCABULARY // 2
+    mine = slice(rank.place.tensor_rank * part, (rank.place.tensor_rank + 1) * part)
+    cut = logits[..., mine].clone().requires_grad_()
+    found = logprobs_and_entropy(cut, labels, 0.7, rank.place.tensor_group)
+    sum((w * x).sum() for w, x in zip(weights, found, strict=True)).backward()
+    return {
+        "logprobs": float((found[0] - expected[0]).abs().max()),
+        "entropy": float((found[1] - expected[1]).abs().max()),
+        "gradient": float((cut.grad - whole.grad[..., mine]).abs().max()),
+        "largest_gradient": float(whole.grad.abs().max()),
+    }
+
+
+if __name__ == "__main__":
+    program(*sys.argv[1:4], sys.argv[4:])

@@ -1,0 +1,204 @@
+"""The layouts as a table, and the program that goes through them in one start of the ranks.
+
+For each layout: build the model, record a native pass (R2), replay it, and write what was found to
+`<folder>/<layout>.<recompute>.<rank>.json`; the tests read it there. Arguments: run store, model
+folder, folder for results, recompute modes with commas between, names of layouts.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from operators.training import parallel
+from operators.training.data import StepData, layout_rules, load_step
+from operators.training.rank import Rank, make_rank
+from operators.training.sweep import Swept, recording_sweep, replaying_sweep
+from operators.training.update import Compared, gradients
+from pipeline.store import open_store
+from pipeline.traces import Routes, read_manifest
+from tests.integration.training_replay.sealed import config_of
+
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "moe": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One row of the table."""
+
+    name: str
+    ranks: int
+    megatron: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, recompute: str) -> Any:
+        """The run's settings in this layout."""
+        overrides = dict(RECOMPUTE[recompute])
+        return config_of(
+            megatron={**self.megatron, "override_transformer_config": overrides},
+            router_replay={"mode": "R2"},
+        )
+
+
+TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+LAYOUTS = [
+    Layout("one", 1),
+    Layout("tp2-sp", 2, {TP: 2}),
+    Layout("pp2", 2, {PP: 2}),
+    Layout("pp2-vpp2", 2, {PP: 2, "virtual_pipeline_model_parallel_size": 2}),
+    Layout("ep2", 2, {"expert_model_parallel_size": 2}),
+    Layout("dp2", 2),
+]
+
+
+def program(run_uri: str, model: str, results: str, recompute: str, names: Sequence[str]) -> None:
+    """Go through layouts x recompute modes; see the module."""
+    store = open_store(run_uri)
+    manifest = read_manifest(store, 0)
+    reference = None
+    saved = Path(results, "reference.npz")
+    if saved.exists():
+        reference = dict(np.load(saved))
+    for layout in (layout for layout in LAYOUTS if layout.name in names):
+        for mode in recompute.split(","):
+            config = layout.config(mode)
+            ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
+            rank, _ = make_rank(config, ranks, Path(model))
+            rules = layout_rules(config, ranks.dp_size)
+            data = load_step(store, manifest, config, rules, ranks.dp_rank, rank.geometry)
+            found = examine(rank, data)
+            swept = found.pop("swept")
+            if layout.name == "one":
+                np.savez(saved, **as_arrays(swept))
+            elif reference is not None:
+                found["foreign"] = replay_foreign(rank, data, reference)
+            path = Path(results, f"{layout.name}.{mode}.{ranks.rank}.json")
+            path.write_text(json.dumps(found))
+            parallel.stop()
+    parallel.leave()
+
+
+def examine(rank: Rank, data: StepData) -> dict[str, Any]:
+    """Record a native pass, replay it in every mini-batch, and compare with native passes."""
+    calls = count_router_calls(rank)
+    swept = recording_sweep(rank, data)
+    again = replaying_sweep(rank, data, swept.routes)
+    logprobs_differ = sum(
+        not np.array_equal(swept.logprobs[id], again.logprobs[id]) for id in swept.logprobs
+    )
+    compared = Compared(swept.logprobs, None)
+    differ, tensors, mini_batches = 0, 0, []
+    for mini_batch in data.layout.mini_batches:
+        calls.clear()
+        native = passed(rank, data, mini_batch, compared, None)
+        runs = sorted({*calls.values()})
+        replayed = passed(rank, data, mini_batch, compared, swept.routes)
+        other = passed(rank, data, mini_batch, compared, shifted_experts(rank, swept.routes))
+        names = native.keys()
+        assert names == replayed.keys()
+        differ += sum(not torch.equal(native[name], replayed[name]) for name in names)
+        mini_batches.append(
+            {
+                "micro_batches": len(mini_batch.shares[0]),
+                "fillers": sum(id is None for s in mini_batch.shares for m in s for id in m),
+                "router_runs": runs,
+                "changed_by_other_sets": sum(
+                    not torch.equal(native[name], other[name]) for name in names
+                ),
+                "losses": sum(name.startswith("loss") for name in names),
+            }
+        )
+        tensors += len(names)
+    return {
+        "swept": swept,
+        "layers": sorted(rank.routers),
+        "logprobs_differ": logprobs_differ,
+        "samples_with_logprobs": len(swept.logprobs),
+        "samples": len(data.samples),
+        "tensors": tensors,
+        "differ": differ,
+        "mini_batches": mini_batches,
+        "counts": {layer: vars(count) for layer, count in again.counts.items()},
+        "expected_rows": sum(len(s.tokens_S) - 1 for s in data.samples.values()),
+        "left_at_routers": sum(r.router_replay is not None for r in rank.routers.values()),
+    }
+
+
+def passed(
+    rank: Rank, data: StepData, mini_batch: Any, compared: Compared, routes: Any
+) -> dict[str, torch.Tensor]:
+    """Every loss and every gradient of a pass, by name."""
+    reports, _ = gradients(rank, data, mini_batch, compared, routes)
+    result = {}
+    for index, report in enumerate(reports):
+        result |= {f"loss.{index}.{name}": value for name, value in report.items()}
+    for index, chunk in enumerate(rank.chunks):
+        for name, parameter in chunk.named_parameters():
+            result[f"grad.{index}.{name}"] = parameter.main_grad.clone()
+    return result
+
+
+def shifted_experts(rank: Rank, routes: dict[str, Routes]) -> dict[str, Routes]:
+    """Every expert id plus one: a control that replay is live."""
+    experts = rank.geometry.experts
+    return {
+        id: Routes(np.sort((r.sets_TLK.astype(int) + 1) % experts).astype(np.uint8), r.valid_T)
+        for id, r in routes.items()
+    }
+
+
+def count_router_calls(rank: Rank) -> dict[int, int]:
+    """Calls of each router since the dictionary was cleared."""
+    calls: dict[int, int] = {}
+    for layer, router in rank.routers.items():
+
+        def count(*_: Any, layer: int = layer) -> None:
+            calls[layer] = calls.get(layer, 0) + 1
+
+        router.register_forward_hook(count)
+    return calls
+
+
+def as_arrays(swept: Swept) -> dict[str, np.ndarray]:
+    """Routes and log-probs for a file, by sample id."""
+    arrays = {f"routes/{id}": routes.sets_TLK for id, routes in swept.routes.items()}
+    return arrays | {f"logprobs/{id}": values for id, values in swept.logprobs.items()}
+
+
+def replay_foreign(rank: Rank, data: StepData, reference: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Replay what one rank recorded: the largest difference of a log-prob, and the agreement."""
+    layers = sorted(rank.routers)
+    routes = {
+        id: Routes(np.ascontiguousarray(reference[f"routes/{id}"][:, layers]), _all_valid(sample))
+        for id, sample in data.samples.items()
+    }
+    swept = replaying_sweep(rank, data, routes)
+    differences = [
+        float(np.abs(swept.logprobs[id] - reference[f"logprobs/{id}"]).max())
+        for id in swept.logprobs
+    ]
+    return {
+        "largest_difference": max(differences, default=0.0),
+        "replayed": sum(count.replayed for count in swept.counts.values()),
+        "agreeing": sum(count.agreeing for count in swept.counts.values()),
+    }
+
+
+def _all_valid(sample: Any) -> np.ndarray:
+    return np.ones(len(sample.tokens_S) - 1, np.bool_)
+
+
+if __name__ == "__main__":
+    program(*sys.argv[1:5], sys.argv[5:])

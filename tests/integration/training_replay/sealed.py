@@ -1,0 +1,172 @@
+"""Runs as the flow leaves them for the trainer: staged model, sealed steps, an attempt.
+
+The "engine" is an independent forward pass of transformers in float32 on random tokens: its
+log-probs and its routers' top-k are what the trainer must come out at.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from pipeline.config.tree import RunConfig
+from pipeline.store import Store, keys, open_store
+from pipeline.store.commit import commit, new_attempt, put_file
+from pipeline.store.policy import refer_policy
+from pipeline.traces import (
+    Geometry,
+    Provenance,
+    Routes,
+    Sample,
+    VersionSpan,
+    group_id,
+    sample_id,
+    seal,
+    write_shard,
+)
+
+TEMPERATURE = 0.8
+VOCABULARY = 512
+
+
+def config_of(**actor: Any) -> RunConfig:
+    """Settings for tiny steps of 4 prompts x 3 samples in mini-batches of 6 samples."""
+    megatron = {"dtype": "float32", **actor.pop("megatron", {})}
+    trainer = actor.pop("trainer", {})
+    algorithm = actor.pop("algorithm", {})
+    settings = {
+        "ppo_mini_batch_size": 2,
+        "ppo_micro_batch_size_per_gpu": 2,
+        "entropy_coeff": 0.01,
+        "optim": {"lr": 1e-3},
+        **actor,
+        "megatron": megatron,
+    }
+    return RunConfig.model_validate(
+        {
+            "data": {"train_files": "prompts.parquet", "train_batch_size": 4},
+            "actor_rollout_ref": {
+                "model": {"path": "model"},
+                "actor": settings,
+                "rollout": {
+                    "n": 3,
+                    "temperature": TEMPERATURE,
+                    "enable_rollout_routing_replay": True,
+                },
+            },
+            "algorithm": algorithm,
+            "trainer": {"experiment_name": "tiny", **trainer},
+        }
+    )
+
+
+def make_samples(
+    step: int, model: Any, geometry: Geometry | None, other_experts: bool, prompts: int = 4
+) -> list[Sample]:
+    """Samples of random tokens and lengths. One reward is missing, one token does not count, and
+    of one sample the engine lost the first rows. `other_experts`: every recorded id plus one.
+    """
+    n = 3
+    rng = np.random.default_rng(step)
+    samples = []
+    for prompt in range(prompts):
+        prompt_tokens = rng.integers(3, VOCABULARY, rng.integers(3, 9)).astype(np.uint32)
+        for k in range(n):
+            G = int(rng.integers(8, 40))
+            response = rng.integers(3, VOCABULARY, G).astype(np.uint32)
+            first = prompt == 0 and k == 0
+            mask = np.ones(G, np.bool_)
+            mask[0] = not first
+            logprobs, routes = engine(model, prompt_tokens, response, geometry)
+            if routes is not None and other_experts:
+                routes.sets_TLK[:] = np.sort((routes.sets_TLK + 1) % geometry.experts, axis=2)
+            if routes is not None and first:
+                routes.valid_T[:2] = False
+                routes.sets_TLK[:2] = np.arange(routes.sets_TLK.shape[2])
+            masked = prompt == 1 and k == 1
+            samples.append(
+                Sample(
+                    id=sample_id(step, str(prompt), k),
+                    group=group_id(step, str(prompt)),
+                    prompt_id=str(prompt),
+                    prompt_tokens_P=prompt_tokens,
+                    response_tokens_G=response,
+                    loss_mask_G=mask,
+                    logprobs_G=logprobs,
+                    finish_reason="stop",
+                    version_spans=(VersionSpan(0, 0, G),),
+                    seed=k,
+                    reward=None if masked else float(rng.integers(0, 3)),
+                    reward_error="raised" if masked else None,
+                    extras={},
+                    routes=routes,
+                )
+            )
+    return samples
+
+
+def engine(
+    model: Any, prompt: np.ndarray, response: np.ndarray, geometry: Geometry | None
+) -> tuple[np.ndarray, Routes | None]:
+    """Log-probs of the response and the routers' top-k at positions 0..S-2, by transformers."""
+    tokens = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
+    with torch.no_grad():
+        output = model(tokens[None, :-1], output_router_logits=geometry is not None)
+    logprobs = (output.logits[0] / TEMPERATURE).log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+    routes = None
+    if geometry is not None:
+        sets = [
+            logits.topk(geometry.topk, dim=-1).indices.sort(dim=-1).values
+            for logits in output.router_logits
+        ]
+        sets_TLK = torch.stack(sets, dim=1).numpy().astype(geometry.dtype)
+        routes = Routes(sets_TLK, np.ones(len(sets_TLK), np.bool_))
+    return logprobs[len(prompt) - 1 :].numpy().astype(np.float32), routes
+
+
+def geometry_of(model: Any) -> Geometry:
+    """Shape of the routing of a Qwen3-MoE in which every layer is a MoE layer."""
+    config = model.config
+    layers = tuple(range(config.num_hidden_layers))
+    return Geometry(config.num_experts, config.num_experts_per_tok, layers)
+
+
+def make_run(
+    folder: Path,
+    model_folder: Path,
+    config: RunConfig,
+    steps: int,
+    routes: bool = True,
+    other_experts: bool = False,
+) -> Store:
+    """Stage a model as policy 0 and seal steps whose samples all come from it."""
+    store = open_store(str(folder))
+    files = [
+        put_file(store, keys.input_file(f"{index:064d}", path.name), path)
+        for index, path in enumerate(sorted(model_folder.iterdir()))
+    ]
+    refer_policy(store, 0, files)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    geometry = geometry_of(model) if routes else None
+    body = {"format": 1, "name": "tiny", "config": config.model_dump(mode="json"), "inputs": {}}
+    commit(store, keys.run_json(), body, new_attempt())
+    for step in range(steps):
+        samples = make_samples(step, model, geometry, other_experts)
+        provenance = Provenance("R3", 0, "transformers") if geometry else None
+        write_shard(store, step, 0, new_attempt(), samples, geometry, provenance)
+        seal(store, step, 1, [sample.id for sample in samples], 0)
+    return store
+
+
+def make_attempt(store: Store, number: int, steps: int, save_freq: int = 10) -> None:
+    """Publish the operational settings of a start."""
+    body = {
+        "number": number,
+        "total_training_steps": steps,
+        "save_freq": save_freq,
+        "start_timeout_s": 60.0,
+        "step_timeout_s": 60.0,
+    }
+    commit(store, keys.attempt(number), body, new_attempt())

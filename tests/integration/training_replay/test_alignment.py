@@ -1,0 +1,86 @@
+"""Each token gets its own recorded experts, on every rank and layer of every layout."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.torchrun import run_ranks
+from tests.integration.training_replay.layouts import LAYOUTS
+from tests.integration.training_replay.models import make_aligned, make_biased
+
+pytestmark = pytest.mark.integration
+PROGRAM = "tests.integration.training_replay.alignment"
+RANKS = {layout.name: layout.ranks for layout in LAYOUTS}
+
+
+@pytest.fixture(scope="module")
+def found(sealed_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """What each rank found, by layout."""
+    folder = tmp_path_factory.mktemp("alignment")
+    make_aligned(folder / "aligned")
+    make_biased(folder / "biased")
+    for ranks in (1, 2):
+        names = [layout.name for layout in LAYOUTS if layout.ranks == ranks]
+        run_ranks(PROGRAM, ranks, sealed_run, folder, folder, *names)
+    return {
+        name: [
+            json.loads((folder / f"alignment.{name}.{rank}.json").read_text())
+            for rank in range(ranks)
+        ]
+        for name, ranks in RANKS.items()
+    }
+
+
+@pytest.mark.parametrize("layout", RANKS)
+def test_routers_choose_the_code_of_the_token_they_see(found: dict, layout: str):
+    """The router's input says which token the model's own split put there; its choice is compared
+    with the code written into that token's route. Nothing of our layout takes part in the
+    comparison. Recomputations are looked at as well: twice the rows in training."""
+    parts = [report["alignment"] for report in found[layout]]
+    for part in parts:
+        assert part["forward"]["wrong"] == 0
+        assert part["training"]["wrong"] == 0
+        assert part["training"]["replayed"] == 2 * part["forward"]["replayed"] > 0
+    # Under TP the ranks hold the same samples, and each router a part of their rows.
+    rows = parts[0]["rows"] if layout == "tp2-sp" else sum(part["rows"] for part in parts)
+    assert sum(part["forward"]["replayed"] for part in parts) == rows
+
+
+@pytest.mark.parametrize("layout", RANKS)
+@pytest.mark.parametrize("shift", ["token", "layer", "sample"])
+def test_misplaced_routes_are_detected(found: dict, layout: str, shift: str):
+    """The test above would see a shift by one token or layer, or two samples swapped."""
+    for report in found[layout]:
+        part = report["alignment"][shift]
+        least = 0.1 if shift == "sample" else 0.9
+        assert part["wrong"] > least * part["replayed"]
+
+
+@pytest.mark.parametrize("layout", RANKS)
+def test_an_expert_bias_counts_no_padding(found: dict, layout: str):
+    """A DeepSeek-V3-shaped model, whose first layer is dense: K tokens per real row and layer."""
+    parts = [report["padding"] for report in found[layout]]
+    assert all(part["with_mask"] for part in parts)
+    rows = sum(part["rows"] for part in parts) if layout in ("dp2", "ep2") else parts[0]["rows"]
+    layers = {layer for part in parts for layer in part["counted"]}
+    assert layers == {"1", "2", "3"}
+    for layer in layers:
+        assert sum(part["counted"].get(layer, 0) for part in parts) == 4 * rows
+
+
+@pytest.mark.parametrize("layout", ["one", "tp2-sp", "ep2", "dp2"])
+def test_a_failed_pass_leaves_nothing(found: dict, layout: str):
+    """Recording, replaying and training passes that raise in a router: nothing stays bound, and
+    the next pass is bit-identical to the one before."""
+    for report in found[layout]:
+        assert report["exception"] == {"raised": 6, "left": 0, "differ": 0}
+
+
+def test_log_probs_over_a_cut_vocabulary(found: dict):
+    """TP2 against plain torch over the whole vocabulary: log-probs, entropy, gradient."""
+    for report in found["tp2-sp"]:
+        differences = report["logprobs"]
+        assert differences["largest_gradient"] > 1
+        for name in ("logprobs", "entropy", "gradient"):
+            assert differences[name] < 1e-5

@@ -1,0 +1,263 @@
+"""The program of a training rank, from sealed steps in a file store to policies and metrics.
+
+The engine is transformers in float32 (sealed.py): with the same weights, the trainer's log-probs
+and its routers' choice must be the engine's.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pipeline.store import Store, keys
+from pipeline.store.commit import commit, files_in, find_commit, new_attempt, read_commit
+from pipeline.store.policy import fetch_policy, refer_policy
+from pipeline.traces import read_manifest, read_routes, used_routes
+from tests.integration.torchrun import run_ranks, start_ranks
+from tests.integration.training_replay.sealed import config_of, make_attempt, make_run
+
+pytestmark = pytest.mark.integration
+PROGRAM = "operators.training"
+REQUIRED = (
+    "reward/mean",
+    "mismatch/kl",
+    "mismatch/kl_native",
+    "mismatch/extreme_share",
+    "mismatch/extreme_share_native",
+    "replay/coverage",
+    "replay/agreement",
+    "replay/rows",
+    "replay/rows_native",
+    "loss/policy",
+    "grad_norm",
+    "response/length_mean",
+    "time/rollout_s",
+    "time/train_s",
+    "time/trace_wait_s",
+)
+
+
+def train(store: Store, ranks: int, attempt: int = 0) -> str:
+    """Run the training ranks of an attempt to their end."""
+    return run_ranks(PROGRAM, ranks, "--run-uri", store.uri, "--attempt", str(attempt))
+
+
+def metrics_of(store: Store, step: int) -> dict[str, Any]:
+    """A step's metrics; every required key is there."""
+    metrics = read_commit(store, keys.metrics(step))["metrics"]
+    assert set(REQUIRED) <= set(metrics)
+    return metrics
+
+
+def test_r3_in_one_rank(tmp_path: Path, tiny_model: Path):
+    """R3 with several epochs, reference, and importance weights: the trainer's log-probs are the
+    engine's, every valid row was replayed, the rest counted; the exported policy is what
+    transformers loads, and differs from the one before.
+    """
+    config = config_of(
+        router_replay={"mode": "R3", "native_every": 2},
+        ppo_epochs=2,
+        use_kl_loss=True,
+        algorithm={"rollout_correction": {"rollout_is": "token"}},
+    )
+    store = make_run(tmp_path / "run", tiny_model, config, steps=2)
+    make_attempt(store, 0, steps=2)
+    train(store, ranks=1)
+
+    manifest = read_manifest(store, 0)
+    valid, total = (sum(manifest.rows[name].to_pylist()) for name in ("rows_valid", "rows_total"))
+    first, second = metrics_of(store, 0), metrics_of(store, 1)
+    assert total - valid == 2
+    assert (first["replay/rows"], first["replay/rows_native"]) == (valid, 2)
+    assert first["replay/coverage"] == pytest.approx(valid / total)
+    assert first["replay/agreement"] >= 0.999
+    assert first["replay/layers"] == 4
+    assert first["mismatch/kl"] < 1e-9
+    assert first["mismatch/kl_native"] < 1e-9
+    assert first["mismatch/extreme_share"] == 0
+    assert first["loss/is_weight"] == pytest.approx(1, abs=1e-4)
+    assert first["loss/kl"] > 0  # of the second epoch; the reference is policy 0
+    assert first["reward/masked"] == 1
+    assert second["mismatch/kl"] > first["mismatch/kl"]  # policy 1 on samples of policy 0
+    assert second["mismatch/kl_native"] is None  # native_every: step 0 and 2
+
+    body = read_commit(store, keys.metrics(0))
+    assert body["policy_version"] == 0
+    assert body["policy_sha256"] == read_commit(store, keys.policy(1))["sha256"]
+    assert body["agreement_by_layer"].keys() == {"0", "1", "2", "3"}
+    assert store.size(keys.checkpoint(2)) is not None  # the last step's
+    assert store.size(keys.checkpoint(1)) is None
+    weights = [loaded(store, version, tmp_path) for version in (0, 2)]
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def loaded(store: Store, version: int, folder: Path) -> dict[str, torch.Tensor]:
+    """A policy as transformers loads it."""
+    fetch_policy(store, version, folder / str(version))
+    return AutoModelForCausalLM.from_pretrained(folder / str(version)).state_dict()
+
+
+def test_the_reference_is_never_bound(tmp_path: Path, tiny_model: Path):
+    """Routes of other experts: the replayed policy is far from the engine, the native pass is not,
+    and neither is the reference: the KL between replayed policy and native reference is far from 0
+    although their weights are equal."""
+    config = config_of(
+        router_replay={"mode": "R3", "native_every": 1}, use_kl_loss=True, optim={"lr": 1e-12}
+    )
+    store = make_run(tmp_path / "run", tiny_model, config, steps=1, other_experts=True)
+    make_attempt(store, 0, steps=1)
+    train(store, ranks=1)
+    metrics = metrics_of(store, 0)
+    assert metrics["mismatch/kl"] > 1e-3
+    assert metrics["mismatch/kl_native"] < 1e-9
+    assert metrics["loss/kl"] > 1e-3
+    assert metrics["replay/agreement"] < 0.1
+
+
+LAYOUTS = {
+    "dp2": {},
+    "pp2-vpp2": {
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 2,
+    },
+}
+
+
+def test_r2_in_two_ranks(tmp_path: Path, tiny_model: Path):
+    """R2: each stage and data-parallel rank stores the routes that its part of the log-prob pass
+    recorded; joined, they are the top-k of the independent forward pass. Both layouts see the same
+    losses and gradient norms, up to summation order."""
+    found = {}
+    for name, megatron in LAYOUTS.items():
+        config = config_of(router_replay={"mode": "R2"}, megatron=megatron)
+        store = make_run(tmp_path / name, tiny_model, config, steps=1)
+        make_attempt(store, 0, steps=1)
+        train(store, ranks=2)
+        metrics = found[name] = metrics_of(store, 0)
+        assert metrics["replay/coverage"] == 1
+        assert metrics["replay/rows_native"] == 0
+        assert metrics["mismatch/kl"] == metrics["mismatch/kl_native"] < 1e-9
+        places = [(0, 0), (0, 1)] if name == "dp2" else [(0, 0), (1, 0)]
+        assert all(store.size(keys.training(0, *place)) is not None for place in places)
+        assert_routes_are_the_engines(store)
+    for key in ("loss/policy", "loss/entropy", "grad_norm"):
+        assert found["dp2"][key] == pytest.approx(found["pp2-vpp2"][key], rel=1e-3)
+
+
+def assert_routes_are_the_engines(store: Store) -> None:
+    """All layers of all samples, where the engine's are valid; near-ties apart."""
+    manifest = read_manifest(store, 0)
+    engine = read_routes(store, manifest, manifest.ids)
+    trainer = read_routes(store, used_routes(store, 0), manifest.ids)
+    equal = rows = 0
+    for id in manifest.ids:
+        valid_T = engine[id].valid_T
+        assert trainer[id].valid_T.all()
+        same_TL = (engine[id].sets_TLK == trainer[id].sets_TLK).all(axis=2)
+        equal, rows = equal + int(same_TL[valid_T].sum()), rows + int(same_TL[valid_T].size)
+    assert rows > 1000
+    assert equal >= 0.999 * rows
+
+
+def commits(store: Store) -> dict[str, bytes]:
+    """Every commit object of a run."""
+    return {info.key: store.read(info.key) for info in store.list("") if info.key.endswith(".json")}
+
+
+def await_object(store: Store, key: str, process: Any) -> None:
+    """Wait until an object is there, while the ranks run."""
+    deadline = time.monotonic() + 120
+    while store.size(key) is None:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ranks_of(process: Any) -> list[psutil.Process]:
+    """The training ranks under a torchrun."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if PROGRAM in child.cmdline()]
+
+
+def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
+    """Two ranks, four steps, a checkpoint every other step. One rank is killed right after step 2
+    was committed, in mid-step 3. The next attempt continues from the checkpoint of policy 2, trains
+    step 2 again without writing, and ends at the policy of an undisturbed run, bit for bit. No
+    committed object changed.
+    """
+    config = config_of(router_replay={"mode": "R3"})
+    stores = [make_run(tmp_path / name, tiny_model, config, 4) for name in ("calm", "killed")]
+    for store in stores:
+        make_attempt(store, 0, steps=4, save_freq=2)
+    calm, killed = stores
+    train(calm, ranks=2)
+
+    process = start_ranks(PROGRAM, 2, "--run-uri", killed.uri, "--attempt", "0")
+    await_object(killed, keys.metrics(2), process)
+    ranks_of(process)[1].kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert find_commit(killed, keys.metrics(3)) is None, output[-3000:]
+    before = commits(killed)
+
+    make_attempt(killed, 1, steps=4, save_freq=2)
+    output = train(killed, ranks=2, attempt=1)
+    assert "continue from the checkpoint of policy 2" in output
+    after = commits(killed)
+    gone = before.keys() - after.keys()
+    assert all(key.startswith("policies/000001/") for key in gone)  # expired with checkpoint 4
+    assert all(after[key] == before[key] for key in before.keys() - gone)
+    assert metrics_of(killed, 3)["resume/policy_drift"] == 0
+    for version in (3, 4):
+        assert (
+            read_commit(killed, keys.policy(version))["sha256"]
+            == read_commit(calm, keys.policy(version))["sha256"]
+        )
+    assert metrics_of(killed, 3)["grad_norm"] == metrics_of(calm, 3)["grad_norm"]
+
+
+def test_disabled_and_a_policy_that_is_there_already(tmp_path: Path, tiny_model: Path):
+    """Without routes replay's keys are null, and the native mismatch is the mismatch. A trainer
+    that finds another policy than it made (kernels that are not deterministic) leaves it, counts
+    it and warns. A stop object ends it with exit code 0.
+    """
+    store = make_run(tmp_path / "run", tiny_model, config_of(), steps=1, routes=False)
+    make_attempt(store, 0, steps=5)
+    refer_policy(store, 1, files_in(read_commit(store, keys.policy(0))))
+    process = start_ranks(PROGRAM, 1, "--run-uri", store.uri, "--attempt", "0")
+    await_object(store, keys.metrics(0), process)
+    commit(store, keys.stop(0), {"reason": "finished", "message": ""}, new_attempt())
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output[-3000:]
+    metrics = metrics_of(store, 0)
+    for key in ("coverage", "agreement", "rows", "rows_native"):
+        assert metrics[f"replay/{key}"] is None
+    assert metrics["mismatch/kl"] == metrics["mismatch/kl_native"] < 1e-9
+    assert metrics["resume/policy_drift"] == 1
+    body = read_commit(store, keys.metrics(0))
+    assert body["policy_sha256"] == read_commit(store, keys.policy(0))["sha256"]
+    assert "policy 1 has digest" in output
+
+
+def test_sigterm_leaves_no_scratch_files(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A pod that is moved away gets SIGTERM: downloaded weights do not stay on the node."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    store = make_run(tmp_path / "run", tiny_model, config_of(), steps=1)
+    make_attempt(store, 0, steps=5)
+    process = start_ranks(PROGRAM, 1, "--run-uri", store.uri, "--attempt", "0")
+    await_object(store, keys.metrics(0), process)
+    assert list(scratch.glob("retrace-*"))
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert not list(scratch.glob("retrace-*"))
