@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pipeline.report.metrics import Metrics, StepMetrics
@@ -24,35 +25,31 @@ class Column:
 
 COLUMNS = (
     Column("reward/mean", "reward", ".3f"),
-    Column("mismatch/kl", "KL replayed", ".2e"),
-    Column("mismatch/kl_native", "KL native", ".2e"),
-    Column("mismatch/extreme_share", "extreme", ".2%"),
-    Column("mismatch/extreme_share_native", "extreme native", ".2%"),
+    Column("mismatch/kl", "KL", ".1e"),
+    Column("mismatch/kl_native", "KL native", ".1e"),
     Column("replay/coverage", "coverage", ".1%"),
-    Column("replay/agreement", "agreement", ".1%"),
-    Column("response/length_mean", "length", ".1f"),
-    Column("grad_norm", "grad norm", ".3f"),
+    Column("replay/agreement", "agree", ".1%"),
     Column("time/rollout_s", "rollout s", ".1f"),
     Column("time/train_s", "train s", ".1f"),
 )
 
 
 def closing_table(steps: Sequence[StepMetrics], validation: dict[int, float]) -> Table:
-    """All steps of a run; `validation` maps policy versions to mean rewards."""
-    table = Table(title="Training", title_justify="left")
+    """All steps of a run, narrow enough for 80 characters.
+
+    `validation` maps policy versions to mean rewards; a step's row shows that of the policy it
+    started from, the last row that of the policy it ended with.
+    """
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("step", justify="right")
     for column in COLUMNS:
         table.add_column(column.heading, justify="right")
-    if validation:
-        table.add_column("validation", justify="right")
+    table.add_column("val", justify="right")
     for step in steps:
-        row = [str(step.step), *(column.text(step.values) for column in COLUMNS)]
-        if validation:
-            row.append(_validation_text(validation, step.step))
-        table.add_row(*row)
-    if validation and (last := len(steps)) in validation:
-        blanks = ["" for _ in COLUMNS]
-        table.add_row("end", *blanks, _validation_text(validation, last))
+        cells = [column.text(step.values) for column in COLUMNS]
+        table.add_row(str(step.step + 1), *cells, _validation_text(validation, step.step))
+    if (last := len(steps)) in validation:
+        table.add_row("end", *["" for _ in COLUMNS], _validation_text(validation, last))
     return table
 
 

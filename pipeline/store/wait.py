@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pipeline.store.base import Store
 
 _FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 0.5
 
 
 class WaitTimeoutError(Exception):
@@ -39,4 +39,4 @@ def wait_for_any(
                 f"{maker} should have made it: look at its log, or raise the timeout"
             )
         time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+        pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)
