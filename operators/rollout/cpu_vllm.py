@@ -15,7 +15,8 @@ import numpy as np
 import vllm
 from vllm.distributed.aux_output_connector.connector import AuxOutputSchedulerConnector
 from vllm.distributed.aux_output_connector.worker import PendingAuxOutput, get_aux_output_connector
-from vllm.model_executor.layers.fused_moe.layer import MoERunner
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -48,7 +49,7 @@ def engine_arguments(rollout: Rollout, routes: bool) -> dict[str, Any]:
         "block_size": _BLOCK_SIZE,
         "kv_cache_memory_bytes": rollout.cpu_kv_cache_gib * _GIB,
         "async_scheduling": False,
-        "worker_cls": here + LeanWorker.__name__,
+        "worker_cls": here + PlainWorker.__name__,
     }
     if routes:
         arguments["worker_cls"] = here + RoutesWorker.__name__
@@ -69,16 +70,54 @@ def repack_experts(worker: CPUWorker) -> None:
             experts.process_weights_after_loading(module.routed_experts)
 
 
-class LeanWorker(CPUWorker):
-    """The CPU worker with no more KV cache than a full batch can use: pages cost start-up time."""
+class PlainWorker(CPUWorker):
+    """The CPU worker, quick to start, and with seeds that long prompts do not break."""
+
+    def load_model(self, **kwargs: Any) -> None:
+        """Load the model; latent attention (MLA) gets a rotary embedding that turns its heads.
+
+        The CPU kernel of rotary embedding (torch.ops._C.rotary_embedding) reads [tokens, heads *
+        size] right, and takes MLA's [tokens, heads, size] for one head per token: every position
+        after the first is embedded wrongly, without any error. vLLM's own native method, in plain
+        torch, is right for both.
+        """
+        super().load_model(**kwargs)
+        if self.vllm_config.model_config.use_mla:
+            for module in self.model_runner.model.modules():
+                if isinstance(module, RotaryEmbedding):
+                    module._forward_method = module.forward_native
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache."""
+        """Bytes for the KV cache: no more than a full batch can use, for pages cost time."""
         longest = self.vllm_config.model_config.max_model_len
         blocks = -(-longest // self.vllm_config.cache_config.block_size)
         useful = blocks * self.vllm_config.scheduler_config.max_num_seqs + 1
         page_bytes = sum(spec.page_size_bytes for spec in self.get_kv_cache_spec().values())
         return min(super().determine_available_memory(), useful * page_bytes)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample with the generators of finished prompts only.
+
+        A request whose prompt is only partly computed is sampled with the others and its token
+        thrown away; vLLM then turns its generator back by an offset (`_bookkeeping_sync` in
+        vllm/v1/worker/gpu_model_runner.py), which a CPU generator does not have: "CPU Generator
+        does not use offset". Kept out of the batch's generators for that step, it draws nothing,
+        and the request's tokens depend on its seed alone, however its prompt was cut.
+        """
+        generators = self.model_runner.input_batch.generators
+        unfinished = self.model_runner.discard_request_mask.np[: self._num_requests]
+        aside = {
+            index: generators.pop(index)
+            for index in np.flatnonzero(unfinished).tolist()
+            if index in generators
+        }
+        output = super().sample_tokens(grammar_output)
+        generators.update(aside)
+        return output
+
+    @property
+    def _num_requests(self) -> int:
+        return int(self.model_runner.input_batch.num_reqs)
 
 
 class RoutesScheduler(Scheduler):
@@ -103,7 +142,7 @@ class RoutesScheduler(Scheduler):
         super().add_request(request)
 
 
-class RoutesWorker(LeanWorker):
+class RoutesWorker(PlainWorker):
     """The CPU worker with the data side of vLLM's routes.
 
     One model step: begin_step (which requests), the forward pass fills the capture buffer,
@@ -126,7 +165,7 @@ class RoutesWorker(LeanWorker):
         output = super().execute_model(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens > 0:
             batch = self.model_runner.input_batch
-            requests = batch.num_reqs
+            requests = self._num_requests
             starts = self.model_runner.query_start_loc.np[: requests + 1]
             view = SimpleNamespace(  # the three fields of V2's InputBatch that are read
                 req_ids=list(batch.req_ids[:requests]),

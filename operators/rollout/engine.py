@@ -107,6 +107,14 @@ class RolloutEngine:
         pairs = zip(requests, outputs, strict=True)
         return [self._generation(request, output) for request, output in pairs]
 
+    def close(self) -> None:
+        """Release the engine and its processes; this process may then start another one."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        cleanup_dist_env_and_memory()
+
     def _generation(self, request: Request, output: "RequestOutput") -> Generation:
         [completion] = output.outputs
         reason = completion.finish_reason or "abort"
@@ -119,11 +127,13 @@ class RolloutEngine:
             routes=self._routes(request, completion.routed_experts, len(tokens)),
             finish_reason=reason,
             text=self._tokenizer.decode(tokens, skip_special_tokens=True),
-            version_spans=tuple(
-                VersionSpan(int(span.version), span.start, span.end)
-                for span in completion.weight_versions or ()
-            ),
+            version_spans=self._spans(completion.weight_versions),
         )
+
+    def _spans(self, spans: Any) -> tuple[VersionSpan, ...]:
+        if not spans:  # no token was sampled
+            return (VersionSpan(self.version, 0, 0),)
+        return tuple(VersionSpan(int(span.version), span.start, span.end) for span in spans)
 
     def _routes(self, request: Request, raw_TDK: Any, response: int) -> Routes | None:
         if self._geometry is None:
@@ -226,7 +236,7 @@ def _logprobs(flat: Any, tokens: list[int], sample: str) -> Any:
 
 def _moe_layers(worker: Any) -> list[int]:
     """Model indices of the MoE layers; runs in the engine's worker."""
-    from vllm.model_executor.layers.fused_moe.layer import MoERunner
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
     modules = worker.model_runner.model.modules()
     return sorted(module.layer_id for module in modules if isinstance(module, MoERunner))

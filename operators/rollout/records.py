@@ -1,5 +1,6 @@
 """What the rollout engine is asked for and what it gives back."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ class Sampling:
     max_tokens: int
 
     @classmethod
-    def of_plan(cls, plan: dict[str, Any]) -> "Sampling":
+    def of_plan(cls, plan: Mapping[str, Any]) -> "Sampling":
         """The sampling parameters of a plan object."""
         settings = plan["sampling"]
         return cls(
@@ -63,4 +64,4 @@ class Generation:
     text: str
     """The response without special tokens, for the reward function."""
     version_spans: tuple[VersionSpan, ...]
-    """Which policy version sampled which tokens; empty when G is 0."""
+    """Which policy version sampled which tokens; they cover 0..G."""

@@ -1,0 +1,48 @@
+"""`python -m operators.rollout --run-uri URI --worker I --attempt N`: one rollout worker.
+
+Exit code 0: the attempt was stopped. 1: an error, whose message is the log's last line. 143:
+SIGTERM; a worker that was terminated is not a worker that has finished.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+from types import FrameType
+
+from operators.rollout.records import RolloutError
+from operators.rollout.worker import run
+from pipeline.rl.rewards import RewardError
+from pipeline.store import StoreError
+from pipeline.store.wait import WaitTimeoutError
+from pipeline.traces import TraceError
+
+log = logging.getLogger("operators.rollout")
+
+
+def main() -> int:
+    """Parse the arguments, work until stopped, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="operators.rollout", description=__doc__)
+    parser.add_argument("--run-uri", required=True, help="the run's root in the object store")
+    parser.add_argument("--worker", required=True, type=int, help="index of this worker, from 0")
+    parser.add_argument("--attempt", required=True, type=int, help="number of the flow's start")
+    arguments = parser.parse_args()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        run(arguments.run_uri, arguments.worker, arguments.attempt)
+    except (RolloutError, RewardError, TraceError, StoreError, WaitTimeoutError) as error:
+        log.error("%s: %s", type(error).__name__, error)
+        return 1
+    return 0
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Turn SIGTERM into an exit that removes temporary folders."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""A run as a worker sees it, written by hand: no flow, no trainer."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config.tree import RunConfig
+from pipeline.store import Store, keys
+from pipeline.store.commit import commit, new_attempt, put_data, put_file, sha256
+from pipeline.store.policy import publish_policy, refer_policy
+from tests.tiny_models import make_tiny
+
+ROOT = Path(__file__).parents[3]
+GEOMETRY = {"experts": 16, "topk": 4, "layers": [0, 1, 2, 3]}
+TEMPERATURE = 0.8
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if extra_info["raises"]:
+        raise KeyError("no such rubric")
+    return {"score": len(solution_str) % 3, "truth": ground_truth, "source": data_source}
+"""
+
+
+def make_run(store: Store, folder: Path, validations=(), raises=(), on_error="fail") -> list[Path]:
+    """A run with 5 prompts, two policies (1 by the trainer), routes recorded, one worker.
+
+    The reward function raises for the prompts in `raises`. Returns the policies' folders.
+    """
+    policies = [make_tiny(folder / f"policy{i}", "qwen3_moe", seed=i) for i in range(2)]
+    config = RunConfig.model_validate(
+        {
+            "data": {"max_prompt_length": 64, "max_response_length": 24},
+            "actor_rollout_ref": {
+                "model": {"path": "staged"},
+                "rollout": {
+                    "enable_rollout_routing_replay": True,
+                    "dtype": "float32",
+                    "max_num_seqs": 16,
+                    "max_num_batched_tokens": 256,
+                },
+            },
+            "trainer": {"experiment_name": "by-hand", "total_training_steps": 2},
+            "custom_reward_function": {"path": "reward.py"},
+            "reward": {"on_error": on_error},
+        }
+    )
+    staged = {
+        path.name: put_file(store, keys.input_file("model", path.name), path)
+        for path in sorted(policies[0].iterdir())
+    }
+    inputs = {
+        "prompts": _stage(store, "prompts.parquet", _prompts(raises)),
+        "val_prompts": _stage(store, "val_prompts.parquet", _prompts(())),
+        "reward": _stage(store, "reward.py", REWARD.encode()),
+        "model": {name: vars(file) for name, file in staged.items()},
+    }
+    body = {
+        "format": 1,
+        "name": "by-hand",
+        "config": config.model_dump(mode="json"),
+        "inputs": inputs,
+        "geometry": GEOMETRY,
+        "versions": {},
+    }
+    commit(store, keys.run_json(), body, new_attempt())
+    refer_policy(store, 0, list(staged.values()))
+    begin(store, 0, validations)
+    return policies
+
+
+def begin(store: Store, number: int, validations=()) -> None:
+    """attempts/NNN.json"""
+    body = {
+        "number": number,
+        "rollout_workers": 1,
+        "training_ranks": 1,
+        "total_training_steps": 2,
+        "save_freq": 1,
+        "validations": list(validations),
+        "start_timeout_s": 120.0,
+        "step_timeout_s": 120.0,
+    }
+    commit(store, keys.attempt(number), body, new_attempt())
+
+
+def plan(store: Store, step: int, version: int, validation: bool = False) -> dict:
+    """Publish a plan of 5 prompts in 2 shards; prompt 3 in its second epoch."""
+    body = {
+        "step": step,
+        "policy_version": version,
+        "prompts": [{"row": row, "epoch": int(row == 3)} for row in range(5)],
+        "n": 1 if validation else 3,
+        "sampling": {
+            "temperature": 0.0 if validation else TEMPERATURE,
+            "top_p": 1.0,
+            "top_k": -1,
+            "max_tokens": 24,
+        },
+        "shards": 2,
+        "routes": not validation,
+        "seed": 11,
+    }
+    key = keys.validation_plan(version) if validation else keys.plan(step)
+    return commit(store, key, body, new_attempt()).body
+
+
+def stop(store: Store, number: int) -> None:
+    """attempts/NNN.stop.json"""
+    body = {"reason": "finished", "message": ""}
+    commit(store, keys.stop(number), body, new_attempt())
+
+
+def publish(store: Store, version: int, folder: Path) -> None:
+    """A new policy, as the trainer does it."""
+    publish_policy(store, version, folder)
+
+
+def start_worker(store: Store, number: int) -> subprocess.Popen[str]:
+    """The program of a rollout worker."""
+    arguments = ("--run-uri", store.uri, "--worker", "0", "--attempt", str(number))
+    return subprocess.Popen(
+        [sys.executable, "-m", "operators.rollout", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _prompts(raises) -> bytes:
+    rows = []
+    for row in range(5):
+        rows.append(
+            {
+                "prompt_id": row,
+                "messages": json.dumps([{"role": "user", "content": f"prompt {row}"}]),
+                "token_ids": [2, *range(20, 50 + 3 * row), 2],
+                "data_source": "by-hand",
+                "ground_truth": json.dumps(str(row)),
+                "extra_info": json.dumps({"raises": row in raises}),
+            }
+        )
+    types = {"token_ids": pa.list_(pa.uint32()), "prompt_id": pa.int64()}
+    schema = pa.schema([(name, types.get(name, pa.string())) for name in rows[0]])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _stage(store: Store, name: str, data: bytes) -> dict:
+    return vars(put_data(store, keys.input_file(sha256(data), name), data))

@@ -1,0 +1,192 @@
+"""The engine against an independent forward pass: routes, log-probs, reload."""
+
+import numpy as np
+import pytest
+
+from operators.rollout import cpu_vllm
+from operators.rollout.engine import RolloutEngine
+from operators.rollout.records import Request, RolloutError, Sampling
+from pipeline.config.tree import Rollout
+from pipeline.traces import Geometry, VersionSpan
+from tests.integration.rollout.agreement import assert_agrees
+from tests.integration.rollout.reference import ReferenceModel
+from tests.tiny_models import make_tiny
+
+pytestmark = pytest.mark.integration
+
+GEOMETRY = Geometry(16, 4, (1, 2, 3))
+TEMPERATURE = 0.7
+SAMPLING = Sampling(TEMPERATURE, 1.0, -1, 80)
+KV_BLOCKS = 20
+SETTINGS = Rollout(dtype="float32", max_num_seqs=8, max_num_batched_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    """Two policies of one model, its first layer dense."""
+    root = tmp_path_factory.mktemp("policies")
+    return [make_tiny(root / str(i), "qwen3_moe_dense_first", seed=i) for i in range(2)]
+
+
+@pytest.fixture(scope="module")
+def references(policies):
+    return [ReferenceModel(folder) for folder in policies]
+
+
+class Witness:
+    """What happened inside the engine: nothing is replaced, calls are counted."""
+
+    preemptions = 0
+    cached_tokens = 0
+
+
+@pytest.fixture(scope="module")
+def witness():
+    return Witness()
+
+
+@pytest.fixture(scope="module")
+def engine(policies, witness):
+    """One engine for the module, with a KV cache that is too small for a full batch."""
+    patch = pytest.MonkeyPatch()
+    pages = cpu_vllm.PlainWorker.get_kv_cache_spec
+
+    def small(worker):
+        return KV_BLOCKS * sum(spec.page_size_bytes for spec in pages(worker).values())
+
+    preempt = cpu_vllm.RoutesScheduler._preempt_request
+
+    def counted(scheduler, *args, **kwargs):
+        witness.preemptions += 1
+        return preempt(scheduler, *args, **kwargs)
+
+    generation = RolloutEngine._generation
+
+    def seen(self, request, output):
+        witness.cached_tokens += output.num_cached_tokens
+        return generation(self, request, output)
+
+    patch.setattr(cpu_vllm.PlainWorker, "determine_available_memory", small)
+    patch.setattr(cpu_vllm.RoutesScheduler, "_preempt_request", counted)
+    patch.setattr(RolloutEngine, "_generation", seen)
+    engine = RolloutEngine(policies[0], SETTINGS, True, 256, GEOMETRY)
+    yield engine
+    engine.close()
+    patch.undo()
+
+
+def requests(seed: int, lengths=(100, 1, 70, 33), group: int = 4) -> list[Request]:
+    """Groups that share a prompt, from one token to longer than the engine's batch."""
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(rng.integers(2, 300, length).tolist()) for length in lengths]
+    return [
+        Request(f"{seed:06d}/{p}/{k}", prompt, 1000 * seed + 10 * p + k)
+        for p, prompt in enumerate(prompts)
+        for k in range(group)
+    ]
+
+
+def test_routes_and_logprobs_equal_an_independent_forward(engine, references, witness):
+    """The engine meets everything that could lose or shift rows: groups that share a prompt
+    (prefix hits within and between calls), prompts longer than its batch (chunked prefill) and
+    more sequences than its cache holds (preemption). All rows are valid and equal the top-k of
+    transformers' routers on the same tokens; log-probs are of the temperature sampled at.
+    """
+    asked = requests(1)
+    assert len(asked[0].prompt_tokens) > SETTINGS.max_num_batched_tokens
+    cold = engine.generate(asked, SAMPLING)
+    assert witness.preemptions > 0
+    assert witness.cached_tokens > 0
+    before = witness.cached_tokens
+    warm = engine.generate(asked, SAMPLING)
+    assert witness.cached_tokens > before
+    rows, ties = assert_agrees(references[0], asked, cold, TEMPERATURE)
+    assert rows > 3000
+    assert ties <= rows // 1000, f"{ties} near-ties in {rows} rows"
+    assert_agrees(references[0], asked, warm, TEMPERATURE)
+    for generation in (*cold, *warm):
+        assert generation.version_spans == (VersionSpan(0, 0, len(generation.tokens_G)),)
+        assert generation.finish_reason in ("stop", "length")
+        assert (generation.finish_reason == "stop") == (generation.tokens_G[-1] == 0)
+
+
+def test_a_sample_depends_on_its_seed_alone(engine):
+    """The samples of a group differ; the same request alone gives the same tokens, though its
+    prompt was computed in pieces beside others the first time.
+    """
+    asked = requests(2, lengths=(90, 40))
+    generations = engine.generate(asked, SAMPLING)
+    assert len({generation.tokens_G.tobytes() for generation in generations}) == len(asked)
+    [alone] = engine.generate(asked[2:3], SAMPLING)
+    np.testing.assert_array_equal(alone.tokens_G, generations[2].tokens_G)
+    assert "<|" not in alone.text
+
+
+def test_reload_changes_weights_routes_and_prefix_cache(engine, policies, references):
+    """After load(), tokens, routes and log-probs are those of the new weights, for prompts that
+    the old policy had in the prefix cache; and the spans say so.
+    """
+    asked = requests(3)
+    engine.generate(asked, SAMPLING)
+    engine.load(policies[1], 7)
+    generations = engine.generate(asked, SAMPLING)
+    assert_agrees(references[1], asked, generations, TEMPERATURE)
+    assert {span.version for g in generations for span in g.version_spans} == {7}
+    engine.load(policies[0], 0)
+    assert_agrees(references[0], asked, engine.generate(asked, SAMPLING), TEMPERATURE)
+
+
+def test_without_the_reset_prompts_keep_the_old_routes(engine, policies, references, monkeypatch):
+    """The guard is needed: with the reset left out, the routes of a prompt that was seen before
+    are the old policy's, and nothing else says so. A reset that fails is an error.
+    """
+    asked = requests(4, lengths=(97,))
+    engine.generate(asked, SAMPLING)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
+        engine.load(policies[1], 1)
+        routes = engine.generate(asked[:1], SAMPLING)[0].routes
+        old = references[0](np.array(asked[0].prompt_tokens)).sets_TLK
+        np.testing.assert_array_equal(routes.sets_TLK[:96], old)
+        patch.setattr(engine._llm, "reset_prefix_cache", lambda: False)
+        with pytest.raises(RolloutError, match="prefix cache"):
+            engine.load(policies[0], 2)
+    engine.load(policies[0], 0)
+    assert_agrees(references[0], asked, engine.generate(asked, SAMPLING), TEMPERATURE)
+
+
+def test_without_the_repack_the_cpu_kernels_read_noise(engine, policies, references, monkeypatch):
+    """The CPU adapter's repack is needed: without it the log-probs are not the new policy's."""
+    asked = requests(5, lengths=(40,))
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_vllm, "repack_experts", lambda worker: None)
+        engine.load(policies[1], 1)
+        with pytest.raises(AssertionError):
+            assert_agrees(references[1], asked, engine.generate(asked, SAMPLING), TEMPERATURE)
+    engine.load(policies[0], 0)
+    assert_agrees(references[0], asked, engine.generate(asked, SAMPLING), TEMPERATURE)
+
+
+def test_greedy_sampling_of_a_validation(engine, references):
+    """Temperature 0 takes the likeliest token each time."""
+    asked = requests(6, lengths=(20, 50), group=1)
+    for request, generation in zip(
+        asked, engine.generate(asked, Sampling(0.0, 1.0, -1, 16)), strict=True
+    ):
+        tokens_S = np.concatenate([np.array(request.prompt_tokens), generation.tokens_G])
+        logits_TV = references[0](tokens_S).logits_TV[-len(generation.tokens_G) :]
+        np.testing.assert_array_equal(generation.tokens_G, logits_TV.argmax(-1).numpy())
+
+
+def test_a_policy_that_lacks_tensors_is_refused(engine, tmp_path):
+    """vLLM would keep the old values of what is missing, with a warning only."""
+    other = make_tiny(tmp_path, "qwen3_moe_dense_first", num_hidden_layers=3)
+    with pytest.raises(RolloutError, match=r"policy 9 lacks tensors .*layers\.3"):
+        engine.load(other, 9)
+    assert engine.version == 0
+
+
+def test_another_geometry_is_refused(engine):
+    """run.json and the engine's model must agree on which layers are MoE layers."""
+    with pytest.raises(RolloutError, match="prepared for another model"):
+        engine._check_geometry(Geometry(16, 4, (0, 1, 2, 3)))

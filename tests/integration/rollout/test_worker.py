@@ -1,0 +1,162 @@
+"""The program of a rollout worker on a file store, with a real engine and nobody else."""
+
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from operators.rollout.scoring import Scorer
+from operators.rollout.worker import Worker, _start_engine, read_attempt, read_inputs
+from pipeline.rl.rewards import RewardError
+from pipeline.store import keys, open_store
+from pipeline.store.commit import find_commit, read_commit
+from pipeline.traces import expected_ids, read_manifest, read_routes, read_samples, seal
+from tests.integration.rollout import runs
+from tests.integration.rollout.reference import ReferenceModel
+
+pytestmark = pytest.mark.integration
+
+
+def wait_for(store, worker, *wanted, seconds=240.0):
+    deadline = time.monotonic() + seconds
+    while any(store.size(key) is None for key in wanted):
+        assert worker.poll() is None, worker.stderr.read()[-4000:]
+        assert time.monotonic() < deadline, f"{wanted} did not appear"
+        time.sleep(0.05)
+
+
+def contents(store):
+    return {info.key: store.read(info.key) for info in store.list("")}
+
+
+def sealed(store, step):
+    plan = read_commit(store, keys.plan(step))
+    seal(store, step, plan["shards"], expected_ids(plan), plan["policy_version"])
+    manifest = read_manifest(store, step)
+    assert sorted(manifest.ids) == sorted(expected_ids(plan))
+    samples = read_samples(store, manifest, manifest.ids)
+    return samples, read_routes(store, manifest, manifest.ids)
+
+
+def assert_made_by(reference, version, samples, routes):
+    """Tokens, log-probs and routes in the store are those of this policy."""
+    for sample in samples:
+        expected = reference(sample.tokens_S)
+        wrong_TL = (routes[sample.id].sets_TLK != expected.sets_TLK).any(-1)
+        assert routes[sample.id].valid_T.all()
+        assert not (wrong_TL & ~expected.near_tie_TL).any()
+        np.testing.assert_allclose(
+            sample.logprobs_G,
+            expected.logprobs_of(sample.response_tokens_G, runs.TEMPERATURE),
+            atol=2e-4,
+        )
+        assert {span.version for span in sample.version_spans} == {version}
+        assert sample.loss_mask_G.all()
+        assert sample.extras == {"truth": sample.prompt_id[0], "source": "by-hand"}
+        assert sample.reward in (0.0, 1.0, 2.0)
+
+
+def test_a_worker_through_its_life(tmp_path):
+    """Two steps of two shards, each with its own policy, and a validation between them; then the
+    stop object. What is in the store is what the policy of each step makes: ids, tokens, routes,
+    log-probs, rewards. A second worker, on a copy in which one shard's commit is missing, makes
+    that shard alone, with the same samples; nothing else changes. SIGTERM ends a worker with 143.
+    """
+    store = open_store(str(tmp_path / "run"))
+    policies = runs.make_run(store, tmp_path, validations=(0,))
+    worker = runs.start_worker(store, 0)
+    runs.plan(store, 0, 0)
+    runs.plan(store, 0, 0, validation=True)
+    wait_for(store, worker, keys.rollout(0, 0), keys.rollout(0, 1))
+    wait_for(store, worker, keys.validation(0, 0), keys.validation(0, 1))
+    runs.plan(store, 1, 1)
+    time.sleep(0.5)
+    assert find_commit(store, keys.rollout(1, 0)) is None, "made before its policy was there"
+    runs.publish(store, 1, policies[1])
+    wait_for(store, worker, keys.rollout(1, 0), keys.rollout(1, 1))
+    runs.stop(store, 0)
+    assert worker.wait(60) == 0, worker.stderr.read()[-4000:]
+    printed = worker.stderr.read()
+    assert "step 0 shard 0: 9 samples" in printed
+    assert "step 1 shard 1: 6 samples" in printed
+    assert "tokens/s" in printed
+    assert "policy 1 loaded" in printed
+
+    validations = [read_commit(store, keys.validation(0, shard)) for shard in range(2)]
+    assert [body["count"] for body in validations] == [3, 2]
+    assert all(body["reward_mean"] == body["reward_sum"] / body["count"] for body in validations)
+
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for step in range(2):
+        samples, routes = sealed(store, step)
+        assert len(samples) == 15
+        assert {sample.prompt_id for sample in samples} == {"0", "1", "2", "3.1", "4"}
+        assert_made_by(ReferenceModel(policies[step]), step, samples, routes)
+
+    copy = open_store(str(tmp_path / "copy"))
+    (tmp_path / "copy" / keys.rollout(1, 1)).unlink()
+    before = contents(copy)
+    runs.begin(copy, 1, validations=(0,))
+    again = runs.start_worker(copy, 1)
+    wait_for(copy, again, keys.rollout(1, 1))
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(60) == 143
+    after = contents(copy)
+    assert {key: after[key] for key in before} == before
+    added = after.keys() - before.keys()
+    assert len([key for key in added if key.endswith(".parquet")]) == 2
+    assert added - {keys.rollout(1, 1), keys.attempt(1)} == {
+        key for key in added if key.startswith("steps/000001/rollout/00001.")
+    } - {keys.rollout(1, 1)}
+    samples_again, _ = sealed(copy, 1)
+    for one, other in zip(samples, samples_again, strict=True):
+        assert one.id == other.id
+        assert one.seed == other.seed
+        np.testing.assert_array_equal(one.tokens_S, other.tokens_S)
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path):
+    """Exit code 1 and one line: no traceback."""
+    store = open_store(str(tmp_path / "run"))
+    worker = runs.start_worker(store, 0)
+    assert worker.wait(60) == 1
+    printed = worker.stderr.read()
+    assert "attempts/000.json" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_reward_that_raises_fails_or_masks(tmp_path):
+    """on_error=fail: the error names the sample and nothing is committed. on_error=mask: the
+    sample is there without a reward, with the reason; the others have theirs.
+    """
+    store = open_store(str(tmp_path / "run"))
+    runs.make_run(store, tmp_path, raises=(2,))
+    inputs = read_inputs(store)
+    runs.plan(store, 0, 0)
+    engine = _start_engine(store, inputs, 0)
+    try:
+        worker = Worker(store, 0, read_attempt(store, 0), inputs, engine, 0, [])
+        with pytest.raises(RewardError, match=r"sample 000000/2/0 .*KeyError: 'no such rubric'"):
+            worker.run()
+        assert find_commit(store, keys.rollout(0, 0)) is None
+
+        masked = Scorer(inputs.scorer.function, mask_errors=True)
+        patched = type(inputs)(**{**vars(inputs), "scorer": masked})
+        worker = Worker(store, 0, read_attempt(store, 0), patched, engine, 0, [])
+        task = worker._next_task()
+        for shard in worker._missing(task):
+            from operators.rollout.shard import make_shard
+
+            make_shard(store, engine, masked, inputs.geometry, task, shard)
+    finally:
+        engine.close()
+    samples, _ = sealed(store, 0)
+    for sample in samples:
+        if sample.prompt_id == "2":
+            assert sample.reward is None
+            assert "no such rubric" in sample.reward_error
+        else:
+            assert sample.reward is not None
+            assert sample.reward_error is None
