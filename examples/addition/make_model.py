@@ -21,7 +21,7 @@ BATCH = 64
 LR = 2e-3
 SLIP_RATE = 0.25  # each of three results; 0.75**3 = 0.42 of the worked answers are right
 LR_WARM_UP_STEPS = 20
-AUX_LOSS_COEF = 0.01
+AUX_LOSS_COEF = 0.002
 IGNORED = -100  # the label of positions that carry no loss
 
 
@@ -46,7 +46,7 @@ def model_config(tokenizer) -> Qwen3MoeConfig:
         rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         max_position_embeddings=512,
-        initializer_range=0.05,
+        initializer_range=0.125,
         tie_word_embeddings=False,
         sliding_window=None,
         bos_token_id=None,
