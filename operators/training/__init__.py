@@ -10,5 +10,7 @@ for _message in (
     "Transformer Engine and Apex are not installed",
     "full scope is deprecated",  # Megatron-core's own default of cuda_graph_scope
     r"`torch\.distributed\.\w+_tensor` is deprecated",  # Megatron-core's collectives
+    "`load_state_dict` is deprecated",  # Megatron-core's checkpoints, of torch's
+    "Please use DTensor instead",
 ):
     warnings.filterwarnings("ignore", message=_message)

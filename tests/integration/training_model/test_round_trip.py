@@ -37,16 +37,19 @@ def found(tmp_path_factory):
     return by_world
 
 
-def cases():
-    """(number of ranks, layout, case)."""
-    for name in CASES:
-        yield 1, "dp2", name
-        for layout in LAYOUTS:
-            if not (layout == "ep2" and name in DENSE):
-                yield 2, layout, name
+LAID_OUT = [
+    *((1, "dp2", name) for name in CASES),
+    *(
+        (2, layout, name)
+        for layout in LAYOUTS
+        for name in CASES
+        if not (layout == "ep2" and name in DENSE)
+    ),
+]
+"""(number of ranks, layout, case)."""
 
 
-@pytest.mark.parametrize(("world", "layout", "case"), cases())
+@pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_export_is_bit_identical(found, world, layout, case, dtype):
     """Every tensor's name, dtype and bits, and every other file, come back; in bfloat16 by way of
@@ -54,7 +57,7 @@ def test_export_is_bit_identical(found, world, layout, case, dtype):
     assert found[world][0][f"{layout}/{case}/{dtype}"]["different"] == []
 
 
-@pytest.mark.parametrize(("world", "layout", "case"), cases())
+@pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
 def test_logits_are_those_of_transformers(found, world, layout, case):
     """fp32 against transformers' own model, eager attention; random weights of every norm, router
     and bias, so that nothing is in a wrong place unseen."""
@@ -69,7 +72,7 @@ def test_logits_are_those_of_transformers(found, world, layout, case):
         assert of_rank["logits_error"] < 1e-4
 
 
-@pytest.mark.parametrize(("world", "layout", "case"), cases())
+@pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
 def test_routers_are_found_by_model_index(found, world, layout, case):
     """The ranks together have every MoE layer, each under the number the HF file gives its weights;
     every pipeline stage has its own, virtual stages included."""
