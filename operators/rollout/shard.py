@@ -54,6 +54,7 @@ def make_shard(
     geometry: Geometry | None,
     task: Task,
     shard: int,
+    worker: int,
 ) -> None:
     """Make a shard and commit it; the engine has the task's policy loaded.
 
@@ -80,7 +81,8 @@ def make_shard(
         if geometry is not None:
             provenance = Provenance("R3", engine.version, engine.name)
         step = task.plan["step"]
-        committed = write_shard(store, step, shard, attempt, samples, geometry, provenance)
+        maker = {"worker": worker, "generation_s": generated_s}
+        committed = write_shard(store, step, shard, attempt, samples, geometry, provenance, maker)
     _log(task, shard, samples, generated_s, time.monotonic() - started, committed)
 
 

@@ -87,7 +87,13 @@ class Worker:
                 if self._stopped():
                     break
                 make_shard(
-                    self.store, self.engine, self.inputs.scorer, self.inputs.geometry, task, shard
+                    self.store,
+                    self.engine,
+                    self.inputs.scorer,
+                    self.inputs.geometry,
+                    task,
+                    shard,
+                    self.index,
                 )
         log.info("stop object found: nothing more is made")
 

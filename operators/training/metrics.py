@@ -15,6 +15,7 @@ from operators.training.data import StepData
 from operators.training.sweep import LogProbs
 from pipeline.rl.metrics import Mismatch, mismatch
 from pipeline.store import Store, keys
+from pipeline.store.commit import read_commit
 from pipeline.traces import Manifest
 
 Metrics = dict[str, float | None]
@@ -129,16 +130,16 @@ def manifest_metrics(store: Store, manifest: Manifest) -> Metrics:
 
 
 def _rollout_s(store: Store, step: int) -> float | None:
-    """From the plan to the last shard, by the store's clock; None if no rollout made the step."""
-    prefix = keys.step_prefix(step)
-    written = {info.key: info.modified_s for info in store.list(prefix)}
-    shards = [
-        time_s
-        for key, time_s in written.items()
-        if key.startswith(f"{prefix}rollout/") and key.endswith(".json")
-    ]
-    planned = written.get(keys.plan(step))
-    return max(shards) - planned if shards and planned is not None else None
+    """Generation seconds of the busiest rollout worker; None if no rollout made the step."""
+    prefix = keys.step_prefix(step) + "rollout/"
+    seconds: dict[int, float] = {}
+    for info in store.list(prefix):
+        if info.key.endswith(".json"):
+            maker = read_commit(store, info.key)["maker"]
+            if maker:
+                worker = maker["worker"]
+                seconds[worker] = seconds.get(worker, 0.0) + maker["generation_s"]
+    return max(seconds.values(), default=None)
 
 
 def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:

@@ -149,7 +149,7 @@ def test_a_reward_that_raises_fails_or_masks(tmp_path):
         for shard in worker._missing(task):
             from operators.rollout.shard import make_shard
 
-            make_shard(store, engine, masked, inputs.geometry, task, shard)
+            make_shard(store, engine, masked, inputs.geometry, task, shard, 0)
     finally:
         engine.close()
     samples, _ = sealed(store, 0)
