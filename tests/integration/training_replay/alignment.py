@@ -58,7 +58,7 @@ def program(run_uri: str, models: str, results: str, names: Sequence[str]) -> No
             found["logprobs"] = examine(logprobs, store, Path(models, "aligned"), layout)
         path = Path(results, f"alignment.{layout.name}.{dist.get_rank()}.json")
         path.write_text(json.dumps(found))
-    parallel.leave()
+    dist.destroy_process_group()
 
 
 def examine(

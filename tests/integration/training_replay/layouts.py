@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from operators.training import parallel
 from operators.training.data import StepData, layout_rules, load_step
@@ -87,7 +88,7 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
             path = Path(results, f"{layout.name}.{mode}.{ranks.rank}.json")
             path.write_text(json.dumps(found))
             parallel.stop()
-    parallel.leave()
+    dist.destroy_process_group()
 
 
 def examine(rank: Rank, data: StepData) -> dict[str, Any]:
