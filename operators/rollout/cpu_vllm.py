@@ -82,6 +82,7 @@ class PlainWorker(CPUWorker):
         torch, is right for both.
         """
         super().load_model(**kwargs)
+        self._refuse_padded_experts()
         if self.vllm_config.model_config.use_mla:
             for module in self.model_runner.model.modules():
                 if isinstance(module, RotaryEmbedding):
@@ -114,6 +115,19 @@ class PlainWorker(CPUWorker):
         output = super().sample_tokens(grammar_output)
         generators.update(aside)
         return output
+
+    def _refuse_padded_experts(self) -> None:
+        for module in self.model_runner.model.modules():
+            if isinstance(module, MoERunner):
+                experts = module._quant_method.moe_kernel.fused_experts
+                size = experts.moe_config.intermediate_size_per_partition
+                padded = experts._padded_intermediate_size(experts.moe_config)
+                if size != padded:  # the kernels run, but vLLM's reload cannot fill the padding
+                    raise RolloutError(
+                        f"the model's experts have intermediate size {size}: vLLM's CPU build "
+                        f"pads it to {padded} and cannot load another policy then; use a model "
+                        "whose moe_intermediate_size 32 divides"
+                    )
 
     @property
     def _num_requests(self) -> int:

@@ -47,3 +47,11 @@ def test_family(family, tmp_path):
             assert_agrees(reference, asked, engine.generate(asked, SAMPLING), 1.3)
     finally:
         engine.close()
+
+
+def test_experts_that_the_cpu_kernels_pad_are_refused(tmp_path):
+    """Their first reload would fail, after a whole step was made."""
+    folder = make_tiny(tmp_path, "qwen3_moe", num_hidden_layers=2, moe_intermediate_size=48)
+    settings = Rollout(dtype="float32", max_num_seqs=4, max_num_batched_tokens=128)
+    with pytest.raises(RolloutError, match="intermediate size 48"):
+        RolloutEngine(folder, settings, True, 64, Geometry(16, 4, (0, 1)))

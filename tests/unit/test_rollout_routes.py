@@ -1,0 +1,101 @@
+"""Routes are checked when they arrive: what an engine may return, and what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operators.rollout.routes import absent_routes, routes_of
+from pipeline.traces import Geometry, TraceError
+
+GEOMETRY = Geometry(experts=8, topk=3, layers=(1, 3))
+LAYERS = 4
+
+
+def raw(rows, seed=0, geometry=GEOMETRY, dtype=np.uint8):
+    """What an engine returns: dense layers are zero, the order in a set means nothing."""
+    rng = np.random.default_rng(seed)
+    routes_TDK = np.zeros((rows, LAYERS, geometry.topk), dtype)
+    for row in range(rows):
+        for layer in geometry.layers:
+            chosen = rng.permutation(geometry.experts)[: geometry.topk]
+            routes_TDK[row, layer] = chosen
+    return routes_TDK
+
+
+@given(st.integers(1, 20), st.integers(0, 1000))
+def test_moe_layers_are_taken_by_index_and_sorted(rows, seed):
+    routes_TDK = raw(rows, seed)
+    routes = routes_of(routes_TDK, rows, LAYERS, GEOMETRY, "s")
+    assert routes.valid_T.all()
+    assert routes.sets_TLK.dtype == np.uint8
+    for place, layer in enumerate(GEOMETRY.layers):
+        np.testing.assert_array_equal(
+            routes.sets_TLK[:, place], np.sort(routes_TDK[:, layer], axis=-1)
+        )
+
+
+def test_ids_above_255_keep_their_value():
+    geometry = Geometry(experts=384, topk=2, layers=(0,))
+    routes_TDK = np.array([[[300, 2]], [[256, 255]]], np.uint16)
+    routes = routes_of(routes_TDK, 2, 1, geometry, "s")
+    assert routes.sets_TLK.tolist() == [[[2, 300]], [[255, 256]]]
+    assert routes.sets_TLK.dtype == np.uint16
+
+
+def test_none_is_absent_not_zero():
+    routes = routes_of(None, 5, LAYERS, GEOMETRY, "s")
+    assert not routes.valid_T.any()
+    assert routes.sets_TLK.shape == (5, 2, 3)
+    assert (np.diff(routes.sets_TLK) > 0).all()
+
+
+@pytest.mark.parametrize("routes_TDK", [raw(0), None])
+def test_a_prompt_of_one_token_without_response_has_no_row(routes_TDK):
+    routes = routes_of(routes_TDK, 0, LAYERS, GEOMETRY, "s")
+    assert routes.sets_TLK.shape == (0, 2, 3)
+    assert routes.valid_T.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, LAYERS, 3), (6, LAYERS, 3), (5, 2, 3), (5, LAYERS, 2), (5, LAYERS * 3)]
+)
+def test_another_shape_is_never_padded_or_cut(shape):
+    """A row short, a row too many (S rows that nobody declared), MoE layers only, another K."""
+    with pytest.raises(TraceError, match=r"sample 000003/1/0: .*expected \(5, 4, 3\)"):
+        routes_of(np.zeros(shape, np.uint8), 5, LAYERS, GEOMETRY, "000003/1/0")
+
+
+def test_all_zero_is_a_kernel_that_did_not_report():
+    with pytest.raises(TraceError, match=r"sample s: every id of every MoE layer is 0"):
+        routes_of(np.zeros((5, LAYERS, 3), np.uint8), 5, LAYERS, GEOMETRY, "s")
+
+
+def test_a_duplicate_names_row_and_layer():
+    routes_TDK = raw(5)
+    routes_TDK[3, 3] = [2, 7, 2]
+    with pytest.raises(TraceError, match=r"sample s: .*row 3 in layer 3 is \[2, 2, 7\]: an expert"):
+        routes_of(routes_TDK, 5, LAYERS, GEOMETRY, "s")
+
+
+def test_an_id_that_is_not_below_the_number_of_experts():
+    routes_TDK = raw(5)
+    routes_TDK[2, 1] = [0, 8, 2]
+    with pytest.raises(TraceError, match=r"row 2 in layer 1 is \[0, 2, 8\]: an id outside 0\.\.7"):
+        routes_of(routes_TDK, 5, LAYERS, GEOMETRY, "s")
+
+
+def test_what_stands_in_dense_layers_does_not_matter():
+    routes_TDK = raw(5)
+    routes_TDK[:, 0] = 255
+    assert routes_of(routes_TDK, 5, LAYERS, GEOMETRY, "s").valid_T.all()
+
+
+def test_floats_are_refused():
+    with pytest.raises(TraceError, match="float32"):
+        routes_of(raw(5, dtype=np.float32), 5, LAYERS, GEOMETRY, "s")
+
+
+def test_absent_routes_own_their_memory():
+    routes = absent_routes(3, GEOMETRY)
+    assert routes.sets_TLK.flags.writeable
