@@ -28,16 +28,16 @@ def small(folder: Path, name: str, *more: str) -> list[str]:
     ]
 
 
-def start(*settings: str) -> subprocess.Popen[str]:
-    """`retrace run` on the quickstart with other settings."""
-    return subprocess.Popen(
-        [*RETRACE, "run", str(EXAMPLE), *settings],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "COLUMNS": "240"},
-    )
+def start(log: Path, *settings: str) -> subprocess.Popen[bytes]:
+    """`retrace run` on the quickstart with other settings; it writes to `log`."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*RETRACE, "run", str(EXAMPLE), *settings],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "COLUMNS": "240"},
+        )
 
 
 def run(*settings: str, expect: int = 0) -> str:

@@ -1,5 +1,6 @@
 """kill -9 of each part of a run: the run completes, and no committed object changes."""
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from tests.integration.run.retrace_runs import command, run, small, start, worke
 pytestmark = pytest.mark.integration
 
 
-def wait_for(store: Store, key: str, seconds: float = 400.0) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(store: Store, key: str, flow: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 400
     while store.size(key) is None:
-        assert time.monotonic() < deadline, f"{key} did not appear"
+        assert flow.poll() is None, f"the flow ended before {key}:\n{log.read_text()}"
+        assert time.monotonic() < deadline, f"{key} did not appear:\n{log.read_text()}"
         time.sleep(0.02)
 
 
@@ -35,20 +37,21 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
     settings = small(tmp_path, "faults", "trainer.total_training_steps=3", "trainer.save_freq=2")
     uri = tmp_path / "store/faults"
     store = open_store(str(uri))
-    flow = start(*settings)
+    log = tmp_path / "flow.log"
+    flow = start(log, *settings)
 
-    wait_for(store, keys.plan(0))
+    wait_for(store, keys.plan(0), flow, log)
     [worker] = workers(store.uri, "operators.rollout")
     worker.kill()
 
-    wait_for(store, keys.manifest(1))
+    wait_for(store, keys.manifest(1), flow, log)
     [rank] = workers(store.uri, "operators.training")
     rank.kill()
     assert store.size(keys.metrics(1)) is None, "the rank was killed too late to test anything"
 
-    wait_for(store, keys.manifest(2))
+    wait_for(store, keys.manifest(2), flow, log)
     flow.kill()
-    flow.communicate()
+    flow.wait()
     assert store.size(keys.metrics(2)) is None, "the flow was killed too late to test anything"
     deadline = time.monotonic() + 20
     while workers(store.uri, "operators.rollout") or workers(store.uri, "operators.training"):

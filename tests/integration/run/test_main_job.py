@@ -72,6 +72,25 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path):
     assert "actor_rollout_ref.actor.optim.lr" in refused
 
 
+def test_r3_lowers_the_mismatch(tmp_path: Path):
+    """On the example model in bf16, over at least 20,000 response tokens of a fixed seed, the k3
+    estimate of KL(engine, trainer) with the engine's routing is below the one without."""
+    run(
+        *small(
+            tmp_path,
+            "mismatch",
+            "trainer.total_training_steps=1",
+            "data.train_batch_size=150",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=150",
+            "actor_rollout_ref.rollout.n=8",
+        )
+    )
+    [step] = all_metrics(open_store(f"{tmp_path}/store/mismatch"))
+    assert step.values["loss/tokens"] >= 20_000
+    assert step.values["mismatch/kl"] < step.values["mismatch/kl_native"]
+    assert step.values["replay/agreement"] < 1.0  # else there was nothing to replay
+
+
 @pytest.mark.parametrize("mode", ["disabled", "R2"])
 def test_other_modes(tmp_path: Path, mode: str):
     """R2 and disabled, with verl's literal quotes. R2 leaves its routes in the store; a record set
