@@ -1,8 +1,8 @@
 """Checkpoints of a policy version: weights, fp32 masters, Adam's moments and step.
 
 Megatron's distributed checkpoint (torch_dist), written by each rank into a scratch folder of its
-own and uploaded from there; rank 0 commits keys.checkpoint(version) once every file is in the
-store. Loading downloads all files once per node. Any TP, PP and DP size can load it
+own (under TMPDIR) and uploaded from there; rank 0 commits keys.checkpoint(version) once every file
+is in the store. Loading downloads all files once per node. Any TP, PP and DP size can load it
 ('fully_reshardable'); see refuse_other_layout for what cannot change.
 
 Random number generators are not saved: build_model refuses dropout, so training draws no random

@@ -158,7 +158,7 @@ def _make_bridge(folder: Path, actor: Actor) -> Any:
                 f"Megatron-core refuses the combination: {error}"
             ]
         ) from error
-    refuse_silently_wrong(bridge.config)
+    refuse_settings(bridge.config)
     return bridge
 
 
@@ -199,8 +199,8 @@ def _checked_overrides(actor: Actor, config_class: type) -> dict[str, Any]:
     return dict(actor.megatron.override_transformer_config)
 
 
-def refuse_silently_wrong(config: Any) -> None:
-    """Refuse settings under which Megatron-core or a replay would be wrong without an error."""
+def refuse_settings(config: Any) -> None:
+    """Refuse what Megatron-core 0.16.1 accepts and then does wrong, or fails at in mid-step."""
     problems = []
     vpp = config.virtual_pipeline_model_parallel_size
     if vpp and (config.batch_p2p_comm or not config.overlap_p2p_comm):
@@ -210,6 +210,12 @@ def refuse_silently_wrong(config: Any) -> None:
             f"{_KEY}: a virtual pipeline needs overlap_p2p_comm true (found "
             f"{config.overlap_p2p_comm}) and batch_p2p_comm false (found {config.batch_p2p_comm}); "
             "leave both unset"
+        )
+    tp = config.tensor_model_parallel_size
+    if config.num_moe_experts and tp > 1 and not config.sequence_parallel:
+        problems.append(
+            f"actor_rollout_ref.actor.megatron.sequence_parallel is false at TP {tp}: "
+            "Megatron-core trains experts under TP only with it; set it to true"
         )
     for name in ("attention_dropout", "hidden_dropout"):
         if getattr(config, name) != 0:

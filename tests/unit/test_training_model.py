@@ -14,7 +14,7 @@ from operators.training import patched
 from operators.training.bridges import problems_of
 from operators.training.checkpoint import refuse_other_layout
 from operators.training.local_layers import bridge_names
-from operators.training.model import refuse_silently_wrong
+from operators.training.model import refuse_settings
 from operators.training.parallel import expert_tensor_parallel_size
 from operators.training.retention import expired, prune
 from pipeline.config.errors import InputError
@@ -89,7 +89,7 @@ class TestExpertTensorParallel:
             expert_tensor_parallel_size(megatron)
 
 
-class TestSilentlyWrong:
+class TestRefusedSettings:
     def config(self, **fields):
         good = {
             "virtual_pipeline_model_parallel_size": 2,
@@ -97,24 +97,31 @@ class TestSilentlyWrong:
             "batch_p2p_comm": False,
             "attention_dropout": 0.0,
             "hidden_dropout": 0.0,
+            "num_moe_experts": 16,
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
         }
         return SimpleNamespace(**{**good, **fields})
 
     def test_good_settings_pass(self):
-        refuse_silently_wrong(self.config())
-        refuse_silently_wrong(
-            self.config(virtual_pipeline_model_parallel_size=None, batch_p2p_comm=True)
-        )
+        refuse_settings(self.config())
+        refuse_settings(self.config(virtual_pipeline_model_parallel_size=None, batch_p2p_comm=True))
 
     @pytest.mark.parametrize("field", [{"overlap_p2p_comm": False}, {"batch_p2p_comm": True}])
     def test_virtual_pipeline_with_batched_exchange_is_refused(self, field):
         """At PP2 an activation would arrive as a gradient."""
         with pytest.raises(InputError, match=next(iter(field))):
-            refuse_silently_wrong(self.config(**field))
+            refuse_settings(self.config(**field))
+
+    def test_experts_under_tp_without_sequence_parallel_are_refused(self):
+        """Megatron-core says so in the first training pass."""
+        with pytest.raises(InputError, match="sequence_parallel is false at TP 2"):
+            refuse_settings(self.config(sequence_parallel=False))
+        refuse_settings(self.config(sequence_parallel=False, num_moe_experts=None))
 
     def test_dropout_is_refused(self):
         with pytest.raises(InputError, match=r"attention_dropout is 0\.1.*set it to 0.0"):
-            refuse_silently_wrong(self.config(attention_dropout=0.1))
+            refuse_settings(self.config(attention_dropout=0.1))
 
 
 class TestModels:
