@@ -6,8 +6,8 @@ SIGTERM; a worker that was terminated is not a worker that has finished.
 
 import argparse
 import logging
+import os
 import signal
-import sys
 from types import FrameType
 
 from operators.rollout.records import RolloutError
@@ -45,4 +45,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # The engine is closed and all files are written. Freeing vLLM's and torch's modules one by one
+    # would take seconds, for which the flow would wait.
+    logging.shutdown()
+    os._exit(code)

@@ -108,12 +108,13 @@ class RolloutEngine:
         return [self._generation(request, output) for request, output in pairs]
 
     def close(self) -> None:
-        """Release the engine and its processes; this process may then start another one."""
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+        """End the engine and its processes; this process may then start another one."""
+        from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
-        cleanup_dist_env_and_memory()
+        destroy_model_parallel()
+        destroy_distributed_environment()
 
     def _generation(self, request: Request, output: "RequestOutput") -> Generation:
         [completion] = output.outputs

@@ -1,5 +1,6 @@
 """The environment of the engine: vLLM reads these variables when it is imported."""
 
+import logging
 import os
 import warnings
 
@@ -30,6 +31,8 @@ def prepare_environment(enforce_eager: bool) -> None:
     os.environ.update(_FIXED)
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    # Some of vLLM speaks at import, before it has read its own level.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     if enforce_eager:
         # vLLM compiles parts of its sampler even when the model runs eagerly: 3 to 23 s at the
         # first request on CPU, for nothing that could be measured afterwards.
