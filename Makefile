@@ -17,7 +17,7 @@ install: $(VENV)/.installed ## Make the virtual environment with everything pinn
 $(VENV)/.installed: requirements/cpu.txt pyproject.toml
 	test -x $(BIN)/python || python3.11 -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv==0.13.8
-	$(UV) pip install --python $(BIN)/python --quiet $(TORCH) -r requirements/cpu.txt
+	$(UV) pip install --python $(BIN)/python --quiet --compile-bytecode $(TORCH) -r requirements/cpu.txt
 	$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
