@@ -1,0 +1,87 @@
+"""What people see of a run's metrics."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pipeline.report.display import Display
+from pipeline.report.loggers import TensorBoardLogger
+from pipeline.report.metrics import StepMetrics, all_metrics, validation_reward
+from pipeline.report.tables import closing_table, step_line
+from pipeline.store import keys, open_store
+from pipeline.store.commit import commit
+
+VALUES = {
+    "reward/mean": 0.5,
+    "mismatch/kl": 1.5e-3,
+    "mismatch/kl_native": None,
+    "replay/coverage": 1.0,
+    "time/train_s": 12.34,
+}
+
+
+def text_of(*renderables: object, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for renderable in renderables:
+        console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_the_closing_table_fits_80_characters_and_shows_what_was_not_measured():
+    steps = [StepMetrics(0, VALUES), StepMetrics(1, VALUES)]
+    text = text_of(closing_table(steps, {0: 0.25, 2: 0.75}))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "…" not in text
+    first, second, end = [line.split() for line in text.splitlines() if "0." in line]
+    assert first[:4] == ["1", "0.500", "1.5e-03", "—"]
+    assert (first[-1], second[-1], end[-1]) == ("0.250", "12.3", "0.750")
+
+
+def test_the_line_of_a_step_leaves_out_what_was_not_measured():
+    line = step_line(StepMetrics(1, VALUES), 8)
+    assert line.startswith("step 2/8")
+    assert "reward 0.500" in line
+    assert "native" not in line
+
+
+def test_metrics_are_read_up_to_the_first_unfinished_step(tmp_path: Path):
+    store = open_store(str(tmp_path))
+    for step in (0, 1, 3):
+        commit(store, keys.metrics(step), {"metrics": {"a": step}}, "aaaaaaaa")
+    assert [(m.step, m.values) for m in all_metrics(store)] == [(0, {"a": 0}), (1, {"a": 1})]
+
+
+def test_a_validation_is_known_when_all_its_shards_are(tmp_path: Path):
+    store = open_store(str(tmp_path))
+    commit(store, keys.validation(4, 0), {"reward_sum": 3.0, "count": 4}, "aaaaaaaa")
+    assert validation_reward(store, 4, shards=2) is None
+    commit(store, keys.validation(4, 1), {"reward_sum": 0.0, "count": 2}, "aaaaaaaa")
+    assert validation_reward(store, 4, shards=2) == 0.5
+
+
+def test_tensorboard_files_hold_the_measured_values(tmp_path: Path):
+    logger = TensorBoardLogger(tmp_path)
+    logger.log(3, VALUES)
+    logger.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["tensors"]) == {k for k, v in VALUES.items() if v is not None}
+    assert events.Tensors("reward/mean")[0].step == 3
+
+
+def test_outside_a_terminal_each_new_phase_is_a_line():
+    console = Console(file=io.StringIO(), width=80)
+    with Display(console) as display:
+        display.phase("rollout", "0/2 shards")
+        display.phase("rollout", "0/2 shards")
+        display.phase("rollout", "1/2 shards")
+        display.line("step 1/8")
+    lines = console.file.getvalue().splitlines()
+    assert [line.split("] ")[1] for line in lines] == [
+        "rollout: 0/2 shards",
+        "rollout: 1/2 shards",
+        "step 1/8",
+    ]
+    assert lines[0].startswith("[00:0")
