@@ -24,6 +24,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from operators.training.model import TrainedModel
 from operators.training.patched import require_source
+from operators.training.retention import restarts
 from operators.training.torch_adam_resume import finish_loading, prepare_loading
 from pipeline.config.errors import InputError
 from pipeline.store import Store, keys
@@ -51,9 +52,8 @@ _PIECE = 64 << 20
 
 
 def latest(store: Store) -> int | None:
-    """The newest committed checkpoint's version, None if there is none."""
-    found = [keys.number_of(info.key) for info in store.list(keys.checkpoints())]
-    return max((version for version in found if version is not None), default=None)
+    """The newest checkpoint's version of those that a restart may begin at, None without one."""
+    return max(restarts(store), default=None)
 
 
 def save(store: Store, version: int, model: TrainedModel) -> None:

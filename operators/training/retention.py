@@ -1,8 +1,21 @@
-"""Which policies and checkpoints may go."""
+"""Which checkpoints a restart may begin at, and which policies and checkpoints may go."""
 
 from collections.abc import Collection
 
 from pipeline.store import Store, keys
+
+
+def restarts(store: Store) -> list[int]:
+    """Versions of the checkpoints that a restart may begin at, ascending.
+
+    Metrics are the last commit of a step. A checkpoint whose step has none does not count: the step
+    that made it must be trained again from the one before, or its metrics would never be written.
+    """
+    return [
+        version
+        for version in _committed(store, keys.checkpoints())
+        if store.size(keys.metrics(version - 1)) is not None
+    ]
 
 
 def expired(
@@ -33,7 +46,7 @@ def prune(store: Store, save_freq: int, max_staleness: int) -> tuple[list[int], 
     """
     policies, checkpoints = expired(
         _committed(store, keys.policies()),
-        _committed(store, keys.checkpoints()),
+        restarts(store),
         save_freq,
         max_staleness,
     )

@@ -16,7 +16,7 @@ from operators.training.checkpoint import refuse_other_layout
 from operators.training.local_layers import bridge_names
 from operators.training.model import refuse_settings
 from operators.training.parallel import expert_tensor_parallel_size
-from operators.training.retention import expired, prune
+from operators.training.retention import expired, prune, restarts
 from pipeline.config.errors import InputError
 from pipeline.config.tree import Megatron
 from pipeline.store import keys, open_store
@@ -232,6 +232,18 @@ class TestRetention:
         if len(left) == 2:
             assert set(policies) == set(range(newest + 1)) - needed
 
+    def test_a_restart_begins_at_a_checkpoint_whose_step_is_finished(self, tmp_path):
+        """Metrics are a step's last commit: without them its checkpoint does not count, neither to
+        begin at nor as one of the two that are kept."""
+        store = open_store(str(tmp_path))
+        for version in (1, 2, 3):
+            commit(store, keys.checkpoint(version), {"version": version}, "aa")
+        assert restarts(store) == []
+        for step in (0, 1):
+            commit(store, keys.metrics(step), {}, "aa")
+        assert restarts(store) == [1, 2]
+        assert prune(store, save_freq=1, max_staleness=0) == ([], [])
+
     def test_prune_deletes_commits_and_files(self, tmp_path):
         store = open_store(str(tmp_path))
         for version in range(9):
@@ -240,6 +252,7 @@ class TestRetention:
         for version in (2, 4, 6):
             store.create(keys.checkpoint_file(version, "aa", "__0_0.distcp"), b"x")
             commit(store, keys.checkpoint(version), {"version": version}, "aa")
+            commit(store, keys.metrics(version - 1), {}, "aa")
         assert prune(store, save_freq=2, max_staleness=0) == ([1, 3], [2])
         assert prune(store, save_freq=2, max_staleness=0) == ([], [])
         left = {info.key.split("/")[1] for info in store.list("policies/")}
