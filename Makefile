@@ -1,5 +1,7 @@
 # `make` alone lists the targets. CI calls the same targets as people do.
 VENV ?= .venv
+# The Python that makes the environment: 3.11.
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 PYTEST_ARGS ?=
@@ -14,14 +16,17 @@ help: ## List the targets
 
 install: $(VENV)/.installed ## Make the virtual environment with everything pinned
 
-$(VENV)/.installed: requirements/cpu.txt pyproject.toml
-	test -x $(BIN)/python || python3.11 -m venv $(VENV) || python3 -m venv $(VENV)
+$(VENV)/.installed: requirements/cpu.txt requirements/overrides.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Retrace pins its packages for Python 3.11, found %d.%d; set PYTHON" % sys.version_info[:2])'
 	$(BIN)/python -m pip install --quiet uv==0.13.8
-	$(UV) pip install --python $(BIN)/python --quiet --compile-bytecode $(TORCH) -r requirements/cpu.txt
+	$(UV) pip install --python $(BIN)/python --quiet --compile-bytecode $(TORCH) \
+	  --override requirements/overrides.txt -r requirements/cpu.txt
 	$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torchvision")) and "torchvision is installed in $(VENV) and breaks vLLM on CPU: make clean install")'
 	touch $@
 
-quickstart: install ## Train the example on this machine: about 4 minutes
+quickstart: install ## Train the example on this machine: 1 to 4 minutes
 	$(BIN)/retrace run examples/quickstart.yaml
 
 check: install ## Check the quickstart's settings and start nothing

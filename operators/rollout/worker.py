@@ -29,6 +29,7 @@ from operators.rollout.prompts import Prompts, shards_of
 from operators.rollout.records import RolloutError
 from operators.rollout.scoring import Scorer
 from operators.rollout.shard import Task, make_shard
+from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
 from pipeline.rl.rewards import load_reward
 from pipeline.store import Store, keys, open_store
@@ -38,19 +39,6 @@ from pipeline.store.wait import wait_for_any
 from pipeline.traces import Geometry
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """Operational settings of this start; see attempts/NNN.json."""
-
-    number: int
-    rollout_workers: int
-    total_training_steps: int
-    validations: tuple[int, ...]
-    """Policy versions that will be validated."""
-    start_timeout_s: float
-    step_timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -166,7 +154,7 @@ class Worker:
 def run(run_uri: str, index: int, attempt_number: int) -> None:
     """Be rollout worker `index` of an attempt until it is stopped. See the module's drawing."""
     store = open_store(run_uri)
-    attempt = read_attempt(store, attempt_number)
+    attempt = Attempt.of_body(read_commit(store, keys.attempt(attempt_number)))
     if not 0 <= index < attempt.rollout_workers:
         raise RolloutError(
             f"--worker {index}: attempt {attempt_number} has rollout workers "
@@ -175,21 +163,8 @@ def run(run_uri: str, index: int, attempt_number: int) -> None:
     inputs = read_inputs(store)
     step = first_open_step(store, attempt.total_training_steps)
     version = version_at_start(store, step, inputs.config.trainer.max_staleness)
-    with closing(_start_engine(store, inputs, version)) as engine:
+    with closing(start_engine(store, inputs, attempt, version)) as engine:
         Worker(store, index, attempt, inputs, engine, step, list(attempt.validations)).run()
-
-
-def read_attempt(store: Store, number: int) -> Attempt:
-    """What attempts/NNN.json says."""
-    body = read_commit(store, keys.attempt(number))
-    return Attempt(
-        number=number,
-        rollout_workers=body["rollout_workers"],
-        total_training_steps=body["total_training_steps"],
-        validations=tuple(sorted(body["validations"])),
-        start_timeout_s=body["start_timeout_s"],
-        step_timeout_s=body["step_timeout_s"],
-    )
 
 
 def read_inputs(store: Store) -> Inputs:
@@ -234,15 +209,22 @@ def version_at_start(store: Store, step: int, max_staleness: int) -> int:
     return 0
 
 
-def _start_engine(store: Store, inputs: Inputs, version: int) -> RolloutEngine:
+def start_engine(store: Store, inputs: Inputs, attempt: Attempt, version: int) -> RolloutEngine:
+    """The engine with a policy version loaded."""
     started = time.monotonic()
     config = inputs.config
+    rollout = config.actor_rollout_ref.rollout.model_copy(
+        update={
+            "gpu_memory_utilization": attempt.gpu_memory_utilization,
+            "cpu_kv_cache_gib": attempt.cpu_kv_cache_gib,
+        }
+    )
     with TemporaryDirectory(prefix="retrace-policy-") as folder:
         fetch_policy(store, version, Path(folder))
         engine = RolloutEngine(
             Path(folder),
-            config.actor_rollout_ref.rollout,
-            config.actor_rollout_ref.rollout.enable_rollout_routing_replay,
+            rollout,
+            rollout.enable_rollout_routing_replay,
             config.data.max_prompt_length + config.data.max_response_length,
             inputs.geometry,
             version,

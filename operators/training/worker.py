@@ -22,7 +22,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -39,6 +38,7 @@ from operators.training.parallel import Ranks
 from operators.training.rank import Rank, make_rank
 from operators.training.retention import prune
 from operators.training.step import train_step
+from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
 from pipeline.store import Store, keys, open_store
 from pipeline.store.commit import read_commit
@@ -54,22 +54,11 @@ rank that is silent for longer than its own timeout, which is shorter than a lon
 _TIMEOUT = "timeout"
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """Operational settings of this start; see attempts/NNN.json."""
-
-    number: int
-    total_training_steps: int
-    save_freq: int
-    start_timeout_s: float
-    step_timeout_s: float
-
-
 def run(run_uri: str, attempt_number: int) -> None:
     """Train until the run's last step or the attempt's stop object. See the module's drawing."""
     store = open_store(run_uri)
     config = RunConfig.model_validate(read_commit(store, keys.run_json())["config"])
-    attempt = _attempt(store, attempt_number)
+    attempt = Attempt.of_body(read_commit(store, keys.attempt(attempt_number)))
     ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
     _only_rank_0_logs_info(ranks)
     with _policy_folder(store, ranks) as folder:
@@ -116,7 +105,8 @@ def _await_manifest(store: Store, attempt: Attempt, step: int) -> bool:
 
     Raises WaitTimeoutError on every rank.
     """
-    wanted = [keys.manifest(step), keys.stop(attempt.number)]
+    manifest = keys.manifest(step)
+    wanted = [keys.stop(attempt.number), manifest]  # of both, the first
     # Before the first step the rollout engine starts, too.
     timeout_s = attempt.start_timeout_s + attempt.step_timeout_s
     deadline = time.monotonic() + timeout_s
@@ -129,7 +119,7 @@ def _await_manifest(store: Store, attempt: Attempt, step: int) -> bool:
                 "logs, or raise launch.step_timeout_s"
             )
         if found is not None:
-            return found == wanted[0]
+            return found == manifest
 
 
 def _look(store: Store, wanted: list[str], deadline: float) -> str | None:
@@ -152,17 +142,6 @@ def _policy_folder(store: Store, ranks: Ranks) -> Iterator[Path]:
         dist.all_gather_object(folders, (node, ranks.local_rank, own))
         yield next(Path(path) for n, local_rank, path in folders if (n, local_rank) == (node, 0))
         dist.barrier()
-
-
-def _attempt(store: Store, number: int) -> Attempt:
-    body = read_commit(store, keys.attempt(number))
-    return Attempt(
-        number=number,
-        total_training_steps=body["total_training_steps"],
-        save_freq=body["save_freq"],
-        start_timeout_s=body["start_timeout_s"],
-        step_timeout_s=body["step_timeout_s"],
-    )
 
 
 def exit_on_sigterm() -> None:

@@ -1,27 +1,11 @@
 """One start of a run: its operational settings in the store, and the object that ends it."""
 
-from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
 from pipeline.store import Store, keys
 from pipeline.store.commit import commit, new_attempt
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """Operational settings of one start. Example: Attempt(number=0, rollout_workers=1, ...)."""
-
-    number: int
-    rollout_workers: int
-    rollout_shards: int
-    training_ranks: int
-    total_training_steps: int
-    save_freq: int
-    validations: tuple[int, ...]
-    """Policy versions to validate, ascending."""
-    start_timeout_s: float
-    step_timeout_s: float
 
 
 def begin_attempt(store: Store, config: RunConfig) -> Attempt:
@@ -29,8 +13,7 @@ def begin_attempt(store: Store, config: RunConfig) -> Attempt:
     number = sum(1 for info in store.list(keys.attempts()) if not info.key.endswith(".stop.json"))
     while True:
         attempt = attempt_of(config, number)
-        body = {**attempt.__dict__, "validations": list(attempt.validations)}
-        if commit(store, keys.attempt(number), body, new_attempt()).ours:
+        if commit(store, keys.attempt(number), attempt.body(), new_attempt()).ours:
             return attempt
         number += 1  # another flow of the same run took the number
 
@@ -52,6 +35,8 @@ def attempt_of(config: RunConfig, number: int) -> Attempt:
         validations=validations_of(config),
         start_timeout_s=launch.start_timeout_s,
         step_timeout_s=launch.step_timeout_s,
+        gpu_memory_utilization=config.actor_rollout_ref.rollout.gpu_memory_utilization,
+        cpu_kv_cache_gib=config.actor_rollout_ref.rollout.cpu_kv_cache_gib,
     )
 
 

@@ -24,11 +24,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from rich.console import Console
 
+from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
-from pipeline.flows.attempt import Attempt, begin_attempt, end_attempt
+from pipeline.flows.attempt import begin_attempt, end_attempt
 from pipeline.flows.prepare import prepare
 from pipeline.flows.records import Run
-from pipeline.flows.steps import Context, rollout, train, validate
+from pipeline.flows.steps import Context, record, rollout, train, validate
 from pipeline.launch.local import (
     LocalWorkers,
     local_workers,
@@ -38,10 +39,9 @@ from pipeline.launch.local import (
 )
 from pipeline.report.display import Display
 from pipeline.report.loggers import Logger, TensorBoardLogger
-from pipeline.report.metrics import StepMetrics, all_metrics, validation_reward
-from pipeline.report.tables import closing_table, step_line
+from pipeline.report.metrics import StepMetrics, all_metrics, read_validation
+from pipeline.report.tables import closing_table, step_line, summary
 from pipeline.store import keys
-from pipeline.store.commit import find_commit
 
 _STOP_GRACE_S = 30.0
 
@@ -62,10 +62,16 @@ def run_flow(config: RunConfig) -> str:
         finished = len(all_metrics(run.store))
         if finished:
             display.line(f"attached to {run.uri}: {finished} steps are finished already")
-        if _work_left(run, attempt, finished):
-            with _loggers(config) as loggers, _workers(config, run, attempt) as workers:
-                context = Context(config, run, attempt, workers, display)
-                _drive(context, finished, loggers)
+        for step in range(finished):  # an earlier start may have ended before it wrote them
+            record(config, run, step)
+        to_validate = _to_validate(run, attempt, display)
+        if finished < attempt.total_training_steps or to_validate:
+            with (
+                _loggers(config) as loggers,
+                _workers(config, run, attempt, display) as workers,
+            ):
+                context = Context(config, run, attempt, workers, display, loggers)
+                _drive(context, finished, to_validate)
     _report(config, run, attempt)
     return run.uri
 
@@ -76,7 +82,7 @@ def prepare_run(config: RunConfig) -> Run:
     return prepare(config)
 
 
-def _drive(context: Context, first: int, loggers: list[Logger]) -> None:
+def _drive(context: Context, first: int, to_validate: list[int]) -> None:
     """Take the run from its first unfinished step to its end."""
     total = context.attempt.total_training_steps
     staleness = context.config.trainer.max_staleness
@@ -85,11 +91,11 @@ def _drive(context: Context, first: int, loggers: list[Logger]) -> None:
         UUID, create_progress_artifact(100.0 * first / total, key=_artifact(context, "progress"))
     )
     rollouts: dict[int, PrefectFuture[None]] = {}
-    validations: dict[int, PrefectFuture[float | None]] = {}
-    context.display.phase("workers", "rollout engine and trainer are starting")
+    context.display.phase("workers", f"starting; logs in {log_folder(context.config)}")
+    validations = [validate.submit(context, v) for v in to_validate if v < first]
     for step in range(first, total):
-        if step in context.attempt.validations:
-            validations[step] = validate.submit(context, step)
+        if step in to_validate:
+            validations.append(validate.submit(context, step))
         for ahead in range(step, min(step + staleness, total - 1) + 1):
             if ahead not in rollouts:
                 rollouts[ahead] = rollout.submit(context, ahead)
@@ -98,29 +104,27 @@ def _drive(context: Context, first: int, loggers: list[Logger]) -> None:
         metrics = train(context, step)
         if "console" in context.config.trainer.logger:
             context.display.line(step_line(metrics, total))
-        for logger in loggers:
-            logger.log(step, metrics.values)
         update_progress_artifact(progress, 100.0 * (step + 1) / total)
         _publish_table(context, all_metrics(context.run.store))
-    for version in context.attempt.validations:
-        if version >= total and version not in validations:
-            validations[version] = validate.submit(context, version)
-    for version, future in validations.items():
-        value = future.result()
-        context.display.line(f"validation of policy {version}: reward {value:.3f}")
-        for logger in loggers:
-            logger.log(version, {"val/reward/mean": value})
+    validations += [validate.submit(context, v) for v in to_validate if v >= max(first, total)]
+    for validation in validations:
+        validation.result()
 
 
-def _work_left(run: Run, attempt: Attempt, finished: int) -> bool:
-    """Whether steps or validations are missing."""
-    return finished < attempt.total_training_steps or any(
-        version not in _validation_rewards(run, attempt) for version in attempt.validations
-    )
+def _to_validate(run: Run, attempt: Attempt, display: Display) -> list[int]:
+    """The versions whose validation is missing and still possible."""
+    finished = len(all_metrics(run.store))
+    missing = [v for v in attempt.validations if read_validation(run.store, v) is None]
+    gone = [v for v in missing if v <= finished and run.store.size(keys.policy(v)) is None]
+    if gone:
+        display.line(f"policies {gone} are not validated: they are no longer in the store")
+    return [v for v in missing if v not in gone]
 
 
 @contextlib.contextmanager
-def _workers(config: RunConfig, run: Run, attempt: Attempt) -> Iterator[LocalWorkers]:
+def _workers(
+    config: RunConfig, run: Run, attempt: Attempt, display: Display
+) -> Iterator[LocalWorkers]:
     """Start the workers; end them in order, whatever happened."""
     launch = config.launch
     overlap = config.trainer.max_staleness > 0
@@ -135,8 +139,7 @@ def _workers(config: RunConfig, run: Run, attempt: Attempt) -> Iterator[LocalWor
             run.uri, attempt.number, attempt.training_ranks, launch.max_restarts, threads
         ),
     ]
-    logs = log_folder(config)
-    with local_workers(logs, stages) as workers:
+    with local_workers(log_folder(config), stages, display.line) as workers:
         reason, message = "cancelled", "the flow ended"
         try:
             yield workers
@@ -150,10 +153,10 @@ def _workers(config: RunConfig, run: Run, attempt: Attempt) -> Iterator[LocalWor
 
 
 @contextlib.contextmanager
-def _loggers(config: RunConfig) -> Iterator[list[Logger]]:
-    loggers: list[Logger] = []
+def _loggers(config: RunConfig) -> Iterator[tuple[Logger, ...]]:
+    loggers: tuple[Logger, ...] = ()
     if "tensorboard" in config.trainer.logger:
-        loggers.append(TensorBoardLogger(local_folder(config) / "tensorboard"))
+        loggers = (TensorBoardLogger(local_folder(config) / "tensorboard"),)
     try:
         yield loggers
     finally:
@@ -171,18 +174,6 @@ def log_folder(config: RunConfig) -> Path:
     return local_folder(config) / "logs"
 
 
-def _validation_rewards(run: Run, attempt: Attempt) -> dict[int, float]:
-    rewards = {}
-    for version in attempt.validations:
-        plan = find_commit(run.store, keys.validation_plan(version))
-        if plan is None:
-            continue
-        value = validation_reward(run.store, version, plan["shards"])
-        if value is not None:
-            rewards[version] = value
-    return rewards
-
-
 def _publish_table(context: Context, steps: list[StepMetrics]) -> None:
     rows = [{"step": step.step, **step.values} for step in steps]
     create_table_artifact(rows, key=_artifact(context, "metrics"))
@@ -193,13 +184,16 @@ def _artifact(context: Context, name: str) -> str:
 
 
 def _report(config: RunConfig, run: Run, attempt: Attempt) -> None:
-    console = Console()
+    console = Console(highlight=False, soft_wrap=True)
+    found = [read_validation(run.store, version) for version in attempt.validations]
+    rewards = {validation.version: validation.reward for validation in found if validation}
     steps = all_metrics(run.store)
-    console.print(closing_table(steps, _validation_rewards(run, attempt)))
-    console.print(f"run      {run.uri}", highlight=False, soft_wrap=True)
-    console.print(f"logs     {log_folder(config)}", highlight=False, soft_wrap=True)
+    console.print(closing_table(steps, rewards))
+    for line in summary(steps, rewards):
+        console.print(line)
+    place = f"{config.store.uri.rstrip('/')}/{config.trainer.experiment_name}"
+    console.print(f"run      {place}")
+    console.print(f"logs     {log_folder(config)}")
     if "tensorboard" in config.trainer.logger:
-        folder = local_folder(config) / "tensorboard"
-        console.print(f"curves   tensorboard --logdir {folder}", highlight=False, soft_wrap=True)
-    uri = Path(config.store.uri, config.trainer.experiment_name)
-    console.print(f"traces   retrace traces ls {uri}", highlight=False, soft_wrap=True)
+        console.print(f"curves   tensorboard --logdir {local_folder(config) / 'tensorboard'}")
+    console.print(f"traces   retrace traces ls {place}")

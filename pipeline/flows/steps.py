@@ -16,13 +16,15 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
-from pipeline.flows.attempt import Attempt
 from pipeline.flows.plan import make_plan, make_validation_plan
 from pipeline.flows.records import Run
 from pipeline.launch.base import Workers
 from pipeline.report.display import Display
-from pipeline.report.metrics import StepMetrics, read_metrics, validation_reward
+from pipeline.report.loggers import Logger
+from pipeline.report.metrics import StepMetrics, read_metrics, read_validation
+from pipeline.report.tables import reward_text
 from pipeline.store import keys, open_store
 from pipeline.store.commit import commit, find_commit, new_attempt
 from pipeline.store.wait import wait_for_any
@@ -38,6 +40,7 @@ class Context:
     attempt: Attempt
     workers: Workers
     display: Display
+    loggers: tuple[Logger, ...]
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="rollout-{step}")
@@ -65,25 +68,36 @@ def train(context: Context, step: int) -> StepMetrics:
     samples = len(read_manifest(store, step).ids)
     context.display.phase("training", f"step {step}: {samples} samples")
     _wait(context, keys.metrics(step), "the trainer")
-    record_file = context.config.actor_rollout_ref.actor.router_replay.record_file
-    if record_file is not None:
-        write_record_set(store, open_store(record_file), step)
+    record(context.config, context.run, step)
     context.display.phase("training", None)
     metrics = read_metrics(store, step)
     assert metrics is not None  # just awaited, and objects are never removed
+    for logger in context.loggers:
+        logger.log(step, metrics.values)
     return metrics
 
 
+def record(config: RunConfig, run: Run, step: int) -> None:
+    """Write a finished step to the record set, if the run has one."""
+    record_file = config.actor_rollout_ref.actor.router_replay.record_file
+    if record_file is not None:
+        write_record_set(run.store, open_store(record_file), step)
+
+
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="validate-{version}")
-def validate(context: Context, version: int) -> float | None:
-    """Have the rollout workers validate a policy version; the mean reward."""
+def validate(context: Context, version: int) -> None:
+    """Have the rollout workers validate a policy version, and show the result."""
     body = make_validation_plan(context.config, context.run, version)
     plan = _publish(context, keys.validation_plan(version), body)
     _await_shards(
         context, f"validating policy {version}", plan, lambda s: keys.validation(version, s)
     )
     context.display.phase("rollout", None)
-    return validation_reward(context.run.store, version, plan["shards"])
+    found = read_validation(context.run.store, version)
+    assert found is not None  # just awaited
+    context.display.line(f"validation of policy {version}: reward {reward_text(found.reward)}")
+    for logger in context.loggers:
+        logger.log(version, {"val/reward/mean": found.reward})
 
 
 def _publish(context: Context, key: str, body: dict[str, Any]) -> dict[str, Any]:

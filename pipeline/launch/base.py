@@ -31,8 +31,5 @@ class Workers(Protocol):
     def check(self) -> None:
         """Restart workers that ended with an error; StageFailedError when too many did."""
 
-    def restarts(self) -> dict[str, int]:
-        """Restarts so far, by stage."""
-
     def stop(self, grace_s: float) -> None:
         """Give the workers time to end by themselves, then kill what is left."""

@@ -6,6 +6,7 @@ subreaper, so a rank whose torchrun died is still found. The guard ends with the
 code, 128 + N for a command killed by signal N. SIGTERM is passed on to the command.
 """
 
+import contextlib
 import ctypes
 import os
 import select
@@ -30,21 +31,26 @@ def main(command: list[str]) -> int:
         readable, _, _ = select.select([sys.stdin], [], [], _POLL_S)
         if readable and not os.read(sys.stdin.fileno(), 1):
             break
-    kill_descendants()
+    kill_descendants(child)
     code = child.wait()
     return code if code >= 0 else 128 - code
 
 
-def kill_descendants() -> None:
+def kill_descendants(child: subprocess.Popen[bytes]) -> None:
     """Kill every descendant; repeat, because a dying process may have just started another."""
-    while children := psutil.Process().children(recursive=True):
-        for child in children:
-            if child.status() == psutil.STATUS_ZOMBIE:
-                continue
-            child.kill()
-        gone, _ = psutil.wait_procs(children, timeout=5)
-        if len(gone) == len(children):
-            return
+    while alive := [p for p in psutil.Process().children(recursive=True) if _is_alive(p)]:
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        child.wait()  # reaped by its Popen and nobody else, or its exit code would be lost
+        psutil.wait_procs([p for p in alive if p.pid != child.pid], timeout=1)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 if __name__ == "__main__":

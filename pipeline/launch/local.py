@@ -2,17 +2,20 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.launch.base import Stage, StageFailedError
 
 _LOG_TAIL_LINES = 25
+_START_MARK = "=== start of worker"
+_TORCHRUN_REPORT = re.compile(r"torch[./]distributed[./]elastic")
 
 
 @dataclass
@@ -30,6 +33,8 @@ class LocalWorkers:
 
     folder: Path
     """Log files: <stage>-<index>.log, appended to by each restart."""
+    say: Callable[[str], None]
+    """Called with a line when a worker is restarted."""
     _workers: list[_Worker] = field(default_factory=list)
     _restarts: dict[str, int] = field(default_factory=dict)
     _failure: str | None = None
@@ -63,14 +68,19 @@ class LocalWorkers:
                     )
                     raise StageFailedError(self._failure)
                 self._restarts[stage.name] += 1
+                self.say(
+                    f"{stage.name} worker {worker.index} ended with exit code {code}: restart "
+                    f"{self._restarts[stage.name]} of {stage.max_restarts}, see {worker.log}"
+                )
                 worker.process = _spawn(stage, worker.index, worker.log)
 
-    def restarts(self) -> dict[str, int]:
-        """Restarts so far, by stage."""
-        return dict(self._restarts)
-
     def stop(self, grace_s: float) -> None:
-        """Give the workers time to end by themselves, then kill what is left."""
+        """Give the workers time to end by themselves, then kill what is left.
+
+        From now on `check` fails, so that no thread waits for workers that are gone.
+        """
+        with self._lock:
+            self._failure = self._failure or "the workers were stopped"
         deadline = time.monotonic() + grace_s
         for worker in self._workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -83,10 +93,12 @@ class LocalWorkers:
 
 
 @contextlib.contextmanager
-def local_workers(folder: Path, stages: Sequence[Stage]) -> Iterator[LocalWorkers]:
+def local_workers(
+    folder: Path, stages: Sequence[Stage], say: Callable[[str], None]
+) -> Iterator[LocalWorkers]:
     """Start stages as local processes; nothing of them is left after the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    workers = LocalWorkers(folder)
+    workers = LocalWorkers(folder, say)
     try:
         for stage in stages:
             workers.start(stage)
@@ -141,6 +153,8 @@ def _environment(threads: int) -> dict[str, str]:
 def _spawn(stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
     command = (sys.executable, "-m", "pipeline.launch.guard", *stage.commands[index])
     with log.open("ab") as output:
+        output.write(f"{_START_MARK} {stage.name} {index}\n".encode())
+        output.flush()
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -152,5 +166,12 @@ def _spawn(stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    """The lines of the worker's last start that say why it ended."""
+    text = log.read_text(errors="replace")
+    lines = text.rpartition(_START_MARK)[2].splitlines()[1:]
+    # torchrun's own report of how its ranks ended, long and without the cause, comes last.
+    report = [i for i, line in enumerate(lines) if _TORCHRUN_REPORT.search(line)]
+    lines = lines[: report[0] if report else None]
+    errors = [i for i, line in enumerate(lines) if " ERROR " in line]
+    lines = lines[errors[0] if errors else 0 :][-_LOG_TAIL_LINES:]
     return "\n".join(f"  | {line}" for line in lines)

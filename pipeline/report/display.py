@@ -48,12 +48,14 @@ class Display:
                 self._status.update(f"{self._elapsed()} {text}")
             elif what is not None and self._said.get(who) != what:
                 self._said[who] = what
-                self.console.print(f"{self._elapsed()} {who}: {what}", highlight=False)
+                self.console.print(
+                    f"{self._elapsed()} {who}: {what}", highlight=False, soft_wrap=True
+                )
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
         with self._lock:
-            self.console.print(f"{self._elapsed()} {text}", highlight=False)
+            self.console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
 
     def _elapsed(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._started_s), 60)

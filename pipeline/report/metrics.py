@@ -30,12 +30,26 @@ def all_metrics(store: Store) -> list[StepMetrics]:
     return found
 
 
-def validation_reward(store: Store, version: int, shards: int) -> float | None:
-    """Mean validation reward of a policy version; None while shards are missing."""
+@dataclass(frozen=True)
+class Validation:
+    """How a policy did on the validation prompts."""
+
+    version: int
+    samples: int
+    """Samples with a reward."""
+    reward: float | None
+    """Mean; None: no sample has one (reward.on_error=mask)."""
+
+
+def read_validation(store: Store, version: int) -> Validation | None:
+    """A policy version's validation; None while it, or a part of it, is missing."""
+    plan = find_commit(store, keys.validation_plan(version))
+    if plan is None:
+        return None
     total, count = 0.0, 0
-    for shard in range(shards):
+    for shard in range(plan["shards"]):
         body = find_commit(store, keys.validation(version, shard))
         if body is None:
             return None
         total, count = total + body["reward_sum"], count + body["count"]
-    return total / count if count else None
+    return Validation(version, count, total / count if count else None)

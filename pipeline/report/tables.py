@@ -1,6 +1,6 @@
 """Metrics as tables for people: one row while running, one table at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -34,7 +34,7 @@ COLUMNS = (
 )
 
 
-def closing_table(steps: Sequence[StepMetrics], validation: dict[int, float]) -> Table:
+def closing_table(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]) -> Table:
     """All steps of a run, narrow enough for 80 characters.
 
     `validation` maps policy versions to mean rewards; a step's row shows that of the policy it
@@ -47,18 +47,47 @@ def closing_table(steps: Sequence[StepMetrics], validation: dict[int, float]) ->
     table.add_column("val", justify="right")
     for step in steps:
         cells = [column.text(step.values) for column in COLUMNS]
-        table.add_row(str(step.step + 1), *cells, _validation_text(validation, step.step))
+        table.add_row(str(step.step), *cells, _validation_text(validation, step.step))
     if (last := len(steps)) in validation:
         table.add_row("end", *["" for _ in COLUMNS], _validation_text(validation, last))
     return table
 
 
+def summary(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]) -> list[str]:
+    """What a run came to: from where to where, with and without replay."""
+    lines = []
+    if steps:
+        first, last = (step.values.get("reward/mean") for step in (steps[0], steps[-1]))
+        lines.append(f"reward   {reward_text(first)} in step 0, {reward_text(last)} in the last")
+    if len(validation) > 1:
+        first, last = validation[min(validation)], validation[max(validation)]
+        lines.append(f"val      {reward_text(first)} before, {reward_text(last)} after training")
+    both = [
+        (kl, native)
+        for step in steps
+        if (kl := step.values.get("mismatch/kl")) is not None
+        and (native := step.values.get("mismatch/kl_native")) is not None
+    ]
+    if both:
+        kl, native = (sum(column) / len(both) for column in zip(*both, strict=True))
+        lines.append(
+            f"mismatch KL(engine, trainer) per token, mean of {len(both)} steps: {kl:.1e} as "
+            f"trained, {native:.1e} with native routing"
+        )
+    return lines
+
+
 def step_line(step: StepMetrics, total: int) -> str:
     """One line for a finished step."""
     parts = [f"{column.heading} {column.text(step.values)}" for column in COLUMNS]
-    return f"step {step.step + 1}/{total}  " + "  ".join(p for p in parts if not p.endswith("—"))
+    shown = [part for part in parts if not part.endswith("—")]
+    return f"step {step.step} of {total}: {', '.join(shown)}"
 
 
-def _validation_text(validation: dict[int, float], version: int) -> str:
-    value = validation.get(version)
-    return "" if value is None else f"{value:.3f}"
+def _validation_text(validation: Mapping[int, float | None], version: int) -> str:
+    return reward_text(validation[version]) if version in validation else ""
+
+
+def reward_text(reward: float | None) -> str:
+    """A mean reward; an em dash where no sample had one."""
+    return "—" if reward is None else f"{reward:.3f}"

@@ -82,8 +82,8 @@ def seal(
     """Join the shards of a step, once they are all committed, and seal it.
 
     A step that is sealed already is returned as it stands. Raises TraceError when samples are
-    missing, there twice or not expected, shards differ in geometry or provenance, or a response
-    token is of another policy version; ObjectMissingError when a shard is not committed.
+    missing, there twice or not expected, shards differ in geometry, kind or policy version, or a
+    response token is of another policy version; ObjectMissingError when a shard is not committed.
     """
     if store.size(keys.manifest(step)) is None:
         headers = [read_header(store, keys.rollout(step, shard)) for shard in range(shards)]
@@ -226,10 +226,24 @@ def _check_shard(store: Store, header: Header, first: Header, place: dict[str, i
     found = {name: header.body.get(name) for name in place}
     if found != place:
         raise TraceError(f"{header.key} in {store.uri}: it is the commit of {found}")
-    for name in ("geometry", "provenance"):
-        ours, theirs = getattr(header, name), getattr(first, name)
-        if ours != theirs:
-            raise TraceError(f"{header.key}: {name} {ours}, but {first.key} has {theirs}")
+    if header.geometry != first.geometry:
+        raise TraceError(
+            f"{header.key}: geometry {header.geometry}, but {first.key} has {first.geometry}"
+        )
+    same_source(header, first)
+
+
+def same_source(header: Header, first: Header) -> None:
+    """Raise TraceError unless two commits' routes are of one kind and policy version.
+
+    The engine may differ: a run goes on after an upgrade, and each commit says who made it.
+    """
+    ours, theirs = (
+        provenance and (provenance.kind, provenance.policy_version)
+        for provenance in (header.provenance, first.provenance)
+    )
+    if ours != theirs:
+        raise TraceError(f"{header.key}: routes of {ours}, but {first.key} has {theirs}")
 
 
 def check_ids(name: str, ids: Sequence[str], expected_ids: Sequence[str]) -> None:

@@ -10,7 +10,14 @@ from pipeline.store import Store, keys
 from pipeline.traces.chunks import read_table
 from pipeline.traces.digests import digest_of_canonical
 from pipeline.traces.header import Header, read_header
-from pipeline.traces.manifest import Manifest, file_of, named, read_manifest, refs_of
+from pipeline.traces.manifest import (
+    Manifest,
+    file_of,
+    named,
+    read_manifest,
+    refs_of,
+    same_source,
+)
 from pipeline.traces.reader import read_slices
 from pipeline.traces.records import Geometry, TraceError
 from pipeline.traces.schema import MANIFEST, SEGMENT
@@ -121,11 +128,7 @@ def _whole_geometry(headers: Sequence[Header]) -> Geometry:
         found = _geometry(header)
         if (found.experts, found.topk) != (first.experts, first.topk):
             raise TraceError(f"{header.key}: {found}, but {headers[0].key} has {first}")
-        if header.provenance != headers[0].provenance:
-            raise TraceError(
-                f"{header.key}: {header.provenance}, but {headers[0].key} has "
-                f"{headers[0].provenance}"
-            )
+        same_source(header, headers[0])
     layers = sorted({layer for header in headers for layer in _geometry(header).layers})
     return Geometry(first.experts, first.topk, tuple(layers))
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 from pipeline.launch.base import Stage, StageFailedError
 from pipeline.launch.local import LocalWorkers, local_workers
+from pipeline.store import open_store
+from pipeline.store.wait import wait_for_any
 
 SLEEPER = """
 import subprocess, sys, time
@@ -44,7 +47,7 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(tmp_path: Path):
         "import sys, time; from pathlib import Path\n"
         "from pipeline.launch.base import Stage\n"
         "from pipeline.launch.local import LocalWorkers\n"
-        f"workers = LocalWorkers(Path({str(tmp_path)!r}))\n"
+        f"workers = LocalWorkers(Path({str(tmp_path)!r}), print)\n"
         f"command = (sys.executable, '-c', {SLEEPER.format(tag=tag)!r})\n"
         "workers.start(Stage('w', (command,), 0, {}))\n"
         "time.sleep(600)\n"
@@ -62,13 +65,14 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(tmp_path: Path):
 def test_stop_kills_what_does_not_end_by_itself(tmp_path: Path):
     tag = f"stop-{os.getpid()}-{tmp_path.name}"
     stage = Stage("w", ((sys.executable, "-c", SLEEPER.format(tag=tag)),), 0, {})
-    with local_workers(tmp_path, [stage]):
+    with local_workers(tmp_path, [stage], print):
         wait_until(lambda: len(processes_with(tag)) == 2)
     assert not processes_with(tag)
 
 
 def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
-    workers = LocalWorkers(tmp_path)
+    said: list[str] = []
+    workers = LocalWorkers(tmp_path, said.append)
     command = (sys.executable, "-c", "print('no expert left'); raise SystemExit(3)")
     workers.start(Stage("rollout", (command,), 2, {}))
 
@@ -79,7 +83,7 @@ def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
 
     with pytest.raises(StageFailedError) as error:
         check_forever()
-    assert workers.restarts() == {"rollout": 2}
+    assert ["restart 1 of 2" in said[0], "restart 2 of 2" in said[1]] == [True, True]
     assert "rollout worker 0 ended with exit code 3 after 2 restarts" in str(error.value)
     assert "no expert left" in str(error.value)
     with pytest.raises(StageFailedError):  # whoever asks later hears of it too
@@ -88,8 +92,59 @@ def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
 
 
 def test_worker_that_ends_well_is_not_restarted(tmp_path: Path):
-    workers = LocalWorkers(tmp_path)
+    said: list[str] = []
+    workers = LocalWorkers(tmp_path, said.append)
     workers.start(Stage("rollout", ((sys.executable, "-c", "pass"),), 0, {"A": "b"}))
+    wait_until(lambda: (workers.check(), workers._workers[0].ended)[1])
+    assert said == []
     workers.stop(grace_s=20)
-    workers.check()
-    assert workers.restarts() == {"rollout": 0}
+
+
+def test_a_thread_that_waits_for_workers_hears_that_they_were_stopped(tmp_path: Path):
+    """Else a task that waits for an object would wait for its whole timeout after Ctrl-C."""
+    said: list[str] = []
+    workers = LocalWorkers(tmp_path, said.append)
+    workers.start(Stage("w", ((sys.executable, "-c", "import time; time.sleep(600)"),), 3, {}))
+    heard: list[str] = []
+
+    def wait() -> None:
+        try:
+            wait_for_any(open_store(str(tmp_path)), ["never"], 600, "nobody", workers.check)
+        except StageFailedError as error:
+            heard.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    workers.stop(grace_s=0)
+    thread.join(20)
+    assert heard == ["the workers were stopped"]
+    assert said == []
+
+
+def test_the_guard_ends_with_the_exit_code_of_a_killed_command():
+    command = [sys.executable, "-m", "pipeline.launch.guard", sys.executable, "-c"]
+    guard = subprocess.Popen(
+        [*command, "import time; time.sleep(600)"], stdin=subprocess.PIPE, text=True
+    )
+    time.sleep(0.5)
+    guard.stdin.close()
+    assert guard.wait(20) == 128 + signal.SIGKILL
+
+
+def test_the_cause_is_shown_and_not_torchruns_report_of_it(tmp_path: Path):
+    """torchrun ends with a long report; the rank's own error stands above it. Lines of an earlier
+    start are not shown."""
+    log = [
+        "10:00:00 INFO operators.training.worker: step 0: manifest after 3.3 s",
+        "10:00:01 ERROR operators.training: TraceError: sample 000000/17/2: no routes",
+        "E1121 03:58 torch/distributed/elastic/multiprocessing/api.py:1026] failed (exitcode: 1)",
+        *["torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"] * 40,
+    ]
+    (tmp_path / "training-0.log").write_text("=== start of worker training 0\nold ERROR old\n")
+    said: list[str] = []
+    workers = LocalWorkers(tmp_path, said.append)
+    program = f"print({chr(10).join(log)!r}); raise SystemExit(1)"
+    workers.start(Stage("training", ((sys.executable, "-c", program),), 0, {}))
+    with pytest.raises(StageFailedError) as error:
+        wait_for_any(open_store(str(tmp_path)), ["never"], 60, "nobody", workers.check)
+    assert str(error.value).splitlines()[1:] == [f"  | {log[1]}"]

@@ -8,7 +8,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline.report.display import Display
 from pipeline.report.loggers import TensorBoardLogger
-from pipeline.report.metrics import StepMetrics, all_metrics, validation_reward
+from pipeline.report.metrics import (
+    StepMetrics,
+    Validation,
+    all_metrics,
+    read_validation,
+)
 from pipeline.report.tables import closing_table, step_line
 from pipeline.store import keys, open_store
 from pipeline.store.commit import commit
@@ -35,13 +40,13 @@ def test_the_closing_table_fits_80_characters_and_shows_what_was_not_measured():
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "…" not in text
     first, second, end = [line.split() for line in text.splitlines() if "0." in line]
-    assert first[:4] == ["1", "0.500", "1.5e-03", "—"]
+    assert first[:4] == ["0", "0.500", "1.5e-03", "—"]
     assert (first[-1], second[-1], end[-1]) == ("0.250", "12.3", "0.750")
 
 
 def test_the_line_of_a_step_leaves_out_what_was_not_measured():
     line = step_line(StepMetrics(1, VALUES), 8)
-    assert line.startswith("step 2/8")
+    assert line.startswith("step 1 of 8")
     assert "reward 0.500" in line
     assert "native" not in line
 
@@ -55,10 +60,20 @@ def test_metrics_are_read_up_to_the_first_unfinished_step(tmp_path: Path):
 
 def test_a_validation_is_known_when_all_its_shards_are(tmp_path: Path):
     store = open_store(str(tmp_path))
+    assert read_validation(store, 4) is None
+    commit(store, keys.validation_plan(4), {"shards": 2}, "aaaaaaaa")
     commit(store, keys.validation(4, 0), {"reward_sum": 3.0, "count": 4}, "aaaaaaaa")
-    assert validation_reward(store, 4, shards=2) is None
+    assert read_validation(store, 4) is None
     commit(store, keys.validation(4, 1), {"reward_sum": 0.0, "count": 2}, "aaaaaaaa")
-    assert validation_reward(store, 4, shards=2) == 0.5
+    assert read_validation(store, 4) == Validation(4, 6, 0.5)
+
+
+def test_a_validation_whose_samples_are_all_masked_is_not_a_missing_one(tmp_path: Path):
+    store = open_store(str(tmp_path))
+    commit(store, keys.validation_plan(0), {"shards": 1}, "aaaaaaaa")
+    commit(store, keys.validation(0, 0), {"reward_sum": 0, "count": 0}, "aaaaaaaa")
+    assert read_validation(store, 0) == Validation(0, 0, None)
+    assert "—" in text_of(closing_table([StepMetrics(0, VALUES)], {0: None})).splitlines()[-2]
 
 
 def test_tensorboard_files_hold_the_measured_values(tmp_path: Path):

@@ -9,10 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
 from pipeline.store import Store, keys
 from pipeline.store.commit import commit, new_attempt, put_data, put_file, sha256
 from pipeline.store.policy import publish_policy, refer_policy
+from tests.attempts import make_attempt
 from tests.tiny_models import make_tiny
 
 ROOT = Path(__file__).parents[3]
@@ -74,19 +76,9 @@ def make_run(store: Store, folder: Path, validations=(), raises=(), on_error="fa
     return policies
 
 
-def begin(store: Store, number: int, validations=()) -> None:
+def begin(store: Store, number: int, validations=()) -> Attempt:
     """attempts/NNN.json"""
-    body = {
-        "number": number,
-        "rollout_workers": 1,
-        "training_ranks": 1,
-        "total_training_steps": 2,
-        "save_freq": 1,
-        "validations": list(validations),
-        "start_timeout_s": 120.0,
-        "step_timeout_s": 120.0,
-    }
-    commit(store, keys.attempt(number), body, new_attempt())
+    return make_attempt(store, number, steps=2, save_freq=1, validations=validations)
 
 
 def plan(store: Store, step: int, version: int, validation: bool = False) -> dict:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from operators.rollout.scoring import Scorer
-from operators.rollout.worker import Worker, _start_engine, read_attempt, read_inputs
+from operators.rollout.worker import Worker, read_inputs, start_engine
 from pipeline.rl.rewards import RewardError
 from pipeline.store import keys, open_store
 from pipeline.store.commit import find_commit, read_commit
@@ -135,16 +135,17 @@ def test_a_reward_that_raises_fails_or_masks(tmp_path):
     runs.make_run(store, tmp_path, raises=(2,))
     inputs = read_inputs(store)
     runs.plan(store, 0, 0)
-    engine = _start_engine(store, inputs, 0)
+    attempt = runs.begin(store, 0)
+    engine = start_engine(store, inputs, attempt, 0)
     try:
-        worker = Worker(store, 0, read_attempt(store, 0), inputs, engine, 0, [])
+        worker = Worker(store, 0, attempt, inputs, engine, 0, [])
         with pytest.raises(RewardError, match=r"sample 000000/2/0 .*KeyError: 'no such rubric'"):
             worker.run()
         assert find_commit(store, keys.rollout(0, 0)) is None
 
         masked = Scorer(inputs.scorer.function, mask_errors=True)
         patched = type(inputs)(**{**vars(inputs), "scorer": masked})
-        worker = Worker(store, 0, read_attempt(store, 0), patched, engine, 0, [])
+        worker = Worker(store, 0, attempt, patched, engine, 0, [])
         task = worker._next_task()
         for shard in worker._missing(task):
             from operators.rollout.shard import make_shard

@@ -12,7 +12,7 @@ from pipeline.store.commit import read_commit, sha256
 from pipeline.traces import read_manifest
 from tests.integration.run.retrace_runs import command, run, small, start, workers
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("on_prefect_server")]
 
 
 def wait_for(store: Store, key: str, flow: subprocess.Popen[bytes], log: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pipeline.report.metrics import all_metrics
 from pipeline.store import keys, open_store
 from pipeline.store.commit import read_commit
+from tests.integration.run.conftest import Query
 from tests.integration.run.retrace_runs import command, run, small, workers
 
 pytestmark = pytest.mark.integration
@@ -31,9 +32,10 @@ METRICS = (
 )
 
 
-def test_two_workers_two_ranks_overlapping(tmp_path: Path):
+def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Query):
     """R3 with 2 rollout workers, 2 data-parallel ranks and max_staleness 1: every step has all
-    metrics, every row was replayed, validation ran, the traces verify, and nothing is left running.
+    metrics, every row was replayed, validation ran, the traces verify, nothing is left running, and
+    the Prefect server that PREFECT_API_URL names has the task runs and artifacts.
     """
     settings = small(
         tmp_path,
@@ -64,6 +66,16 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path):
     assert not workers(store.uri, "operators.training")
     command("traces", "verify", uri)
 
+    [flow_run] = on_prefect_server("/flow_runs/filter", {})
+    assert (flow_run["name"], flow_run["state_type"]) == ("wide", "COMPLETED")
+    tasks = {run["name"]: run["state_type"] for run in on_prefect_server("/task_runs/filter", {})}
+    for name in ("rollout-0", "train-0", "rollout-1", "train-1", "validate-0", "validate-2"):
+        assert tasks[name] == "COMPLETED"
+    artifacts = {a["key"]: a for a in on_prefect_server("/artifacts/latest/filter", {})}
+    assert artifacts["wide-progress"]["data"] == 100.0
+    rows = json.loads(artifacts["wide-metrics"]["data"])
+    assert [row["reward/mean"] for row in rows] == [s.values["reward/mean"] for s in steps]
+
     # The same command again finds nothing to do, and says so.
     assert "2 steps are finished already" in run(*settings)
 
@@ -92,6 +104,7 @@ def test_r3_lowers_the_mismatch(tmp_path: Path):
 
 
 @pytest.mark.parametrize("mode", ["disabled", "R2"])
+@pytest.mark.usefixtures("on_prefect_server")
 def test_other_modes(tmp_path: Path, mode: str):
     """R2 and disabled, with verl's literal quotes. R2 leaves its routes in the store; a record set
     made of them replays without any rollout worker, and the trained policy is bit-identical."""

@@ -158,15 +158,3 @@ def make_run(
         write_shard(store, step, 0, new_attempt(), samples, geometry, provenance)
         seal(store, step, 1, [sample.id for sample in samples], 0)
     return store
-
-
-def make_attempt(store: Store, number: int, steps: int, save_freq: int = 10) -> None:
-    """Publish the operational settings of a start."""
-    body = {
-        "number": number,
-        "total_training_steps": steps,
-        "save_freq": save_freq,
-        "start_timeout_s": 60.0,
-        "step_timeout_s": 60.0,
-    }
-    commit(store, keys.attempt(number), body, new_attempt())

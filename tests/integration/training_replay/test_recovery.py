@@ -1,14 +1,17 @@
-"""A trainer that comes back: whatever commit it was interrupted at, the step is finished."""
+"""How a trainer ends, and how it comes back: whatever commit it was interrupted at, the step is
+finished.
+"""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from pipeline.store import Store, keys, open_store
-from pipeline.store.commit import read_commit
+from pipeline.store.commit import commit, new_attempt, read_commit
 from tests.attempts import make_attempt
-from tests.integration.torchrun import run_ranks
+from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
 
 pytestmark = pytest.mark.integration
@@ -50,3 +53,28 @@ def test_an_interrupted_end_of_a_step_is_made_up_for(finished: Path, tmp_path: P
     assert after[policy]["sha256"] == before[policy]["sha256"]
     assert after[metrics]["metrics"]["grad_norm"] == before[metrics]["metrics"]["grad_norm"]
     assert after[metrics]["metrics"]["resume/policy_drift"] == 0
+
+
+def test_a_known_error_is_a_line_of_the_log(tiny_model: Path, tmp_path: Path):
+    """R3 on a step that has no routes: the cause is one line, which the launcher can find among
+    those that torchrun writes; no traceback."""
+    config = config_of(router_replay={"mode": "R3"})
+    store = make_run(tmp_path / "run", tiny_model, config, steps=1, routes=False)
+    make_attempt(store, 0, steps=1)
+    process = start_ranks(PROGRAM, 1, "--run-uri", store.uri, "--attempt", "0")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    line = r"\d{4}-\d\d-\d\d [\d:,]+ ERROR operators.training: ReplayError: step 0: the manifest has"
+    assert len(re.findall(f"^{line}", output, re.MULTILINE)) == 1
+    assert ", in main\n" not in output
+    assert store.size(keys.metrics(0)) is None
+
+
+def test_a_stop_wins_over_a_manifest(finished: Path, tmp_path: Path):
+    """An attempt that was stopped trains no other step, although one is sealed."""
+    shutil.copytree(finished, tmp_path / "run")
+    store = open_store(str(tmp_path / "run"))
+    store.delete(keys.metrics(1))
+    commit(store, keys.stop(1), {"reason": "cancelled", "message": ""}, new_attempt())
+    assert "step 1 is not trained" in train(store, 1)
+    assert store.size(keys.metrics(1)) is None

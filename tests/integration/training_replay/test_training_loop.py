@@ -19,8 +19,9 @@ from pipeline.store import Store, keys
 from pipeline.store.commit import commit, files_in, find_commit, new_attempt, read_commit
 from pipeline.store.policy import fetch_policy, refer_policy
 from pipeline.traces import read_manifest, read_routes, used_routes
+from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
-from tests.integration.training_replay.sealed import config_of, make_attempt, make_run
+from tests.integration.training_replay.sealed import config_of, make_run
 
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
