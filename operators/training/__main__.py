@@ -1,16 +1,26 @@
 """`torchrun ... -m operators.training --run-uri URI --attempt N`: one training rank.
 
-Exit code 0: all steps are trained, or the attempt was stopped. Anything else is a failure.
+Exit code 0: all steps are trained, or the attempt was stopped. 1: an error, which a line of the log
+with " ERROR " or a traceback says; torchrun writes more after it. 143: SIGTERM.
 """
 
 import argparse
 import logging
+import sys
 
+from operators.training.replay import ReplayError
+from operators.training.update import UpdateError
 from operators.training.worker import exit_on_sigterm, run
+from pipeline.config.errors import InputError
+from pipeline.store import StoreError
+from pipeline.store.wait import WaitTimeoutError
+from pipeline.traces import TraceError
+
+log = logging.getLogger("operators.training")
 
 
-def main() -> None:
-    """Parse the arguments and train."""
+def main() -> int:
+    """Parse the arguments, train, and return the exit code."""
     parser = argparse.ArgumentParser(prog="operators.training", description=__doc__)
     parser.add_argument("--run-uri", required=True, help="the run's root in the object store")
     parser.add_argument("--attempt", required=True, type=int, help="number of the flow's start")
@@ -20,8 +30,15 @@ def main() -> None:
     )
     logging.getLogger("megatron").setLevel(logging.WARNING)  # it lists every parameter
     exit_on_sigterm()
-    run(arguments.run_uri, arguments.attempt)
+    known = (UpdateError, ReplayError, TraceError, InputError, StoreError, WaitTimeoutError)
+    try:
+        run(arguments.run_uri, arguments.attempt)
+    except known as error:
+        # One line, however many problems an InputError lists: the launcher shows lines.
+        log.error("%s: %s", type(error).__name__, "; ".join(str(error).splitlines()))
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
