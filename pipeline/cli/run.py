@@ -35,11 +35,12 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
 
     errors = Console(stderr=True)
     try:
+        _refuse_unreachable_server()
         run_flow(config)
-    except InputError as error:  # another flow took the name since, or weights were not fetched
+    except InputError as error:  # another flow took the name since, weights were not fetched, ...
         print_errors(error)
         return 2
-    except (StageFailedError, WaitTimeoutError, StoreError, TraceError) as error:
+    except (StageFailedError, WaitTimeoutError, StoreError, TraceError, OSError) as error:
         errors.print(f"[red]failed:[/red] {type(error).__name__}")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         errors.print("The same command again goes on from what is committed.")
@@ -48,3 +49,21 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
         errors.print("stopped; the same command again goes on from what is committed")
         return 130
     return 0
+
+
+def _refuse_unreachable_server() -> None:
+    """Raise InputError if the user named a Prefect server and it does not answer."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if url is None:
+        return
+    error = get_client(sync_client=True).api_healthcheck()
+    if error is not None:
+        raise InputError(
+            [
+                f"PREFECT_API_URL: found {url}, which cannot be reached: {error}; start that "
+                "server, or unset the variable to use an embedded one"
+            ]
+        ) from error

@@ -96,3 +96,12 @@ def test_reward_that_raises_names_the_sample(tmp_path: Path):
     printed = run(*settings, expect=1)
     assert "no such rubric" in printed
     assert "000000/" in printed
+
+
+def test_a_prefect_server_that_does_not_answer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    printed = run(*small(tmp_path, "unreachable"), expect=2)
+    assert "PREFECT_API_URL: found http://127.0.0.1:9/api, which cannot be reached" in printed
+    assert not (tmp_path / "store/unreachable").exists()
