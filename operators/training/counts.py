@@ -53,21 +53,22 @@ def added(many: Iterable[Counts]) -> Counts:
     return total
 
 
-def check_counts(step: int, counts: Counts, layers: Iterable[int], valid: int, rows: int) -> None:
+def check_counts(where: str, counts: Counts, layers: Iterable[int], valid: int, rows: int) -> None:
     """Every MoE layer must have replayed every valid row, over all ranks, and no other.
 
-    `valid` and `rows` are those of the sealed step. Raises ReplayError.
+    `where` names the pass ("step 3, log-prob pass"). `valid` and `rows` are those of
+    the sealed step. Raises ReplayError.
     """
     if valid == 0:
         raise ReplayError(
-            f"step {step}: none of the {rows} rows has a valid recording, so replay would do "
+            f"{where}: none of the {rows} rows has a valid recording, so replay would do "
             "nothing; look at `retrace traces stats`, or set router_replay.mode=disabled"
         )
     for layer in layers:
         found = counts.get(layer, LayerCounts())
         if (found.replayed, found.native) != (valid, rows - valid):
             raise ReplayError(
-                f"step {step}, layer {layer}: {found.replayed} rows were replayed and "
+                f"{where}, layer {layer}: {found.replayed} rows were replayed and "
                 f"{found.native} routed natively; the step's recordings ask for {valid} and "
                 f"{rows - valid}"
             )

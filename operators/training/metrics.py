@@ -3,7 +3,7 @@
 A key that was not measured is None, never absent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,8 @@ class RankReport:
     """None: not measured, or another rank's to report."""
     updates: Sequence[Sums] = ()
     """Per mini-batch: sums over tokens, with their number as `tokens`."""
-    counts: Counts = field(default_factory=dict)
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    """What was replayed, by name of the pass; every pass goes over the whole step."""
     times_s: Sums = field(default_factory=dict)
 
 
@@ -52,15 +53,19 @@ def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
     return total
 
 
-def total_counts(reports: Sequence[RankReport]) -> Counts:
-    """What was replayed, by layer, over all ranks."""
-    return added(report.counts for report in reports)
+def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:
+    """What was replayed, by pass (in their order) and layer, over all ranks."""
+    names = dict.fromkeys(name for report in reports for name in report.counts)
+    return {name: added(r.counts[name] for r in reports if name in r.counts) for name in names}
 
 
-def training_metrics(reports: Sequence[RankReport], grad_norms: Sequence[float]) -> Metrics:
+def training_metrics(
+    reports: Sequence[RankReport], counts: Counts, grad_norms: Sequence[float]
+) -> Metrics:
     """Losses (mean over mini-batches of the mean over tokens), mismatch, replay, times.
 
-    Times are those of the slowest rank.
+    `counts` are those of one replaying pass over all ranks, {} if nothing was replayed. Times are
+    those of the slowest rank.
     """
     mini_batches = _mini_batches(reports)
 
@@ -85,7 +90,7 @@ def training_metrics(reports: Sequence[RankReport], grad_norms: Sequence[float])
         "mismatch/extreme_share": replayed and replayed.extreme_share,
         "mismatch/kl_native": native and native.kl,
         "mismatch/extreme_share_native": native and native.extreme_share,
-        **replay_metrics(total_counts(reports)),
+        **replay_metrics(counts),
         **{key: max(report.times_s.get(key, 0.0) for report in reports) for key in sorted(times)},
     }
 

@@ -35,7 +35,7 @@ class Trained:
     metrics: Metrics
     """Equal on all ranks."""
     counts: Counts
-    """What was replayed, by layer, over all ranks."""
+    """What the first replaying pass replayed, by layer, over all ranks."""
     recorded: Mapping[str, Routes] | None
     """R2: the routes that this rank's log-prob pass recorded, to be stored."""
 
@@ -66,12 +66,17 @@ def train_step(rank: Rank, data: StepData) -> Trained:
     update_s = time.monotonic() - started
 
     place = rank.place
+    passes: dict[str, Counts] = {}
+    if routes is not None:
+        if recorded is None:
+            passes["log-prob pass"] = swept.counts
+        passes |= {f"update epoch {epoch}": counts for epoch, counts in enumerate(updates.counts)}
     reports = gather(
         RankReport(
             mismatch=_mismatch(rank, data, swept.logprobs),
             mismatch_native=None if native is None else _mismatch(rank, data, native),
             updates=updates.sums if place.speaks_for_tokens else (),
-            counts=(swept.counts or updates.counts) if place.speaks_for_rows else {},
+            counts=passes if place.speaks_for_rows else {},
             times_s={
                 "time/trace_wait_s": data.read_s,
                 "time/logprob_s": forward_s,
@@ -79,12 +84,16 @@ def train_step(rank: Rank, data: StepData) -> Trained:
             },
         )
     )
-    counts = total_counts(reports)
+    of_passes = total_counts(reports)
     if replays_recorded(config) or records(config):
         valid, rows = valid_rows(data.manifest)
-        check_counts(data.step, counts, rank.routers, rows if records(config) else valid, rows)
-    metrics = training_metrics(reports, updates.grad_norms)
-    return Trained(metrics, counts, recorded)
+        valid = rows if records(config) else valid
+        # Each pass: one may replay and another not. None at all is one that did nothing.
+        for name, counts in (of_passes or {"no pass": {}}).items():
+            check_counts(f"step {data.step}, {name}", counts, rank.routers, valid, rows)
+    first = next(iter(of_passes.values()), {})
+    metrics = training_metrics(reports, first, updates.grad_norms)
+    return Trained(metrics, first, recorded)
 
 
 def _measures_native(rank: Rank, step: int) -> bool:

@@ -1,6 +1,7 @@
 """The updates of a step: one optimizer step per mini-batch, with the routes replayed or not."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,8 +32,8 @@ class Updates:
     """Per mini-batch: sums over this data-parallel rank's tokens; [{}, ...] off the last stage."""
     grad_norms: list[float] = field(default_factory=list)
     """Per mini-batch, before clipping, of the whole model."""
-    counts: Counts = field(default_factory=dict)
-    """What was replayed in epoch 0."""
+    counts: list[Counts] = field(default_factory=list)
+    """By epoch: what was replayed."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def update(
     routes exactly once.
     """
     updates = Updates()
+    of_epoch: dict[int, list[Counts]] = defaultdict(list)
     optim = rank.config.actor_rollout_ref.actor.optim
     lr = learning_rate(data.step, optim.lr, optim.lr_warmup_steps)
     for group in rank.optimizer.param_groups:
@@ -67,8 +69,8 @@ def update(
             )
         updates.sums.append(_sums(reports))
         updates.grad_norms.append(float(grad_norm))
-        if mini_batch.epoch == 0:
-            updates.counts = added([updates.counts, counts])
+        of_epoch[mini_batch.epoch].append(counts)
+    updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
     return updates
 
 

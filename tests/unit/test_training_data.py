@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from operators.training.counts import LayerCounts, added, check_counts
+from operators.training.counts import LayerCounts, check_counts
 from operators.training.data import layout_rules, load_step, records, replays_recorded
 from operators.training.metrics import (
     RankReport,
     agreement_by_layer,
     replay_metrics,
+    total_counts,
     training_metrics,
 )
 from operators.training.refuse import refuse_without_effect
@@ -127,19 +128,23 @@ def test_which_mode_records_and_which_replays():
 def test_replay_that_did_nothing_is_an_error():
     """Coverage 0, a layer that was left out, and rows that were not replayed."""
     right = {1: LayerCounts(90, 10, 4, 80), 2: LayerCounts(90, 10, 4, 70)}
-    check_counts(0, right, [1, 2], valid=90, rows=100)
+    check_counts("step 0", right, [1, 2], valid=90, rows=100)
     with pytest.raises(ReplayError, match="none of the 100 rows has a valid recording"):
-        check_counts(0, right, [1, 2], valid=0, rows=100)
+        check_counts("step 0", right, [1, 2], valid=0, rows=100)
     with pytest.raises(ReplayError, match="layer 3: 0 rows were replayed"):
-        check_counts(0, right, [1, 2, 3], valid=90, rows=100)
+        check_counts("step 0", right, [1, 2, 3], valid=90, rows=100)
     with pytest.raises(ReplayError, match="layer 1: 90 rows were replayed and 10 routed natively"):
-        check_counts(0, right, [1, 2], valid=91, rows=100)
+        check_counts("step 0", right, [1, 2], valid=91, rows=100)
 
 
 def test_counts_of_ranks_add_up_by_layer():
-    total = added(
-        [{1: LayerCounts(3, 1, 2, 3)}, {1: LayerCounts(5, 0, 1, 4)}, {2: LayerCounts(8, 1, 3, 4)}]
-    )
+    """Each pass for itself: the log-prob pass does not hide what an update did."""
+    of_ranks = [{1: LayerCounts(3, 1, 2, 3)}, {1: LayerCounts(5, 0, 1, 4)}]
+    of_ranks += [{2: LayerCounts(8, 1, 3, 4)}]
+    reports = [RankReport(counts={"log-prob pass": c, "update epoch 0": {}}) for c in of_ranks]
+    of_passes = total_counts([*reports, RankReport()])
+    assert of_passes["update epoch 0"] == {}
+    total = of_passes["log-prob pass"]
     assert total == {1: LayerCounts(8, 1, 3, 7), 2: LayerCounts(8, 1, 3, 4)}
     assert agreement_by_layer(total) == {"1": 7 / 8, "2": 0.5}
     metrics = replay_metrics(total)
@@ -156,7 +161,7 @@ def test_losses_are_means_over_the_tokens_of_all_ranks():
         RankReport(),
         RankReport(Mismatch(6, 0.3, 0), None, [{"tokens": 6.0, "policy": 0.0}] * 2),
     ]
-    metrics = training_metrics(reports, [1.0, 3.0])
+    metrics = training_metrics(reports, {}, [1.0, 3.0])
     assert metrics["loss/policy"] == 0.5
     assert metrics["grad_norm"] == 2.0
     assert metrics["mismatch/kl"] == pytest.approx(0.1)

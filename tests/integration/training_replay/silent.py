@@ -1,0 +1,66 @@
+"""Steps whose updates replay nothing, in one rank. Arguments: run store, model folder, results.
+
+Leaves `<results>/silent.json`: by case, the text of the ReplayError, or null where there was none.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from operators.training import parallel, update
+from operators.training.data import layout_rules, load_step
+from operators.training.rank import make_rank, make_replayers
+from operators.training.replay import ReplayError
+from operators.training.step import train_step
+from pipeline.store import open_store
+from pipeline.traces import read_manifest
+from tests.integration.training_replay.sealed import config_of
+
+MINI_BATCHES = 2
+CASES = {
+    "R3 whole update": ("R3", 0),
+    "R3 second epoch": ("R3", MINI_BATCHES),
+    "R2 second epoch": ("R2", MINI_BATCHES),
+    "R3 nowhere": ("R3", 2 * MINI_BATCHES),
+}
+"""Mode, and how many mini-batches of the update are replayed, in two epochs."""
+
+
+def program(run_uri: str, model: str, results: str) -> None:
+    """Train the step in each case."""
+    store = open_store(run_uri)
+    manifest = read_manifest(store, 0)
+    found = {}
+    for name, (mode, replayed) in CASES.items():
+        config = config_of(router_replay={"mode": mode}, ppo_epochs=2)
+        ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
+        rank, _ = make_rank(config, ranks, Path(model))
+        data = load_step(store, manifest, config, layout_rules(config, 1), 0, rank.geometry)
+        assert len(data.layout.epoch(0)) == MINI_BATCHES
+        update.make_replayers = Until(replayed)
+        try:
+            train_step(rank, data)
+            found[name] = None
+        except ReplayError as error:
+            found[name] = str(error)
+        parallel.stop()
+    Path(results, "silent.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+class Until:
+    """The update's replayers for so many mini-batches; then none, as if there were no routes."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.left -= 1
+        return make_replayers(*arguments) if self.left >= 0 else {}
+
+
+if __name__ == "__main__":
+    program(*sys.argv[1:])
