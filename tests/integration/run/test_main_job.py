@@ -1,6 +1,7 @@
 """The main job as a user runs it: real vLLM, real Megatron-core, real Prefect, a file store."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,20 @@ METRICS = (
 
 def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Query):
     """R3 with 2 rollout workers, 2 data-parallel ranks and max_staleness 1: every step has all
-    metrics, every row was replayed, validation ran, the traces verify, nothing is left running, and
-    the Prefect server that PREFECT_API_URL names has the task runs and artifacts.
+    metrics, every row was replayed, validation ran, traces and record set verify, nothing is left
+    running, and the Prefect server that PREFECT_API_URL names has the task runs and artifacts.
+    Started again, the run has nothing to do, or makes just the validations that are asked for now.
     """
+    record = tmp_path / "set"
     settings = small(
         tmp_path,
         "wide",
         "launch.rollout_workers=2",
         "trainer.n_gpus_per_node=2",
         "trainer.max_staleness=1",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=1",
+        f"actor_rollout_ref.actor.router_replay.record_file={record}",
         "data.val_files=examples/addition/val.parquet",
         "trainer.logger=[console,tensorboard]",
     )
@@ -50,26 +56,27 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     uri = f"{tmp_path}/store/wide"
     store = open_store(uri)
     steps = all_metrics(store)
-    assert [step.step for step in steps] == [0, 1]
+    assert [step.step for step in steps] == [0, 1, 2]
     for step in steps:
         assert set(METRICS) <= set(step.values)
         assert all(step.values[key] is not None for key in METRICS)
         assert step.values["replay/coverage"] == 1.0
         assert step.values["replay/rows_native"] == 0
-    # With staleness 1 both steps were sampled from policy 0.
-    assert [read_commit(store, keys.plan(n))["policy_version"] for n in (0, 1)] == [0, 0]
-    assert [read_commit(store, keys.plan(n))["shards"] for n in (0, 1)] == [2, 2]
+    plans = [read_commit(store, keys.plan(n)) for n in range(3)]
+    assert [plan["policy_version"] for plan in plans] == [0, 0, 1]
+    assert [plan["shards"] for plan in plans] == [2, 2, 2]
     assert "validation of policy 0" in printed
-    assert "validation of policy 2" in printed
+    assert "validation of policy 3" in printed
     assert list((tmp_path / "wide/tensorboard").glob("events*"))
     assert not workers(store.uri, "operators.rollout")
     assert not workers(store.uri, "operators.training")
     command("traces", "verify", uri)
+    command("traces", "verify", str(record))
 
     [flow_run] = on_prefect_server("/flow_runs/filter", {})
     assert (flow_run["name"], flow_run["state_type"]) == ("wide", "COMPLETED")
     tasks = {run["name"]: run["state_type"] for run in on_prefect_server("/task_runs/filter", {})}
-    for name in ("rollout-0", "train-0", "rollout-1", "train-1", "validate-0", "validate-2"):
+    for name in ("rollout-0", "train-0", "rollout-1", "train-1", "validate-0", "validate-3"):
         assert tasks[name] == "COMPLETED"
     artifacts = {a["key"]: a for a in on_prefect_server("/artifacts/latest/filter", {})}
     assert artifacts["wide-progress"]["data"] == 100.0
@@ -77,7 +84,11 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     assert [row["reward/mean"] for row in rows] == [s.values["reward/mean"] for s in steps]
 
     # The same command again finds nothing to do, and says so.
-    assert "2 steps are finished already" in run(*settings)
+    assert "3 steps are finished already" in run(*settings)
+    again = run(*settings, "trainer.test_freq=1")
+    assert "validation of policy 1" in again
+    assert "validation of policy 2" in again
+    assert "validation of policy 3" not in again
 
     # Attaching with another learning rate is refused, naming the key.
     refused = run(*settings, "actor_rollout_ref.actor.optim.lr=0.5", expect=2)
@@ -129,6 +140,9 @@ def test_other_modes(tmp_path: Path, mode: str):
         return
     assert store.size(keys.training(0, 0, 0)) is not None
     command("traces", "verify", str(record))
+    shutil.rmtree(record / "steps/000001")  # as if the flow had ended just before it wrote that
+    run(*settings)
+    command("traces", "verify", str(record), "--step", "1")
     run(
         *small(
             tmp_path,
