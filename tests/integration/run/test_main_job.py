@@ -73,9 +73,11 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     command("traces", "verify", uri)
     command("traces", "verify", str(record))
 
-    [flow_run] = on_prefect_server("/flow_runs/filter", {})
-    assert (flow_run["name"], flow_run["state_type"]) == ("wide", "COMPLETED")
-    tasks = {run["name"]: run["state_type"] for run in on_prefect_server("/task_runs/filter", {})}
+    ours = {"flow_runs": {"name": {"any_": ["wide"]}}}
+    [flow_run] = on_prefect_server("/flow_runs/filter", ours)
+    assert flow_run["state_type"] == "COMPLETED"
+    found = on_prefect_server("/task_runs/filter", ours)
+    tasks = {task["name"]: task["state_type"] for task in found}
     for name in ("rollout-0", "train-0", "rollout-1", "train-1", "validate-0", "validate-3"):
         assert tasks[name] == "COMPLETED"
     artifacts = {a["key"]: a for a in on_prefect_server("/artifacts/latest/filter", {})}
