@@ -31,7 +31,7 @@ class StepData:
     advantages: Mapping[str, float]
     """Of all samples."""
     routes: Mapping[str, Routes] | None
-    """Recorded routes to replay, of this rank's layers; None: none are read."""
+    """Recorded routes to replay, of this rank's layers; {} if it has none; None: none are read."""
     read_s: float
     """Seconds spent reading."""
 
@@ -69,7 +69,7 @@ def load_step(
     routes = None
     if replays_recorded(config) and geometry is not None:
         _check_geometry(manifest, geometry)
-        routes = read_routes(store, manifest, mine, geometry.layers)
+        routes = read_routes(store, manifest, mine, geometry.layers) if geometry.layers else {}
     return StepData(
         step=manifest.step,
         manifest=manifest,

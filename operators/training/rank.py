@@ -126,7 +126,12 @@ def padding_mask_needed(config: Any) -> bool:
 def lay_out_share(
     rank: Rank, data: StepData, mini_batch: MiniBatch, routes: Mapping[str, Routes] | None
 ) -> list[MicroBatch]:
-    """This rank's micro-batches of a mini-batch, with the routes to replay if there are any."""
+    """This rank's micro-batches of a mini-batch, with the routes to replay if there are any.
+
+    A pipeline stage without MoE layers has routes of no sample, and none to replay.
+    """
+    if rank.geometry is not None and not rank.geometry.layers:
+        routes = None
     return [
         lay_out(
             ids,

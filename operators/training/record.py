@@ -32,11 +32,13 @@ def recorded_routes(
     samples: Mapping[str, Sample],
     sequence_group: Group | None,
 ) -> dict[str, Routes]:
-    """The routes of the samples of a pass, all rows valid, of this rank's layers.
+    """The routes of the samples of a pass, all rows valid, of this rank's layers (none: {}).
 
     `sequence_group` holds the ranks among which the sequence is cut, in order; None: it is whole.
     """
     routes: dict[str, Routes] = {}
+    if not geometry.layers:
+        return routes
     for index, batch in enumerate(batches):
         sets_LRK = torch.stack([recorders[layer].sets_RK[index] for layer in geometry.layers])
         B, N = batch.tokens_BN.shape

@@ -127,9 +127,10 @@ def engine(
 
 
 def geometry_of(model: Any) -> Geometry:
-    """Shape of the routing of a Qwen3-MoE in which every layer is a MoE layer."""
+    """Shape of the routing of a Qwen3-MoE, of whose layers some may be dense."""
     config = model.config
-    layers = tuple(range(config.num_hidden_layers))
+    dense = set(config.mlp_only_layers or ())
+    layers = tuple(layer for layer in range(config.num_hidden_layers) if layer not in dense)
     return Geometry(config.num_experts, config.num_experts_per_tok, layers)
 
 

@@ -22,6 +22,7 @@ from pipeline.traces import read_manifest, read_routes, used_routes
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
+from tests.tiny_models import make_tiny
 
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
@@ -151,6 +152,28 @@ def test_r2_in_two_ranks(tmp_path: Path, tiny_model: Path):
         assert found["dp2"][key] == pytest.approx(found["pp2-vpp2"][key], rel=1e-3)
 
 
+def test_a_stage_without_moe_layers(tmp_path: Path):
+    """A model whose first layers are dense, cut so that the first of two stages has no router: it
+    has nothing to record, read or replay, and the step is as any other, in R2 and in R3."""
+    model = make_tiny(tmp_path / "model", "qwen3_moe", mlp_only_layers=[0, 1])
+    for mode in ("R2", "R3"):
+        config = config_of(
+            router_replay={"mode": mode}, megatron={"pipeline_model_parallel_size": 2}
+        )
+        store = make_run(tmp_path / mode, model, config, steps=1)
+        make_attempt(store, 0, steps=1)
+        train(store, ranks=2)
+        metrics = metrics_of(store, 0)
+        assert metrics["replay/layers"] == 2
+        assert metrics["replay/rows_native"] == {"R2": 0, "R3": 2}[mode]
+        assert metrics["mismatch/kl"] < 1e-9
+        if mode == "R3":
+            assert metrics["replay/agreement"] >= 0.999
+        else:
+            assert store.size(keys.training(0, 0, 0)) is None
+            assert_routes_are_the_engines(store)
+
+
 def assert_routes_are_the_engines(store: Store) -> None:
     """All layers of all samples, where the engine's are valid; near-ties apart."""
     manifest = read_manifest(store, 0)
@@ -162,7 +185,7 @@ def assert_routes_are_the_engines(store: Store) -> None:
         assert trainer[id].valid_T.all()
         same_TL = (engine[id].sets_TLK == trainer[id].sets_TLK).all(axis=2)
         equal, rows = equal + int(same_TL[valid_T].sum()), rows + int(same_TL[valid_T].size)
-    assert rows > 1000
+    assert rows > 500
     assert equal >= 0.999 * rows
 
 
