@@ -122,6 +122,11 @@ def checkpoint_file(version: int, attempt: str, name: str) -> str:
     return f"checkpoints/{version:06d}/{attempt}/{name}"
 
 
+def validations() -> str:
+    """Prefix of all validations."""
+    return "validations/"
+
+
 def validation_plan(version: int) -> str:
     """Asks the rollout workers to validate a policy version."""
     return f"validations/{version:06d}/plan.json"
@@ -143,4 +148,13 @@ _NUMBERED = re.compile(r"/(\d{6})/[^/]+\.json$")
 def number_of(key: str) -> int | None:
     """The step or version in the key of a commit object: 'steps/000003/plan.json' -> 3."""
     match = _NUMBERED.search("/" + key)
+    return int(match.group(1)) if match else None
+
+
+_FOLDER = re.compile(r"^[a-z]+/(\d{6})/")
+
+
+def folder_number(key: str) -> int | None:
+    """The step or version of the folder an object is in: 'policies/000003/aa/x' -> 3."""
+    match = _FOLDER.match(key)
     return int(match.group(1)) if match else None

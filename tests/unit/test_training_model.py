@@ -222,7 +222,7 @@ class TestRetention:
     def test_what_a_restart_or_a_rollout_needs_is_kept(self, newest, saved, save_freq, staleness):
         """Losing the newest checkpoint must still leave everything the run needs to go on."""
         checkpoints = {version for version in saved if version <= newest}
-        policies, gone = expired(range(newest + 1), checkpoints, save_freq, staleness)
+        policies, gone = expired(range(newest + 1), checkpoints, checkpoints, save_freq, staleness)
         left = sorted(checkpoints - set(gone))
         assert left == sorted(checkpoints)[-2:]
         restart = left[0] if len(left) == 2 else 0
@@ -259,3 +259,39 @@ class TestRetention:
         assert left == {f"{version:06d}" for version in (0, 2, 4, 5, 6, 7, 8)}
         assert [info.key for info in store.list("checkpoints/000002/")] == []
         assert store.size(keys.checkpoint(4)) is not None
+
+    def stored(self, folder):
+        """Policies 0 to 6, checkpoints 4 and 6 of finished steps."""
+        store = open_store(str(folder))
+        for version in range(7):
+            store.create(keys.policy_file(version, "aa", "model.safetensors"), b"x")
+            commit(store, keys.policy(version), {"version": version}, "aa")
+        for version in (4, 6):
+            commit(store, keys.checkpoint(version), {"version": version}, "aa")
+            commit(store, keys.metrics(version - 1), {}, "aa")
+        return store
+
+    def test_an_interrupted_prune_is_resumed(self, tmp_path):
+        """The commit went, the files did not: the next call finds the folder without it. Files that
+        are newer than what a restart needs stay: their commit may still come."""
+        store = self.stored(tmp_path)
+        for version in (1, 5):
+            store.delete(keys.policy(version))
+        for version in (2, 8):
+            store.create(keys.checkpoint_file(version, "aa", "__0_0.distcp"), b"x")
+        assert prune(store, save_freq=2, max_staleness=0) == ([1, 3], [2])
+        left = {keys.folder_number(info.key) for info in store.list("policies/")}
+        assert left == {0, 2, 4, 5, 6}
+        left = {keys.folder_number(info.key) for info in store.list("checkpoints/")}
+        assert left == {4, 6, 8}
+
+    def test_a_pending_validation_keeps_its_policy(self, tmp_path):
+        """Until the last of its shards is there; then the next call takes it."""
+        store = self.stored(tmp_path)
+        commit(store, keys.validation_plan(3), {"shards": 2}, "aa")
+        assert prune(store, save_freq=2, max_staleness=0) == ([1], [])
+        commit(store, keys.validation(3, 0), {}, "aa")
+        assert prune(store, save_freq=2, max_staleness=0) == ([], [])
+        assert store.size(keys.policy(3)) is not None
+        commit(store, keys.validation(3, 1), {}, "aa")
+        assert prune(store, save_freq=2, max_staleness=0) == ([3], [])
