@@ -1,15 +1,14 @@
 """The end of a step, in this order: R2 routes, policy N+1, checkpoint if due, metrics.
 
 Each is a commit that exists once. A trainer that comes back makes what is missing, and compares
-what is there with what it would have made: the digest of the policy is equal on CPU; where kernels
-are not deterministic a difference is counted and warned about.
+what is there with what it would have made: routes and the digest of the policy are equal on CPU;
+where kernels are not deterministic a difference is counted and warned about.
 """
 
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,11 +22,10 @@ from operators.training.metrics import agreement_by_layer, manifest_metrics
 from operators.training.model import TrainedModel
 from operators.training.rank import Rank
 from operators.training.step import Trained
+from operators.training.stored_routes import store_routes
 from pipeline.store import Store, keys
 from pipeline.store.commit import DataFile, commit, find_commit, new_attempt, sha256_of_file
 from pipeline.store.policy import policy_digest, publish_policy
-from pipeline.traces import write_training_routes
-from pipeline.traces.records import Provenance, Routes
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +60,16 @@ def finish_step(
     if committed is not None:
         published = publish(store, model, source, step + 1, committed["policy_sha256"])
         return drifts + published.drifted
+    routes_drift = 0
     if trained.recorded is not None:
-        store_routes(store, rank, step, trained.recorded)
+        routes_drift = store_routes(store, rank, step, trained.recorded)
     published = publish(store, model, source, step + 1, None)
     drifts += published.drifted
     if checkpoint_due and agreed(lambda: store.size(keys.checkpoint(step + 1)) is None):
         checkpoint.save(store, step + 1, model)
     if dist.get_rank() == 0:
-        _commit_metrics(store, data, trained, published.sha256, drifts, started)
+        resumed = {"resume/policy_drift": drifts, "resume/routes_drift": routes_drift}
+        _commit_metrics(store, data, trained, published.sha256, resumed, started)
     dist.barrier()
     return drifts
 
@@ -79,13 +79,13 @@ def _commit_metrics(
     data: StepData,
     trained: Trained,
     policy_sha256: str,
-    drifts: int,
+    resumed: Mapping[str, float],
     started: float,
 ) -> None:
     metrics = {
         **manifest_metrics(store, data.manifest),
         **trained.metrics,
-        "resume/policy_drift": drifts,
+        **resumed,
         "time/train_s": time.monotonic() - started,
     }
     body = {
@@ -100,28 +100,6 @@ def _commit_metrics(
     shown = ("reward/mean", "loss/policy", "grad_norm", "mismatch/kl", "replay/coverage")
     numbers = [f"{key} {metrics[key]:.4g}" for key in shown if metrics[key] is not None]
     logger.info("step %d: %s", data.step, ", ".join(numbers))
-
-
-def store_routes(store: Store, rank: Rank, step: int, routes: Mapping[str, Routes]) -> None:
-    """Store what this rank's log-prob pass recorded (R2); all ranks call.
-
-    The first rank of each tensor-parallel group writes: its routes are the group's.
-    """
-    place, geometry = rank.place, rank.geometry
-    key = keys.training(step, place.stage, place.dp_rank)
-    first = place.tensor_rank == 0
-    if first and geometry is not None and geometry.layers and store.size(key) is None:
-        write_training_routes(
-            store,
-            step,
-            place.stage,
-            place.dp_rank,
-            new_attempt(),
-            routes,
-            geometry,
-            Provenance("R2", step, f"megatron-core {version('megatron-core')}"),
-        )
-    dist.barrier()
 
 
 def publish(

@@ -6,10 +6,12 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.store import Store, keys, open_store
 from pipeline.store.commit import commit, new_attempt, read_commit
+from pipeline.traces import read_routes, used_routes, write_training_routes
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
@@ -52,7 +54,31 @@ def test_an_interrupted_end_of_a_step_is_made_up_for(finished: Path, tmp_path: P
     policy, metrics = keys.policy(2), keys.metrics(1)
     assert after[policy]["sha256"] == before[policy]["sha256"]
     assert after[metrics]["metrics"]["grad_norm"] == before[metrics]["metrics"]["grad_norm"]
-    assert after[metrics]["metrics"]["resume/policy_drift"] == 0
+    for drift in ("policy", "routes"):
+        assert before[metrics]["metrics"][f"resume/{drift}_drift"] == 0
+        assert after[metrics]["metrics"][f"resume/{drift}_drift"] == 0
+
+
+def test_other_routes_in_the_store_are_counted(finished: Path, tmp_path: Path):
+    """The trainer stopped after R2's routes, and records others when it comes back (kernels that
+    are not deterministic): those of the store stay, and the metrics and the log say so."""
+    shutil.copytree(finished, tmp_path / "run")
+    store = open_store(str(tmp_path / "run"))
+    used = used_routes(store, 1)
+    routes = read_routes(store, used, used.ids)
+    for id in used.ids[:3]:
+        last_K = routes[id].sets_TLK[-1, -1]
+        last_K[:] = np.sort((last_K + 1) % used.geometry.experts)
+    for key in END_OF_STEP:
+        store.delete(key)
+    changed = write_training_routes(
+        store, 1, 0, 0, new_attempt(), routes, used.geometry, used.provenance
+    )
+    output = train(store, 1)
+    assert read_commit(store, END_OF_STEP[0]) == changed.body
+    drift = read_commit(store, keys.metrics(1))["metrics"]["resume/routes_drift"]
+    assert drift == 3
+    assert f"the store has other routes of {drift} samples" in output
 
 
 def test_a_known_error_is_a_line_of_the_log(tiny_model: Path, tmp_path: Path):

@@ -1,0 +1,83 @@
+"""R2: the routes that the log-prob pass recorded, in the store beside the step."""
+
+import logging
+from collections.abc import Mapping
+from importlib.metadata import version
+
+import numpy as np
+import torch.distributed as dist
+
+from operators.training.rank import Rank
+from pipeline.store import Store, keys
+from pipeline.store.commit import new_attempt
+from pipeline.traces import write_training_routes
+from pipeline.traces.manifest import file_of
+from pipeline.traces.records import Geometry, Provenance, Routes, TraceError
+from pipeline.traces.slices import read_part
+from pipeline.traces.training import read_training
+
+logger = logging.getLogger(__name__)
+
+
+def store_routes(store: Store, rank: Rank, step: int, routes: Mapping[str, Routes]) -> int:
+    """Store what this rank's log-prob pass recorded (R2), or compare it with what is there.
+
+    The first rank of each tensor-parallel group does: its routes are the group's. All ranks call.
+    Returns, on all, of how many samples the store has other routes than this trainer replayed
+    (it came back, and its kernels are not deterministic).
+    """
+    place, geometry = rank.place, rank.geometry
+    key = keys.training(step, place.stage, place.dp_rank)
+    differ: list[str] = []
+    if place.tensor_rank == 0 and geometry is not None and geometry.layers:
+        if store.size(key) is None:
+            write_training_routes(
+                store,
+                step,
+                place.stage,
+                place.dp_rank,
+                new_attempt(),
+                routes,
+                geometry,
+                Provenance("R2", step, f"megatron-core {version('megatron-core')}"),
+            )
+        else:
+            differ = other_routes(store, step, key, routes, geometry)
+    of_ranks: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, differ)
+    samples = sorted({id for ids in of_ranks for id in ids})
+    if samples and dist.get_rank() == 0:
+        logger.warning(
+            "step %d: the store has other routes of %d samples, the first is %s, than were "
+            "recorded and replayed in training the step again (counted as resume/routes_drift)",
+            step,
+            len(samples),
+            samples[0],
+        )
+    return len(samples)
+
+
+def other_routes(
+    store: Store, step: int, key: str, routes: Mapping[str, Routes], geometry: Geometry
+) -> list[str]:
+    """Samples of which a commit has other routes than ours, in the layers that both have.
+
+    A sample that the commit does not have (another layout wrote it) is not compared.
+    Raises TraceError, naming the file; StoreError.
+    """
+    header = read_training(store, step, key)
+    file = file_of(header, "routes")
+    if file is None or header.geometry is None:
+        raise TraceError(f"{key} in {store.uri}: it lists no routes file, or no geometry")
+    common = [layer for layer in geometry.layers if layer in header.geometry.layers]
+    part = read_part(store, file, header.geometry, common, range(file.rows))
+    differ = set()
+    for place in part.places.values():
+        ours = routes.get(place.owner)
+        if ours is None:
+            continue
+        for layer in common:
+            ours_TK = ours.sets_TLK[:, geometry.layers.index(layer)]
+            if not np.array_equal(ours_TK, part.sets[layer][place.rows]):
+                differ.add(place.owner)
+    return sorted(differ)
