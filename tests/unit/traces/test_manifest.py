@@ -91,18 +91,28 @@ def test_another_policy_version_is_refused(store):
     [
         (Geometry(17, 4, (1, 2, 5)), R3),
         (Geometry(16, 4, (1, 2, 6)), R3),
-        (GEOMETRY, Provenance("R3", 0, "vllm 0.33.0")),
+        (GEOMETRY, Provenance("R2", 0, R3.engine)),
+        (GEOMETRY, Provenance("R3", 1, R3.engine)),
         (None, None),
     ],
 )
 def test_shards_must_agree(store, geometry, provenance):
-    """Another number of experts, other layers, another engine, or no routes at all."""
+    """Another number of experts, other layers, kind or policy version, or no routes at all."""
     samples = make_samples()
     second = samples[4:] if geometry else without_routes(samples[4:])
     write_shard(store, 0, 0, new_attempt(), samples[:4], GEOMETRY, R3)
     write_shard(store, 0, 1, new_attempt(), second, geometry, provenance)
     with pytest.raises(TraceError, match=r"rollout/00001\.json: .* but .*rollout/00000.json has"):
         seal(store, 0, 2, planned_ids(), 0)
+
+
+def test_shards_of_two_engines_are_sealed(store):
+    """A run goes on after its engine was upgraded, between two shards of a step."""
+    samples = make_samples()
+    upgraded = replace(R3, engine="vllm 0.33.0")
+    write_shard(store, 0, 0, new_attempt(), samples[:4], GEOMETRY, R3)
+    write_shard(store, 0, 1, new_attempt(), samples[4:], GEOMETRY, upgraded)
+    assert seal(store, 0, 2, planned_ids(), 0).provenance == R3
 
 
 def test_a_shard_in_another_ones_place_is_refused(store, tmp_path):
