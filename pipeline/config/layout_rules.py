@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config.model import MoeGeometry
+from pipeline.config.override_rules import override_problems
 from pipeline.config.tree import Megatron, RunConfig
 
 _MEGATRON = "actor_rollout_ref.actor.megatron"
@@ -139,6 +140,7 @@ def _override_problems(megatron: Megatron) -> list[str]:
         for name in _UNEVEN
         if override.get(name)
     ]
+    problems += override_problems(_OVERRIDE, override)
     interleaved = megatron.virtual_pipeline_model_parallel_size is not None
     if interleaved and megatron.pipeline_model_parallel_size == 2:
         problems += [
