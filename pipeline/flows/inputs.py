@@ -24,7 +24,7 @@ from pipeline.flows.records import Inputs
 from pipeline.flows.tokenizer import ChatTokenizer
 from pipeline.rl.rewards import RewardError, load_reward
 from pipeline.store import ObjectMissingError, Store, StoreError, keys, open_store
-from pipeline.store.commit import new_attempt
+from pipeline.store.commit import find_commit, new_attempt
 from pipeline.traces import Expected, Geometry, TraceError, check_replay, expected_ids
 
 _T = TypeVar("_T")
@@ -165,6 +165,7 @@ def _replay_problems(inputs: Inputs) -> list[str]:
         for step in range(total):
             if inputs.store.size(keys.manifest(step)) is None:
                 check_replay(source, step, _expected(inputs, tokens, step))
+                _check_sampling(inputs, source, step)
     except ObjectMissingError as error:
         fewer = f"write {step} steps, or " if step else "write "
         return [
@@ -174,6 +175,21 @@ def _replay_problems(inputs: Inputs) -> list[str]:
     except (TraceError, StoreError) as error:
         return [f"{key}: {error}"]
     return []
+
+
+def _check_sampling(inputs: Inputs, source: Store, step: int) -> None:
+    """Refuse samples of another distribution: their log-probs are compared with the trainer's."""
+    theirs = find_commit(source, keys.plan(step))
+    if theirs is None:
+        return
+    ours = make_plan(inputs.config, inputs, step)
+    for name in ("temperature", "top_p", "top_k"):
+        found, expected = theirs["sampling"][name], ours["sampling"][name]
+        if found != expected:
+            raise TraceError(
+                f"{source.uri}, step {step}: sampled with {name} {found}, this run has {expected}; "
+                f"set actor_rollout_ref.rollout.{name}={found}"
+            )
 
 
 def _expected(inputs: Inputs, tokens: Mapping[str, npt.NDArray[np.uint32]], step: int) -> Expected:

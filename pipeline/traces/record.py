@@ -60,6 +60,8 @@ def write_record_set(run: Store, target: Store, step: int) -> None:
     if manifest.geometry is None:
         raise TraceError(f"step {step} of {run.uri}: no routes were recorded, so there is no set")
     _seal_copy(run, target, manifest, lambda key: key)
+    if run.size(keys.plan(step)) is not None:  # says how the samples were sampled
+        _put(target, keys.plan(step), run.read(keys.plan(step)))
 
 
 def check_replay(source: Store, step: int, expected: Expected) -> Manifest:

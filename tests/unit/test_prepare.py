@@ -17,7 +17,7 @@ from pipeline.flows.plan import make_plan
 from pipeline.flows.prepare import Run, prepare, stage
 from pipeline.flows.prompts import SCHEMA
 from pipeline.store import keys, open_store
-from pipeline.store.commit import DataFile, new_attempt, read_commit, read_data
+from pipeline.store.commit import DataFile, commit, new_attempt, read_commit, read_data
 from pipeline.store.policy import fetch_policy
 from pipeline.traces import (
     Geometry,
@@ -399,6 +399,7 @@ def sample_step(run: Run, config, step: int) -> None:
             )
         )
     provenance = Provenance("R3", step, "test")
+    commit(run.store, keys.plan(step), {**plan, "shards": 1}, new_attempt())
     write_shard(run.store, step, 0, new_attempt(), samples, run.geometry, provenance)
     seal(run.store, step, 1, expected_ids(plan), step)
 
@@ -451,6 +452,17 @@ class TestRecordSets:
         """Another seed plans other prompts."""
         problem = the_error(settings, *R3, f"{REPLAY}.replay_file={recorded}", "data.seed=2")
         assert f"{REPLAY}.replay_file: replay_file {recorded}, step 0" in problem
+
+    def test_other_sampling(self, settings, recorded):
+        """Log-probs of another temperature are not comparable with the trainer's."""
+        problem = the_error(
+            settings,
+            *R3,
+            f"{REPLAY}.replay_file={recorded}",
+            "actor_rollout_ref.rollout.temperature=0.5",
+        )
+        assert "step 0: sampled with temperature 1.0, this run has 0.5" in problem
+        assert "set actor_rollout_ref.rollout.temperature=1.0" in problem
 
     def test_routes_of_the_other_kind(self, settings, recorded):
         problem = the_error(settings, f"{REPLAY}.mode=R2", f"{REPLAY}.replay_file={recorded}")
