@@ -60,6 +60,17 @@ def _batch_problems(config: RunConfig) -> list[str]:
             f"launch.rollout_shards: found {shards}, expected at most "
             f"data.train_batch_size={data.train_batch_size}; a shard has at least one prompt"
         )
+    workers = config.launch.rollout_workers or 1
+    if shards is not None and shards < workers:
+        problems.append(
+            f"launch.rollout_shards: found {shards}, expected at least "
+            f"launch.rollout_workers={workers}; a worker without a shard would never have work"
+        )
+    if config.trainer.nnodes > 1:
+        problems.append(
+            f"trainer.nnodes: found {config.trainer.nnodes}, expected 1: workers are processes of "
+            "this machine; write trainer.nnodes=1 and all ranks into trainer.n_gpus_per_node"
+        )
     return problems
 
 

@@ -207,6 +207,13 @@ class TestInputs:
         assert "at most data.train_batch_size=32" in the_problem(
             tmp_path, "launch.rollout_shards=33"
         )
+        assert "at least launch.rollout_workers=3" in the_problem(
+            tmp_path, "launch.rollout_shards=2", "launch.rollout_workers=3"
+        )
+
+    def test_one_machine(self, tmp_path):
+        problem = the_problem(tmp_path, "trainer.nnodes=2", "trainer.n_gpus_per_node=1")
+        assert problem.startswith("trainer.nnodes: found 2, expected 1")
 
     def test_longer_than_the_model(self, tmp_path):
         problem = the_problem(tmp_path, "data.max_response_length=2000")
