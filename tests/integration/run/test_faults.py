@@ -4,6 +4,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.report.metrics import all_metrics
@@ -21,6 +22,16 @@ def wait_for(store: Store, key: str, flow: subprocess.Popen[bytes], log: Path) -
         assert flow.poll() is None, f"the flow ended before {key}:\n{log.read_text()}"
         assert time.monotonic() < deadline, f"{key} did not appear:\n{log.read_text()}"
         time.sleep(0.02)
+
+
+def the_only(store: Store, module: str) -> psutil.Process:
+    """A run's only worker of a kind, as soon as its guard has started it."""
+    deadline = time.monotonic() + 60
+    while not (found := workers(store.uri, module)):
+        assert time.monotonic() < deadline, f"no {module} was started"
+        time.sleep(0.02)
+    [process] = found
+    return process
 
 
 def contents(store: Store) -> dict[str, str]:
@@ -41,12 +52,10 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
     flow = start(log, *settings)
 
     wait_for(store, keys.plan(0), flow, log)
-    [worker] = workers(store.uri, "operators.rollout")
-    worker.kill()
+    the_only(store, "operators.rollout").kill()
 
     wait_for(store, keys.manifest(1), flow, log)
-    [rank] = workers(store.uri, "operators.training")
-    rank.kill()
+    the_only(store, "operators.training").kill()
     assert store.size(keys.metrics(1)) is None, "the rank was killed too late to test anything"
 
     wait_for(store, keys.manifest(2), flow, log)
