@@ -1,5 +1,6 @@
 """`retrace traces`: look at the traces of a run or a record set, and check them."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.cli.tokens import token_texts
-from pipeline.store import Store, StoreError, open_store
+from pipeline.store import Store, StoreError, keys, open_store
 from pipeline.traces import Routes, Sample, TraceError, read_routes, read_samples
 from pipeline.traces.export import Format, export
 from pipeline.traces.manifest import Manifest, read_manifest, sealed_steps
+from pipeline.traces.problems import Report
 from pipeline.traces.stats import StepStats, step_stats
 from pipeline.traces.training import used_routes
-from pipeline.traces.verify import Report, verify
+from pipeline.traces.verify import verify
 
 app = typer.Typer(
     help="List, show, check, measure and export traces.", no_args_is_help=True, add_completion=False
@@ -24,6 +26,8 @@ app = typer.Typer(
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder or URI of a run or a record set.")]
 _Step = Annotated[int | None, typer.Option("--step", min=0, help="This step only.")]
+
+_RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")
 
 _INPUT = 2  # exit code: what was asked for is not there
 
@@ -64,14 +68,19 @@ def show(
 
 @app.command("verify")
 def verify_(run: _Run, step: _Step = None) -> None:
-    """Check every digest, length, id and join. Exit code 1: something is wrong."""
+    """Check every digest, length, id and join. Exit code 1: something is wrong.
+
+    Of a run also the staged inputs, policies, checkpoints and validations; with --step that step
+    only.
+    """
     with _refusing():
-        store = _open(run)
-        if step is not None:
-            _known(store, step)
-        report = verify(store, None if step is None else [step])
+        store = _open(run, sealed=False)
+        if step is not None and store.size(keys.metrics(step)) is None:
+            _known(store, step)  # a step that was trained must be sealed: that is checked
+        report = verify(store, step)
+    for problem in report.problems:
+        _print(str(problem))
     if report.problems:
-        _print(_problems_table(report))
         _print(f"problems: {len(report.problems)}; {_seen(report)}")
         raise typer.Exit(1)
     _print(f"all good; {_seen(report)}")
@@ -111,14 +120,26 @@ def _refusing() -> Iterator[None]:
         raise typer.Exit(_INPUT) from error
 
 
-def _open(run: str) -> Store:
+def _open(run: str, sealed: bool = True) -> Store:
+    """The store of a run or record set; `sealed`: with a step to look at."""
     store = open_store(run)
-    if not sealed_steps(store):
+    if sealed_steps(store) or (not sealed and store.size(keys.run_json()) is not None):
+        return store
+    if store.size(keys.run_json()) is not None:
+        raise TraceError(f"{run}: no step of this run is sealed yet")
+    runs = sorted(
+        {info.key.split("/")[0] for info in store.list("") if _RUN_OBJECT.fullmatch(info.key)}
+    )
+    if runs:
+        base = run.rstrip("/")
         raise TraceError(
-            f"{run}: no sealed step there; give the folder or URI of a run "
-            "(such as outputs/store/quickstart) or of a record set"
+            f"{run}: a store of {len(runs)} runs; give one of them: "
+            + ", ".join(f"{base}/{name}" for name in runs)
         )
-    return store
+    raise TraceError(
+        f"{run}: no sealed step there; give the folder or URI of a run "
+        "(such as outputs/store/quickstart) or of a record set"
+    )
 
 
 def _known(store: Store, step: int) -> int:
@@ -166,7 +187,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-_TEXTS = {"kind", "engine", "id", "text", "object", "sample", "problem"}
+_TEXTS = {"kind", "engine", "id", "text"}
 
 
 def _steps_table(store: Store) -> Table:
@@ -254,15 +275,16 @@ def _stats_table(stats: StepStats) -> Table:
     return table
 
 
-def _problems_table(report: Report) -> Table:
-    table = _table("What is wrong", "object", "sample", "problem")
-    for problem in report.problems:
-        table.add_row(problem.key, problem.sample or "", problem.text)
-    return table
-
-
 def _seen(report: Report) -> str:
-    return (
-        f"steps: {report.steps}, samples: {report.samples}, files: {report.files}, "
-        f"bytes: {report.size:,}"
-    )
+    """What was checked; kinds of which there is nothing are left out."""
+    counts = {
+        "sealed steps": report.steps,
+        "samples": report.samples,
+        "inputs": report.inputs,
+        "policies": report.policies,
+        "checkpoints": report.checkpoints,
+        "validation shards": report.validations,
+        "files": report.files,
+        "bytes": report.size,
+    }
+    return "checked: " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n)

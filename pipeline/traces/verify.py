@@ -1,107 +1,141 @@
-"""A full offline check of sealed steps: every byte, every row, every join.
+"""A full offline check: of each step every byte, every row, every join; of a run all its files.
 
 What it finds is a list, not an exception: one bad object does not hide the next.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.store import Store, StoreError, keys
-from pipeline.store.commit import find_commit, read_data, sha256
+from pipeline.store import Store, keys
+from pipeline.store.commit import CorruptObjectError, find_commit, read_data, sha256
 from pipeline.traces.chunks import TraceFile
 from pipeline.traces.header import Header, read_header
 from pipeline.traces.ids import expected_ids
-from pipeline.traces.manifest import Manifest, check_ids, open_file, read_manifest, sealed_steps
+from pipeline.traces.manifest import Manifest, check_ids, open_file, read_manifest
+from pipeline.traces.problems import Report
 from pipeline.traces.reader import read_samples, read_slices
 from pipeline.traces.records import Geometry, TraceError
 from pipeline.traces.schema import parse_geometry
 from pipeline.traces.training import digested, joined, read_training
+from pipeline.traces.verify_run import (
+    verify_attempts,
+    verify_checkpoints,
+    verify_inputs,
+    verify_policies,
+    verify_validations,
+)
 
 _SAMPLES_AT_ONCE = 256
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Something wrong. Example: Problem('steps/000000/manifest.json', None, 'not JSON: ...')."""
-
-    key: str
-    """Of the object."""
-    sample: str | None
-    text: str
-
-
-@dataclass
-class Report:
-    """What a check has seen."""
-
-    steps: int = 0
-    samples: int = 0
-    files: int = 0
-    size: int = 0
-    """Bytes of the files."""
-    problems: list[Problem] = field(default_factory=list)
-
-    @contextmanager
-    def noting(self, key: str, sample: str | None = None) -> Iterator[None]:
-        """Take an error of the block down as a problem of this object."""
-        try:
-            yield
-        except (TraceError, StoreError) as error:
-            self.problems.append(Problem(key, sample, str(error)))
-
-
-def verify(store: Store, steps: Sequence[int] | None = None) -> Report:
-    """Check sealed steps of a run or record set; all of them by default."""
-    report = Report()
-    geometry = None
+def verify(store: Store, step: int | None = None) -> Report:
+    """Check a run or record set: all of it, or one step only."""
+    report = Report(store.uri)
+    run, geometry = None, None
     with report.noting(keys.run_json()):
         run = find_commit(store, keys.run_json())
         geometry = parse_geometry((run or {}).get("geometry"), keys.run_json())
-    for step in sealed_steps(store) if steps is None else steps:
+    if step is not None:
         _verify_step(store, step, geometry, report)
-    if steps is None:
-        _unsealed(store, report)
+        return report
+    for number in _steps(store):
+        _verify_step(store, number, geometry, report)
+    if not any(problem.key == keys.run_json() for problem in report.problems):
+        verify_inputs(store, run, report)
+    verify_attempts(store, report)
+    verify_policies(store, report)
+    verify_checkpoints(store, report)
+    verify_validations(store, report)
     return report
 
 
+def _steps(store: Store) -> list[int]:
+    """The steps that have a plan, a manifest or metrics, ascending."""
+    found = set()
+    for info in store.list(keys.steps()):
+        step = keys.number_of(info.key)
+        if step is not None and info.key in (
+            keys.plan(step),
+            keys.manifest(step),
+            keys.metrics(step),
+        ):
+            found.add(step)
+    return sorted(found)
+
+
 def _verify_step(store: Store, step: int, geometry: Geometry | None, report: Report) -> None:
-    report.steps += 1
+    """What there is of a step; a step in the making has no manifest yet."""
+    plan = _body(store, step, keys.plan(step), report)
+    _body(store, step, keys.metrics(step), report)
     key = keys.manifest(step)
-    manifest = None
-    with report.noting(key):
-        manifest = read_manifest(store, step)
+    if store.size(key) is None:
+        if store.size(keys.metrics(step)) is not None:
+            report.add(key, f"no such object, but the step was trained: {keys.metrics(step)}")
+        return
+    report.steps += 1
+    manifest = _verify_manifest(store, step, report)
     if manifest is None:
         return
     report.samples += len(manifest.ids)
-    _verify_file(store, read_header(store, key).files[0], report)
     with report.noting(key):
         _verify_rows(manifest, geometry)
-    with report.noting(key):
-        plan = find_commit(store, keys.plan(step))
-        if plan is not None:
-            check_ids(key, manifest.ids, expected_ids(plan))
-            if manifest.policy_versions != (plan["policy_version"],):
-                raise TraceError(
-                    f"policy versions {manifest.policy_versions}, the plan says "
-                    f"{plan['policy_version']}"
-                )
+    if plan is not None:
+        _verify_plan(step, manifest, plan, report)
     bad = set()
     for number, ref in enumerate(manifest.files):
         before = len(report.problems)
-        with report.noting(ref.key):
-            _verify_file(store, open_file(store, manifest, number)[0], report)
-        if len(report.problems) > before:
+        file = None
+        with report.noting(ref.commit):
+            file, _ = open_file(store, manifest, number)
+        if file is not None:
+            _verify_file(store, file, report)
+        if file is None or len(report.problems) > before:
             bad.add(number)
     _verify_samples(store, manifest, bad, report)
     _verify_training(store, manifest, geometry, report)
 
 
+def _body(store: Store, step: int, key: str, report: Report) -> Mapping[str, Any] | None:
+    """A step's plan or metrics; None when it is not there, or is not a good one."""
+    with report.noting(key):
+        body = find_commit(store, key)
+        if body is None or body.get("step") == step:
+            return body
+        raise CorruptObjectError(f"{key}: of step {body.get('step')!r}, expected {step}")
+    return None
+
+
+def _verify_manifest(store: Store, step: int, report: Report) -> Manifest | None:
+    """The manifest and the file of its rows; None when either is bad."""
+    key = keys.manifest(step)
+    before = len(report.problems)
+    with report.noting(key):
+        for file in read_header(store, key).files:
+            _verify_file(store, file, report)
+    if len(report.problems) == before:
+        with report.noting(key):
+            return read_manifest(store, step)
+    return None
+
+
+def _verify_plan(step: int, manifest: Manifest, plan: Mapping[str, Any], report: Report) -> None:
+    """The manifest has the samples that the plan asked for."""
+    ids = version = None
+    with report.parsing(keys.plan(step)):
+        ids, version = expected_ids(plan), plan["policy_version"]
+    if ids is None:
+        return
+    with report.noting(keys.manifest(step)):
+        check_ids(keys.manifest(step), manifest.ids, ids)
+        if manifest.policy_versions != (version,):
+            raise TraceError(
+                f"policy versions {manifest.policy_versions}, {keys.plan(step)} says {version}"
+            )
+
+
 def _verify_file(store: Store, file: TraceFile, report: Report) -> None:
     """Compare a whole file and each of its ranges with their digests."""
-    report.files += 1
-    report.size += file.data.size
+    report.seen[file.data.key] = file.data
     data = memoryview(b"")
     with report.noting(file.data.key):
         data = memoryview(read_data(store, file.data))
@@ -109,7 +143,7 @@ def _verify_file(store: Store, file: TraceFile, report: Report) -> None:
         if sha256(data[range_.offset : range_.offset + range_.length]) != range_.sha256:
             at = f"bytes {range_.offset}..{range_.offset + range_.length}"
             text = f"{at}: the commit has another digest of them than of the whole file"
-            report.problems.append(Problem(file.data.key, None, text))
+            report.add(file.data.key, text)
 
 
 def _verify_rows(manifest: Manifest, geometry: Geometry | None) -> None:
@@ -174,21 +208,11 @@ def _verify_training(
             raise TraceError(f"{prefix}: routes of {made.geometry}, the model has {geometry}")
 
 
-def _unsealed(store: Store, report: Report) -> None:
-    """Steps that were trained, so must have been sealed."""
-    sealed = set(sealed_steps(store))
-    for info in store.list(keys.steps()):
-        step = keys.number_of(info.key)
-        if step is not None and info.key == keys.metrics(step) and step not in sealed:
-            text = f"the step was trained, but {keys.manifest(step)} does not exist"
-            report.problems.append(Problem(info.key, None, text))
-
-
 def _each(
     report: Report, name: str, ids: Sequence[str], read: Callable[[Sequence[str]], Any]
 ) -> None:
     """Read all at once; when that fails, one by one, to name each bad sample."""
-    probe = Report()
+    probe = Report(report.uri)
     with probe.noting(name):
         read(ids)
     for id in ids if probe.problems else ():

@@ -149,7 +149,12 @@ def write_run(store: Store, samples: Sequence[Sample], mode: str, model: bytes =
         files["tokenizer.json"] = file_list([tokenizer])[0]
     body = {
         "config": {"actor_rollout_ref": {"actor": {"router_replay": {"mode": mode}}}},
-        "inputs": {"prompts": file_list([file])[0], "model": files},
+        "inputs": {
+            "prompts": file_list([file])[0],
+            "val_prompts": None,
+            "reward": None,
+            "model": files,
+        },
         "geometry": {"experts": 16, "topk": 4, "layers": [1, 2, 5]},
     }
     commit(store, keys.run_json(), body, new_attempt())

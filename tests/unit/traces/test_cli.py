@@ -87,20 +87,35 @@ def test_show_without_routes(tmp_path):
 
 
 def test_verify(run, tmp_path):
-    """Exit code 0 and one line; or 1 and what is wrong, object by object."""
+    """Exit code 0 and one line that says what was checked; or 1 and one line for each problem,
+    however long, then their number."""
     good = command("verify", run.uri)
-    assert good.startswith("all good; steps: 1, samples: 6, files: ")
+    assert good.startswith("all good; checked: 1 sealed steps, 6 samples, 2 inputs, ")
     assert good.count("\n") == 1
     (first, *_) = sorted((tmp_path / "run").rglob("*.routes.parquet"))
     content = bytearray(first.read_bytes())
     content[len(content) // 3] ^= 1
     first.write_bytes(content)
-    metrics = {"step": 1, "metrics": {}}
-    commit(run, keys.metrics(1), metrics, new_attempt())
-    bad = command("verify", run.uri, expect=1)
-    assert first.name in bad
-    assert "the step was trained, but steps/000001/manifest.json does not exist" in bad
-    assert "problems: 2; " in bad
+    commit(run, keys.metrics(1), {"step": 1, "metrics": {}}, new_attempt())
+    *problems, last = command("verify", run.uri, expect=1).splitlines()
+    where = first.relative_to(tmp_path / "run").as_posix()
+    assert problems[0].startswith(f"{where}: {len(content)} bytes with SHA-256 ")
+    assert problems[1:] == [
+        "steps/000001/manifest.json: no such object, but the step was trained: "
+        "steps/000001/metrics.json"
+    ]
+    assert last.startswith("problems: 2; checked: 1 sealed steps, ")
+
+
+def test_verify_of_a_step(run):
+    """Another step's problem does not matter; a trained step without a manifest is a problem, a
+    step that does not exist is a mistake of who asks."""
+    commit(run, keys.metrics(1), {"step": 1, "metrics": {}}, new_attempt())
+    assert "all good; checked: 1 sealed steps" in command("verify", run.uri, "--step", 0)
+    whole = command("verify", run.uri, expect=1).splitlines()
+    alone = command("verify", run.uri, "--step", 1, expect=1).splitlines()
+    assert alone[:-1] == whole[:-1]
+    assert "step 2 is not sealed" in command("verify", run.uri, "--step", 2, expect=2)
 
 
 def test_stats(run):

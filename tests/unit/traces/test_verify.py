@@ -1,0 +1,135 @@
+"""`verify` reads everything that a run's commits name, and calls what is wrong by its own name."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pipeline.store import keys, open_store
+from pipeline.store.commit import commit, file_list, new_attempt, put_data
+from pipeline.store.policy import publish_policy
+from pipeline.traces import write_record_set, write_samples
+from pipeline.traces.ids import validation_id
+from pipeline.traces.verify import verify
+from tests.unit.traces.make import make_plan, make_samples, sealed_r3, without_routes, write_run
+
+SAMPLES = make_samples()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of one step, one policy, one checkpoint and one validation of two shards."""
+    store = open_store(str(tmp_path / "run"))
+    write_run(store, SAMPLES, "R3", b"{}")
+    commit(store, keys.attempt(0), {"number": 0}, "a")
+    commit(store, keys.plan(0), make_plan(), "a")
+    sealed_r3(store, SAMPLES)
+    commit(store, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"weights" * 99)
+    (weights / "config.json").write_bytes(b"{}")
+    publish_policy(store, 1, weights)
+    state = put_data(store, keys.checkpoint_file(1, "a", "state"), b"state" * 99)
+    body = {"version": 1, "step": 1, "files": file_list([state])}
+    commit(store, keys.checkpoint(1), body, "a")
+    commit(store, keys.validation_plan(0), make_plan(), "a")
+    for shard in range(2):
+        write_validation(store, shard)
+    assert not verify(store).problems
+    return store
+
+
+def write_validation(store, shard: int) -> None:
+    samples = []
+    for sample in without_routes(SAMPLES):
+        _, row, k = sample.id.split("/")
+        if int(row) % 2 == shard:
+            id = validation_id(0, row, int(k))
+            samples.append(replace(sample, id=id, group=id.rsplit("/", 1)[0]))
+    file = write_samples(store, keys.validation_file(0, shard, new_attempt()), samples)
+    counts = {"count": len(samples), "masked": 0}
+    body = {"version": 0, "shard": shard, **counts, "files": file_list([file])}
+    commit(store, keys.validation(0, shard), body, "a")
+
+
+def objects(tmp_path) -> list:
+    return sorted(path for path in (tmp_path / "run").rglob("*") if path.is_file())
+
+
+def named(store) -> set[str]:
+    return {problem.key for problem in verify(store).problems}
+
+
+def test_every_object_that_is_not_json_is_named(run, tmp_path):
+    """Each in turn; nothing else is blamed, but that inputs of a broken run.json are not known."""
+    for path in objects(tmp_path):
+        content = path.read_bytes()
+        path.write_bytes(b"{" if path.suffix == ".json" else content[:-1] + b"\xff")
+        key = path.relative_to(tmp_path / "run").as_posix()
+        assert named(run) == {key}
+        path.write_bytes(content)
+
+
+def test_every_object_that_is_lost_is_named(run, tmp_path):
+    """But for commits without which a run is a run: an unfinished one, or one that was pruned."""
+    for path in objects(tmp_path):
+        key = path.relative_to(tmp_path / "run").as_posix()
+        content = path.read_bytes()
+        path.unlink()
+        may_go = key.startswith(("policies/", "checkpoints/", "validations/", "attempts/"))
+        optional = key.endswith(".json") and may_go and not key.endswith("config.json")
+        optional |= key in (keys.plan(0), keys.metrics(0))
+        assert named(run) == (set() if optional else {key})
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        (keys.run_json(), {"inputs": {}}),
+        (keys.run_json(), {"geometry": {"experts": 16}}),
+        (keys.plan(0), {"prompts": 3}),
+        (keys.plan(0), {"step": 1}),
+        (keys.metrics(0), {"step": 1}),
+        (keys.policy(1), {"sha256": "0" * 64}),
+        (keys.policy(1), {"files": [{"key": "policies/000001/x"}]}),
+        (keys.policy(1), {"version": 2}),
+        (keys.checkpoint(1), {"version": 2}),
+        (keys.validation_plan(0), {"prompts": None}),
+        (keys.validation(0, 1), {"shard": 0}),
+        (keys.validation(0, 1), {"count": 1}),
+        (keys.validation(0, 1), {"files": []}),
+    ],
+)
+def test_json_that_says_something_else_is_named(run, tmp_path, key, change):
+    path = tmp_path / "run" / key
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+    assert named(run) == {key}
+
+
+def test_samples_of_another_validation_are_found(run, tmp_path):
+    """Files and counts are right, but not what the plan asks of this shard."""
+    (tmp_path / "run" / keys.validation_plan(0)).unlink()
+    commit(run, keys.validation_plan(0), make_plan(prompts=4), "a")
+    (problem,) = verify(run).problems
+    assert problem.key == keys.validation(0, 1)
+    assert "missing: val-000000/3/0, val-000000/3/1" in problem.text
+
+
+def test_a_single_step_is_checked_alone(run, tmp_path):
+    """Damage elsewhere is not its problem."""
+    for path in (tmp_path / "run").rglob("*.safetensors"):
+        path.unlink()
+    assert named(run)
+    report = verify(run, 0)
+    assert not report.problems
+    assert (report.steps, report.policies, report.validations) == (1, 0, 0)
+
+
+def test_a_record_set_has_steps_only(run, tmp_path):
+    record = open_store(str(tmp_path / "set"))
+    write_record_set(run, record, 0)
+    report = verify(record)
+    assert not report.problems
+    assert (report.steps, report.inputs) == (1, 0)
