@@ -29,6 +29,7 @@ _Step = Annotated[int | None, typer.Option("--step", min=0, help="This step only
 
 _RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")
 
+_SAMPLE_ID = re.compile(r"\d{6}/\d+(\.\d+)?/\d+")
 _INPUT = 2  # exit code: what was asked for is not there
 
 
@@ -54,8 +55,17 @@ def show(
 ) -> None:
     """Show a sample's tokens with the experts that were chosen for each."""
     with _refusing():
+        if _SAMPLE_ID.fullmatch(run) and not _SAMPLE_ID.fullmatch(sample):
+            raise TraceError(f"RUN {run!r} is a sample's id; give RUN first: show {sample} {run}")
+        named = _step_of(sample)
+        number = named if step is None else step
         store = _open(run)
-        manifest = _manifest(store, _step_of(sample) if step is None else step)
+        manifest = _manifest(store, number)
+        if sample not in manifest.numbers:
+            raise TraceError(
+                f"sample {sample}: not in step {number}; "
+                f"list the ids with: retrace traces ls {run} --step {number}"
+            )
         found = read_samples(store, manifest, [sample])[0]
         used = used_routes(store, manifest.step)
         layers: Sequence[int] = ()
@@ -105,7 +115,10 @@ def export_(
     """Write each sample's routes as an array [T, L, K], with samples.json beside them."""
     with _refusing():
         store = _open(run)
-        for number in _chosen(store, step):
+        steps = _chosen(store, step)
+        if out.is_dir() and any(out.iterdir()):
+            raise TraceError(f"--out {out}: the folder is not empty; give a new or an empty one")
+        for number in steps:
             folder = out / f"{number:06d}"
             _print(f"step {number}: {export(store, number, folder, form)} samples in {folder}")
 
@@ -158,10 +171,12 @@ def _manifest(store: Store, step: int) -> Manifest:
 
 
 def _step_of(sample: str) -> int:
-    number = sample.split("/")[0]
-    if not number.isdecimal():
-        raise TraceError(f"sample {sample!r}: not an id such as 000003/17/2")
-    return int(number)
+    if not _SAMPLE_ID.fullmatch(sample):
+        raise TraceError(
+            f"SAMPLE {sample!r}: not an id; an id is STEP/PROMPT/NUMBER, such as 000003/17/2; "
+            "list them with: retrace traces ls RUN --step N"
+        )
+    return int(sample.split("/")[0])
 
 
 def _print(what: Any) -> None:

@@ -2,12 +2,15 @@
 
 import importlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from pipeline.store import Store
+from pipeline.traces.manifest import Manifest
 from pipeline.traces.reader import read_routes, read_samples
 from pipeline.traces.records import Routes, TraceError
 from pipeline.traces.training import used_routes
@@ -20,14 +23,30 @@ def export(store: Store, step: int, folder: Path, form: Format) -> int:
     """Write a step's routes to a folder, and samples.json that says which is which; how many.
 
     npy: `NAME.npy` with the sets [T, L, K] and `NAME.valid.npy` with the validity [T]. pt: one
-    dict of tensors `sets` and `valid` by sample. Raises TraceError when there are no routes, and
-    for pt when torch is not installed.
+    dict of tensors `sets` and `valid` by sample. Raises TraceError when there are no routes, the
+    folder cannot be written to, and for pt when torch is not installed.
     """
     manifest = used_routes(store, step)
     if manifest.geometry is None:
         raise TraceError(f"step {step} in {store.uri}: no routes were recorded")
     torch = _torch() if form == "pt" else None
-    folder.mkdir(parents=True, exist_ok=True)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        listed = _write_samples(store, manifest, folder, form, torch)
+        index = {
+            "experts": manifest.geometry.experts,
+            "topk": manifest.geometry.topk,
+            "layers": list(manifest.geometry.layers),
+            "samples": listed,
+        }
+        (folder / "samples.json").write_text(json.dumps(index) + "\n")
+    return len(listed)
+
+
+def _write_samples(
+    store: Store, manifest: Manifest, folder: Path, form: Format, torch: Any
+) -> list[dict[str, Any]]:
+    """Write each sample's arrays; what samples.json says of them."""
     listed = []
     for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
         ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
@@ -43,14 +62,19 @@ def export(store: Store, step: int, folder: Path, form: Format) -> int:
                     "tokens": sample.tokens_S.tolist(),
                 }
             )
-    index = {
-        "experts": manifest.geometry.experts,
-        "topk": manifest.geometry.topk,
-        "layers": list(manifest.geometry.layers),
-        "samples": listed,
-    }
-    (folder / "samples.json").write_text(json.dumps(index) + "\n")
-    return len(listed)
+    return listed
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    # A store raises no OSError, so this one is of the folder.
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(
+            f"cannot write to {folder}: {error.strerror or error}; give a folder that you may "
+            "write to, with room for the arrays"
+        ) from error
 
 
 def _save(path: Path, routes: Routes, torch: Any) -> None:
@@ -62,7 +86,8 @@ def _save(path: Path, routes: Routes, torch: Any) -> None:
             "sets": torch.from_numpy(routes.sets_TLK),
             "valid": torch.from_numpy(routes.valid_T),
         }
-        torch.save(tensors, f"{path}.pt")
+        with Path(f"{path}.pt").open("wb") as out:  # given a name, torch hides what went wrong
+            torch.save(tensors, out)
 
 
 def _torch() -> Any:

@@ -174,9 +174,24 @@ def test_export(run, tmp_path, form):
         (("verify", "{empty}"), "no sealed step there; give the folder or URI of a run"),
         (("ls", "{run}", "--step", 4), "step 4 is not sealed; sealed steps: [0]"),
         (("verify", "{run}", "--step", 4), "step 4 is not sealed"),
-        (("show", "{run}", "000000/9/0"), "step 0: unknown: 000000/9/0"),
-        (("show", "{run}", "7"), "step 7 is not sealed"),
-        (("show", "{run}", "first"), "sample 'first': not an id such as 000003/17/2"),
+        (
+            ("show", "{run}", "000000/9/0"),
+            "sample 000000/9/0: not in step 0; list the ids with: retrace traces ls {run} --step 0",
+        ),
+        (("show", "{run}", "000007/1/0"), "step 7 is not sealed"),
+        (("show", "{run}", "first"), "an id is STEP/PROMPT/NUMBER, such as 000003/17/2; list"),
+        (("show", "{run}", "7", "--step", 0), "SAMPLE '7': not an id"),
+        (
+            ("show", "000000/1/0", "{run}"),
+            "is a sample's id; give RUN first: show {run} 000000/1/0",
+        ),
+        (("ls", "{store}"), "a store of 1 runs; give one of them: {store}/run"),
+        (("verify", "{store}"), "a store of 1 runs; give one of them: {store}/run"),
+        (
+            ("export", "{run}", "--out", "{store}"),
+            "the folder is not empty; give a new or an empty",
+        ),
+        (("export", "{run}", "--out", "{file}"), "cannot write to {file}/000000: "),
         (
             ("show", "{run}", "000000/1/0", "--layer", 3),
             "no routes of layers [3]; it has (1, 2, 5)",
@@ -185,7 +200,15 @@ def test_export(run, tmp_path, form):
 )
 def test_what_is_not_there_is_named(run, tmp_path, arguments, says):
     """One line and exit code 2."""
-    places = {"{run}": run.uri, "{empty}": str(tmp_path / "nothing")}
+    (tmp_path / "file").touch()
+    places = {
+        "{run}": run.uri,
+        "{store}": str(tmp_path),
+        "{empty}": str(tmp_path / "nothing"),
+        "{file}": str(tmp_path / "file"),
+    }
     output = command(*(places.get(a, a) for a in arguments), expect=2)
+    for name, place in places.items():
+        says = says.replace(name, place)
     assert says in output
     assert output.count("\n") == 1
