@@ -102,7 +102,10 @@ def stats(run: _Run, step: _Step = None) -> None:
     with _refusing():
         store = _open(run)
         for number in _chosen(store, step):
-            _print(_stats_table(step_stats(store, number)))
+            found = step_stats(store, number)
+            _print(_stats_line(found))
+            _print(_stats_table(found))
+    _print(_STATS_NOTE)
 
 
 @app.command("export")
@@ -195,7 +198,7 @@ def _number(value: float | None, form: str) -> str:
     return "—" if value is None else format(value, form)
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str | None, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column in _TEXTS else "right", overflow="fold")
@@ -269,17 +272,32 @@ def _sample_table(
     return table
 
 
-def _stats_table(stats: StepStats) -> Table:
-    title = (
+_STATS_NOTE = (
+    "load: an expert's share of the layer's choices; max / mean and entropy: 1 is even; "
+    "R3 = R2: rows for which engine and trainer recorded the same experts; in training: rows for "
+    "which the trainer's own choice was the replayed one; all: the extremes of the loads, the mean "
+    "of the rest\n"
+    "bytes per token and layer are far below the format's 2 where the samples of a group share "
+    "their prompt, whose routes are stored once, or experts are few"
+)
+
+
+def _stats_line(stats: StepStats) -> str:
+    return (
         f"step {stats.step}, {stats.kind}: {stats.samples} samples, valid rows "
         f"{_share(stats.rows_valid, stats.rows_total)} of {stats.rows_total}, "
         f"{stats.bytes_per_token_layer:.2f} bytes per token and layer"
     )
+
+
+def _stats_table(stats: StepStats) -> Table:
     names = ("layer", "load min", "load max", "max / mean", "entropy", "R3 = R2", "in training")
-    table = _table(title, *names)
-    for layer in stats.layers:
+    table = _table(None, *names)
+    for layer in (*stats.layers, stats.total):
+        if layer.layer is None:
+            table.add_section()
         table.add_row(
-            str(layer.layer),
+            "all" if layer.layer is None else str(layer.layer),
             f"{layer.load_min:.2%}",
             f"{layer.load_max:.2%}",
             f"{layer.load_max_over_mean:.2f}",

@@ -3,8 +3,9 @@
 Letters: T rows of a sample, L MoE layers, K experts per row, E experts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ _SAMPLES_AT_ONCE = 256
 class LayerStats:
     """One MoE layer. Loads are shares of its choices, so 1 / E is even."""
 
-    layer: int
+    layer: int | None
+    """None: all of a step's together; of loads the extremes, of all else the mean."""
     load_min: float
     load_max: float
     load_max_over_mean: float
@@ -50,6 +52,19 @@ class StepStats:
     bytes_per_token_layer: float
     """Compressed bytes of the coded columns over the samples' rows and layers."""
     layers: tuple[LayerStats, ...]
+
+    @property
+    def total(self) -> LayerStats:
+        """All layers. Loads of experts are not added up: expert 3 of two layers is not one."""
+        return LayerStats(
+            layer=None,
+            load_min=min(layer.load_min for layer in self.layers),
+            load_max=max(layer.load_max for layer in self.layers),
+            load_max_over_mean=max(layer.load_max_over_mean for layer in self.layers),
+            load_entropy=fmean(layer.load_entropy for layer in self.layers),
+            agreement=_mean(layer.agreement for layer in self.layers),
+            agreement_in_training=_mean(layer.agreement_in_training for layer in self.layers),
+        )
 
 
 def step_stats(store: Store, step: int) -> StepStats:
@@ -84,6 +99,12 @@ def step_stats(store: Store, step: int) -> StepStats:
             for layer, load_E, same in zip(layers, loads, agreement, strict=True)
         ),
     )
+
+
+def _mean(shares: Iterable[float | None]) -> float | None:
+    """Every layer has the same rows, so the mean over layers is the mean over rows and layers."""
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known else None
 
 
 def _loads(

@@ -119,8 +119,8 @@ def test_verify_of_a_step(run):
 
 
 def test_stats(run):
-    """Loads by layer; the agreement of engine and trainer where both recorded, and the trainer's
-    own from metrics.json."""
+    """Loads by layer and of all; the agreement of engine and trainer where both recorded, and the
+    trainer's own from metrics.json; at the end what the columns mean."""
     before = command("stats", run.uri)
     assert f"of {sum(len(s.routes.valid_T) for s in SAMPLES)}" in before
     r3 = "R3:" in before
@@ -131,11 +131,17 @@ def test_stats(run):
         write_stage(run, 0, 0, (1, 2, 5), changed)
     body = {"step": 0, "metrics": {}, "agreement_by_layer": {"1": 0.25, "2": 0.5, "5": 1.0}}
     commit(run, keys.metrics(0), body, new_attempt())
-    lines = [x for x in command("stats", run.uri).splitlines() if x.startswith("│")]
+    printed = command("stats", run.uri).splitlines()
+    assert printed[-2].startswith("load: an expert's share of the layer's choices; ")
+    assert printed[-1].startswith("bytes per token and layer are far below the format's 2 where ")
+    lines = [x for x in printed if x.startswith("│")]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
-    assert [row[0] for row in cells] == ["1", "2", "5"]
-    assert [row[6] for row in cells] == ["25.00%", "50.00%", "100.00%"]
-    assert [row[5] for row in cells[1:]] == (["100.00%"] * 2 if r3 else ["—"] * 2)
+    assert [row[0] for row in cells] == ["1", "2", "5", "all"]
+    assert [row[6] for row in cells] == ["25.00%", "50.00%", "100.00%", "58.33%"]
+    assert [row[5] for row in cells[1:3]] == (["100.00%"] * 2 if r3 else ["—"] * 2)
+    for column, of_all in ((1, min), (2, max), (3, max)):
+        loads = [float(row[column].rstrip("%")) for row in cells]
+        assert loads[-1] == of_all(loads[:-1])
     valid = np.concatenate([s.routes.sets_TLK[s.routes.valid_T, 0] for s in SAMPLES])
     counts = np.bincount(valid.ravel(), minlength=16)
     loads = counts / counts.sum()
@@ -143,10 +149,12 @@ def test_stats(run):
     if r3:
         same = (valid == [12, 13, 14, 15]).all(axis=1).mean()
         assert cells[0][5] == f"{same:.2%}"
+        assert cells[3][5] == f"{(same + 2) / 3:.2%}"
 
 
 @pytest.mark.parametrize("form", ["npy", "pt"])
 def test_export(run, tmp_path, form):
+    """The layout that docs/trace-format.md promises."""
     out = tmp_path / "out"
     command("export", run.uri, "--out", out, "--format", form)
     index = json.loads((out / "000000/samples.json").read_text())
@@ -163,6 +171,12 @@ def test_export(run, tmp_path, form):
             loaded = torch.load(path)
             sets, valid = loaded["sets"].numpy(), loaded["valid"].numpy()
         assert equal(type(expected.routes)(sets, valid), expected.routes)
+        assert (sets.dtype, valid.dtype) == (np.uint8, np.bool_)
+        assert sets.shape == (len(expected.tokens_S) - 1, 3, 4)
+        assert sets.flags.c_contiguous
+        assert (np.diff(sets.astype(int), axis=2) > 0).all()
+        assert (sets[~valid] == np.arange(4)).all()
+        assert row["file"] == f"{row['id'].replace('/', '_')}.{form}"
         assert row["tokens"] == expected.tokens_S.tolist()
         assert row["prompt_length"] == len(expected.prompt_tokens_P)
 
