@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from pipeline.store import ObjectExistsError, Store, keys
+from pipeline.store import ObjectExistsError, ObjectMissingError, Store, keys
 from pipeline.store.commit import CorruptObjectError, files_in, read_commit, read_data, sha256
 from pipeline.traces.digests import token_digest
 from pipeline.traces.ids import expected_ids
@@ -67,9 +67,10 @@ def write_record_set(run: Store, target: Store, step: int) -> None:
 def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
     """A step of a record set, or of a run, that a run may replay; every token is compared.
 
-    Raises ObjectMissingError when the set has not this step; TraceError, naming the sample, both
-    digests and the fix, when the set was made from other prompts or with another tokenizer, and
-    when samples, policy version, geometry or kind are not the expected ones.
+    Raises ObjectMissingError when the set has not this step, or not all its files; TraceError,
+    naming the sample, both digests and the fix, when the set was made from other prompts or with
+    another tokenizer, and when samples, policy version, geometry or kind are not the expected ones;
+    CorruptObjectError when a file has another size than its commit says.
     """
     name = f"replay_file {source.uri}, step {step}"
     manifest = used_routes(source, step)
@@ -83,6 +84,7 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
                 f"{expected.policy_version}; use the max_staleness of the set's run"
             )
     _check_routes(name, manifest, expected)
+    _check_files(source, manifest)
     for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
         ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
         for sample in read_samples(source, manifest, ids):
@@ -152,6 +154,20 @@ def _check_routes(name: str, manifest: Manifest, expected: Expected) -> None:
             f"{name}: made for {manifest.geometry}, this run's model has {expected.geometry}; "
             "use the actor_rollout_ref.model.path of the set's run"
         )
+
+
+def _check_files(source: Store, manifest: Manifest) -> None:
+    """Raise unless every file of a step is there in its whole size; contents are not read."""
+    for number in range(len(manifest.files)):
+        file, _ = open_file(source, manifest, number)
+        size = source.size(file.data.key)
+        if size is None:
+            raise ObjectMissingError(f"read {file.data.key} in {source.uri}: no such object")
+        if size != file.data.size:
+            raise CorruptObjectError(
+                f"{file.data.key} in {source.uri}: {size} bytes, its commit says "
+                f"{file.data.size}; restore the object"
+            )
 
 
 def _seal_copy(

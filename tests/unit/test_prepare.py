@@ -464,6 +464,18 @@ class TestRecordSets:
         assert "step 0: sampled with temperature 1.0, this run has 0.5" in problem
         assert "set actor_rollout_ref.rollout.temperature=1.0" in problem
 
+    @pytest.mark.parametrize("content", [None, b"cut off"])
+    def test_a_file_is_not_whole(self, settings, recorded, content):
+        """A set copied without its routes is told before anything starts."""
+        store = open_store(recorded)
+        key = next(info.key for info in store.list("steps/000001") if "routes" in info.key)
+        store.delete(key)
+        if content is not None:
+            store.create(key, content)
+        problem = the_error(settings, *R3, f"{REPLAY}.replay_file={recorded}")
+        assert key in problem
+        assert ("no such object" if content is None else "7 bytes, its commit says") in problem
+
     def test_routes_of_the_other_kind(self, settings, recorded):
         problem = the_error(settings, f"{REPLAY}.mode=R2", f"{REPLAY}.replay_file={recorded}")
         assert f"{REPLAY}.replay_file: " in problem
