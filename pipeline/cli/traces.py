@@ -278,7 +278,7 @@ _STATS_NOTE = (
     "which the trainer's own choice was the replayed one; all: the extremes of the loads, the mean "
     "of the rest\n"
     "bytes per token and layer are far below the format's 2 where the samples of a group share "
-    "their prompt, whose routes are stored once, or experts are few"
+    "their prompt, whose routes are stored once, experts are few, or the same sets come often"
 )
 
 
