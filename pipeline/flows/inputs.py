@@ -4,10 +4,12 @@ Nothing is written into the run, and nothing is started. Every part is checked e
 failed, so that all problems are shown together.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +44,7 @@ def check_inputs(config: RunConfig) -> Inputs:
     prompts, val_prompts = _check_prompts(config, model, problems)
     reward = _try(problems, partial(_check_reward, config))
     store = _try(problems, partial(_check_store, config))
+    _try(problems, partial(_check_local_folder, config))
     if problems or model is None or prompts is None or store is None:
         raise InputError(problems)
     inputs = Inputs(
@@ -116,20 +119,31 @@ def _check_reward(config: RunConfig) -> bytes | None:
 
 
 def _check_store(config: RunConfig) -> Store:
-    """The run's store, once something was written beside the run and removed again."""
+    """The run's store, once it was found that it can be written."""
     _probe("store.uri", config.store.uri)
     return open_store(f"{config.store.uri.rstrip('/')}/{config.trainer.experiment_name}")
 
 
-def _probe(key: str, uri: str) -> None:
+def _check_local_folder(config: RunConfig) -> None:
+    _probe("trainer.default_local_dir", config.trainer.default_local_dir)
+
+
+def _probe(key: str, place: str) -> None:
+    """Raise InputError unless objects can be created at a place; leaves nothing behind.
+
+    A folder that is not there is not made: its nearest existing parent is written to.
+    """
     try:
-        store = open_store(uri)
+        folder = Path(unquote(urlsplit(open_store(place).uri).path))
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        store = open_store(folder.as_uri())
         name = f"probe.{new_attempt()}"
         store.create(name, b"")
         store.delete(name)
     except StoreError as error:
         raise InputError(
-            [f"{key}: found {uri}, which cannot be written: {error}; choose another place"]
+            [f"{key}: found {place}, which cannot be written: {error}; choose another place"]
         ) from error
 
 

@@ -127,9 +127,14 @@ class TestStaging:
         run = prepare(config)
         assert (run.prompt_count, run.val_prompt_count) == (13, 3)
 
-    def test_checking_writes_nothing_into_the_run(self, settings):
-        check(settings)
-        assert list(open_store(f"{settings.parent}/store").list("")) == []
+    def test_checking_leaves_nothing_behind(self, settings):
+        """Not even folders: those that are not there yet are the run's to make."""
+        before = sorted(settings.parent.rglob("*"))
+        check(
+            settings, *R3, f"{REPLAY}.record_file={settings.parent}/sets/one",
+            f"trainer.default_local_dir={settings.parent}/logs",
+        )  # fmt: skip
+        assert sorted(settings.parent.rglob("*")) == before
 
 
 class TestAttach:
@@ -348,6 +353,12 @@ class TestRewardAndStore:
         problem = the_error(settings, f"store.uri={settings}/store")
         assert problem.startswith(f"store.uri: found {settings}/store, which cannot be written: ")
         assert problem.endswith("; choose another place")
+
+    def test_unwritable_local_folder(self, settings):
+        problem = the_error(settings, f"trainer.default_local_dir={settings}/logs")
+        assert problem.startswith(
+            f"trainer.default_local_dir: found {settings}/logs, which cannot be written: "
+        )
 
     def test_unknown_kind_of_store(self, settings):
         assert "scheme 'ftp' is not known" in the_error(settings, "store.uri=ftp://host/store")
