@@ -311,7 +311,6 @@ def _stats_table(stats: StepStats) -> Table:
 def _seen(report: Report) -> str:
     """What was checked; kinds of which there is nothing are left out."""
     counts = {
-        "sealed steps": report.steps,
         "samples": report.samples,
         "inputs": report.inputs,
         "policies": report.policies,
@@ -320,4 +319,5 @@ def _seen(report: Report) -> str:
         "files": report.files,
         "bytes": report.size,
     }
-    return "checked: " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n)
+    some = [f"{n:,} {name}" for name, n in counts.items() if n]
+    return ", ".join([f"checked: {report.steps:,} sealed steps", *some])

@@ -115,6 +115,7 @@ def test_verify_of_a_step(run):
     whole = command("verify", run.uri, expect=1).splitlines()
     alone = command("verify", run.uri, "--step", 1, expect=1).splitlines()
     assert alone[:-1] == whole[:-1]
+    assert alone[-1] == "problems: 1; checked: 0 sealed steps"
     assert "step 2 is not sealed" in command("verify", run.uri, "--step", 2, expect=2)
 
 
