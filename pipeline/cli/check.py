@@ -23,6 +23,11 @@ def load_checked(path: Path, overrides: Sequence[str]) -> RunConfig | None:
     console = _console()
     try:
         loaded = load_config(path, overrides)
+    except InputError as error:
+        print_errors(error)
+        console.print("further checks were not made: correct these first")
+        return None
+    try:
         _print(console, "note", "yellow", loaded.notes)
         # Imported here: the tokenizer library takes seconds, and wrong settings need it not.
         from pipeline.flows.inputs import check_inputs

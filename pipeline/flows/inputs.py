@@ -21,7 +21,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.flows.attach import attach_problems
 from pipeline.flows.model import ModelFolder, find_model
 from pipeline.flows.plan import make_plan
-from pipeline.flows.prompts import PromptTable, read_prompts
+from pipeline.flows.prompts import PromptTable, read_rows, tokenise_rows
 from pipeline.flows.records import Inputs
 from pipeline.flows.tokenizer import ChatTokenizer
 from pipeline.rl.rewards import RewardError, load_reward
@@ -68,20 +68,19 @@ def check_inputs(config: RunConfig) -> Inputs:
 def _check_prompts(
     config: RunConfig, model: ModelFolder | None, problems: list[str]
 ) -> tuple[PromptTable | None, PromptTable | None]:
-    if model is None:
-        return None, None
-    folder = model.folder
-    tokenizer = _try(problems, lambda: ChatTokenizer(folder))
-    if tokenizer is None:
-        return None, None
+    # The files are read without a model too: what is wrong with them is told at once.
+    folder = model.folder if model else None
+    tokenizer = _try(problems, partial(ChatTokenizer, folder)) if folder else None
     tables: list[PromptTable | None] = []
     for key, files in (
         ("data.train_files", config.data.train_files),
         ("data.val_files", config.data.val_files),
     ):
-        read = partial(read_prompts, key, files or [], config.data, tokenizer)
-        table = _try(problems, read) if files else None
-        if table is not None:
+        rows = _try(problems, partial(read_rows, key, files, config.data)) if files else None
+        table = None
+        if rows is not None and tokenizer is not None:
+            table = _try(problems, partial(tokenise_rows, key, rows, config.data, tokenizer))
+        if table is not None and model is not None:
             problems += _vocabulary_problems(key, table, model)
         tables.append(table)
     prompts, val_prompts = tables

@@ -53,7 +53,9 @@ class PromptTable:
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
+    """A prompt of a file, checked."""
+
     where: str
     """File and row, for messages."""
     messages: list[dict[str, Any]]
@@ -62,16 +64,14 @@ class _Row:
     extra_info: str | None
 
 
-def read_prompts(
-    key: str, files: str | Sequence[str], data: Data, tokenizer: ChatTokenizer
-) -> PromptTable:
-    """Read, check and tokenise the prompts of `data.train_files` or `data.val_files` (`key`).
+def read_rows(key: str, files: str | Sequence[str], data: Data) -> list[Row]:
+    """Read and check the prompts of `data.train_files` or `data.val_files` (`key`).
 
     Raises InputError with every problem of every file: missing file, missing column, no rows, rows
-    that are not verl's, prompts longer than `data.max_prompt_length` unless they are filtered.
+    that are not verl's.
     """
     problems: list[str] = []
-    rows: list[_Row] = []
+    rows: list[Row] = []
     for name in [files] if isinstance(files, str) else files:
         try:
             rows += _read_file(key, name, data)
@@ -79,6 +79,17 @@ def read_prompts(
             problems += error.problems
     if problems:
         raise InputError(problems)
+    return rows
+
+
+def tokenise_rows(
+    key: str, rows: Sequence[Row], data: Data, tokenizer: ChatTokenizer
+) -> PromptTable:
+    """The table of prompts that is staged.
+
+    Raises InputError for prompts that the chat template refuses, or that are longer than
+    `data.max_prompt_length` unless they are filtered.
+    """
     tokens = _tokenise(key, rows, tokenizer)
     lengths = [len(ids) for ids in tokens]
     keep = [index for index, length in enumerate(lengths) if length <= data.max_prompt_length]
@@ -105,7 +116,7 @@ def read_prompts(
     )
 
 
-def _read_file(key: str, name: str, data: Data) -> list[_Row]:
+def _read_file(key: str, name: str, data: Data) -> list[Row]:
     path = Path(name).expanduser()
     if not path.is_file():
         raise InputError(
@@ -141,8 +152,8 @@ def _read_file(key: str, name: str, data: Data) -> list[_Row]:
     return _checked_rows(key, name, data, records)
 
 
-def _checked_rows(key: str, name: str, data: Data, records: list[dict[str, Any]]) -> list[_Row]:
-    rows: list[_Row] = []
+def _checked_rows(key: str, name: str, data: Data, records: list[dict[str, Any]]) -> list[Row]:
+    rows: list[Row] = []
     wrong: list[str] = []
     for number, record in enumerate(records):
         try:
@@ -155,7 +166,7 @@ def _checked_rows(key: str, name: str, data: Data, records: list[dict[str, Any]]
     return rows
 
 
-def _row(where: str, record: dict[str, Any], data: Data) -> _Row:
+def _row(where: str, record: dict[str, Any], data: Data) -> Row:
     """One row. Raises ValueError saying what is wrong with it."""
     source = record[data.reward_fn_key]
     if not isinstance(source, str):
@@ -166,7 +177,7 @@ def _row(where: str, record: dict[str, Any], data: Data) -> _Row:
             f"column 'reward_model' has {_short(reward_model)}, expected a struct with ground_truth"
         )
     extra_info = record.get("extra_info")
-    return _Row(
+    return Row(
         where,
         _messages(data.prompt_key, record[data.prompt_key]),
         source,
@@ -198,7 +209,7 @@ def _json(column: str, value: Any) -> str:
         raise ValueError(f"column {column!r} has {_short(value)}, not JSON: {error}") from error
 
 
-def _tokenise(key: str, rows: Sequence[_Row], tokenizer: ChatTokenizer) -> list[list[int]]:
+def _tokenise(key: str, rows: Sequence[Row], tokenizer: ChatTokenizer) -> list[list[int]]:
     texts = []
     for row in rows:
         try:
@@ -212,8 +223,8 @@ def _tokenise(key: str, rows: Sequence[_Row], tokenizer: ChatTokenizer) -> list[
     return tokens
 
 
-def _table(rows: Sequence[_Row], tokens: Sequence[Sequence[int]]) -> pa.Table:
-    def column(value: Callable[[_Row], str | None]) -> list[str | None]:
+def _table(rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> pa.Table:
+    def column(value: Callable[[Row], str | None]) -> list[str | None]:
         return [value(row) for row in rows]
 
     return pa.table(

@@ -54,6 +54,7 @@ def test_wrong_settings(settings):
     assert done.stderr.splitlines() == [
         "error: trainer.seed: found 'x' (text), expected an integer >= 0; the default is 1",
         "error: trainer.nnode: unknown key; did you mean trainer.nnodes?",
+        "further checks were not made: correct these first",
     ]
 
 

@@ -313,6 +313,20 @@ class TestModel:
             "actor_rollout_ref.model.path: no folder ./no/such/folder (from "
         )
 
+    @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+    def test_other_inputs_are_checked_without_a_model(self, settings, model, name):
+        copy = shutil.copytree(model, settings.parent / "copy")
+        (copy / name).unlink()
+        found = check_error(
+            settings, f"actor_rollout_ref.model.path={copy}", "data.train_files=absent.parquet",
+            "custom_reward_function.path=absent.py",
+        )  # fmt: skip
+        assert [problem.split(":")[0] for problem in found] == [
+            "actor_rollout_ref.model.path",
+            "data.train_files",
+            "custom_reward_function.path",
+        ]
+
     def test_hub_that_is_not_reached(self, settings, monkeypatch):
         """Said with its cause; the hub's own offline switch makes the test independent of a net."""
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
