@@ -6,6 +6,7 @@ failed, so that all problems are shown together.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -62,7 +63,7 @@ def check_inputs(config: RunConfig) -> Inputs:
     problems += _replay_problems(inputs)
     if problems:
         raise InputError(problems)
-    return inputs
+    return replace(inputs, notes=(*inputs.notes, *_replay_notes(inputs)))
 
 
 def _check_prompts(
@@ -195,14 +196,33 @@ def _check_sampling(inputs: Inputs, source: Store, step: int) -> None:
     theirs = find_commit(source, keys.plan(step))
     if theirs is None:
         return
-    ours = make_plan(inputs.config, inputs, step)
+    sampling = theirs.get("sampling")
+    ours = make_plan(inputs.config, inputs, step)["sampling"]
     for name in ("temperature", "top_p", "top_k"):
-        found, expected = theirs["sampling"][name], ours["sampling"][name]
+        if not isinstance(sampling, dict) or name not in sampling:
+            raise TraceError(
+                f"{keys.plan(step)} in {source.uri}: it has no sampling.{name}; restore the object"
+            )
+        found, expected = sampling[name], ours[name]
         if found != expected:
             raise TraceError(
                 f"{source.uri}, step {step}: sampled with {name} {found}, this run has {expected}; "
                 f"set actor_rollout_ref.rollout.{name}={found}"
             )
+
+
+def _replay_notes(inputs: Inputs) -> Iterator[str]:
+    """A set without plans cannot be compared with this run's sampling."""
+    place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
+    if place is None:
+        return
+    source, total = open_store(place), inputs.config.trainer.total_training_steps
+    unknown = [step for step in range(total) if source.size(keys.plan(step)) is None]
+    if unknown:
+        yield (
+            f"{_REPLAY}.replay_file: {place} does not say how {len(unknown)} of {total} steps were "
+            "sampled (no plan.json); temperature, top_p and top_k are taken to be this run's"
+        )
 
 
 def _expected(inputs: Inputs, tokens: Mapping[str, npt.NDArray[np.uint32]], step: int) -> Expected:

@@ -489,6 +489,19 @@ class TestRecordSets:
         assert "step 0: sampled with temperature 1.0, this run has 0.5" in problem
         assert "set actor_rollout_ref.rollout.temperature=1.0" in problem
 
+    def test_unknown_sampling(self, settings, recorded):
+        """A set that does not say how it was sampled is accepted, and that is told."""
+        open_store(recorded).delete(keys.plan(1))
+        (note,) = check(settings, *R3, f"{REPLAY}.replay_file={recorded}").notes
+        assert "does not say how 1 of 2 steps were sampled" in note
+
+    def test_plan_without_sampling(self, settings, recorded):
+        store = open_store(recorded)
+        store.delete(keys.plan(0))
+        store.create(keys.plan(0), b"{}")
+        problem = the_error(settings, *R3, f"{REPLAY}.replay_file={recorded}")
+        assert f"{keys.plan(0)} in {recorded}: it has no sampling.temperature" in problem
+
     @pytest.mark.parametrize("content", [None, b"cut off"])
     def test_a_file_is_not_whole(self, settings, recorded, content):
         """A set copied without its routes is told before anything starts."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.store import ObjectMissingError, open_store
-from pipeline.store.commit import new_attempt
+from pipeline.store import ObjectMissingError, keys, open_store
+from pipeline.store.commit import commit, new_attempt
 from pipeline.traces import (
     Geometry,
     TraceError,
@@ -87,6 +87,17 @@ def test_a_step_survives_recording_and_replay(stores, kind):
     third = open_store(again.uri + "-set")
     write_record_set(again, third, 0)
     assert_same(third)
+
+
+def test_a_set_says_how_it_was_sampled(stores):
+    """The step's plan goes along, so that a replay at another temperature can be refused."""
+    run, record, _ = stores
+    sealed_r3(run, SAMPLES)
+    plan = keys.plan(0)
+    commit(run, plan, make_plan(), new_attempt())
+    for _ in range(2):
+        write_record_set(run, record, 0)
+    assert record.read(plan) == run.read(plan)
 
 
 @pytest.mark.parametrize("kind", ["R3", "R2"])
