@@ -20,7 +20,8 @@ def override_problems(key: str, override: dict[str, Any]) -> Iterator[str]:
             yield f"{key}.{name}: no field of Megatron-core 0.16.1's TransformerConfig; {hint}"
         elif not _fits(FIELDS[name], value):
             yield f"{key}.{name}: found {value!r}, expected {_text(FIELDS[name])}"
-    for module in override.get("recompute_modules") or ():
+    modules = override.get("recompute_modules")
+    for module in modules if isinstance(modules, list) else ():
         if module not in _RECOMPUTED:
             yield (
                 f"{key}.recompute_modules: found {module!r}, expected some of "

@@ -142,7 +142,8 @@ def _auxiliary_loss(
     if "moe_aux_loss_coeff" in override:
         coefficient = override["moe_aux_loss_coeff"]
         above_zero = any(
-            c and c > 0 for c in (coefficient if isinstance(coefficient, list) else [coefficient])
+            isinstance(c, int | float) and c > 0  # other types are told as such elsewhere
+            for c in (coefficient if isinstance(coefficient, list) else [coefficient])
         )
         return ("moe_aux_loss_coeff", coefficient) if above_zero else (None, None)
     # mbridge takes the coefficient from the model's config; GLM's and DeepSeek's lack it.

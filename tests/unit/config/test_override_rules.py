@@ -1,6 +1,7 @@
 """override_transformer_config is checked before Megatron-core is started."""
 
 import dataclasses
+import json
 import types
 import typing
 
@@ -9,6 +10,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from pipeline.config.override_rules import override_problems
 from pipeline.config.transformer_fields import FIELDS
+from tests.unit.config.settings import OVERRIDE, REPLAY, problems
 
 
 def simple(kind):
@@ -45,6 +47,16 @@ def test_wrong_fields_are_named(name, value, text):
     [problem] = override_problems("o", {name: value})
     assert problem.startswith(f"o.{name}: ")
     assert text in problem
+
+
+@pytest.mark.parametrize("value", [True, 1.5, "x", [["x"]], {"a": 1}])
+def test_a_wrong_type_is_a_problem_not_a_crash(tmp_path, value):
+    """Other rules look at the same fields; every field at once has the value."""
+    fields = dict.fromkeys(FIELDS, value)
+    found = problems(tmp_path, f"{REPLAY}.mode=R2", f"{OVERRIDE}={json.dumps(fields)}")
+    wrong = list(override_problems(OVERRIDE, fields))
+    assert wrong
+    assert set(wrong) <= set(found)
 
 
 def test_right_fields_pass():
