@@ -13,6 +13,7 @@ from pipeline.store.base import (
     ObjectMissingError,
     Store,
     StoreError,
+    Upload,
 )
 from pipeline.store.file import FileStore
 
@@ -22,6 +23,7 @@ __all__ = [
     "ObjectMissingError",
     "Store",
     "StoreError",
+    "Upload",
     "open_store",
 ]
 

@@ -1,9 +1,10 @@
 """The object store seam: what every backend must do, and the errors it must raise."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 
 class StoreError(Exception):
@@ -29,6 +30,29 @@ class ObjectInfo:
     """Seconds since the epoch, by the store's clock."""
 
 
+class Upload(Protocol):
+    """An object on its way into the store, written piece by piece in bounded memory.
+
+    It is a context: when the block is left without `finish`, what was sent is taken back and there
+    is no object.
+    """
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append bytes and return how many; may wait for earlier ones to be sent."""
+
+    def finish(self) -> None:
+        """Create the object, durably, or raise ObjectExistsError and change nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
 class Store(Protocol):
     """Flat objects under '/'-separated keys. Objects are written once and never changed.
 
@@ -44,11 +68,21 @@ class Store(Protocol):
     def create_from_file(self, key: str, path: Path) -> None:
         """Create an object from a local file, durably, or raise ObjectExistsError."""
 
+    def upload(self, key: str) -> Upload:
+        """Create an object piece by piece. Nothing is visible before `finish`."""
+
     def read(self, key: str) -> bytes:
         """The whole object. Raises ObjectMissingError."""
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`. Raises ObjectMissingError; StoreError if short."""
+
+    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Exactly `length` bytes for each (offset, length), in the order given.
+
+        Neighbours are fetched together and several requests run at once, where that is faster.
+        Raises as read_range.
+        """
 
     def size(self, key: str) -> int | None:
         """Bytes of the object, None if there is none."""

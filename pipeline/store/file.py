@@ -3,11 +3,11 @@
 import contextlib
 import os
 import secrets
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from stat import S_ISDIR
-from typing import BinaryIO
+from types import TracebackType
+from typing import Self
 
 from pipeline.store.base import ObjectExistsError, ObjectInfo, ObjectMissingError, StoreError
 
@@ -29,7 +29,9 @@ class FileStore:
 
     def create(self, key: str, data: bytes) -> None:
         """See Store.create."""
-        self._create(key, lambda out: out.write(data))
+        with self.upload(key) as upload:
+            upload.write(data)
+            upload.finish()
 
     def create_from_file(self, key: str, path: Path) -> None:
         """See Store.create_from_file."""
@@ -37,30 +39,14 @@ class FileStore:
             source = path.open("rb")
         except OSError as error:
             raise StoreError(f"create {key} in {self.uri}: {error}") from error
-        with source:
-            self._create(key, lambda out: shutil.copyfileobj(source, out, 1 << 20))
+        with source, self.upload(key) as upload:
+            while piece := source.read(1 << 20):
+                upload.write(piece)
+            upload.finish()
 
-    def _create(self, key: str, fill: Callable[[BinaryIO], object]) -> None:
-        target = self._path(key)
-        temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:  # also FileExistsError: a file where a folder is needed
-            raise StoreError(f"create {key} in {self.uri}: {error}") from error
-        try:
-            with temporary.open("xb") as out:
-                fill(out)
-                out.flush()
-                os.fsync(out.fileno())
-            os.link(temporary, target)
-            _sync_folder(target.parent)
-        except FileExistsError as error:
-            raise ObjectExistsError(f"create {key} in {self.uri}: it exists already") from error
-        except OSError as error:
-            raise StoreError(f"create {key} in {self.uri}: {error}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+    def upload(self, key: str) -> "_FileUpload":
+        """See Store.upload."""
+        return _FileUpload(f"create {key} in {self.uri}", self._path(key))
 
     def read(self, key: str) -> bytes:
         """See Store.read."""
@@ -69,14 +55,18 @@ class FileStore:
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """See Store.read_range."""
+        return self.read_ranges(key, [(offset, length)])[0]
+
+    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See Store.read_ranges."""
         with self._reading(key), self._path(key).open("rb") as source:
-            source.seek(offset)
-            data = source.read(length)
-        if len(data) != length:
-            raise StoreError(
-                f"read {key} in {self.uri}: {len(data)} bytes at {offset}, expected {length}"
-            )
-        return data
+            pieces = [os.pread(source.fileno(), length, offset) for offset, length in ranges]
+        for piece, (offset, length) in zip(pieces, ranges, strict=True):
+            if len(piece) != length:
+                raise StoreError(
+                    f"read {key} in {self.uri}: {len(piece)} bytes at {offset}, expected {length}"
+                )
+        return pieces
 
     def size(self, key: str) -> int | None:
         """See Store.size."""
@@ -119,6 +109,55 @@ class FileStore:
             raise ObjectMissingError(f"read {key} in {self.uri}: no such object") from error
         except OSError as error:
             raise StoreError(f"read {key} in {self.uri}: {error}") from error
+
+
+class _FileUpload:
+    """A temporary file beside its target, linked to the target's name when it is complete."""
+
+    def __init__(self, what: str, target: Path) -> None:
+        self._what = what
+        self._target = target
+        self._temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        with self._storing():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._out = self._temporary.open("xb")
+
+    def write(self, data: bytes | memoryview) -> int:
+        """See Upload.write."""
+        with self._storing():
+            return self._out.write(data)
+
+    def finish(self) -> None:
+        """See Upload.finish."""
+        with self._storing():
+            self._out.flush()
+            os.fsync(self._out.fileno())
+            try:
+                os.link(self._temporary, self._target)
+            except FileExistsError as error:
+                raise ObjectExistsError(f"{self._what}: it exists already") from error
+            _sync_folder(self._target.parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):  # of a full disk, again
+            self._out.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _storing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # also FileExistsError: a file where a folder is needed
+            raise StoreError(f"{self._what}: {error}") from error
 
 
 def _sync_folder(folder: Path) -> None:
