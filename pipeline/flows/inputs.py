@@ -4,13 +4,11 @@ Nothing is written into the run, and nothing is started. Every part is checked e
 failed, so that all problems are shown together.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +25,7 @@ from pipeline.flows.records import Inputs
 from pipeline.flows.tokenizer import ChatTokenizer
 from pipeline.rl.rewards import RewardError, load_reward
 from pipeline.store import ObjectMissingError, Store, StoreError, keys, open_store
-from pipeline.store.commit import find_commit, new_attempt
+from pipeline.store.commit import find_commit
 from pipeline.traces import Expected, Geometry, TraceError, check_replay, expected_ids
 
 _T = TypeVar("_T")
@@ -129,18 +127,9 @@ def _check_local_folder(config: RunConfig) -> None:
 
 
 def _probe(key: str, place: str) -> None:
-    """Raise InputError unless objects can be created at a place; leaves nothing behind.
-
-    A folder that is not there is not made: its nearest existing parent is written to.
-    """
+    """Raise InputError unless objects can be created at a place; leaves nothing behind."""
     try:
-        folder = Path(unquote(urlsplit(open_store(place).uri).path))
-        while not os.path.lexists(folder):
-            folder = folder.parent
-        store = open_store(folder.as_uri())
-        name = f"probe.{new_attempt()}"
-        store.create(name, b"")
-        store.delete(name)
+        open_store(place).probe()
     except StoreError as error:
         raise InputError(
             [f"{key}: found {place}, which cannot be written: {error}; choose another place"]

@@ -28,6 +28,14 @@ class ObjectInfo:
     """Bytes."""
     modified_s: float
     """Seconds since the epoch, by the store's clock."""
+    upload: str = ""
+    """Of debris: which unfinished upload it is, where the key alone does not say it."""
+
+
+def check_key(key: str) -> None:
+    """Raise StoreError for a key that would leave the store, or not survive as a file's path."""
+    if any(part in ("", ".", "..") for part in key.split("/")):
+        raise StoreError(f"object key {key!r}: empty or relative parts are not allowed")
 
 
 class Upload(Protocol):
@@ -92,3 +100,19 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object; nothing happens if there is none."""
+
+    def debris(self, prefix: str) -> Iterator[ObjectInfo]:
+        """What uploads that were never finished have left: no objects, but they take space.
+
+        `prefix` is empty or ends in '/'. An upload that is still going on is among them: only its
+        `modified_s`, when something was last written to it, tells.
+        """
+
+    def discard(self, info: ObjectInfo) -> None:
+        """Remove an item of `debris`; nothing happens if it is gone, or was finished since."""
+
+    def probe(self) -> None:
+        """Raise StoreError unless objects can be created here, each name once; leaves nothing.
+
+        A place that does not exist yet and would be made by the first object is not made.
+        """

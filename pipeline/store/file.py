@@ -9,7 +9,13 @@ from stat import S_ISDIR
 from types import TracebackType
 from typing import Self
 
-from pipeline.store.base import ObjectExistsError, ObjectInfo, ObjectMissingError, StoreError
+from pipeline.store.base import (
+    ObjectExistsError,
+    ObjectInfo,
+    ObjectMissingError,
+    StoreError,
+    check_key,
+)
 
 _TEMPORARY = ".tmp-"
 
@@ -22,10 +28,8 @@ class FileStore:
         self.uri = self._root.as_uri()
 
     def _path(self, key: str) -> Path:
-        parts = key.split("/")
-        if not key or any(part in ("", ".", "..") for part in parts):
-            raise StoreError(f"object key {key!r}: empty or relative parts are not allowed")
-        return self._root.joinpath(*parts)
+        check_key(key)
+        return self._root.joinpath(*key.split("/"))
 
     def create(self, key: str, data: bytes) -> None:
         """See Store.create."""
@@ -80,6 +84,9 @@ class FileStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.list."""
+        return self._files(prefix, temporary=False)
+
+    def _files(self, prefix: str, temporary: bool) -> Iterator[ObjectInfo]:
         # Walk only the deepest folder that holds every key of the prefix.
         start = self._root.joinpath(*prefix.split("/")[:-1])
         found = []
@@ -87,7 +94,7 @@ class FileStore:
             for name in names:
                 path = Path(folder, name)
                 key = path.relative_to(self._root).as_posix()
-                if name.startswith(_TEMPORARY) or not key.startswith(prefix):
+                if name.startswith(_TEMPORARY) != temporary or not key.startswith(prefix):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
@@ -100,6 +107,26 @@ class FileStore:
             self._path(key).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"delete {key} in {self.uri}: {error}") from error
+
+    def debris(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See Store.debris: temporary files, in key order."""
+        return self._files(prefix, temporary=True)
+
+    def discard(self, info: ObjectInfo) -> None:
+        """See Store.discard."""
+        if not info.key.rsplit("/", 1)[-1].startswith(_TEMPORARY):
+            raise StoreError(f"discard {info.key} in {self.uri}: it is an object, not debris")
+        self.delete(info.key)
+
+    def probe(self) -> None:
+        """See Store.probe: the nearest folder that exists is written to."""
+        folder = self._root
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        store = FileStore(folder)
+        name = f"probe.{secrets.token_hex(4)}"
+        store.create(name, b"")
+        store.delete(name)
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[None]:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -212,6 +213,35 @@ def test_objects_are_readable_by_others(store, tmp_path):
         os.umask(umask)
     mode = stat.S_IMODE((tmp_path / "a store" / "key").stat().st_mode)
     assert mode == 0o640
+
+
+def test_debris(store, tmp_path):
+    """What an upload left that was never finished is found and removed; objects are not touched."""
+    store.create("a/key", b"1")
+    store.create("b/key", b"2")
+    half = store.upload("a/other")
+    half.write(b"x" * 100)
+    assert [info.key for info in store.list("")] == ["a/key", "b/key"]
+    assert list(store.debris("b/")) == []
+    [found] = store.debris("a/")
+    assert list(store.debris("")) == [found]
+    assert time.time() - found.modified_s < 600
+    store.discard(found)
+    store.discard(found)
+    assert list(store.debris("")) == []
+    with pytest.raises(StoreError, match="create a/other"):
+        half.finish()
+    [info] = store.list("a/")
+    with pytest.raises(StoreError, match="an object, not debris"):
+        store.discard(info)
+
+
+def test_probing_leaves_nothing(store, tmp_path):
+    store.probe()
+    assert not (tmp_path / "a store").exists()
+    store.create("key", b"1")
+    store.probe()
+    assert [info.key for info in store.list("")] == ["key"]
 
 
 # Commits
