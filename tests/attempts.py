@@ -23,6 +23,7 @@ def make_attempt(
         step_timeout_s=120.0,
         gpu_memory_utilization=0.8,
         cpu_kv_cache_gib=1,
+        trace_buffer_mib=64,
     )
     commit(store, keys.attempt(number), attempt.body(), new_attempt())
     return attempt

@@ -1,24 +1,26 @@
 """The rollout engine: one vLLM in this process.
 
     load(policy) ──► weights in place ──► experts repacked (CPU) ──► prefix cache reset
-    generate(requests) ──► tokens, log-probs, routes, all checked on arrival
+    generate(requests) ──► responses as they finish ──► read(response): routes, checked
 
 Each sample is a request of its own, with its own seed; the samples of a group share their prompt
-through the prefix cache.
+through the prefix cache. All requests of a shard are queued at once, so continuous batching keeps
+the engine full until the last ones.
 """
 
 import importlib.metadata
 import json
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from operators.rollout.environment import prepare_environment
-from operators.rollout.records import Generation, Request, RolloutError, Sampling
+from operators.rollout.records import Finished, Generation, Request, RolloutError, Sampling
 from operators.rollout.routes import routes_of
 from pipeline.config.tree import Rollout
 from pipeline.traces.records import Geometry, Routes, VersionSpan
@@ -93,19 +95,48 @@ class RolloutEngine:
             )
         self._set_version(version)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
-        """One response per request, in their order.
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Finished]:
+        """One response per request, each as soon as it has finished, in any order.
 
-        Raises TraceError (routes that are not what they should be) and RolloutError (a request
-        that failed, log-probs that are missing or not finite), naming the sample.
+        The engine works only while the caller asks for the next one, and keeps nothing of what it
+        has handed on. An iterator that is closed early aborts the requests that are left: close
+        it (`contextlib.closing`). Raises RolloutError, naming the sample, for a request that
+        failed and for log-probs that are missing or not finite.
         """
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": list(request.prompt_tokens)} for request in requests],
-            [_sampling_params(request, sampling) for request in requests],
-            use_tqdm=False,
+        from vllm.inputs.engine import tokens_input
+
+        engine = self._llm.llm_engine
+        left: dict[str, Request] = {}
+        try:
+            for request in requests:
+                prompt = tokens_input(list(request.prompt_tokens))
+                engine.add_request(request.id, prompt, _sampling_params(request, sampling))
+                left[request.id] = request
+            while left:
+                for output in engine.step():
+                    if output.finished:
+                        yield self._finished(left.pop(output.request_id), output)
+        finally:
+            if left:
+                engine.abort_request(list(left))
+
+    def read(self, finished: Finished) -> Generation:
+        """A response with its routes, checked; may run beside `generate`.
+
+        Raises TraceError, naming the sample, for routes that are not what they should be.
+        """
+        return Generation(
+            tokens_G=finished.tokens_G,
+            logprobs_G=finished.logprobs_G,
+            routes=self._routes(finished),
+            finish_reason=finished.finish_reason,
+            version_spans=finished.version_spans,
         )
-        pairs = zip(requests, outputs, strict=True)
-        return [self._generation(request, output) for request, output in pairs]
+
+    def text(self, tokens_G: npt.NDArray[np.uint32]) -> str:
+        """A response without special tokens, for the reward function; may run beside `generate`."""
+        text: str = self._tokenizer.decode(tokens_G.tolist(), skip_special_tokens=True)
+        return text
 
     def close(self) -> None:
         """End the engine and its processes; this process may then start another one."""
@@ -116,18 +147,18 @@ class RolloutEngine:
         destroy_model_parallel()
         destroy_distributed_environment()
 
-    def _generation(self, request: Request, output: "RequestOutput") -> Generation:
+    def _finished(self, request: Request, output: "RequestOutput") -> Finished:
         [completion] = output.outputs
         reason = completion.finish_reason or "abort"
         if reason not in ("stop", "length", "abort"):
             raise RolloutError(f"sample {request.id}: the engine ended it with {reason!r}")
         tokens = list(completion.token_ids)
-        return Generation(
+        return Finished(
+            request=request,
             tokens_G=np.array(tokens, np.uint32),
             logprobs_G=_logprobs(completion.logprobs, tokens, request.id),
-            routes=self._routes(request, completion.routed_experts, len(tokens)),
+            routes_TDK=completion.routed_experts,
             finish_reason=reason,
-            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
             version_spans=self._spans(completion.weight_versions),
         )
 
@@ -136,10 +167,11 @@ class RolloutEngine:
             return (VersionSpan(self.version, 0, 0),)
         return tuple(VersionSpan(int(span.version), span.start, span.end) for span in spans)
 
-    def _routes(self, request: Request, raw_TDK: Any, response: int) -> Routes | None:
+    def _routes(self, finished: Finished) -> Routes | None:
         if self._geometry is None:
             return None
-        rows = len(request.prompt_tokens) + response - 1
+        request, raw_TDK = finished.request, finished.routes_TDK
+        rows = len(request.prompt_tokens) + len(finished.tokens_G) - 1
         if raw_TDK is None:
             log.warning("sample %s: the engine returned no routes; no row is valid", request.id)
         return routes_of(raw_TDK, rows, self._decoder_layers, self._geometry, request.id)
@@ -201,6 +233,7 @@ def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_
 
 def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
         n=1,
@@ -212,6 +245,7 @@ def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
         logprobs=0,  # of the sampled token alone
         flat_logprobs=True,
         detokenize=False,  # once at the end, instead of token by token
+        output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 

@@ -50,6 +50,25 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """One response as it leaves the engine: its routes are not read yet."""
+
+    request: Request
+    tokens_G: npt.NDArray[np.uint32]
+    logprobs_G: npt.NDArray[np.float32]
+    routes_TDK: npt.NDArray[Any] | None
+    """The engine's own array, S-1 rows of every decoder layer. None: not recorded, or aborted."""
+    finish_reason: str
+    version_spans: tuple[VersionSpan, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that is free again when this record is."""
+        routes = 0 if self.routes_TDK is None else self.routes_TDK.nbytes
+        return int(self.tokens_G.nbytes + self.logprobs_G.nbytes + routes)
+
+
+@dataclass(frozen=True)
 class Generation:
     """One response, with what the engine says about it. G tokens, S = P + G."""
 
@@ -61,7 +80,5 @@ class Generation:
     """S-1 rows; None: the engine does not record routes."""
     finish_reason: str
     """'stop', 'length' or 'abort'."""
-    text: str
-    """The response without special tokens, for the reward function."""
     version_spans: tuple[VersionSpan, ...]
     """Which policy version sampled which tokens; they cover 0..G."""

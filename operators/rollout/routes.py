@@ -1,7 +1,10 @@
 """From the array an engine returns to Routes: everything is checked when it arrives.
 
 The engine's array is [rows, decoder layers, K], one row per position 0..S-2, dense layers filled
-with zeros. Letters: T rows, D decoder layers, L MoE layers, K experts per token, E experts.
+with zeros. vLLM's is uint8 up to 256 experts and uint16 above, contiguous in memory (its output
+processor joins the pieces of a request's steps when the request has finished), on GPUs as on CPU.
+
+Letters: T rows, D decoder layers, L MoE layers, K experts per token, E experts.
 """
 
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.traces.codec import checked
 from pipeline.traces.records import Geometry, Routes, TraceError
 
 
@@ -36,10 +40,19 @@ def routes_of(
         )
     if raw_TDK.dtype.kind not in "iu":
         raise TraceError(f"sample {sample}: routes of type {raw_TDK.dtype}, expected integers")
-    sets_TLK = np.sort(raw_TDK[:, list(geometry.layers), :], axis=-1)
-    if sets_TLK.size:
-        _check(sets_TLK, geometry, sample)
-    return Routes(sets_TLK.astype(geometry.dtype), np.ones(rows, bool))
+    raw_TLK = _moe_layers(raw_TDK, geometry)
+    # All-zero first: it is what a kernel that does not report its choice returns, and it would
+    # otherwise be called a duplicate.
+    if raw_TLK.size and not raw_TLK.any():
+        raise TraceError(
+            f"sample {sample}: every id of every MoE layer is 0: the engine's kernel did not "
+            "report its choice. Use an engine build or backend that captures routes"
+        )
+    try:
+        sets_TLK = checked(raw_TLK, geometry.experts)
+    except TraceError as error:
+        raise _wrong_set(raw_TLK, geometry, sample) from error
+    return Routes(sets_TLK, np.ones(rows, bool))
 
 
 def absent_routes(rows: int, geometry: Geometry) -> Routes:
@@ -49,26 +62,25 @@ def absent_routes(rows: int, geometry: Geometry) -> Routes:
     return Routes(np.ascontiguousarray(sets_TLK), np.zeros(rows, bool))
 
 
-def _check(sets_TLK: npt.NDArray[Any], geometry: Geometry, sample: str) -> None:
-    # All-zero first: it is what a kernel that does not report its choice returns, and it would
-    # otherwise be called a duplicate.
-    if not sets_TLK.any():
-        raise TraceError(
-            f"sample {sample}: every id of every MoE layer is 0: the engine's kernel did not "
-            "report its choice. Use an engine build or backend that captures routes"
-        )
-    for wrong_TLK, what in (
-        (
-            (sets_TLK < 0) | (sets_TLK >= geometry.experts),
-            f"an id outside 0..{geometry.experts - 1}",
-        ),
-        (sets_TLK[..., 1:] == sets_TLK[..., :-1], "an expert twice"),
-    ):
-        wrong = np.argwhere(wrong_TLK)
-        if len(wrong):
-            row, place = int(wrong[0][0]), int(wrong[0][1])
-            raise TraceError(
-                f"sample {sample}: the set of row {row} in layer {geometry.layers[place]} is "
-                f"{sets_TLK[row, place].tolist()}: {what} ({len(wrong)} such places); "
-                f"expected {geometry.topk} different ids below {geometry.experts}"
-            )
+def _moe_layers(raw_TDK: npt.NDArray[Any], geometry: Geometry) -> npt.NDArray[Any]:
+    """A view where the MoE layers follow one another, else a copy."""
+    first, last = geometry.layers[0], geometry.layers[-1]
+    if last - first + 1 == len(geometry.layers):
+        return raw_TDK[:, first : last + 1]
+    return raw_TDK[:, list(geometry.layers)]
+
+
+def _wrong_set(raw_TLK: npt.NDArray[Any], geometry: Geometry, sample: str) -> TraceError:
+    """The error that names the first wrong set; there is one."""
+    sets_TLK = np.sort(raw_TLK, axis=-1)
+    wrong_TL = ((sets_TLK < 0) | (sets_TLK >= geometry.experts)).any(-1)
+    what = f"an id outside 0..{geometry.experts - 1}"
+    if not wrong_TL.any():
+        wrong_TL = (sets_TLK[..., 1:] == sets_TLK[..., :-1]).any(-1)
+        what = "an expert twice"
+    row, place = (int(i) for i in np.argwhere(wrong_TL)[0])
+    return TraceError(
+        f"sample {sample}: the set of row {row} in layer {geometry.layers[place]} is "
+        f"{sets_TLK[row, place].tolist()}: {what} ({wrong_TL.sum()} such places); "
+        f"expected {geometry.topk} different ids below {geometry.experts}"
+    )

@@ -3,14 +3,15 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from operators.rollout.engine import RolloutEngine
-from operators.rollout.prompts import Prompts, Wanted, wanted_of
-from operators.rollout.records import Generation, Sampling
+from operators.rollout.handover import Handover
+from operators.rollout.making import Making
+from operators.rollout.prompts import Prompts, wanted_of
+from operators.rollout.records import Sampling
 from operators.rollout.scoring import Scorer
 from pipeline.store import Store, keys
 from pipeline.store.commit import Committed, commit, file_list, new_attempt
@@ -55,24 +56,29 @@ def make_shard(
     task: Task,
     shard: int,
     worker: int,
+    buffer_bytes: int,
 ) -> None:
     """Make a shard and commit it; the engine has the task's policy loaded.
 
-    `geometry` is the model's, None for a dense one. Raises RolloutError, TraceError and
-    RewardError, each naming the sample, and StoreError.
+    `geometry` is the model's, None for a dense one. Of responses that are not written yet,
+    `buffer_bytes` at most are held. Raises RolloutError, TraceError and RewardError, each naming
+    the sample, and StoreError; the engine's other requests are aborted and nothing is committed.
     """
     started = time.monotonic()
     wanted = wanted_of(task.plan, shard, task.prompts, task.validation)
-    requests = [one.request for one in wanted]
-    generations = engine.generate(requests, Sampling.of_plan(task.plan))
-    generated_s = time.monotonic() - started
     if not task.plan["routes"]:
-        generations = [replace(generation, routes=None) for generation in generations]
         geometry = None
-    samples = [
-        _sample(one, generation, scorer)
-        for one, generation in zip(wanted, generations, strict=True)
-    ]
+    samples: list[Sample] = []
+    making = Making(engine, scorer, wanted, geometry is not None, samples.append)
+    requests = [one.request for one in wanted]
+    with (
+        closing(engine.generate(requests, Sampling.of_plan(task.plan))) as responses,
+        Handover(making, buffer_bytes, "writer") as handover,
+    ):
+        for finished in responses:
+            handover.put(finished, finished.nbytes)
+        generated_s = time.monotonic() - started
+        handover.finish()
     attempt = new_attempt()
     if task.validation:
         committed = _commit_validation(store, task, shard, attempt, samples, generated_s)
@@ -84,26 +90,6 @@ def make_shard(
         maker = {"worker": worker, "generation_s": generated_s}
         committed = write_shard(store, step, shard, attempt, samples, geometry, provenance, maker)
     _log(task, shard, samples, generated_s, time.monotonic() - started, committed)
-
-
-def _sample(wanted: Wanted, generation: Generation, scorer: Scorer) -> Sample:
-    scored = scorer(wanted, generation.text)
-    return Sample(
-        id=wanted.id,
-        group=wanted.group,
-        prompt_id=wanted.prompt_id,
-        prompt_tokens_P=np.array(wanted.prompt.tokens, np.uint32),
-        response_tokens_G=generation.tokens_G,
-        loss_mask_G=np.ones(len(generation.tokens_G), bool),
-        logprobs_G=generation.logprobs_G,
-        finish_reason=generation.finish_reason,
-        version_spans=generation.version_spans,
-        seed=wanted.seed,
-        reward=scored.reward,
-        reward_error=scored.error,
-        extras=scored.extras,
-        routes=generation.routes,
-    )
 
 
 def _commit_validation(

@@ -82,6 +82,7 @@ class Worker:
                     task,
                     shard,
                     self.index,
+                    self.attempt.trace_buffer_mib << 20,
                 )
         log.info("stop object found: nothing more is made")
 

@@ -22,6 +22,7 @@ class Attempt:
     step_timeout_s: float
     gpu_memory_utilization: float
     cpu_kv_cache_gib: int
+    trace_buffer_mib: int
 
     def body(self) -> dict[str, Any]:
         """As the commit object holds it."""

@@ -186,6 +186,13 @@ class Rollout(Section):
     cpu_kv_cache_gib: int = Field(
         1, ge=1, json_schema_extra=OPERATIONAL, description="KV cache of the CPU build, GiB."
     )
+    trace_buffer_mib: int = Field(
+        512,
+        ge=16,
+        json_schema_extra=OPERATIONAL,
+        description="Finished samples of a worker that are not written yet, MiB of memory; "
+        "generation waits when it is full.",
+    )
     max_num_seqs: int = Field(256, ge=1, description="Sequences in one engine batch.")
     max_num_batched_tokens: int = Field(8192, ge=32, description="Tokens in one engine batch.")
     enforce_eager: bool = Field(True, description="No compilation, no CUDA graphs.")
@@ -285,7 +292,34 @@ class Trainer(Section):
 class StoreSettings(Section):
     """The object store that rollout, training and flow share."""
 
-    uri: str = Field("outputs/store", description="Folder (or file:// URI) of the object store.")
+    uri: str = Field(
+        "outputs/store",
+        description="Folder, file:// URI or s3://BUCKET/PREFIX of the object store. Credentials "
+        "for s3:// are found as boto3 finds them: environment, profile, web identity.",
+    )
+    endpoint: str | None = Field(
+        None,
+        json_schema_extra=OPERATIONAL,
+        description="URL of an S3 server other than AWS; null: AWS_ENDPOINT_URL_S3, the profile, "
+        "or AWS.",
+    )
+    region: str | None = Field(
+        None,
+        json_schema_extra=OPERATIONAL,
+        description="Region of the bucket; null: AWS_REGION, the profile, or us-east-1.",
+    )
+    path_style: bool | None = Field(
+        None,
+        json_schema_extra=OPERATIONAL,
+        description="true: the bucket is part of the URL's path; false: of its host name; null: of "
+        "the path with an endpoint of your own, of the host name on AWS.",
+    )
+    ca_bundle: str | None = Field(
+        None,
+        json_schema_extra=OPERATIONAL,
+        description="File of the certificates that the endpoint is checked against; null: "
+        "AWS_CA_BUNDLE, or the public ones.",
+    )
 
 
 class Launch(Section):

@@ -37,6 +37,7 @@ def attempt_of(config: RunConfig, number: int) -> Attempt:
         step_timeout_s=launch.step_timeout_s,
         gpu_memory_utilization=config.actor_rollout_ref.rollout.gpu_memory_utilization,
         cpu_kv_cache_gib=config.actor_rollout_ref.rollout.cpu_kv_cache_gib,
+        trace_buffer_mib=config.actor_rollout_ref.rollout.trace_buffer_mib,
     )
 
 

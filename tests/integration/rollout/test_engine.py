@@ -9,6 +9,7 @@ from operators.rollout.records import Request, RolloutError, Sampling
 from pipeline.config.tree import Rollout
 from pipeline.traces import Geometry, VersionSpan
 from tests.integration.rollout.agreement import assert_agrees
+from tests.integration.rollout.generations import generate
 from tests.integration.rollout.reference import ReferenceModel
 from tests.tiny_models import make_tiny
 
@@ -60,15 +61,15 @@ def engine(policies, witness):
         witness.preemptions += 1
         return preempt(scheduler, *args, **kwargs)
 
-    generation = RolloutEngine._generation
+    finished = RolloutEngine._finished
 
     def seen(self, request, output):
         witness.cached_tokens += output.num_cached_tokens
-        return generation(self, request, output)
+        return finished(self, request, output)
 
     patch.setattr(cpu_vllm.PlainWorker, "determine_available_memory", small)
     patch.setattr(cpu_vllm.RoutesScheduler, "_preempt_request", counted)
-    patch.setattr(RolloutEngine, "_generation", seen)
+    patch.setattr(RolloutEngine, "_finished", seen)
     engine = RolloutEngine(policies[0], SETTINGS, True, 256, GEOMETRY)
     yield engine
     engine.close()
@@ -94,11 +95,11 @@ def test_routes_and_logprobs_equal_an_independent_forward(engine, references, wi
     """
     asked = requests(1)
     assert len(asked[0].prompt_tokens) > SETTINGS.max_num_batched_tokens
-    cold = engine.generate(asked, SAMPLING)
+    cold = generate(engine, asked, SAMPLING)
     assert witness.preemptions > 0
     assert witness.cached_tokens > 0
     before = witness.cached_tokens
-    warm = engine.generate(asked, SAMPLING)
+    warm = generate(engine, asked, SAMPLING)
     assert witness.cached_tokens > before
     rows, ties = assert_agrees(references[0], asked, cold, TEMPERATURE)
     assert rows > 3000
@@ -115,11 +116,11 @@ def test_a_sample_depends_on_its_seed_alone(engine):
     prompt was computed in pieces beside others the first time.
     """
     asked = requests(2, lengths=(90, 40))
-    generations = engine.generate(asked, SAMPLING)
+    generations = generate(engine, asked, SAMPLING)
     assert len({generation.tokens_G.tobytes() for generation in generations}) == len(asked)
-    [alone] = engine.generate(asked[2:3], SAMPLING)
+    [alone] = generate(engine, asked[2:3], SAMPLING)
     np.testing.assert_array_equal(alone.tokens_G, generations[2].tokens_G)
-    assert "<|" not in alone.text
+    assert "<|" not in engine.text(alone.tokens_G)
 
 
 def test_reload_changes_weights_routes_and_prefix_cache(engine, policies, references):
@@ -127,13 +128,13 @@ def test_reload_changes_weights_routes_and_prefix_cache(engine, policies, refere
     the old policy had in the prefix cache; and the spans say so.
     """
     asked = requests(3)
-    engine.generate(asked, SAMPLING)
+    generate(engine, asked, SAMPLING)
     engine.load(policies[1], 7)
-    generations = engine.generate(asked, SAMPLING)
+    generations = generate(engine, asked, SAMPLING)
     assert_agrees(references[1], asked, generations, TEMPERATURE)
     assert {span.version for g in generations for span in g.version_spans} == {7}
     engine.load(policies[0], 0)
-    assert_agrees(references[0], asked, engine.generate(asked, SAMPLING), TEMPERATURE)
+    assert_agrees(references[0], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
 
 
 def test_without_the_reset_prompts_keep_the_old_routes(engine, policies, references, monkeypatch):
@@ -141,18 +142,18 @@ def test_without_the_reset_prompts_keep_the_old_routes(engine, policies, referen
     are the old policy's, and nothing else says so. A reset that fails is an error.
     """
     asked = requests(4, lengths=(97,))
-    engine.generate(asked, SAMPLING)
+    generate(engine, asked, SAMPLING)
     with monkeypatch.context() as patch:
         patch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
         engine.load(policies[1], 1)
-        routes = engine.generate(asked[:1], SAMPLING)[0].routes
+        routes = generate(engine, asked[:1], SAMPLING)[0].routes
         old = references[0](np.array(asked[0].prompt_tokens)).sets_TLK
         np.testing.assert_array_equal(routes.sets_TLK[:96], old)
         patch.setattr(engine._llm, "reset_prefix_cache", lambda: False)
         with pytest.raises(RolloutError, match="prefix cache"):
             engine.load(policies[0], 2)
     engine.load(policies[0], 0)
-    assert_agrees(references[0], asked, engine.generate(asked, SAMPLING), TEMPERATURE)
+    assert_agrees(references[0], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
 
 
 def test_without_the_repack_the_cpu_kernels_read_noise(engine, policies, references, monkeypatch):
@@ -162,16 +163,16 @@ def test_without_the_repack_the_cpu_kernels_read_noise(engine, policies, referen
         patch.setattr(cpu_vllm, "repack_experts", lambda worker: None)
         engine.load(policies[1], 1)
         with pytest.raises(AssertionError):
-            assert_agrees(references[1], asked, engine.generate(asked, SAMPLING), TEMPERATURE)
+            assert_agrees(references[1], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
     engine.load(policies[0], 0)
-    assert_agrees(references[0], asked, engine.generate(asked, SAMPLING), TEMPERATURE)
+    assert_agrees(references[0], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
 
 
 def test_greedy_sampling_of_a_validation(engine, references):
     """Temperature 0 takes the likeliest token each time."""
     asked = requests(6, lengths=(20, 50), group=1)
     for request, generation in zip(
-        asked, engine.generate(asked, Sampling(0.0, 1.0, -1, 16)), strict=True
+        asked, generate(engine, asked, Sampling(0.0, 1.0, -1, 16)), strict=True
     ):
         tokens_S = np.concatenate([np.array(request.prompt_tokens), generation.tokens_G])
         logits_TV = references[0](tokens_S).logits_TV[-len(generation.tokens_G) :]

@@ -8,6 +8,7 @@ from operators.rollout.records import Request, RolloutError, Sampling
 from pipeline.config.tree import Rollout
 from pipeline.traces import Geometry
 from tests.integration.rollout.agreement import assert_agrees
+from tests.integration.rollout.generations import generate
 from tests.integration.rollout.reference import ReferenceModel
 from tests.tiny_models import make_tiny
 
@@ -44,7 +45,7 @@ def test_family(family, tmp_path):
                 engine.load(folder, version)
             reference = ReferenceModel(folder)
             assert reference.layers == (geometry.layers if geometry else ())
-            assert_agrees(reference, asked, engine.generate(asked, SAMPLING), 1.3)
+            assert_agrees(reference, asked, generate(engine, asked, SAMPLING), 1.3)
     finally:
         engine.close()
 
