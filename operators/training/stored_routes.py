@@ -72,12 +72,13 @@ def other_routes(
     common = [layer for layer in geometry.layers if layer in header.geometry.layers]
     part = read_part(store, file, header.geometry, common, range(file.rows))
     differ = set()
-    for place in part.places.values():
-        ours = routes.get(place.owner)
+    for segment in part.segments.values():
+        ours = routes.get(segment.owner)
         if ours is None:
             continue
+        start, length = segment.token_start, segment.rows.stop - segment.rows.start
         for layer in common:
-            ours_TK = ours.sets_TLK[:, geometry.layers.index(layer)]
-            if not np.array_equal(ours_TK, part.sets[layer][place.rows]):
-                differ.add(place.owner)
+            ours_TK = ours.sets_TLK[start : start + length, geometry.layers.index(layer)]
+            if not np.array_equal(ours_TK, part.sets[layer][segment.rows]):
+                differ.add(segment.owner)
     return sorted(differ)

@@ -11,6 +11,7 @@ Every task may be run again at any time: what exists is not made anew.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prefect import task
@@ -28,7 +29,7 @@ from pipeline.report.tables import reward_text
 from pipeline.store import keys, open_store
 from pipeline.store.commit import commit, find_commit, new_attempt
 from pipeline.store.wait import wait_for_any
-from pipeline.traces import expected_ids, read_manifest, seal, seal_replay, write_record_set
+from pipeline.traces import read_manifest, seal, seal_replay, shard_ids, write_record_set
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def rollout(context: Context, step: int) -> None:
     else:
         plan = _publish(context, keys.plan(step), make_plan(context.config, context.run, step))
         _await_shards(context, f"step {step}", plan, lambda shard: keys.rollout(step, shard))
-        seal(store, step, plan["shards"], expected_ids(plan), plan["policy_version"])
+        seal(store, step, plan["shards"], partial(shard_ids, plan), plan["policy_version"])
     context.display.phase("rollout", None)
 
 

@@ -16,9 +16,10 @@ from pipeline.traces.ids import (
     prompt_id,
     sample_id,
     sampling_seed,
+    shard_ids,
     validation_id,
 )
-from pipeline.traces.manifest import Manifest, read_manifest, seal
+from pipeline.traces.manifest import Manifest, SealedManifest, open_manifest, read_manifest
 from pipeline.traces.reader import read_routes, read_sample_file, read_samples
 from pipeline.traces.record import (
     Expected,
@@ -36,8 +37,14 @@ from pipeline.traces.records import (
     TraceError,
     VersionSpan,
 )
+from pipeline.traces.seal import seal
 from pipeline.traces.training import used_routes
-from pipeline.traces.writer import write_samples, write_shard, write_training_routes
+from pipeline.traces.writer import (
+    ShardWriter,
+    write_samples,
+    write_shard,
+    write_training_routes,
+)
 
 __all__ = [
     "Expected",
@@ -47,12 +54,15 @@ __all__ = [
     "Provenance",
     "Routes",
     "Sample",
+    "SealedManifest",
+    "ShardWriter",
     "TraceError",
     "VersionSpan",
     "check_replay",
     "expected_ids",
     "expected_of",
     "group_id",
+    "open_manifest",
     "prompt_id",
     "read_manifest",
     "read_routes",
@@ -63,6 +73,7 @@ __all__ = [
     "sampling_seed",
     "seal",
     "seal_replay",
+    "shard_ids",
     "token_digest",
     "used_routes",
     "validation_id",

@@ -5,7 +5,8 @@ digest, and lets pyarrow decode from the checked bytes alone: a read outside of 
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.store import ObjectMissingError, Store, StoreError
-from pipeline.store.commit import CorruptObjectError, DataFile, put_data, sha256
-from pipeline.traces.records import Geometry, Provenance, TraceError
-from pipeline.traces.schema import Role, check_metadata, file_metadata
+from pipeline.store.commit import CorruptObjectError, DataFile, sha256
+from pipeline.traces.records import Geometry, TraceError
+from pipeline.traces.schema import Role, check_metadata
 
 _MAGIC = b"PAR1"
-_TAIL = 8  # length of the footer (4 bytes), then the magic bytes
+TAIL = 8  # length of the footer (4 bytes), then the magic bytes
 
 
 @dataclass(frozen=True)
@@ -88,35 +89,6 @@ def from_json(body: dict[str, Any], name: str) -> TraceFile:
         raise TraceError(f"{name}: its list of files is not one: {error!r}") from error
 
 
-def write_file(
-    store: Store,
-    key: str,
-    role: Role,
-    tables: Iterable[pa.Table],
-    schema: pa.Schema,
-    geometry: Geometry | None = None,
-    provenance: Provenance | None = None,
-) -> TraceFile:
-    """Write tables as the row groups of a Parquet file and describe it for the commit."""
-    schema = schema.with_metadata(file_metadata(role, geometry, provenance))
-    out = io.BytesIO()
-    with pq.ParquetWriter(
-        out,
-        schema,
-        compression="zstd",
-        compression_level=3,
-        # Coded sets neither repeat as wholes nor have a useful order.
-        use_dictionary=role != "routes",
-        write_statistics=role != "routes",
-        # One page per column chunk: a slice is read whole.
-        data_page_size=64 << 20,
-    ) as writer:
-        for table in tables:
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
-    content = out.getvalue()
-    return describe(content, put_data(store, key, content), role)
-
-
 def read_table(
     store: Store,
     file: TraceFile,
@@ -153,65 +125,32 @@ def read_table(
         raise TraceError(f"{name}: its columns are not as expected: {error}") from error
 
 
-def describe(content: bytes, data: DataFile, role: Role) -> TraceFile:
-    """Digests of the parts of a Parquet file whose content is known to be good."""
-    metadata = pq.read_metadata(io.BytesIO(content))
-    length = int.from_bytes(content[-_TAIL:-4], "little") + _TAIL
-    groups, leaves = [], tuple(metadata.schema.column(i).path for i in range(metadata.num_columns))
-    for g in range(metadata.num_row_groups):
-        group, chunks = metadata.row_group(g), []
-        for i in range(metadata.num_columns):
-            column = group.column(i)
-            start = column.data_page_offset
-            if column.has_dictionary_page:
-                start = min(start, column.dictionary_page_offset)
-            chunks.append(_range_of(content, start, column.total_compressed_size))
-        groups.append(RowGroup(group.num_rows, tuple(chunks)))
-    footer = _range_of(content, len(content) - length, length)
-    return TraceFile(data, role, footer, leaves, tuple(groups))
-
-
-def _range_of(content: bytes, offset: int, length: int) -> Range:
-    return Range(offset, length, sha256(content[offset : offset + length]))
-
-
 def _range_json(range_: Range) -> list[Any]:
     return [range_.offset, range_.length, range_.sha256]
 
 
 def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> "_CheckedBytes":
-    """Fetch ranges, adjacent ones in one request, and check each."""
+    """Fetch ranges and check each."""
     ordered = sorted(set(ranges), key=lambda r: r.offset)
     name = f"{file.data.key} in {store.uri}"
     if file.footer.offset + file.footer.length != file.data.size:
         raise TraceError(f"{name}: the footer that its commit describes does not end the file")
-    runs: list[list[Range]] = []
-    for range_ in ordered:
-        if runs and runs[-1][-1].offset + runs[-1][-1].length == range_.offset:
-            runs[-1].append(range_)
-        else:
-            runs.append([range_])
     pieces = {}
-    for run in runs:
-        start = run[0].offset
-        length = run[-1].offset + run[-1].length - start
-        piece = memoryview(_read_range(store, file, start, length))
-        for range_ in run:
-            at = range_.offset - start
-            found = sha256(piece[at : at + range_.length])
-            if found != range_.sha256:
-                raise CorruptObjectError(
-                    f"{name}: bytes {range_.offset}..{range_.offset + range_.length} have SHA-256 "
-                    f"{found[:16]}..., its commit says {range_.sha256[:16]}...; "
-                    "restore the object or remake the step"
-                )
-        pieces[start] = piece
+    for range_, piece in zip(ordered, _read_ranges(store, file, ordered), strict=True):
+        found = sha256(piece)
+        if found != range_.sha256:
+            raise CorruptObjectError(
+                f"{name}: bytes {range_.offset}..{range_.offset + range_.length} have SHA-256 "
+                f"{found[:16]}..., its commit says {range_.sha256[:16]}...; "
+                "restore the object or remake the step"
+            )
+        pieces[range_.offset] = piece
     return _CheckedBytes(file.data.size, pieces)
 
 
-def _read_range(store: Store, file: TraceFile, start: int, length: int) -> bytes:
+def _read_ranges(store: Store, file: TraceFile, ranges: Sequence[Range]) -> list[bytes]:
     try:
-        return store.read_range(file.data.key, start, length)
+        return store.read_ranges(file.data.key, [(r.offset, r.length) for r in ranges])
     except ObjectMissingError:
         raise
     except StoreError as error:
@@ -225,18 +164,18 @@ def _read_range(store: Store, file: TraceFile, start: int, length: int) -> bytes
 
 
 class _CheckedBytes(io.RawIOBase):
-    """A file of which only checked pieces can be read."""
+    """A file of which only checked ranges can be read, each as a whole or in parts."""
 
-    def __init__(self, size: int, pieces: dict[int, memoryview]) -> None:
+    def __init__(self, size: int, pieces: dict[int, bytes]) -> None:
         super().__init__()
         self._size = size
         self._pieces = pieces
+        self._starts = sorted(pieces)
         self._at = 0
 
     def at(self, range_: Range) -> bytes:
         """The bytes of a range that was fetched."""
-        self._at = range_.offset
-        return self.read(range_.length)
+        return self._pieces[range_.offset]
 
     def readable(self) -> bool:
         return True
@@ -254,9 +193,12 @@ class _CheckedBytes(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         end = self._size if size < 0 else min(self._size, self._at + size)
-        for start, piece in self._pieces.items():
-            if start <= self._at and end <= start + len(piece):
-                data = bytes(piece[self._at - start : end - start])
-                self._at = end
-                return data
-        raise OSError(f"bytes {self._at}..{end} were not checked")
+        place = bisect_right(self._starts, self._at) - 1
+        start = self._starts[max(place, 0)]
+        piece = self._pieces[start]
+        if not start <= self._at <= end <= start + len(piece):
+            raise OSError(f"bytes {self._at}..{end} were not checked")
+        whole = (self._at, end) == (start, start + len(piece))
+        data = piece if whole else piece[self._at - start : end - start]
+        self._at = end
+        return data

@@ -8,6 +8,7 @@ Letters: T rows of a segment, K experts per row, E experts; N rows of several se
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from pipeline.traces.records import Geometry, Routes, TraceError
 
 GAPS_8 = "gaps-uint8"
 GAPS_16 = "gaps-uint16-planes"
+
+_BLOCK = 1 << 15
+"""Rows that are sorted at once: their columns stay in the processor's cache."""
 
 
 def coding(experts: int) -> str:
@@ -42,7 +46,7 @@ def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
         raise TraceError(f"expert id {found}: expected 0..{experts - 1}")
     sets = sets.astype(dtype, copy=False)
     if not _ascending(sets):
-        sets = np.sort(sets, axis=-1)
+        sets = _sorted(sets)
         if not _ascending(sets):
             double = np.argwhere(sets[..., 1:] == sets[..., :-1])[0][:-1]
             row = sets[tuple(double)].tolist()
@@ -71,25 +75,29 @@ def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
 
 
 def gaps(sets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Checked sets [..., K] to first ids and gaps, of the same shape and dtype."""
-    coded = sets.copy()
-    coded[..., 1:] -= sets[..., :-1]
-    coded[..., 1:] -= 1
+    """First ids and gaps of ascending sets [..., K]."""
+    coded = np.empty(sets.shape, sets.dtype)
+    if coded.size:
+        # As one long row, which is many times faster than rows of K; a row's first id comes after.
+        ids, flat = np.ascontiguousarray(sets).ravel(), coded.ravel()
+        np.subtract(ids[1:], ids[:-1], out=flat[1:])
+        flat -= 1
+        coded[..., 0] = sets[..., 0]
     return coded
 
 
-def pack(gaps_TK: npt.NDArray[Any]) -> bytes:
-    """The bytes of one segment's gaps in one layer."""
-    if gaps_TK.dtype == np.uint8:
-        return gaps_TK.tobytes()
-    low = (gaps_TK & 0xFF).astype(np.uint8)
-    high = (gaps_TK >> 8).astype(np.uint8)
-    return low.tobytes() + high.tobytes()
+def pack(gaps_LTK: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of one segment's gaps, by layer: [L, T * K], above 256 experts [L, 2 * T * K]."""
+    layers = len(gaps_LTK)
+    if gaps_LTK.dtype == np.uint8:
+        return gaps_LTK.reshape(layers, -1)
+    planes = [(gaps_LTK & 0xFF).astype(np.uint8), (gaps_LTK >> 8).astype(np.uint8)]
+    return np.concatenate([plane.reshape(layers, -1) for plane in planes], axis=1)
 
 
 def encode(sets_TK: npt.NDArray[Any], experts: int) -> bytes:
     """The bytes of one segment in one layer. Raises TraceError as `checked` does."""
-    return pack(gaps(checked(sets_TK, experts)))
+    return pack(gaps(checked(sets_TK, experts))[np.newaxis]).tobytes()
 
 
 def decode(data: bytes, tokens: int, topk: int, experts: int) -> npt.NDArray[Any]:
@@ -129,7 +137,52 @@ def decode_segments(
 
 
 def _ascending(sets: npt.NDArray[Any]) -> bool:
-    return bool((sets[..., 1:] > sets[..., :-1]).all())
+    if sets.size == 0:
+        return True
+    ids = np.ascontiguousarray(sets).ravel()
+    larger = np.empty(ids.shape, np.bool_)
+    np.greater(ids[1:], ids[:-1], out=larger[1:])
+    larger.reshape(sets.shape)[..., 0] = True
+    return bool(larger.all())
+
+
+def _sorted(sets: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Each row sorted: a network of minima and maxima over whole columns.
+
+    np.sort calls a routine for each short row; this is 3 to 7 times faster for K of 4 to 10.
+    """
+    rows_NK = np.ascontiguousarray(sets).reshape(-1, sets.shape[-1])
+    sorted_NK = np.empty_like(rows_NK)
+    for start in range(0, len(rows_NK), _BLOCK):
+        columns = np.ascontiguousarray(rows_NK[start : start + _BLOCK].T)
+        low = np.empty_like(columns[0])
+        for i, j in _network(len(columns)):
+            np.minimum(columns[i], columns[j], out=low)
+            np.maximum(columns[i], columns[j], out=columns[j])
+            columns[i] = low
+        sorted_NK[start : start + _BLOCK] = columns.T
+    return sorted_NK.reshape(sets.shape)
+
+
+@cache
+def _network(size: int) -> tuple[tuple[int, int], ...]:
+    """Pairs (i, j), i < j, to put in order one after the other: Batcher's odd-even merge sort.
+
+    For a size that is no power of two, the pairs of the next one that stay inside.
+    """
+    pairs = []
+    whole = 1 << max(size - 1, 0).bit_length()
+    run = 1
+    while run < whole:
+        step = run
+        while step:
+            for first in range(step % run, whole - step, 2 * step):
+                for i in range(first, min(first + step, whole - step)):
+                    if i // (2 * run) == (i + step) // (2 * run) and i + step < size:
+                        pairs.append((i, i + step))
+            step //= 2
+        run *= 2
+    return tuple(pairs)
 
 
 def _joined_planes(

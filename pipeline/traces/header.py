@@ -91,5 +91,18 @@ def read_header(store: Store, key: str) -> Header:
     )
 
 
+def same_source(header: Header, first: Header) -> None:
+    """Raise TraceError unless two commits' routes are of one kind and policy version.
+
+    The engine may differ: a run goes on after an upgrade, and each commit says who made it.
+    """
+    ours, theirs = (
+        provenance and (provenance.kind, provenance.policy_version)
+        for provenance in (header.provenance, first.provenance)
+    )
+    if ours != theirs:
+        raise TraceError(f"{header.key}: routes of {ours}, but {first.key} has {theirs}")
+
+
 def _content_digest(body: dict[str, Any]) -> str:
     return sha256(to_json(body))

@@ -5,7 +5,8 @@ from typing import Any
 
 from pipeline.store import Store
 from pipeline.store.commit import DataFile, read_data
-from pipeline.traces.chunks import describe, read_table
+from pipeline.traces.chunks import read_table
+from pipeline.traces.files import describe
 from pipeline.traces.manifest import Manifest, open_file
 from pipeline.traces.records import Geometry, Routes, Sample, TraceError
 from pipeline.traces.rows import sample_at
@@ -68,7 +69,8 @@ def read_slices(
     segments: dict[int, set[int]] = {}
     for row in rows.values():
         for part in row["routes"] or []:
-            segments.setdefault(part["file"], set()).update(part["segments"])
+            rows_of_part = segments.setdefault(part["file"], set())
+            rows_of_part.update(place["row"] for place in part["segments"])
     parts: dict[int, Part] = {}
     for number in sorted(segments):
         file, geometry = open_file(store, manifest, number)

@@ -17,17 +17,12 @@ import pyarrow.parquet as pq
 from pipeline.store import ObjectExistsError, ObjectMissingError, Store, keys
 from pipeline.store.commit import CorruptObjectError, files_in, read_commit, read_data, sha256
 from pipeline.traces.digests import token_digest
-from pipeline.traces.ids import expected_ids
-from pipeline.traces.manifest import (
-    Manifest,
-    check_ids,
-    open_file,
-    read_manifest,
-    write_manifest,
-)
+from pipeline.traces.ids import check_ids, expected_ids
+from pipeline.traces.manifest import Manifest, open_file, read_manifest
 from pipeline.traces.reader import read_samples
 from pipeline.traces.records import Geometry, Kind, TraceError
 from pipeline.traces.schema import parse_geometry
+from pipeline.traces.seal import write_manifest
 from pipeline.traces.training import digested, used_routes
 
 _SAMPLES_AT_ONCE = 256

@@ -1,25 +1,27 @@
 """Samples as rows of a samples file, and back."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.traces.digests import digest_of_canonical, token_digest
-from pipeline.traces.records import Geometry, Routes, Sample, TraceError, VersionSpan
+from pipeline.traces.files import FileWriter
+from pipeline.traces.records import Geometry, Sample, TraceError, VersionSpan
 from pipeline.traces.schema import SAMPLES
-from pipeline.traces.segments import ROW_GROUP_TOKENS
+from pipeline.traces.segments import ROW_GROUP_TOKENS, Place
 
 
 def sample_row(
-    sample: Sample, geometry: Geometry | None, routes: Routes | None, segments: list[int] | None
+    sample: Sample, geometry: Geometry | None, places: Sequence[Place] | None
 ) -> dict[str, Any]:
-    """A sample as a row; its routes are canonical and lie in these rows of the routes file.
+    """A sample as a row; its routes are canonical and lie at these places of the routes file.
 
     The sample is checked (`check`). Raises TraceError when its extras are not JSON.
     """
+    routes = sample.routes
     return {
         "id": sample.id,
         "group": sample.group,
@@ -33,7 +35,7 @@ def sample_row(
         "routes_digest": digest_of_canonical(routes, geometry) if routes and geometry else None,
         "rows_valid": int(routes.valid_T.sum()) if routes else None,
         "rows_total": len(sample.tokens_S) - 1,
-        "segments": segments,
+        "segments": None if places is None else [vars(place) for place in places],
         "prompt_tokens": sample.prompt_tokens_P,
         "response_tokens": sample.response_tokens_G,
         "loss_mask": sample.loss_mask_G,
@@ -45,18 +47,30 @@ def sample_row(
     }
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> Iterator[pa.Table]:
-    """The row groups of a samples file."""
-    pending: list[dict[str, Any]] = []
-    tokens = 0
-    for row in rows:
-        pending.append(row)
-        tokens += row["rows_total"] + 1
-        if tokens >= ROW_GROUP_TOKENS:
-            yield _table(pending)
-            pending, tokens = [], 0
-    if pending:
-        yield _table(pending)
+class RowWriter:
+    """Writes sample rows as the row groups of a samples file."""
+
+    def __init__(self, file: FileWriter) -> None:
+        self._file = file
+        self._pending: list[dict[str, Any]] = []
+        self._tokens = 0
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row."""
+        self._pending.append(row)
+        self._tokens += row["rows_total"] + 1
+        if self._tokens >= ROW_GROUP_TOKENS:
+            self._cut()
+
+    def finish(self) -> None:
+        """Write the last row group. The file is the caller's to finish."""
+        if self._pending:
+            self._cut()
+
+    def _cut(self) -> None:
+        columns = {name: [row[name] for row in self._pending] for name in SAMPLES.names}
+        self._file.write_table(pa.table(columns, schema=SAMPLES))
+        self._pending, self._tokens = [], 0
 
 
 def sample_at(table: pa.Table, i: int, name: str) -> Sample:
@@ -95,11 +109,6 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
             f"{value('token_digest')[:16]}...; remake the step"
         )
     return sample
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    columns = {name: [row[name] for row in rows] for name in SAMPLES.names}
-    return pa.table(columns, schema=SAMPLES)
 
 
 def check(sample: Sample) -> None:

@@ -1,6 +1,6 @@
 """What stands in the three kinds of trace files: columns and file metadata.
 
-Format version 0.1. A reader ignores columns that it does not know and refuses a newer major
+Format version 1.0. A reader ignores columns that it does not know and refuses a newer major
 version; docs/trace-format.md is the specification.
 """
 
@@ -14,8 +14,13 @@ import pipeline
 from pipeline.traces.codec import coding
 from pipeline.traces.records import Geometry, Kind, Provenance, TraceError
 
-FORMAT = "0.1"
+FORMAT = "1.0"
 Role = Literal["samples", "routes", "manifest"]
+
+MOST_EXPERTS, MOST_TOPK = 65_536, 64
+
+SEGMENTS = pa.list_(pa.struct([("row", pa.int32()), ("tokens", pa.int32())]))
+"""Where the rows of a sample are: of each such row of a routes file the first `tokens` tokens."""
 
 _SPAN = pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])
 
@@ -40,7 +45,7 @@ SUMMARY = pa.schema(
 SAMPLES = pa.schema(
     [
         *SUMMARY,
-        pa.field("segments", pa.list_(pa.int32())),  # rows of the routes file; null: no routes
+        pa.field("segments", SEGMENTS),  # of the routes file; null: no routes
         pa.field("prompt_tokens", pa.list_(pa.uint32()), nullable=False),
         pa.field("response_tokens", pa.list_(pa.uint32()), nullable=False),
         pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
@@ -59,14 +64,14 @@ MANIFEST = pa.schema(
         pa.field("samples", pa.struct([("file", pa.int32()), ("row", pa.int32())]), nullable=False),
         pa.field(
             "routes",  # null: no routes
-            pa.list_(pa.struct([("file", pa.int32()), ("segments", pa.list_(pa.int32()))])),
+            pa.list_(pa.struct([("file", pa.int32()), ("segments", SEGMENTS)])),
         ),
     ]
 )
 
 SEGMENT = pa.schema(
     [
-        pa.field("owner", pa.string(), nullable=False),  # sample id, or group: a shared prompt
+        pa.field("owner", pa.string(), nullable=False),  # sample id, or group: of a prompt
         pa.field("token_start", pa.int32(), nullable=False),
         pa.field("tokens", pa.int32(), nullable=False),
         pa.field("validity", pa.binary()),  # null: every row is valid
@@ -95,6 +100,7 @@ def file_metadata(
         "retrace.producer": f"retrace {pipeline.__version__}",
     }
     if geometry is not None:
+        parse_geometry(geometry_json(geometry), "writing a file")  # nothing that no reader takes
         metadata["retrace.geometry"] = json.dumps(geometry_json(geometry))
         metadata["retrace.coding"] = coding(geometry.experts)
     if provenance is not None:
@@ -125,14 +131,18 @@ def check_metadata(
 
 
 def check_format(version: object, name: str) -> None:
-    """Refuse a newer major version of the format."""
-    ours = int(FORMAT.split(".")[0])
+    """Refuse another major version of the format: a newer one, or the drafts before 1.0."""
     major = version.split(".")[0] if isinstance(version, str) else ""
     if not major.isdecimal():
         raise TraceError(f"{name}: format version {version!r}, expected like {FORMAT!r}")
-    if int(major) > ours:
+    ours, theirs = int(FORMAT.split(".")[0]), int(major)
+    if theirs > ours:
         raise TraceError(
             f"{name}: format version {version} is newer than {FORMAT}; use a newer retrace"
+        )
+    if theirs < ours:
+        raise TraceError(
+            f"{name}: format version {version} was a draft of {FORMAT}; make the run again"
         )
 
 
@@ -152,9 +162,11 @@ def parse_geometry(value: Any, name: str) -> Geometry | None:
     except (KeyError, TypeError) as error:
         raise TraceError(f"{name}: geometry {value!r} is not one") from error
     numbers = all(isinstance(n, int) and n >= 0 for n in (experts, topk, *layers))
-    if not numbers or not 0 < topk <= experts <= 65536 or list(layers) != sorted(set(layers)):
+    sizes = numbers and 0 < topk <= min(experts, MOST_TOPK) and experts <= MOST_EXPERTS
+    if not sizes or list(layers) != sorted(set(layers)):
         raise TraceError(
-            f"{name}: geometry {value!r}: expected 0 < topk <= experts <= 65536, layers ascending"
+            f"{name}: geometry {value!r}: expected 0 < topk <= experts <= {MOST_EXPERTS}, topk <= "
+            f"{MOST_TOPK}, layers ascending"
         )
     return Geometry(experts, topk, layers)
 

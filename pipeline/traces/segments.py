@@ -1,88 +1,129 @@
-"""Segments: the rows of a routes file. Each holds some consecutive positions of a sample.
+"""The rows of a routes file: segments, each holding some consecutive positions of a sample.
 
-The rows of a prompt that all samples of a group have in common are stored once, in a segment that
-the group owns; the rest of a sample's rows are in a segment of its own.
+The prompt rows of a group's first sample are in segments that the group owns. Every other sample
+takes as many of them as its own rows equal, and has the rest in segments of its own: (row, tokens)
+says which segment, and how many of its first tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.traces.codec import gaps, pack
 from pipeline.traces.digests import validity_bits
-from pipeline.traces.records import Geometry, Routes, Sample
+from pipeline.traces.files import FileWriter
+from pipeline.traces.records import Geometry, Routes
 from pipeline.traces.schema import layer_column, routes_schema
 
 ROW_GROUP_TOKENS = 32_768
-"""Row groups are cut at the first segment that reaches it: 2.3 B per token-layer; 2.6 at 4k."""
+"""The most of a row group, and of a segment: 2.2 bytes per token-layer; 2.3 at half, 2.5 at 4k."""
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Consecutive rows. Example: Segment(owner='000003/17', token_start=0, routes=...)."""
+class Place:
+    """Rows of a sample in a routes file. Example: Place(row=4, tokens=812)."""
 
+    row: int
+    """Of the file: a segment."""
+    tokens: int
+    """How many of its first."""
+
+
+@dataclass(frozen=True)
+class _Segment:
     owner: str
-    """A sample's id; a group's: the rows are those of all its samples."""
     token_start: int
-    """The position of the first row."""
-    routes: Routes
-    """Canonical, of these rows alone."""
+    coded_LX: npt.NDArray[np.uint8]
+    """By layer, the coded bytes."""
+    valid_T: npt.NDArray[np.bool_]
 
 
-def cut(samples: Sequence[Sample], routes: Mapping[str, Routes]) -> "Cut":
-    """Cut the canonical routes of samples into segments, a group's shared prompt first."""
-    groups: dict[str, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
-    segments: list[Segment] = []
-    rows_of: dict[str, list[int]] = {}
-    for group, members in groups.items():
-        shared = _shared_rows(members, [routes[member.id] for member in members])
-        common = []
-        if shared:
-            segments.append(Segment(group, 0, _slice(routes[members[0].id], 0, shared)))
-            common = [len(segments) - 1]
-        for member in members:
-            whole = routes[member.id]
-            segments.append(Segment(member.id, shared, _slice(whole, shared, len(whole.valid_T))))
-            rows_of[member.id] = [*common, len(segments) - 1]
-    return Cut(segments, rows_of)
+class SegmentWriter:
+    """Cuts canonical routes into segments, and segments into the row groups of a routes file."""
+
+    def __init__(self, file: FileWriter, geometry: Geometry) -> None:
+        self._file = file
+        self._geometry = geometry
+        self._pending: list[_Segment] = []
+        self._tokens = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the row group in the making."""
+        return sum(segment.coded_LX.nbytes for segment in self._pending)
+
+    def add(self, owner: str, routes: Routes, start: int, end: int) -> list[Place]:
+        """Append rows [start, end) of a sample; where they are."""
+        places = []
+        while start < end:
+            room = ROW_GROUP_TOKENS - self._tokens
+            # Rather a row group that is not full than a segment in two of them.
+            if room < end - start and self._half_full:
+                self._cut()
+                continue
+            stop = min(end, start + room)
+            self._append(owner, routes, start, stop)
+            places.append(Place(self._file.rows + len(self._pending) - 1, stop - start))
+            if self._tokens == ROW_GROUP_TOKENS:
+                self._cut()
+            start = stop
+        return places
+
+    def end_group(self) -> None:
+        """The next segments are of another group.
+
+        A row group that is half full is closed: a rank that reads some groups of a step then
+        fetches few tokens of others.
+        """
+        if self._half_full:
+            self._cut()
+
+    def finish(self) -> None:
+        """Write the last row group. The file is the caller's to finish."""
+        if self._pending:
+            self._cut()
+
+    @property
+    def _half_full(self) -> bool:
+        return self._tokens >= ROW_GROUP_TOKENS // 2
+
+    def _append(self, owner: str, routes: Routes, start: int, stop: int) -> None:
+        # Layers outermost, so that a segment's rows of a layer lie together.
+        sets_LTK = np.ascontiguousarray(routes.sets_TLK[start:stop].swapaxes(0, 1))
+        coded_LX = pack(gaps(sets_LTK))
+        self._pending.append(_Segment(owner, start, coded_LX, routes.valid_T[start:stop]))
+        self._tokens += stop - start
+
+    def _cut(self) -> None:
+        self._file.write_table(_table(self._pending, self._geometry))
+        self._pending, self._tokens = [], 0
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The segments of a file."""
-
-    segments: list[Segment]
-    rows_of: dict[str, list[int]]
-    """Of each sample, the rows of the file that hold its segments, in order of position."""
-
-
-def tables(segments: Sequence[Segment], geometry: Geometry) -> Iterator[pa.Table]:
-    """The row groups of a routes file."""
-    pending: list[Segment] = []
-    tokens = 0
-    for segment in segments:
-        pending.append(segment)
-        tokens += len(segment.routes.valid_T)
-        if tokens >= ROW_GROUP_TOKENS:
-            yield _table(pending, geometry)
-            pending, tokens = [], 0
-    if pending:
-        yield _table(pending, geometry)
+def shared_rows(first: Routes, other: Routes, limit: int) -> int:
+    """How many of the first `limit` rows two recordings have in common before they differ."""
+    if limit == 0:
+        return 0
+    differs_T = first.valid_T[:limit] != other.valid_T[:limit]
+    one, two = first.sets_TLK[:limit].reshape(limit, -1), other.sets_TLK[:limit].reshape(limit, -1)
+    if not np.array_equal(one, two):
+        differs_T |= (one != two).any(axis=1)
+    return int(differs_T.argmax()) if differs_T.any() else limit
 
 
-def _table(segments: Sequence[Segment], geometry: Geometry) -> pa.Table:
-    coded: list[list[bytes]] = [[] for _ in geometry.layers]
-    for segment in segments:
-        # Layers outermost, so that each segment's rows of a layer lie together in memory.
-        gaps_LTK = gaps(np.ascontiguousarray(segment.routes.sets_TLK.swapaxes(0, 1)))
-        for column, gaps_TK in zip(coded, gaps_LTK, strict=True):
-            column.append(pack(gaps_TK))
-    valid = [segment.routes.valid_T for segment in segments]
-    columns = {
+def _table(segments: Sequence[_Segment], geometry: Geometry) -> pa.Table:
+    ends = np.cumsum([0, *(segment.coded_LX.shape[1] for segment in segments)], dtype=np.int32)
+    offsets = pa.py_buffer(ends)
+    coded_LX = np.concatenate([segment.coded_LX for segment in segments], axis=1)
+    coded = [
+        pa.Array.from_buffers(pa.binary(), len(segments), [None, offsets, pa.py_buffer(bytes_X)])
+        for bytes_X in coded_LX
+    ]
+    valid = [segment.valid_T for segment in segments]
+    columns: dict[str, Any] = {
         "owner": [segment.owner for segment in segments],
         "token_start": [segment.token_start for segment in segments],
         "tokens": [len(valid_T) for valid_T in valid],
@@ -90,21 +131,3 @@ def _table(segments: Sequence[Segment], geometry: Geometry) -> pa.Table:
         **dict(zip(map(layer_column, geometry.layers), coded, strict=True)),
     }
     return pa.table(columns, schema=routes_schema(geometry))
-
-
-def _shared_rows(members: Sequence[Sample], routes: Sequence[Routes]) -> int:
-    """Length of the longest prefix of prompt rows that is equal in all samples of a group."""
-    first = members[0].prompt_tokens_P
-    if len(members) < 2 or any(not np.array_equal(first, m.prompt_tokens_P) for m in members):
-        return 0
-    shared = min(len(first), *(len(r.valid_T) for r in routes))
-    for other in routes[1:]:
-        differs_T = routes[0].valid_T[:shared] != other.valid_T[:shared]
-        differs_T |= (routes[0].sets_TLK[:shared] != other.sets_TLK[:shared]).any(axis=(1, 2))
-        if differs_T.any():
-            shared = int(differs_T.argmax())
-    return shared
-
-
-def _slice(routes: Routes, start: int, end: int) -> Routes:
-    return Routes(routes.sets_TLK[start:end], routes.valid_T[start:end])

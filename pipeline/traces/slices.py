@@ -6,6 +6,7 @@ a sample must be exactly its positions, in every layer once.
 Letters: T rows of a sample, L wanted layers, K experts per row, N rows of several segments.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,8 @@ from pipeline.traces.schema import SEGMENT, layer_column, routes_schema
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a segment's rows are."""
+class Segment:
+    """A segment, decoded."""
 
     owner: str
     token_start: int
@@ -37,7 +38,7 @@ class Part:
     """Segments of one routes file, decoded."""
 
     key: str
-    places: Mapping[int, Place]
+    segments: Mapping[int, Segment]
     """By row of the file."""
     sets: Mapping[int, npt.NDArray[Any]]
     """By layer: [N, K]."""
@@ -76,19 +77,21 @@ class Slices:
             part = self.parts.get(located["file"])
             if part is None:
                 continue
-            places = _covering(part, id, row, located["segments"])
-            index_T = np.concatenate([np.arange(p.rows.start, p.rows.stop) for p in places])
             if not missing.issuperset(part.sets):
                 raise TraceError(f"{part.key}: sample {id}: another file has its layers too")
             missing -= set(part.sets)
-            for layer, sets_NK in part.sets.items():
-                sets_TLK[:, columns[layer]] = sets_NK[index_T]
-            if valid_T is not None and not np.array_equal(valid_T, part.valid_N[index_T]):
+            here_T = np.empty(T, np.bool_)
+            for to, rows in _covering(part, id, row, located["segments"]):
+                here_T[to] = part.valid_N[rows]
+                for layer, sets_NK in part.sets.items():
+                    sets_TLK[to, columns[layer]] = sets_NK[rows]
+            if valid_T is not None and not np.array_equal(valid_T, here_T):
                 raise TraceError(f"{part.key}: sample {id}: valid rows differ between its files")
-            valid_T = part.valid_N[index_T]
+            valid_T = here_T
         if missing or valid_T is None:
             raise TraceError(f"sample {id}: no routes of layers {sorted(missing)}")
-        sets_TLK[~valid_T] = np.arange(self.geometry.topk)
+        if not valid_T.all():
+            sets_TLK[~valid_T] = np.arange(self.geometry.topk)
         return Routes(sets_TLK, valid_T)
 
     def _compared(self, id: str, routes: Routes) -> Routes:
@@ -124,24 +127,27 @@ def read_part(
     """
     wanted = Geometry(geometry.experts, geometry.topk, tuple(layers))
     table, at = read_rows(store, file, segments, routes_schema(wanted), geometry)
-    table = table.take(pa.array([at[row] for row in segments], pa.int64())).combine_chunks()
+    places = pa.array([at[row] for row in segments], pa.int64())
+    if places != pa.array(range(len(table)), pa.int64()):
+        table = table.take(places)
+    table = table.combine_chunks()
     owners, starts, tokens, validity = (table[name].to_pylist() for name in SEGMENT.names)
     if any(n < 0 for n in tokens):
         raise TraceError(f"{file.data.key}: a segment of {min(tokens)} tokens")
     ends = np.cumsum([0, *tokens]).tolist()
-    places = {
-        row: Place(owners[i], starts[i], slice(ends[i], ends[i + 1]))
+    found = {
+        row: Segment(owners[i], starts[i], slice(ends[i], ends[i + 1]))
         for i, row in enumerate(segments)
     }
     sets = {}
     for layer in layers:
-        coded = table[layer_column(layer)].to_pylist()
+        coded = _values(table[layer_column(layer)])
         try:
             sets[layer] = decode_segments(coded, tokens, geometry.topk, geometry.experts)
         except TraceError as error:
             raise TraceError(f"{file.data.key}: layer {layer}: {error}") from error
     valid = [_bits(file, *pair) for pair in zip(validity, tokens, strict=True)]
-    return Part(file.data.key, places, sets, np.concatenate([np.empty(0, np.bool_), *valid]))
+    return Part(file.data.key, found, sets, np.concatenate([np.empty(0, np.bool_), *valid]))
 
 
 def read_rows(
@@ -167,25 +173,43 @@ def read_rows(
     return table, at
 
 
-def _covering(part: Part, id: str, row: Mapping[str, Any], segments: Sequence[int]) -> list[Place]:
-    """The places of a sample's segments, which must be its positions 0..S-2, each once."""
-    places = [part.places[segment] for segment in segments]
+def _covering(
+    part: Part, id: str, row: Mapping[str, Any], places: Sequence[Mapping[str, int]]
+) -> list[tuple[slice, slice]]:
+    """Positions of a sample and their rows in a part; the positions must be 0..S-2, each once."""
+    covering = []
     position = 0
     for place in places:
-        if place.owner not in (id, row["group"]):
-            raise TraceError(f"{part.key}: sample {id}: a segment of {place.owner}")
-        if place.token_start != position:
+        segment, tokens = part.segments[place["row"]], place["tokens"]
+        if segment.owner not in (id, row["group"]):
+            raise TraceError(f"{part.key}: sample {id}: a segment of {segment.owner}")
+        if segment.token_start != position:
             raise TraceError(
-                f"{part.key}: sample {id}: a segment from position {place.token_start}, "
+                f"{part.key}: sample {id}: a segment from position {segment.token_start}, "
                 f"expected from {position}"
             )
-        position += place.rows.stop - place.rows.start
-    if not places or position != row["rows_total"]:
+        start, length = segment.rows.start, segment.rows.stop - segment.rows.start
+        if not 0 < tokens <= length:
+            raise TraceError(f"{part.key}: sample {id}: {tokens} tokens of a segment of {length}")
+        covering.append((slice(position, position + tokens), slice(start, start + tokens)))
+        position += tokens
+    if position != row["rows_total"]:
         raise TraceError(
             f"{part.key}: sample {id}: {position} rows of routes, expected {row['rows_total']}: "
             "one per token but the last"
         )
-    return places
+    return covering
+
+
+def _values(column: pa.ChunkedArray) -> list[memoryview]:
+    """The values of a binary column without nulls, not copied."""
+    values = []
+    for chunk in column.chunks:
+        _, offsets, data = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int32, len(chunk) + 1, 4 * chunk.offset).tolist()
+        view = memoryview(data) if data is not None else memoryview(b"")
+        values += [view[i:j] for i, j in itertools.pairwise(ends)]
+    return values
 
 
 def _bits(file: TraceFile, bitmap: bytes | None, tokens: int) -> npt.NDArray[np.bool_]:

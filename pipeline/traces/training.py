@@ -9,15 +9,9 @@ import pyarrow as pa
 from pipeline.store import Store, keys
 from pipeline.traces.chunks import read_table
 from pipeline.traces.digests import digest_of_canonical
-from pipeline.traces.header import Header, read_header
-from pipeline.traces.manifest import (
-    Manifest,
-    file_of,
-    named,
-    read_manifest,
-    refs_of,
-    same_source,
-)
+from pipeline.traces.header import Header, read_header, same_source
+from pipeline.traces.ids import named
+from pipeline.traces.manifest import Manifest, file_of, read_manifest, refs_of
 from pipeline.traces.reader import read_slices
 from pipeline.traces.records import Geometry, TraceError
 from pipeline.traces.schema import MANIFEST, SEGMENT
@@ -110,16 +104,17 @@ def digested(store: Store, manifest: Manifest) -> Manifest:
     return replace(manifest, rows=table)
 
 
-def _segments_of(store: Store, header: Header) -> dict[str, list[int]]:
-    """Rows of the commit's routes file by sample."""
+def _segments_of(store: Store, header: Header) -> dict[str, list[dict[str, int]]]:
+    """Places in the commit's routes file by sample."""
     file = file_of(header, "routes")
     if file is None:
         raise TraceError(f"{header.key} in {store.uri}: it lists no routes file")
-    owners = read_table(store, file, pa.schema([SEGMENT.field("owner")]))["owner"].to_pylist()
-    rows: dict[str, list[int]] = {}
+    columns = pa.schema([SEGMENT.field("owner"), SEGMENT.field("tokens")])
+    owners, tokens = (column.to_pylist() for column in read_table(store, file, columns).columns)
+    places: dict[str, list[dict[str, int]]] = {}
     for row, owner in enumerate(owners):
-        rows.setdefault(owner, []).append(row)
-    return rows
+        places.setdefault(owner, []).append({"row": row, "tokens": tokens[row]})
+    return places
 
 
 def _whole_geometry(headers: Sequence[Header]) -> Geometry:

@@ -10,8 +10,8 @@ from pipeline.store import Store, keys
 from pipeline.store.commit import CorruptObjectError, find_commit, read_data, sha256
 from pipeline.traces.chunks import TraceFile
 from pipeline.traces.header import Header, read_header
-from pipeline.traces.ids import expected_ids
-from pipeline.traces.manifest import Manifest, check_ids, open_file, read_manifest
+from pipeline.traces.ids import check_ids, expected_ids
+from pipeline.traces.manifest import Manifest, open_file, read_manifest
 from pipeline.traces.problems import Report
 from pipeline.traces.reader import read_samples, read_slices
 from pipeline.traces.records import Geometry, TraceError

@@ -7,8 +7,7 @@ from typing import Any
 from pipeline.store import ObjectMissingError, Store, keys
 from pipeline.store.commit import CorruptObjectError, DataFile, files_in, find_commit, read_commit
 from pipeline.store.policy import policy_digest
-from pipeline.traces.ids import prompt_id, validation_id
-from pipeline.traces.manifest import check_ids
+from pipeline.traces.ids import check_ids, prompt_id, validation_id
 from pipeline.traces.problems import Report
 from pipeline.traces.reader import read_sample_file
 
@@ -23,12 +22,17 @@ def verify_inputs(store: Store, run: Mapping[str, Any] | None, report: Report) -
             report.add(key, "no such object, but attempts or policies of a run are there")
         return
     with report.parsing(key):
-        inputs = run["inputs"]
-        named = [inputs[name] for name in ("prompts", "val_prompts", "reward")]
-        named += (inputs["model"] or {}).values()
-        for file in files_in({"files": [body for body in named if body is not None]}):
+        for file in staged_files(run):
             report.inputs += 1
             verify_data(store, file, report)
+
+
+def staged_files(run: Mapping[str, Any]) -> list[DataFile]:
+    """The staged inputs that run.json names. Raises KeyError, TypeError when it is not one."""
+    inputs = run["inputs"]
+    named = [inputs[name] for name in ("prompts", "val_prompts", "reward")]
+    named += (inputs["model"] or {}).values()
+    return files_in({"files": [body for body in named if body is not None]})
 
 
 def verify_attempts(store: Store, report: Report) -> None:

@@ -74,7 +74,7 @@ def sealed(folder: Path, geometry: Geometry | None) -> Store:
         )
     provenance = Provenance("R3", 0, "test") if geometry else None
     write_shard(store, 0, 0, new_attempt(), samples, geometry, provenance)
-    seal(store, 0, 1, [s.id for s in samples], 0)
+    seal(store, 0, 1, lambda _: [s.id for s in samples], 0)
     return store
 
 

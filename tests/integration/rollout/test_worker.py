@@ -3,6 +3,7 @@
 import shutil
 import signal
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,14 @@ from operators.rollout.worker import Worker, read_inputs, start_engine
 from pipeline.rl.rewards import RewardError
 from pipeline.store import keys, open_store
 from pipeline.store.commit import find_commit, read_commit
-from pipeline.traces import expected_ids, read_manifest, read_routes, read_samples, seal
+from pipeline.traces import (
+    expected_ids,
+    read_manifest,
+    read_routes,
+    read_samples,
+    seal,
+    shard_ids,
+)
 from tests.integration.rollout import runs
 from tests.integration.rollout.reference import ReferenceModel
 
@@ -33,7 +41,7 @@ def contents(store):
 
 def sealed(store, step):
     plan = read_commit(store, keys.plan(step))
-    seal(store, step, plan["shards"], expected_ids(plan), plan["policy_version"])
+    seal(store, step, plan["shards"], partial(shard_ids, plan), plan["policy_version"])
     manifest = read_manifest(store, step)
     assert sorted(manifest.ids) == sorted(expected_ids(plan))
     samples = read_samples(store, manifest, manifest.ids)
@@ -150,7 +158,7 @@ def test_a_reward_that_raises_fails_or_masks(tmp_path):
         for shard in worker._missing(task):
             from operators.rollout.shard import make_shard
 
-            make_shard(store, engine, masked, inputs.geometry, task, shard, 0)
+            make_shard(store, engine, masked, inputs.geometry, task, shard, 0, 1 << 20)
     finally:
         engine.close()
     samples, _ = sealed(store, 0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.store import ObjectMissingError, open_store
 from pipeline.store.commit import CorruptObjectError, DataFile, commit, sha256, to_json
 from pipeline.traces import TraceError, read_manifest, read_routes, read_samples
-from pipeline.traces.chunks import describe
+from pipeline.traces.files import describe
 from pipeline.traces.schema import check_format
 from pipeline.traces.verify import verify
 from tests.unit.traces.make import equal, make_plan, make_samples, sealed_r2, sealed_r3
@@ -175,7 +175,7 @@ def metadata(**values: bytes) -> Callable[[pa.Table], pa.Table]:
 # Files that fit their digests, and what a reader must say of each.
 FORGERIES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "not a trace": (lambda table: table.replace_schema_metadata({}), "not a trace file"),
-    "newer major": (metadata(format=b"2.0"), "version 2.0 is newer than 0.1; use a newer retrace"),
+    "newer major": (metadata(format=b"2.0"), "version 2.0 is newer than 1.0; use a newer retrace"),
     "other role": (metadata(role=b"samples"), "a samples file, expected routes"),
     "other coding": (metadata(coding=b"bitmap"), "coding 'bitmap' is not known"),
     "other geometry": (
@@ -224,17 +224,17 @@ def test_unknown_columns_are_ignored(tmp_path):
     sealed_r3(open_store(str(tmp_path)), SAMPLES)
     table = pq.read_table(objects(tmp_path, ".routes.parquet")[0])
     table = table.append_column("router_scores", pa.array([[1.0]] * len(table)))
-    meta = {**table.schema.metadata, b"retrace.format": b"0.7", b"retrace.new": b"?"}
+    meta = {**table.schema.metadata, b"retrace.format": b"1.7", b"retrace.new": b"?"}
     foreign_file(tmp_path, table.replace_schema_metadata(meta))
     read_all(tmp_path)
     assert not verify(open_store(str(tmp_path))).problems
 
 
-@pytest.mark.parametrize("version", ["1.0", "12", None, "x", 0.1])
+@pytest.mark.parametrize("version", ["2.0", "12", "0.1", None, "x", 1.0])
 def test_format_versions(version):
     with pytest.raises(TraceError, match="format version"):
         check_format(version, "file")
-    check_format("0.9", "file")
+    check_format("1.9", "file")
 
 
 def test_a_plan_of_other_samples_is_found(tmp_path):

@@ -1,6 +1,8 @@
 import hashlib
+import struct
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,13 +18,15 @@ def test_token_digest_is_of_little_endian_uint32():
     assert token_digest(np.array([1, 256], np.uint32)) == expected
 
 
-def test_routes_digest_is_as_specified():
+@pytest.mark.parametrize(("experts", "width"), [(16, 1), (256, 1), (257, 2)])
+def test_routes_digest_is_as_specified(experts, width):
+    """An id is one byte up to 256 experts, two above."""
     sets = np.array([[[0, 1, 2], [3, 4, 15]], [[9, 9, 9], [9, 9, 9]]], np.uint8)
-    digest = hashlib.sha256(bytes([2, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0]))
+    digest = hashlib.sha256(struct.pack("<3I", 2, experts, 3))
     for id in (0, 1, 2, 3, 4, 15, 0, 1, 2, 0, 1, 2):
-        digest.update(bytes([id, 0]))
+        digest.update(id.to_bytes(width, "little"))
     digest.update(bytes([0b01]))
-    found = routes_digest(Routes(sets, np.array([True, False])), GEOMETRY)
+    found = routes_digest(Routes(sets, np.array([True, False])), Geometry(experts, 3, (0, 4)))
     assert found == digest.hexdigest()
 
 

@@ -20,10 +20,12 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from pipeline.traces.manifest import check_ids, sealed_steps
+from pipeline.traces.ids import check_ids
+from pipeline.traces.manifest import sealed_steps
 from tests.unit.traces.make import (
     GEOMETRY,
     R3,
+    by_shard,
     make_samples,
     planned_ids,
     sealed_r3,
@@ -57,22 +59,22 @@ def test_a_missing_shard_is_not_sealed(store):
     samples = make_samples()
     write_shard(store, 0, 0, new_attempt(), samples, GEOMETRY, R3)
     with pytest.raises(ObjectMissingError, match=r"rollout/00001\.json"):
-        seal(store, 0, 2, [s.id for s in samples], 0)
+        seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0)
     assert store.size("steps/000000/manifest.json") is None
 
 
 def test_samples_that_are_missing_doubled_or_foreign_are_named(store):
-    """One sample missing, one in two shards, one that nobody asked for: all in one error."""
+    """One sample missing, one of another shard, too: both in one error, and nothing is sealed."""
     samples = make_samples(prompts=4)
     write_shard(store, 0, 0, new_attempt(), samples[:4], GEOMETRY, R3)
     write_shard(store, 0, 1, new_attempt(), samples[3:6], GEOMETRY, R3)
-    expected = [*planned_ids(), "000000/9/0"][1:]
+    ids = [sample.id for sample in samples]
     with pytest.raises(TraceError) as error:
-        seal(store, 0, 2, expected, 0)
+        seal(store, 0, 2, lambda shard: [ids[:4], [*ids[4:6], "000000/9/0"]][shard], 0)
     assert str(error.value) == (
-        "step 0: 7 samples, expected 6; missing: 000000/9/0; not expected: 000000/0/0; "
-        "there twice: 000000/1/1"
+        "step 0, shard 1: 3 samples, expected 3; missing: 000000/9/0; not expected: 000000/1/1"
     )
+    assert store.size("steps/000000/manifest.json") is None
 
 
 def test_another_policy_version_is_refused(store):
@@ -83,7 +85,7 @@ def test_another_policy_version_is_refused(store):
     samples[2] = replace(samples[2], version_spans=stale)
     write_shards(store, samples)
     with pytest.raises(TraceError, match=r"policy versions \(0, 1\), its plan says 0"):
-        seal(store, 0, 2, planned_ids(), 0)
+        seal(store, 0, 2, by_shard(planned_ids(), 2), 0)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_shards_must_agree(store, geometry, provenance):
     write_shard(store, 0, 0, new_attempt(), samples[:4], GEOMETRY, R3)
     write_shard(store, 0, 1, new_attempt(), second, geometry, provenance)
     with pytest.raises(TraceError, match=r"rollout/00001\.json: .* but .*rollout/00000.json has"):
-        seal(store, 0, 2, planned_ids(), 0)
+        seal(store, 0, 2, by_shard(planned_ids(), 2), 0)
 
 
 def test_shards_of_two_engines_are_sealed(store):
@@ -112,7 +114,10 @@ def test_shards_of_two_engines_are_sealed(store):
     upgraded = replace(R3, engine="vllm 0.33.0")
     write_shard(store, 0, 0, new_attempt(), samples[:4], GEOMETRY, R3)
     write_shard(store, 0, 1, new_attempt(), samples[4:], GEOMETRY, upgraded)
-    assert seal(store, 0, 2, planned_ids(), 0).provenance == R3
+    assert (
+        seal(store, 0, 2, lambda s: [planned_ids()[:4], planned_ids()[4:]][s], 0).head.provenance
+        == R3
+    )
 
 
 def test_a_shard_in_another_ones_place_is_refused(store, tmp_path):
@@ -120,7 +125,7 @@ def test_a_shard_in_another_ones_place_is_refused(store, tmp_path):
     rollout = tmp_path / "steps/000000/rollout"
     (rollout / "00001.json").write_bytes((rollout / "00000.json").read_bytes())
     with pytest.raises(TraceError, match=r"00001.json .* is the commit of .*'shard': 0"):
-        seal(store, 0, 2, planned_ids(), 0)
+        seal(store, 0, 2, by_shard(planned_ids(), 2), 0)
 
 
 def test_a_sealed_step_is_returned_as_it_stands(store):
@@ -129,10 +134,10 @@ def test_a_sealed_step_is_returned_as_it_stands(store):
     samples = make_samples()
     manifest = sealed_r3(store, samples)
     objects = [info.key for info in store.list("")]
-    assert seal(store, 0, 2, planned_ids(), 0).rows.equals(manifest.rows)
+    assert seal(store, 0, 2, by_shard(planned_ids(), 2), 0).all().rows.equals(manifest.rows)
     assert [info.key for info in store.list("")] == objects
     with pytest.raises(TraceError, match=r"manifest\.json.*not expected: 000000/2/0, 000000/2/1"):
-        seal(store, 0, 2, planned_ids(prompts=2), 0)
+        seal(store, 0, 2, by_shard(planned_ids(prompts=2), 2), 0)
 
 
 class LosesAnswer:
@@ -160,7 +165,7 @@ def test_a_lost_answer_is_no_failure(store):
     flaky = LosesAnswer(store, key)
     assert write_shard(flaky, 0, 0, new_attempt(), samples, GEOMETRY, R3).ours
     flaky = LosesAnswer(store, "steps/000000/manifest.json")
-    manifest = seal(flaky, 0, 1, planned_ids(), 0)
+    manifest = seal(flaky, 0, 1, lambda _: planned_ids(), 0).all()
     assert manifest.ids == sorted(planned_ids())
 
 
@@ -168,8 +173,9 @@ def test_many_sealers_make_one_manifest(store):
     """Two flows at once: all see the same sealed step, whoever was first."""
     samples = make_samples()
     write_shards(store, samples)
+    ids = by_shard(planned_ids(), 2)
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: seal(store, 0, 2, planned_ids(), 0), range(4)))
+        made = list(pool.map(lambda _: seal(store, 0, 2, ids, 0).all(), range(4)))
     assert all(m.rows.equals(made[0].rows) and m.files == made[0].files for m in made)
     assert read_manifest(store, 0).files == made[0].files
 
@@ -180,9 +186,9 @@ def test_a_sample_keeps_its_routes_whatever_shard_made_it(store, tmp_path):
     other = open_store(str(tmp_path / "other"))
     one = sealed_r3(store, samples)
     write_shard(other, 0, 0, new_attempt(), samples[::-1], GEOMETRY, R3)
-    two = seal(other, 0, 1, planned_ids(prompts=4), 0)
+    two = seal(other, 0, 1, lambda _: planned_ids(prompts=4), 0).all()
     content = ["id", "token_digest", "routes_digest", "rows_valid", "reward"]
-    assert one.rows.select(content).equals(two.rows.select(content))
+    assert one.rows.select(content).sort_by("id").equals(two.rows.select(content))
     for sample in samples:
         ours, theirs = read_routes(store, one, [sample.id]), read_routes(other, two, [sample.id])
         assert (ours[sample.id].sets_TLK == theirs[sample.id].sets_TLK).all()
@@ -195,7 +201,7 @@ def test_sealed_steps(store):
     samples = make_samples(step=12)
     write_shard(store, 12, 0, new_attempt(), samples, GEOMETRY, R3)
     assert sealed_steps(store) == [0]
-    seal(store, 12, 1, [s.id for s in samples], 0)
+    seal(store, 12, 1, lambda _: [s.id for s in samples], 0)
     assert sealed_steps(store) == [0, 12]
     with pytest.raises(ObjectMissingError, match=r"steps/000003/manifest\.json"):
         read_manifest(store, 3)

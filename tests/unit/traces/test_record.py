@@ -155,7 +155,7 @@ def test_a_step_without_routes_makes_no_set(stores):
     run, record, _ = stores
     samples = without_routes(SAMPLES)
     write_shard(run, 0, 0, new_attempt(), samples, None, None)
-    seal(run, 0, 1, [s.id for s in samples], 0)
+    seal(run, 0, 1, lambda _: [s.id for s in samples], 0)
     with pytest.raises(TraceError, match="no routes were recorded"):
         write_record_set(run, record, 0)
 
@@ -207,7 +207,7 @@ def test_another_model_is_refused(stores):
     geometry = Geometry(32, 4, (1, 2, 5))
     samples = make_samples(geometry=geometry)
     write_shard(run, 0, 0, new_attempt(), samples, geometry, R3)
-    seal(run, 0, 1, [s.id for s in samples], 0)
+    seal(run, 0, 1, lambda _: [s.id for s in samples], 0)
     write_record_set(run, record, 0)
     write_run(again, samples, "R3")
     with pytest.raises(TraceError, match=r"experts=32.*this run's model has .*experts=16"):
@@ -228,7 +228,7 @@ def stages(*written):
 
     def write(store) -> None:
         write_shard(store, 0, 0, new_attempt(), without_routes(SAMPLES), None, None)
-        seal(store, 0, 1, [s.id for s in SAMPLES], 0)
+        seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0)
         for stage, dp_rank, layers, samples in written:
             write_stage(store, stage, dp_rank, layers, samples)
 
