@@ -3,6 +3,7 @@
 import hashlib
 import mmap
 import tempfile
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
@@ -41,6 +42,8 @@ class FileWriter:
         self._key, self._role = key, role
         self.rows = 0
         """Written until now."""
+        self.upload_s = 0.0
+        """Seconds that the store took, or made this writer wait."""
         self._sha256 = hashlib.sha256()
         coded = role == "routes"
         with ExitStack() as opened:
@@ -69,13 +72,17 @@ class FileWriter:
         piece = bytes(data)
         self._sha256.update(piece)
         self._scratch.write(piece)
+        started = time.monotonic()
         self._upload.write(piece)
+        self.upload_s += time.monotonic() - started
         return len(piece)
 
     def finish(self) -> TraceFile:
         """Create the object and describe it for the commit."""
         self._writer.close()
+        started = time.monotonic()
         self._upload.finish()
+        self.upload_s += time.monotonic() - started
         self._scratch.flush()
         size = self._scratch.tell()
         with mmap.mmap(self._scratch.fileno(), size, access=mmap.ACCESS_READ) as content:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pipeline.store import Store, keys
 from pipeline.store.commit import Committed, DataFile
+from pipeline.traces.chunks import TraceFile
 from pipeline.traces.codec import canonical
 from pipeline.traces.files import FileWriter
 from pipeline.traces.header import commit_header
@@ -73,6 +74,7 @@ class ShardWriter:
         self._ids: set[str] = set()
         self._groups: dict[str, _Group] = {}
         self._held_bytes = 0
+        self._finished: list[TraceFile] = []
         self.groups_split = 0
         """Groups whose samples do not lie together, because they did not fit into memory."""
         with ExitStack() as opened:  # an error in the second takes the first back
@@ -88,6 +90,11 @@ class ShardWriter:
                 self._segments = SegmentWriter(self._routes, geometry)
             self._files = opened.pop_all()
         self._rows = RowWriter(self._samples)
+
+    @property
+    def upload_s(self) -> float:
+        """Seconds until now that the store took for the files, or made this writer wait."""
+        return self._samples.upload_s + (self._routes.upload_s if self._routes else 0.0)
 
     @property
     def held_bytes(self) -> int:
@@ -120,13 +127,10 @@ class ShardWriter:
             self._write(max(self._groups.values(), key=lambda group: group.held_bytes))
             self.groups_split += 1
 
-    def commit(self, maker: Mapping[str, Any] | None = None) -> Committed:
-        """Write what is held and commit the shard.
-
-        `maker` goes into the commit as it is: who generated the shard and how long it took,
-        {"worker": 0, "generation_s": 1.3}. When another maker of the shard was first, `ours` is
-        False and this one's files are debris. Raises StoreError.
-        """
+    def finish(self) -> None:
+        """Write what is held and complete the files. Raises StoreError."""
+        if self._finished:
+            return
         for group in self._groups.values():
             self._write(group)
         self._groups.clear()
@@ -136,6 +140,16 @@ class ShardWriter:
             files.append(self._routes.finish())
         self._rows.finish()
         files.append(self._samples.finish())
+        self._finished = files
+
+    def commit(self, maker: Mapping[str, Any] | None = None) -> Committed:
+        """Finish, if that is not done, and commit the shard.
+
+        `maker` goes into the commit as it is: who generated the shard and how long it took,
+        {"worker": 0, "generation_s": 1.3}. When another maker of the shard was first, `ours` is
+        False and this one's files are debris. Raises StoreError.
+        """
+        self.finish()
         body = {
             "step": self._step,
             "shard": self._shard,
@@ -143,7 +157,13 @@ class ShardWriter:
             "maker": dict(maker or {}),
         }
         return commit_header(
-            self._store, self._key, body, self._geometry, self._provenance, files, self._attempt
+            self._store,
+            self._key,
+            body,
+            self._geometry,
+            self._provenance,
+            self._finished,
+            self._attempt,
         )
 
     def _write(self, group: _Group) -> None:
