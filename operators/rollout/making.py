@@ -1,20 +1,23 @@
 """From a finished response to a sample: what the writer's thread does with each."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from operators.rollout.prompts import Wanted
-from operators.rollout.records import Finished, Generation
+from operators.rollout.records import Finished, Generation, Request, Sampling
 from operators.rollout.scoring import Scorer
 from pipeline.traces import Sample
 
 
-class Reader(Protocol):
-    """What is asked of the engine, beside its work."""
+class Engine(Protocol):
+    """What is asked of the rollout engine."""
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Finished]:
+        """Responses as they finish; see RolloutEngine."""
 
     def read(self, finished: Finished) -> Generation:
         """A response with its routes, checked. Raises TraceError, naming the sample."""
@@ -24,38 +27,42 @@ class Reader(Protocol):
 
 
 class Making:
-    """Reads, scores and adds responses, one call for each; counts its seconds.
+    """Reads, scores and adds responses, one call for each; counts them and its seconds.
 
     `routes` says whether the samples keep theirs. Raises TraceError and RewardError, each naming
     the sample, and what `add` raises.
     """
 
-    capture_s: float
-    """Routes from the engine's array to checked, sorted sets."""
-    score_s: float
-    """Text and reward function."""
-    add_s: float
-    """Encoding and upload."""
-
     def __init__(
         self,
-        reader: Reader,
+        engine: Engine,
         scorer: Scorer,
         wanted: Iterable[Wanted],
-        routes: bool,
         add: Callable[[Sample], None],
+        routes: bool,
     ) -> None:
-        self.capture_s = self.score_s = self.add_s = 0.0
-        self._reader = reader
+        self._engine = engine
         self._scorer = scorer
         self._wanted = {one.id: one for one in wanted}
-        self._routes = routes
         self._add = add
+        self._routes = routes
+        self.capture_s = 0.0
+        """Routes from the engine's array to checked, sorted sets."""
+        self.score_s = 0.0
+        """Text and reward function."""
+        self.add_s = 0.0
+        """Encoding and upload."""
+        self.samples = self.tokens = 0
+        """Tokens of responses."""
+        self.masked = 0
+        """Samples without a reward, because the reward function raised."""
+        self.lacking = 0
+        """Samples that lack routes of some rows."""
 
     def __call__(self, finished: Finished) -> None:
         """Make one sample."""
         started = time.monotonic()
-        generation = self._reader.read(finished)
+        generation = self._engine.read(finished)
         captured = time.monotonic()
         sample = self._sample(self._wanted[finished.request.id], generation)
         scored = time.monotonic()
@@ -63,9 +70,19 @@ class Making:
         self.capture_s += captured - started
         self.score_s += scored - captured
         self.add_s += time.monotonic() - scored
+        self.samples += 1
+        self.tokens += len(sample.response_tokens_G)
+        self.masked += sample.reward is None
+        self.lacking += sample.routes is not None and not sample.routes.valid_T.all()
+
+    def finish(self, work: Callable[[], None]) -> None:
+        """Do what is left of encoding and upload when all samples were added."""
+        started = time.monotonic()
+        work()
+        self.add_s += time.monotonic() - started
 
     def _sample(self, wanted: Wanted, generation: Generation) -> Sample:
-        scored = self._scorer(wanted, self._reader.text(generation.tokens_G))
+        scored = self._scorer(wanted, self._engine.text(generation.tokens_G))
         return Sample(
             id=wanted.id,
             group=wanted.group,
