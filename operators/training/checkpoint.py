@@ -24,7 +24,6 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from operators.training.model import TrainedModel
 from operators.training.patched import require_source
-from operators.training.retention import restarts
 from operators.training.torch_adam_resume import finish_loading, prepare_loading
 from pipeline.config.errors import InputError
 from pipeline.store import Store, keys
@@ -40,6 +39,7 @@ from pipeline.store.commit import (
     read_commit,
     sha256_of_file,
 )
+from pipeline.store.restarts import restarts
 
 _FORMAT: dict[str, Any] = {
     # Each parameter's optimizer state is gathered whole, so that any layout can load it.

@@ -1,22 +1,10 @@
-"""Which checkpoints a restart may begin at, and which policies and checkpoints may go."""
+"""Which policies and checkpoints of a run may go."""
 
 from collections.abc import Collection
 
 from pipeline.store import Store, keys
 from pipeline.store.commit import find_commit
-
-
-def restarts(store: Store) -> list[int]:
-    """Versions of the checkpoints that a restart may begin at, ascending.
-
-    Metrics are the last commit of a step. A checkpoint whose step has none does not count: the step
-    that made it must be trained again from the one before, or its metrics would never be written.
-    """
-    return [
-        version
-        for version in _committed(store, keys.checkpoints())
-        if store.size(keys.metrics(version - 1)) is not None
-    ]
+from pipeline.store.restarts import restarts
 
 
 def expired(
@@ -84,9 +72,4 @@ def pending_validations(store: Store) -> set[int]:
 def _folders(store: Store, prefix: str) -> list[int]:
     """Versions of which there is any object, committed or not, ascending."""
     found = {keys.folder_number(info.key) for info in store.list(prefix)}
-    return sorted(version for version in found if version is not None)
-
-
-def _committed(store: Store, prefix: str) -> list[int]:
-    found = (keys.number_of(info.key) for info in store.list(prefix))
     return sorted(version for version in found if version is not None)

@@ -12,6 +12,11 @@ def run_json() -> str:
     return "run.json"
 
 
+def inputs() -> str:
+    """Prefix of all staged inputs."""
+    return "inputs/"
+
+
 def input_file(sha256: str, name: str) -> str:
     """A staged input file."""
     return f"inputs/{sha256}/{name}"
@@ -82,9 +87,14 @@ def manifest_rows(step: int, attempt: str) -> str:
     return step_prefix(step) + f"manifest.{attempt}.parquet"
 
 
+def replays(step: int) -> str:
+    """Prefix of all objects that a step was sealed with from a record set."""
+    return step_prefix(step) + "replay/"
+
+
 def replayed(step: int, key: str) -> str:
     """Where a step sealed from a record set keeps an object that has this key in the set."""
-    return step_prefix(step) + "replay/" + key.removeprefix(step_prefix(step))
+    return replays(step) + key.removeprefix(step_prefix(step))
 
 
 def trainings(step: int) -> str:
@@ -105,6 +115,11 @@ def training_file(step: int, stage: int, dp_rank: int, attempt: str) -> str:
 def metrics(step: int) -> str:
     """The step's metrics: the last thing the trainer writes in a step."""
     return step_prefix(step) + "metrics.json"
+
+
+def pruned(step: int) -> str:
+    """Says that the samples and routes of a sealed step were removed to free space."""
+    return step_prefix(step) + "pruned.json"
 
 
 def checkpoints() -> str:
@@ -142,6 +157,16 @@ def validation_file(version: int, shard: int, attempt: str) -> str:
     return f"validations/{version:06d}/{shard:05d}.{attempt}.samples.parquet"
 
 
+def clocks() -> str:
+    """Prefix of the objects that ask the store for its time."""
+    return "clock/"
+
+
+def clock(attempt: str) -> str:
+    """An empty object, removed at once: its modification time is the store's time."""
+    return clocks() + attempt
+
+
 _NUMBERED = re.compile(r"/(\d{6})/[^/]+\.json$")
 
 
@@ -158,3 +183,20 @@ def folder_number(key: str) -> int | None:
     """The step or version of the folder an object is in: 'policies/000003/aa/x' -> 3."""
     match = _FOLDER.match(key)
     return int(match.group(1)) if match else None
+
+
+_MADE = re.compile(
+    r"(steps/\d{6}/(?:rollout/|training/)?[a-z\d-]+\.[0-9a-f]{8})\.(?:[a-z]+\.)?parquet"
+    r"|(validations/\d{6}/\d{5}\.[0-9a-f]{8})\.samples\.parquet"
+    r"|((?:policies|checkpoints)/\d{6}/[0-9a-f]{8})/[^/]+"
+)
+
+
+def maker_of(key: str) -> str | None:
+    """What one attempt at one thing wrote has this in common; None: not such a data file.
+
+    Example: 'steps/000003/rollout/00001.5f0c2a11.routes.parquet' ->
+    'steps/000003/rollout/00001.5f0c2a11'.
+    """
+    match = _MADE.fullmatch(key)
+    return next(filter(None, match.groups())) if match else None

@@ -31,6 +31,8 @@ class Report:
     uri: str
     steps: int = 0
     """Sealed steps."""
+    pruned: int = 0
+    """Sealed steps whose samples and routes were removed; what is left of them is checked."""
     samples: int = 0
     """Of the sealed steps."""
     inputs: int = 0

@@ -19,6 +19,7 @@ from pipeline.store.commit import CorruptObjectError, files_in, read_commit, rea
 from pipeline.traces.digests import token_digest
 from pipeline.traces.ids import check_ids, expected_ids
 from pipeline.traces.manifest import Manifest, open_file, read_manifest
+from pipeline.traces.prune import is_pruned, refuse_pruned
 from pipeline.traces.reader import read_samples
 from pipeline.traces.records import Geometry, Kind, TraceError
 from pipeline.traces.schema import parse_geometry
@@ -26,7 +27,8 @@ from pipeline.traces.seal import write_manifest
 from pipeline.traces.training import digested, used_routes
 
 _SAMPLES_AT_ONCE = 256
-_COMPARED = ["id", "token_digest", "routes_digest", "reward"]
+_COMPARED_PRUNED = ["id", "token_digest", "reward"]
+_COMPARED = [*_COMPARED_PRUNED, "routes_digest"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,13 @@ def write_record_set(run: Store, target: Store, step: int) -> None:
     """Copy a sealed step, with the routes that its training used, to a record set.
 
     Nothing happens when the set holds the same step already. Raises TraceError when the step has
-    no routes, or the set holds another run's step.
+    no routes, the set holds another run's step, or the run has pruned its own.
     """
+    if is_pruned(run, step):
+        if target.size(keys.manifest(step)) is None:
+            refuse_pruned(run, step)
+        _refuse_other(run, target, read_manifest(run, step), _COMPARED_PRUNED)
+        return
     manifest = digested(run, used_routes(run, step))
     if manifest.geometry is None:
         raise TraceError(f"step {step} of {run.uri}: no routes were recorded, so there is no set")
@@ -68,6 +75,7 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
     CorruptObjectError when a file has another size than its commit says.
     """
     name = f"replay_file {source.uri}, step {step}"
+    refuse_pruned(source, step)
     manifest = used_routes(source, step)
     if expected.ids is not None:
         check_ids(name, manifest.ids, expected.ids)
@@ -178,8 +186,14 @@ def _seal_copy(
             _put(target, renamed(ref.key), read_data(source, file.data))
             refs.append(replace(ref, key=renamed(ref.key), commit=renamed(ref.commit)))
         write_manifest(target, replace(manifest, files=tuple(refs)))
+    _refuse_other(source, target, manifest, _COMPARED)
+
+
+def _refuse_other(source: Store, target: Store, manifest: Manifest, columns: Sequence[str]) -> None:
+    """Raise TraceError unless the target has the same step sealed."""
+    step = manifest.step
     there = read_manifest(target, step)
-    if not there.rows.select(_COMPARED).equals(manifest.rows.select(_COMPARED)):
+    if not there.rows.select(columns).equals(manifest.rows.select(columns)):
         raise TraceError(
             f"{keys.manifest(step)} in {target.uri}: it has other samples or routes than "
             f"{source.uri}; choose another record_file, or remove what is there"

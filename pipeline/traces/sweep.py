@@ -148,6 +148,11 @@ def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectI
         if run is None:
             return
         for file in staged_files(run):
+            if file.key not in left and store.size(file.key) is None:
+                raise CorruptObjectError(
+                    f"{keys.run_json()}: it names {file.key}, which is not there; "
+                    f"{keys.inputs()} is not swept"
+                )
             left.pop(file.key, None)
     for info in store.list(keys.policies()) if left else ():
         if _is_commit(info.key):

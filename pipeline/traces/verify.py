@@ -13,6 +13,7 @@ from pipeline.traces.header import Header, read_header
 from pipeline.traces.ids import check_ids, expected_ids
 from pipeline.traces.manifest import Manifest, open_file, read_manifest
 from pipeline.traces.problems import Report
+from pipeline.traces.prune import is_pruned
 from pipeline.traces.reader import read_samples, read_slices
 from pipeline.traces.records import Geometry, TraceError
 from pipeline.traces.schema import parse_geometry
@@ -65,18 +66,33 @@ def _steps(store: Store) -> list[int]:
 
 def _verify_step(store: Store, step: int, geometry: Geometry | None, report: Report) -> None:
     """What there is of a step; a step in the making has no manifest yet."""
+    before = len(report.problems)
+    pruned = is_pruned(store, step)
+    samples = _verify_objects(store, step, geometry, report, pruned)
+    if not pruned and len(report.problems) > before and is_pruned(store, step):
+        pruned = True  # while it was read: what is missing now is meant to be
+        del report.problems[before:]
+        samples = _verify_objects(store, step, geometry, report, pruned)
+    if samples is not None:
+        report.steps += 1
+        report.samples += samples
+        report.pruned += pruned
+
+
+def _verify_objects(
+    store: Store, step: int, geometry: Geometry | None, report: Report, pruned: bool
+) -> int | None:
+    """The number of samples, 0 if it is not known; None: the step is not sealed."""
     plan = _body(store, step, keys.plan(step), report)
     _body(store, step, keys.metrics(step), report)
     key = keys.manifest(step)
     if store.size(key) is None:
         if store.size(keys.metrics(step)) is not None:
             report.add(key, f"no such object, but the step was trained: {keys.metrics(step)}")
-        return
-    report.steps += 1
+        return None
     manifest = _verify_manifest(store, step, report)
     if manifest is None:
-        return
-    report.samples += len(manifest.ids)
+        return 0
     with report.noting(key):
         _verify_rows(manifest, geometry)
     if plan is not None:
@@ -87,12 +103,16 @@ def _verify_step(store: Store, step: int, geometry: Geometry | None, report: Rep
         file = None
         with report.noting(ref.commit):
             file, _ = open_file(store, manifest, number)
-        if file is not None:
+        if file is not None and not pruned:
             _verify_file(store, file, report)
         if file is None or len(report.problems) > before:
             bad.add(number)
-    _verify_samples(store, manifest, bad, report)
-    _verify_training(store, manifest, geometry, report)
+    if pruned:
+        _body(store, step, keys.pruned(step), report)
+    else:
+        _verify_samples(store, manifest, bad, report)
+    _verify_training(store, manifest, geometry, report, pruned)
+    return len(manifest.ids)
 
 
 def _body(store: Store, step: int, key: str, report: Report) -> Mapping[str, Any] | None:
@@ -188,7 +208,7 @@ def _verify_routes(
 
 
 def _verify_training(
-    store: Store, manifest: Manifest, geometry: Geometry | None, report: Report
+    store: Store, manifest: Manifest, geometry: Geometry | None, report: Report, pruned: bool
 ) -> None:
     """The trainer's own routes: each file, then their join with the manifest."""
     prefix = keys.trainings(manifest.step)
@@ -198,9 +218,9 @@ def _verify_training(
         with report.noting(key):
             header = read_training(store, manifest.step, key)
             headers.append(header)
-            for file in header.files:
+            for file in () if pruned else header.files:
                 _verify_file(store, file, report)
-    if not headers or len(report.problems) > before:
+    if pruned or not headers or len(report.problems) > before:
         return
     with report.noting(prefix):
         made = digested(store, joined(store, manifest, headers))

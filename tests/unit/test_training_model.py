@@ -16,11 +16,12 @@ from operators.training.checkpoint import refuse_other_layout
 from operators.training.local_layers import bridge_names
 from operators.training.model import refuse_settings
 from operators.training.parallel import expert_tensor_parallel_size
-from operators.training.retention import expired, prune, restarts
+from operators.training.retention import expired, prune
 from pipeline.config.errors import InputError
 from pipeline.config.tree import Megatron
 from pipeline.store import keys, open_store
 from pipeline.store.commit import commit
+from pipeline.store.restarts import restarts
 from tests.tiny_models import FAMILIES, tiny_config
 
 

@@ -1,56 +1,24 @@
 """`verify` reads everything that a run's commits name, and calls what is wrong by its own name."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from pipeline.store import keys, open_store
-from pipeline.store.commit import commit, file_list, new_attempt, put_data
-from pipeline.store.policy import publish_policy
-from pipeline.traces import write_record_set, write_samples
-from pipeline.traces.ids import validation_id
+from pipeline.store.commit import commit
+from pipeline.traces import write_record_set
 from pipeline.traces.verify import verify
-from tests.unit.traces.make import make_plan, make_samples, sealed_r3, without_routes, write_run
-
-SAMPLES = make_samples()
+from tests.unit.traces.make import make_plan
+from tests.unit.traces.runs import whole_run
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run of one step, one policy, one checkpoint and one validation of two shards."""
     store = open_store(str(tmp_path / "run"))
-    write_run(store, SAMPLES, "R3", b"{}")
-    commit(store, keys.attempt(0), {"number": 0}, "a")
-    commit(store, keys.plan(0), make_plan(), "a")
-    sealed_r3(store, SAMPLES)
-    commit(store, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    (weights / "model.safetensors").write_bytes(b"weights" * 99)
-    (weights / "config.json").write_bytes(b"{}")
-    publish_policy(store, 1, weights)
-    state = put_data(store, keys.checkpoint_file(1, "a", "state"), b"state" * 99)
-    body = {"version": 1, "step": 1, "files": file_list([state])}
-    commit(store, keys.checkpoint(1), body, "a")
-    commit(store, keys.validation_plan(0), make_plan(), "a")
-    for shard in range(2):
-        write_validation(store, shard)
+    whole_run(store, tmp_path)
     assert not verify(store).problems
     return store
-
-
-def write_validation(store, shard: int) -> None:
-    samples = []
-    for sample in without_routes(SAMPLES):
-        _, row, k = sample.id.split("/")
-        if int(row) % 2 == shard:
-            id = validation_id(0, row, int(k))
-            samples.append(replace(sample, id=id, group=id.rsplit("/", 1)[0]))
-    file = write_samples(store, keys.validation_file(0, shard, new_attempt()), samples)
-    counts = {"count": len(samples), "masked": 0}
-    body = {"version": 0, "shard": shard, **counts, "files": file_list([file])}
-    commit(store, keys.validation(0, shard), body, "a")
 
 
 def objects(tmp_path) -> list:

@@ -1,0 +1,163 @@
+"""Tables and lines of `retrace traces`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.table import Table
+
+from pipeline.cli.tokens import token_texts
+from pipeline.store import Store
+from pipeline.traces import Manifest, Routes, Sample, read_manifest, used_routes
+from pipeline.traces.manifest import sealed_steps
+from pipeline.traces.problems import Report
+from pipeline.traces.prune import is_pruned
+from pipeline.traces.stats import StepStats
+from pipeline.traces.training import training_headers
+
+
+def _share(part: int | None, whole: int) -> str:
+    return "—" if part is None or not whole else f"{part / whole:.1%}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "—" if value is None else format(value, form)
+
+
+def _table(title: str | None, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in _TEXTS else "right", overflow="fold")
+    return table
+
+
+_TEXTS = {"kind", "engine", "id", "text"}
+
+
+def steps_table(store: Store) -> Table:
+    """The sealed steps of a run or record set, one a row."""
+    table = _table(
+        store.uri, "step", "policy", "kind", "engine", "samples", "tokens", "valid rows", "reward"
+    )
+    for step in sealed_steps(store):
+        manifest = _described(store, step)
+        made = manifest.provenance
+        rewards = [reward for reward in manifest.rows["reward"].to_pylist() if reward is not None]
+        table.add_row(
+            f"{step} (pruned)" if is_pruned(store, step) else str(step),
+            ", ".join(map(str, manifest.policy_versions)),
+            made.kind if made else "—",
+            made.engine if made else "—",
+            str(len(manifest.ids)),
+            str(sum(manifest.rows["rows_total"].to_pylist()) + len(manifest.ids)),
+            _valid_share(manifest),
+            _number(sum(rewards) / len(rewards) if rewards else None, ".3f"),
+        )
+    return table
+
+
+def _described(store: Store, step: int) -> Manifest:
+    """A step's manifest with the provenance of the routes that its training used."""
+    if not is_pruned(store, step):
+        return used_routes(store, step)
+    manifest = read_manifest(store, step)
+    headers = training_headers(store, step)
+    return replace(manifest, provenance=headers[0].provenance) if headers else manifest
+
+
+def _valid_share(manifest: Manifest) -> str:
+    """Of routes that the trainer recorded only `stats`, which reads them, knows it."""
+    columns = manifest.rows.select(["rows_valid", "rows_total"]).to_pydict()
+    if None in columns["rows_valid"]:
+        return "—"
+    return _share(sum(columns["rows_valid"]), sum(columns["rows_total"]))
+
+
+def samples_table(manifest: Manifest, pruned: bool) -> Table:
+    """The samples of a step, one a row."""
+    title = f"step {manifest.step}" + (", pruned" if pruned else "")
+    table = _table(title, "id", "prompt", "response", "valid rows", "reward")
+    for row in manifest.rows.to_pylist():
+        table.add_row(
+            row["id"],
+            str(row["prompt_length"]),
+            str(row["response_length"]),
+            _share(row["rows_valid"], row["rows_total"]),
+            row["reward_error"] or _number(row["reward"], ".3f"),
+        )
+    return table
+
+
+def sample_table(
+    store: Store, sample: Sample, routes: Routes | None, layers: Sequence[int]
+) -> Table:
+    """The tokens of a sample, one a row, with the experts of these layers."""
+    P = len(sample.prompt_tokens_P)
+    title = (
+        f"{sample.id}: {P} prompt and {len(sample.response_tokens_G)} response tokens, "
+        f"reward {_number(sample.reward, '.3f')}, finished by {sample.finish_reason}"
+    )
+    table = _table(title, "position", "token", "text", "log-prob", *(f"layer {i}" for i in layers))
+    tokens = sample.tokens_S.tolist()
+    for t, (token, text) in enumerate(zip(tokens, token_texts(store, tokens), strict=True)):
+        logprob = None if t < P else float(sample.logprobs_G[t - P])
+        experts = ["" for _ in layers]  # the last token was never fed to the model
+        if routes is not None and t < len(routes.valid_T):
+            experts = ["not known" for _ in layers]
+            if routes.valid_T[t]:
+                experts = [" ".join(map(str, sets_K)) for sets_K in routes.sets_TLK[t].tolist()]
+        table.add_row(str(t), str(token), text, _number(logprob, ".3f"), *experts)
+    return table
+
+
+STATS_NOTE = (
+    "load: an expert's share of the layer's choices; max / mean and entropy: 1 is even; "
+    "R3 = R2: rows for which engine and trainer recorded the same experts; in training: rows for "
+    "which the trainer's own choice was the replayed one; all: the extremes of the loads, the mean "
+    "of the rest\n"
+    "bytes per token and layer are far below the format's 2 where the samples of a group share "
+    "their prompt, whose routes are stored once, experts are few, or the same sets come often"
+)
+
+
+def stats_line(stats: StepStats) -> str:
+    """What a step's statistics are of."""
+    return (
+        f"step {stats.step}, {stats.kind}: {stats.samples} samples, valid rows "
+        f"{_share(stats.rows_valid, stats.rows_total)} of {stats.rows_total}, "
+        f"{stats.bytes_per_token_layer:.2f} bytes per token and layer"
+    )
+
+
+def stats_table(stats: StepStats) -> Table:
+    """A step's statistics, a layer a row."""
+    names = ("layer", "load min", "load max", "max / mean", "entropy", "R3 = R2", "in training")
+    table = _table(None, *names)
+    for layer in (*stats.layers, stats.total):
+        if layer.layer is None:
+            table.add_section()
+        table.add_row(
+            "all" if layer.layer is None else str(layer.layer),
+            f"{layer.load_min:.2%}",
+            f"{layer.load_max:.2%}",
+            f"{layer.load_max_over_mean:.2f}",
+            f"{layer.load_entropy:.3f}",
+            _number(layer.agreement, ".2%"),
+            _number(layer.agreement_in_training, ".2%"),
+        )
+    return table
+
+
+def seen(report: Report) -> str:
+    """What was checked; kinds of which there is nothing are left out."""
+    counts = {
+        "of them pruned": report.pruned,
+        "samples": report.samples,
+        "inputs": report.inputs,
+        "policies": report.policies,
+        "checkpoints": report.checkpoints,
+        "validation shards": report.validations,
+        "files": report.files,
+        "bytes": report.size,
+    }
+    some = [f"{n:,} {name}" for name, n in counts.items() if n]
+    return ", ".join([f"checked: {report.steps:,} sealed steps", *some])

@@ -1,0 +1,90 @@
+"""`retrace traces sweep` and `retrace traces prune`: free the space of what nobody needs."""
+
+import re
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.runs import Run, open_run, print_, refusing
+from pipeline.traces import TraceError
+from pipeline.traces.problems import Report
+from pipeline.traces.prune import prune
+from pipeline.traces.sweep import sweep
+
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")]
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def sweep_(
+    run: Run,
+    older_than: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE",
+            help="Leave what is younger: longer than a worker takes for a shard or a checkpoint. "
+            "A number and s, m, h or d.",
+        ),
+    ] = "24h",
+    dry_run: _DryRun = False,
+) -> None:
+    """Remove what killed workers left: files that no commit names, unfinished uploads.
+
+    A run may go on meanwhile. Exit code 1: what a damaged commit may name was left where it is.
+    """
+    with refusing():
+        limit_s = _seconds(older_than)
+        store = open_run(run, sealed=False)
+        report = Report(store.uri)
+        objects = size = 0
+        for debris in sweep(store, limit_s, report, dry_run):
+            print_(f"{debris.key}: {debris.size:,} bytes, {_age(debris.age_s)} old, {debris.what}")
+            objects += 1
+            size += debris.size
+    for problem in report.problems:
+        print_(str(problem))
+    print_(f"{_verb(dry_run)} {objects:,} objects, {size:,} bytes")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def prune_(
+    run: Run,
+    keep_steps: Annotated[
+        int, typer.Option("--keep-steps", min=0, help="Keep the last N sealed steps whole.")
+    ],
+    dry_run: _DryRun = False,
+) -> None:
+    """Remove samples and routes of all sealed steps but the last N.
+
+    Manifests (ids, lengths, rewards, digests), plans and metrics stay. What a restart of the run
+    needs is never removed: then nothing is, and the exit code is 2.
+    """
+    with refusing():
+        steps = files = size = 0
+        for pruned in prune(open_run(run), keep_steps, dry_run):
+            print_(f"step {pruned.step}: {pruned.files:,} files, {pruned.size:,} bytes")
+            steps += 1
+            files += pruned.files
+            size += pruned.size
+    print_(
+        f"{_verb(dry_run)} samples and routes of {steps:,} steps: {files:,} files, {size:,} bytes"
+    )
+
+
+def _seconds(age: str) -> float:
+    match = _AGE.fullmatch(age)
+    if match is None:
+        raise TraceError(f"--older-than {age!r}: expected a number and s, m, h or d, such as 24h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _age(seconds: float) -> str:
+    """In its largest whole unit: '3 d', '5 h', '12 s'."""
+    unit = next((unit for unit in "dhm" if seconds >= _SECONDS[unit]), "s")
+    return f"{seconds / _SECONDS[unit]:.0f} {unit}"
+
+
+def _verb(dry_run: bool) -> str:
+    return "would remove" if dry_run else "removed"

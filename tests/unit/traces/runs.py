@@ -1,0 +1,77 @@
+"""Whole runs for tests: objects of every kind, without an engine."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.store import Store, keys
+from pipeline.store.commit import commit, file_list, new_attempt, put_data
+from pipeline.store.policy import publish_policy
+from pipeline.traces import seal, write_samples
+from pipeline.traces.ids import validation_id
+from tests.unit.traces.make import (
+    by_shard,
+    make_plan,
+    make_samples,
+    sealed_r2,
+    sealed_r3,
+    without_routes,
+    write_run,
+    write_shards,
+)
+
+SAMPLES = make_samples()
+
+
+def whole_run(store: Store, scratch: Path, mode: str = "R3") -> None:
+    """A run of one step, one policy, one checkpoint and one validation of two shards."""
+    write_run(store, SAMPLES, mode, b"{}")
+    commit(store, keys.attempt(0), {"number": 0}, "a")
+    commit(store, keys.plan(0), make_plan(), "a")
+    (sealed_r3 if mode == "R3" else sealed_r2)(store, SAMPLES)
+    commit(store, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
+    weights = scratch / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"weights" * 99)
+    (weights / "config.json").write_bytes(b"{}")
+    publish_policy(store, 1, weights)
+    write_checkpoint(store, 1)
+    commit(store, keys.validation_plan(0), make_plan(), "a")
+    for shard in range(2):
+        write_validation(store, shard)
+
+
+def write_checkpoint(store: Store, version: int) -> None:
+    state = put_data(store, keys.checkpoint_file(version, new_attempt(), "state"), b"state" * 99)
+    body = {"version": version, "step": version, "files": file_list([state])}
+    commit(store, keys.checkpoint(version), body, "a")
+
+
+def write_validation(store: Store, shard: int) -> None:
+    samples = []
+    for sample in without_routes(SAMPLES):
+        _, row, k = sample.id.split("/")
+        if int(row) % 2 == shard:
+            id = validation_id(0, row, int(k))
+            samples.append(replace(sample, id=id, group=id.rsplit("/", 1)[0]))
+    file = write_samples(store, keys.validation_file(0, shard, new_attempt()), samples)
+    counts = {"count": len(samples), "masked": 0}
+    body = {"version": 0, "shard": shard, **counts, "files": file_list([file])}
+    commit(store, keys.validation(0, shard), body, "a")
+
+
+def write_step(store: Store, step: int) -> None:
+    """A sealed step with the engine's routes, trained."""
+    samples = make_samples(step=step, seed=step)
+    commit(store, keys.plan(step), make_plan(step=step), "a")
+    write_shards(store, samples, step)
+    seal(store, step, 2, by_shard([sample.id for sample in samples], 2), 0)
+    commit(store, keys.metrics(step), {"step": step, "metrics": {}}, "a")
+
+
+def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:
+    """A run of several trained steps and some checkpoints."""
+    write_run(store, SAMPLES, "R3")
+    for step in range(steps):
+        write_step(store, step)
+    for version in checkpoints:
+        write_checkpoint(store, version)
