@@ -20,7 +20,7 @@ GAPS_8 = "gaps-uint8"
 GAPS_16 = "gaps-uint16-planes"
 
 _BLOCK = 1 << 15
-"""Rows that are sorted at once: their columns stay in the processor's cache."""
+"""Rows that are worked on at once: they stay in the processor's cache."""
 
 
 def coding(experts: int) -> str:
@@ -44,7 +44,7 @@ def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
     if sets.max() >= experts or sets.min() < 0:
         found = sets[(sets >= experts) | (sets < 0)].flat[0]
         raise TraceError(f"expert id {found}: expected 0..{experts - 1}")
-    sets = sets.astype(dtype, copy=False)
+    sets = sets.astype(dtype, order="C", copy=False)
     if not _ascending(sets):
         sets = _sorted(sets)
         if not _ascending(sets):
@@ -57,6 +57,7 @@ def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
 def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
     """Routes as they are stored and digested: sets ascending, invalid rows holding 0..K-1.
 
+    In memory a layer's rows lie together, as in a file: sets_TLK is a view of an array [L, T, K].
     Raises TraceError when they have not `rows` rows of this geometry or an id is wrong.
     """
     expected = (rows, len(geometry.layers), geometry.topk)
@@ -67,11 +68,12 @@ def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
         )
     if routes.valid_T.dtype != np.bool_:
         raise TraceError(f"validity is {routes.valid_T.dtype}, expected bool")
-    sets_TLK = routes.sets_TLK
+    sets_LTK = routes.sets_TLK.swapaxes(0, 1)
     if not routes.valid_T.all():
-        sets_TLK = sets_TLK.copy()
-        sets_TLK[~routes.valid_T] = np.arange(geometry.topk)
-    return Routes(checked(sets_TLK, geometry.experts), routes.valid_T)
+        sets_LTK = sets_LTK.copy()
+        sets_LTK[:, ~routes.valid_T] = np.arange(geometry.topk)
+    sets_LTK = np.ascontiguousarray(checked(sets_LTK, geometry.experts))
+    return Routes(sets_LTK.swapaxes(0, 1), routes.valid_T)
 
 
 def gaps(sets: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -110,8 +112,7 @@ def decode_segments(
 ) -> npt.NDArray[Any]:
     """The sets [N, K] of several segments of one layer, one after the other; N = sum of tokens.
 
-    Raises TraceError for a wrong length or an id outside 0..E-1. What is decoded is strictly
-    ascending by construction.
+    Raises TraceError for a wrong length or an id outside 0..E-1.
     """
     width = topk * (1 if experts <= 256 else 2)
     for part, rows in zip(parts, tokens, strict=True):
@@ -120,30 +121,53 @@ def decode_segments(
     coded = np.frombuffer(b"".join(parts), np.uint8)
     gaps_NK: npt.NDArray[Any] = coded if experts <= 256 else _joined_planes(coded, tokens, topk)
     gaps_NK = gaps_NK.reshape(-1, topk)
+    whole = topk * gaps_NK.itemsize in (1, 2, 4, 8)
+    sets_NK = _summed_as_words(gaps_NK) if whole else _summed_by_column(gaps_NK)
+    # Where a sum did not fit, what is left of it is not more than the id before.
+    if not _ascending(sets_NK) or (len(sets_NK) and sets_NK[:, -1].max() >= experts):
+        found = (gaps_NK.astype(np.int64).sum(axis=1) + topk - 1).max()
+        raise TraceError(f"expert id {found}: expected 0..{experts - 1}")
+    return sets_NK
+
+
+def _summed_by_column(gaps_NK: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Sums of first ids and gaps; six times faster than np.cumsum over a short last axis."""
     sets_NK = np.empty_like(gaps_NK)
-    # Wider than the ids, so that no sum can wrap: K gaps of 255 fit uint16, of 65535 uint32.
-    id_N: npt.NDArray[np.uint16 | np.uint32] = gaps_NK[:, 0].astype(
-        np.uint16 if experts <= 256 else np.uint32
-    )
+    id_N = gaps_NK[:, 0].copy()
     sets_NK[:, 0] = id_N
-    # Column by column is six times faster than np.cumsum over a short last axis.
-    for k in range(1, topk):
+    for k in range(1, gaps_NK.shape[1]):
         id_N += gaps_NK[:, k]
         id_N += 1
         sets_NK[:, k] = id_N
-    if len(id_N) and id_N.max() >= experts:
-        raise TraceError(f"expert id {id_N.max()}: expected 0..{experts - 1}")
+    return sets_NK
+
+
+def _summed_as_words(gaps_NK: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same of rows that fill a machine word: one product sums a row, four times faster.
+
+    The product with 1 + 2^w + 2^2w + ... has in its lane k the sum of lanes 0..k.
+    """
+    topk, bits = gaps_NK.shape[1], 8 * gaps_NK.itemsize
+    word = np.dtype(f"<u{topk * gaps_NK.itemsize}")
+    words_N = np.ascontiguousarray(gaps_NK).view(word)[:, 0]
+    sums_N = words_N * word.type(sum(1 << bits * k for k in range(topk)))
+    sums_N += word.type(sum(k << bits * k for k in range(topk)))
+    sets_NK: npt.NDArray[Any] = sums_N.view(gaps_NK.dtype.newbyteorder("<")).reshape(gaps_NK.shape)
     return sets_NK
 
 
 def _ascending(sets: npt.NDArray[Any]) -> bool:
-    if sets.size == 0:
-        return True
-    ids = np.ascontiguousarray(sets).ravel()
-    larger = np.empty(ids.shape, np.bool_)
-    np.greater(ids[1:], ids[:-1], out=larger[1:])
-    larger.reshape(sets.shape)[..., 0] = True
-    return bool(larger.all())
+    rows_NK = np.ascontiguousarray(sets).reshape(-1, sets.shape[-1])
+    larger = np.empty(rows_NK[:_BLOCK].shape, np.bool_)
+    for start in range(0, len(rows_NK), _BLOCK):
+        ids = rows_NK[start : start + _BLOCK].ravel()
+        # As one long row; what a row begins with may be less than what the one before ends with.
+        found = larger.ravel()[: len(ids)]
+        np.greater(ids[1:], ids[:-1], out=found[1:])
+        found[:: sets.shape[-1]] = True
+        if not found.all():
+            return False
+    return True
 
 
 def _sorted(sets: npt.NDArray[Any]) -> npt.NDArray[Any]:

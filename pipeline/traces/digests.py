@@ -19,7 +19,7 @@ def token_digest(tokens_S: npt.NDArray[Any]) -> str:
 def routes_digest(routes: Routes, geometry: Geometry) -> str:
     """Hex SHA-256 over (L, E, K), the sorted sets and the validity bits of a sample's routes.
 
-    L, E and K are little-endian uint32; the sets [S-1, L, K] are uint8, above 256 experts
+    L, E and K are little-endian uint32; the sets [L, S-1, K] are uint8, above 256 experts
     little-endian uint16, where a row that is not valid holds 0..K-1; then one bit per row, the
     first in the lowest bit of a byte.
     Raises TraceError when the routes are not of this geometry.
@@ -33,7 +33,7 @@ def digest_of_canonical(routes: Routes, geometry: Geometry) -> str:
         struct.pack("<3I", len(geometry.layers), geometry.experts, geometry.topk)
     )
     width = np.dtype(geometry.dtype).newbyteorder("<")
-    digest.update(np.ascontiguousarray(routes.sets_TLK, width).data)
+    digest.update(np.ascontiguousarray(routes.sets_TLK.swapaxes(0, 1), width).data)
     digest.update(validity_bits(routes.valid_T))
     return digest.hexdigest()
 

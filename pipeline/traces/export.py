@@ -79,11 +79,11 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _save(path: Path, routes: Routes, torch: Any) -> None:
     if torch is None:
-        np.save(f"{path}.npy", routes.sets_TLK)
+        np.save(f"{path}.npy", np.ascontiguousarray(routes.sets_TLK))
         np.save(f"{path}.valid.npy", routes.valid_T)
     else:
         tensors = {
-            "sets": torch.from_numpy(routes.sets_TLK),
+            "sets": torch.from_numpy(np.ascontiguousarray(routes.sets_TLK)),
             "valid": torch.from_numpy(routes.valid_T),
         }
         with Path(f"{path}.pt").open("wb") as out:  # given a name, torch hides what went wrong

@@ -53,7 +53,7 @@ class FileWriter:
                 pa.PythonFile(self, mode="w"),
                 schema,
                 compression="zstd",
-                compression_level=2,
+                compression_level=1,
                 # Coded sets neither repeat as wholes nor have a useful order.
                 use_dictionary=[] if coded else [n for n in schema.names if n not in _UNIQUE],
                 write_statistics=not coded,

@@ -4,6 +4,7 @@ They carry the SHA-256 of their own content, so that none is believed that was c
 was written.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from pipeline.store.commit import (
     commit,
     read_commit,
     sha256,
-    to_json,
 )
 from pipeline.traces.chunks import TraceFile, from_json
 from pipeline.traces.records import Geometry, Provenance, TraceError
@@ -62,7 +62,7 @@ def commit_header(
         "files": [file.to_json() for file in files],
         "attempt": attempt,
     }
-    return commit(store, key, {**body, _DIGEST: _content_digest(body)}, attempt)
+    return commit(store, key, {**body, _DIGEST: content_digest(body)}, attempt)
 
 
 def read_header(store: Store, key: str) -> Header:
@@ -73,7 +73,7 @@ def read_header(store: Store, key: str) -> Header:
     body = read_commit(store, key)
     name = f"{key} in {store.uri}"
     check_format(body.get("format"), name)
-    digest = _content_digest({k: v for k, v in body.items() if k != _DIGEST})
+    digest = content_digest({k: v for k, v in body.items() if k != _DIGEST})
     if body.get(_DIGEST) != digest:
         raise CorruptObjectError(
             f"{name}: its content has SHA-256 {digest[:16]}..., it says "
@@ -104,5 +104,6 @@ def same_source(header: Header, first: Header) -> None:
         raise TraceError(f"{header.key}: routes of {ours}, but {first.key} has {theirs}")
 
 
-def _content_digest(body: dict[str, Any]) -> str:
-    return sha256(to_json(body))
+def content_digest(body: dict[str, Any]) -> str:
+    """Hex SHA-256 of a commit without its own digest: JSON, sorted keys, no blanks, ASCII."""
+    return sha256(json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())

@@ -40,7 +40,10 @@ class Routes:
     """The routing of one sample."""
 
     sets_TLK: npt.NDArray[Any]
-    """Expert ids, Geometry.dtype, ascending in a row. An invalid row holds 0..K-1: no meaning."""
+    """Expert ids, Geometry.dtype, ascending in a row. An invalid row holds 0..K-1: no meaning.
+
+    What a reader returns is a view of an array [L, T, K]: a layer's rows lie together.
+    """
     valid_T: npt.NDArray[np.bool_]
     """False: the routing of this position is not known; the trainer routes it natively."""
 

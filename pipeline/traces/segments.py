@@ -108,9 +108,9 @@ def shared_rows(first: Routes, other: Routes, limit: int) -> int:
     if limit == 0:
         return 0
     differs_T = first.valid_T[:limit] != other.valid_T[:limit]
-    one, two = first.sets_TLK[:limit].reshape(limit, -1), other.sets_TLK[:limit].reshape(limit, -1)
-    if not np.array_equal(one, two):
-        differs_T |= (one != two).any(axis=1)
+    differs_TLK = first.sets_TLK[:limit] != other.sets_TLK[:limit]
+    if differs_TLK.any():
+        differs_T |= differs_TLK.any(axis=(1, 2))
     return int(differs_T.argmax()) if differs_T.any() else limit
 
 

@@ -70,7 +70,8 @@ class Slices:
         row = self.rows[id]
         T = row["rows_total"]
         columns = {layer: i for i, layer in enumerate(self.geometry.layers)}
-        sets_TLK = np.empty((T, len(columns), self.geometry.topk), self.geometry.dtype)
+        # A layer's rows lie together, as in the file: they are copied as they are.
+        sets_LTK = np.empty((len(columns), T, self.geometry.topk), self.geometry.dtype)
         valid_T: npt.NDArray[np.bool_] | None = None
         missing = set(columns)
         for located in row["routes"] or []:
@@ -84,15 +85,15 @@ class Slices:
             for to, rows in _covering(part, id, row, located["segments"]):
                 here_T[to] = part.valid_N[rows]
                 for layer, sets_NK in part.sets.items():
-                    sets_TLK[to, columns[layer]] = sets_NK[rows]
+                    sets_LTK[columns[layer], to] = sets_NK[rows]
             if valid_T is not None and not np.array_equal(valid_T, here_T):
                 raise TraceError(f"{part.key}: sample {id}: valid rows differ between its files")
             valid_T = here_T
         if missing or valid_T is None:
             raise TraceError(f"sample {id}: no routes of layers {sorted(missing)}")
         if not valid_T.all():
-            sets_TLK[~valid_T] = np.arange(self.geometry.topk)
-        return Routes(sets_TLK, valid_T)
+            sets_LTK[:, ~valid_T] = np.arange(self.geometry.topk)
+        return Routes(sets_LTK.swapaxes(0, 1), valid_T)
 
     def _compared(self, id: str, routes: Routes) -> Routes:
         expected = self.rows[id]

@@ -16,6 +16,7 @@ from pipeline.store import ObjectMissingError, open_store
 from pipeline.store.commit import CorruptObjectError, DataFile, commit, sha256, to_json
 from pipeline.traces import TraceError, read_manifest, read_routes, read_samples
 from pipeline.traces.files import describe
+from pipeline.traces.header import content_digest
 from pipeline.traces.schema import check_format
 from pipeline.traces.verify import verify
 from tests.unit.traces.make import equal, make_plan, make_samples, sealed_r2, sealed_r3
@@ -137,7 +138,7 @@ def foreign_file(root: Path, table: pa.Table) -> None:
 
     def signed(path: Path, body: dict) -> str:
         body.pop("content_sha256")
-        digest = sha256(to_json(body))
+        digest = content_digest(body)
         path.write_bytes(to_json({**body, "content_sha256": digest}))
         return digest
 

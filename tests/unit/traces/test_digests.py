@@ -23,7 +23,7 @@ def test_routes_digest_is_as_specified(experts, width):
     """An id is one byte up to 256 experts, two above."""
     sets = np.array([[[0, 1, 2], [3, 4, 15]], [[9, 9, 9], [9, 9, 9]]], np.uint8)
     digest = hashlib.sha256(struct.pack("<3I", 2, experts, 3))
-    for id in (0, 1, 2, 3, 4, 15, 0, 1, 2, 0, 1, 2):
+    for id in (0, 1, 2, 0, 1, 2, 3, 4, 15, 0, 1, 2):  # layer by layer
         digest.update(id.to_bytes(width, "little"))
     digest.update(bytes([0b01]))
     found = routes_digest(Routes(sets, np.array([True, False])), Geometry(experts, 3, (0, 4)))

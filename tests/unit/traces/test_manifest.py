@@ -1,10 +1,13 @@
 """Sealing: the join of the shards is complete, unique and of the plan's policy, or is refused."""
 
+import itertools
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.store import ObjectExistsError, ObjectMissingError, open_store
@@ -205,3 +208,54 @@ def test_sealed_steps(store):
     assert sealed_steps(store) == [0, 12]
     with pytest.raises(ObjectMissingError, match=r"steps/000003/manifest\.json"):
         read_manifest(store, 3)
+
+
+@pytest.fixture
+def many(store, monkeypatch):
+    """A sealed step of two shards, 24 samples and row groups of 5."""
+    monkeypatch.setattr(sys.modules[seal.__module__], "ROW_GROUP_SAMPLES", 5)
+    samples = make_samples(prompts=8, n=3)
+    write_shards(store, samples)
+    return seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 23), unique=True))
+def test_some_rows_are_as_in_the_whole(many, rows):
+    """Whatever rows are wanted, in their order; the head is the whole's."""
+    whole, some = many.all(), many.select(rows)
+    assert some.rows.equals(whole.rows.take(pa.array(rows, pa.int64())).combine_chunks())
+    assert replace(some, rows=None) == replace(whole, rows=None)
+
+
+def test_only_the_row_groups_of_wanted_rows_are_read(many):
+    fetched = []
+
+    class Noting:
+        uri = many.store.uri
+
+        def read_ranges(self, key, ranges):
+            fetched.extend(ranges)
+            return many.store.read_ranges(key, ranges)
+
+    replace(many, store=Noting()).select([5, 9, 20])
+    chunks = [chunk for g in (1, 4) for chunk in many.file.row_groups[g].chunks]
+    assert set(fetched) == {(r.offset, r.length) for r in [*chunks, many.file.footer]}
+
+
+def test_columns_come_alone_and_groups_as_codes(many):
+    table = many.columns(["group", "rows_total"])
+    assert table["rows_total"].to_pylist() == many.all().rows["rows_total"].to_pylist()
+    assert pa.types.is_dictionary(table["group"].type)
+    assert table["group"].to_pylist() == many.all().rows["group"].to_pylist()
+
+
+def test_rows_that_there_are_not_are_refused(many):
+    for rows in ([24], [-1, 3]):
+        with pytest.raises(TraceError, match=r"step 0: rows .* of 24"):
+            many.select(rows)
+
+
+def test_a_groups_samples_are_neighbours(many):
+    groups = many.all().rows["group"].to_pylist()
+    assert len([1 for a, b in itertools.pairwise(groups) if a != b]) == len(set(groups)) - 1
