@@ -32,6 +32,7 @@ def config_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> l
             hf_config = None
     problems += _batch_problems(config)
     problems += _input_problems(config)
+    problems += _store_problems(config)
     problems += _record_set_problems(config)
     problems += replay_problems(config, hf_config, geometry)
     problems += layout_problems(config, hf_config, geometry)
@@ -95,9 +96,25 @@ def _input_problems(config: RunConfig) -> list[str]:
     return problems
 
 
+def _store_problems(config: RunConfig) -> list[str]:
+    endpoint = config.store.endpoint
+    if endpoint is None:
+        return []
+    parts = urlsplit(endpoint)
+    if "@" in parts.netloc:
+        # Not repeated: it holds a password, and the settings go into run.json.
+        return [
+            "store.endpoint: found a URL with credentials, which would be written into run.json; "
+            "write https://HOST[:PORT], and give credentials by environment or profile"
+        ]
+    if parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
+        return []
+    return [f"store.endpoint: found {endpoint!r}, expected https://HOST[:PORT] or http://..."]
+
+
 def _record_set_problems(config: RunConfig) -> list[str]:
     replay = config.actor_rollout_ref.actor.router_replay
-    run = f"{config.store.uri}/{config.trainer.experiment_name}"
+    run = f"{config.store.uri.rstrip('/')}/{config.trainer.experiment_name}"
     problems = []
     for name, place in (("record_file", replay.record_file), ("replay_file", replay.replay_file)):
         if place is None:

@@ -24,7 +24,7 @@ from pipeline.flows.prompts import PromptTable, read_rows, tokenise_rows
 from pipeline.flows.records import Inputs
 from pipeline.flows.tokenizer import ChatTokenizer
 from pipeline.rl.rewards import RewardError, load_reward
-from pipeline.store import ObjectMissingError, Store, StoreError, keys, open_store
+from pipeline.store import ObjectMissingError, Store, StoreError, keys, open_store, shown_uri
 from pipeline.store.commit import find_commit
 from pipeline.traces import Expected, Geometry, TraceError, check_replay, expected_ids
 
@@ -132,7 +132,10 @@ def _probe(key: str, place: str) -> None:
         open_store(place).probe()
     except StoreError as error:
         raise InputError(
-            [f"{key}: found {place}, which cannot be written: {error}; choose another place"]
+            [
+                f"{key}: found {shown_uri(place)}, which cannot be written: {error}; choose "
+                "another place"
+            ]
         ) from error
 
 

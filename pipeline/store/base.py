@@ -1,10 +1,12 @@
 """The object store seam: what every backend must do, and the errors it must raise."""
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import BinaryIO, Protocol, Self
 
 
 class StoreError(Exception):
@@ -36,6 +38,33 @@ def check_key(key: str) -> None:
     """Raise StoreError for a key that would leave the store, or not survive as a file's path."""
     if any(part in ("", ".", "..") for part in key.split("/")):
         raise StoreError(f"object key {key!r}: empty or relative parts are not allowed")
+
+
+@contextmanager
+def file_pieces(path: Path, piece: int, what: str) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """(bytes of a local file, its content in pieces of at most `piece` bytes).
+
+    Raises StoreError, which begins with `what`, if the file cannot be read or is cut off meanwhile.
+    """
+
+    def pieces(source: BinaryIO, size: int) -> Iterator[bytes]:
+        while size:
+            try:
+                data = source.read(min(piece, size))
+            except OSError as error:
+                raise StoreError(f"{what}: {error}") from error
+            if not data:
+                raise StoreError(f"{what}: {path} became {size} bytes shorter while it was read")
+            size -= len(data)
+            yield data
+
+    try:
+        source = path.open("rb")
+    except OSError as error:
+        raise StoreError(f"{what}: {error}") from error
+    with source:
+        size = os.fstat(source.fileno()).st_size
+        yield size, pieces(source, size)
 
 
 class Upload(Protocol):

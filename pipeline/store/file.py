@@ -15,6 +15,7 @@ from pipeline.store.base import (
     ObjectMissingError,
     StoreError,
     check_key,
+    file_pieces,
 )
 
 _TEMPORARY = ".tmp-"
@@ -39,12 +40,11 @@ class FileStore:
 
     def create_from_file(self, key: str, path: Path) -> None:
         """See Store.create_from_file."""
-        try:
-            source = path.open("rb")
-        except OSError as error:
-            raise StoreError(f"create {key} in {self.uri}: {error}") from error
-        with source, self.upload(key) as upload:
-            while piece := source.read(1 << 20):
+        with (
+            file_pieces(path, 1 << 20, f"create {key} in {self.uri}") as (_, pieces),
+            self.upload(key) as upload,
+        ):
+            for piece in pieces:
                 upload.write(piece)
             upload.finish()
 

@@ -1,0 +1,268 @@
+"""s3:// store: objects below a prefix of a bucket.
+
+create, upload    s3_upload: conditional PutObject, or multipart upload in bounded memory
+read_ranges       s3_ranges: neighbours as one request, several requests at once
+every request     s3_client: credentials, retries, errors; s3_errors: what a failure means
+"""
+
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.store.base import (
+    ObjectExistsError,
+    ObjectInfo,
+    ObjectMissingError,
+    StoreError,
+    check_key,
+    file_pieces,
+)
+from pipeline.store.s3_client import PATIENCE_S, RangeBeyondError, S3Client
+from pipeline.store.s3_debris import discard_upload, unfinished_uploads
+from pipeline.store.s3_ranges import PIECE, spans
+from pipeline.store.s3_upload import MAX_PARTS, PART, S3Upload
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client as BotoClient
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
+
+_THREADS = 8
+_PROBE_PATIENCE_S = 10.0
+_SCHEME = "s3://"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+class S3Store:
+    """Objects in a bucket, each under `<prefix>/<key>`."""
+
+    def __init__(self, uri: str, patience_s: float = PATIENCE_S) -> None:
+        self._bucket, prefix = _parse(uri)
+        self._root = f"{prefix}/" if prefix else ""
+        self.uri = f"{_SCHEME}{self._bucket}/{prefix}".rstrip("/")
+        self._client = S3Client(self._bucket, self.uri, patience_s)
+        self._pool = ThreadPoolExecutor(_THREADS, "s3")
+
+    def create(self, key: str, data: bytes) -> None:
+        """See Store.create."""
+        with self.upload(key) as upload:
+            upload.write(data)
+            upload.finish()
+
+    def create_from_file(self, key: str, path: Path) -> None:
+        """See Store.create_from_file."""
+        with file_pieces(path, PIECE, f"create {key} in {self.uri}") as (size, pieces):
+            if size > PART and self.size(key) is not None:
+                # Refused anyway, but only after all was sent.
+                raise ObjectExistsError(f"create {key} in {self.uri}: it exists already")
+            part_size = max(PART, -(-size // MAX_PARTS))
+            with self._upload(key, part_size) as upload:
+                for piece in pieces:
+                    upload.write(piece)
+                upload.finish()
+
+    def upload(self, key: str) -> S3Upload:
+        """See Store.upload."""
+        return self._upload(key, PART)
+
+    def _upload(self, key: str, part_size: int) -> S3Upload:
+        return S3Upload(self._client, self._pool, key, self._full(key), part_size)
+
+    def read(self, key: str) -> bytes:
+        """See Store.read."""
+        full = self._full(key)
+
+        def request(client: "BotoClient") -> bytes | int:
+            answer = client.get_object(Bucket=self._bucket, Key=full)
+            with answer["Body"] as body:
+                size = answer["ContentLength"]
+                return size if size > 2 * PIECE else body.read()
+
+        found = self._client.call(f"read {key}", "GetObject", request)
+        if isinstance(found, bytes):
+            return found
+        return self.read_range(key, 0, found)  # large: several requests at once
+
+    def read_range(self, key: str, offset: int, length: int) -> bytes:
+        """See Store.read_range."""
+        return self.read_ranges(key, [(offset, length)])[0]
+
+    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See Store.read_ranges. Objects never change, so pieces of one fit together."""
+        found = spans(ranges)
+        if not found and self.size(key) is None:
+            raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
+        answers = self._read_pieces(key, [piece for span in found for piece in span.pieces()])
+        result = [b""] * len(ranges)
+        for span in found:
+            data = b"".join([next(answers) for _ in span.pieces()])
+            for number, offset, length in span.members:
+                start = offset - span.offset
+                part = data if length == len(data) else data[start : start + length]
+                if len(part) != length:
+                    raise StoreError(
+                        f"read {key} in {self.uri}: {len(part)} bytes at {offset}, expected "
+                        f"{length}"
+                    )
+                result[number] = part
+        return result
+
+    def _read_pieces(self, key: str, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """The bytes of each (offset, end), in order; fewer where the object ends."""
+        if len(pieces) == 1:
+            yield self._read_piece(key, *pieces[0], None)
+            return
+        stop = threading.Event()
+        futures = [self._pool.submit(self._read_piece, key, *piece, stop) for piece in pieces]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            # After an error the rest is of no use to anybody.
+            stop.set()
+            for future in futures:
+                future.cancel()
+
+    def _read_piece(self, key: str, offset: int, end: int, stop: threading.Event | None) -> bytes:
+        full, what = self._full(key), f"read {key}"
+        wanted = f"bytes={offset}-{end - 1}"
+
+        def request(client: "BotoClient") -> tuple[str, bytes]:
+            answer = client.get_object(Bucket=self._bucket, Key=full, Range=wanted)
+            with answer["Body"] as body:
+                return answer.get("ContentRange", ""), body.read()
+
+        try:
+            described, data = self._client.call(what, "GetObject", request, stop)
+        except RangeBeyondError:
+            return b""
+        match = _CONTENT_RANGE.fullmatch(described)
+        if match is None or int(match[1]) != offset or len(data) != int(match[2]) + 1 - offset:
+            raise StoreError(
+                f"{what} in {self.uri}: asked for {wanted}, the server sent {len(data)} bytes as "
+                f"{described!r}; use a server that serves ranges"
+            )
+        return data
+
+    def size(self, key: str) -> int | None:
+        """See Store.size."""
+        full, what = self._full(key), f"read {key}"
+        try:
+            answer = self._client.call(
+                what, "HeadObject", lambda c: c.head_object(Bucket=self._bucket, Key=full)
+            )
+        except ObjectMissingError:
+            return None
+        except StoreError:
+            # The answer to HEAD cannot say why it was refused; the answer to GET does.
+            return self._size_by_get(key)
+        return answer["ContentLength"]
+
+    def _size_by_get(self, key: str) -> int | None:
+        full = self._full(key)
+
+        def request(client: "BotoClient") -> int:
+            answer = client.get_object(Bucket=self._bucket, Key=full)
+            with answer["Body"]:
+                return answer["ContentLength"]
+
+        try:
+            return self._client.call(f"read {key}", "GetObject", request)
+        except ObjectMissingError:
+            return None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See Store.list."""
+        token: str | None = None
+        while True:
+            page = self._list_page(prefix, token)
+            for item in page.get("Contents", ()):
+                key = item["Key"].removeprefix(self._root)
+                yield ObjectInfo(key, item["Size"], item["LastModified"].timestamp())
+            if not page["IsTruncated"]:
+                return
+            token = page["NextContinuationToken"]
+
+    def _list_page(self, prefix: str, token: str | None) -> "ListObjectsV2OutputTypeDef":
+        full = self._root + prefix
+
+        def request(client: "BotoClient") -> "ListObjectsV2OutputTypeDef":
+            if token is None:
+                return client.list_objects_v2(Bucket=self._bucket, Prefix=full)
+            return client.list_objects_v2(Bucket=self._bucket, Prefix=full, ContinuationToken=token)
+
+        return self._client.call(f"list {prefix}", "ListObjectsV2", request)
+
+    def delete(self, key: str) -> None:
+        """See Store.delete."""
+        full = self._full(key)
+        self._client.call(
+            f"delete {key}",
+            "DeleteObject",
+            lambda c: c.delete_object(Bucket=self._bucket, Key=full),
+        )
+
+    def debris(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See Store.debris: multipart uploads.
+
+        MinIO lists uploads only while it runs: those begun before its last start are not found
+        (it removes them itself after a day).
+        """
+        return unfinished_uploads(self._client, self._root, prefix)
+
+    def discard(self, info: ObjectInfo) -> None:
+        """See Store.discard."""
+        if not info.upload:
+            raise StoreError(f"discard {info.key} in {self.uri}: it is an object, not debris")
+        discard_upload(self._client, self._full(info.key), info.upload)
+
+    def probe(self) -> None:
+        """See Store.probe. A server that ignores If-None-Match is refused: the second of two
+        makers of a commit would silently replace the first."""
+        store = S3Store(self.uri, _PROBE_PATIENCE_S)
+        key = f"probe.{secrets.token_hex(4)}"
+        store.create(key, b"first")
+        try:
+            for operation in ("PutObject", "CompleteMultipartUpload"):
+                with store.upload(key) as upload:
+                    upload.write(b"second")
+                    if operation != "PutObject":
+                        upload.begin()
+                    try:
+                        upload.finish()
+                    except ObjectExistsError:
+                        continue
+                raise StoreError(
+                    f"create {key} in {self.uri}: {operation} with If-None-Match replaced an "
+                    "object; this server, or a proxy before it, ignores conditional writes, and "
+                    "two makers of one object would overwrite each other: use AWS S3, MinIO, or "
+                    "another server with conditional writes"
+                )
+        finally:
+            store.delete(key)
+
+    def _full(self, key: str) -> str:
+        check_key(key)
+        return self._root + key
+
+
+def _parse(uri: str) -> tuple[str, str]:
+    """Bucket and prefix. Raises StoreError, which does not repeat what may hold a password."""
+    bucket, _, prefix = uri.removeprefix(_SCHEME).partition("/")
+    if "@" in bucket:
+        raise StoreError(
+            "store s3://...: there is an @ before the path; credentials are never part of a URI: "
+            "give them by environment or profile"
+        )
+    if not _BUCKET.fullmatch(bucket):
+        raise StoreError(
+            f"store {uri!r}: {bucket!r} is not the name of a bucket; write s3://BUCKET/PREFIX"
+        )
+    prefix = prefix.rstrip("/")
+    if prefix:
+        check_key(prefix)
+    return bucket, prefix

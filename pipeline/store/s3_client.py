@@ -1,0 +1,189 @@
+"""Requests to one S3 bucket: boto3's client, retries, credentials, errors that say everything.
+
+Settings come from where boto3 takes them (environment, profile, web identity), so that a worker
+needs nothing but its environment; see pipeline.store.settings for what `store.*` adds. botocore's
+own retries are off: one place decides how long to wait and says so.
+"""
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+
+from pipeline.store.base import ObjectExistsError, ObjectMissingError, StoreError
+from pipeline.store.s3_errors import FAILURES, Kind, Verdict, judge
+from pipeline.store.settings import PATH_STYLE
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client as BotoClient
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 120.0
+"""How long a request is tried again: a server that restarts, or a network that is mended."""
+CONNECTIONS = 16
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_CONNECT_TIMEOUT_S = 10
+_READ_TIMEOUT_S = 60
+_T = TypeVar("_T")
+
+
+class RangeBeyondError(StoreError):
+    """The first byte asked for is behind the object's end."""
+
+
+class UploadGoneError(StoreError):
+    """The multipart upload was completed, aborted or swept."""
+
+
+class S3Client:
+    """One bucket; safe to use from several threads. The connection is made by the first request."""
+
+    def __init__(self, bucket: str, uri: str, patience_s: float = PATIENCE_S) -> None:
+        self.bucket = bucket
+        self._uri = uri
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._boto: BotoClient | None = None
+
+    def call(
+        self,
+        what: str,
+        operation: str,
+        request: Callable[["BotoClient"], _T],
+        stop: threading.Event | None = None,
+    ) -> _T:
+        """Make a request until it succeeds, or must be given up.
+
+        `what` begins every error: 'read run.json'. `request` is called again after resets,
+        timeouts, throttling, 5xx and conflicts until `patience_s` seconds after the first failure,
+        and once with new credentials when the server does not take the old ones. `stop` ends the
+        waiting.
+        Raises ObjectMissingError (404), ObjectExistsError (412), RangeBeyondError (416),
+        UploadGoneError, StoreError.
+        """
+        tries, refreshed, first_failure = 0, False, 0.0
+        while True:
+            client = self._client(what)
+            try:
+                answer = request(client)
+            except FAILURES as error:
+                tries += 1
+                first_failure = first_failure or time.monotonic()
+                verdict = judge(error)
+                said = self._describe(what, operation, client, verdict)
+                if verdict.kind is Kind.CREDENTIALS and not refreshed:
+                    refreshed = True
+                    log.warning("%s; fetching the credentials anew", said)
+                    self._forget(client)
+                    continue
+                if verdict.kind is not Kind.RETRY:
+                    raise _error(verdict, said) from error
+                self._pause(said, tries, first_failure, stop, error)
+            else:
+                if tries:
+                    log.warning(
+                        "%s in %s: answered at try %d, %.1f s after the first failure",
+                        *(what, self._uri, tries + 1, time.monotonic() - first_failure),
+                    )
+                return answer
+
+    def _pause(
+        self,
+        said: str,
+        tries: int,
+        first_failure: float,
+        stop: threading.Event | None,
+        error: Exception,
+    ) -> None:
+        """Wait before the next try; raise StoreError when there is none."""
+        left_s = first_failure + self._patience_s - time.monotonic()
+        # Jitter: many workers must not come back to a struggling server all at once.
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (tries - 1)) * random.uniform(0.5, 1)
+        if pause_s > left_s:
+            raise StoreError(f"{said}; tried {tries} times in {self._patience_s:.0f} s") from error
+        log.warning("%s; try %d follows, given up in %.0f s", said, tries + 1, left_s)
+        if stop is None:
+            time.sleep(pause_s)
+        elif stop.wait(pause_s):
+            raise StoreError(f"{said}; stopped") from error
+
+    def _client(self, what: str) -> "BotoClient":
+        with self._lock:
+            if self._boto is None:
+                try:
+                    self._boto = _make_client()
+                except (BotoCoreError, ValueError) as error:
+                    # ValueError: of an endpoint that is no URL. Neither names a secret.
+                    raise StoreError(
+                        f"{what} in {self._uri}: {type(error).__name__}: {error}; correct the AWS "
+                        "settings (environment, profile)"
+                    ) from error
+            return self._boto
+
+    def _forget(self, client: "BotoClient") -> None:
+        """Make the next request build a new session, unless another thread has done so."""
+        with self._lock:
+            if self._boto is client:
+                self._boto = None
+
+    def _describe(self, what: str, operation: str, client: "BotoClient", verdict: Verdict) -> str:
+        if verdict.kind is Kind.MISSING:
+            return f"{what} in {self._uri}: no such object (at {_host(client)})"
+        if verdict.kind is Kind.EXISTS:
+            return f"{what} in {self._uri}: it exists already (at {_host(client)})"
+        return (
+            f"{what} in {self._uri}: {operation} in bucket {self.bucket} at {_host(client)}: "
+            f"{verdict.said}; {verdict.fix}"
+        )
+
+
+def _error(verdict: Verdict, said: str) -> StoreError:
+    kinds: dict[Kind, type[StoreError]] = {
+        Kind.MISSING: ObjectMissingError,
+        Kind.EXISTS: ObjectExistsError,
+        Kind.GONE: UploadGoneError,
+        Kind.BEYOND: RangeBeyondError,
+    }
+    return kinds.get(verdict.kind, StoreError)(said)
+
+
+def _make_client() -> "BotoClient":
+    session = boto3.session.Session()
+    bundle = os.environ.get("AWS_CA_BUNDLE")
+    if bundle and not Path(bundle).exists():
+        # botocore would say so only in mid-connection, as something to try again.
+        raise ValueError(f"AWS_CA_BUNDLE: found {bundle}, which does not exist")
+    styles: dict[str, Literal["path", "virtual"]] = {"true": "path", "false": "virtual"}
+    path_style = os.environ.get(PATH_STYLE)
+    if path_style is not None and path_style not in styles:
+        raise ValueError(f"{PATH_STYLE}: found {path_style!r}, expected true or false")
+    return session.client(
+        "s3",
+        # boto3 knows AWS_DEFAULT_REGION only; every other SDK reads AWS_REGION.
+        region_name=os.environ.get("AWS_REGION") or session.region_name or "us-east-1",
+        config=Config(
+            retries={"total_max_attempts": 1},
+            max_pool_connections=CONNECTIONS,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=_READ_TIMEOUT_S,
+            s3={"addressing_style": styles[path_style] if path_style else "auto"},
+            user_agent_extra="retrace",
+        ),
+    )
+
+
+def _host(client: "BotoClient") -> str:
+    """The endpoint, without a password that a URL may carry."""
+    parts = urlsplit(client.meta.endpoint_url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

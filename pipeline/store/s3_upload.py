@@ -1,0 +1,208 @@
+"""One object on its way to S3: a single PutObject when it is small, else a multipart upload."""
+
+import base64
+import logging
+import secrets
+import threading
+import zlib
+from collections import deque
+from concurrent.futures import Executor, Future, wait
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from pipeline.store.base import ObjectExistsError, ObjectMissingError, StoreError
+from pipeline.store.s3_client import S3Client, UploadGoneError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+
+log = logging.getLogger(__name__)
+
+PART = 8 << 20
+"""Bytes of a part, and the size up to which an object is one PutObject."""
+IN_FLIGHT = 4
+"""Parts on the way at once: an upload holds at most IN_FLIGHT + 1 parts in memory."""
+MAX_PARTS = 10_000
+"""S3's own limit."""
+_OWNER = "retrace-upload"
+"""Metadata of every object we create: the random name of the upload that made it."""
+
+
+class S3Upload:
+    """See Upload. Created conditionally: If-None-Match, on either way of sending.
+
+    When the answer to a successful creation is lost, the next try meets our own object and is told
+    that it exists. The object's metadata then say that it is ours; commits, which may be made again
+    by another process, carry their attempt in their content besides.
+    """
+
+    def __init__(
+        self,
+        client: S3Client,
+        pool: Executor,
+        key: str,
+        full_key: str,
+        part_size: int = PART,
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._what = f"create {key}"
+        self._full_key = full_key
+        self._part_size = part_size
+        self._token = secrets.token_hex(8)
+        self._buffer = bytearray()
+        self._upload_id: str | None = None
+        self._started = 0
+        self._sending: deque[Future[CompletedPartTypeDef]] = deque()
+        self._sent: list[CompletedPartTypeDef] = []
+        self._stop = threading.Event()
+
+    def write(self, data: bytes | memoryview) -> int:
+        """See Upload.write."""
+        view = memoryview(data).cast("B")
+        sent = 0
+        while sent < len(view):
+            if len(self._buffer) == self._part_size:
+                self._send()
+            room = self._part_size - len(self._buffer)
+            self._buffer += view[sent : sent + room]
+            sent += room
+        return len(view)
+
+    def finish(self) -> None:
+        """See Upload.finish."""
+        try:
+            if self._upload_id is None:
+                self._put()
+            else:
+                self._send()
+                while self._sending:
+                    self._sent.append(self._sending.popleft().result())
+                self._complete()
+        except (ObjectExistsError, UploadGoneError) as error:
+            self._require_ours(error)
+        self._upload_id = None  # there is nothing to abort
+
+    def begin(self) -> None:
+        """Begin a multipart upload, if it has not begun: the object will not be one PutObject."""
+        if self._upload_id is not None:
+            return
+        answer = self._client.call(
+            self._what,
+            "CreateMultipartUpload",
+            lambda client: client.create_multipart_upload(
+                Bucket=self._client.bucket,
+                Key=self._full_key,
+                ChecksumAlgorithm="CRC32",
+                Metadata={_OWNER: self._token},
+            ),
+        )
+        self._upload_id = answer["UploadId"]
+
+    def _put(self) -> None:
+        self._client.call(
+            self._what,
+            "PutObject",
+            lambda client: client.put_object(
+                Bucket=self._client.bucket,
+                Key=self._full_key,
+                Body=bytes(self._buffer),
+                IfNoneMatch="*",
+                Metadata={_OWNER: self._token},
+            ),
+        )
+
+    def _send(self) -> None:
+        """Send what is in the buffer as a part, once there is room for it."""
+        self.begin()
+        if self._started == MAX_PARTS:
+            raise StoreError(
+                f"{self._what}: more than {MAX_PARTS * self._part_size >> 30} GiB ({MAX_PARTS} "
+                "parts of a multipart upload); write it as several objects"
+            )
+        while len(self._sending) >= IN_FLIGHT:
+            self._sent.append(self._sending.popleft().result())
+        self._started += 1
+        part = bytes(self._buffer)
+        self._buffer.clear()
+        self._sending.append(self._pool.submit(self._send_part, self._started, part))
+
+    def _send_part(self, number: int, part: bytes) -> "CompletedPartTypeDef":
+        # Made once from what the caller wrote; the server compares it with the part, and with what
+        # completing the upload says of it.
+        checksum = base64.b64encode(zlib.crc32(part).to_bytes(4, "big")).decode()
+        upload_id = self._upload_id
+        assert upload_id is not None
+        answer = self._client.call(
+            self._what,
+            f"UploadPart {number}",
+            lambda client: client.upload_part(
+                Bucket=self._client.bucket,
+                Key=self._full_key,
+                UploadId=upload_id,
+                PartNumber=number,
+                Body=part,
+                ChecksumCRC32=checksum,
+            ),
+            self._stop,
+        )
+        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": checksum}
+
+    def _complete(self) -> None:
+        upload_id = self._upload_id
+        assert upload_id is not None
+        self._client.call(
+            self._what,
+            "CompleteMultipartUpload",
+            lambda client: client.complete_multipart_upload(
+                Bucket=self._client.bucket,
+                Key=self._full_key,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": self._sent},
+                IfNoneMatch="*",
+            ),
+        )
+
+    def _require_ours(self, error: StoreError) -> None:
+        """Return if the object that stands is ours; else raise what was found."""
+        try:
+            found = self._client.call(
+                self._what,
+                "HeadObject",
+                lambda client: client.head_object(Bucket=self._client.bucket, Key=self._full_key),
+            )
+        except ObjectMissingError:
+            raise error from None
+        if found["Metadata"].get(_OWNER) == self._token:
+            return
+        if isinstance(error, ObjectExistsError):
+            raise error
+        raise ObjectExistsError(f"{self._what}: it exists already") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        upload_id = self._upload_id
+        if upload_id is None:
+            return
+        self._stop.set()
+        for future in self._sending:
+            future.cancel()
+        wait(self._sending)  # a part that arrived after the abort would stay
+        try:
+            self._client.call(
+                self._what,
+                "AbortMultipartUpload",
+                lambda client: client.abort_multipart_upload(
+                    Bucket=self._client.bucket, Key=self._full_key, UploadId=upload_id
+                ),
+                self._stop,
+            )
+        except StoreError as failure:
+            log.warning("%s; the unfinished upload is left for a sweep", failure)

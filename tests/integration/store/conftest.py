@@ -1,0 +1,5 @@
+"""Fixtures of tests against a real S3 server."""
+
+from tests.minio import minio, s3_uri
+
+__all__ = ["minio", "s3_uri"]

@@ -1,0 +1,153 @@
+"""A real MinIO for tests, which can be stopped, paused and given other keys.
+
+Import the fixtures `minio` (one server of the session) and `s3_uri` (an empty place in it, with
+this process's environment set) into a conftest or a test module. Tests that stop or change the
+server start one of their own with `start_minio`.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import pytest
+
+BUCKET = "retrace-tests"
+
+
+@dataclass
+class Minio:
+    """A server on a port and a folder of its own."""
+
+    folder: Path
+    port: int
+    user: str = "first"
+    password: str = "a password of the tests"
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start, or start again, and wait until it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["minio", "server", "--quiet", "--address", f"127.0.0.1:{self.port}", "data"],
+                cwd=self.folder,
+                env={
+                    **os.environ,
+                    "MINIO_ROOT_USER": self.user,
+                    "MINIO_ROOT_PASSWORD": self.password,
+                    "MINIO_BROWSER": "off",
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + 60
+        while not self._is_ready():
+            assert self._process.poll() is None, (self.folder / "log").read_text()
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """kill -9: connections break, nothing answers any more. What was acknowledged stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self, user: str) -> None:
+        """Start again with another access key: the old one is revoked."""
+        self.stop()
+        self.user = user
+        self.start()
+
+    def pause(self) -> None:
+        """Connections stay, and are made, but nobody answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs to reach the server; no profile or config file of the machine."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.url,
+            "AWS_ACCESS_KEY_ID": self.user,
+            "AWS_SECRET_ACCESS_KEY": self.password,
+            "AWS_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/minio/health/ready", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@contextlib.contextmanager
+def start_minio(folder: Path) -> Iterator[Minio]:
+    """A running server with the bucket BUCKET; the test is skipped if there is no `minio`."""
+    if shutil.which("minio") is None:
+        pytest.skip("needs the program `minio` on PATH (https://min.io/download)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = Minio(folder, port)
+    server.start()
+    try:
+        client = boto3.client(
+            "s3",
+            endpoint_url=server.url,
+            aws_access_key_id=server.user,
+            aws_secret_access_key=server.password,
+            region_name="us-east-1",
+        )
+        client.create_bucket(Bucket=BUCKET)
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
+    """The session's server; a test that stops it must start it again."""
+    with start_minio(tmp_path_factory.mktemp("minio")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_uri(minio: Minio, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty place in the server, reached with this process's environment."""
+    use(minio, monkeypatch)
+    return new_place()
+
+
+def use(server: Minio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process and what it starts reach a server, and nothing else of S3."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+
+
+def new_place() -> str:
+    """The URI of an empty store."""
+    return f"s3://{BUCKET}/{secrets.token_hex(4)}"

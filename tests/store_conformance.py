@@ -1,0 +1,374 @@
+"""What every object store must do: a new backend inherits these tests.
+
+A subclass stands beside a fixture `new_store`, which makes empty stores.
+"""
+
+import hashlib
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError
+from pipeline.store.commit import (
+    CorruptObjectError,
+    DataFile,
+    commit,
+    file_list,
+    files_in,
+    find_commit,
+    new_attempt,
+    put_data,
+    put_file,
+    read_commit,
+    read_data,
+)
+from pipeline.store.policy import fetch_policy, policy_digest, publish_policy, refer_policy
+from pipeline.store.s3_ranges import PIECE
+from pipeline.store.s3_upload import PART
+from pipeline.store.wait import WaitTimeoutError, wait_for_any
+
+names = st.lists(st.sampled_from(["a", "b", "ab", "a.json", "a-b"]), min_size=1, max_size=3)
+
+
+class StoreConformance:
+    """Inherited by one class for each backend."""
+
+    @pytest.fixture
+    def store(self, new_store):
+        return new_store()
+
+    def test_objects_are_what_was_written(self, store, tmp_path):
+        store.create("a/b.json", b"hello")
+        path = tmp_path / "local"
+        path.write_bytes(b"x" * 3_000_000)
+        store.create_from_file("a/big", path)
+        store.create("empty", b"")
+        assert store.read("a/b.json") == b"hello"
+        assert store.read("a/big") == path.read_bytes()
+        assert store.read("empty") == b""
+        assert [store.size(key) for key in ("a/b.json", "a/big", "empty")] == [5, 3_000_000, 0]
+
+    def test_ranges(self, store):
+        store.create("key", b"0123456789")
+        assert store.read_range("key", 3, 4) == b"3456"
+        assert store.read_range("key", 0, 10) == b"0123456789"
+        assert store.read_range("key", 10, 0) == b""
+        with pytest.raises(StoreError, match="2 bytes at 8, expected 3"):
+            store.read_range("key", 8, 3)
+
+    def test_an_object_is_created_once(self, store, tmp_path):
+        """The second creation is refused and changes nothing, whichever way it comes."""
+        store.create("key", b"first")
+        with pytest.raises(ObjectExistsError, match="create key"):
+            store.create("key", b"second")
+        path = tmp_path / "local"
+        path.write_bytes(b"third")
+        with pytest.raises(ObjectExistsError, match="create key"):
+            store.create_from_file("key", path)
+        assert store.read("key") == b"first"
+        assert [info.key for info in store.list("")] == ["key"]
+
+    def test_what_is_not_there(self, store):
+        assert store.size("key") is None
+        assert find_commit(store, "key") is None
+        for read in (store.read, lambda key: store.read_range(key, 0, 1)):
+            with pytest.raises(ObjectMissingError, match=r"read key"):
+                read("key")
+        store.create("file", b"")
+        with pytest.raises(ObjectMissingError):
+            store.read("file/below")
+        assert store.size("file/below") is None
+        assert list(store.list("nowhere/")) == []
+        store.delete("key")
+
+    def test_deleting(self, store):
+        store.create("a/key", b"1")
+        store.delete("a/key")
+        assert store.size("a/key") is None
+        store.create("a/key", b"2")
+        assert store.read("a/key") == b"2"
+
+    @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/..", "./a", "a/"])
+    def test_keys_that_leave_the_store_are_refused(self, store, key):
+        for use in (store.read, store.size, store.delete, lambda key: store.create(key, b"")):
+            with pytest.raises(StoreError, match="object key"):
+                use(key)
+
+    def test_a_folder_is_no_object(self, store):
+        """An object store has no folders; the parent of an object is not there."""
+        store.create("a/b", b"1")
+        assert store.size("a") is None
+        with pytest.raises(ObjectMissingError):
+            store.read("a")
+        with pytest.raises(ObjectMissingError):
+            store.read_range("a", 0, 0)
+
+    def test_a_missing_local_file_is_not_a_missing_object(self, store, tmp_path):
+        with pytest.raises(StoreError, match="nothing-there") as error:
+            store.create_from_file("key", tmp_path / "nothing-there")
+        assert not isinstance(error.value, ObjectMissingError | ObjectExistsError)
+        assert store.size("key") is None
+
+    @settings(
+        max_examples=60,
+        deadline=None,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,  # each store's tests are a class of their own
+        ],
+    )
+    @given(
+        st.sets(names.map("/".join), max_size=8),
+        st.sampled_from(["", "a", "a/", "a/b", "ab/a", "b"]),
+    )
+    def test_listing(self, new_store, found, prefix):
+        """Exactly the keys that start with the prefix, in order of key, whatever their depth."""
+        found = {key for key in found if not any(other.startswith(key + "/") for other in found)}
+        store = new_store()
+        for key in found:
+            store.create(key, key.encode())
+        listed = list(store.list(prefix))
+        assert [info.key for info in listed] == sorted(k for k in found if k.startswith(prefix))
+        assert all(info.size == len(info.key) for info in listed)
+
+    def test_objects_of_any_size_survive_streaming(self, store):
+        """Around the size at which an upload comes in parts; pieces of any size, any buffer."""
+        for size in (0, 1, PART - 1, PART, PART + 1, 3 * PART + 5):
+            data = random.Random(size).randbytes(size)
+            with store.upload(f"key-{size}") as upload:
+                for start in range(0, size, 3_000_001):
+                    piece = memoryview(data)[start : start + 3_000_001]
+                    assert upload.write(piece) == len(piece)
+                assert store.size(f"key-{size}") is None
+                upload.finish()
+            assert store.size(f"key-{size}") == size
+            assert store.read(f"key-{size}") == data
+        assert list(store.debris("")) == []
+
+    def test_large_local_files(self, store, tmp_path):
+        path = tmp_path / "local"
+        path.write_bytes(random.Random(0).randbytes(3 * PART + 1))
+        store.create_from_file("key", path)
+        assert store.read("key") == path.read_bytes()
+        with pytest.raises(ObjectExistsError, match="create key"):
+            store.create_from_file("key", path)
+        assert list(store.debris("")) == []
+
+    @pytest.mark.parametrize("size", [10, 2 * PART + 10])
+    def test_an_upload_that_is_left_leaves_nothing(self, store, size):
+        def fail() -> None:
+            with store.upload("key") as upload:
+                upload.write(b"x" * size)
+                raise KeyError("in mid-upload")
+
+        with pytest.raises(KeyError, match="in mid-upload"):
+            fail()
+        with store.upload("key") as upload:
+            upload.write(b"x" * size)
+        assert store.size("key") is None
+        assert list(store.list("")) == []
+        assert list(store.debris("")) == []
+
+    @pytest.mark.parametrize("size", [10, 2 * PART + 10])
+    def test_an_upload_that_comes_second_changes_nothing(self, store, size):
+        with store.upload("key") as upload:
+            upload.write(b"x" * size)
+            store.create("key", b"first")
+            with pytest.raises(ObjectExistsError, match="create key"):
+                upload.finish()
+        assert store.read("key") == b"first"
+        assert list(store.debris("")) == []
+
+    @settings(
+        max_examples=40,
+        deadline=None,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+        ],
+    )
+    @given(
+        st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 40_000)), max_size=12),
+        st.booleans(),
+    )
+    def test_several_ranges(self, store, ranges, whole):
+        """Exactly the bytes of each range in the order given, near or far, double or empty."""
+        data = random.Random(1).randbytes(240_000)
+        if store.size("key") is None:
+            store.create("key", data)
+        ranges = [*ranges, (0, len(data))] if whole else ranges
+        found = store.read_ranges("key", ranges)
+        assert found == [data[offset : offset + length] for offset, length in ranges]
+
+    def test_large_ranges(self, store):
+        data = random.Random(2).randbytes(5 * PIECE + 3)
+        store.create("key", data)
+        ranges = [(7, 4 * PIECE), (5 * PIECE, 3), (0, len(data)), (PIECE - 1, 2)]
+        found = store.read_ranges("key", ranges)
+        assert found == [data[offset : offset + length] for offset, length in ranges]
+
+    def test_ranges_that_are_not_all_there(self, store):
+        store.create("key", b"0123456789")
+        with pytest.raises(StoreError, match=r"read key .*2 bytes at 8, expected 3"):
+            store.read_ranges("key", [(0, 4), (8, 3)])
+        with pytest.raises(StoreError, match=r"read key .*0 bytes at 5000000, expected 1"):
+            store.read_ranges("key", [(0, 4), (5_000_000, 1)])
+        with pytest.raises(ObjectMissingError, match="read other"):
+            store.read_ranges("other", [(0, 1), (5_000_000, 1)])
+
+    def test_probing_leaves_nothing(self, store):
+        store.probe()
+        store.create("key", b"1")
+        store.probe()
+        assert [info.key for info in store.list("")] == ["key"]
+        assert list(store.debris("")) == []
+
+    def test_one_of_many_creators_wins(self, store):
+        """Eight threads create one object: one succeeds, and what is read is its content."""
+
+        def create(i: int) -> int | None:
+            try:
+                store.create("key", str(i).encode() * 1000)
+            except ObjectExistsError:
+                return None
+            return i
+
+        with ThreadPoolExecutor(8) as pool:
+            winners = [i for i in pool.map(create, range(8)) if i is not None]
+        assert len(winners) == 1
+        assert store.read("key") == str(winners[0]).encode() * 1000
+
+    def test_debris(self, store):
+        """What an upload left that was never finished is found and removed, and no object is."""
+        store.create("a/key", b"1")
+        store.create("b/key", b"2")
+        half = store.upload("a/other")
+        half.write(b"x" * 20_000_000)
+        assert [info.key for info in store.list("")] == ["a/key", "b/key"]
+        assert list(store.debris("b/")) == []
+        [found] = store.debris("a/")
+        assert list(store.debris("")) == [found]
+        assert time.time() - found.modified_s < 600
+        store.discard(found)
+        store.discard(found)
+        assert list(store.debris("")) == []
+        with pytest.raises(StoreError, match="create a/other"):
+            half.finish()
+        [info] = store.list("a/")
+        with pytest.raises(StoreError, match="an object, not debris"):
+            store.discard(info)
+
+    # Commits
+
+    def test_the_first_commit_wins(self, store):
+        ours = commit(store, "c.json", {"who": 1}, "aaaaaaaa")
+        theirs = commit(store, "c.json", {"who": 2}, "bbbbbbbb")
+        assert (ours.ours, theirs.ours) == (True, False)
+        assert (
+            theirs.body
+            == ours.body
+            == read_commit(store, "c.json")
+            == {
+                "who": 1,
+                "attempt": "aaaaaaaa",
+            }
+        )
+
+    def test_ones_own_commit_is_recognised(self, store):
+        """The answer to a create was lost; the retry finds the object and knows it."""
+        commit(store, "c.json", {"who": 1}, "aaaaaaaa")
+        again = commit(store, "c.json", {"who": 1}, "aaaaaaaa")
+        assert again.ours
+
+    def test_one_of_many_committers_wins(self, store):
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda i: commit(store, "c", {"i": i}, new_attempt()), range(8)))
+        assert sum(c.ours for c in made) == 1
+        assert len({c.body["i"] for c in made}) == 1
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"null"])
+    def test_what_is_not_a_commit_is_refused(self, store, content):
+        store.create("c.json", content)
+        with pytest.raises(CorruptObjectError, match=r"c\.json"):
+            read_commit(store, "c.json")
+
+    def test_nan_is_not_json(self, store):
+        """No reader outside of Python would take it; nothing is created."""
+        with pytest.raises(ValueError, match="JSON compliant"):
+            commit(store, "c.json", {"loss": float("nan")}, new_attempt())
+        assert store.size("c.json") is None
+
+    def test_data_files_are_checked(self, store, tmp_path):
+        path = tmp_path / "local"
+        path.write_bytes(b"content")
+        digest = hashlib.sha256(b"content").hexdigest()
+        assert put_data(store, "one", b"content") == DataFile("one", 7, digest)
+        assert put_file(store, "two", path) == DataFile("two", 7, digest)
+        body = {"files": file_list([DataFile("one", 7, digest)])}
+        assert files_in(body) == [DataFile("one", 7, digest)]
+        assert read_data(store, DataFile("one", 7, digest)) == b"content"
+        for wrong in (DataFile("one", 8, digest), DataFile("one", 7, "0" * 64)):
+            with pytest.raises(CorruptObjectError, match=r"one in .*7 bytes with SHA-256"):
+                read_data(store, wrong)
+
+    # Waiting
+
+    def test_waiting_ends_when_an_object_appears(self, store):
+        """The earliest in the list wins, however many are there."""
+        polls = []
+
+        def appear() -> None:
+            polls.append(1)
+            if len(polls) == 3:
+                store.create("second", b"")
+                store.create("third", b"")
+
+        assert wait_for_any(store, ["first", "second", "third"], 60, "nobody", appear) == "second"
+        assert len(polls) == 3
+
+    def test_waiting_says_who_should_have_made_what(self, store):
+        with pytest.raises(WaitTimeoutError, match=r"for a\.json or b\.json in .*rollout worker 3"):
+            wait_for_any(store, ["a.json", "b.json"], 0, "rollout worker 3")
+
+    def test_waiting_gives_up_when_told(self, store):
+        def died() -> None:
+            raise RuntimeError("worker 3 died")
+
+        with pytest.raises(RuntimeError, match="worker 3 died"):
+            wait_for_any(store, ["a.json"], 60, "worker 3", died)
+
+    # Policies
+
+    def test_policies(self, store, tmp_path):
+        """Published, referred to, fetched; the digest is of the weights' names and content."""
+        folder = tmp_path / "policy"
+        folder.mkdir()
+        for name in ("model-1.safetensors", "model-2.safetensors", "config.json"):
+            (folder / name).write_bytes(name.encode())
+        first = publish_policy(store, 3, folder)
+        fetch_policy(store, 3, tmp_path / "fetched")
+        assert {p.name: p.read_bytes() for p in (tmp_path / "fetched").iterdir()} == {
+            p.name: p.read_bytes() for p in folder.iterdir()
+        }
+        files = files_in(first.body)
+        assert first.body["sha256"] == policy_digest(files[::-1])
+        assert refer_policy(store, 0, files).body["sha256"] == first.body["sha256"]
+
+        (folder / "config.json").write_bytes(b"other")
+        assert publish_policy(store, 4, folder).body["sha256"] == first.body["sha256"]
+        (folder / "model-1.safetensors").write_bytes(b"other")
+        second = publish_policy(store, 3, folder)
+        assert not second.ours
+        assert second.body["sha256"] == first.body["sha256"]
+        assert publish_policy(store, 5, folder).body["sha256"] != first.body["sha256"]
+
+        store.delete(files[1].key)
+        store.create(files[1].key, b"?")
+        with pytest.raises(CorruptObjectError, match=r"model-1\.safetensors"):
+            fetch_policy(store, 3, tmp_path / "again")
+
+    # Names
