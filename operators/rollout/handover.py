@@ -46,10 +46,10 @@ class Handover(Generic[Item]):
         """
         while self._pending and self._pending[0][0].done():
             self._take()
-        started = time.monotonic()
         while self._pending and self._held + size > self._limit:
+            started = time.monotonic()
             self._take()
-        self.blocked_s += time.monotonic() - started
+            self.blocked_s += time.monotonic() - started
         self._held += size
         self._pending.append((self._thread.submit(self._work, item), size))
 

@@ -130,21 +130,30 @@ def manifest_metrics(store: Store, manifest: Manifest) -> Metrics:
         "reward/masked": len(manifest.ids) - len(rewards),
         "response/length_mean": float(np.mean(lengths)),
         "response/length_max": max(lengths),
-        "time/rollout_s": _rollout_s(store, manifest.step),
+        **_rollout_times(store, manifest.step),
     }
 
 
-def _rollout_s(store: Store, step: int) -> float | None:
-    """Generation seconds of the busiest rollout worker; None if no rollout made the step."""
-    prefix = keys.step_prefix(step) + "rollout/"
-    seconds: dict[int, float] = {}
-    for info in store.list(prefix):
-        if info.key.endswith(".json"):
-            maker = read_commit(store, info.key)["maker"]
-            if maker:
-                worker = maker["worker"]
-                seconds[worker] = seconds.get(worker, 0.0) + maker["generation_s"]
-    return max(seconds.values(), default=None)
+_ROLLOUT_TIMES = {
+    "time/rollout_s": ("generation_s",),
+    "time/trace_write_s": ("capture_s", "encode_s", "upload_s"),
+    "time/trace_tail_s": ("after_generation_s",),
+}
+"""Sums of what the makers of a step's shards say of themselves."""
+
+
+def _rollout_times(store: Store, step: int) -> Metrics:
+    """Seconds of the busiest rollout worker; None if no rollout made the step or none said."""
+    seconds: dict[str, dict[int, float]] = {key: {} for key in _ROLLOUT_TIMES}
+    for info in store.list(keys.step_prefix(step) + "rollout/"):
+        if not info.key.endswith(".json"):
+            continue
+        maker = read_commit(store, info.key)["maker"]
+        for key, parts in _ROLLOUT_TIMES.items():
+            if all(part in maker for part in parts):
+                of_worker = seconds[key].get(maker["worker"], 0.0)
+                seconds[key][maker["worker"]] = of_worker + sum(maker[part] for part in parts)
+    return {key: max(of_workers.values(), default=None) for key, of_workers in seconds.items()}
 
 
 def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:

@@ -28,6 +28,8 @@ METRICS = (
     "grad_norm",
     "response/length_mean",
     "time/rollout_s",
+    "time/trace_write_s",
+    "time/trace_tail_s",
     "time/train_s",
     "time/trace_wait_s",
 )
