@@ -140,7 +140,10 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
     header = read_header(store, keys.manifest(step))
     name = f"{header.key} in {store.uri}"
     try:
-        refs = tuple(FileRef(**ref) for ref in header.body["data"])
+        refs = tuple(
+            FileRef(ref["key"], ref["sha256"], ref["commit"], ref["commit_sha256"])
+            for ref in header.body["data"]
+        )
         found_step, versions = header.body["step"], tuple(header.body["policy_versions"])
     except (KeyError, TypeError) as error:
         raise TraceError(f"{name}: not a manifest: {error!r}") from error

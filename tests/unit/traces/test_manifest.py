@@ -1,6 +1,7 @@
 """Sealing: the join of the shards is complete, unique and of the plan's policy, or is refused."""
 
 import itertools
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
+from pipeline.traces.header import content_digest
 from pipeline.traces.ids import check_ids
 from pipeline.traces.manifest import sealed_steps
 from tests.unit.traces.make import (
@@ -259,3 +261,19 @@ def test_rows_that_there_are_not_are_refused(many):
 def test_a_groups_samples_are_neighbours(many):
     groups = many.all().rows["group"].to_pylist()
     assert len([1 for a, b in itertools.pairwise(groups) if a != b]) == len(set(groups)) - 1
+
+
+def test_keys_that_a_later_version_adds_are_ignored(store, tmp_path):
+    """At every level of a commit."""
+    samples = make_samples()
+    expected = sealed_r3(store, samples)
+    path = tmp_path / "steps/000000/manifest.json"
+    body = json.loads(path.read_text())
+    (rows,) = body["files"]
+    for part in (body, rows, *rows["row_groups"], *body["data"], body["provenance"]):
+        part["new"] = {"of": "a later version"}
+    body["geometry"]["new"] = 1
+    body["format"] = "1.9"
+    del body["content_sha256"]
+    path.write_text(json.dumps({**body, "content_sha256": content_digest(body)}))
+    assert read_manifest(store, 0).rows.equals(expected.rows)
