@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.store import ObjectExistsError, ObjectMissingError, open_store
-from pipeline.store.commit import new_attempt
+from pipeline.store.commit import content_digest, new_attempt
 from pipeline.traces import (
     Geometry,
     Provenance,
@@ -24,7 +24,6 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from pipeline.traces.header import content_digest
 from pipeline.traces.ids import check_ids
 from pipeline.traces.manifest import sealed_steps
 from tests.unit.traces.make import (
