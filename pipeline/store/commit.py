@@ -2,7 +2,8 @@
 
 A commit lists its data files by key, size and SHA-256. Data files carry a random attempt in their
 names, so two makers of one thing never overwrite each other: the first commit wins, the other's
-files are debris that a sweep may remove.
+files are debris that a sweep may remove. A commit carries the SHA-256 of its own content, so that
+none is believed that was changed after it was written.
 """
 
 import hashlib
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.store.base import ObjectExistsError, ObjectMissingError, Store, StoreError
+
+CONTENT_SHA256 = "content_sha256"
+"""The key of a commit's own digest; see `content_digest`."""
 
 
 class CorruptObjectError(StoreError):
@@ -83,10 +87,11 @@ def read_data(store: Store, file: DataFile) -> bytes:
 def commit(store: Store, key: str, body: dict[str, Any], attempt: str) -> Committed:
     """Create a commit object, or find that it was there.
 
-    `attempt` goes into the body: when the answer to a successful create was lost, the retry
-    recognises its own commit by it.
+    `attempt` goes into the body, and the digest of its content: when the answer to a successful
+    create was lost, the retry recognises its own commit by the attempt.
     """
     body = {**body, "attempt": attempt}
+    body[CONTENT_SHA256] = content_digest(body)
     try:
         store.create(key, to_json(body))
     except ObjectExistsError:
@@ -96,14 +101,23 @@ def commit(store: Store, key: str, body: dict[str, Any], attempt: str) -> Commit
 
 
 def read_commit(store: Store, key: str) -> dict[str, Any]:
-    """A commit object's body. Raises ObjectMissingError, CorruptObjectError."""
+    """A commit object's body, compared with its own digest if it has one (`verify` insists on it).
+
+    Raises ObjectMissingError, CorruptObjectError.
+    """
     data = store.read(key)
     try:
         body = json.loads(data)
-    except ValueError as error:
+        found = content_digest(body) if isinstance(body, dict) else None
+    except (ValueError, RecursionError) as error:  # the latter: nested without end
         raise CorruptObjectError(f"{key} in {store.uri}: not JSON: {error}") from error
     if not isinstance(body, dict):
         raise CorruptObjectError(f"{key} in {store.uri}: a {type(body).__name__}, not an object")
+    if body.get(CONTENT_SHA256, found) != found:
+        raise CorruptObjectError(
+            f"{key} in {store.uri}: its content has SHA-256 {str(found)[:16]}..., it says "
+            f"{str(body[CONTENT_SHA256])[:16]}...; restore the object or remake what it commits"
+        )
     return body
 
 
@@ -118,6 +132,12 @@ def find_commit(store: Store, key: str) -> dict[str, Any] | None:
 def to_json(body: dict[str, Any]) -> bytes:
     """JSON as all commit objects are written: sorted keys, indented, NaN refused."""
     return (json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def content_digest(body: dict[str, Any]) -> str:
+    """Hex SHA-256 of a commit without its own digest: JSON, sorted keys, no blanks, ASCII."""
+    rest = {key: value for key, value in body.items() if key != CONTENT_SHA256}
+    return sha256(json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 
 def file_list(files: Iterable[DataFile]) -> list[dict[str, Any]]:

@@ -1,21 +1,16 @@
-"""Commit objects of traces.
+"""Commit objects of traces: what they say of files, geometry and provenance."""
 
-They carry the SHA-256 of their own content, so that none is believed that was changed after it
-was written.
-"""
-
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.store import Store
 from pipeline.store.commit import (
+    CONTENT_SHA256,
     Committed,
     CorruptObjectError,
     commit,
     read_commit,
-    sha256,
 )
 from pipeline.traces.chunks import TraceFile, from_json
 from pipeline.traces.records import Geometry, Provenance, TraceError
@@ -27,8 +22,6 @@ from pipeline.traces.schema import (
     parse_provenance,
     provenance_json,
 )
-
-_DIGEST = "content_sha256"
 
 
 @dataclass(frozen=True)
@@ -60,31 +53,26 @@ def commit_header(
         "geometry": geometry_json(geometry),
         "provenance": provenance_json(provenance),
         "files": [file.to_json() for file in files],
-        "attempt": attempt,
     }
-    return commit(store, key, {**body, _DIGEST: content_digest(body)}, attempt)
+    return commit(store, key, body, attempt)
 
 
 def read_header(store: Store, key: str) -> Header:
-    """A trace's commit object, checked against its own digest.
+    """A trace's commit object, compared with its own digest, which it must have.
 
     Raises ObjectMissingError, CorruptObjectError, TraceError for a newer major format.
     """
     body = read_commit(store, key)
     name = f"{key} in {store.uri}"
     check_format(body.get("format"), name)
-    digest = content_digest({k: v for k, v in body.items() if k != _DIGEST})
-    if body.get(_DIGEST) != digest:
-        raise CorruptObjectError(
-            f"{name}: its content has SHA-256 {digest[:16]}..., it says "
-            f"{str(body.get(_DIGEST))[:16]}...; restore the object or remake the step"
-        )
+    if CONTENT_SHA256 not in body:
+        raise CorruptObjectError(f"{name}: it has no {CONTENT_SHA256}; restore the object")
     if not isinstance(body.get("files"), list):
         raise TraceError(f"{name}: it lists no files")
     return Header(
         key=key,
         body=body,
-        sha256=digest,
+        sha256=body[CONTENT_SHA256],
         geometry=parse_geometry(body.get("geometry"), name),
         provenance=parse_provenance(body.get("provenance"), name),
         files=tuple(from_json(file, name) for file in body["files"]),
@@ -102,8 +90,3 @@ def same_source(header: Header, first: Header) -> None:
     )
     if ours != theirs:
         raise TraceError(f"{header.key}: routes of {ours}, but {first.key} has {theirs}")
-
-
-def content_digest(body: dict[str, Any]) -> str:
-    """Hex SHA-256 of a commit without its own digest: JSON, sorted keys, no blanks, ASCII."""
-    return sha256(json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.store import Store, keys
-from pipeline.store.commit import CorruptObjectError, find_commit, read_data, sha256
+from pipeline.store.commit import CorruptObjectError, read_data, sha256
 from pipeline.traces.chunks import TraceFile
 from pipeline.traces.header import Header, read_header
 from pipeline.traces.ids import check_ids, expected_ids
@@ -19,6 +19,7 @@ from pipeline.traces.records import Geometry, TraceError
 from pipeline.traces.schema import parse_geometry
 from pipeline.traces.training import digested, joined, read_training
 from pipeline.traces.verify_run import (
+    find_signed,
     verify_attempts,
     verify_checkpoints,
     verify_inputs,
@@ -34,7 +35,7 @@ def verify(store: Store, step: int | None = None) -> Report:
     report = Report(store.uri)
     run, geometry = None, None
     with report.noting(keys.run_json()):
-        run = find_commit(store, keys.run_json())
+        run = find_signed(store, keys.run_json())
         geometry = parse_geometry((run or {}).get("geometry"), keys.run_json())
     if step is not None:
         _verify_step(store, step, geometry, report)
@@ -118,7 +119,7 @@ def _verify_objects(
 def _body(store: Store, step: int, key: str, report: Report) -> Mapping[str, Any] | None:
     """A step's plan or metrics; None when it is not there, or is not a good one."""
     with report.noting(key):
-        body = find_commit(store, key)
+        body = find_signed(store, key)
         if body is None or body.get("step") == step:
             return body
         raise CorruptObjectError(f"{key}: of step {body.get('step')!r}, expected {step}")

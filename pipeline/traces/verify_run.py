@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.store import ObjectMissingError, Store, keys
-from pipeline.store.commit import CorruptObjectError, DataFile, files_in, find_commit, read_commit
+from pipeline.store.commit import (
+    CONTENT_SHA256,
+    CorruptObjectError,
+    DataFile,
+    files_in,
+    find_commit,
+)
 from pipeline.store.policy import policy_digest
 from pipeline.traces.ids import check_ids, prompt_id, validation_id
 from pipeline.traces.problems import Report
@@ -39,7 +45,7 @@ def verify_attempts(store: Store, report: Report) -> None:
     """The settings of each start, and how it ended, are JSON objects."""
     for info in store.list(keys.attempts()):
         with report.noting(info.key):
-            read_commit(store, info.key)
+            find_signed(store, info.key)
 
 
 def verify_policies(store: Store, report: Report) -> None:
@@ -86,6 +92,17 @@ def verify_validations(store: Store, report: Report) -> None:
                 _verify_validation(store, version, key, body, plans.get(version))
 
 
+def find_signed(store: Store, key: str) -> dict[str, Any] | None:
+    """A commit's body, None if it is not there.
+
+    Raises CorruptObjectError also when it lacks the digest of its own content.
+    """
+    body = find_commit(store, key)
+    if body is not None and CONTENT_SHA256 not in body:
+        raise CorruptObjectError(f"{key}: it has no {CONTENT_SHA256}; restore the object")
+    return body
+
+
 def verify_data(store: Store, file: DataFile, report: Report) -> None:
     """Compare a data file's size and digest with its commit's; each file once."""
     if report.seen.get(file.key) == file:
@@ -118,7 +135,7 @@ def _committed(
         version = keys.number_of(info.key)
         if version is not None and info.key.endswith(name):
             with report.noting(info.key):
-                body = find_commit(store, info.key)
+                body = find_signed(store, info.key)
                 if body is not None:  # None: pruned since it was listed
                     found.append((version, info.key, body))
     return found

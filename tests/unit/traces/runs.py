@@ -1,10 +1,19 @@
 """Whole runs for tests: objects of every kind, without an engine."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.store import Store, keys
-from pipeline.store.commit import commit, file_list, new_attempt, put_data
+from pipeline.store.commit import (
+    CONTENT_SHA256,
+    commit,
+    content_digest,
+    file_list,
+    new_attempt,
+    put_data,
+)
 from pipeline.store.policy import publish_policy
 from pipeline.traces import seal, write_samples
 from pipeline.traces.ids import validation_id
@@ -75,3 +84,9 @@ def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:
         write_step(store, step)
     for version in checkpoints:
         write_checkpoint(store, version)
+
+
+def rewrite(path: Path, changes: dict[str, Any]) -> None:
+    """Change a commit object and its own digest with it, as a forger or a broken maker would."""
+    body = {**json.loads(path.read_bytes()), **changes}
+    path.write_text(json.dumps({**body, CONTENT_SHA256: content_digest(body)}))

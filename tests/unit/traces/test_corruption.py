@@ -13,10 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.store import ObjectMissingError, open_store
-from pipeline.store.commit import CorruptObjectError, DataFile, commit, sha256, to_json
+from pipeline.store.commit import (
+    CorruptObjectError,
+    DataFile,
+    commit,
+    content_digest,
+    sha256,
+    to_json,
+)
 from pipeline.traces import TraceError, read_manifest, read_routes, read_samples
 from pipeline.traces.files import describe
-from pipeline.traces.header import content_digest
 from pipeline.traces.schema import check_format
 from pipeline.traces.verify import verify
 from tests.unit.traces.make import equal, make_plan, make_samples, sealed_r2, sealed_r3

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli.traces import app
 from pipeline.store import FileStore, keys, open_store
-from pipeline.store.commit import commit, read_commit, to_json
+from pipeline.store.commit import commit, read_commit
 from pipeline.traces import TraceError, read_manifest, write_record_set
 from pipeline.traces.problems import Report
 from pipeline.traces.prune import prune
@@ -13,7 +13,7 @@ from pipeline.traces.record import check_replay, expected_of, seal_replay
 from pipeline.traces.sweep import sweep
 from pipeline.traces.verify import verify
 from tests.unit.traces.make import make_plan, sealed_r2, write_run
-from tests.unit.traces.runs import SAMPLES, long_run, write_checkpoint, write_step
+from tests.unit.traces.runs import SAMPLES, long_run, rewrite, write_checkpoint, write_step
 
 
 @pytest.fixture
@@ -92,8 +92,7 @@ def test_killed_in_between(run, tmp_path, done):
             super().delete(key)
 
     with pytest.raises(Killed):
-        for pruned in prune(Failing(tmp_path / "run"), 2):
-            assert pruned.step == 0
+        list(prune(Failing(tmp_path / "run"), 2))
     assert len(data_keys(run, 0)) == 4 - done
     assert run.size(keys.pruned(0)) is not None
     assert not verify(run).problems
@@ -129,7 +128,7 @@ def test_what_a_restart_needs_stays(run):
 def test_a_run_without_checkpoints_needs_everything(tmp_path):
     store = open_store(str(tmp_path / "run"))
     long_run(store, 2, ())
-    with pytest.raises(TraceError, match="restart from the first step .* at least 2 steps"):
+    with pytest.raises(TraceError, match=r"restart from the first step .* at least 2 steps"):
         list(prune(store, 1))
     write_checkpoint(store, 2)
     assert [pruned.step for pruned in prune(store, 1)] == [0]
@@ -138,9 +137,9 @@ def test_a_run_without_checkpoints_needs_everything(tmp_path):
 def test_steps_that_the_record_file_lacks_stay(run, tmp_path):
     """An attached flow writes them; without their routes it could not."""
     record = open_store(str(tmp_path / "set"))
-    body = read_commit(run, keys.run_json())
-    body["config"]["actor_rollout_ref"]["actor"]["router_replay"]["record_file"] = record.uri
-    (tmp_path / "run" / "run.json").write_bytes(to_json(body))
+    config = read_commit(run, keys.run_json())["config"]
+    config["actor_rollout_ref"]["actor"]["router_replay"]["record_file"] = record.uri
+    rewrite(tmp_path / "run" / keys.run_json(), {"config": config})
     write_record_set(run, record, 0)
     with pytest.raises(TraceError, match=r"step 1: router_replay.record_file .* not got it yet"):
         list(prune(run, 2))

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from pipeline.store import keys, open_store
-from pipeline.store.commit import commit
+from pipeline.store.commit import CONTENT_SHA256, CorruptObjectError, commit, read_commit
 from pipeline.traces import write_record_set
 from pipeline.traces.verify import verify
 from tests.unit.traces.make import make_plan
-from tests.unit.traces.runs import whole_run
+from tests.unit.traces.runs import rewrite, whole_run
 
 
 @pytest.fixture
@@ -71,9 +71,28 @@ def test_every_object_that_is_lost_is_named(run, tmp_path):
     ],
 )
 def test_json_that_says_something_else_is_named(run, tmp_path, key, change):
-    path = tmp_path / "run" / key
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+    rewrite(tmp_path / "run" / key, change)
     assert named(run) == {key}
+
+
+def test_json_that_was_changed_is_named(run, tmp_path):
+    """Each object's own digest tells, and none may be without."""
+    for path in objects(tmp_path):
+        content = path.read_bytes()
+        body = json.loads(content) if path.suffix == ".json" else {}
+        if "attempt" not in body:
+            continue  # a data file
+        key = path.relative_to(tmp_path / "run").as_posix()
+        for changed in ({**body, "more": 1}, {**body, "attempt": "b"}):
+            path.write_text(json.dumps(changed))
+            with pytest.raises(CorruptObjectError, match=f"{key}.*its content has SHA-256"):
+                read_commit(run, key)
+            assert key in named(run)
+        del body[CONTENT_SHA256]
+        path.write_text(json.dumps(body))
+        assert key in named(run)
+        path.write_bytes(content)
+    assert not verify(run).problems
 
 
 def test_samples_of_another_validation_are_found(run, tmp_path):
