@@ -1,0 +1,79 @@
+"""Reads a sealed step. Written from docs/trace-format.md alone; it imports nothing of Retrace."""
+
+import io
+import json
+from hashlib import sha256
+
+import numpy as np
+import pyarrow.parquet as pq
+
+
+def read_commit(path):
+    body = json.loads(path.read_bytes())
+    assert body["format"].split(".")[0] == "1", (path, body["format"])
+    content = {key: value for key, value in body.items() if key != "content_sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert sha256(text.encode()).hexdigest() == body["content_sha256"], path
+    return body
+
+
+def read_file(root, ref, commit):
+    file = next(file for file in commit["files"] if file["sha256"] == ref["sha256"])
+    data = (root / ref["key"]).read_bytes()
+    assert sha256(data).hexdigest() == file["sha256"], ref
+    for at, length, digest in sum((g["chunks"] for g in file["row_groups"]), [file["footer"]]):
+        assert sha256(data[at : at + length]).hexdigest() == digest, (ref, at)
+    rows = pq.read_table(io.BytesIO(data)).to_pylist()
+    return rows if file["role"] != "routes" else [segment(r, **commit["geometry"]) for r in rows]
+
+
+def segment(row, experts, topk, layers):
+    """Owner, first position, sets [n, K] by layer, E."""
+    n, coded = row["tokens"], [np.frombuffer(row[f"layer_{i:05d}"], np.uint8) for i in layers]
+    planes = np.array(coded, int).reshape(len(layers), 1 if experts <= 256 else 2, n, topk)
+    sets = np.cumsum(planes[:, 0] + 256 * planes[:, 1:].sum(axis=1), axis=2) + np.arange(topk)
+    assert sets.max() < experts, (row["owner"], sets.max())
+    bits = np.frombuffer(row["validity"] or b"\xff" * n, np.uint8)
+    sets[:, np.unpackbits(bits, bitorder="little")[:n] == 0] = -1
+    return row["owner"], row["token_start"], dict(zip(layers, sets, strict=True)), experts
+
+
+def read_sample(row, files):
+    """Tokens [S] and routes [L, S - 1, K] of a row of the manifest; -1 in rows not valid."""
+    sample = files[row["samples"]["file"]][row["samples"]["row"]]
+    tokens = np.array(sample["prompt_tokens"] + sample["response_tokens"], "<u4")
+    assert sha256(tokens).hexdigest() == row["token_digest"], row["id"]
+    routes = {}
+    for part in row["routes"] or []:
+        for place in part["segments"]:
+            owner, start, layers, E = files[part["file"]][place["row"]]
+            for layer, sets in layers.items():
+                before = routes.get(layer, sets[:0])
+                assert (start, owner) in ((len(before), row[x]) for x in ("id", "group")), row["id"]
+                routes[layer] = np.concatenate([before, sets[: place["tokens"]]])
+    sets = np.array([routes[layer] for layer in sorted(routes)])
+    if row["routes_digest"] and routes:
+        (L, T, K), valid = sets.shape, sets[0, :, 0] >= 0
+        assert (T, valid.sum()) == (row["rows_total"], row["rows_valid"]), row["id"]
+        stored = np.where(valid[:, None], sets, range(K)).astype("u1" if E <= 256 else "<u2")
+        parts = np.array([L, E, K], "<u4"), stored, np.packbits(valid, bitorder="little")
+        assert sha256(b"".join(map(bytes, parts))).hexdigest() == row["routes_digest"], row["id"]
+    return tokens, sets
+
+
+def read_step(root, step):
+    path, files = root / f"steps/{step:06d}", []
+    manifest = read_commit(path / "manifest.json")
+    for ref in manifest["data"]:
+        commit = read_commit(root / ref["commit"])
+        assert commit["content_sha256"] == ref["commit_sha256"], ref
+        files.append(read_file(root, ref, commit))
+    rows = {row["id"]: row for row in read_file(root, manifest["files"][0], manifest)}
+    trained = [read_commit(key) for key in sorted((path / "training").glob("*.json"))]
+    for row in rows.values() if trained else ():
+        row.update(routes=[], routes_digest=None)  # R2: of each segment its owner takes all
+    for n, commit in enumerate(trained, len(files)):
+        files.append(read_file(root, commit["files"][0], commit))
+        for i, (owner, *_) in enumerate(files[n]):
+            rows[owner]["routes"] += [{"file": n, "segments": [{"row": i, "tokens": None}]}]
+    return {id: read_sample(row, files) for id, row in rows.items()}
