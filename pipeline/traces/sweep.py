@@ -19,7 +19,7 @@ from pipeline.traces.header import read_header
 from pipeline.traces.problems import Report
 from pipeline.traces.verify_run import staged_files
 
-_PRUNED = "pruned.json"
+_MANIFEST, _PRUNED = "manifest.json", "pruned.json"
 _NAME_NOTHING = {"plan.json", "metrics.json", _PRUNED}
 _TAKEN_OVER = re.compile(r"steps/\d{6}/replay/")
 """Commits copied from a record set: they name the set's files. The manifest names the copies."""
@@ -118,17 +118,19 @@ def _checked(
     """The candidates that no commit of their folder names; none when that is not sure."""
     left = {info.key: info for info in candidates}
     there = {info.key for info in infos}
-    # What the commits of a pruned step name is not there, and none of it is debris.
-    pruned = folder + _PRUNED in there
+    # What the commits of a pruned step name is not there, and none of it is debris; of a sealed one
+    # only what its manifest names must be: a record set has no routes that nobody replays.
+    pruned, sealed = folder + _PRUNED in there, folder + _MANIFEST in there
     commits = [info.key for info in infos if _is_commit(info.key)]
     before = len(report.problems)
     # The manifest of a step names most of it: its other commits are seldom read.
-    for key in sorted(commits, key=lambda key: not key.endswith("/manifest.json")):
+    for key in sorted(commits, key=lambda key: key != folder + _MANIFEST):
         if not left:
             break
         with report.parsing(key):
             names = _names(store, key)
-            lost = [] if pruned else [name for name in names - there if store.size(name) is None]
+            optional = pruned or (sealed and "/rollout/" in key)
+            lost = [] if optional else [name for name in names - there if store.size(name) is None]
             if lost and store.size(key) is not None:  # a trainer removes policies meanwhile
                 raise CorruptObjectError(
                     f"{key}: it names {min(lost)}, which is not there; {folder} is not swept"

@@ -1,10 +1,9 @@
 """The part of `verify` that is not traces: inputs, policies, checkpoints, validations of a run."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.store import ObjectMissingError, Store, keys
+from pipeline.store import Store, keys
 from pipeline.store.commit import (
     CONTENT_SHA256,
     CorruptObjectError,
@@ -16,8 +15,7 @@ from pipeline.store.policy import policy_digest
 from pipeline.traces.ids import check_ids, prompt_id, validation_id
 from pipeline.traces.problems import Report
 from pipeline.traces.reader import read_sample_file
-
-_PIECE = 64 << 20  # bytes of weights in memory at once
+from pipeline.traces.verify_files import verify_data
 
 
 def verify_inputs(store: Store, run: Mapping[str, Any] | None, report: Report) -> None:
@@ -30,7 +28,7 @@ def verify_inputs(store: Store, run: Mapping[str, Any] | None, report: Report) -
     with report.parsing(key):
         for file in staged_files(run):
             report.inputs += 1
-            verify_data(store, file, report)
+            verify_data(store, file, report, key)
 
 
 def staged_files(run: Mapping[str, Any]) -> list[DataFile]:
@@ -103,29 +101,6 @@ def find_signed(store: Store, key: str) -> dict[str, Any] | None:
     return body
 
 
-def verify_data(store: Store, file: DataFile, report: Report) -> None:
-    """Compare a data file's size and digest with its commit's; each file once."""
-    if report.seen.get(file.key) == file:
-        return
-    report.seen[file.key] = file
-    with report.noting(file.key):
-        size = store.size(file.key)
-        if size is None:
-            raise ObjectMissingError(f"{file.key}: no such object")
-        if size != file.size:
-            raise CorruptObjectError(
-                f"{file.key}: {size} bytes, its commit says {file.size}; restore the object"
-            )
-        digest = hashlib.sha256()
-        for offset in range(0, size, _PIECE):
-            digest.update(store.read_range(file.key, offset, min(_PIECE, size - offset)))
-        if digest.hexdigest() != file.sha256:
-            raise CorruptObjectError(
-                f"{file.key}: SHA-256 {digest.hexdigest()[:16]}..., its commit says "
-                f"{file.sha256[:16]}...; restore the object"
-            )
-
-
 def _committed(
     store: Store, prefix: str, name: str, report: Report
 ) -> list[tuple[int, str, dict[str, Any]]]:
@@ -146,7 +121,7 @@ def _verify_files(store: Store, key: str, body: Mapping[str, Any], report: Repor
     found = Report(report.uri, seen=report.seen)
     with found.parsing(key):
         for file in files_in(dict(body)):
-            verify_data(store, file, found)
+            verify_data(store, file, found, key)
     # A running trainer prunes: the commit goes first, so files may go while they are read.
     if found.problems and store.size(key) is not None:
         report.problems += found.problems
