@@ -1,17 +1,40 @@
 """docs/trace-format.md is enough to read a shard: its example is run as it stands."""
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.store import open_store
-from pipeline.traces import Geometry, write_shard
-from pipeline.traces.schema import FORMAT, MANIFEST, SAMPLES, SEGMENT, file_metadata
+from pipeline.store.commit import content_digest, read_commit
+from pipeline.traces import (
+    Geometry,
+    Routes,
+    VersionSpan,
+    routes_digest,
+    seal,
+    token_digest,
+    write_shard,
+)
+from pipeline.traces.codec import decode, encode
+from pipeline.traces.digests import validity_bits
+from pipeline.traces.schema import (
+    FORMAT,
+    MANIFEST,
+    MOST_EXPERTS,
+    MOST_TOPK,
+    SAMPLES,
+    SEGMENT,
+    file_metadata,
+)
+from pipeline.traces.segments import ROW_GROUP_TOKENS
 from tests.unit.traces.make import R3, make_samples
 
 PAGE = (Path(__file__).parents[3] / "docs/trace-format.md").read_text()
@@ -51,8 +74,89 @@ def test_the_page_names_every_column_and_key():
     assert f"version {FORMAT}" in PAGE
 
 
-def test_the_page_names_every_key_of_a_commit(tmp_path):
+def vectors(*header: str) -> list[list[str]]:
+    """The rows of the page's table with this header."""
+    lines = PAGE.splitlines()
+    start = lines.index(f"| {' | '.join(header)} |") + 2
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append(line.strip("| ").split(" | "))
+    assert rows
+    return rows
+
+
+@pytest.mark.parametrize("row", vectors("sets", "E", "coded bytes"))
+def test_vectors_of_the_coding(row):
+    sets_TK, experts, data = np.array(json.loads(row[0])), int(row[1]), bytes.fromhex(row[2])
+    assert encode(sets_TK, experts) == data
+    assert decode(data, *sets_TK.shape, experts).tolist() == sets_TK.tolist()
+
+
+def test_the_worked_examples_of_the_coding():
+    for sets, experts, _, data in vectors("sets", "E", "gaps", "bytes"):
+        sets_TK = json.loads(f"[{sets}]".replace("{", "[").replace("}", "]"))
+        written = bytes.fromhex(re.sub("`|then", "", data))
+        assert encode(np.array(sets_TK), int(experts)) == written
+
+
+def test_vectors_of_digests():
+    for row in vectors("valid rows", "validity"):
+        assert validity_bits(np.array(json.loads(row[0]), bool)) == bytes.fromhex(row[1])
+    for tokens, digest in vectors("tokens", "token digest"):
+        assert token_digest(np.array(json.loads(tokens))) == digest
+    for sets, valid, experts, digest in vectors(
+        "sets [S - 1, L, K]", "valid rows", "E", "routes digest"
+    ):
+        routes = Routes(np.array(json.loads(sets)), np.array(json.loads(valid), bool))
+        _, L, K = routes.sets_TLK.shape
+        assert routes_digest(routes, Geometry(int(experts), K, tuple(range(L)))) == digest
+    for body, canonical, digest in vectors(
+        "object without `content_sha256`", "canonical form", "content digest"
+    ):
+        assert content_digest(json.loads(body)) == digest
+        assert hashlib.sha256(canonical.encode()).hexdigest() == digest
+
+
+def test_the_drawn_group(tmp_path):
+    """The project cuts the drawn example as the page says."""
+    letters = dict(re.findall(r"^(000003/17/\d) +((?:[a-n]   )+)", PAGE, re.MULTILINE))
+    assert len(letters) == 3
+    base = make_samples(prompts=1, n=3, known=1.0, geometry=Geometry(99, 1, (0,)))
+    samples = []
+    for (id, drawn), sample in zip(letters.items(), base, strict=True):
+        sets_TLK = np.array([[[ord(letter) - ord("a")]] for letter in drawn.split()])
+        G = len(sets_TLK) - 4
+        tokens = {"prompt_tokens_P": np.arange(5), "response_tokens_G": np.arange(G)}
+        lists = {"loss_mask_G": np.ones(G, bool), "logprobs_G": np.zeros(G, np.float32)}
+        place = {"id": id, "group": "000003/17", "version_spans": (VersionSpan(0, 0, G),)}
+        routes = Routes(sets_TLK, np.ones(len(sets_TLK), bool))
+        samples.append(replace(sample, **tokens, **lists, **place, routes=routes))
     store = open_store(str(tmp_path))
-    body = write_shard(store, 0, 0, "aaaaaaaa", make_samples(), Geometry(16, 4, (1, 2, 5)), R3).body
-    keys = {*body, *body["files"][0], *body["files"][0]["row_groups"][0]}
-    assert not [key for key in keys if f"`{key}`" not in PAGE], json.dumps(body)[:200]
+    write_shard(store, 3, 0, "aaaaaaaa", samples, Geometry(99, 1, (0,)), R3)
+    rollout = tmp_path / "steps/000003/rollout"
+    for row in pq.read_table(rollout / "00000.aaaaaaaa.samples.parquet").to_pylist():
+        places = " ".join(f"({p['row']}, {p['tokens']})" for p in row["segments"])
+        assert f"{row['id']}   {places}\n" in PAGE
+    table = pq.read_table(rollout / "00000.aaaaaaaa.routes.parquet").to_pylist()
+    for number, row in enumerate(table):
+        held = " ".join(chr(ord("a") + i) for i in row["layer_00000"])
+        line = f"{number:<6}{row['owner']:<14}{row['token_start']:<14}{row['tokens']:<9}{held}\n"
+        assert line in PAGE
+
+
+def test_the_page_names_the_limits():
+    assert f"| E | {MOST_EXPERTS:,} |" in PAGE
+    assert f"| K | {MOST_TOPK}, " in PAGE
+    assert f"| tokens of a segment or row group | {ROW_GROUP_TOKENS:,}: " in PAGE
+
+
+def test_the_page_names_every_key_of_a_commit(tmp_path):
+    store, samples = open_store(str(tmp_path)), make_samples()
+    body = write_shard(store, 0, 0, "aaaaaaaa", samples, Geometry(16, 4, (1, 2, 5)), R3).body
+    seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0)
+    sealed = read_commit(store, "steps/000000/manifest.json")
+    names = {*body, *body["files"][0], *body["files"][0]["row_groups"][0]}
+    names |= {*sealed, *sealed["data"][0], *sealed["counts"]}
+    assert not [name for name in names if f"`{name}`" not in PAGE]
