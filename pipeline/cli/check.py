@@ -8,6 +8,7 @@ from rich.console import Console
 from pipeline.config.errors import InputError
 from pipeline.config.load import load_config
 from pipeline.config.tree import RunConfig
+from pipeline.store.settings import use_settings
 
 
 def run_check(path: Path, overrides: Sequence[str]) -> int:
@@ -29,6 +30,7 @@ def load_checked(path: Path, overrides: Sequence[str]) -> RunConfig | None:
         return None
     try:
         _print(console, "note", "yellow", loaded.notes)
+        use_settings(loaded.config.store)
         # Imported here: the tokenizer library takes seconds, and wrong settings need it not.
         from pipeline.flows.inputs import check_inputs
 

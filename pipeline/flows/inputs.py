@@ -123,7 +123,10 @@ def _check_store(config: RunConfig) -> Store:
 
 
 def _check_local_folder(config: RunConfig) -> None:
-    _probe("trainer.default_local_dir", config.trainer.default_local_dir)
+    key, place = "trainer.default_local_dir", config.trainer.default_local_dir
+    if "://" in place:
+        raise InputError([f"{key}: found {place}, expected a folder of this machine"])
+    _probe(key, place)
 
 
 def _probe(key: str, place: str) -> None:

@@ -41,7 +41,8 @@ from pipeline.report.display import Display
 from pipeline.report.loggers import Logger, TensorBoardLogger
 from pipeline.report.metrics import StepMetrics, all_metrics, read_validation
 from pipeline.report.tables import closing_table, step_line, summary
-from pipeline.store import keys
+from pipeline.store import StoreError, keys
+from pipeline.store.settings import use_settings
 
 _STOP_GRACE_S = 30.0
 
@@ -53,6 +54,7 @@ def run_flow(config: RunConfig) -> str:
     Raises InputError (from prepare) before anything starts, StageFailedError when workers fail too
     often, WaitTimeoutError when an object does not appear in time.
     """
+    use_settings(config.store)  # the workers inherit them
     console = Console(stderr=True)
     with Display(console) as display:
         display.phase("flow", "checking and staging inputs")
@@ -148,8 +150,19 @@ def _workers(
             reason, message = "failed", str(error)
             raise
         finally:
-            end_attempt(run.store, attempt, reason, message)
+            _end_attempt(run, attempt, reason, message, display)
             workers.stop(_STOP_GRACE_S if reason == "finished" else 2.0)
+
+
+def _end_attempt(run: Run, attempt: Attempt, reason: str, message: str, display: Display) -> None:
+    """Tell the workers to stop. If the run has failed because the store cannot be reached, neither
+    can they be told: what it failed of must not be hidden by that, and the launcher kills them."""
+    try:
+        end_attempt(run.store, attempt, reason, message)
+    except StoreError as error:
+        if reason == "finished":
+            raise
+        display.line(f"the workers could not be told to stop and are killed: {error}")
 
 
 @contextlib.contextmanager

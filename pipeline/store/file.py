@@ -1,6 +1,7 @@
 """file:// store: a folder. Creation is write, fsync, link: atomic, durable and conditional."""
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -184,7 +185,9 @@ class _FileUpload:
         try:
             yield
         except OSError as error:  # also FileExistsError: a file where a folder is needed
-            raise StoreError(f"{self._what}: {error}") from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            fix = "; what was committed is safe: free some space and start again" if full else ""
+            raise StoreError(f"{self._what}: {error}{fix}") from error
 
 
 def _sync_folder(folder: Path) -> None:

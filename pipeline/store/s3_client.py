@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client as BotoClient
 
 log = logging.getLogger(__name__)
+# At INFO every new session says where it found its credentials.
+logging.getLogger("botocore").setLevel(logging.WARNING)
 
 PATIENCE_S = 120.0
 """How long a request is tried again: a server that restarts, or a network that is mended."""

@@ -8,7 +8,7 @@ import zlib
 from collections import deque
 from concurrent.futures import Executor, Future, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from pipeline.store.base import ObjectExistsError, ObjectMissingError, StoreError
 from pipeline.store.s3_client import S3Client, UploadGoneError
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 PART = 8 << 20
 """Bytes of a part, and the size up to which an object is one PutObject."""
 IN_FLIGHT = 4
-"""Parts on the way at once: an upload holds at most IN_FLIGHT + 1 parts in memory."""
+"""Parts on the way at once. With the one that is being filled, and the eighth by which buffers grow
+ahead, an upload holds less than 64 MiB."""
 MAX_PARTS = 10_000
 """S3's own limit."""
 _OWNER = "retrace-upload"
@@ -106,7 +107,7 @@ class S3Upload:
             lambda client: client.put_object(
                 Bucket=self._client.bucket,
                 Key=self._full_key,
-                Body=bytes(self._buffer),
+                Body=cast(bytes, self._buffer),
                 IfNoneMatch="*",
                 Metadata={_OWNER: self._token},
             ),
@@ -123,8 +124,8 @@ class S3Upload:
         while len(self._sending) >= IN_FLIGHT:
             self._sent.append(self._sending.popleft().result())
         self._started += 1
-        part = bytes(self._buffer)
-        self._buffer.clear()
+        # A bytearray is sent as it is; boto3 copies bytes to put them behind the request's header.
+        part, self._buffer = cast(bytes, self._buffer), bytearray()
         self._sending.append(self._pool.submit(self._send_part, self._started, part))
 
     def _send_part(self, number: int, part: bytes) -> "CompletedPartTypeDef":

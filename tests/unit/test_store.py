@@ -2,13 +2,15 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
+import subprocess
 
 import pytest
 
 from pipeline.store import StoreError, keys, open_store
-from pipeline.store.commit import new_attempt
+from pipeline.store.commit import commit, new_attempt, read_commit
 from pipeline.store.wait import wait_for_any
 from tests.store_conformance import StoreConformance
 
@@ -62,6 +64,52 @@ def test_what_the_file_system_refuses_is_a_store_error(tmp_path):
         store.create("key", b"")
     with pytest.raises(StoreError, match="create x"):
         open_store(str(tmp_path)).create("x" * 1000, b"")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("needs root and `mount`, for a small file system")
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"needs a small file system: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("size", [300_000, 2_000_000])
+def test_a_full_disk(small_disk, tmp_path, size):
+    """The disk is filled by objects, then by one that is larger than what is left: the error says
+    so, what was committed is whole, nothing half-written is left, and freed space can be used."""
+    store = open_store(str(small_disk / "store"))
+    data = os.urandom(size)
+    path = tmp_path / "local"
+    path.write_bytes(data)
+    made = []
+
+    def fill() -> None:
+        for i in range(20):
+            commit(store, f"steps/{i}.json", {"step": i}, "aaaaaaaa")
+            store.create(f"steps/{i}.data", data)
+            made.append(i)
+
+    with pytest.raises(StoreError, match=r"No space left on device.*free some space"):
+        fill()
+    with pytest.raises(StoreError, match="No space left on device"):
+        store.create_from_file("steps/more", path)
+    assert list(store.debris("")) == []
+    assert [store.read(f"steps/{i}.data") for i in made] == [data] * len(made)
+    assert all(read_commit(store, f"steps/{i}.json")["step"] == i for i in made)
+    assert store.size(f"steps/{len(made)}.data") is None
+    assert store.size("steps/more") is None
+    for info in list(store.list("")):
+        store.delete(info.key)
+    store.create("steps/small", data[:300_000])
+    assert store.read("steps/small") == data[:300_000]
 
 
 def test_uris(tmp_path):

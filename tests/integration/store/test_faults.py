@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import tracemalloc
 
 import pytest
 
@@ -236,6 +237,58 @@ def test_no_credentials(own_minio, monkeypatch):
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(StoreError, match=r"NoCredentialsError.*give valid credentials"):
         open_store(new_place()).read("key")
+
+
+# Limits of multipart uploads
+
+
+def test_an_upload_of_too_many_parts_is_refused(s3_uri, monkeypatch):
+    monkeypatch.setattr("pipeline.store.s3_upload.MAX_PARTS", 2)
+    store = open_store(s3_uri)
+    with (
+        store.upload("key") as upload,
+        pytest.raises(StoreError, match=r"\(2 parts of a multipart upload\); write it as"),
+    ):
+        upload.write(b"x" * 4 * PART)
+    assert list(store.debris("")) == []
+
+
+def test_a_large_local_file_gets_larger_parts(s3_uri, monkeypatch, tmp_path):
+    monkeypatch.setattr("pipeline.store.s3_upload.MAX_PARTS", 2)
+    monkeypatch.setattr("pipeline.store.s3.MAX_PARTS", 2)
+    path = tmp_path / "local"
+    path.write_bytes(b"abcdefg" * PART)
+    store = open_store(s3_uri)
+    store.create_from_file("key", path)
+    assert store.read("key") == b"abcdefg" * PART
+
+
+def test_an_upload_holds_few_parts_in_memory(s3_uri):
+    """However much is written, and however fast."""
+    store = open_store(s3_uri)
+    piece = b"x" * 1_000_000
+    tracemalloc.start()
+    try:
+        with store.upload("key") as upload:
+            for _ in range(150):
+                upload.write(piece)
+            upload.finish()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert store.size("key") == 150_000_000
+    assert peak < 64 << 20
+
+
+def test_an_upload_that_was_swept_is_an_error(s3_uri):
+    store = open_store(s3_uri)
+    with store.upload("key") as upload:
+        upload.write(b"x" * 2 * PART)
+        [found] = store.debris("")
+        store.discard(found)
+        with pytest.raises(StoreError, match="completed or swept it: make the object again"):
+            upload.finish()
+    assert store.size("key") is None
 
 
 # Wrong places

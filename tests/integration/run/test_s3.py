@@ -1,0 +1,129 @@
+"""The main job with its store, its record set and its replay on a real MinIO; and its faults."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.report.metrics import all_metrics
+from pipeline.store import Store, keys, open_store
+from pipeline.store.commit import read_commit, sha256
+from pipeline.traces import read_manifest
+from tests.integration.run.retrace_runs import command, run, small, start, workers
+from tests.integration.run.test_faults import wait_for
+from tests.minio import Minio, new_place, start_minio, use
+from tests.proxy import start_proxy, without
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("on_prefect_server")]
+
+ROUTER_REPLAY = "actor_rollout_ref.actor.router_replay"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "minio"
+    folder.mkdir()
+    with start_minio(folder) as server:
+        use(server, monkeypatch)
+        yield server
+
+
+def contents(store: Store) -> dict[str, str]:
+    return {info.key: sha256(store.read(info.key)) for info in store.list("")}
+
+
+def test_the_main_job_on_minio(tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch):
+    """The run, its record set, and a run that replays the set bit by bit, all at s3://, with the
+    endpoint among the settings; every command for traces reads them. No secret is written."""
+    place = new_place()
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    at_minio = [f"store.uri={place}/runs", f"store.endpoint={server.url}", "store.path_style=true"]
+    settings = small(tmp_path, "main", *at_minio, f"{ROUTER_REPLAY}.record_file={place}/set")
+    printed = run(*settings)
+    replayed = small(tmp_path, "again", *at_minio, f"{ROUTER_REPLAY}.replay_file={place}/set")
+    assert f"run {place}/runs/again" in command("check", "examples/quickstart.yaml", *replayed)
+    run(*replayed)
+    assert f"run      {place}/runs/main" in printed
+
+    use(server, monkeypatch)
+    store, again = open_store(f"{place}/runs/main"), open_store(f"{place}/runs/again")
+    assert [step.step for step in all_metrics(store)] == [0, 1]
+    assert all(step.values["replay/coverage"] == 1.0 for step in all_metrics(store))
+    ours, theirs = (read_commit(s, keys.policy(2))["sha256"] for s in (store, again))
+    assert ours == theirs
+    assert list(store.debris("")) == []
+    assert not workers(store.uri, "operators.rollout")
+
+    for uri in (store.uri, f"{place}/set"):
+        assert "all good" in command("traces", "verify", uri)
+        assert "vllm" in command("traces", "ls", uri)
+    sample = read_manifest(store, 0).ids[0]
+    assert sample in command("traces", "show", store.uri, sample)
+    assert "step 1, R3" in command("traces", "stats", store.uri)
+    command("traces", "export", store.uri, "--out", str(tmp_path / "arrays"))
+    assert (tmp_path / "arrays/000000/samples.json").exists()
+    assert f"{place}/runs/main" in command("traces", "ls", f"{place}/runs", expect=2)
+
+    secret = server.password.encode()
+    logs = [path.read_bytes() for path in (tmp_path / "main").rglob("*") if path.is_file()]
+    objects = [store.read(info.key) for info in store.list("") if info.key.endswith(".json")]
+    assert len(logs) > 1
+    assert not [text for text in (*logs, *objects, printed.encode()) if secret in text]
+
+
+def test_faults_of_the_store(tmp_path: Path, server: Minio):
+    """MinIO stops for 20 s while a step is trained: the run goes on. Then the credentials are
+    revoked: the run fails and says so, nothing that was committed is lost, and when they are valid
+    again the same command goes on and ends."""
+    place = new_place()
+    settings = small(
+        tmp_path,
+        "faults",
+        f"store.uri={place}",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=1",
+    )
+    store = open_store(f"{place}/faults")
+    log = tmp_path / "flow.log"
+    flow = start(log, *settings)
+    wait_for(store, keys.manifest(0), flow, log)
+    server.stop()
+    time.sleep(20)
+    server.start()
+    wait_for(store, keys.manifest(1), flow, log)
+    assert store.size(keys.metrics(0)) is not None
+    server.restart(user="second")
+    assert flow.wait(120) == 1
+    printed = log.read_text()
+    assert "restart 1 of" not in printed.partition("403")[0]  # the stop cost no worker
+    assert "403 InvalidAccessKeyId" in printed
+    assert "give valid credentials" in printed
+    assert "The same command again goes on" in printed
+    assert not workers(store.uri, "operators.rollout")
+    assert not workers(store.uri, "operators.training")
+
+    server.restart(user="first")
+    before = contents(store)
+    assert keys.metrics(0) in before
+    run(*settings)
+    after = contents(store)
+    assert not {key for key in before.keys() & after.keys() if before[key] != after[key]}
+    gone = before.keys() - after.keys()
+    assert all(key.startswith(("policies/", "checkpoints/")) for key in gone)
+    assert len(all_metrics(store)) == 3
+    assert "all good" in command("traces", "verify", store.uri)
+
+
+def test_a_server_that_ignores_conditions_is_refused_by_check(
+    tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch
+):
+    """By `retrace check` and by `retrace run`, before anything starts."""
+    with start_proxy(server.port) as proxy:
+        proxy.change = lambda request: without(server, request, "if-none-match")
+        settings = small(
+            tmp_path, "refused", f"store.uri={new_place()}", f"store.endpoint={proxy.url}"
+        )
+        for name in ("check", "run"):
+            printed = command(name, "examples/quickstart.yaml", *settings, expect=2)
+            assert "store.uri" in printed
+            assert "ignores conditional writes" in printed
