@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,7 +20,7 @@ from pipeline.cli.trace_tables import (
 )
 from pipeline.store import Store, keys
 from pipeline.traces import TraceError, read_routes, read_samples
-from pipeline.traces.export import Format, export
+from pipeline.traces.export import export, export_for
 from pipeline.traces.manifest import Manifest, read_manifest, sealed_steps
 from pipeline.traces.prune import is_pruned, refuse_pruned
 from pipeline.traces.stats import step_stats
@@ -36,6 +36,8 @@ app.command("sweep")(upkeep.sweep_)
 app.command("prune")(upkeep.prune_)
 
 _Step = Annotated[int | None, typer.Option("--step", min=0, help="This step only.")]
+
+_Form = Literal["npy", "pt", "verl", "slime"]
 
 _SAMPLE_ID = re.compile(r"\d{6}/\d+(\.\d+)?/\d+")
 
@@ -123,22 +125,44 @@ def stats(run: Run, step: _Step = None) -> None:
 def export_(
     run: Run,
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")],
-    form: Annotated[Format, typer.Option("--format", help="npy or pt.")] = "npy",
+    form: Annotated[
+        _Form,
+        typer.Option("--format", help="npy or pt: a file by sample; verl or slime: one by step."),
+    ] = "npy",
     step: _Step = None,
+    num_layers: Annotated[
+        int | None,
+        typer.Option(
+            "--num-layers",
+            min=1,
+            help="verl, slime: decoder layers of the model, if its last ones are dense.",
+        ),
+    ] = None,
 ) -> None:
-    """Write each sample's routes as an array [T, L, K], with samples.json beside them."""
+    """Write the routes as arrays [T, L, K]; docs/trace-format.md describes the files."""
     with refusing():
         store = open_run(run)
         steps = _chosen(store, step)
         if out.is_dir() and any(out.iterdir()):
             raise TraceError(f"--out {out}: the folder is not empty; give a new or an empty one")
+        if num_layers is not None and form in ("npy", "pt"):
+            raise TraceError(f"--num-layers goes with --format verl or slime, not {form}")
         for number in steps:
             if step is None and is_pruned(store, number):
                 print_(f"step {number}: pruned, its routes were removed")
                 continue
             refuse_pruned(store, number)
-            folder = out / f"{number:06d}"
-            print_(f"step {number}: {export(store, number, folder, form)} samples in {folder}")
+            print_(f"step {number}: {_exported(store, number, out, form, num_layers)}")
+
+
+def _exported(store: Store, step: int, out: Path, form: _Form, num_layers: int | None) -> str:
+    """Export a step; what was written where."""
+    if form == "verl" or form == "slime":
+        samples, unknown = export_for(store, step, out, form, num_layers)
+        masked = f"; {unknown} of them have unknown rows and no loss" if unknown else ""
+        return f"{samples} samples in {out / f'{step}.pt'}{masked}"
+    folder = out / f"{step:06d}"
+    return f"{export(store, step, folder, form)} samples in {folder}"
 
 
 def _known(store: Store, step: int) -> int:

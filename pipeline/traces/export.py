@@ -1,4 +1,4 @@
-"""Routes as plain arrays, for people who look at them with other tools."""
+"""Routes as plain arrays, for people who look at them with other tools and for other trainers."""
 
 import importlib
 import json
@@ -11,11 +11,15 @@ import numpy as np
 
 from pipeline.store import Store
 from pipeline.traces.manifest import Manifest
+from pipeline.traces.peers import slime_sample, verl_sample
 from pipeline.traces.reader import read_routes, read_samples
-from pipeline.traces.records import Routes, TraceError
+from pipeline.traces.records import Routes, Sample, TraceError
 from pipeline.traces.training import used_routes
 
 Format = Literal["npy", "pt"]
+"""A file for each sample."""
+Peer = Literal["verl", "slime"]
+"""Trainers that get a file for each step."""
 _SAMPLES_AT_ONCE = 64
 
 
@@ -43,26 +47,70 @@ def export(store: Store, step: int, folder: Path, form: Format) -> int:
     return len(listed)
 
 
+def export_for(
+    store: Store, step: int, folder: Path, peer: Peer, num_layers: int | None = None
+) -> tuple[int, int]:
+    """Write a step as `STEP.pt`, a torch file of what a peer holds of its samples in memory.
+
+    verl: `{"ids": [...], "samples": [...]}`, of each sample the fields of AgentLoopOutput.as_dict.
+    slime: `{"rollout_id": STEP, "samples": [...]}`, which its `--load-debug-rollout-data` reads.
+    `num_layers` as `peers.dense_routes`. Returns how many samples there are, and how many of them
+    are out of the loss because some of their rows are not known. The whole step is held in memory.
+    Raises as `export`; TraceError for ids or layers that do not fit.
+    """
+    manifest = used_routes(store, step)
+    if manifest.geometry is None:
+        raise TraceError(f"step {step} in {store.uri}: no routes were recorded")
+    torch = _torch()
+    samples: list[dict[str, Any]] = []
+    groups: dict[str, int] = {}
+    unknown = 0
+    for sample, routes in _samples(store, manifest):
+        group = groups.setdefault(sample.group, len(groups))
+        if peer == "verl":
+            fields = verl_sample(sample, routes, manifest.geometry, num_layers)
+        else:
+            at = (len(samples), group)
+            fields = slime_sample(sample, routes, manifest.geometry, num_layers, *at)
+        samples.append({name: _tensor(value, torch) for name, value in fields.items()})
+        unknown += not routes.valid_T.all()
+    named = {"ids": manifest.ids} if peer == "verl" else {"rollout_id": step}
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{step}.pt").open("wb") as out:
+            torch.save({**named, "samples": samples}, out)
+    return len(samples), unknown
+
+
+def _tensor(value: Any, torch: Any) -> Any:
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
 def _write_samples(
     store: Store, manifest: Manifest, folder: Path, form: Format, torch: Any
 ) -> list[dict[str, Any]]:
     """Write each sample's arrays; what samples.json says of them."""
     listed = []
+    for sample, routes in _samples(store, manifest):
+        name = sample.id.replace("/", "_")
+        _save(folder / name, routes, torch)
+        listed.append(
+            {
+                "id": sample.id,
+                "file": f"{name}.{form}",
+                "prompt_length": len(sample.prompt_tokens_P),
+                "tokens": sample.tokens_S.tolist(),
+            }
+        )
+    return listed
+
+
+def _samples(store: Store, manifest: Manifest) -> Iterator[tuple[Sample, Routes]]:
     for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
         ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
         routes = read_routes(store, manifest, ids)
         for sample in read_samples(store, manifest, ids):
-            name = sample.id.replace("/", "_")
-            _save(folder / name, routes[sample.id], torch)
-            listed.append(
-                {
-                    "id": sample.id,
-                    "file": f"{name}.{form}",
-                    "prompt_length": len(sample.prompt_tokens_P),
-                    "tokens": sample.tokens_S.tolist(),
-                }
-            )
-    return listed
+            yield sample, routes[sample.id]
 
 
 @contextmanager
@@ -83,8 +131,8 @@ def _save(path: Path, routes: Routes, torch: Any) -> None:
         np.save(f"{path}.valid.npy", routes.valid_T)
     else:
         tensors = {
-            "sets": torch.from_numpy(np.ascontiguousarray(routes.sets_TLK)),
-            "valid": torch.from_numpy(routes.valid_T),
+            "sets": _tensor(np.ascontiguousarray(routes.sets_TLK), torch),
+            "valid": _tensor(routes.valid_T, torch),
         }
         with Path(f"{path}.pt").open("wb") as out:  # given a name, torch hides what went wrong
             torch.save(tensors, out)
@@ -96,4 +144,4 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        raise TraceError("format pt needs torch: install it, or use --format npy") from error
+        raise TraceError("this format needs torch: install it, or use --format npy") from error
