@@ -1,0 +1,92 @@
+"""Timing: the fastest of several repetitions, on one core; the machine and versions beside it."""
+
+import contextlib
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process, whatever its threads, on one core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def fastest(
+    work: Callable[[], Result], repetitions: int, limit_s: float = 6.0
+) -> tuple[float, Result]:
+    """(seconds of the fastest repetition, what the last one returned).
+
+    The fastest is the one that the machine's other work disturbed least. No repetition begins
+    after `limit_s`, but one is always made.
+    """
+    begun = time.perf_counter()
+    best = float("inf")
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        result = work()
+        now = time.perf_counter()
+        best = min(best, now - started)
+        if now - begun > limit_s:
+            break
+    return best, result
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a fresh process needed for one piece of work."""
+
+    seconds: float
+    peak_bytes: int
+    """Most resident memory of the process, interpreter and libraries included."""
+    result: Any
+
+
+def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Phase:
+    """Run a module-level function in a new process; its time leaves out the process's start.
+
+    Raises RuntimeError when the process ends without an answer; its traceback is on stderr.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_answer, args=(theirs, work, arguments))
+    process.start()
+    theirs.close()
+    try:
+        seconds, peak_bytes, result = ours.recv()
+    except EOFError as error:
+        raise RuntimeError(f"{work.__name__}: its process ended without an answer") from error
+    finally:
+        process.join()
+    return Phase(seconds, peak_bytes, result)
+
+
+def _answer(pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    started = time.perf_counter()
+    result = work(*arguments)
+    seconds = time.perf_counter() - started
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    pipe.send((seconds, peak_bytes, result))
+
+
+def machine(*packages: str) -> str:
+    """The processor and versions, for a table's caption."""
+    with open("/proc/cpuinfo") as lines:
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    found = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    processor = f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    return "; ".join([processor, f"Python {platform.python_version()}", *found])

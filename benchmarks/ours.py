@@ -1,0 +1,188 @@
+"""Retrace's own ways of shipping routes: the coding alone, the routes file, the whole store."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.recordings import Recording
+from pipeline.store import Store
+from pipeline.store.commit import new_attempt
+from pipeline.traces import (
+    Geometry,
+    Provenance,
+    Routes,
+    Sample,
+    VersionSpan,
+    read_manifest,
+    read_routes,
+    seal,
+    write_shard,
+)
+from pipeline.traces.chunks import TraceFile
+from pipeline.traces.codec import canonical, checked, decode_segments, gaps, pack
+from pipeline.traces.files import FileWriter
+from pipeline.traces.schema import routes_schema
+from pipeline.traces.segments import Place, SegmentWriter
+from pipeline.traces.slices import Slices, read_part
+
+PROVENANCE = Provenance("R3", 0, "benchmark")
+
+
+def geometry_of(recording: Recording) -> Geometry:
+    """The recording's geometry; all its layers are MoE layers."""
+    return Geometry(recording.experts, recording.topk, tuple(range(recording.layers)))
+
+
+def samples_of(recording: Recording) -> list[Sample]:
+    """The recording's routes with tokens and log-probs that do not compress."""
+    rng = np.random.default_rng(0)
+    prompts: dict[int, npt.NDArray[np.uint32]] = {}
+    seen: dict[int, int] = {}
+    samples = []
+    for routes_TLK, P, group in zip(
+        recording.routes, recording.prompts, recording.groups, strict=True
+    ):
+        G = len(routes_TLK) + 1 - P
+        k = seen[group] = seen.get(group, -1) + 1
+        prompt = prompts.setdefault(group, rng.integers(0, 150_000, P, np.uint32))
+        samples.append(
+            Sample(
+                id=f"000000/{group}/{k}",
+                group=f"000000/{group}",
+                prompt_id=str(group),
+                prompt_tokens_P=prompt,
+                response_tokens_G=rng.integers(0, 150_000, G, np.uint32),
+                loss_mask_G=np.ones(G, np.bool_),
+                logprobs_G=-rng.random(G, np.float32),
+                finish_reason="stop",
+                version_spans=(VersionSpan(0, 0, G),),
+                seed=len(samples),
+                reward=float(k % 2),
+                reward_error=None,
+                extras={},
+                routes=Routes(routes_TLK, np.ones(len(routes_TLK), np.bool_)),
+            )
+        )
+    return samples
+
+
+def encode_bare(recording: Recording) -> list[npt.NDArray[np.uint8]]:
+    """Sort and gaps of every sample, neither compressed nor written."""
+    return [
+        pack(gaps(checked(np.ascontiguousarray(routes_TLK.swapaxes(0, 1)), recording.experts)))
+        for routes_TLK in recording.routes
+    ]
+
+
+def decode_bare(
+    coded: Sequence[npt.NDArray[np.uint8]], recording: Recording
+) -> list[npt.NDArray[Any]]:
+    """The sets [T, L, K] of every sample, all samples of a layer at once, as the reader does."""
+    lengths = [len(routes_TLK) for routes_TLK in recording.routes]
+    ends = np.cumsum([0, *lengths])
+    layers = [
+        decode_segments(
+            [memoryview(c[i]) for c in coded], lengths, recording.topk, recording.experts
+        )
+        for i in range(recording.layers)
+    ]
+    sets_LNK = np.stack(layers)
+    return [sets_LNK[:, i:j].swapaxes(0, 1) for i, j in itertools.pairwise(ends)]
+
+
+@dataclass
+class MemoryStore:
+    """As much of a store as a trace file needs, in memory: a file's bytes without a disk."""
+
+    uri: str = "memory"
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    def upload(self, key: str) -> "_MemoryUpload":
+        """See Store.upload."""
+        return _MemoryUpload(self, key)
+
+    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See Store.read_ranges."""
+        data = self.objects[key]
+        return [data[offset : offset + length] for offset, length in ranges]
+
+
+@dataclass
+class _MemoryUpload:
+    store: MemoryStore
+    key: str
+    pieces: list[bytes] = field(default_factory=list)
+
+    def write(self, data: bytes) -> int:
+        self.pieces.append(bytes(data))
+        return len(data)
+
+    def finish(self) -> None:
+        self.store.objects[self.key] = b"".join(self.pieces)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class RoutesFile:
+    """A routes file in memory, without a shard around it."""
+
+    store: Any
+    file: TraceFile
+    geometry: Geometry
+    places: Mapping[str, Sequence[Place]]
+    """By sample id."""
+
+
+def encode_file(samples: Sequence[Sample], geometry: Geometry) -> RoutesFile:
+    """Arrays to Parquet bytes: sorted, coded, compressed, every range digested; nothing shared."""
+    store: Any = MemoryStore()
+    places = {}
+    schema = routes_schema(geometry)
+    with FileWriter(store, "routes", "routes", schema, geometry, PROVENANCE) as file:
+        segments = SegmentWriter(file, geometry)
+        for sample in samples:
+            routes, rows = sample.routes, len(sample.tokens_S) - 1
+            if routes is not None:
+                routes = canonical(routes, geometry, rows)
+                places[sample.id] = segments.add(sample.id, routes, 0, rows)
+        segments.finish()
+        return RoutesFile(store, file.finish(), geometry, places)
+
+
+def decode_file(written: RoutesFile) -> Iterator[npt.NDArray[Any]]:
+    """Parquet bytes to arrays [T, L, K] by sample; every range and every position is checked."""
+    geometry = written.geometry
+    segments = range(written.file.rows)
+    part = read_part(written.store, written.file, geometry, geometry.layers, segments)
+    rows = {
+        id: {
+            "group": id,
+            "rows_total": sum(place.tokens for place in places),
+            "routes": [{"file": 0, "segments": [vars(place) for place in places]}],
+        }
+        for id, places in written.places.items()
+    }
+    slices = Slices(geometry, {0: part}, rows, whole=False)
+    return (slices.joined(id).sets_TLK for id in rows)
+
+
+def write(store: Store, samples: Sequence[Sample], geometry: Geometry) -> int:
+    """Write and commit the samples as the one shard of step 0; bytes of the routes file."""
+    done = write_shard(store, 0, 0, new_attempt(), samples, geometry, PROVENANCE)
+    sizes = [file["size"] for file in done.body["files"] if file["role"] == "routes"]
+    return int(sizes[0])
+
+
+def seal_and_read(store: Store, ids: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """What the flow and the trainer do: seal step 0, read all routes, compare every digest."""
+    seal(store, 0, 1, lambda _shard: ids, 0)
+    found = read_routes(store, read_manifest(store, 0), ids)
+    return [found[id].sets_TLK for id in ids]
