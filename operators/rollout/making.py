@@ -29,8 +29,9 @@ class Engine(Protocol):
 class Making:
     """Reads, scores and adds responses, one call for each; counts them and its seconds.
 
-    `routes` says whether the samples keep theirs. Raises TraceError and RewardError, each naming
-    the sample, and what `add` raises.
+    `routes` says whether the samples keep theirs. Work on arrays is counted in seconds of the
+    processor: what the thread waits for Python's lock or for a core takes nothing from anybody.
+    Raises TraceError and RewardError, each naming the sample, and what `add` raises.
     """
 
     def __init__(
@@ -47,11 +48,11 @@ class Making:
         self._add = add
         self._routes = routes
         self.capture_s = 0.0
-        """Routes from the engine's array to checked, sorted sets."""
+        """Processor seconds: routes from the engine's array to checked, sorted sets."""
         self.score_s = 0.0
-        """Text and reward function."""
+        """Seconds: text and reward function."""
         self.add_s = 0.0
-        """Encoding and upload."""
+        """Processor seconds: encoding, digests, handing bytes to the store."""
         self.samples = self.tokens = 0
         """Tokens of responses."""
         self.masked = 0
@@ -61,15 +62,15 @@ class Making:
 
     def __call__(self, finished: Finished) -> None:
         """Make one sample."""
-        started = time.monotonic()
+        started = time.thread_time()
         generation = self._engine.read(finished)
-        captured = time.monotonic()
+        self.capture_s += time.thread_time() - started
+        started = time.monotonic()
         sample = self._sample(self._wanted[finished.request.id], generation)
-        scored = time.monotonic()
+        self.score_s += time.monotonic() - started
+        started = time.thread_time()
         self._add(sample)
-        self.capture_s += captured - started
-        self.score_s += scored - captured
-        self.add_s += time.monotonic() - scored
+        self.add_s += time.thread_time() - started
         self.samples += 1
         self.tokens += len(sample.response_tokens_G)
         self.masked += sample.reward is None
@@ -77,9 +78,9 @@ class Making:
 
     def finish(self, work: Callable[[], None]) -> None:
         """Do what is left of encoding and upload when all samples were added."""
-        started = time.monotonic()
+        started = time.thread_time()
         work()
-        self.add_s += time.monotonic() - started
+        self.add_s += time.thread_time() - started
 
     def _sample(self, wanted: Wanted, generation: Generation) -> Sample:
         scored = self._scorer(wanted, self._engine.text(generation.tokens_G))

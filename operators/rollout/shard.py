@@ -130,12 +130,17 @@ def stream(
 
 
 def facts(making: Making, spent: Spent, upload_s: float) -> dict[str, float]:
-    """Seconds for the commit: what the writer's thread spent by part, and who waited for it."""
+    """Seconds for the commit: what the writer's thread spent by part, and who waited for it.
+
+    `capture_s` and `encode_s` are seconds of the processor. `upload_s` is how long the store took
+    or made the thread wait, `blocked_s` how long the engine stood still because the writer's memory
+    was full, `after_generation_s` what the worker still took after its last token.
+    """
     return {
         "generation_s": spent.generation_s,
         "score_s": making.score_s,
         "capture_s": making.capture_s,
-        "encode_s": making.add_s - upload_s,
+        "encode_s": making.add_s,
         "upload_s": upload_s,
         "blocked_s": spent.blocked_s,
         "after_generation_s": time.monotonic() - spent.started - spent.generation_s,
@@ -174,7 +179,7 @@ def _log(task: Task, shard: int, making: Making, spent: Spent, committed: Commit
         f"; {making.masked} rewards failed and are masked" if making.masked else "",
         "" if committed.ours else "; another worker had committed it already",
     )
-    if spent.blocked_s > 0.01 * spent.generation_s:
+    if spent.blocked_s > max(1.0, 0.01 * spent.generation_s):
         log.warning(
             "%s shard %d: the engine stood still for %.1f s, because the writer's memory was full: "
             "raise actor_rollout_ref.rollout.trace_buffer_mib, or look at the store and the reward "

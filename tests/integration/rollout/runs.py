@@ -29,7 +29,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-def make_run(store: Store, folder: Path, validations=(), raises=(), on_error="fail") -> list[Path]:
+def make_run(
+    store: Store, folder: Path, validations=(), raises=(), on_error="fail", reward=REWARD
+) -> list[Path]:
     """A run with 5 prompts, two policies (1 by the trainer), routes recorded, one worker.
 
     The reward function raises for the prompts in `raises`. Returns the policies' folders.
@@ -59,7 +61,7 @@ def make_run(store: Store, folder: Path, validations=(), raises=(), on_error="fa
     inputs = {
         "prompts": _stage(store, "prompts.parquet", _prompts(raises)),
         "val_prompts": _stage(store, "val_prompts.parquet", _prompts(())),
-        "reward": _stage(store, "reward.py", REWARD.encode()),
+        "reward": _stage(store, "reward.py", reward.encode()),
         "model": {name: vars(file) for name, file in staged.items()},
     }
     body = {

@@ -1,10 +1,12 @@
 """The engine against an independent forward pass: routes, log-probs, reload."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 from operators.rollout import cpu_vllm
-from operators.rollout.engine import RolloutEngine
+from operators.rollout.engine import RolloutEngine, _sampling_params
 from operators.rollout.records import Request, RolloutError, Sampling
 from pipeline.config.tree import Rollout
 from pipeline.traces import Geometry, VersionSpan
@@ -121,6 +123,41 @@ def test_a_sample_depends_on_its_seed_alone(engine):
     [alone] = generate(engine, asked[2:3], SAMPLING)
     np.testing.assert_array_equal(alone.tokens_G, generations[2].tokens_G)
     assert "<|" not in engine.text(alone.tokens_G)
+
+
+def test_responses_come_as_they_finish(engine):
+    """In any order, while others are still generated, and with the tokens that vLLM's own
+    `generate` returns for the same seeds when all are done.
+    """
+    asked = requests(7, lengths=(30, 5, 60))
+    unfinished, found = [], {}
+    for finished in engine.generate(asked, SAMPLING):
+        unfinished.append(engine._llm.llm_engine.get_num_unfinished_requests())
+        found[finished.request.id] = finished.tokens_G.tolist()
+    assert sorted(found) == sorted(request.id for request in asked)
+    assert unfinished[0] >= len(asked) // 2
+    assert unfinished[-1] == 0
+    outputs = engine._llm.generate(
+        [{"prompt_token_ids": list(request.prompt_tokens)} for request in asked],
+        [_sampling_params(request, SAMPLING) for request in asked],
+        use_tqdm=False,
+    )
+    assert [found[request.id] for request in asked] == [o.outputs[0].token_ids for o in outputs]
+
+
+def test_an_iterator_that_is_closed_aborts_what_is_left(engine, policies):
+    """The engine is at rest, loads another policy and makes the same samples as before."""
+    asked = requests(8, lengths=(40, 20))
+    before = generate(engine, asked, SAMPLING)
+    with closing(engine.generate(asked, SAMPLING)) as responses:
+        next(responses)
+        assert engine._llm.llm_engine.has_unfinished_requests()
+    assert not engine._llm.llm_engine.has_unfinished_requests()
+    engine.load(policies[1], 1)
+    engine.load(policies[0], 0)
+    for one, other in zip(before, generate(engine, asked, SAMPLING), strict=True):
+        np.testing.assert_array_equal(one.tokens_G, other.tokens_G)
+        np.testing.assert_array_equal(one.routes.sets_TLK, other.routes.sets_TLK)
 
 
 def test_reload_changes_weights_routes_and_prefix_cache(engine, policies, references):

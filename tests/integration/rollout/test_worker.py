@@ -8,8 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from operators.rollout.handover import Handover
 from operators.rollout.scoring import Scorer
+from operators.rollout.shard import Task, make_shard
 from operators.rollout.worker import Worker, read_inputs, start_engine
+from pipeline.config.attempt import Attempt
 from pipeline.rl.rewards import RewardError
 from pipeline.store import keys, open_store
 from pipeline.store.commit import find_commit, read_commit
@@ -135,33 +138,50 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
     assert "Traceback" not in printed
 
 
-def test_a_reward_that_raises_fails_or_masks(tmp_path):
-    """on_error=fail: the error names the sample and nothing is committed. on_error=mask: the
-    sample is there without a reward, with the reason; the others have theirs.
-    """
-    store = open_store(str(tmp_path / "run"))
-    runs.make_run(store, tmp_path, raises=(2,))
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run whose step 0 is planned, and an engine with its policy: (folder, inputs, engine)."""
+    folder = tmp_path_factory.mktemp("begun")
+    store = open_store(str(folder / "run"))
+    runs.make_run(store, folder, raises=(2,))
     inputs = read_inputs(store)
     runs.plan(store, 0, 0)
-    attempt = runs.begin(store, 0)
-    engine = start_engine(store, inputs, attempt, 0)
-    try:
-        worker = Worker(store, 0, attempt, inputs, engine, 0, [])
-        with pytest.raises(RewardError, match=r"sample 000000/2/0 .*KeyError: 'no such rubric'"):
-            worker.run()
-        assert find_commit(store, keys.rollout(0, 0)) is None
+    engine = start_engine(store, inputs, runs.begin(store, 0), 0)
+    yield folder / "run", inputs, engine
+    engine.close()
 
-        masked = Scorer(inputs.scorer.function, mask_errors=True)
-        patched = type(inputs)(**{**vars(inputs), "scorer": masked})
-        worker = Worker(store, 0, attempt, patched, engine, 0, [])
-        task = worker._next_task()
-        for shard in worker._missing(task):
-            from operators.rollout.shard import make_shard
 
-            make_shard(store, engine, masked, inputs.geometry, task, shard, 0, 1 << 20)
-    finally:
-        engine.close()
-    samples, _ = sealed(store, 0)
+def copy_of(folder, to):
+    """The run as it was begun, for one test."""
+    shutil.copytree(folder, to)
+    return open_store(str(to))
+
+
+def make(store, inputs, engine, scorer, buffer_bytes):
+    """Make step 0 and return its samples and routes."""
+    task = Task(read_commit(store, keys.plan(0)), False, inputs.prompts)
+    for shard in range(2):
+        make_shard(store, engine, scorer, inputs.geometry, task, shard, 0, buffer_bytes)
+    return sealed(store, 0)
+
+
+def test_a_reward_that_raises_fails_or_masks(begun, tmp_path):
+    """on_error=fail: the error names the sample, the other requests are aborted, and there is
+    neither a commit nor a data file nor an unfinished upload. on_error=mask: the sample is there
+    without a reward, with the reason; the others have theirs, from the same engine.
+    """
+    folder, inputs, engine = begun
+    store = copy_of(folder, tmp_path / "run")
+    attempt = Attempt.of_body(read_commit(store, keys.attempt(0)))
+    worker = Worker(store, 0, attempt, inputs, engine, 0, [])
+    with pytest.raises(RewardError, match=r"sample 000000/2/\d .*KeyError: 'no such rubric'"):
+        worker.run()
+    assert not engine._llm.llm_engine.has_unfinished_requests()
+    assert not list(store.list("steps/000000/rollout/"))
+    assert not list(store.debris("steps/"))
+
+    masked = Scorer(inputs.scorer.function, mask_errors=True)
+    samples, _ = make(store, inputs, engine, masked, 1 << 20)
     for sample in samples:
         if sample.prompt_id == "2":
             assert sample.reward is None
@@ -169,3 +189,82 @@ def test_a_reward_that_raises_fails_or_masks(tmp_path):
         else:
             assert sample.reward is not None
             assert sample.reward_error is None
+
+
+def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
+    """What waits for the writer's thread is never more than its half of the buffer or one sample;
+    ids, tokens, log-probs, rewards and routes are those that a large buffer gives. The commit says
+    what the writer's thread spent, by part.
+    """
+    folder, inputs, engine = begun
+    masked = Scorer(inputs.scorer.function, mask_errors=True)
+    large = make(copy_of(folder, tmp_path / "large"), inputs, engine, masked, 1 << 30)
+
+    held, sizes = [], []
+
+    class Counted(Handover):
+        def put(self, item, size):
+            super().put(item, size)
+            held.append(self.held_bytes)
+            sizes.append(size)
+
+    monkeypatch.setattr("operators.rollout.shard.Handover", Counted)
+    limit = 2 << 10
+    store = copy_of(folder, tmp_path / "small")
+    small = make(store, inputs, engine, masked, 2 * limit)
+    assert sum(sizes) > 8 * limit
+    assert max(held) <= max(limit, *sizes)
+    for one, other in zip(large[0], small[0], strict=True):
+        assert (one.id, one.seed, one.reward) == (other.id, other.seed, other.reward)
+        np.testing.assert_array_equal(one.tokens_S, other.tokens_S)
+        np.testing.assert_array_equal(one.logprobs_G, other.logprobs_G)
+        np.testing.assert_array_equal(large[1][one.id].sets_TLK, small[1][one.id].sets_TLK)
+    for shard in range(2):
+        maker = read_commit(store, keys.rollout(0, shard))["maker"]
+        assert maker.pop("worker") == 0
+        assert set(maker) == {
+            "generation_s",
+            "score_s",
+            "capture_s",
+            "encode_s",
+            "upload_s",
+            "blocked_s",
+            "after_generation_s",
+        }
+        assert all(seconds >= 0 for seconds in maker.values())
+
+
+KILLS_ONCE = """
+import os, pathlib, signal
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    flag = pathlib.Path({flag!r})
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+"""
+
+
+def test_killed_in_the_middle_of_generation(tmp_path):
+    """kill -9 when the first response of a shard has finished: what is left is debris, and the next
+    worker makes the step as if nothing had been.
+    """
+    store = open_store(str(tmp_path / "run"))
+    reward = KILLS_ONCE.format(flag=str(tmp_path / "killed"))
+    runs.make_run(store, tmp_path, reward=reward)
+    runs.plan(store, 0, 0)
+    runs.begin(store, 0)
+    killed = runs.start_worker(store, 0)
+    assert killed.wait(120) == -signal.SIGKILL
+    assert not list(store.list("steps/000000/rollout/"))
+    assert list(store.debris("steps/000000/rollout/"))
+    runs.begin(store, 1)
+    runs.stop(store, 0)
+    again = runs.start_worker(store, 1)
+    wait_for(store, again, keys.rollout(0, 0), keys.rollout(0, 1))
+    runs.stop(store, 1)
+    assert again.wait(60) == 0
+    samples, _ = sealed(store, 0)
+    assert len(samples) == 15
+    assert {sample.reward for sample in samples} == {1.0}
