@@ -5,11 +5,12 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 600
 # A folder of wheels (an air-gapped site) replaces PyTorch's CPU index.
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test test-unit test-integration lint format lock docs clean
+.PHONY: help install quickstart check test test-unit test-integration fuzz lint format lock docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -40,6 +41,9 @@ test-unit: install ## Unit tests only (seconds)
 
 test-integration: install ## Tests with real engines (minutes)
 	$(BIN)/python -m pytest -m integration $(PYTEST_ARGS)
+
+fuzz: install ## Fuzz what reads traces: 10 minutes, or FUZZ_SECONDS
+	$(BIN)/python -m fuzz $(FUZZ_SECONDS)
 
 lint: install ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -38,6 +38,8 @@ def check_key(key: str) -> None:
     """Raise StoreError for a key that would leave the store, or not survive as a file's path."""
     if any(part in ("", ".", "..") for part in key.split("/")):
         raise StoreError(f"object key {key!r}: empty or relative parts are not allowed")
+    if not key.isprintable():
+        raise StoreError(f"object key {key!r}: only characters that can be printed are allowed")
 
 
 @contextmanager

@@ -8,13 +8,14 @@ import io
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.store import ObjectMissingError, Store, StoreError
 from pipeline.store.commit import CorruptObjectError, DataFile, sha256
+from pipeline.traces.parse import items, key, number, text
 from pipeline.traces.records import Geometry, TraceError
 from pipeline.traces.schema import Role, check_metadata
 
@@ -75,18 +76,37 @@ class TraceFile:
         }
 
 
-def from_json(body: dict[str, Any], name: str) -> TraceFile:
+def from_json(body: Any, name: str) -> TraceFile:
     """A file as a commit describes it. Raises TraceError when that is not a description."""
     try:
+        size = number(body["size"])
+        data = DataFile(key(body["key"]), size, text(body["sha256"]))
+        leaves = tuple(text(leaf) for leaf in items(body["leaves"]))
         groups = tuple(
-            RowGroup(group["rows"], tuple(Range(*chunk) for chunk in group["chunks"]))
-            for group in body["row_groups"]
+            RowGroup(
+                number(group["rows"]),
+                tuple(_range(c, size) for _, c in zip(leaves, group["chunks"], strict=True)),
+            )
+            for group in items(body["row_groups"])
         )
-        data = DataFile(body["key"], body["size"], body["sha256"])
-        footer = Range(*body["footer"])
-        return TraceFile(data, body["role"], footer, tuple(body["leaves"]), groups)
-    except (KeyError, TypeError) as error:
+        return TraceFile(data, _role(body["role"]), _range(body["footer"], size), leaves, groups)
+    except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{name}: its list of files is not one: {error!r}") from error
+
+
+def _range(value: Any, size: int) -> Range:
+    offset, length, digest = value
+    found = Range(number(offset), number(length), text(digest))
+    if found.offset + found.length > size:
+        raise ValueError(f"bytes {found.offset}..{found.offset + found.length} of {size}")
+    return found
+
+
+def _role(value: Any) -> Role:
+    if value not in get_args(Role):
+        raise ValueError(f"{value!r} is none of {get_args(Role)}")
+    role: Role = value
+    return role
 
 
 def read_table(
@@ -120,9 +140,25 @@ def read_table(
         with pq.ParquetFile(checked, metadata=footer, pre_buffer=False) as parquet:
             table = parquet.read_row_groups(wanted, columns=schema.names, use_threads=False)
         # Refuses other types, and nulls where there must be none.
-        return table.select(schema.names).cast(schema)
-    except (pa.ArrowException, OSError, ValueError) as error:
+        table = table.select(schema.names).cast(schema)
+        table.validate(full=True)  # texts are UTF-8, lists lie inside of their values
+        for column, chunk in ((n, chunk) for n in schema.names for chunk in table[n].chunks):
+            if _inner_nulls(chunk):
+                raise TraceError(f"{name}: nulls inside of {column}")
+        return table
+    except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
         raise TraceError(f"{name}: its columns are not as expected: {error}") from error
+
+
+def _inner_nulls(array: pa.Array) -> bool:
+    """Whether values of lists and structs are missing, which no writer of ours leaves out."""
+    if pa.types.is_list(array.type):
+        parts = [array.flatten()]
+    elif pa.types.is_struct(array.type):
+        parts = array.flatten()
+    else:
+        return False
+    return any(part.null_count or _inner_nulls(part) for part in parts)
 
 
 def _range_json(range_: Range) -> list[Any]:

@@ -16,6 +16,7 @@ from pipeline.store.commit import CorruptObjectError
 from pipeline.traces.chunks import TraceFile, read_table
 from pipeline.traces.header import Header, read_header
 from pipeline.traces.ids import doubles, named
+from pipeline.traces.parse import items, key, number, text
 from pipeline.traces.records import Geometry, Provenance, TraceError
 from pipeline.traces.schema import MANIFEST, Role
 
@@ -141,11 +142,14 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
     name = f"{header.key} in {store.uri}"
     try:
         refs = tuple(
-            FileRef(ref["key"], ref["sha256"], ref["commit"], ref["commit_sha256"])
-            for ref in header.body["data"]
+            FileRef(
+                key(ref["key"]), text(ref["sha256"]), key(ref["commit"]), text(ref["commit_sha256"])
+            )
+            for ref in items(header.body["data"])
         )
-        found_step, versions = header.body["step"], tuple(header.body["policy_versions"])
-    except (KeyError, TypeError) as error:
+        found_step = header.body["step"]
+        versions = tuple(number(version) for version in items(header.body["policy_versions"]))
+    except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{name}: not a manifest: {error!r}") from error
     if found_step != step or len(header.files) != 1:
         raise TraceError(f"{name}: the manifest of step {found_step}, expected step {step}")

@@ -70,27 +70,31 @@ class Slices:
         row = self.rows[id]
         T = row["rows_total"]
         columns = {layer: i for i, layer in enumerate(self.geometry.layers)}
-        # A layer's rows lie together, as in the file: they are copied as they are.
-        sets_LTK = np.empty((len(columns), T, self.geometry.topk), self.geometry.dtype)
-        valid_T: npt.NDArray[np.bool_] | None = None
+        # First what covers the rows: T may lie, and would have us make room for that many.
+        covered = [
+            (part, _covering(part, id, row, located["segments"]))
+            for located in row["routes"] or []
+            if (part := self.parts.get(located["file"])) is not None
+        ]
         missing = set(columns)
-        for located in row["routes"] or []:
-            part = self.parts.get(located["file"])
-            if part is None:
-                continue
+        for part, _ in covered:
             if not missing.issuperset(part.sets):
                 raise TraceError(f"{part.key}: sample {id}: another file has its layers too")
             missing -= set(part.sets)
+        if missing or not covered:
+            raise TraceError(f"sample {id}: no routes of layers {sorted(missing)}")
+        # A layer's rows lie together, as in the file: they are copied as they are.
+        sets_LTK = np.empty((len(columns), T, self.geometry.topk), self.geometry.dtype)
+        valid_T = np.empty(T, np.bool_)
+        for number, (part, covering) in enumerate(covered):
             here_T = np.empty(T, np.bool_)
-            for to, rows in _covering(part, id, row, located["segments"]):
+            for to, rows in covering:
                 here_T[to] = part.valid_N[rows]
                 for layer, sets_NK in part.sets.items():
                     sets_LTK[columns[layer], to] = sets_NK[rows]
-            if valid_T is not None and not np.array_equal(valid_T, here_T):
+            if number and not np.array_equal(valid_T, here_T):
                 raise TraceError(f"{part.key}: sample {id}: valid rows differ between its files")
             valid_T = here_T
-        if missing or valid_T is None:
-            raise TraceError(f"sample {id}: no routes of layers {sorted(missing)}")
         if not valid_T.all():
             sets_LTK[:, ~valid_T] = np.arange(self.geometry.topk)
         return Routes(sets_LTK.swapaxes(0, 1), valid_T)

@@ -40,10 +40,14 @@ def staged_files(run: Mapping[str, Any]) -> list[DataFile]:
 
 
 def verify_attempts(store: Store, report: Report) -> None:
-    """The settings of each start, and how it ended, are JSON objects."""
+    """The settings of each start say which it is, and how it ended why."""
     for info in store.list(keys.attempts()):
-        with report.noting(info.key):
-            find_signed(store, info.key)
+        with report.parsing(info.key):
+            body = find_signed(store, info.key) or {}
+            if info.key.endswith(".stop.json"):
+                _ = body["reason"]
+            elif info.key != keys.attempt(body["number"]):
+                raise CorruptObjectError(f"{info.key}: of attempt {body['number']}")
 
 
 def verify_policies(store: Store, report: Report) -> None:
@@ -66,6 +70,9 @@ def verify_checkpoints(store: Store, report: Report) -> None:
         with report.parsing(key):
             if body["version"] != version:
                 raise CorruptObjectError(f"{key}: version {body['version']}, expected {version}")
+            for file in files_in(body):
+                if not file.key.startswith(key.rpartition("/")[0]):
+                    raise CorruptObjectError(f"{key}: it names {file.key}, no file of its own")
         report.checkpoints += 1
         _verify_files(store, key, body, report)
 
@@ -78,6 +85,8 @@ def verify_validations(store: Store, report: Report) -> None:
         if key == keys.validation_plan(version):
             with report.parsing(key):
                 _shard_ids(body, version, 0)  # says what it must
+                if body["policy_version"] != version:
+                    raise CorruptObjectError(f"{key}: of policy {body['policy_version']}")
                 plans[version] = body
     for version, key, body in found:
         if key == keys.validation_plan(version):

@@ -45,9 +45,9 @@ def _verify_objects(
     store: Store, step: int, geometry: Geometry | None, report: Report, pruned: bool
 ) -> int | None:
     """The number of samples, 0 if it is not known; None: the step is not sealed."""
-    plan = _body(store, step, keys.plan(step), report)
-    _body(store, step, keys.metrics(step), report)
-    _body(store, step, keys.pruned(step), report)
+    plan = _body(store, step, keys.plan(step), "prompts", report)
+    _body(store, step, keys.metrics(step), "metrics", report)
+    _body(store, step, keys.pruned(step), "data", report)
     key = keys.manifest(step)
     sealed = store.size(key) is not None
     training = _verify_commits(store, step, report, pruned, sealed)
@@ -71,13 +71,18 @@ def _verify_objects(
     return len(manifest.ids)
 
 
-def _body(store: Store, step: int, key: str, report: Report) -> Mapping[str, Any] | None:
-    """A step's plan or metrics; None when it is not there, or is not a good one."""
+def _body(
+    store: Store, step: int, key: str, content: str, report: Report
+) -> Mapping[str, Any] | None:
+    """A step's plan or metrics, which hold `content`; None when there is none, or no good one."""
     with report.noting(key):
         body = find_signed(store, key)
-        if body is None or body.get("step") == step:
+        if body is None or (body.get("step") == step and content in body):
             return body
-        raise CorruptObjectError(f"{key}: of step {body.get('step')!r}, expected {step}")
+        raise CorruptObjectError(
+            f"{key}: of step {body.get('step')!r} with {', '.join(body)}, expected {content} of "
+            f"step {step}"
+        )
     return None
 
 
@@ -141,7 +146,7 @@ def _verify_rows(manifest: Manifest, geometry: Geometry | None) -> None:
         )
     without = pc.is_null(rows["routes"])
     if manifest.geometry is not None:
-        without = pc.or_(without, pc.equal(pc.list_value_length(rows["routes"]), 0))
+        without = pc.or_kleene(without, pc.equal(pc.list_value_length(rows["routes"]), 0))
     differs = without if manifest.geometry is not None else pc.invert(without)
     for row in rows.filter(differs).slice(0, 1).to_pylist():
         raise TraceError(f"sample {row['id']}: it has no routes, other samples have")

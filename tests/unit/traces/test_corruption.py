@@ -1,6 +1,5 @@
 """Whatever happens to an object, a reader gives the right rows or an error: never wrong rows."""
 
-import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -10,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pipeline.store import ObjectMissingError, open_store
 from pipeline.store.commit import (
@@ -25,6 +23,8 @@ from pipeline.traces import TraceError, read_manifest, read_routes, read_samples
 from pipeline.traces.files import describe
 from pipeline.traces.schema import check_format
 from pipeline.traces.verify import verify
+from tests.unit.traces.damage import Damage, damages, world
+from tests.unit.traces.judge import outcome
 from tests.unit.traces.make import equal, make_plan, make_samples, sealed_r2, sealed_r3
 
 SAMPLES = make_samples()
@@ -55,40 +55,16 @@ def objects(root: Path, suffix: str = "") -> list[Path]:
     return sorted(p for p in root.rglob("*") if p.is_file() and p.name.endswith(suffix))
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_a_flipped_bit_is_found(root, data):
-    """In any byte of any object: reading gives the right rows or an error, and verify, which looks
-    at every byte, finds it."""
-    path = data.draw(st.sampled_from(objects(root)))
-    content = path.read_bytes()
-    at = data.draw(st.integers(0, len(content) - 1))
-    flipped = bytearray(content)
-    flipped[at] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(flipped)
-    try:
-        with contextlib.suppress(TraceError, CorruptObjectError, ObjectMissingError):
-            read_all(root)
-        report = verify(open_store(str(root)))
-        assert report.problems, f"{path.name}: bit at {at}"
-    finally:
-        path.write_bytes(content)
+@pytest.mark.parametrize("mode", ["R3", "R2"])
+def test_no_damage_is_taken_for_the_truth(mode):
+    """Some of what tests/integration/store_faults does a thousand times."""
 
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @given(damages(world(mode)))
+    def check(damage: Damage) -> None:
+        outcome(mode, damage)
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_a_cut_or_grown_object_is_found(root, data):
-    """Cut anywhere, but for the newline that ends a JSON object and says nothing."""
-    path = data.draw(st.sampled_from(objects(root)))
-    content = path.read_bytes()
-    end = data.draw(st.integers(0, len(content) - 2))
-    path.write_bytes(data.draw(st.sampled_from([content[:end], content + b"\0", content * 2])))
-    try:
-        with contextlib.suppress(TraceError, CorruptObjectError):
-            read_all(root)
-        assert verify(open_store(str(root))).problems
-    finally:
-        path.write_bytes(content)
+    check()
 
 
 @pytest.mark.parametrize("suffix", [".json", ".samples.parquet", ".routes.parquet"])

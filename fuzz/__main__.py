@@ -1,0 +1,39 @@
+"""Run every target for its share of the time: `python -m fuzz SECONDS`. Exit code 1: a finding.
+
+What fails a target is left in fuzz/findings/; `python -m fuzz.TARGET FILE` runs it again.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TARGETS = ("decode", "routes_file", "manifest")
+FINDINGS = Path(__file__).parent / "findings"
+_RUNS = re.compile(r"Done (\d+) runs in (\d+) second")
+_MEMORY_MB = 4_096  # a lying length that is believed asks for more
+
+
+def main(seconds: int) -> int:
+    """How many targets failed."""
+    FINDINGS.mkdir(exist_ok=True)
+    failed = 0
+    for target in TARGETS:
+        command = [
+            *(sys.executable, "-m", f"fuzz.{target}"),
+            f"-max_total_time={max(1, seconds // len(TARGETS))}",
+            *(f"-rss_limit_mb={_MEMORY_MB}", f"-artifact_prefix={FINDINGS}/{target}-"),
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        runs = _RUNS.search(result.stderr)
+        if result.returncode == 0 and runs is not None:
+            sys.stdout.write(f"{target}: {int(runs[1]):,} inputs in {runs[2]} s, no finding\n")
+        else:
+            failed += 1
+            sys.stdout.write(f"{target}: FAILED\n{result.stderr[-4_000:]}\n")
+        sys.stdout.flush()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(int(sys.argv[1]))))

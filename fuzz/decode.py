@@ -1,0 +1,74 @@
+"""Coded bytes of one or two segments: refused, or the sets that the plainest decoder gives.
+
+Byte 0 chooses the geometry, byte 1 where the second segment begins, byte 2 a length that lies.
+"""
+
+import atheris
+import numpy as np
+
+with atheris.instrument_imports(include=["pipeline"]):
+    from pipeline.traces import TraceError
+    from pipeline.traces.codec import decode_segments, encode
+
+from fuzz.harness import run
+
+GEOMETRIES = [
+    (experts, topk)
+    for experts in (1, 2, 16, 255, 256, 257, 300, 512, 65_536)
+    for topk in (1, 2, 3, 4, 6, 8, 10, 16, 64)
+    if topk <= experts
+]
+"""(E, K) on both sides of every branch of the decoder."""
+
+
+def target(data: bytes) -> None:
+    """Decode and compare."""
+    if len(data) < 3:
+        return
+    experts, topk = GEOMETRIES[data[0] % len(GEOMETRIES)]
+    width = topk * (1 if experts <= 256 else 2)
+    coded = data[3:]
+    rows = len(coded) // width
+    first = data[1] % (rows + 1)
+    parts = [coded[: first * width], coded[first * width :]]
+    tokens = [first, rows - first + (data[2] % 3 == 1) - (data[2] % 7 == 1)]
+    expected = plain([*zip(parts, tokens, strict=True)], topk, experts)
+    try:
+        found = decode_segments(parts, tokens, topk, experts).tolist()
+    except TraceError:
+        found = None
+    if found != expected:
+        raise AssertionError(f"E={experts} K={topk} {tokens=}: {found}, expected {expected}")
+
+
+def plain(segments: list[tuple[bytes, int]], topk: int, experts: int) -> list[list[int]] | None:
+    """The sets, as docs/trace-format.md says it; None: there are none."""
+    sets = []
+    for data, tokens in segments:
+        size = tokens * topk
+        if len(data) != size * (1 if experts <= 256 else 2):
+            return None
+        low, high = data[:size], data[size:] or bytes(size)
+        for row in range(tokens):
+            ids, last = [], -1
+            for i in range(row * topk, (row + 1) * topk):
+                last += low[i] + 256 * high[i] + 1
+                ids.append(last)
+            if last >= experts:
+                return None
+            sets.append(ids)
+    return sets
+
+
+def seeds() -> list[bytes]:
+    """Good ones of every geometry."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number, (experts, topk) in enumerate(GEOMETRIES):
+        sets = np.array([np.sort(rng.choice(experts, topk, replace=False)) for _ in range(5)])
+        found.append(bytes([number, 0, 0]) + encode(sets, experts))
+    return found
+
+
+if __name__ == "__main__":
+    run(target, seeds())

@@ -1,0 +1,78 @@
+"""A routes file of a broken or hostile writer: each byte range has the digest that belongs to it.
+
+The input is the file. Of the ranges that its commit describes, the footer is where the file says
+it is; the column chunks are where they are in the seed of the same number of row groups.
+"""
+
+from dataclasses import replace
+from functools import cache
+from unittest.mock import patch
+
+import atheris
+
+with atheris.instrument_imports(include=["pipeline"]):
+    from pipeline.store.commit import DataFile, sha256
+    from pipeline.traces import Geometry, Provenance
+    from pipeline.traces.chunks import TAIL, Range, RowGroup, TraceFile
+    from pipeline.traces.header import read_header
+    from pipeline.traces.manifest import file_of
+    from pipeline.traces.slices import read_part
+    from pipeline.traces.writer import write_shard
+
+from fuzz.harness import run
+from tests.memory_store import MemoryStore
+from tests.unit.traces.make import make_samples
+
+GEOMETRIES = [Geometry(16, 4, (1, 2, 5)), Geometry(300, 5, (0, 3))]
+
+
+def target(data: bytes) -> None:
+    """Read all segments in all layers, and one in one."""
+    if len(data) < 1 + TAIL:
+        return
+    number, content = data[0] % len(originals()), data[1:]
+    original, geometry = originals()[number][0], GEOMETRIES[number % len(GEOMETRIES)]
+    file = described(content, original)
+    store = MemoryStore({file.data.key: content})
+    read_part(store, file, geometry, geometry.layers[-1:], [file.rows - 1])
+    read_part(store, file, geometry, geometry.layers, range(file.rows))
+
+
+def described(content: bytes, original: TraceFile) -> TraceFile:
+    """The original's description with the digests of this content."""
+    length = min(int.from_bytes(content[-TAIL:-4], "little") + TAIL, len(content))
+    groups = tuple(
+        RowGroup(group.rows, tuple(_range(content, r.offset, r.length) for r in group.chunks))
+        for group in original.row_groups
+    )
+    return replace(
+        original,
+        data=DataFile(original.data.key, len(content), sha256(content)),
+        footer=_range(content, len(content) - length, length),
+        row_groups=groups,
+    )
+
+
+def _range(content: bytes, offset: int, length: int) -> Range:
+    return Range(offset, length, sha256(content[offset : offset + length]))
+
+
+@cache
+def originals() -> list[tuple[TraceFile, bytes]]:
+    """Files of one and of several row groups, of each geometry."""
+    found = []
+    for tokens in (32_768, 16):
+        for geometry in GEOMETRIES:
+            store = MemoryStore()
+            samples = make_samples(prompts=2, geometry=geometry)
+            made = Provenance("R3", 0, "vllm 0.32.0")
+            with patch("pipeline.traces.segments.ROW_GROUP_TOKENS", tokens):
+                write_shard(store, 0, 0, "0" * 8, samples, geometry, made)
+            file = file_of(read_header(store, "steps/000000/rollout/00000.json"), "routes")
+            assert file is not None
+            found.append((file, store.read(file.data.key)))
+    return found
+
+
+if __name__ == "__main__":
+    run(target, [bytes([i]) + content for i, (_, content) in enumerate(originals())])
