@@ -1,12 +1,16 @@
 """The trace format: which experts the router chose, for each token of a sample and MoE layer.
 
-Specification: docs/trace-format.md. This package may import pipeline.store and nothing else of
-ours; it holds arrays in numpy and files in Parquet, and needs no engine.
+Specification: docs/trace-format.md; use as a library: docs/library.md. This package may import
+pipeline.store and nothing else of ours; it holds arrays in numpy and files in Parquet, and needs no
+engine, scheduler or tokenizer.
 
+    library  samples from plain arrays, a step in one call
     writer   shards of rollout workers, R2 routes of trainers   ─►  data files + commit
-    manifest the flow joins a step's shards                     ─►  sealed rows
+    seal     joins a step's shards                              ─►  sealed manifest
+    manifest columns and rows of a sealed step                  ◄─  checked ranges
     reader   samples, and slices of routes by sample and layer  ◄─  checked ranges
     record   copies a sealed step to a record set and back
+    peers    routes as other trainers hold them
 """
 
 from pipeline.traces.digests import routes_digest, token_digest
@@ -19,7 +23,9 @@ from pipeline.traces.ids import (
     shard_ids,
     validation_id,
 )
+from pipeline.traces.library import new_sample, write_step
 from pipeline.traces.manifest import Manifest, SealedManifest, open_manifest, read_manifest
+from pipeline.traces.peers import dense_routes, to_slime, to_verl, to_verl_batch
 from pipeline.traces.reader import read_routes, read_sample_file, read_samples
 from pipeline.traces.record import (
     Expected,
@@ -59,9 +65,11 @@ __all__ = [
     "TraceError",
     "VersionSpan",
     "check_replay",
+    "dense_routes",
     "expected_ids",
     "expected_of",
     "group_id",
+    "new_sample",
     "open_manifest",
     "prompt_id",
     "read_manifest",
@@ -74,11 +82,15 @@ __all__ = [
     "seal",
     "seal_replay",
     "shard_ids",
+    "to_slime",
+    "to_verl",
+    "to_verl_batch",
     "token_digest",
     "used_routes",
     "validation_id",
     "write_record_set",
     "write_samples",
     "write_shard",
+    "write_step",
     "write_training_routes",
 ]

@@ -35,14 +35,14 @@ def seal(
     step: int,
     shards: int,
     ids_of_shard: Callable[[int], Sequence[str]],
-    policy_version: int,
+    policy_version: int | None,
 ) -> SealedManifest:
     """Join the shards of a step, once they are all committed, and seal it.
 
-    A step that is sealed already is returned as it stands. Raises TraceError when a shard's
-    samples are missing, there twice or not expected, shards differ in geometry, kind or policy
-    version, or a response token is of another policy version; ObjectMissingError when a shard is
-    not committed.
+    With `policy_version` None the response tokens may be of any policy versions. A step that is
+    sealed already is returned as it stands. Raises TraceError when a shard's samples are missing,
+    there twice or not expected, shards differ in geometry, kind or policy version, or a response
+    token is of another policy version; ObjectMissingError when a shard is not committed.
     """
     ours = store.size(keys.manifest(step)) is None and _seal(
         store, step, shards, ids_of_shard, policy_version
@@ -67,7 +67,7 @@ def _seal(
     step: int,
     shards: int,
     ids_of_shard: Callable[[int], Sequence[str]],
-    policy_version: int,
+    policy_version: int | None,
 ) -> bool:
     """Write the manifest of committed shards; False: another one was first."""
     headers = [read_header(store, keys.rollout(step, shard)) for shard in range(shards)]
@@ -76,22 +76,25 @@ def _seal(
     for shard, header in enumerate(headers):
         _check_shard(store, header, first, {"step": step, "shard": shard})
     attempt = new_attempt()
+    versions: set[int] = set() if policy_version is None else {policy_version}
     with _writer(store, step, attempt) as file:
         rows = _Rows(file)
         for shard, header in enumerate(headers):
             table = _shard_rows(store, header, len(refs)).sort_by("id")
             name = f"step {step}, shard {shard}"
             check_ids(name, table["id"].to_pylist(), ids_of_shard(shard))
-            if (found := _versions(table)) not in ((), (policy_version,)):
+            found = _versions(table)
+            if policy_version is not None and found not in ((), (policy_version,)):
                 raise TraceError(
                     f"{name}: tokens of policy versions {found}, its plan says {policy_version}; "
                     "remake the step"
                 )
+            versions.update(found)
             refs += refs_of(header)
             rows.add(table)
         head = Manifest(
             step,
-            (policy_version,),
+            tuple(sorted(versions)),
             first.geometry,
             first.provenance,
             tuple(refs),

@@ -1,0 +1,112 @@
+"""For programs that use traces as a library: samples from plain arrays, a step in one call."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.store import Store
+from pipeline.store.commit import new_attempt
+from pipeline.traces.ids import group_id, sample_id
+from pipeline.traces.manifest import SealedManifest
+from pipeline.traces.records import Geometry, Provenance, Routes, Sample, TraceError, VersionSpan
+from pipeline.traces.seal import seal
+from pipeline.traces.writer import write_shard
+
+NO_SEED = -1
+"""Of a sample that was not seeded, or whose seed nobody noted."""
+
+_MOST_TOKEN = 2**32 - 1
+
+
+def new_sample(
+    step: int,
+    prompt_id: str,
+    k: int,
+    prompt_tokens: npt.ArrayLike,
+    response_tokens: npt.ArrayLike,
+    experts: npt.ArrayLike | None = None,
+    *,
+    logprobs: npt.ArrayLike | None = None,
+    loss_mask: npt.ArrayLike | None = None,
+    reward: float | None = None,
+    finish_reason: str = "stop",
+    versions: int | Sequence[VersionSpan] = 0,
+    seed: int = NO_SEED,
+    extras: Mapping[str, Any] | None = None,
+) -> Sample:
+    """Sample k of a prompt in a step, from what an engine returns.
+
+    `experts` are integers [S - 1, L, K], L the MoE layers alone; a row of -1 throughout is not
+    known. Without it the sample has no routes. Left out, `logprobs` are NaN (not known) and every
+    response token counts in the loss; `versions` is the policy that made the whole response, or its
+    spans. Raises TraceError, naming the sample, for tokens that are no uint32 and for routes of
+    another form; what does not fit together is refused where the sample is written.
+    """
+    id = sample_id(step, prompt_id, k)
+    response_G = _tokens(id, response_tokens)
+    G = len(response_G)
+    spans = (VersionSpan(versions, 0, G),) if isinstance(versions, int) else tuple(versions)
+    return Sample(
+        id=id,
+        group=group_id(step, prompt_id),
+        prompt_id=prompt_id,
+        prompt_tokens_P=_tokens(id, prompt_tokens),
+        response_tokens_G=response_G,
+        loss_mask_G=np.ones(G, np.bool_) if loss_mask is None else np.asarray(loss_mask, np.bool_),
+        logprobs_G=np.asarray(np.full(G, np.nan) if logprobs is None else logprobs, np.float32),
+        finish_reason=finish_reason,
+        version_spans=spans,
+        seed=seed,
+        reward=reward,
+        reward_error=None,
+        extras=dict(extras or {}),
+        routes=None if experts is None else _routes(id, np.asarray(experts)),
+    )
+
+
+def write_step(
+    store: Store,
+    step: int,
+    samples: Sequence[Sample],
+    geometry: Geometry | None,
+    provenance: Provenance | None,
+) -> SealedManifest:
+    """Write a whole step as one shard and seal it; to be read as any other step.
+
+    Without geometry and provenance the samples have no routes. A step is written once. Raises
+    TraceError, naming the sample, for what no reader would accept and for a step that is there
+    already; StoreError.
+    """
+    attempt = new_attempt()
+    if not write_shard(store, step, 0, attempt, samples, geometry, provenance).ours:
+        raise TraceError(f"step {step} in {store.uri}: it is there already, and is written once")
+    ids = [sample.id for sample in samples]
+    return seal(store, step, 1, lambda _: ids, None)
+
+
+def _tokens(id: str, tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    found = np.asarray(tokens)
+    if found.size == 0:
+        found = found.astype(np.uint32)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise TraceError(
+            f"sample {id}: tokens of type {found.dtype} and shape {found.shape}, expected integers "
+            "in one dimension"
+        )
+    if found.size and not 0 <= found.min() <= found.max() <= _MOST_TOKEN:
+        raise TraceError(
+            f"sample {id}: tokens {found.min()}..{found.max()}, expected 0..{_MOST_TOKEN}"
+        )
+    return found.astype(np.uint32)
+
+
+def _routes(id: str, experts_TLK: npt.NDArray[Any]) -> Routes:
+    if experts_TLK.ndim != 3 or experts_TLK.dtype.kind not in "iu":
+        raise TraceError(
+            f"sample {id}: experts of type {experts_TLK.dtype} and shape {experts_TLK.shape}, "
+            "expected integers [S - 1, L, K]"
+        )
+    valid_T = np.asarray((experts_TLK >= 0).any(axis=(1, 2)), np.bool_)
+    return Routes(experts_TLK, valid_T)

@@ -1,0 +1,130 @@
+"""docs/library.md: its blocks run as they stand; and what the helpers of the page refuse."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.store import open_store
+from pipeline.traces import (
+    Geometry,
+    Provenance,
+    TraceError,
+    VersionSpan,
+    new_sample,
+    open_manifest,
+    read_manifest,
+    read_routes,
+    read_samples,
+    write_step,
+)
+from pipeline.traces.verify import verify
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/library.md").read_text()
+GEOMETRY = Geometry(16, 2, (1, 2))
+MADE_BY = Provenance("R3", 0, "an engine")
+
+
+def run_apart(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path):
+    pytest.importorskip("duckdb", reason="the page queries a manifest with DuckDB")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) >= 10
+    done = run_apart("\n".join(blocks), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [str(problem) for problem in verify(open_store(str(tmp_path / "traces"))).problems] == []
+
+
+def test_the_library_needs_numpy_and_pyarrow_and_nothing_else(tmp_path):
+    """No other installed package is imported, so traces can be used where Retrace is not run."""
+    program = (
+        "import json, sys\n"
+        "before = set(sys.modules)\n"
+        "import pipeline.traces, pipeline.traces.export, pipeline.traces.verify\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(json.dumps(sorted(new - set(sys.stdlib_module_names) - {'pipeline'})))\n"
+    )
+    done = run_apart(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    extra = set(json.loads(done.stdout)) - {"numpy", "pyarrow", "cython_runtime", "cloudpickle"}
+    assert {name for name in extra if not name.startswith("_")} == set()
+
+
+def test_a_step_of_samples_without_routes(tmp_path):
+    store = open_store(str(tmp_path))
+    manifest = write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [3])], None, None)
+    assert manifest.samples == 1
+    (sample,) = read_samples(store, manifest.all(), ["000000/a/0"])
+    assert np.isnan(sample.logprobs_G).all()
+    assert sample.loss_mask_G.all()
+    assert (sample.reward, sample.seed, sample.version_spans) == (None, -1, (VersionSpan(0, 0, 1),))
+
+
+def test_an_empty_response_and_everything_given(tmp_path):
+    store = open_store(str(tmp_path))
+    sets = np.array([[[3, 1], [0, 15]]])
+    more = {"logprobs": [], "loss_mask": [], "reward": 1.5, "finish_reason": "abort", "seed": 9}
+    sample = new_sample(7, "b", 1, [1, 2], [], sets, versions=2, extras={"x": 1}, **more)
+    write_step(store, 7, [sample], GEOMETRY, Provenance("R3", 2, "an engine"))
+    manifest = read_manifest(store, 7)
+    assert manifest.policy_versions == (2,)
+    found = read_routes(store, manifest, ["000007/b/1"])["000007/b/1"]
+    assert found.sets_TLK.tolist() == [[[1, 3], [0, 15]]]
+    (back,) = read_samples(store, manifest, ["000007/b/1"])
+    assert (back.reward, back.finish_reason, back.seed, back.extras) == (1.5, "abort", 9, {"x": 1})
+
+
+def test_a_row_is_unknown_only_when_all_of_it_is(tmp_path):
+    store = open_store(str(tmp_path))
+    sets = np.full((2, 2, 2), -1)
+    sets[1] = [[0, 1], [-1, -1]]
+    with pytest.raises(TraceError, match=r"sample 000000/a/0: expert id -1: expected 0\.\.15"):
+        write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [3], sets)], GEOMETRY, MADE_BY)
+    assert [info.key for info in store.list("")] == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        ([-1], "tokens -1..-1, expected 0..4294967295"),
+        ([2**32], "tokens 4294967296..4294967296, expected 0..4294967295"),
+        ([0.5], "tokens of type float64 and shape (1,), expected integers in one dimension"),
+        ([[1]], "tokens of type int64 and shape (1, 1), expected integers in one dimension"),
+    ],
+)
+def test_tokens_that_are_none_are_refused(tokens, says):
+    with pytest.raises(TraceError, match="^sample 000000/a/0: " + re.escape(says)):
+        new_sample(0, "a", 0, tokens, [1])
+
+
+@pytest.mark.parametrize("experts", [np.zeros((1, 2)), np.zeros((1, 2, 2)), np.zeros((1, 2), int)])
+def test_experts_of_another_form_are_refused(experts):
+    with pytest.raises(
+        TraceError, match=r"^sample 000000/a/0: experts of type .* expected integers"
+    ):
+        new_sample(0, "a", 0, [1], [1], experts)
+
+
+def test_a_row_too_many_is_refused(tmp_path):
+    """Engines and scripts that return a row for the last token too: which row is wrong, nobody
+    knows."""
+    sample = new_sample(0, "a", 0, [1, 2], [3], np.array([[[0, 1], [0, 1]]] * 3))
+    with pytest.raises(TraceError, match="one row per token but the last"):
+        write_step(open_store(str(tmp_path)), 0, [sample], GEOMETRY, MADE_BY)
+
+
+def test_a_step_is_written_once(tmp_path):
+    store = open_store(str(tmp_path))
+    write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [3])], None, None)
+    with pytest.raises(TraceError, match=r"step 0 in .* is there already, and is written once"):
+        write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [4])], None, None)
+    assert open_manifest(store, 0).samples == 1
