@@ -1,0 +1,110 @@
+"""An engine with continuous batching, simulated in real time, with routes of a real recording.
+
+All requests are queued at once, 64 run, each step gives every running one a token, the next is
+admitted when one ends. A step has the time in which the weights are read and the time in which the
+running sequences' keys and values are, in the ratio of their bytes (writing.py says whose). In each
+step the engine's thread works in Python for 2 ms (scheduling, sorting tokens and routes into
+requests), then waits for the GPU without Python's lock.
+"""
+
+import heapq
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.rollout.records import Finished, Generation, Request, Sampling
+from operators.rollout.routes import routes_of
+from pipeline.traces import Geometry, VersionSpan
+
+GEOMETRY = Geometry(experts=128, topk=8, layers=tuple(range(48)))
+PROMPT, RESPONSE, RUNNING = 1024, 7168, 64
+HOST_S = 0.002
+WEIGHTS = 61 / (61 + 67)
+"""Share of a full batch's step that reading the weights takes."""
+
+
+class SimulatedEngine:
+    """Hands out responses as an engine with continuous batching does, in real time."""
+
+    def __init__(self, rate: float, pool: npt.NDArray[np.uint8], seed: int) -> None:
+        self._full_step_s = RUNNING / rate
+        self._pool = pool
+        self._rng = np.random.default_rng(seed)
+        self.steps = 0
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Finished]:
+        """Responses as they finish; time passes as it does in an engine."""
+        lengths = np.minimum(self._rng.lognormal(np.log(6500), 0.5, len(requests)), RESPONSE)
+        waiting = list(zip(requests, lengths.astype(int).tolist(), strict=True))[::-1]
+        running: list[tuple[int, int, Request]] = []
+        prompts: dict[str, npt.NDArray[np.uint8]] = {}
+        while waiting or running:
+            while waiting and len(running) < RUNNING:
+                request, length = waiting.pop()
+                heapq.heappush(running, (self.steps + length, len(waiting), request))
+            self._step(len(running))
+            while running and running[0][0] <= self.steps:
+                _, _, request = heapq.heappop(running)
+                length = int(lengths[requests.index(request)])
+                yield self._finished(request, length, prompts)
+
+    def _step(self, running: int) -> None:
+        started = time.perf_counter()
+        work = 0
+        while time.perf_counter() - started < HOST_S:
+            work += sum(range(50))
+        share = WEIGHTS + (1 - WEIGHTS) * running / RUNNING
+        time.sleep(max(0.0, share * self._full_step_s - HOST_S))
+        self.steps += 1
+
+    def _finished(
+        self, request: Request, length: int, prompts: dict[str, npt.NDArray[np.uint8]]
+    ) -> Finished:
+        group = request.id.rpartition("/")[0]
+        if group not in prompts:
+            prompts[group] = self._routes(PROMPT)
+        # vLLM joins the pieces of all steps of a request here, in the engine's thread.
+        routes_TDK = np.concatenate([prompts[group], self._routes(length - 1)])
+        return Finished(
+            request=request,
+            tokens_G=self._rng.integers(0, 151_936, length).astype(np.uint32),
+            logprobs_G=-self._rng.exponential(0.5, length).astype(np.float32),
+            routes_TDK=routes_TDK,
+            finish_reason="length" if length == RESPONSE else "stop",
+            version_spans=(VersionSpan(0, 0, length),),
+        )
+
+    def _routes(self, rows: int) -> npt.NDArray[np.uint8]:
+        """[rows, 48, 8]: each 6 layers and 512 rows are a piece of a real recording.
+
+        No piece comes twice in a response, and each response has the experts of a layer under other
+        numbers: what repeats in the file is what repeats in a real one, or less.
+        """
+        tokens, layers = self._pool.shape[1], self._pool.shape[2]
+        found = np.empty((rows, len(GEOMETRY.layers), GEOMETRY.topk), np.uint8)
+        for first in range(0, len(GEOMETRY.layers), layers):
+            order = self._rng.permutation(len(self._pool))
+            for place, start in enumerate(range(0, rows, tokens)):
+                stop = min(rows, start + tokens)
+                found[start:stop, first : first + layers] = self._pool[order[place]][: stop - start]
+        found ^= self._rng.integers(0, GEOMETRY.experts, (48, 1)).astype(np.uint8)
+        return found
+
+    def read(self, finished: Finished) -> Generation:
+        """A response with its routes, checked, as RolloutEngine does it."""
+        rows = len(finished.request.prompt_tokens) + len(finished.tokens_G) - 1
+        return Generation(
+            tokens_G=finished.tokens_G,
+            logprobs_G=finished.logprobs_G,
+            routes=routes_of(
+                finished.routes_TDK, rows, len(GEOMETRY.layers), GEOMETRY, finished.request.id
+            ),
+            finish_reason=finished.finish_reason,
+            version_spans=finished.version_spans,
+        )
+
+    def text(self, tokens_G: npt.NDArray[np.uint32]) -> str:
+        """Nothing: neither text nor reward is part of a trace."""
+        return ""
