@@ -39,7 +39,7 @@ _Step = Annotated[int | None, typer.Option("--step", min=0, help="This step only
 
 _Form = Literal["npy", "pt", "verl", "slime"]
 
-_SAMPLE_ID = re.compile(r"\d{6}/\d+(\.\d+)?/\d+")
+_SAMPLE_ID = re.compile(r"\d{6}/[^/]+/\d+")
 
 
 @app.command("ls")

@@ -36,15 +36,17 @@ def new_sample(
     seed: int = NO_SEED,
     extras: Mapping[str, Any] | None = None,
 ) -> Sample:
-    """Sample k of a prompt in a step, from what an engine returns.
+    """Sample k of a prompt in a step, from what an engine returns; `prompt_id` is without '/'.
 
     `experts` are integers [S - 1, L, K], L the MoE layers alone; a row of -1 throughout is not
     known. Without it the sample has no routes. Left out, `logprobs` are NaN (not known) and every
     response token counts in the loss; `versions` is the policy that made the whole response, or its
-    spans. Raises TraceError, naming the sample, for tokens that are no uint32 and for routes of
-    another form; what does not fit together is refused where the sample is written.
+    spans. Raises TraceError, naming the sample, for another prompt_id, tokens that are no uint32
+    and routes of another form; what does not fit together is refused where the sample is written.
     """
     id = sample_id(step, prompt_id, k)
+    if not prompt_id or "/" in prompt_id:
+        raise TraceError(f"sample {id}: prompt_id {prompt_id!r}, expected a name without '/'")
     response_G = _tokens(id, response_tokens)
     G = len(response_G)
     spans = (VersionSpan(versions, 0, G),) if isinstance(versions, int) else tuple(versions)

@@ -58,13 +58,19 @@ def joined(store: Store, manifest: Manifest, headers: Sequence[Header]) -> Manif
     kept = sorted({place["file"] for place in places})
     places = [{**place, "file": kept.index(place["file"])} for place in places]
     files = [manifest.files[number] for number in kept]
+    stages: dict[tuple[int, ...], int] = {}
     for header in headers:
+        stages.setdefault(_geometry(header).layers, len(files))
         for id, segments in _segments_of(store, header).items():
             if id not in parts:
                 raise TraceError(f"{header.key}: sample {id} is not in the step's manifest")
             parts[id].append({"file": len(files), "segments": segments})
             layers[id] += _geometry(header).layers
         files += refs_of(header)
+    for id, rows in zip(manifest.ids, manifest.rows["rows_total"].to_pylist(), strict=True):
+        if rows == 0:  # a sample of one token owns no segment: it has the empty part of each stage
+            parts[id] = [{"file": number, "segments": []} for number in stages.values()]
+            layers[id] = [layer for of_stage in stages for layer in of_stage]
     bad = [id for id in manifest.ids if sorted(layers[id]) != list(whole.layers)]
     if bad:
         raise TraceError(

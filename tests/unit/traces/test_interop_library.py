@@ -8,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.cli import traces
 from pipeline.store import open_store
+from pipeline.store.commit import new_attempt
 from pipeline.traces import (
     Geometry,
     Provenance,
+    Routes,
     TraceError,
     VersionSpan,
     new_sample,
@@ -20,7 +24,9 @@ from pipeline.traces import (
     read_manifest,
     read_routes,
     read_samples,
+    used_routes,
     write_step,
+    write_training_routes,
 )
 from pipeline.traces.verify import verify
 
@@ -106,6 +112,12 @@ def test_tokens_that_are_none_are_refused(tokens, says):
         new_sample(0, "a", 0, tokens, [1])
 
 
+@pytest.mark.parametrize("prompt_id", ["", "a/b"])
+def test_a_prompt_id_that_would_break_sample_ids_is_refused(prompt_id):
+    with pytest.raises(TraceError, match="expected a name without '/'"):
+        new_sample(0, prompt_id, 0, [1], [1])
+
+
 @pytest.mark.parametrize("experts", [np.zeros((1, 2)), np.zeros((1, 2, 2)), np.zeros((1, 2), int)])
 def test_experts_of_another_form_are_refused(experts):
     with pytest.raises(
@@ -120,6 +132,36 @@ def test_a_row_too_many_is_refused(tmp_path):
     sample = new_sample(0, "a", 0, [1, 2], [3], np.array([[[0, 1], [0, 1]]] * 3))
     with pytest.raises(TraceError, match="one row per token but the last"):
         write_step(open_store(str(tmp_path)), 0, [sample], GEOMETRY, MADE_BY)
+
+
+def test_a_sample_of_one_token_has_no_row_of_the_trainer_and_is_joined(tmp_path):
+    """R2: nothing in the trainer's files names such a sample, and nothing is missing."""
+    store = open_store(str(tmp_path))
+    samples = [new_sample(0, "a", 0, [1], []), new_sample(0, "b", 0, [1, 2], [])]
+    write_step(store, 0, samples, None, None)
+    made_by = Provenance("R2", 0, "a trainer")
+    for stage, layer in enumerate(GEOMETRY.layers):
+        routes = {
+            "000000/a/0": Routes(np.zeros((0, 1, 2), np.uint8), np.ones(0, np.bool_)),
+            "000000/b/0": Routes(np.array([[[3, 4]]], np.uint8), np.ones(1, np.bool_)),
+        }
+        one = Geometry(16, 2, (layer,))
+        write_training_routes(store, 0, stage, 0, new_attempt(), routes, one, made_by)
+    assert [str(problem) for problem in verify(store).problems] == []
+    found = read_routes(store, used_routes(store, 0), ["000000/a/0", "000000/b/0"])
+    assert found["000000/a/0"].sets_TLK.shape == (0, 2, 2)
+    assert found["000000/b/0"].sets_TLK.tolist() == [[[3, 4], [3, 4]]]
+
+
+@pytest.mark.parametrize("arguments", ["ls", "show 000000/gsm8k-7/0", "stats", "verify", "export"])
+def test_the_commands_read_what_the_library_wrote(tmp_path, arguments):
+    store = open_store(str(tmp_path / "set"))
+    sample = new_sample(0, "gsm8k-7", 0, [1, 2], [3], np.array([[[0, 1], [2, 3]]] * 2))
+    write_step(store, 0, [sample], GEOMETRY, MADE_BY)
+    name, *rest = arguments.split()
+    out = ["--out", str(tmp_path / "out")] if name == "export" else []
+    done = CliRunner().invoke(traces.app, [name, store.uri, *rest, *out])
+    assert done.exit_code == 0, done.output
 
 
 def test_a_step_is_written_once(tmp_path):
