@@ -56,7 +56,7 @@ def run_flow(config: RunConfig) -> str:
     """
     use_settings(config.store)  # the workers inherit them
     console = Console(stderr=True)
-    with Display(console) as display:
+    with Display(console) as display, display.warnings_of("pipeline.store"):
         display.phase("flow", "checking and staging inputs")
         run = prepare_run(config)
         display.phase("flow", None)

@@ -1,11 +1,16 @@
 """The terminal while a run is going on: one live line, and one line per finished step."""
 
+import contextlib
+import logging
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
+
+_WARNINGS_EVERY_S = 10.0
 
 
 class Display:
@@ -57,6 +62,29 @@ class Display:
         with self._lock:
             self.console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
 
+    @contextlib.contextmanager
+    def warnings_of(self, logger: str) -> Iterator[None]:
+        """Print a logger's warnings too, at most one in ten seconds: waits say so at each try."""
+        handler = _Lines(self)
+        logging.getLogger(logger).addHandler(handler)
+        try:
+            yield
+        finally:
+            logging.getLogger(logger).removeHandler(handler)
+
     def _elapsed(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._started_s), 60)
         return f"\\[{minutes:02d}:{seconds:02d}]"
+
+
+class _Lines(logging.Handler):
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+        self._last_s = -_WARNINGS_EVERY_S
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now_s = time.monotonic()
+        if now_s - self._last_s >= _WARNINGS_EVERY_S:
+            self._last_s = now_s
+            self._display.line(record.getMessage())

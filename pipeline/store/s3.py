@@ -21,7 +21,7 @@ from pipeline.store.base import (
     check_key,
     file_pieces,
 )
-from pipeline.store.s3_client import PATIENCE_S, RangeBeyondError, S3Client
+from pipeline.store.s3_client import PATIENCE_S, RangeBeyondError, RefusedError, S3Client
 from pipeline.store.s3_debris import discard_upload, unfinished_uploads
 from pipeline.store.s3_ranges import PIECE, spans
 from pipeline.store.s3_upload import MAX_PARTS, PART, S3Upload
@@ -157,7 +157,7 @@ class S3Store:
             )
         except ObjectMissingError:
             return None
-        except StoreError:
+        except RefusedError:
             # The answer to HEAD cannot say why it was refused; the answer to GET does.
             return self._size_by_get(key)
         return answer["ContentLength"]

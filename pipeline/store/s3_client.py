@@ -44,6 +44,10 @@ class RangeBeyondError(StoreError):
     """The first byte asked for is behind the object's end."""
 
 
+class RefusedError(StoreError):
+    """The server, or boto3 before it, refused the request; it would do so again."""
+
+
 class UploadGoneError(StoreError):
     """The multipart upload was completed, aborted or swept."""
 
@@ -72,7 +76,7 @@ class S3Client:
         and once with new credentials when the server does not take the old ones. `stop` ends the
         waiting.
         Raises ObjectMissingError (404), ObjectExistsError (412), RangeBeyondError (416),
-        UploadGoneError, StoreError.
+        UploadGoneError, RefusedError (403 and the like), StoreError after `patience_s`.
         """
         tries, refreshed, first_failure = 0, False, 0.0
         while True:
@@ -157,7 +161,7 @@ def _error(verdict: Verdict, said: str) -> StoreError:
         Kind.GONE: UploadGoneError,
         Kind.BEYOND: RangeBeyondError,
     }
-    return kinds.get(verdict.kind, StoreError)(said)
+    return kinds.get(verdict.kind, RefusedError)(said)
 
 
 def _make_client() -> "BotoClient":

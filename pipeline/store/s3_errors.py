@@ -55,7 +55,7 @@ _KEYS_FIX = (
 )
 _PERMISSION_FIX = (
     "the credentials need s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload, "
-    "s3:ListBucket and s3:ListBucketMultipartUploads there"
+    "s3:ListMultipartUploadParts, s3:ListBucket and s3:ListBucketMultipartUploads there"
 )
 
 

@@ -377,6 +377,20 @@ class TestRewardAndStore:
     def test_unknown_kind_of_store(self, settings):
         assert "scheme 'ftp' is not known" in the_error(settings, "store.uri=ftp://host/store")
 
+    def test_credentials_in_a_place_are_refused_and_not_repeated(self, settings):
+        for override in ("store.uri=s3://key:hidden@bucket/a", "store.endpoint=http://a:hidden@b"):
+            [problem] = check_error(settings, override)
+            assert "credentials" in problem
+            assert "hidden" not in problem
+
+    def test_endpoint_that_is_no_url(self, settings):
+        problem = the_error(settings, "store.endpoint=localhost:9000")
+        assert problem.startswith("store.endpoint: found 'localhost:9000', expected https://HOST")
+
+    def test_local_folder_elsewhere(self, settings):
+        problem = the_error(settings, "trainer.default_local_dir=s3://bucket/logs")
+        assert problem.endswith("expected a folder of this machine")
+
     def test_all_problems_are_shown_together(self, settings):
         found = check_error(
             settings, f"{REPLAY}.mode=R3", "data.train_files=absent.parquet",

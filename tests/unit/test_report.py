@@ -1,6 +1,7 @@
 """What people see of a run's metrics."""
 
 import io
+import logging
 from pathlib import Path
 
 from rich.console import Console
@@ -100,3 +101,19 @@ def test_outside_a_terminal_each_new_phase_is_a_line():
         "step 1/8",
     ]
     assert lines[0].startswith("[00:0")
+
+
+def test_warnings_of_the_store_are_shown_now_and_then():
+    """Who waits for a server that restarts should see why, but not each try."""
+    console = Console(file=io.StringIO(), width=200)
+    log = logging.getLogger("pipeline.store.s3_client")
+    with Display(console) as display, display.warnings_of("pipeline.store"):
+        for number in range(5):
+            log.warning("try %d follows", number)
+        log.info("nothing to see")
+    log.warning("after the run")
+    text = console.file.getvalue()
+    assert "try 0 follows" in text
+    assert "try 1" not in text
+    assert "nothing to see" not in text
+    assert "after the run" not in text

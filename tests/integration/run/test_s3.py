@@ -95,6 +95,7 @@ def test_faults_of_the_store(tmp_path: Path, server: Minio):
     server.restart(user="second")
     assert flow.wait(120) == 1
     printed = log.read_text()
+    assert "given up in 120 s" in printed  # while it waited
     assert "restart 1 of" not in printed.partition("403")[0]  # the stop cost no worker
     assert "403 InvalidAccessKeyId" in printed
     assert "give valid credentials" in printed
