@@ -1,84 +1,112 @@
 """What a rank reads of a sealed step: its own samples, and of their routes its own layers.
 
-Advantages come from the manifest's columns, so every rank can compute all of them and a group's
-samples may lie on several ranks.
+Of the manifest's other rows it reads narrow columns only: the layout needs groups and lengths, a
+group's advantages need all its rewards, and a group's samples may lie on several ranks.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from operators.training.layout import Layout, LayoutRules, make_layout
+from operators.training.layout import FILLER, Layout, LayoutRules, MiniBatch, make_layout
 from operators.training.replay import ReplayError
 from pipeline.config.tree import RunConfig
 from pipeline.rl.advantages import grpo_advantages
 from pipeline.store import Store
-from pipeline.traces import Manifest, read_routes, read_samples
+from pipeline.traces import Manifest, RouteStream, SealedManifest, read_samples
 from pipeline.traces.records import Geometry, Routes, Sample
+
+_COLUMNS = ("group", "reward", "rows_total", "rows_valid", "response_length")
 
 
 @dataclass(frozen=True)
 class StepData:
     """A sealed step as one rank sees it."""
 
-    step: int
     manifest: Manifest
+    """Of this data-parallel rank's samples, in the order of the layout."""
+    columns: pa.Table
+    """Of all samples: group, reward, rows_total, rows_valid, response_length."""
     layout: Layout
+    ids: Mapping[int, str]
+    """Ids of this rank's samples by row of the manifest."""
     samples: Mapping[str, Sample]
     """Of this data-parallel rank."""
     advantages: Mapping[str, float]
-    """Of all samples."""
+    """Of this data-parallel rank."""
     routes: Mapping[str, Routes] | None
-    """Recorded routes to replay, of this rank's layers; {} if it has none; None: none are read."""
-    read_s: float
-    """Seconds spent reading."""
+    """Recorded routes to replay, of this rank's layers; {} if it has none; None: none are read.
+    They are fetched ahead of use (RouteStream): to look one up may wait."""
+
+    @property
+    def step(self) -> int:
+        """The step's number."""
+        return self.manifest.step
+
+    def micro_batches(self, mini_batch: MiniBatch, dp_rank: int) -> list[tuple[str | None, ...]]:
+        """Sample ids of this rank's micro-batches; None: a filler."""
+        return [
+            tuple(None if row == FILLER else self.ids[row] for row in rows)
+            for rows in mini_batch.shares[dp_rank].tolist()
+        ]
+
+    def close(self) -> None:
+        """End what still fetches routes."""
+        if isinstance(self.routes, RouteStream):
+            self.routes.close()
 
 
 def load_step(
     store: Store,
-    manifest: Manifest,
+    sealed: SealedManifest,
     config: RunConfig,
     rules: LayoutRules,
     dp_rank: int,
     geometry: Geometry | None,
 ) -> StepData:
-    """Read a rank's share of a sealed step.
+    """Read a rank's share of a sealed step; its routes are still being fetched when it returns.
 
     `geometry` names the MoE layers of this rank; routes are read if the config replays recorded
     ones. Raises ReplayError if the manifest has none, or those of another model; StoreError and
     TraceError from reading.
     """
-    started = time.monotonic()
-    rows = manifest.rows
-    columns = rows.select(["id", "group", "reward", "prompt_length", "response_length"])
-    values = columns.to_pydict()
-    ids = values["id"]
-    rewards = np.array([np.nan if r is None else r for r in values["reward"]], np.float64)
-    advantages = grpo_advantages(rewards, values["group"], config.algorithm.norm_adv_by_std_in_grpo)
-    lengths = {
-        id: prompt + response - 1
-        for id, prompt, response in zip(
-            ids, values["prompt_length"], values["response_length"], strict=True
-        )
-    }
-    layout = make_layout(manifest.step, lengths, rules)
-    mine = layout.ids(dp_rank)
-    samples = read_samples(store, manifest, mine)
-    routes = None
-    if replays_recorded(config) and geometry is not None:
-        _check_geometry(manifest, geometry)
-        routes = read_routes(store, manifest, mine, geometry.layers) if geometry.layers else {}
+    replays = replays_recorded(config) and geometry is not None
+    if replays and geometry is not None:
+        _check_geometry(sealed.head, geometry)
+    columns = sealed.columns(_COLUMNS)
+    groups_N = _codes(columns["group"])
+    lengths_N = columns["rows_total"].to_numpy()
+    layout = make_layout(sealed.head.step, groups_N, lengths_N.astype(np.int64), rules)
+    rows = layout.rows(dp_rank)
+    manifest = sealed.select(rows)
+    # Before the samples are read: then the first routes are there when they are.
+    routes: Mapping[str, Routes] | None = None
+    if replays and geometry is not None:
+        routes = RouteStream(store, manifest, geometry.layers) if geometry.layers else {}
+    samples = read_samples(store, manifest, manifest.ids)
+    rewards_N = columns["reward"].to_numpy(zero_copy_only=False).astype(np.float64)
+    by_std = config.algorithm.norm_adv_by_std_in_grpo
+    advantages_N = grpo_advantages(rewards_N, groups_N, by_std)
     return StepData(
-        step=manifest.step,
         manifest=manifest,
+        columns=columns,
         layout=layout,
+        ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
         samples={sample.id: sample for sample in samples},
-        advantages=dict(zip(ids, advantages.tolist(), strict=True)),
+        advantages=dict(zip(manifest.ids, advantages_N[rows].tolist(), strict=True)),
         routes=routes,
-        read_s=time.monotonic() - started,
     )
+
+
+def _codes(groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """A number for each group."""
+    combined = groups.unify_dictionaries().combine_chunks()
+    codes: npt.NDArray[np.int64] = combined.indices.to_numpy().astype(np.int64)
+    return codes
 
 
 def replays_recorded(config: RunConfig) -> bool:
@@ -102,7 +130,7 @@ def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
     megatron = actor.megatron
     return LayoutRules(
         seed=config.trainer.seed,
-        mini_batch_samples=actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n,
+        mini_batch_groups=actor.ppo_mini_batch_size,
         micro_batch_samples=actor.ppo_micro_batch_size_per_gpu,
         epochs=actor.ppo_epochs,
         data_parallel=data_parallel,
@@ -113,10 +141,10 @@ def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
     )
 
 
-def valid_rows(manifest: Manifest) -> tuple[int, int]:
+def valid_rows(columns: pa.Table) -> tuple[int, int]:
     """(rows with a valid recording in the manifest, all rows) of the whole step."""
-    valid = sum(number or 0 for number in manifest.rows["rows_valid"].to_pylist())
-    return valid, sum(manifest.rows["rows_total"].to_pylist())
+    valid, total = (pc.sum(columns[name]).as_py() or 0 for name in ("rows_valid", "rows_total"))
+    return valid, total
 
 
 def _check_geometry(manifest: Manifest, geometry: Geometry) -> None:

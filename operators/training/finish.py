@@ -83,7 +83,7 @@ def _commit_metrics(
     started: float,
 ) -> None:
     metrics = {
-        **manifest_metrics(store, data.manifest),
+        **manifest_metrics(store, data.step, data.columns),
         **trained.metrics,
         **resumed,
         "time/train_s": time.monotonic() - started,

@@ -1,21 +1,35 @@
 """Which rank trains which sample in which micro-batch: a pure function of manifest and config.
 
-Samples are sorted by id and ordered by a hash of (seed, step, id). Consecutive runs of that order
-are the mini-batches of epoch 0; each is dealt to the data-parallel ranks in turn. So the
-mini-batches do not depend on the parallel layout, and any rank can compute any other's share.
+Everything is in rows of the manifest, whose order is that of the step's files: shard after shard, a
+group's samples next to each other.
+
+Mini-batches of epoch 0: each run of M neighbouring groups (M: the number of mini-batches) gives one
+group to each, which one by a hash of (seed, step). So every mini-batch goes evenly through the
+step's files, and none depends on the parallel layout. In a mini-batch the rows stay in order and
+are cut into equal runs, one for each data-parallel rank: a rank's samples of the whole step lie
+together, and it fetches few row groups but its own.
 
 A sample stays on its data-parallel rank for the whole step: old log-probs and R2 routes are where
 they are needed. In later epochs each rank reorders its own samples by a hash that includes the
 epoch, as verl does.
+
+Letters: N samples of a step, D data-parallel ranks, M mini-batches.
 """
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 LENGTH_MULTIPLE = 8
 """Padded lengths are rounded up to this, so that shapes repeat and tensor cores are fed."""
+
+FILLER = -1
+"""A row of a micro-batch where no sample is."""
+
+Rows = npt.NDArray[np.int64]
+"""Rows of the manifest."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +37,8 @@ class LayoutRules:
     """What of the config decides the layout."""
 
     seed: int
-    mini_batch_samples: int
-    """Samples per optimizer step, over all ranks."""
+    mini_batch_groups: int
+    """Most prompts per optimizer step, over all ranks; all samples of a prompt go together."""
     micro_batch_samples: int
     """Largest number of samples per micro-batch on one data-parallel rank."""
     epochs: int
@@ -47,12 +61,13 @@ class MiniBatch:
     epoch: int
     length: int
     """N: padded number of positions of each row."""
-    shares: tuple[tuple[tuple[str | None, ...], ...], ...]
-    """[data-parallel rank][micro-batch][row] -> sample id; None is a filler."""
+    shares: tuple[Rows, ...]
+    """By data-parallel rank: [micro-batches, samples], FILLER where no sample is."""
 
-    def ids(self, dp_rank: int) -> list[str]:
+    def rows(self, dp_rank: int) -> Rows:
         """The samples of one data-parallel rank, without fillers."""
-        return [id for micro_batch in self.shares[dp_rank] for id in micro_batch if id is not None]
+        share = self.shares[dp_rank]
+        return share[share != FILLER]
 
 
 @dataclass(frozen=True)
@@ -66,69 +81,104 @@ class Layout:
         """The mini-batches of one epoch."""
         return [batch for batch in self.mini_batches if batch.epoch == epoch]
 
-    def ids(self, dp_rank: int) -> list[str]:
+    def rows(self, dp_rank: int) -> Rows:
         """A data-parallel rank's samples in this step, in the order of epoch 0."""
-        return [id for batch in self.epoch(0) for id in batch.ids(dp_rank)]
+        return np.concatenate([batch.rows(dp_rank) for batch in self.epoch(0)])
 
     @property
     def sha256(self) -> str:
         """Digest of the whole layout."""
-        text = json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256(repr(self.rules).encode())
+        for batch in self.mini_batches:
+            shapes = [share.shape for share in batch.shares]
+            digest.update(f"{batch.epoch} {batch.length} {shapes}".encode())
+            for share in batch.shares:
+                digest.update(np.ascontiguousarray(share, "<i8").data)
+        return digest.hexdigest()
 
 
-def make_layout(step: int, lengths: Mapping[str, int], rules: LayoutRules) -> Layout:
-    """The layout of a step. `lengths` are positions (S - 1) by sample id.
+def make_layout(
+    step: int, groups_N: npt.NDArray[np.int64], lengths_N: npt.NDArray[np.int64], rules: LayoutRules
+) -> Layout:
+    """The layout of a step, from what its manifest's rows say.
 
-    Raises ValueError without samples.
+    `groups_N` is a number for each group, equal for neighbours of one; `lengths_N` are positions
+    (S - 1). Raises ValueError without samples.
     """
-    if not lengths:
+    if not len(groups_N):
         raise ValueError(f"step {step}: the manifest has no samples, there is nothing to train on")
-    order = _shuffled(lengths, f"{rules.seed}/{step}/0")
-    size = rules.mini_batch_samples
-    cuts = [order[start : start + size] for start in range(0, len(order), size)]
-    shares = [[cut[d :: rules.data_parallel] for d in range(rules.data_parallel)] for cut in cuts]
-    mini_batches = [_mini_batch(0, share, lengths, rules) for share in shares]
+    cuts = _mini_batch_rows(step, groups_N, rules)
+    shares = [np.array_split(rows, rules.data_parallel) for rows in cuts]
+    mini_batches = [_mini_batch(0, share, lengths_N, rules) for share in shares]
     for epoch in range(1, rules.epochs):
-        again = _reshuffled(shares, f"{rules.seed}/{step}/{epoch}")
-        mini_batches += [_mini_batch(epoch, share, lengths, rules) for share in again]
+        salt = _salt(rules.seed, step, epoch)
+        again = [_reshuffled([share[d] for share in shares], salt) for d in range(len(shares[0]))]
+        mini_batches += [
+            _mini_batch(epoch, share, lengths_N, rules) for share in zip(*again, strict=True)
+        ]
     return Layout(rules, tuple(mini_batches))
 
 
-def _shuffled(ids: Mapping[str, int] | Sequence[str], salt: str) -> list[str]:
-    # A hash, not a generator: numpy does not promise the same stream in every version.
-    return sorted(ids, key=lambda id: (hashlib.sha256(f"{salt}/{id}".encode()).digest(), id))
+def _mini_batch_rows(step: int, groups_N: npt.NDArray[np.int64], rules: LayoutRules) -> list[Rows]:
+    """The rows of each mini-batch of epoch 0, ascending."""
+    begins_N = np.concatenate([[True], groups_N[1:] != groups_N[:-1]])
+    group_N = np.cumsum(begins_N) - 1
+    count = int(group_N[-1]) + 1
+    batches = -(-count // rules.mini_batch_groups)
+    numbers = np.arange(count)
+    order = np.lexsort((_hashes(numbers, _salt(rules.seed, step, 0)), numbers // batches))
+    batch_of_group = np.empty(count, np.int64)
+    batch_of_group[order] = numbers % batches
+    batch_N = batch_of_group[group_N]
+    sizes = np.bincount(batch_N, minlength=batches)
+    return np.split(np.argsort(batch_N, kind="stable"), np.cumsum(sizes)[:-1])
 
 
-def _reshuffled(shares: list[list[list[str]]], salt: str) -> list[list[list[str]]]:
-    """Each rank's samples in a new order, cut into shares of the sizes they had."""
-    again: list[list[list[str]]] = [[] for _ in shares]
-    for rank in range(len(shares[0])):
-        order = iter(_shuffled([id for share in shares for id in share[rank]], salt))
-        for share, new in zip(shares, again, strict=True):
-            new.append([next(order) for _ in share[rank]])
-    return again
+def _reshuffled(rows: list[Rows], salt: int) -> list[Rows]:
+    """One rank's samples in a new order, cut into shares of the sizes they had."""
+    together = np.concatenate(rows)
+    order = np.argsort(_hashes(together, salt), kind="stable")
+    return np.split(together[order], np.cumsum([len(share) for share in rows])[:-1])
+
+
+def _salt(seed: int, step: int, epoch: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{epoch}".encode()).digest()[:8], "little")
+
+
+def _hashes(numbers: Rows, salt: int) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each number: splitmix64 (Steele, Lea, Flood 2014), seeded by the salt.
+
+    Not a numpy generator: numpy does not promise the same stream in every version.
+    """
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed += np.uint64(salt)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashed: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return hashed
 
 
 def _mini_batch(
-    epoch: int, share: Sequence[Sequence[str]], lengths: Mapping[str, int], rules: LayoutRules
+    epoch: int,
+    share: tuple[Rows, ...] | list[Rows],
+    lengths_N: npt.NDArray[np.int64],
+    rules: LayoutRules,
 ) -> MiniBatch:
-    most = max(len(ids) for ids in share)
+    most = max(len(rows) for rows in share)
     count = _up(-(-most // rules.micro_batch_samples), rules.micro_batch_multiple)
     size = -(-most // count)  # as even as possible: fewest fillers
+    longest = int(lengths_N[np.concatenate(share)].max())
     return MiniBatch(
         epoch=epoch,
-        length=_up(
-            max(max((lengths[id] for id in ids), default=0) for ids in share),
-            LENGTH_MULTIPLE * rules.sequence_slices,
-        ),
-        shares=tuple(_micro_batches(ids, count, size) for ids in share),
+        length=_up(longest, LENGTH_MULTIPLE * rules.sequence_slices),
+        shares=tuple(_micro_batches(rows, count, size) for rows in share),
     )
 
 
-def _micro_batches(ids: Sequence[str], count: int, size: int) -> tuple[tuple[str | None, ...], ...]:
-    rows = [*ids, *[None] * (count * size - len(ids))]
-    return tuple(tuple(rows[start : start + size]) for start in range(0, len(rows), size))
+def _micro_batches(rows: Rows, count: int, size: int) -> Rows:
+    share = np.full(count * size, FILLER, np.int64)
+    share[: len(rows)] = rows
+    return share.reshape(count, size)
 
 
 def _up(number: int, multiple: int) -> int:

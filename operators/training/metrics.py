@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch.distributed as dist
 
 from operators.training.counts import Counts, LayerCounts, added
@@ -16,7 +18,6 @@ from operators.training.sweep import LogProbs
 from pipeline.rl.metrics import Mismatch, mismatch
 from pipeline.store import Store, keys
 from pipeline.store.commit import read_commit
-from pipeline.traces import Manifest
 
 Metrics = dict[str, float | None]
 Sums = dict[str, float]
@@ -34,6 +35,8 @@ class RankReport:
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """What was replayed, by name of the pass; every pass goes over the whole step."""
     times_s: Sums = field(default_factory=dict)
+    fetched_bytes: int | None = None
+    """Of recorded routes, from the store; None: none are read."""
 
 
 def gather(report: RankReport) -> list[RankReport]:
@@ -76,6 +79,7 @@ def training_metrics(
     replayed = _mismatch(reports, "mismatch")
     native = _mismatch(reports, "mismatch_native")
     times = {key for report in reports for key in report.times_s}
+    fetched = [r.fetched_bytes for r in reports if r.fetched_bytes is not None]
     return {
         "loss/policy": mean("policy"),
         "loss/kl": mean("kl"),
@@ -91,6 +95,7 @@ def training_metrics(
         "mismatch/kl_native": native and native.kl,
         "mismatch/extreme_share_native": native and native.extreme_share,
         **replay_metrics(counts),
+        "replay/bytes_fetched": sum(fetched) if fetched else None,
         **{key: max(report.times_s.get(key, 0.0) for report in reports) for key in sorted(times)},
     }
 
@@ -121,16 +126,18 @@ def agreement_by_layer(counts: Counts) -> dict[str, float] | None:
     return {str(layer): share(counts[layer]) for layer in sorted(counts)} or None
 
 
-def manifest_metrics(store: Store, manifest: Manifest) -> Metrics:
-    """What the sealed step itself says: rewards, lengths, how long its rollout took."""
-    rewards = [r for r in manifest.rows["reward"].to_pylist() if r is not None]
-    lengths = manifest.rows["response_length"].to_pylist()
+def manifest_metrics(store: Store, step: int, columns: pa.Table) -> Metrics:
+    """What the sealed step itself says: rewards, lengths, how long its rollout took.
+
+    `columns` are StepData's.
+    """
+    rewards, lengths = columns["reward"], columns["response_length"]
     return {
-        "reward/mean": float(np.mean(rewards)) if rewards else None,
-        "reward/masked": len(manifest.ids) - len(rewards),
-        "response/length_mean": float(np.mean(lengths)),
-        "response/length_max": max(lengths),
-        **_rollout_times(store, manifest.step),
+        "reward/mean": pc.mean(rewards).as_py(),
+        "reward/masked": rewards.null_count,
+        "response/length_mean": pc.mean(lengths).as_py(),
+        "response/length_max": pc.max(lengths).as_py(),
+        **_rollout_times(store, step),
     }
 
 

@@ -1,9 +1,9 @@
 """What a training rank holds for the whole run, and how it lays out its share of a mini-batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron.core import parallel_state
 
@@ -125,16 +125,19 @@ def padding_mask_needed(config: Any) -> bool:
 
 def lay_out_share(
     rank: Rank, data: StepData, mini_batch: MiniBatch, routes: Mapping[str, Routes] | None
-) -> list[MicroBatch]:
+) -> "Share[MicroBatch]":
     """This rank's micro-batches of a mini-batch, with the routes to replay if there are any.
 
     A pipeline stage without MoE layers has routes of no sample, and none to replay.
     """
     if rank.geometry is not None and not rank.geometry.layers:
         routes = None
-    return [
-        lay_out(
-            ids,
+
+    micro_batches = data.micro_batches(mini_batch, rank.place.dp_rank)
+
+    def made(index: int) -> MicroBatch:
+        return lay_out(
+            micro_batches[index],
             mini_batch.length,
             data.samples,
             data.advantages,
@@ -142,15 +145,44 @@ def lay_out_share(
             None if routes is None else rank.geometry,
             rank.place.sequence,
         )
-        for ids in mini_batch.shares[rank.place.dp_rank]
-    ]
+
+    return Share(len(micro_batches), made)
+
+
+T = TypeVar("T")
+
+
+class Share(Sequence[T]):
+    """What is made when it is first asked for, and kept: micro-batches, laid out.
+
+    So the routes of the next one may still be on their way while this one is computed.
+    """
+
+    def __init__(self, count: int, made: Callable[[int], T]) -> None:
+        self._count = count
+        self._made = made
+        self._kept: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        index = range(self._count)[index]
+        if index not in self._kept:
+            self._kept[index] = self._made(index)
+        return self._kept[index]
 
 
 def make_replayers(geometry: Geometry, batches: Sequence[MicroBatch]) -> dict[int, Replayer]:
     """One replayer for each layer of this rank, from micro-batches laid out with routes."""
-    kinds_R = [batch.rows.kinds_R for batch in batches]
-    sets_LRK = [batch.rows.sets_LRK for batch in batches if batch.rows.sets_LRK is not None]
+    kinds_R = Share(len(batches), lambda batch: batches[batch].rows.kinds_R)
+
+    def sets_of(column: int) -> Share[Any]:
+        return Share(len(batches), lambda batch: batches[batch].rows.sets_LRK[column])
+
     return {
-        layer: Replayer(layer, geometry.experts, kinds_R, [sets[index] for sets in sets_LRK])
-        for index, layer in enumerate(geometry.layers)
+        layer: Replayer(layer, geometry.experts, kinds_R, sets_of(column))
+        for column, layer in enumerate(geometry.layers)
     }

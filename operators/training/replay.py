@@ -118,6 +118,7 @@ class Replayer:
         kinds_R: Sequence[npt.NDArray[np.uint8]],
         sets_RK: Sequence[npt.NDArray[Any]],
     ) -> None:
+        """Both by micro-batch, and not looked at before the router comes to it."""
         self._cursors = _Cursors(layer, len(kinds_R))
         self._experts = experts
         self._kinds_R = kinds_R
@@ -125,8 +126,6 @@ class Replayer:
         self.rows = np.zeros(3, np.int64)
         """Rows seen in the pass so far, by kind: REPLAYED, NATIVE, PADDING."""
         self._agreeing: torch.Tensor | int = 0
-        for kinds, sets in zip(kinds_R, sets_RK, strict=True):
-            check_sets(layer, sets[kinds == REPLAYED], experts)
 
     @property
     def agreeing(self) -> int:
@@ -148,10 +147,12 @@ class Replayer:
         sorted by id, 20-50% of rows would differ in the last bit.
         """
         micro_batch, first_time = self._cursors.next()
+        kinds, recorded_RK = self._kinds_R[micro_batch], self._sets_RK[micro_batch]
         self._check(micro_batch, scores, topk)
-        kinds = self._kinds_R[micro_batch]
+        if first_time:
+            check_sets(self._cursors.layer, recorded_RK[kinds == REPLAYED], self._experts)
         replayed_R1 = torch.from_numpy(kinds == REPLAYED).to(scores.device)[:, None]
-        sets_RK = torch.from_numpy(self._sets_RK[micro_batch].astype(np.int64)).to(scores.device)
+        sets_RK = torch.from_numpy(recorded_RK.astype(np.int64)).to(scores.device)
         with torch.no_grad():
             native_RK = default_compute_topk(scores, topk, num_groups, group_topk)[1]
             order_RK = scores.gather(1, sets_RK).sort(dim=1, descending=True, stable=True).indices

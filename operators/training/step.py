@@ -25,6 +25,7 @@ from operators.training.rank import Rank
 from operators.training.sweep import LogProbs, native_sweep, recording_sweep, replaying_sweep
 from operators.training.update import Compared, update
 from pipeline.rl.metrics import Mismatch
+from pipeline.traces import RouteStream
 from pipeline.traces.records import Routes
 
 
@@ -40,9 +41,13 @@ class Trained:
     """R2: the routes that this rank's log-prob pass recorded, to be stored."""
 
 
-def train_step(rank: Rank, data: StepData) -> Trained:
-    """Train on a sealed step. Raises ReplayError, UpdateError, TraceError."""
+def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
+    """Train on a sealed step, which the trainer has waited for so long since it was sealed.
+
+    Raises ReplayError, UpdateError, TraceError, StoreError.
+    """
     config = rank.config
+    stream = data.routes if isinstance(data.routes, RouteStream) else None
     started = time.monotonic()
     routes, recorded, native = data.routes, None, None
     if records(config):
@@ -78,15 +83,16 @@ def train_step(rank: Rank, data: StepData) -> Trained:
             updates=updates.sums if place.speaks_for_tokens else (),
             counts=passes if place.speaks_for_rows else {},
             times_s={
-                "time/trace_wait_s": data.read_s,
+                "time/trace_wait_s": waited_s + (stream.wait_s if stream else 0.0),
                 "time/logprob_s": forward_s,
                 "time/update_s": update_s,
             },
+            fetched_bytes=stream.fetched_bytes if stream else None,
         )
     )
     of_passes = total_counts(reports)
     if replays_recorded(config) or records(config):
-        valid, rows = valid_rows(data.manifest)
+        valid, rows = valid_rows(data.columns)
         valid = rows if records(config) else valid
         # Each pass: one may replay and another not. None at all is one that did nothing.
         for name, counts in (of_passes or {"no pass": {}}).items():

@@ -12,8 +12,9 @@
 
 Rank 0 alone waits at the store and tells the others, so all ranks agree on what happens next.
 Whoever waits for steps/N/metrics.json or policies/N+1 (the flow, the rollout workers) is unblocked
-by them; nobody is called. A step whose metrics are there already (we came back from a checkpoint)
-is trained again from the store, but nothing of it is written.
+by them; nobody is called. Routes are fetched while the step computes, and where staleness allows,
+the next step is read while this one is trained. A step whose metrics are there already (we came
+back from a checkpoint) is trained again from the store, but nothing of it is written.
 """
 
 import logging
@@ -21,7 +22,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -31,7 +32,8 @@ import torch.distributed as dist
 
 from operators.training import checkpoint, parallel
 from operators.training.agree import agreed
-from operators.training.data import layout_rules, load_step
+from operators.training.ahead import Ahead
+from operators.training.data import StepData, layout_rules, load_step
 from operators.training.finish import finish_step
 from operators.training.model import TrainedModel
 from operators.training.parallel import Ranks
@@ -44,7 +46,7 @@ from pipeline.store import Store, keys, open_store
 from pipeline.store.commit import read_commit
 from pipeline.store.policy import fetch_policy
 from pipeline.store.wait import WaitTimeoutError, wait_for_any
-from pipeline.traces import read_manifest
+from pipeline.traces import open_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +70,23 @@ def run(run_uri: str, attempt_number: int) -> None:
             checkpoint.load(store, version, model)
             logger.info("continue from the checkpoint of policy %d", version)
         drifts = 0
-        for step in range(version, attempt.total_training_steps):
-            waited = time.monotonic()
-            if not _await_manifest(store, attempt, step):
-                logger.info("stop object found: step %d is not trained", step)
-                break
-            logger.info("step %d: manifest after %.1f s", step, time.monotonic() - waited)
-            drifts = _one_step(store, rank, model, folder, attempt, step, drifts)
+        rules = layout_rules(config, rank.place.data_parallel)
+
+        def load(step: int) -> StepData:
+            sealed = open_manifest(store, step)
+            return load_step(store, sealed, config, rules, rank.place.dp_rank, rank.geometry)
+
+        def is_sealed(step: int) -> bool:
+            return store.size(keys.manifest(step)) is not None
+
+        with closing(Ahead(load, is_sealed)) as ahead:
+            for step in range(version, attempt.total_training_steps):
+                waited = time.monotonic()
+                if not _await_manifest(store, attempt, step):
+                    logger.info("stop object found: step %d is not trained", step)
+                    break
+                logger.info("step %d: manifest after %.1f s", step, time.monotonic() - waited)
+                drifts = _one_step(store, rank, model, folder, attempt, ahead, step, drifts)
     parallel.leave()
 
 
@@ -84,15 +96,18 @@ def _one_step(
     model: TrainedModel,
     folder: Path,
     attempt: Attempt,
+    ahead: Ahead,
     step: int,
     drifts: int,
 ) -> int:
     """Train and finish a step; see finish_step for `drifts`."""
     started = time.monotonic()
-    manifest = read_manifest(store, step)
-    rules = layout_rules(rank.config, rank.place.data_parallel)
-    data = load_step(store, manifest, rank.config, rules, rank.place.dp_rank, rank.geometry)
-    trained = train_step(rank, data)
+    data = ahead.take(step)
+    waited_s = time.monotonic() - started
+    if rank.config.trainer.max_staleness and step + 1 < attempt.total_training_steps:
+        ahead.prepare(step + 1)
+    with closing(data):
+        trained = train_step(rank, data, waited_s)
     due = (step + 1) % attempt.save_freq == 0 or step + 1 == attempt.total_training_steps
     drifts = finish_step(store, rank, model, folder, data, trained, started, due, drifts)
     if due and dist.get_rank() == 0:

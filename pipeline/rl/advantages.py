@@ -1,6 +1,5 @@
 """Advantages: what a sample's reward says about its tokens."""
 
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +9,13 @@ EPSILON = 1e-6
 
 
 def grpo_advantages(
-    rewards_X: npt.NDArray[np.float64], groups: Sequence[str], normalise: bool
+    rewards_X: npt.NDArray[np.float64], groups: npt.ArrayLike, normalise: bool
 ) -> npt.NDArray[np.float32]:
     """Group-relative advantages: A = (r - mean(group)) / (std(group) + 1e-6).
 
-    X samples in any order; `groups` names the group of each. The standard deviation is the
-    unbiased one (divided by n - 1). Without `normalise` the mean alone is subtracted (Dr. GRPO,
-    arXiv 2503.20783).
+    X samples in any order; `groups` names or numbers the group of each; G groups. The standard
+    deviation is the unbiased one (divided by n - 1). Without `normalise` the mean alone is
+    subtracted (Dr. GRPO, arXiv 2503.20783).
 
     A reward of NaN means that the sample is masked: it takes no part in its group's mean and
     standard deviation, and its advantage is 0. A group with one reward left has mean 0 and
@@ -25,13 +24,15 @@ def grpo_advantages(
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1; conventions (unbiased, epsilon, groups of
     one) from verl's compute_grpo_outcome_advantage. Deviation: computed in float64, verl's float32.
     """
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        if not np.isnan(rewards_X[index]):
-            members.setdefault(group, []).append(index)
-    advantages_X = np.zeros(len(groups), np.float64)
-    for indices in members.values():
-        rewards = rewards_X[indices]
-        mean, std = (rewards.mean(), rewards.std(ddof=1)) if len(indices) > 1 else (0.0, 1.0)
-        advantages_X[indices] = (rewards - mean) / (std + EPSILON if normalise else 1.0)
-    return advantages_X.astype(np.float32)
+    _, group_X = np.unique(groups, return_inverse=True)
+    known_X = ~np.isnan(rewards_X)
+    number_G = np.bincount(group_X, known_X)
+    several_G = number_G > 1
+    total_G = np.bincount(group_X, np.where(known_X, rewards_X, 0.0))
+    mean_G = np.where(several_G, total_G / np.maximum(number_G, 1), 0.0)
+    centred_X = np.where(known_X, rewards_X - mean_G[group_X], 0.0)
+    if not normalise:
+        return centred_X.astype(np.float32)
+    square_G = np.bincount(group_X, centred_X**2) / np.maximum(number_G - 1, 1)
+    std_G = np.where(several_G, np.sqrt(square_G), 1.0)
+    return (centred_X / (std_G[group_X] + EPSILON)).astype(np.float32)

@@ -44,6 +44,7 @@ from pipeline.traces.records import (
     VersionSpan,
 )
 from pipeline.traces.seal import seal
+from pipeline.traces.stream import RouteStream
 from pipeline.traces.training import used_routes
 from pipeline.traces.writer import (
     ShardWriter,
@@ -58,6 +59,7 @@ __all__ = [
     "Kind",
     "Manifest",
     "Provenance",
+    "RouteStream",
     "Routes",
     "Sample",
     "SealedManifest",

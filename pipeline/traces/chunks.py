@@ -6,7 +6,7 @@ digest, and lets pyarrow decode from the checked bytes alone: a read outside of 
 
 import io
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -115,12 +115,13 @@ def read_table(
     schema: pa.Schema,
     row_groups: Sequence[int] | None = None,
     geometry: Geometry | None = None,
+    footer: bytes | None = None,
 ) -> pa.Table:
     """The schema's columns of some row groups (all by default), in the order given.
 
-    Only their bytes are fetched, and each range is checked. Raises ObjectMissingError,
-    CorruptObjectError, TraceError when the file is not of this role, format or geometry or its
-    columns are not of this schema.
+    Only their bytes are fetched, and each range is checked; who reads a file again and again gives
+    its footer (`read_footer`). Raises ObjectMissingError, CorruptObjectError, TraceError when the
+    file is not of this role, format or geometry or its columns are not of this schema.
     """
     name = f"{file.data.key} in {store.uri}"
     wanted = list(range(len(file.row_groups))) if row_groups is None else list(row_groups)
@@ -128,16 +129,15 @@ def read_table(
     known = {leaf.split(".")[0] for leaf in file.leaves}
     if missing := sorted(chosen - known):
         raise TraceError(f"{name}: no column {', '.join(missing)}; it has {sorted(known)}")
-    leaves = [i for i, leaf in enumerate(file.leaves) if leaf.split(".")[0] in chosen]
-    ranges = [file.row_groups[g].chunks[i] for g in wanted for i in leaves]
-    checked = _fetch(store, file, [*ranges, file.footer])
+    ranges = column_ranges(file, schema.names, wanted)
+    checked = _fetch(store, file, ranges if footer else [*ranges, file.footer])
     try:
-        footer = pq.read_metadata(io.BytesIO(_MAGIC + checked.at(file.footer)))
-        check_metadata(footer.metadata, file.role, geometry, name)
-        found = [footer.row_group(g).num_rows for g in range(footer.num_row_groups)]
+        metadata = pq.read_metadata(io.BytesIO(_MAGIC + (footer or checked.at(file.footer))))
+        check_metadata(metadata.metadata, file.role, geometry, name)
+        found = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if found != [group.rows for group in file.row_groups]:
             raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
-        with pq.ParquetFile(checked, metadata=footer, pre_buffer=False) as parquet:
+        with pq.ParquetFile(checked, metadata=metadata, pre_buffer=False) as parquet:
             table = parquet.read_row_groups(wanted, columns=schema.names, use_threads=False)
         # Refuses other types, and nulls where there must be none.
         table = table.select(schema.names).cast(schema)
@@ -148,6 +148,19 @@ def read_table(
         return table
     except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
         raise TraceError(f"{name}: its columns are not as expected: {error}") from error
+
+
+def column_ranges(
+    file: TraceFile, columns: Collection[str], row_groups: Sequence[int]
+) -> list[Range]:
+    """Where some columns of some row groups lie."""
+    leaves = [i for i, leaf in enumerate(file.leaves) if leaf.split(".")[0] in columns]
+    return [file.row_groups[g].chunks[i] for g in row_groups for i in leaves]
+
+
+def read_footer(store: Store, file: TraceFile) -> bytes:
+    """A file's footer, checked. Raises as `read_table`."""
+    return _fetch(store, file, [file.footer]).at(file.footer)
 
 
 def _inner_nulls(array: pa.Array) -> bool:

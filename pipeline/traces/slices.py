@@ -124,14 +124,15 @@ def read_part(
     geometry: Geometry,
     layers: Sequence[int],
     segments: Sequence[int],
+    footer: bytes | None = None,
 ) -> Part:
     """Fetch and decode some segments (rows of the file) of a routes file, in some of its layers.
 
-    `geometry` is the file's own. Raises TraceError, naming the file; ObjectMissingError,
-    CorruptObjectError.
+    `geometry` is the file's own, `footer` as for `read_table`. Raises TraceError, naming the file;
+    ObjectMissingError, CorruptObjectError.
     """
     wanted = Geometry(geometry.experts, geometry.topk, tuple(layers))
-    table, at = read_rows(store, file, segments, routes_schema(wanted), geometry)
+    table, at = read_rows(store, file, segments, routes_schema(wanted), geometry, footer)
     places = pa.array([at[row] for row in segments], pa.int64())
     if places != pa.array(range(len(table)), pa.int64()):
         table = table.take(places)
@@ -161,6 +162,7 @@ def read_rows(
     rows: Sequence[int],
     schema: pa.Schema,
     geometry: Geometry | None,
+    footer: bytes | None = None,
 ) -> tuple[pa.Table, dict[int, int]]:
     """The row groups that hold some rows of a file, and where in the table each of the rows is.
 
@@ -171,7 +173,7 @@ def read_rows(
         raise TraceError(f"{file.data.key}: row {max(rows)} of a file of {file.rows}")
     group_of = np.searchsorted(firsts, rows, side="right") - 1
     groups = np.unique(group_of)
-    table = read_table(store, file, schema, groups.tolist(), geometry)
+    table = read_table(store, file, schema, groups.tolist(), geometry, footer)
     sizes = np.diff(firsts)[groups]
     begins = dict(zip(groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True))
     at = {r: begins[g] + r - int(firsts[g]) for r, g in zip(rows, group_of.tolist(), strict=True)}

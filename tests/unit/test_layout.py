@@ -59,74 +59,127 @@ def coded_routes(sample, valid=None):
 rules = st.builds(
     LayoutRules,
     seed=st.integers(0, 5),
-    mini_batch_samples=st.integers(1, 12),
+    mini_batch_groups=st.integers(1, 6),
     micro_batch_samples=st.integers(1, 5),
     epochs=st.integers(1, 3),
     data_parallel=st.integers(1, 4),
     micro_batch_multiple=st.integers(1, 3),
     sequence_slices=st.integers(1, 4),
 )
-lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40).map(
-    lambda values: {f"000003/{i}/0": length for i, length in enumerate(values)}
-)
 
 
-@given(lengths, rules)
+@st.composite
+def steps(draw):
+    """Groups and lengths of a step's rows; groups differ in size."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=20))
+    groups_N = np.repeat(np.arange(len(sizes)), sizes)
+    lengths = draw(st.lists(st.integers(1, 40), min_size=len(groups_N), max_size=len(groups_N)))
+    return groups_N, np.array(lengths)
+
+
+@given(steps(), rules)
 @settings(max_examples=200, deadline=None)
-def test_every_sample_is_trained_once_per_epoch_with_equal_shapes(lengths, rules):
+def test_every_sample_is_trained_once_per_epoch_with_equal_shapes(step, rules):
     """The mini-batches of an epoch hold each sample once; a sample never changes its rank; all
-    ranks of a mini-batch have the same shapes; fillers are fewer than rows would need."""
-    layout = make_layout(3, lengths, rules)
+    ranks of a mini-batch have the same shapes, and as equal numbers of samples as can be."""
+    groups_N, lengths_N = step
+    layout = make_layout(3, groups_N, lengths_N, rules)
     owners = {}
     for epoch in range(rules.epochs):
         seen = []
         for batch in layout.epoch(epoch):
             assert len(batch.shares) == rules.data_parallel
-            assert len({tuple(len(micro) for micro in share) for share in batch.shares}) == 1
-            micro_batches = batch.shares[0]
-            assert len(micro_batches) % rules.micro_batch_multiple == 0
-            assert len({len(micro) for micro in micro_batches}) == 1
-            assert 1 <= len(micro_batches[0]) <= rules.micro_batch_samples
-            in_batch = [batch.ids(d) for d in range(rules.data_parallel)]
-            assert sum(map(len, in_batch)) <= rules.mini_batch_samples
-            longest = max(lengths[id] for ids in in_batch for id in ids)
+            assert len({share.shape for share in batch.shares}) == 1
+            count, size = batch.shares[0].shape
+            assert count % rules.micro_batch_multiple == 0
+            assert 1 <= size <= rules.micro_batch_samples
+            in_batch = [batch.rows(d) for d in range(rules.data_parallel)]
+            numbers = [len(rows) for rows in in_batch]
+            assert max(numbers) - min(numbers) <= 1
+            longest = lengths_N[np.concatenate(in_batch)].max()
             assert longest <= batch.length < longest + LENGTH_MULTIPLE * rules.sequence_slices
             assert batch.length % (LENGTH_MULTIPLE * rules.sequence_slices) == 0
-            for rank, ids in enumerate(in_batch):
-                seen += ids
-                for id in ids:
-                    assert owners.setdefault(id, rank) == rank
-        assert sorted(seen) == sorted(lengths)
-    assert sorted(id for d in range(rules.data_parallel) for id in layout.ids(d)) == sorted(lengths)
+            for rank, rows in enumerate(in_batch):
+                seen += rows.tolist()
+                for row in rows.tolist():
+                    assert owners.setdefault(row, rank) == rank
+        assert sorted(seen) == list(range(len(groups_N)))
+    rows = np.concatenate([layout.rows(d) for d in range(rules.data_parallel)])
+    assert sorted(rows.tolist()) == list(range(len(groups_N)))
 
 
-@given(lengths, rules)
+@given(steps(), rules)
+@settings(max_examples=100, deadline=None)
+def test_groups_stay_whole_and_mini_batches_even(step, rules):
+    """A mini-batch has all samples of its groups, at most so many groups as the config says, and of
+    each run of neighbouring groups one: it goes through the step's files from end to end."""
+    groups_N, lengths_N = step
+    layout = make_layout(3, groups_N, lengths_N, rules)
+    batches = layout.epoch(0)
+    of_group = {}
+    for number, batch in enumerate(batches):
+        rows = np.concatenate([batch.rows(d) for d in range(rules.data_parallel)])
+        assert (np.diff(rows) > 0).all()
+        groups = np.unique(groups_N[rows])
+        assert len(groups) <= rules.mini_batch_groups
+        for group in groups.tolist():
+            assert of_group.setdefault(group, number) == number
+    for first in range(0, len(of_group), len(batches)):
+        run = [of_group[g] for g in range(first, min(first + len(batches), len(of_group)))]
+        assert len(set(run)) == len(run)
+
+
+@given(steps(), rules)
 @settings(max_examples=50, deadline=None)
-def test_layout_is_a_pure_function_and_its_mini_batches_do_not_depend_on_ranks(lengths, rules):
-    """The order of the manifest's rows does not matter, and one data-parallel rank trains the same
-    mini-batches as several: equal gradients up to summation order."""
-    layout = make_layout(3, lengths, rules)
-    assert layout.sha256 == make_layout(3, dict(reversed(lengths.items())), rules).sha256
-    alone = make_layout(3, lengths, LayoutRules(**{**vars(rules), "data_parallel": 1}))
+def test_layout_is_a_pure_function_and_its_mini_batches_do_not_depend_on_ranks(step, rules):
+    """One data-parallel rank trains the same mini-batches as several: equal gradients up to
+    summation order. What number a group has does not matter."""
+    groups_N, lengths_N = step
+    layout = make_layout(3, groups_N, lengths_N, rules)
+    assert layout.sha256 == make_layout(3, 7 * groups_N + 1, lengths_N, rules).sha256
+    alone = make_layout(3, groups_N, lengths_N, LayoutRules(**{**vars(rules), "data_parallel": 1}))
     for batch, batch_alone in zip(layout.epoch(0), alone.epoch(0), strict=True):
-        together = [id for d in range(rules.data_parallel) for id in batch.ids(d)]
-        assert sorted(together) == sorted(batch_alone.ids(0))
+        together = np.concatenate([batch.rows(d) for d in range(rules.data_parallel)])
+        assert (together == batch_alone.rows(0)).all()
+
+
+@given(st.integers(2, 8), st.integers(1, 6), st.integers(0, 5))
+@settings(max_examples=50, deadline=None)
+def test_a_ranks_samples_lie_together(data_parallel, batches, seed):
+    """Over all mini-batches of a step, a rank's rows are one run of the manifest, but for the
+    neighbourhood of its ends: what it fetches of others' row groups does not grow with the step."""
+    groups, n = 60 * data_parallel, 4
+    groups_N = np.repeat(np.arange(groups), n)
+    rules = LayoutRules(seed, -(-groups // batches), 4, 1, data_parallel)
+    layout = make_layout(0, groups_N, np.full(len(groups_N), 9), rules)
+    for rank in range(data_parallel):
+        rows = layout.rows(rank)
+        spread = rows.max() - rows.min() + 1
+        assert spread <= len(rows) + 2 * batches * n
 
 
 def test_step_seed_and_epoch_change_the_order():
     """Otherwise the same samples would meet in the same mini-batch for ever."""
-    lengths = {f"000003/{i}/0": 5 for i in range(32)}
+    groups_N, lengths_N = np.arange(32), np.full(32, 5)
     rules = LayoutRules(1, 8, 4, 2, 1)
-    layout = make_layout(3, lengths, rules)
-    first, second = ([b.ids(0) for b in layout.epoch(epoch)] for epoch in (0, 1))
+    layout = make_layout(3, groups_N, lengths_N, rules)
+    first, second = ([b.rows(0).tolist() for b in layout.epoch(epoch)] for epoch in (0, 1))
     assert first != second
-    assert layout.sha256 != make_layout(4, lengths, rules).sha256
-    assert layout.sha256 != make_layout(3, lengths, LayoutRules(2, 8, 4, 2, 1)).sha256
+    assert layout.sha256 != make_layout(4, groups_N, lengths_N, rules).sha256
+    other = LayoutRules(2, 8, 4, 2, 1)
+    assert layout.sha256 != make_layout(3, groups_N, lengths_N, other).sha256
+
+
+def test_the_layout_is_the_same_for_ever():
+    """A restart with another numpy must lay out the same step: the order of a known one."""
+    layout = make_layout(3, np.arange(12), np.full(12, 5), LayoutRules(1, 4, 2, 1, 2))
+    found = [share.tolist() for batch in layout.mini_batches for share in batch.shares]
+    assert found == [[[2, 4]], [[8, 9]], [[1, 3]], [[7, 10]], [[0, 5]], [[6, 11]]]
 
 
 def test_nothing_to_train_is_an_error():
     with pytest.raises(ValueError, match="step 3: the manifest has no samples"):
-        make_layout(3, {}, LayoutRules(1, 8, 4, 2, 1))
+        make_layout(3, np.arange(0), np.arange(0), LayoutRules(1, 8, 4, 2, 1))
 
 
 shapes = st.lists(

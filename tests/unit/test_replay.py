@@ -171,16 +171,16 @@ def test_rows_of_another_shape_are_refused():
         route(scores_of(0), 4, replayer([native_sets(scores_of(0), 4)], experts=64))
 
 
-def test_ids_that_no_router_can_have_chosen_are_refused_on_load():
+def test_ids_that_no_router_can_have_chosen_are_refused_before_use():
     """An id beyond E (wrapped or foreign), or one named twice, would break all-to-all sizes."""
     sets = native_sets(scores_of(0), 4)
     sets[7, 3] = EXPERTS
     with pytest.raises(ReplayError, match="id is 32, the model has 32 experts"):
-        replayer([sets])
+        route(scores_of(0), 4, replayer([sets]))
     sets = native_sets(scores_of(0), 4)
     sets[7, 2] = sets[7, 3]
     with pytest.raises(ReplayError, match="names an expert twice"):
-        replayer([sets])
+        route(scores_of(0), 4, replayer([sets]))
 
 
 def test_more_than_256_experts_do_not_wrap():

@@ -29,7 +29,7 @@ from operators.training.rank import Rank, make_rank
 from operators.training.sweep import recording_sweep, replaying_sweep
 from operators.training.update import Compared, gradients
 from pipeline.store import Store, open_store
-from pipeline.traces import Routes, read_manifest
+from pipeline.traces import Routes, open_manifest
 from tests.integration.training_replay.layouts import LAYOUTS, Layout, passed
 from tests.integration.training_replay.sealed import VOCABULARY
 
@@ -69,7 +69,7 @@ def examine(
     ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
     rank, _ = make_rank(config, ranks, model)
     rules = layout_rules(config, ranks.dp_size)
-    data = load_step(store, read_manifest(store, 0), config, rules, ranks.dp_rank, rank.geometry)
+    data = load_step(store, open_manifest(store, 0), config, rules, ranks.dp_rank, rank.geometry)
     found = what(rank, data, model)
     parallel.stop()
     return found
@@ -159,7 +159,8 @@ def padding(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
     swept = recording_sweep(rank, data)
     mini_batch = data.layout.mini_batches[0]
     gradients(rank, data, mini_batch, Compared(swept.logprobs, None), swept.routes)
-    rows = sum(len(data.samples[id].tokens_S) - 1 for id in mini_batch.ids(rank.place.dp_rank))
+    mine = mini_batch.rows(rank.place.dp_rank).tolist()
+    rows = sum(len(data.samples[data.ids[row]].tokens_S) - 1 for row in mine)
     return {"with_mask": rank.with_padding_mask, "rows": rows, "counted": counted}
 
 

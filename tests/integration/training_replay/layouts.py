@@ -18,11 +18,12 @@ import torch.distributed as dist
 
 from operators.training import parallel
 from operators.training.data import StepData, layout_rules, load_step
+from operators.training.layout import FILLER
 from operators.training.rank import Rank, make_rank
 from operators.training.sweep import Swept, recording_sweep, replaying_sweep
 from operators.training.update import Compared, gradients
 from pipeline.store import open_store
-from pipeline.traces import Routes, read_manifest
+from pipeline.traces import Routes, open_manifest
 from tests.integration.training_replay.sealed import config_of
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -67,7 +68,7 @@ LAYOUTS = [
 def program(run_uri: str, model: str, results: str, recompute: str, names: Sequence[str]) -> None:
     """Go through layouts x recompute modes; see the module."""
     store = open_store(run_uri)
-    manifest = read_manifest(store, 0)
+    manifest = open_manifest(store, 0)
     reference = None
     saved = Path(results, "reference.npz")
     if saved.exists():
@@ -113,7 +114,7 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
         mini_batches.append(
             {
                 "micro_batches": len(mini_batch.shares[0]),
-                "fillers": sum(id is None for s in mini_batch.shares for m in s for id in m),
+                "fillers": int(sum((share == FILLER).sum() for share in mini_batch.shares)),
                 "router_runs": runs,
                 "changed_by_other_sets": sum(
                     not torch.equal(native[name], other[name]) for name in names

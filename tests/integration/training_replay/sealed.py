@@ -157,5 +157,6 @@ def make_run(
         samples = make_samples(step, model, geometry, other_experts)
         provenance = Provenance("R3", 0, "transformers") if geometry else None
         write_shard(store, step, 0, new_attempt(), samples, geometry, provenance)
-        seal(store, step, 1, lambda _: [sample.id for sample in samples], 0)
+        ids = [sample.id for sample in samples]
+        seal(store, step, 1, lambda _, ids=ids: ids, 0)
     return store

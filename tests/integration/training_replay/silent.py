@@ -16,7 +16,7 @@ from operators.training.rank import make_rank, make_replayers
 from operators.training.replay import ReplayError
 from operators.training.step import train_step
 from pipeline.store import open_store
-from pipeline.traces import read_manifest
+from pipeline.traces import open_manifest
 from tests.integration.training_replay.sealed import config_of
 
 MINI_BATCHES = 2
@@ -32,7 +32,7 @@ CASES = {
 def program(run_uri: str, model: str, results: str) -> None:
     """Train the step in each case."""
     store = open_store(run_uri)
-    manifest = read_manifest(store, 0)
+    manifest = open_manifest(store, 0)
     found = {}
     for name, (mode, replayed) in CASES.items():
         config = config_of(router_replay={"mode": mode}, ppo_epochs=2)
@@ -42,7 +42,7 @@ def program(run_uri: str, model: str, results: str) -> None:
         assert len(data.layout.epoch(0)) == MINI_BATCHES
         update.make_replayers = Until(replayed)
         try:
-            train_step(rank, data)
+            train_step(rank, data, 0.0)
             found[name] = None
         except ReplayError as error:
             found[name] = str(error)

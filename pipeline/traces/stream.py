@@ -1,0 +1,256 @@
+"""A rank's routes, fetched ahead of use.
+
+A thread of its own goes through the samples in the order in which the first pass wants them. It
+fetches the row groups that hold their rows, of the rank's layers only, several at once and each
+once, checks and decodes them, while the rank computes.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.store import Store, StoreError
+from pipeline.traces.chunks import TraceFile, column_ranges, read_footer
+from pipeline.traces.manifest import Manifest, open_file
+from pipeline.traces.records import Geometry, Routes, TraceError
+from pipeline.traces.schema import routes_schema
+from pipeline.traces.slices import Part, Slices, read_part
+
+_AT_ONCE_BYTES = 16 << 20
+"""Of one fetch. The first one is a row group, each next one twice as many: the first samples are
+soon there, and later the store is asked for much at a time."""
+
+_Group = tuple[int, int]
+"""Number of a file in the manifest, and of a row group of it."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """A routes file, opened."""
+
+    file: TraceFile
+    geometry: Geometry
+    """Its own."""
+    layers: tuple[int, ...]
+    """Of those that are wanted, the ones it has."""
+    columns: frozenset[str]
+    """What is read of it."""
+    firsts: npt.NDArray[np.int64]
+    """First row of each row group, and the number of rows."""
+    footer: bytes
+
+
+class RouteStream(Mapping[str, Routes]):
+    """Routes by sample id, [T, L, K] of some layers (model indices) in their order.
+
+    `manifest` has the wanted samples' rows, in the order of their first use. To look a sample up
+    waits until it is there; what was fetched is kept, T * L * K ids per sample, because later
+    passes of a step want it again. Looking up raises what reading raised: TraceError, naming file
+    and sample, ObjectMissingError, CorruptObjectError, StoreError.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, layers: Sequence[int]) -> None:
+        if manifest.geometry is None:
+            raise TraceError(f"step {manifest.step}: its samples have no routes")
+        if unknown := sorted(set(layers) - set(manifest.geometry.layers)):
+            raise TraceError(
+                f"step {manifest.step}: no routes of layers {unknown}; it has "
+                f"{manifest.geometry.layers}"
+            )
+        self.wait_s = 0.0
+        """Seconds that look-ups have waited."""
+        self.fetched_bytes = 0
+        """Bytes of the ranges that were fetched."""
+        self._store, self._manifest, self._layers = store, manifest, tuple(layers)
+        self._known = manifest.numbers
+        self._there: dict[str, Routes] = {}
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="routes", daemon=True)
+        self._thread.start()
+
+    def __getitem__(self, id: str) -> Routes:
+        if id not in self._known:
+            raise KeyError(id)
+        if id not in self._there:
+            self._wait_for(id)
+        return self._there[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def close(self) -> None:
+        """End the thread. What is there already stays."""
+        self._closed = True
+        self._thread.join()
+
+    def _wait_for(self, id: str) -> None:
+        started = time.monotonic()
+        with self._changed:
+            while id not in self._there:
+                if self._error is not None:
+                    raise self._error
+                if not self._thread.is_alive():
+                    raise TraceError(f"sample {id}: its routes were not fetched before the end")
+                self._changed.wait(1.0)
+        self.wait_s += time.monotonic() - started
+
+    def _run(self) -> None:
+        try:
+            self._fetch_all()
+        except (TraceError, StoreError) as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _fetch_all(self) -> None:
+        rows = self._manifest.rows.to_pylist()
+        files = self._open_files(rows)
+        needed = {row["id"]: _segments_by_group(row, files) for row in rows}
+        segments: dict[_Group, set[int]] = {}
+        uses: Counter[_Group] = Counter()
+        for of_sample in needed.values():
+            uses.update(of_sample.keys())
+            for group, here in of_sample.items():
+                segments.setdefault(group, set()).update(here)
+        there: dict[_Group, Part] = {}
+        waiting = deque(rows)
+        for groups in _fetches(list(segments), files):
+            if self._closed:
+                return
+            there |= dict.fromkeys(groups, self._read(files, groups, segments))
+            while waiting and needed[waiting[0]["id"]].keys() <= there.keys():
+                row = waiting.popleft()
+                self._put(row, needed[row["id"]], there)
+                uses.subtract(needed[row["id"]].keys())
+                for group in [group for group in needed[row["id"]] if not uses[group]]:
+                    del there[group]
+        for row in waiting:  # nothing of them is in any file
+            self._put(row, {}, {})
+
+    def _open_files(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, _File]:
+        """The files that hold wanted layers of wanted samples, by number."""
+        files = {}
+        for number in sorted({part["file"] for row in rows for part in row["routes"] or []}):
+            file, geometry = open_file(self._store, self._manifest, number)
+            if geometry is None:
+                raise TraceError(f"{file.data.key}: its commit names no geometry")
+            layers = tuple(layer for layer in self._layers if layer in geometry.layers)
+            if layers:
+                here = routes_schema(Geometry(geometry.experts, geometry.topk, layers))
+                firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
+                footer = read_footer(self._store, file)
+                self.fetched_bytes += len(footer)
+                columns = frozenset(here.names)
+                files[number] = _File(file, geometry, layers, columns, firsts, footer)
+        return files
+
+    def _read(
+        self,
+        files: Mapping[int, _File],
+        groups: Sequence[_Group],
+        segments: Mapping[_Group, set[int]],
+    ) -> Part:
+        """The wanted segments of some row groups of one file."""
+        of = files[groups[0][0]]
+        wanted = sorted(row for group in groups for row in segments[group])
+        part = read_part(self._store, of.file, of.geometry, of.layers, wanted, of.footer)
+        self.fetched_bytes += sum(_size(of, number) for _, number in groups)
+        return part
+
+    def _put(
+        self,
+        row: dict[str, Any],
+        segments: Mapping[_Group, list[int]],
+        there: Mapping[_Group, Part],
+    ) -> None:
+        """Put a sample's routes together, compare them with its row, and tell who waits."""
+        by_file: dict[int, dict[int, Part]] = {}
+        for (number, group), rows in segments.items():
+            by_file.setdefault(number, {}).update(dict.fromkeys(rows, there[number, group]))
+        head = self._manifest.geometry
+        if head is None:
+            raise TraceError(f"step {self._manifest.step}: its samples have no routes")
+        slices = Slices(
+            Geometry(head.experts, head.topk, self._layers),
+            {number: _of_sample(held) for number, held in by_file.items()},
+            {row["id"]: row},
+            whole=self._layers == head.layers,
+        )
+        routes = slices.routes(row["id"])
+        with self._changed:
+            self._there[row["id"]] = routes
+            self._changed.notify_all()
+
+
+def _segments_by_group(
+    row: Mapping[str, Any], files: Mapping[int, _File]
+) -> dict[_Group, list[int]]:
+    """The rows of files that hold a sample, by row group, in the order of its positions."""
+    found: dict[_Group, list[int]] = {}
+    for part in row["routes"] or []:
+        of = files.get(part["file"])
+        if of is None:
+            continue
+        for place in part["segments"]:
+            at = place["row"]
+            if not 0 <= at < of.file.rows:
+                raise TraceError(
+                    f"{of.file.data.key}: sample {row['id']}: row {at} of a file of {of.file.rows}"
+                )
+            group = int(np.searchsorted(of.firsts, at, side="right")) - 1
+            found.setdefault((part["file"], group), []).append(at)
+    return found
+
+
+def _fetches(groups: Sequence[_Group], files: Mapping[int, _File]) -> Iterator[list[_Group]]:
+    """What is fetched together: row groups that follow each other in the order, of one file."""
+    at_once, size = 0, 0
+    together: list[_Group] = []
+    for group in groups:
+        if together and (size >= at_once or group[0] != together[0][0]):
+            yield together
+            at_once, size, together = min(max(at_once, size) * 2, _AT_ONCE_BYTES), 0, []
+        together.append(group)
+        size += _size(files[group[0]], group[1])
+    if together:
+        yield together
+
+
+def _size(of: _File, group: int) -> int:
+    """Bytes of what is read of a row group."""
+    return sum(range_.length for range_ in column_ranges(of.file, of.columns, [group]))
+
+
+def _of_sample(held: Mapping[int, Part]) -> Part:
+    """One part with the segments of a sample, which may have been fetched in several."""
+    parts = list({id(part): part for part in held.values()}.values())
+    if len(parts) == 1:
+        return parts[0]
+    segments, begin = {}, 0
+    for row, part in held.items():
+        found = part.segments[row]
+        end = begin + found.rows.stop - found.rows.start
+        segments[row] = replace(found, rows=slice(begin, end))
+        begin = end
+    pieces = [(part, part.segments[row].rows) for row, part in held.items()]
+    return Part(
+        parts[0].key,
+        segments,
+        {
+            layer: np.concatenate([part.sets[layer][rows] for part, rows in pieces])
+            for layer in parts[0].sets
+        },
+        np.concatenate([part.valid_N[rows] for part, rows in pieces]),
+    )
