@@ -1,0 +1,304 @@
+"""What reading its routes costs a training rank: bytes, throughput, and how long it waits.
+
+One rank of DP 8 x PP 4 (12 of 48 MoE layers, top-8 of 128 experts) reads its share of a sealed
+step through the trainer's own `load_step`: groups of 8 samples of 8,192 tokens, a quarter of each a
+shared prompt, four mini-batches, one sample a micro-batch; routes are recorded ones
+(benchmarks/data), repeated with other expert numbers.
+
+    bytes      fetched bytes over the coded bytes of the rank's own segments and layers
+    plain GET  the store's bytes of the same ranges, merged where they touch, one after the other
+    fetched    the same by Store.read_ranges, unchecked
+    checked    the same with each range's SHA-256
+    arrays     decoded into the trainer's arrays; MB/s of raw uint8 ids (times ~4: coded ones)
+    waits      seconds that the trainer waits from the seal to the end of the first pass (manifest,
+               layout, samples, routes), of the step's seconds. The model's compute is a sleep.
+
+The compute model: Qwen3-30B-A3B has 3.3 B active parameters, so a log-prob pass needs 6.6 GFLOP a
+token and an update 19.8. A data-parallel rank of four H100 (989 TFLOP/s bf16 each) at 40% makes
+240,000 tokens/s in the first and 80,000 in the second. "5 x" is a machine five times as fast.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import machine
+from benchmarks.recordings import Recording, recorded, widened
+from benchmarks.store import own_minio
+from operators.training.data import StepData, layout_rules, load_step
+from pipeline.config.tree import RunConfig
+from pipeline.store import Store, open_store
+from pipeline.store.commit import new_attempt
+from pipeline.traces import (
+    Geometry,
+    Manifest,
+    Provenance,
+    Routes,
+    Sample,
+    SealedManifest,
+    ShardWriter,
+    VersionSpan,
+    group_id,
+    open_manifest,
+    read_routes,
+    sample_id,
+    seal,
+)
+from pipeline.traces.chunks import Range, TraceFile, column_ranges, read_table
+from pipeline.traces.manifest import open_file
+from pipeline.traces.schema import SEGMENT, routes_schema
+
+WHOLE = Geometry(experts=128, topk=8, layers=tuple(range(48)))
+STAGE = Geometry(experts=128, topk=8, layers=tuple(range(12, 24)))
+TOKENS, PROMPT, N = 8192, 2048, 8
+DATA_PARALLEL, SHARDS = 8, 4
+LOGPROB_RATE, UPDATE_RATE = 240_000, 80_000
+
+
+def config(groups: int) -> RunConfig:
+    """Settings of a run that replays the engine's routes, four mini-batches a step."""
+    actor = {
+        "ppo_mini_batch_size": -(-groups // 4),
+        "ppo_micro_batch_size_per_gpu": 1,
+        "router_replay": {"mode": "R3"},
+    }
+    return RunConfig.model_validate(
+        {
+            "data": {},
+            "actor_rollout_ref": {"model": {"path": "none"}, "actor": actor, "rollout": {"n": N}},
+            "trainer": {"experiment_name": "benchmark"},
+        }
+    )
+
+
+def write_step(store: Store, groups: int) -> SealedManifest:
+    """A sealed step; prompt i is of shard i mod 4, as in a run's plan."""
+    rng = np.random.default_rng(0)
+    pool = widened(recorded(), len(WHOLE.layers), 4 * TOKENS)
+    provenance = Provenance("R3", 0, "recorded")
+    ids: list[list[str]] = [[] for _ in range(SHARDS)]
+    for shard in range(SHARDS):
+        with ShardWriter(store, 0, shard, new_attempt(), WHOLE, provenance, N) as writer:
+            for row in range(shard, groups, SHARDS):
+                for sample in group_of(row, pool, rng):
+                    writer.add(sample)
+                    ids[shard].append(sample.id)
+            writer.commit()
+    return seal(store, 0, SHARDS, ids.__getitem__, 0)
+
+
+def group_of(row: int, pool: Recording, rng: np.random.Generator) -> Iterator[Sample]:
+    """The samples of a prompt, which share its rows."""
+    prompt_P = rng.integers(0, 151_936, PROMPT).astype(np.uint32)
+    of_prompt = some_rows(PROMPT, pool, rng)
+    for k in range(N):
+        G = TOKENS - PROMPT
+        sets = np.concatenate([of_prompt, some_rows(TOKENS - PROMPT, pool, rng)])[: TOKENS - 1]
+        yield Sample(
+            id=sample_id(0, str(row), k),
+            group=group_id(0, str(row)),
+            prompt_id=str(row),
+            prompt_tokens_P=prompt_P,
+            response_tokens_G=rng.integers(0, 151_936, G).astype(np.uint32),
+            loss_mask_G=np.ones(G, np.bool_),
+            logprobs_G=-rng.exponential(0.5, G).astype(np.float32),
+            finish_reason="stop",
+            version_spans=(VersionSpan(0, 0, G),),
+            seed=0,
+            reward=float(rng.random()),
+            reward_error=None,
+            extras={},
+            routes=Routes(sets, np.ones(TOKENS - 1, np.bool_)),
+        )
+
+
+def some_rows(rows: int, pool: Recording, rng: np.random.Generator) -> np.ndarray:
+    """[rows, 48, 8]: pieces of the recording under other expert numbers."""
+    pieces = [pool.routes[i] for i in rng.integers(0, len(pool.routes), -(-rows // 512))]
+    flipped = rng.integers(0, WHOLE.experts, (len(WHOLE.layers), 1)).astype(np.uint8)
+    return np.concatenate(pieces)[:rows] ^ flipped
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a rank wants of one file."""
+
+    file: TraceFile
+    ranges: list[Range]
+    own_bytes: float
+    """Coded bytes of its own segments: of each row group the share of its tokens."""
+
+
+def slices_of(store: Store, manifest: Manifest) -> list[Slice]:
+    """The ranges of a rank's row groups, by file."""
+    wanted: dict[int, set[int]] = {}
+    for row in manifest.rows["routes"].to_pylist():
+        for part in row:
+            wanted.setdefault(part["file"], set()).update(s["row"] for s in part["segments"])
+    found = []
+    columns = routes_schema(STAGE).names
+    for number, segments in sorted(wanted.items()):
+        file, _ = open_file(store, manifest, number)
+        firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
+        tokens = segment_tokens(store, file)
+        ranges, own = [], 0.0
+        for group, (begin, end) in enumerate(itertools.pairwise(firsts)):
+            mine = [row for row in segments if begin <= row < end]
+            if mine:
+                here = column_ranges(file, columns, [group])
+                share = tokens[mine].sum() / tokens[begin:end].sum()
+                own += share * sum(range_.length for range_ in here)
+                ranges += here
+        found.append(Slice(file, [*ranges, file.footer], own))
+    return found
+
+
+def segment_tokens(store: Store, file: TraceFile) -> np.ndarray:
+    """Tokens of each segment of a file."""
+    return read_table(store, file, SEGMENT)["tokens"].to_numpy()
+
+
+def plain(store: Store, slices: list[Slice]) -> float:
+    """Seconds of one GET after the other, of what touches at once."""
+    merged = []
+    for one in slices:
+        for range_ in sorted(one.ranges, key=lambda range_: range_.offset):
+            key, end = one.file.data.key, range_.offset + range_.length
+            if merged and merged[-1][0] == key and merged[-1][2] == range_.offset:
+                merged[-1][2] = end
+            else:
+                merged.append([key, range_.offset, end])
+    began = time.perf_counter()
+    for key, start, end in merged:
+        store.read_range(key, start, end - start)
+    return time.perf_counter() - began
+
+
+def fetched(store: Store, slices: list[Slice], checked: bool) -> float:
+    """Seconds of the store's parallel ranges, a fetch of the stream's size at a time."""
+    began = time.perf_counter()
+    for one in slices:
+        for start in range(0, len(one.ranges), 256):
+            ranges = one.ranges[start : start + 256]
+            pieces = store.read_ranges(one.file.data.key, [(r.offset, r.length) for r in ranges])
+            for range_, piece in zip(ranges, pieces, strict=True):
+                if checked and hashlib.sha256(piece).hexdigest() != range_.sha256:
+                    raise ValueError(f"{one.file.data.key}: bytes {range_.offset} changed")
+    return time.perf_counter() - began
+
+
+def loaded(store: Store, sealed: SealedManifest, settings: RunConfig, rank: int) -> StepData:
+    """The step as the trainer reads it."""
+    rules = layout_rules(settings, DATA_PARALLEL)
+    return load_step(store, sealed, settings, rules, rank, STAGE)
+
+
+def trained(
+    store: Store, settings: RunConfig, rank: int, faster: float
+) -> tuple[float, float, StepData]:
+    """(seconds waited, seconds of the step, its data) with compute as a sleep."""
+    began = time.perf_counter()
+    data = loaded(store, open_manifest(store, 0), settings, rank)
+    waited = time.perf_counter() - began
+    for rate in (LOGPROB_RATE, UPDATE_RATE):
+        for mini_batch in data.layout.mini_batches:
+            for ids in data.micro_batches(mini_batch, rank):
+                began_waiting = time.perf_counter()
+                tokens = sum(
+                    len(data.routes[id].valid_T)
+                    for id in ids
+                    if id is not None and data.routes is not None
+                )
+                waited += time.perf_counter() - began_waiting
+                time.sleep(tokens / rate / faster)
+    data.close()
+    return waited, time.perf_counter() - began, data
+
+
+def measure(uri: str, groups: int, rounds: int) -> list[str]:
+    """One row of the table."""
+    store = open_store(uri)
+    sealed = write_step(store, groups)
+    settings, rank = config(groups), DATA_PARALLEL // 2
+    data = loaded(store, sealed, settings, rank)
+    rows = sum(len(routes.valid_T) for routes in (data.routes or {}).values())
+    slices = slices_of(store, data.manifest)
+    own = sum(one.own_bytes for one in slices) + sum(one.file.footer.length for one in slices)
+    size = sum(range_.length for one in slices for range_ in one.ranges)
+    stream_bytes = getattr(data.routes, "fetched_bytes", 0)
+    data.close()
+    seconds: dict[str, list[float]] = {"plain": [], "fetched": [], "checked": [], "arrays": []}
+    for _ in range(rounds):  # in turn: what disturbs the machine disturbs all
+        seconds["plain"].append(plain(store, slices))
+        seconds["fetched"].append(fetched(store, slices, checked=False))
+        seconds["checked"].append(fetched(store, slices, checked=True))
+        began = time.perf_counter()
+        read_routes(store, data.manifest, data.manifest.ids, STAGE.layers)
+        seconds["arrays"].append(time.perf_counter() - began)
+    best = {name: min(times) for name, times in seconds.items()}
+    raw = rows * len(STAGE.layers) * STAGE.topk
+    shares = []
+    for faster in (1.0, 5.0):
+        waited, step_s, _ = trained(store, settings, rank, faster)
+        shares.append(f"{waited / step_s:.2%} ({waited * 1e3:.0f} ms of {step_s:.1f} s)")
+    return [
+        uri.partition("://")[0] if "://" in uri else "file",
+        f"{stream_bytes / own:.3f}",
+        f"{size / best['plain'] / 1e6:.0f} MB/s",
+        f"{best['plain'] / best['fetched']:.2f}",
+        f"{best['plain'] / best['checked']:.2f}",
+        f"{raw / best['arrays'] / 1e6:.0f} MB/s",
+        *shares,
+    ]
+
+
+@contextlib.contextmanager
+def places(uris: list[str] | None) -> Iterator[list[str]]:
+    """The stores to measure on: those given, or a folder and a MinIO of our own."""
+    if uris:
+        yield uris
+        return
+    with tempfile.TemporaryDirectory(prefix="retrace-bench-") as folder, own_minio() as bucket:
+        yield [folder, f"{bucket}/reading"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--store", action="append", help="URI; may be repeated")
+    parser.add_argument("--groups", type=int, default=64, help="prompts of the step")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    samples = arguments.groups * N
+    table = Table(
+        title=f"{samples} samples x {TOKENS} tokens; a rank reads {samples // DATA_PARALLEL} of "
+        f"them, 12 of 48 layers; {machine('numpy', 'pyarrow', 'boto3')}",
+        title_justify="left",
+    )
+    for name in (
+        "store",
+        "bytes / own",
+        "plain GETs",
+        "fetched / plain",
+        "checked / plain",
+        "arrays",
+        "waits",
+        "waits, 5 x",
+    ):
+        table.add_column(name)
+    with places(arguments.store) as uris:
+        for uri in uris:
+            table.add_row(*measure(uri, arguments.groups, arguments.rounds))
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()
