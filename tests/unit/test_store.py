@@ -10,23 +10,15 @@ import subprocess
 import pytest
 
 from pipeline.store import StoreError, keys, open_store
-from pipeline.store.commit import commit, new_attempt, read_commit
+from pipeline.store.commit import commit, read_commit
 from pipeline.store.wait import wait_for_any
 from tests.store_conformance import StoreConformance
 
 
 @pytest.fixture(params=["folder", "uri"])
-def new_store(request, tmp_path):
-    def make():
-        root = tmp_path / new_attempt() / "a store"
-        return open_store(str(root) if request.param == "folder" else root.as_uri())
-
-    return make
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(str(tmp_path / "a store"))
+def store(request, tmp_path):
+    root = tmp_path / "a store"
+    return open_store(str(root) if request.param == "folder" else root.as_uri())
 
 
 class TestFileStore(StoreConformance):

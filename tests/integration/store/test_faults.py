@@ -134,7 +134,7 @@ def test_a_server_that_restarts_is_waited_for(own_minio, size, caplog):
         lambda: store.size("other"),
     ):
         own_minio.stop()
-        starter = threading.Timer(1.0, own_minio.start)
+        starter = threading.Timer(0.3, own_minio.start)
         starter.start()
         use_store()
         starter.join()
@@ -151,7 +151,7 @@ def test_a_server_that_is_paused_is_waited_for(own_minio):
     store = open_store(new_place())
     store.create("key", b"x")
     own_minio.pause()
-    threading.Timer(2.0, own_minio.resume).start()
+    threading.Timer(1.0, own_minio.resume).start()
     assert store.read("key") == b"x"
 
 
