@@ -95,7 +95,9 @@ def _verify_commits(
     replayed routes a record set has the samples only.
     """
     training = []
-    for info in store.list(keys.step_prefix(step)):
+    infos = list(store.list(keys.step_prefix(step)))
+    _verify_trained(step, {info.key for info in infos}, report)
+    for info in infos:
         with report.noting(info.key):
             optional = False
             if info.key.startswith(keys.trainings(step)) and info.key.endswith(".json"):
@@ -117,6 +119,16 @@ def _verify_commits(
                 if not optional or store.size(file.data.key) is not None:
                     verify_file(store, file, report, info.key)
     return training
+
+
+def _verify_trained(step: int, there: set[str], report: Report) -> None:
+    """Once a step is trained, what a rank recorded in it is committed."""
+    for key in sorted(there) if keys.metrics(step) in there else ():
+        made = keys.maker_of(key)
+        if made is not None and key.startswith(keys.trainings(step)):
+            commit = made.rpartition(".")[0] + ".json"
+            if commit not in there:
+                report.add(commit, f"no such object, but {key} is there")
 
 
 def _verify_manifest(store: Store, step: int, report: Report) -> Manifest | None:

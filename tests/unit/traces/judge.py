@@ -77,13 +77,8 @@ def may_be_absent(key: str) -> bool:
 
 
 def is_named(key: str, problems: list[Problem]) -> bool:
-    """By an object's name, or its folder's, or in a text: 'X is missing, Y names it'."""
-    return any(
-        problem.key == key
-        or key in problem.text
-        or (problem.key.endswith("/") and key.startswith(problem.key))
-        for problem in problems
-    )
+    """As a problem's object, or in its text: 'X is missing, Y names it'."""
+    return any(problem.key == key or key in problem.text for problem in problems)
 
 
 def _step_to_verify(damage: Damage) -> int | None:
