@@ -8,7 +8,7 @@ import io
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +17,7 @@ from pipeline.store import ObjectMissingError, Store, StoreError
 from pipeline.store.commit import CorruptObjectError, DataFile, sha256
 from pipeline.traces.parse import items, key, number, text
 from pipeline.traces.records import Geometry, TraceError
-from pipeline.traces.schema import Role, check_metadata
+from pipeline.traces.schema import check_metadata
 
 _MAGIC = b"PAR1"
 TAIL = 8  # length of the footer (4 bytes), then the magic bytes
@@ -46,7 +46,8 @@ class TraceFile:
     """A Parquet file as its commit describes it."""
 
     data: DataFile
-    role: Role
+    role: str
+    """A Role, or one of a later minor version, which readers pass over."""
     footer: Range
     leaves: tuple[str, ...]
     """Paths of the leaf columns: 'id', 'prompt_tokens.list.element'."""
@@ -89,7 +90,7 @@ def from_json(body: Any, name: str) -> TraceFile:
             )
             for group in items(body["row_groups"])
         )
-        return TraceFile(data, _role(body["role"]), _range(body["footer"], size), leaves, groups)
+        return TraceFile(data, text(body["role"]), _range(body["footer"], size), leaves, groups)
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{name}: its list of files is not one: {error!r}") from error
 
@@ -100,13 +101,6 @@ def _range(value: Any, size: int) -> Range:
     if found.offset + found.length > size:
         raise ValueError(f"bytes {found.offset}..{found.offset + found.length} of {size}")
     return found
-
-
-def _role(value: Any) -> Role:
-    if value not in get_args(Role):
-        raise ValueError(f"{value!r} is none of {get_args(Role)}")
-    role: Role = value
-    return role
 
 
 def read_table(

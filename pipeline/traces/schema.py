@@ -109,7 +109,7 @@ def file_metadata(
 
 
 def check_metadata(
-    found: Mapping[bytes, bytes] | None, role: Role, geometry: Geometry | None, name: str
+    found: Mapping[bytes, bytes] | None, role: str, geometry: Geometry | None, name: str
 ) -> None:
     """Refuse a file that is of a newer major format, another kind or another geometry."""
     text = {key.decode(): value.decode() for key, value in (found or {}).items()}

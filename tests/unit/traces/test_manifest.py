@@ -276,3 +276,18 @@ def test_keys_that_a_later_version_adds_are_ignored(store, tmp_path):
     del body["content_sha256"]
     path.write_text(json.dumps({**body, "content_sha256": content_digest(body)}))
     assert read_manifest(store, 0).rows.equals(expected.rows)
+
+
+def test_a_file_of_a_role_that_a_later_version_adds_is_passed_over(store, tmp_path):
+    """Beside samples and routes, in a shard's commit; the shard is sealed and read without it."""
+    samples = make_samples()
+    write_shards(store, samples)
+    path = tmp_path / "steps/000000/rollout/00000.json"
+    body = json.loads(path.read_text())
+    (file,) = (file for file in body["files"] if file["role"] == "samples")
+    body["files"].insert(0, {**file, "role": "router_scores", "sha256": "f" * 64})
+    del body["content_sha256"]
+    path.write_text(json.dumps({**body, "content_sha256": content_digest(body)}))
+    manifest = seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0).all()
+    assert len(read_routes(store, manifest, manifest.ids)) == len(samples)
+    assert len(read_samples(store, manifest, manifest.ids)) == len(samples)
