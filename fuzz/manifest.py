@@ -8,6 +8,7 @@ fuzzer learns which edits get far. An input that begins with 255 is a commit's t
 import copy
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,13 @@ import pyarrow as pa
 with atheris.instrument_imports(include=["pipeline"]):
     from pipeline.store import keys
     from pipeline.store.commit import CONTENT_SHA256, content_digest, to_json
-    from pipeline.traces import open_manifest, read_manifest, read_routes, read_samples
+    from pipeline.traces import (
+        RouteStream,
+        open_manifest,
+        read_manifest,
+        read_routes,
+        read_samples,
+    )
     from pipeline.traces.files import write_file
     from pipeline.traces.schema import MANIFEST
     from pipeline.traces.training import used_routes
@@ -130,6 +137,10 @@ def read(store: MemoryStore) -> None:
     sealed.columns(["id", "group", "reward"])
     share = sealed.select(range(0, sealed.samples, 2))
     read_samples(store, share, share.ids)
+    if share.geometry is not None:
+        with closing(RouteStream(store, share, share.geometry.layers)) as stream:
+            for id in share.ids:
+                _ = stream[id]
     used = used_routes(store, 0)
     read_samples(store, used, used.ids)
     read_routes(store, used, used.ids, used.geometry.layers[:1] if used.geometry else None)
