@@ -8,7 +8,7 @@ import io
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,12 +20,15 @@ from pipeline.traces.records import Geometry, TraceError
 from pipeline.traces.schema import check_metadata
 
 _MAGIC = b"PAR1"
+_MUCH = 64 << 20  # bytes of one call
 TAIL = 8  # length of the footer (4 bytes), then the magic bytes
 
 
-@dataclass(frozen=True)
-class Range:
-    """Bytes of a file. Example: Range(offset=4, length=2113, sha256='9f86...')."""
+class Range(NamedTuple):
+    """Bytes of a file. Example: Range(offset=4, length=2113, sha256='9f86...').
+
+    A tuple, as commits of large steps describe millions.
+    """
 
     offset: int
     length: int
@@ -192,18 +195,27 @@ def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> "_CheckedB
 
 
 def _read_ranges(store: Store, file: TraceFile, ranges: Sequence[Range]) -> list[bytes]:
+    # Lengths of a commit may lie: before much memory is made room for, one request more.
+    if sum(range_.length for range_ in ranges) > _MUCH:
+        _check_size(store, file)
     try:
         return store.read_ranges(file.data.key, [(r.offset, r.length) for r in ranges])
     except ObjectMissingError:
         raise
-    except StoreError as error:
-        found = store.size(file.data.key)
-        if found == file.data.size:
-            raise
+    except StoreError:
+        _check_size(store, file)
+        raise
+
+
+def _check_size(store: Store, file: TraceFile) -> None:
+    found = store.size(file.data.key)
+    if found is None:
+        raise ObjectMissingError(f"read {file.data.key} in {store.uri}: no such object")
+    if found != file.data.size:
         raise CorruptObjectError(
             f"{file.data.key} in {store.uri}: {found} bytes, its commit says {file.data.size}; "
             "restore the object or remake the step"
-        ) from error
+        )
 
 
 class _CheckedBytes(io.RawIOBase):

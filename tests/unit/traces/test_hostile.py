@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.store import StoreError, keys
+from pipeline.store import Store, StoreError, keys, open_store
 from pipeline.store.commit import CONTENT_SHA256, CorruptObjectError, content_digest, read_commit
 from pipeline.traces import TraceError, read_manifest, read_routes, read_samples
 from pipeline.traces.files import write_file
@@ -42,13 +42,13 @@ def sign(store: MemoryStore, key: str, body: dict[str, Any]) -> None:
         sign(store, MANIFEST_KEY, manifest)
 
 
-def read_all(store: MemoryStore) -> None:
+def read_all(store: Store) -> None:
     manifest = read_manifest(store, 0)
     read_samples(store, manifest, manifest.ids)
     read_routes(store, manifest, manifest.ids)
 
 
-def refused(store: MemoryStore, key: str) -> str:
+def refused(store: Store, key: str) -> str:
     """That readers and verify refuse the step and name the object; what they say."""
     with pytest.raises((TraceError, StoreError)) as error:
         read_all(store)
@@ -101,16 +101,20 @@ def test_descriptions_of_files(store, commit, path, value):
 
 
 @pytest.mark.parametrize("size", [HUGE, 1 << 40])
-def test_a_size_that_is_not_the_files(store, size):
-    """And ranges to match: nothing of that size is made room for."""
+def test_a_size_that_is_not_the_files(store, tmp_path, size):
+    """And ranges to match: nothing of that size is made room for, on files neither."""
     body = json.loads(store.objects[SHARD])
     for file in body["files"]:
         file["footer"] = [file["footer"][0], size - file["footer"][0], "0" * 64]
         file["size"] = size
     sign(store, SHARD, body)
+    files = open_store(str(tmp_path))
+    for key, data in store.objects.items():
+        files.create(key, data)
     tracemalloc.start()
     try:
-        refused(store, SHARD)
+        for place in (store, files):
+            refused(place, SHARD)
         assert tracemalloc.get_traced_memory()[1] < 50e6
     finally:
         tracemalloc.stop()
