@@ -85,8 +85,11 @@ def verify_validations(store: Store, report: Report) -> None:
         if key == keys.validation_plan(version):
             with report.parsing(key):
                 _shard_ids(body, version, 0)  # says what it must
-                if body["policy_version"] != version:
-                    raise CorruptObjectError(f"{key}: of policy {body['policy_version']}")
+                if (body["step"], body["policy_version"]) != (version, version):
+                    raise CorruptObjectError(
+                        f"{key}: of step {body['step']} and policy {body['policy_version']}, "
+                        f"expected {version} and {version}"
+                    )
                 plans[version] = body
     for version, key, body in found:
         if key == keys.validation_plan(version):

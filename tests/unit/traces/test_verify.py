@@ -65,6 +65,8 @@ def test_every_object_that_is_lost_is_named(run, tmp_path):
         (keys.policy(1), {"version": 2}),
         (keys.checkpoint(1), {"version": 2}),
         (keys.validation_plan(0), {"prompts": None}),
+        (keys.validation_plan(0), {"step": 1}),
+        (keys.validation_plan(0), {"policy_version": 1}),
         (keys.validation(0, 1), {"shard": 0}),
         (keys.validation(0, 1), {"count": 1}),
         (keys.validation(0, 1), {"files": []}),
