@@ -214,9 +214,9 @@ def trained(
             for ids in data.micro_batches(mini_batch, rank):
                 began_waiting = time.perf_counter()
                 tokens = sum(
-                    len(data.routes[id].valid_T)
+                    len(data.samples[id].tokens_S)
                     for id in ids
-                    if id is not None and data.routes is not None
+                    if id is not None and data.routes is not None and data.routes[id]
                 )
                 waited += time.perf_counter() - began_waiting
                 time.sleep(tokens / rate / faster)
@@ -274,7 +274,7 @@ def places(uris: list[str] | None) -> Iterator[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", action="append", help="URI; may be repeated")
-    parser.add_argument("--groups", type=int, default=64, help="prompts of the step")
+    parser.add_argument("--groups", type=int, default=96, help="prompts of the step")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     samples = arguments.groups * N

@@ -17,8 +17,8 @@ from operators.training.replay import ReplayError
 from pipeline.config.tree import RunConfig
 from pipeline.rl.advantages import grpo_advantages
 from pipeline.store import Store
-from pipeline.traces import Manifest, RouteStream, SealedManifest, read_samples
-from pipeline.traces.records import Geometry, Routes, Sample
+from pipeline.traces import Manifest, RouteStream, SampleStream, SealedManifest
+from pipeline.traces.records import Geometry
 
 _COLUMNS = ("group", "reward", "rows_total", "rows_valid", "response_length")
 
@@ -34,13 +34,12 @@ class StepData:
     layout: Layout
     ids: Mapping[int, str]
     """Ids of this rank's samples by row of the manifest."""
-    samples: Mapping[str, Sample]
-    """Of this data-parallel rank."""
+    samples: SampleStream
+    """Of this data-parallel rank, read ahead of use."""
     advantages: Mapping[str, float]
     """Of this data-parallel rank."""
-    routes: Mapping[str, Routes] | None
-    """Recorded routes to replay, of this rank's layers; {} if it has none; None: none are read.
-    They are fetched ahead of use (RouteStream): to look one up may wait."""
+    routes: RouteStream | None
+    """Recorded routes to replay, of this rank's layers, read ahead of use; None: none are read."""
 
     @property
     def step(self) -> int:
@@ -54,9 +53,15 @@ class StepData:
             for rows in mini_batch.shares[dp_rank].tolist()
         ]
 
+    @property
+    def wait_s(self) -> float:
+        """Seconds that look-ups of samples and routes have waited."""
+        return self.samples.wait_s + (self.routes.wait_s if self.routes else 0.0)
+
     def close(self) -> None:
-        """End what still fetches routes."""
-        if isinstance(self.routes, RouteStream):
+        """End what still reads."""
+        self.samples.close()
+        if self.routes is not None:
             self.routes.close()
 
 
@@ -68,7 +73,7 @@ def load_step(
     dp_rank: int,
     geometry: Geometry | None,
 ) -> StepData:
-    """Read a rank's share of a sealed step; its routes are still being fetched when it returns.
+    """A rank's share of a sealed step; samples and routes are still being read when it returns.
 
     `geometry` names the MoE layers of this rank; routes are read if the config replays recorded
     ones. Raises ReplayError if the manifest has none, or those of another model; StoreError and
@@ -83,11 +88,6 @@ def load_step(
     layout = make_layout(sealed.head.step, groups_N, lengths_N.astype(np.int64), rules)
     rows = layout.rows(dp_rank)
     manifest = sealed.select(rows)
-    # Before the samples are read: then the first routes are there when they are.
-    routes: Mapping[str, Routes] | None = None
-    if replays and geometry is not None:
-        routes = RouteStream(store, manifest, geometry.layers) if geometry.layers else {}
-    samples = read_samples(store, manifest, manifest.ids)
     rewards_N = columns["reward"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_std = config.algorithm.norm_adv_by_std_in_grpo
     advantages_N = grpo_advantages(rewards_N, groups_N, by_std)
@@ -96,9 +96,11 @@ def load_step(
         columns=columns,
         layout=layout,
         ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
-        samples={sample.id: sample for sample in samples},
+        samples=SampleStream(store, manifest),
         advantages=dict(zip(manifest.ids, advantages_N[rows].tolist(), strict=True)),
-        routes=routes,
+        routes=RouteStream(store, manifest, geometry.layers)
+        if replays and geometry is not None
+        else None,
     )
 
 

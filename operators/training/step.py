@@ -25,7 +25,6 @@ from operators.training.rank import Rank
 from operators.training.sweep import LogProbs, native_sweep, recording_sweep, replaying_sweep
 from operators.training.update import Compared, update
 from pipeline.rl.metrics import Mismatch
-from pipeline.traces import RouteStream
 from pipeline.traces.records import Routes
 
 
@@ -47,7 +46,6 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
     Raises ReplayError, UpdateError, TraceError, StoreError.
     """
     config = rank.config
-    stream = data.routes if isinstance(data.routes, RouteStream) else None
     started = time.monotonic()
     routes, recorded, native = data.routes, None, None
     if records(config):
@@ -83,11 +81,11 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
             updates=updates.sums if place.speaks_for_tokens else (),
             counts=passes if place.speaks_for_rows else {},
             times_s={
-                "time/trace_wait_s": waited_s + (stream.wait_s if stream else 0.0),
+                "time/trace_wait_s": waited_s + data.wait_s,
                 "time/logprob_s": forward_s,
                 "time/update_s": update_s,
             },
-            fetched_bytes=stream.fetched_bytes if stream else None,
+            fetched_bytes=None if data.routes is None else data.routes.fetched_bytes,
         )
     )
     of_passes = total_counts(reports)

@@ -44,7 +44,7 @@ from pipeline.traces.records import (
     VersionSpan,
 )
 from pipeline.traces.seal import seal
-from pipeline.traces.stream import RouteStream
+from pipeline.traces.stream import RouteStream, SampleStream
 from pipeline.traces.training import used_routes
 from pipeline.traces.writer import (
     ShardWriter,
@@ -62,6 +62,7 @@ __all__ = [
     "RouteStream",
     "Routes",
     "Sample",
+    "SampleStream",
     "SealedManifest",
     "ShardWriter",
     "TraceError",

@@ -1,8 +1,8 @@
-"""A rank's routes, fetched ahead of use.
+"""What a rank reads of a step, ahead of use: its samples, and of their routes its own layers.
 
-A thread of its own goes through the samples in the order in which the first pass wants them. It
-fetches the row groups that hold their rows, of the rank's layers only, several at once and each
-once, checks and decodes them, while the rank computes.
+Each stream has a thread that reads in the order in which the first pass wants the samples, while
+the rank computes. Of routes it fetches the row groups that hold their rows, several at once and
+each once, checks and decodes them.
 """
 
 import threading
@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,15 @@ import numpy.typing as npt
 from pipeline.store import Store, StoreError
 from pipeline.traces.chunks import TraceFile, column_ranges, read_footer
 from pipeline.traces.manifest import Manifest, open_file
-from pipeline.traces.records import Geometry, Routes, TraceError
+from pipeline.traces.reader import read_samples
+from pipeline.traces.records import Geometry, Routes, Sample, TraceError
 from pipeline.traces.schema import routes_schema
 from pipeline.traces.slices import Part, Slices, read_part
 
+Read = TypeVar("Read")
+
+_FIRST_SAMPLES = 8
+"""Read at once at first, each next time four times as many."""
 _AT_ONCE_BYTES = 16 << 20
 """Of one fetch. The first one is a row group, each next one twice as many: the first samples are
 soon there, and later the store is asked for much at a time."""
@@ -46,37 +51,26 @@ class _File:
     footer: bytes
 
 
-class RouteStream(Mapping[str, Routes]):
-    """Routes by sample id, [T, L, K] of some layers (model indices) in their order.
+class Stream(Mapping[str, Read]):
+    """What a thread of its own reads, by sample id.
 
-    `manifest` has the wanted samples' rows, in the order of their first use. To look a sample up
-    waits until it is there; what was fetched is kept, T * L * K ids per sample, because later
-    passes of a step want it again. Looking up raises what reading raised: TraceError, naming file
-    and sample, ObjectMissingError, CorruptObjectError, StoreError.
+    To look an id up waits until it is there, and raises what reading raised: TraceError, naming
+    file and sample, ObjectMissingError, CorruptObjectError, StoreError. What was read is kept.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, layers: Sequence[int]) -> None:
-        if manifest.geometry is None:
-            raise TraceError(f"step {manifest.step}: its samples have no routes")
-        if unknown := sorted(set(layers) - set(manifest.geometry.layers)):
-            raise TraceError(
-                f"step {manifest.step}: no routes of layers {unknown}; it has "
-                f"{manifest.geometry.layers}"
-            )
+    def __init__(self, store: Store, manifest: Manifest) -> None:
         self.wait_s = 0.0
         """Seconds that look-ups have waited."""
-        self.fetched_bytes = 0
-        """Bytes of the ranges that were fetched."""
-        self._store, self._manifest, self._layers = store, manifest, tuple(layers)
+        self._store, self._manifest = store, manifest
         self._known = manifest.numbers
-        self._there: dict[str, Routes] = {}
+        self._there: dict[str, Read] = {}
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="routes", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
         self._thread.start()
 
-    def __getitem__(self, id: str) -> Routes:
+    def __getitem__(self, id: str) -> Read:
         if id not in self._known:
             raise KeyError(id)
         if id not in self._there:
@@ -94,6 +88,15 @@ class RouteStream(Mapping[str, Routes]):
         self._closed = True
         self._thread.join()
 
+    def _fetch_all(self) -> None:
+        """Read in the order of the manifest's rows and `_put`, until `_closed`."""
+        raise NotImplementedError
+
+    def _put(self, read: Mapping[str, Read]) -> None:
+        with self._changed:
+            self._there.update(read)
+            self._changed.notify_all()
+
     def _wait_for(self, id: str) -> None:
         started = time.monotonic()
         with self._changed:
@@ -101,7 +104,7 @@ class RouteStream(Mapping[str, Routes]):
                 if self._error is not None:
                     raise self._error
                 if not self._thread.is_alive():
-                    raise TraceError(f"sample {id}: its routes were not fetched before the end")
+                    raise TraceError(f"sample {id}: it was not read before the end")
                 self._changed.wait(1.0)
         self.wait_s += time.monotonic() - started
 
@@ -114,7 +117,42 @@ class RouteStream(Mapping[str, Routes]):
             with self._changed:
                 self._changed.notify_all()
 
+
+class SampleStream(Stream[Sample]):
+    """Samples without routes, as `read_samples` returns them, read ahead of use."""
+
     def _fetch_all(self) -> None:
+        ids = self._manifest.ids
+        start, count = 0, _FIRST_SAMPLES
+        while start < len(ids) and not self._closed:
+            some = read_samples(self._store, self._manifest, ids[start : start + count])
+            self._put({sample.id: sample for sample in some})
+            start, count = start + count, 4 * count
+
+
+class RouteStream(Stream[Routes]):
+    """Routes [T, L, K] of some layers (model indices) in their order, read ahead of use.
+
+    `manifest` has the wanted samples' rows, in the order of their first use. What was fetched is
+    kept, T * L * K ids per sample, because later passes of a step want it again.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, layers: Sequence[int]) -> None:
+        if manifest.geometry is None:
+            raise TraceError(f"step {manifest.step}: its samples have no routes")
+        if unknown := sorted(set(layers) - set(manifest.geometry.layers)):
+            raise TraceError(
+                f"step {manifest.step}: no routes of layers {unknown}; it has "
+                f"{manifest.geometry.layers}"
+            )
+        self.fetched_bytes = 0
+        """Bytes of the ranges that were fetched."""
+        self._layers = tuple(layers)
+        super().__init__(store, manifest)
+
+    def _fetch_all(self) -> None:
+        if not self._layers:
+            return  # a pipeline stage without MoE layers looks nothing up
         rows = self._manifest.rows.to_pylist()
         files = self._open_files(rows)
         needed = {row["id"]: _segments_by_group(row, files) for row in rows}
@@ -132,12 +170,12 @@ class RouteStream(Mapping[str, Routes]):
             there |= dict.fromkeys(groups, self._read(files, groups, segments))
             while waiting and needed[waiting[0]["id"]].keys() <= there.keys():
                 row = waiting.popleft()
-                self._put(row, needed[row["id"]], there)
+                self._join(row, needed[row["id"]], there)
                 uses.subtract(needed[row["id"]].keys())
                 for group in [group for group in needed[row["id"]] if not uses[group]]:
                     del there[group]
         for row in waiting:  # nothing of them is in any file
-            self._put(row, {}, {})
+            self._join(row, {}, {})
 
     def _open_files(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, _File]:
         """The files that hold wanted layers of wanted samples, by number."""
@@ -169,7 +207,7 @@ class RouteStream(Mapping[str, Routes]):
         self.fetched_bytes += sum(_size(of, number) for _, number in groups)
         return part
 
-    def _put(
+    def _join(
         self,
         row: dict[str, Any],
         segments: Mapping[_Group, list[int]],
@@ -188,10 +226,7 @@ class RouteStream(Mapping[str, Routes]):
             {row["id"]: row},
             whole=self._layers == head.layers,
         )
-        routes = slices.routes(row["id"])
-        with self._changed:
-            self._there[row["id"]] = routes
-            self._changed.notify_all()
+        self._put({row["id"]: slices.routes(row["id"])})
 
 
 def _segments_by_group(

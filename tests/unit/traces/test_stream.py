@@ -9,7 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.store import StoreError, open_store
-from pipeline.traces import RouteStream, TraceError, open_manifest, read_routes
+from pipeline.traces import (
+    RouteStream,
+    SampleStream,
+    TraceError,
+    open_manifest,
+    read_routes,
+    read_samples,
+)
 from pipeline.traces import segments as segments_module
 from pipeline.traces import stream as stream_module
 from pipeline.traces.training import used_routes
@@ -64,6 +71,23 @@ def test_the_stream_is_what_a_reader_reads(tmp_path_factory, small, seal, data):
         assert equal(stream[id], expected[id])
         assert stream[id].sets_TLK.dtype == expected[id].sets_TLK.dtype
     assert list(stream) == ids
+    stream.close()
+
+
+def test_samples_come_as_a_reader_reads_them(store):
+    """More of them than are read at once, in an order of their own."""
+    sealed_r3(store, make_samples(prompts=14, n=3))
+    manifest = open_manifest(store, 0).select(np.random.default_rng(0).permutation(42))
+    stream = SampleStream(store, manifest)
+    for expected in read_samples(store, manifest, manifest.ids):
+        found = stream[expected.id]
+        assert (found.tokens_S == expected.tokens_S).all()
+        assert (found.group, found.reward, found.seed) == (
+            expected.group,
+            expected.reward,
+            expected.seed,
+        )
+    assert list(stream) == manifest.ids
     stream.close()
 
 
@@ -134,7 +158,7 @@ def test_closing_ends_the_fetching(store, small):
     stream = RouteStream(noting, manifest, [1])
     threading.Timer(0.1, noting.go.set).start()
     stream.close()
-    with pytest.raises(TraceError, match="not fetched before the end"):
+    with pytest.raises(TraceError, match="not read before the end"):
         stream[manifest.ids[-1]]
 
 
