@@ -11,7 +11,10 @@ from pipeline.traces.digests import digest_of_canonical, token_digest
 from pipeline.traces.files import FileWriter
 from pipeline.traces.records import Geometry, Sample, TraceError, VersionSpan
 from pipeline.traces.schema import SAMPLES
-from pipeline.traces.segments import ROW_GROUP_TOKENS, Place
+from pipeline.traces.segments import Place
+
+ROW_GROUP_TOKENS = 262_144
+"""Of a samples file: 2 MB. Sealing reads some columns of every row group, so there are few."""
 
 
 def sample_row(

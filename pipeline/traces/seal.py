@@ -1,7 +1,7 @@
 """Sealing a step: joining its shards into the manifest, shard by shard, in bounded memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -70,11 +70,13 @@ def _seal(
     policy_version: int | None,
 ) -> bool:
     """Write the manifest of committed shards; False: another one was first."""
-    headers = [read_header(store, keys.rollout(step, shard)) for shard in range(shards)]
+    headers: list[Header] = []
+    for shard in range(shards):
+        header = read_header(store, keys.rollout(step, shard))
+        headers.append(_needed(header))
+        _check_shard(store, header, headers[0], {"step": step, "shard": shard})
     first = headers[0]
     refs: list[FileRef] = []
-    for shard, header in enumerate(headers):
-        _check_shard(store, header, first, {"step": step, "shard": shard})
     attempt = new_attempt()
     versions: set[int] = set() if policy_version is None else {policy_version}
     with _writer(store, step, attempt) as file:
@@ -151,6 +153,14 @@ def _commit(store: Store, head: Manifest, rows: _Rows, attempt: str) -> bool:
     files = [rows.file.finish()]
     key = keys.manifest(head.step)
     return commit_header(store, key, body, head.geometry, head.provenance, files, attempt).ours
+
+
+def _needed(header: Header) -> Header:
+    """The header without the ranges of its routes: millions in a large step, and not read here."""
+    files = [
+        file if file.role == "samples" else replace(file, row_groups=()) for file in header.files
+    ]
+    return replace(header, body={}, files=tuple(files))
 
 
 def _shard_rows(store: Store, header: Header, first: int) -> pa.Table:
