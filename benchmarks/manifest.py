@@ -217,12 +217,18 @@ def table_of(found: dict[tuple[int, int], dict[str, Phase]]) -> Table:
     table.add_column("")
     for samples, tokens in found:
         table.add_column(f"{samples:,} x {tokens:,} tokens\ns", justify="right")
+        table.add_column("\nCPU s", justify="right")
         table.add_column("\npeak MB", justify="right")
     for name in next(iter(found.values())):
         cells = [name]
         for phases in found.values():
             phase = phases[name]
-            cells += [f"{phase.seconds:.2f}", f"{phase.peak_bytes / 1e6:,.0f}"]
+            figures = (
+                f"{phase.seconds:.2f}",
+                f"{phase.cpu_s:.2f}",
+                f"{phase.peak_bytes / 1e6:,.0f}",
+            )
+            cells += figures
         table.add_row(*cells)
     return table
 

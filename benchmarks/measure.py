@@ -51,6 +51,8 @@ class Phase:
     """What a fresh process needed for one piece of work."""
 
     seconds: float
+    cpu_s: float
+    """Of the processor: what is left of `seconds` when nothing else runs and no disk is slow."""
     peak_bytes: int
     """Most resident memory of the process, interpreter and libraries included."""
     result: Any
@@ -67,20 +69,20 @@ def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Phase:
     process.start()
     theirs.close()
     try:
-        seconds, peak_bytes, result = ours.recv()
+        seconds, cpu_s, peak_bytes, result = ours.recv()
     except EOFError as error:
         raise RuntimeError(f"{work.__name__}: its process ended without an answer") from error
     finally:
         process.join()
-    return Phase(seconds, peak_bytes, result)
+    return Phase(seconds, cpu_s, peak_bytes, result)
 
 
 def _answer(pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     result = work(*arguments)
-    seconds = time.perf_counter() - started
+    seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    pipe.send((seconds, peak_bytes, result))
+    pipe.send((seconds, cpu_s, peak_bytes, result))
 
 
 def machine(*packages: str) -> str:

@@ -151,8 +151,8 @@ class Replayer:
         self._check(micro_batch, scores, topk)
         if first_time:
             check_sets(self._cursors.layer, recorded_RK[kinds == REPLAYED], self._experts)
-        replayed_R1 = torch.from_numpy(kinds == REPLAYED).to(scores.device)[:, None]
-        sets_RK = torch.from_numpy(recorded_RK.astype(np.int64)).to(scores.device)
+        replayed_R1 = _uploaded(kinds == REPLAYED, scores.device)[:, None]
+        sets_RK = _uploaded(recorded_RK, scores.device).to(torch.int64)
         with torch.no_grad():
             native_RK = default_compute_topk(scores, topk, num_groups, group_topk)[1]
             order_RK = scores.gather(1, sets_RK).sort(dim=1, descending=True, stable=True).indices
@@ -176,6 +176,14 @@ class Replayer:
     def finish(self, forward_only: bool) -> None:
         """Check the pass; see _Cursors.finish."""
         self._cursors.finish(forward_only)
+
+
+def _uploaded(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """On the device. A copy that blocks would wait for all that the GPU has still to do.
+
+    The array may go at once: a copy that does not block has taken it, unless its memory is pinned.
+    """
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def check_sets(layer: int, sets_RK: npt.NDArray[Any], experts: int) -> None:

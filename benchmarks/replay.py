@@ -1,0 +1,299 @@
+"""What replay adds to training: forward and backward of MoE layers, replayed against native.
+
+    python -m benchmarks.replay [--layers N] [--tokens T] [--hidden H] [--experts E] [--ffn F]
+
+Megatron-core's own transformer layers (attention, router, dispatch, experts) are built by the
+trainer's own means: on CPU from Megatron's local layers in float32, where CUDA is from Transformer
+Engine's in bfloat16, with grouped GEMM and the all-to-all dispatcher. On a GPU the default widths
+are Qwen3-30B-A3B's (hidden 2048, 128 experts of 768, top-8) and 8,192 tokens; on CPU they are cut
+down so that a pass takes seconds.
+
+A native pass is recorded first; then native passes and passes that replay the recording take turns
+in one process, and the fastest of each are compared. Both do the same work but for replay's own: recorded
+choices are the native ones, so every expert has the same load. Replay's share is counted from the
+arrays that the trainer has laid out, so their upload is in it. Below the ratio stands where a
+replayed pass's time goes, by PyTorch's profiler. On CPU seconds are the process's own (other
+programs do not count), on a GPU the clock's.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlock
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks.measure import machine
+from operators.training import cpu_megatron, parallel
+from operators.training.batch import REPLAYED
+from operators.training.local_layers import local_block_spec
+from operators.training.replay import Recorder, Replayer, bound
+from pipeline.config.tree import Megatron
+
+GOAL = 1.01
+TOPK = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the stack. Example: Shape(2, 1024, 1024, 64, 384)."""
+
+    layers: int
+    tokens: int
+    hidden: int
+    experts: int
+    ffn: int
+
+
+ON_CPU = Shape(layers=2, tokens=512, hidden=1024, experts=64, ffn=384)
+ON_GPU = Shape(layers=4, tokens=8192, hidden=2048, experts=128, ffn=768)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Seconds of one forward and backward pass."""
+
+    native_s: tuple[float, ...]
+    replayed_s: tuple[float, ...]
+    object_s: float
+    """Of a replayed pass, in the replay objects with the router's own top-k; on a GPU what the CPU
+    spends there."""
+    same_output: bool
+    """Whether both passes gave the same bits: the recording is of the same weights."""
+    parts: tuple[tuple[str, float], ...]
+    """Parts of a replayed pass's forward, and their seconds; then the backward."""
+
+    @property
+    def ratio(self) -> float:
+        """Replayed by native, the fastest of each: what other programs disturbed least."""
+        return min(self.replayed_s) / min(self.native_s)
+
+
+def config_of(shape: Shape) -> TransformerConfig:
+    """A Qwen3-MoE-like stack."""
+    on_gpu = not cpu_megatron.ON_CPU
+    settings: dict[str, Any] = {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": max(1, shape.hidden // 64),
+        "num_query_groups": max(1, shape.hidden // 512),
+        "kv_channels": 64,
+        "ffn_hidden_size": shape.ffn,
+        "moe_ffn_hidden_size": shape.ffn,
+        "num_moe_experts": shape.experts,
+        "moe_router_topk": TOPK,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_pre_softmax": False,
+        "moe_grouped_gemm": True,
+        "moe_token_dispatcher_type": "alltoall",
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "normalization": "RMSNorm",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "bf16": on_gpu,
+        "params_dtype": torch.bfloat16 if on_gpu else torch.float32,
+    }
+    if not on_gpu:
+        settings |= cpu_megatron.SETTINGS
+    return TransformerConfig(**settings)
+
+
+def stack_of(config: TransformerConfig) -> TransformerBlock:
+    """The layers, in training mode; the process is the only rank of its group."""
+    if cpu_megatron.ON_CPU:
+        spec = local_block_spec(config, None)
+    else:
+        spec = get_gpt_decoder_block_spec(
+            config, use_transformer_engine=True, normalization="RMSNorm"
+        )
+    torch.manual_seed(0)
+    block = TransformerBlock(config, spec, pre_process=True, post_process=True)
+    return block if cpu_megatron.ON_CPU else block.cuda()
+
+
+class Timed:
+    """Stands before a replay object and adds up the time in it."""
+
+    def __init__(self, replayer: Replayer) -> None:
+        self._replayer = replayer
+        self.seconds = 0.0
+
+    def get_replay_topk(
+        self, scores: torch.Tensor, topk: int, groups: Any, group_topk: Any, native: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Megatron's hook; the router's own top-k, which native routing computes too, is named."""
+        started = _clock()
+        native = _named("router: top-k", native)
+        with record_function("replay object"):
+            found = self._replayer.get_replay_topk(scores, topk, groups, group_topk, native)
+        self.seconds += _clock() - started
+        return found
+
+    def finish(self, forward_only: bool) -> None:
+        """Check the pass."""
+        self._replayer.finish(forward_only)
+
+
+def measure(shape: Shape, repetitions: int) -> Found:
+    """Measure a stack in this process, which must not be in a process group yet."""
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+        os.environ.setdefault(name, value)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    parallel.start(Megatron())
+    try:
+        return _measure(shape, repetitions)
+    finally:
+        parallel.leave()
+
+
+def _measure(shape: Shape, repetitions: int) -> Found:
+    config = config_of(shape)
+    block = stack_of(config)
+    device = next(block.parameters()).device
+    routers = {i: layer.mlp.router for i, layer in enumerate(block.layers)}
+    hidden_NBH = torch.randn(
+        shape.tokens, 1, shape.hidden, device=device, dtype=config.params_dtype
+    ).requires_grad_()
+
+    def passed(objects: dict[int, Any]) -> tuple[float, torch.Tensor]:
+        """Seconds of a forward and backward pass, and the output."""
+        block.zero_grad(set_to_none=True)
+        _wait(device)
+        started = _clock()
+        with bound(routers, objects, forward_only=False) if objects else nullcontext():
+            output_NBH = block(hidden_NBH, None)
+            output_NBH.float().square().mean().backward()
+        _wait(device)
+        return _clock() - started, output_NBH.detach()
+
+    recorders = {
+        i: Recorder(i, 1, torch.uint8 if shape.experts <= 256 else torch.uint16) for i in routers
+    }
+    passed(recorders)
+    sets = {i: recorder.sets_RK[0].cpu().numpy() for i, recorder in recorders.items()}
+
+    def replayers() -> dict[int, Replayer]:
+        kinds_R = np.full(shape.tokens, REPLAYED, np.uint8)
+        return {i: Replayer(i, shape.experts, [kinds_R], [sets_RK]) for i, sets_RK in sets.items()}
+
+    native, replayed, inside = [], [], []
+    outputs: dict[bool, torch.Tensor] = {}
+    passed({})
+    passed(dict(replayers()))
+    for repetition in range(repetitions):
+        # Each first every other time: caches and clocks favour neither.
+        for with_replay in (True, False) if repetition % 2 else (False, True):
+            timed = {i: Timed(replayer) for i, replayer in replayers().items()}
+            seconds, outputs[with_replay] = passed(dict(timed) if with_replay else {})
+            (replayed if with_replay else native).append(seconds)
+            if with_replay:
+                inside.append(sum(one.seconds for one in timed.values()))
+    parts = _parts(block, lambda: passed({i: Timed(one) for i, one in replayers().items()}))
+    return Found(
+        tuple(native),
+        tuple(replayed),
+        statistics.median(inside),
+        torch.equal(outputs[True], outputs[False]),
+        parts,
+    )
+
+
+def _parts(block: TransformerBlock, replay: Callable[[], Any]) -> tuple[tuple[str, float], ...]:
+    """Profile one replayed pass. The modules keep their new names: nothing is measured after."""
+    for layer in block.layers:
+        moe, attention = layer.mlp, layer.self_attention
+        attention.forward = _named("attention", attention.forward)
+        moe.router.gating = _named("router: matmul", moe.router.gating)
+        moe.router.routing = _named("routing", moe.router.routing)
+        moe.routed_experts_compute = _named("experts", moe.routed_experts_compute)
+        for step in ("preprocess", "dispatch", "combine"):
+            setattr(moe, step, _named("dispatch and combine", getattr(moe, step)))
+        for step in ("dispatch_postprocess", "combine_preprocess"):
+            work = getattr(moe.token_dispatcher, step)
+            setattr(moe.token_dispatcher, step, _named("permute", work))
+    on_gpu = not cpu_megatron.ON_CPU
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as profiled:
+        seconds, _ = replay()
+    spent: dict[str, float] = {}
+    for event in profiled.key_averages():
+        taken = event.device_time_total if on_gpu else event.cpu_time_total
+        spent[event.key] = max(spent.get(event.key, 0.0), taken / 1e6)
+    spent["experts"] -= spent["permute"]
+    named = ("attention", "router: matmul", "router: top-k", "dispatch and combine", "permute")
+    parts = [(name, spent[name]) for name in (*named, "experts")]
+    parts.append(("router: the rest of it", spent["routing"] - spent["replay object"]))
+    parts.append(("replay: upload, order, gather", spent["replay object"] - spent["router: top-k"]))
+    rest = seconds - sum(part for _, part in parts)
+    return (*parts, ("backward, and what has no name", rest))
+
+
+def _named(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def named(*arguments: Any, **named_arguments: Any) -> Any:
+        with record_function(name):
+            return work(*arguments, **named_arguments)
+
+    return named
+
+
+def _clock() -> float:
+    return time.process_time() if cpu_megatron.ON_CPU else time.perf_counter()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def table_of(shape: Shape, found: Found) -> Table:
+    """The ratio, and where a replayed pass's time goes."""
+    where = machine("torch", "megatron-core")
+    if not cpu_megatron.ON_CPU:
+        where = f"{torch.cuda.get_device_name()}; {where}"
+    title = f"Replay: {shape}"
+    table = Table(title=title, caption=f"{where}; {torch.get_num_threads()} threads")
+    table.add_column("")
+    table.add_column("ms", justify="right")
+    table.add_column("of the replayed pass", justify="right")
+    native, replayed = min(found.native_s), min(found.replayed_s)
+    verdict = "met" if found.ratio <= GOAL else "[bold red]missed[/]"
+    table.add_row("native forward and backward", f"{1e3 * native:,.2f}", "")
+    table.add_row("replayed forward and backward", f"{1e3 * replayed:,.2f}", "")
+    table.add_row(f"[bold]ratio[/], goal <= {GOAL}: {verdict}", f"{found.ratio:.4f}", "")
+    table.add_row("same bits in the output", "yes" if found.same_output else "no", "")
+    share = found.object_s / replayed
+    table.add_row("in the replay objects", f"{1e3 * found.object_s:,.2f}", f"{100 * share:.2f}%")
+    table.add_section()
+    whole = sum(part for _, part in found.parts)
+    for name, part in found.parts:
+        table.add_row(f"profiled: {name}", f"{1e3 * part:,.2f}", f"{100 * part / whole:.2f}%")
+    return table
+
+
+def main() -> None:
+    default = ON_CPU if cpu_megatron.ON_CPU else ON_GPU
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    for name, value in vars(default).items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--repetitions", type=int, default=15)
+    arguments = vars(parser.parse_args())
+    repetitions = arguments.pop("repetitions")
+    shape = Shape(**arguments)
+    Console(width=110).print(table_of(shape, measure(shape, repetitions)))
+
+
+if __name__ == "__main__":
+    main()
