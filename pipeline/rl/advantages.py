@@ -1,6 +1,5 @@
 """Advantages: what a sample's reward says about its tokens."""
 
-
 import numpy as np
 import numpy.typing as npt
 
