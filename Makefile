@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 600
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test test-unit test-integration fuzz lint format lock docs clean
+.PHONY: help install quickstart check test test-unit test-integration fuzz bench lint format lock docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -44,6 +44,15 @@ test-integration: install ## Tests with real engines (minutes)
 
 fuzz: install ## Fuzz what reads traces: 10 minutes, or FUZZ_SECONDS
 	$(BIN)/python -m fuzz $(FUZZ_SECONDS)
+
+bench: install ## What traces and replay cost beside what others do: 10 minutes on 2 cores
+	$(BIN)/python -m benchmarks.traces
+	$(BIN)/python -m benchmarks.writing --samples 48
+	$(BIN)/python -m benchmarks.reading --rounds 3
+	$(BIN)/python -m benchmarks.manifest --samples 1000000
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.replay
+	@if command -v minio >/dev/null; then $(BIN)/python -m benchmarks.store --rounds 2; \
+	  else echo "No minio on PATH: benchmarks.store, of S3 clients, is left out"; fi
 
 lint: install ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

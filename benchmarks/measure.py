@@ -27,7 +27,7 @@ def one_core() -> Iterator[None]:
 
 
 def fastest(
-    work: Callable[[], Result], repetitions: int, limit_s: float = 6.0
+    work: Callable[[], Result], repetitions: int, limit_s: float = 2.0
 ) -> tuple[float, Result]:
     """(seconds of the fastest repetition, what the last one returned).
 

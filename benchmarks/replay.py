@@ -9,11 +9,11 @@ are Qwen3-30B-A3B's (hidden 2048, 128 experts of 768, top-8) and 8,192 tokens; o
 down so that a pass takes seconds.
 
 A native pass is recorded first; then native passes and passes that replay the recording take turns
-in one process, and the fastest of each are compared. Both do the same work but for replay's own: recorded
-choices are the native ones, so every expert has the same load. Replay's share is counted from the
-arrays that the trainer has laid out, so their upload is in it. Below the ratio stands where a
-replayed pass's time goes, by PyTorch's profiler. On CPU seconds are the process's own (other
-programs do not count), on a GPU the clock's.
+in one process, and the fastest of each are compared. Both do the same work but for replay's own:
+recorded choices are the native ones, so every expert has the same load. Replay's share is counted
+from the arrays that the trainer has laid out, so their upload is in it. Below the ratio stands
+where a replayed pass's time goes, by PyTorch's profiler. On CPU seconds are the process's own
+(other programs do not count), on a GPU the clock's.
 """
 
 import argparse
