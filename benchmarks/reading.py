@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import hashlib
 import itertools
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -267,8 +268,13 @@ def places(uris: list[str] | None) -> Iterator[list[str]]:
     if uris:
         yield uris
         return
-    with tempfile.TemporaryDirectory(prefix="retrace-bench-") as folder, own_minio() as bucket:
-        yield [folder, f"{bucket}/reading"]
+    with tempfile.TemporaryDirectory(prefix="retrace-bench-") as folder:
+        if shutil.which("minio") is None:
+            print("No minio on PATH: files only")
+            yield [folder]
+            return
+        with own_minio() as bucket:
+            yield [folder, f"{bucket}/reading"]
 
 
 def main() -> None:
