@@ -6,8 +6,9 @@ One table, one run. Bytes per token-layer are of the routes as they were recorde
 hand-over are of the same routes widened to 48 layers and `--tokens` tokens (see
 recordings.widened). Ratios in brackets refer to vLLM's HTTP format on the same routes. MB are of
 raw routes: one byte per expert id, two above 256 experts. Encoding and decoding are pinned to one
-core; the hand-over is between two processes (see handover). Whatever comes out is compared with the
-original as sets; a difference ends the run with an error.
+core and count processor time, which a busy machine changes little; the hand-over is between two
+processes and counts by the clock (see handover). Whatever comes out is compared with the original
+as sets; a difference ends the run with an error.
 """
 
 import argparse
