@@ -18,6 +18,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.rl.advantages import grpo_advantages
 from pipeline.store import Store
 from pipeline.traces import Manifest, RouteStream, SampleStream, SealedManifest
+from pipeline.traces.manifest import Commits
 from pipeline.traces.records import Geometry
 
 _COLUMNS = ("group", "reward", "rows_total", "rows_valid", "response_length")
@@ -88,6 +89,10 @@ def load_step(
     layout = make_layout(sealed.head.step, groups_N, lengths_N.astype(np.int64), rules)
     rows = layout.rows(dp_rank)
     manifest = sealed.select(rows)
+    commits = Commits(store)
+    routes = None
+    if replays and geometry is not None:
+        routes = RouteStream(store, manifest, geometry.layers, commits)
     rewards_N = columns["reward"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_std = config.algorithm.norm_adv_by_std_in_grpo
     advantages_N = grpo_advantages(rewards_N, groups_N, by_std)
@@ -96,11 +101,9 @@ def load_step(
         columns=columns,
         layout=layout,
         ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
-        samples=SampleStream(store, manifest),
+        samples=SampleStream(store, manifest, commits),
         advantages=dict(zip(manifest.ids, advantages_N[rows].tolist(), strict=True)),
-        routes=RouteStream(store, manifest, geometry.layers)
-        if replays and geometry is not None
-        else None,
+        routes=routes,
     )
 
 

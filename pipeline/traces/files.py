@@ -1,13 +1,13 @@
 """Writing Parquet files: row group by row group into the store, in bounded memory."""
 
 import hashlib
-import mmap
+import io
 import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -83,12 +83,8 @@ class FileWriter:
         started = time.monotonic()
         self._upload.finish()
         self.upload_s += time.monotonic() - started
-        self._scratch.flush()
-        size = self._scratch.tell()
-        with mmap.mmap(self._scratch.fileno(), size, access=mmap.ACCESS_READ) as content:
-            return describe(
-                content, DataFile(self._key, size, self._sha256.hexdigest()), self._role
-            )
+        data = DataFile(self._key, self._scratch.tell(), self._sha256.hexdigest())
+        return _describe(self._scratch, data, self._role)
 
     # What pyarrow asks of a file; it is neither flushed nor closed before `finish` or `__exit__`.
     closed = False
@@ -124,18 +120,19 @@ def write_file(
         return writer.finish()
 
 
-def describe(content: bytes | mmap.mmap, data: DataFile, role: Role) -> TraceFile:
+def describe(content: bytes, data: DataFile, role: Role) -> TraceFile:
     """Digests of the parts of a Parquet file whose content is known to be good."""
-    metadata = pq.read_metadata(pa.BufferReader(content))
-    view = memoryview(content)
-    try:
-        return _describe(view, metadata, data, role)
-    finally:
-        view.release()
+    return _describe(io.BytesIO(content), data, role)
 
 
-def _describe(view: memoryview, metadata: Any, data: DataFile, role: Role) -> TraceFile:
-    length = int.from_bytes(view[-TAIL:-4], "little") + TAIL
+def _describe(content: IO[bytes], data: DataFile, role: Role) -> TraceFile:
+    def range_of(offset: int, length: int) -> Range:
+        content.seek(offset)
+        return Range(offset, length, sha256(content.read(length)))
+
+    metadata = pq.read_metadata(content)
+    content.seek(data.size - TAIL)
+    length = int.from_bytes(content.read(TAIL)[:-4], "little") + TAIL
     groups, leaves = [], tuple(metadata.schema.column(i).path for i in range(metadata.num_columns))
     for g in range(metadata.num_row_groups):
         group, chunks = metadata.row_group(g), []
@@ -144,11 +141,6 @@ def _describe(view: memoryview, metadata: Any, data: DataFile, role: Role) -> Tr
             start = column.data_page_offset
             if column.has_dictionary_page:
                 start = min(start, column.dictionary_page_offset)
-            chunks.append(_range_of(view, start, column.total_compressed_size))
+            chunks.append(range_of(start, column.total_compressed_size))
         groups.append(RowGroup(group.num_rows, tuple(chunks)))
-    footer = _range_of(view, len(view) - length, length)
-    return TraceFile(data, role, footer, leaves, tuple(groups))
-
-
-def _range_of(view: memoryview, offset: int, length: int) -> Range:
-    return Range(offset, length, sha256(view[offset : offset + length]))
+    return TraceFile(data, role, range_of(data.size - length, length), leaves, tuple(groups))

@@ -7,6 +7,7 @@ neighbours. `open_manifest` reads the columns and rows that are asked for, whate
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
@@ -179,16 +180,34 @@ def sealed_steps(store: Store) -> list[int]:
     return [step for key, step in found if step is not None and key == keys.manifest(step)]
 
 
-def open_file(store: Store, manifest: Manifest, number: int) -> tuple[TraceFile, Geometry | None]:
+class Commits:
+    """Commits of traces, each read once, whatever threads ask for it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = Lock()
+        self._read: dict[str, Header] = {}
+
+    def header(self, key: str) -> Header:
+        """Raises as `read_header`."""
+        with self._lock:
+            if key not in self._read:
+                self._read[key] = read_header(self._store, key)
+            return self._read[key]
+
+
+def open_file(
+    store: Store, manifest: Manifest, number: int, commits: Commits | None = None
+) -> tuple[TraceFile, Geometry | None]:
     """A data file of a manifest as its commit describes it, and the geometry of its routes.
 
-    Raises TraceError, ObjectMissingError, CorruptObjectError when the commit is not the one that
-    the manifest was sealed with.
+    `commits` has those that were read before. Raises TraceError, ObjectMissingError,
+    CorruptObjectError when the commit is not the one that the manifest was sealed with.
     """
     if not 0 <= number < len(manifest.files):
         raise TraceError(f"step {manifest.step}: file {number} of {len(manifest.files)}")
     ref = manifest.files[number]
-    header = read_header(store, ref.commit)
+    header = (commits or Commits(store)).header(ref.commit)
     if header.sha256 != ref.commit_sha256:
         raise CorruptObjectError(
             f"{ref.commit} in {store.uri}: content {header.sha256[:16]}..., the manifest says "

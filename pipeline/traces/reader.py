@@ -1,11 +1,11 @@
 """Reading slices of a sealed step: only the wanted layers of the wanted samples are fetched."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.store import Store
 from pipeline.store.commit import DataFile, read_data
-from pipeline.traces.chunks import read_table
+from pipeline.traces.chunks import TraceFile, read_table
 from pipeline.traces.files import describe
 from pipeline.traces.manifest import Manifest, open_file
 from pipeline.traces.records import Geometry, Routes, Sample, TraceError
@@ -13,7 +13,8 @@ from pipeline.traces.rows import sample_at
 from pipeline.traces.schema import SAMPLES
 from pipeline.traces.slices import Part, Slices, read_part, read_rows
 
-_COMPARED = ("id", "group", "prompt_id", "policy_version", "token_digest", "reward")
+COMPARED = ("id", "group", "prompt_id", "policy_version", "token_digest", "reward")
+"""Columns in which a samples file and the manifest must agree."""
 
 
 def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[Sample]:
@@ -21,18 +22,25 @@ def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[S
 
     Raises TraceError, naming file and sample; ObjectMissingError, CorruptObjectError.
     """
-    wanted = manifest.select(ids).select([*_COMPARED, "samples"]).to_pylist()
+    wanted = manifest.select(ids).select([*COMPARED, "samples"]).to_pylist()
     found: dict[str, Sample] = {}
     for number in sorted({row["samples"]["file"] for row in wanted}):
-        here = [row for row in wanted if row["samples"]["file"] == number]
         file, _ = open_file(store, manifest, number)
-        table, at = read_rows(store, file, [row["samples"]["row"] for row in here], SAMPLES, None)
-        for row in here:
-            i = at[row["samples"]["row"]]
-            for name in _COMPARED:
-                _same(file.data.key, row["id"], name, table[name][i].as_py(), row[name])
-            found[row["id"]] = sample_at(table, i, file.data.key)
+        here = [row for row in wanted if row["samples"]["file"] == number]
+        found.update((sample.id, sample) for sample in samples_of(store, file, here))
     return [found[id] for id in ids]
+
+
+def samples_of(
+    store: Store, file: TraceFile, rows: Sequence[Mapping[str, Any]], footer: bytes | None = None
+) -> Iterator[Sample]:
+    """Samples of one file by their manifest rows, one after the other. Raises as `read_samples`."""
+    places = [row["samples"]["row"] for row in rows]
+    table, at = read_rows(store, file, places, SAMPLES, None, footer)
+    for row, place in zip(rows, places, strict=True):
+        for name in COMPARED:
+            _same(file.data.key, row["id"], name, table[name][at[place]].as_py(), row[name])
+        yield sample_at(table, at[place], file.data.key)
 
 
 def read_sample_file(store: Store, file: DataFile) -> list[Sample]:

@@ -7,26 +7,26 @@ each once, checks and decodes them.
 
 import threading
 import time
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.store import Store, StoreError
+from pipeline.store import Store
 from pipeline.traces.chunks import TraceFile, column_ranges, read_footer
-from pipeline.traces.manifest import Manifest, open_file
-from pipeline.traces.reader import read_samples
+from pipeline.traces.manifest import Commits, Manifest, open_file
+from pipeline.traces.reader import COMPARED, samples_of
 from pipeline.traces.records import Geometry, Routes, Sample, TraceError
 from pipeline.traces.schema import routes_schema
 from pipeline.traces.slices import Part, Slices, read_part
 
 Read = TypeVar("Read")
 
-_FIRST_SAMPLES = 8
-"""Read at once at first, each next time four times as many."""
 _AT_ONCE_BYTES = 16 << 20
 """Of one fetch. The first one is a row group, each next one twice as many: the first samples are
 soon there, and later the store is asked for much at a time."""
@@ -54,21 +54,24 @@ class _File:
 class Stream(Mapping[str, Read]):
     """What a thread of its own reads, by sample id.
 
-    To look an id up waits until it is there, and raises what reading raised: TraceError, naming
-    file and sample, ObjectMissingError, CorruptObjectError, StoreError. What was read is kept.
+    `commits` may be shared by the streams of a step. To look an id up waits until it is there, and
+    raises what reading raised: TraceError, naming file and sample, ObjectMissingError,
+    CorruptObjectError, StoreError. What was read is kept.
     """
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: Manifest, commits: Commits | None = None) -> None:
         self.wait_s = 0.0
         """Seconds that look-ups have waited."""
         self._store, self._manifest = store, manifest
+        self._commits = commits or Commits(store)
         self._known = manifest.numbers
         self._there: dict[str, Read] = {}
-        self._error: Exception | None = None
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
-        self._thread.start()
+        thread = ThreadPoolExecutor(1, type(self).__name__)
+        self._work = thread.submit(self._fetch_all)
+        self._work.add_done_callback(lambda _: self._put({}))
+        thread.shutdown(wait=False)  # it ends with its work
 
     def __getitem__(self, id: str) -> Read:
         if id not in self._known:
@@ -84,13 +87,13 @@ class Stream(Mapping[str, Read]):
         return len(self._known)
 
     def close(self) -> None:
-        """End the thread. What is there already stays."""
+        """End the reading. What is there already stays."""
         self._closed = True
-        self._thread.join()
+        wait([self._work])
 
+    @abstractmethod
     def _fetch_all(self) -> None:
         """Read in the order of the manifest's rows and `_put`, until `_closed`."""
-        raise NotImplementedError
 
     def _put(self, read: Mapping[str, Read]) -> None:
         with self._changed:
@@ -100,34 +103,34 @@ class Stream(Mapping[str, Read]):
     def _wait_for(self, id: str) -> None:
         started = time.monotonic()
         with self._changed:
-            while id not in self._there:
-                if self._error is not None:
-                    raise self._error
-                if not self._thread.is_alive():
-                    raise TraceError(f"sample {id}: it was not read before the end")
-                self._changed.wait(1.0)
+            self._changed.wait_for(lambda: id in self._there or self._work.done())
         self.wait_s += time.monotonic() - started
-
-    def _run(self) -> None:
-        try:
-            self._fetch_all()
-        except (TraceError, StoreError) as error:
-            self._error = error
-        finally:
-            with self._changed:
-                self._changed.notify_all()
+        if id not in self._there:
+            self._work.result()  # raises what ended it
+            raise TraceError(f"sample {id}: it was not read before the end")
 
 
 class SampleStream(Stream[Sample]):
     """Samples without routes, as `read_samples` returns them, read ahead of use."""
 
     def _fetch_all(self) -> None:
-        ids = self._manifest.ids
-        start, count = 0, _FIRST_SAMPLES
-        while start < len(ids) and not self._closed:
-            some = read_samples(self._store, self._manifest, ids[start : start + count])
-            self._put({sample.id: sample for sample in some})
-            start, count = start + count, 4 * count
+        rows = self._manifest.rows.select([*COMPARED, "samples"]).to_pylist()
+        by_file: dict[int, list[dict[str, Any]]] = {}
+        for row in rows:
+            by_file.setdefault(row["samples"]["file"], []).append(row)
+        for number, of_file in by_file.items():
+            file, _ = open_file(self._store, self._manifest, number, self._commits)
+            footer = read_footer(self._store, file)
+            ends = np.cumsum([group.rows for group in file.row_groups])
+            by_group: dict[int, list[dict[str, Any]]] = {}
+            for row in of_file:
+                group = int(np.searchsorted(ends, row["samples"]["row"], side="right"))
+                by_group.setdefault(group, []).append(row)
+            for of_group in by_group.values():
+                if self._closed:
+                    return
+                for sample in samples_of(self._store, file, of_group, footer):
+                    self._put({sample.id: sample})
 
 
 class RouteStream(Stream[Routes]):
@@ -137,7 +140,13 @@ class RouteStream(Stream[Routes]):
     kept, T * L * K ids per sample, because later passes of a step want it again.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, layers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        layers: Sequence[int],
+        commits: Commits | None = None,
+    ) -> None:
         if manifest.geometry is None:
             raise TraceError(f"step {manifest.step}: its samples have no routes")
         if unknown := sorted(set(layers) - set(manifest.geometry.layers)):
@@ -148,7 +157,7 @@ class RouteStream(Stream[Routes]):
         self.fetched_bytes = 0
         """Bytes of the ranges that were fetched."""
         self._layers = tuple(layers)
-        super().__init__(store, manifest)
+        super().__init__(store, manifest, commits)
 
     def _fetch_all(self) -> None:
         if not self._layers:
@@ -181,7 +190,7 @@ class RouteStream(Stream[Routes]):
         """The files that hold wanted layers of wanted samples, by number."""
         files = {}
         for number in sorted({part["file"] for row in rows for part in row["routes"] or []}):
-            file, geometry = open_file(self._store, self._manifest, number)
+            file, geometry = open_file(self._store, self._manifest, number, self._commits)
             if geometry is None:
                 raise TraceError(f"{file.data.key}: its commit names no geometry")
             layers = tuple(layer for layer in self._layers if layer in geometry.layers)
