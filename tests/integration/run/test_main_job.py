@@ -11,28 +11,9 @@ from pipeline.store import keys, open_store
 from pipeline.store.commit import read_commit
 from tests.integration.run.conftest import Query
 from tests.integration.run.retrace_runs import command, run, small, workers
+from tests.metrics import OF_A_RUN
 
 pytestmark = pytest.mark.integration
-
-METRICS = (
-    "reward/mean",
-    "mismatch/kl",
-    "mismatch/kl_native",
-    "mismatch/extreme_share",
-    "mismatch/extreme_share_native",
-    "replay/coverage",
-    "replay/agreement",
-    "replay/rows",
-    "replay/rows_native",
-    "loss/policy",
-    "grad_norm",
-    "response/length_mean",
-    "time/rollout_s",
-    "time/trace_write_s",
-    "time/trace_tail_s",
-    "time/train_s",
-    "time/trace_wait_s",
-)
 
 
 def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Query):
@@ -60,8 +41,8 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     steps = all_metrics(store)
     assert [step.step for step in steps] == [0, 1, 2]
     for step in steps:
-        assert set(METRICS) <= set(step.values)
-        assert all(step.values[key] is not None for key in METRICS)
+        assert set(OF_A_RUN) <= set(step.values)
+        assert all(step.values[key] is not None for key in OF_A_RUN)
         assert step.values["replay/coverage"] == 1.0
         assert step.values["replay/rows_native"] == 0
     plans = [read_commit(store, keys.plan(n)) for n in range(3)]

@@ -22,27 +22,11 @@ from pipeline.traces import read_manifest, read_routes, used_routes
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
+from tests.metrics import OF_TRAINING
 from tests.tiny_models import make_tiny
 
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
-REQUIRED = (
-    "reward/mean",
-    "mismatch/kl",
-    "mismatch/kl_native",
-    "mismatch/extreme_share",
-    "mismatch/extreme_share_native",
-    "replay/coverage",
-    "replay/agreement",
-    "replay/rows",
-    "replay/rows_native",
-    "loss/policy",
-    "grad_norm",
-    "response/length_mean",
-    "time/rollout_s",
-    "time/train_s",
-    "time/trace_wait_s",
-)
 
 
 def train(store: Store, ranks: int, attempt: int = 0) -> str:
@@ -53,7 +37,7 @@ def train(store: Store, ranks: int, attempt: int = 0) -> str:
 def metrics_of(store: Store, step: int) -> dict[str, Any]:
     """A step's metrics; every required key is there."""
     metrics = read_commit(store, keys.metrics(step))["metrics"]
-    assert set(REQUIRED) <= set(metrics)
+    assert set(OF_TRAINING) <= set(metrics)
     return metrics
 
 
