@@ -1,7 +1,8 @@
 """`python -m operators.rollout --run-uri URI --worker I --attempt N`: one rollout worker.
 
-Exit code 0: the attempt was stopped. 1: an error, whose message is the log's last line. 143:
-SIGTERM; a worker that was terminated is not a worker that has finished.
+Exit code 0: the attempt was stopped. 1: an error, whose message is the log's last line. 78: an
+error that a restart would meet again (the store refuses the credentials, say). 143: SIGTERM; a
+worker that was terminated is not a worker that has finished.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import signal
 from types import FrameType
 
+from operators.exits import exit_code
 from operators.rollout.records import RolloutError
 from operators.rollout.worker import run
 from pipeline.rl.rewards import RewardError
@@ -35,7 +37,7 @@ def main() -> int:
         run(arguments.run_uri, arguments.worker, arguments.attempt)
     except (RolloutError, RewardError, TraceError, StoreError, WaitTimeoutError) as error:
         log.error("%s: %s", type(error).__name__, error)
-        return 1
+        return exit_code(error)
     return 0
 
 

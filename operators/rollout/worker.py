@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.prompts import Prompts, shards_of
 from operators.rollout.records import RolloutError
@@ -165,6 +166,7 @@ def run(run_uri: str, index: int, attempt_number: int) -> None:
     step = first_open_step(store, attempt.total_training_steps)
     version = version_at_start(store, step, inputs.config.trainer.max_staleness)
     with closing(start_engine(store, inputs, attempt, version)) as engine:
+        say_ready()
         Worker(store, index, attempt, inputs, engine, step, list(attempt.validations)).run()
 
 

@@ -8,6 +8,7 @@ import argparse
 import logging
 import sys
 
+from operators.exits import exit_code
 from operators.training.replay import ReplayError
 from operators.training.update import UpdateError
 from operators.training.worker import exit_on_sigterm, run
@@ -36,7 +37,7 @@ def main() -> int:
     except known as error:
         # One line, however many problems an InputError lists: the launcher shows lines.
         log.error("%s: %s", type(error).__name__, "; ".join(str(error).splitlines()))
-        return 1
+        return exit_code(error)
     return 0
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from operators.ready import say_ready
 from operators.training import checkpoint, parallel
 from operators.training.agree import agreed
 from operators.training.ahead import Ahead
@@ -69,6 +70,7 @@ def run(run_uri: str, attempt_number: int) -> None:
         if version:
             checkpoint.load(store, version, model)
             logger.info("continue from the checkpoint of policy %d", version)
+        say_ready()
         drifts = 0
         rules = layout_rules(config, rank.place.data_parallel)
 

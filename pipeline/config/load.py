@@ -3,7 +3,7 @@
 file ─► merge overrides ─► one spelling per setting ─► verl's keys sorted out ─► typed tree
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,14 @@ class LoadedConfig:
     """One line per group of keys that were accepted but have no effect."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> LoadedConfig:
     """Read CONFIG.yaml, apply `key.path=value` overrides in order, and validate.
+
+    `defaults`, by dotted key, hold where neither the file nor an override says anything.
 
     Relative paths among the settings are relative to the working directory, not to the file.
     Rules across settings are not checked here: see pipeline.config.check.
@@ -35,6 +41,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     """
     problems: list[str] = []
     settings = read_file(Path(path))
+    for key, value in (defaults or {}).items():
+        if _get(settings, key) is None:
+            _apply(settings, key.split("."), value)
     for text in overrides:
         try:
             _apply(settings, *read_override(text))

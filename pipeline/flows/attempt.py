@@ -1,21 +1,60 @@
 """One start of a run: its operational settings in the store, and the object that ends it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.config.attempt import Attempt
+from pipeline.config.errors import InputError
 from pipeline.config.tree import RunConfig
 from pipeline.store import Store, keys
-from pipeline.store.commit import commit, new_attempt
+from pipeline.store.commit import commit, new_attempt, read_commit
 
 
-def begin_attempt(store: Store, config: RunConfig) -> Attempt:
-    """Write attempts/NNN.json under the next free number."""
-    number = sum(1 for info in store.list(keys.attempts()) if not info.key.endswith(".stop.json"))
+def begin_attempt(store: Store, config: RunConfig, owner: str | None = None) -> Attempt:
+    """Write attempts/NNN.json under the next free number.
+
+    `owner` is the flow run whose flow may come back and attach; None: it ends with its process.
+    """
+    number = _attempts(store)
     while True:
         attempt = attempt_of(config, number)
-        if commit(store, keys.attempt(number), attempt.body(), new_attempt()).ours:
+        body = attempt.body() | {"owner": owner}
+        if commit(store, keys.attempt(number), body, new_attempt()).ours:
             return attempt
         number += 1  # another flow of the same run took the number
+
+
+def continue_attempt(
+    owner: str, is_over: Callable[[str], bool], store: Store, config: RunConfig
+) -> Attempt:
+    """The attempt of a flow run that comes back, or a new one.
+
+    An attempt of another flow run that `is_over` is ended first. Raises InputError while that one
+    is not over: a run has one flow at a time.
+    """
+    newest = _attempts(store) - 1
+    if newest < 0 or store.size(keys.stop(newest)) is not None:
+        return begin_attempt(store, config, owner)
+    body = read_commit(store, keys.attempt(newest))
+    attempt = Attempt.of_body(body)
+    other = body.get("owner")
+    if other == owner:
+        return attempt
+    if other is not None:
+        if not is_over(other):
+            name = config.trainer.experiment_name
+            raise InputError(
+                [
+                    f"trainer.experiment_name: the run {name!r} is at work in flow run {other}; "
+                    "wait for it, cancel it, or choose another name"
+                ]
+            )
+        end_attempt(store, attempt, "cancelled", f"flow run {other} is over")
+    return begin_attempt(store, config, owner)
+
+
+def _attempts(store: Store) -> int:
+    return sum(1 for info in store.list(keys.attempts()) if not info.key.endswith(".stop.json"))
 
 
 def attempt_of(config: RunConfig, number: int) -> Attempt:

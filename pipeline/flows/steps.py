@@ -21,8 +21,7 @@ from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
 from pipeline.flows.plan import make_plan, make_validation_plan
 from pipeline.flows.records import Run
-from pipeline.launch.base import Workers
-from pipeline.report.display import Display
+from pipeline.launch.base import Screen, Workers
 from pipeline.report.loggers import Logger
 from pipeline.report.metrics import StepMetrics, read_metrics, read_validation
 from pipeline.report.tables import reward_text
@@ -40,7 +39,7 @@ class Context:
     run: Run
     attempt: Attempt
     workers: Workers
-    display: Display
+    screen: Screen
     loggers: tuple[Logger, ...]
 
 
@@ -52,14 +51,14 @@ def rollout(context: Context, step: int) -> None:
         return
     replay_file = context.config.actor_rollout_ref.actor.router_replay.replay_file
     if replay_file is not None:
-        context.display.phase("rollout", f"step {step}: sealing from {replay_file}")
+        context.screen.phase("rollout", f"step {step}: sealing from {replay_file}")
         plan = make_plan(context.config, context.run, step)
         seal_replay(store, open_store(replay_file), step, plan)
     else:
         plan = _publish(context, keys.plan(step), make_plan(context.config, context.run, step))
         _await_shards(context, f"step {step}", plan, lambda shard: keys.rollout(step, shard))
         seal(store, step, plan["shards"], partial(shard_ids, plan), plan["policy_version"])
-    context.display.phase("rollout", None)
+    context.screen.phase("rollout", None)
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="train-{step}")
@@ -67,10 +66,10 @@ def train(context: Context, step: int) -> StepMetrics:
     """Wait until the trainer has finished a step; then write its record set, if one is wanted."""
     store = context.run.store
     samples = len(read_manifest(store, step).ids)
-    context.display.phase("training", f"step {step}: {samples} samples")
+    context.screen.phase("training", f"step {step}: {samples} samples")
     _wait(context, keys.metrics(step), "the trainer")
     record(context.config, context.run, step)
-    context.display.phase("training", None)
+    context.screen.phase("training", None)
     metrics = read_metrics(store, step)
     assert metrics is not None  # just awaited, and objects are never removed
     for logger in context.loggers:
@@ -93,10 +92,10 @@ def validate(context: Context, version: int) -> None:
     _await_shards(
         context, f"validating policy {version}", plan, lambda s: keys.validation(version, s)
     )
-    context.display.phase("rollout", None)
+    context.screen.phase("rollout", None)
     found = read_validation(context.run.store, version)
     assert found is not None  # just awaited
-    context.display.line(f"validation of policy {version}: reward {reward_text(found.reward)}")
+    context.screen.line(f"validation of policy {version}: reward {reward_text(found.reward)}")
     for logger in context.loggers:
         logger.log(version, {"val/reward/mean": found.reward})
 
@@ -115,7 +114,7 @@ def _await_shards(
 ) -> None:
     shards = plan["shards"]
     for shard in range(shards):
-        context.display.phase("rollout", f"{what}: {shard}/{shards} shards")
+        context.screen.phase("rollout", f"{what}: {shard}/{shards} shards")
         _wait(context, key_of(shard), f"rollout worker {shard % context.attempt.rollout_workers}")
 
 

@@ -1,1 +1,1 @@
-"""How a stage's workers start. Today: local processes."""
+"""How a run's workers start: as local processes, or as Kubernetes Jobs."""

@@ -4,7 +4,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class StageFailedError(Exception):
+class LaunchError(Exception):
+    """Workers cannot be started or looked after; the text says why, and what to do."""
+
+
+class StageFailedError(LaunchError):
     """Workers of a stage ended too often; the text says which, how, and shows the log's end."""
 
 
@@ -26,10 +30,32 @@ class Stage:
 
 
 class Workers(Protocol):
-    """Running stages. They end when the launcher does."""
+    """Running workers."""
 
-    def check(self) -> None:
-        """Restart workers that ended with an error; StageFailedError when too many did."""
+    def check(self) -> bool:
+        """Restart what ended with an error; StageFailedError when that happened too often.
+
+        Called often and from several threads. Whether any worker is still queued for a place:
+        time spent so does not count.
+        """
 
     def stop(self, grace_s: float) -> None:
-        """Give the workers time to end by themselves, then kill what is left."""
+        """Give the workers time to end by themselves, then kill what is left.
+
+        From now on `check` fails, so that no thread waits for workers that are gone.
+        """
+
+    def detach(self) -> bool:
+        """The flow is being ended from outside: whether the workers go on without it, for another
+        flow to attach to. If not, they have to be stopped. From now on `check` fails.
+        """
+
+
+class Screen(Protocol):
+    """Where people see what a run is doing. Safe to use from several threads."""
+
+    def phase(self, who: str, what: str | None) -> None:
+        """Say what a part of the run is doing now; None: nothing any more."""
+
+    def line(self, text: str) -> None:
+        """Say that something happened."""

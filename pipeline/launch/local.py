@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -12,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.launch.base import Stage, StageFailedError
+from pipeline.launch.tail import last_lines
 
-_LOG_TAIL_LINES = 25
 _START_MARK = "=== start of worker"
-_TORCHRUN_REPORT = re.compile(r"torch[./]distributed[./]elastic")
 
 
 @dataclass
@@ -47,8 +45,11 @@ class LocalWorkers:
             log = self.folder / f"{stage.name}-{index}.log"
             self._workers.append(_Worker(stage, index, log, _spawn(stage, index, log)))
 
-    def check(self) -> None:
-        """Restart workers that ended with an error; StageFailedError when too many did."""
+    def check(self) -> bool:
+        """Restart workers that ended with an error; StageFailedError when too many did.
+
+        Always False: nobody queues for this machine.
+        """
         with self._lock:
             if self._failure is not None:  # every thread that waits must hear of it
                 raise StageFailedError(self._failure)
@@ -73,6 +74,7 @@ class LocalWorkers:
                     f"{self._restarts[stage.name]} of {stage.max_restarts}, see {worker.log}"
                 )
                 worker.process = _spawn(stage, worker.index, worker.log)
+        return False
 
     def stop(self, grace_s: float) -> None:
         """Give the workers time to end by themselves, then kill what is left.
@@ -90,6 +92,10 @@ class LocalWorkers:
                 worker.process.stdin.close()  # the guard kills its command when the pipe closes
         for worker in self._workers:
             worker.process.wait()
+
+    def detach(self) -> bool:
+        """Local workers die with the process that started them."""
+        return False
 
 
 @contextlib.contextmanager
@@ -167,11 +173,5 @@ def _spawn(stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
 
 def _tail(log: Path) -> str:
     """The lines of the worker's last start that say why it ended."""
-    text = log.read_text(errors="replace")
-    lines = text.rpartition(_START_MARK)[2].splitlines()[1:]
-    # torchrun's own report of how its ranks ended, long and without the cause, comes last.
-    report = [i for i, line in enumerate(lines) if _TORCHRUN_REPORT.search(line)]
-    lines = lines[: report[0] if report else None]
-    errors = [i for i, line in enumerate(lines) if " ERROR " in line]
-    lines = lines[errors[0] if errors else 0 :][-_LOG_TAIL_LINES:]
-    return "\n".join(f"  | {line}" for line in lines)
+    text = log.read_text(errors="replace").rpartition(_START_MARK)[2]
+    return last_lines(text.partition("\n")[2])

@@ -1,10 +1,10 @@
-"""The terminal while a run is going on: one live line, and one line per finished step."""
+"""What a run is doing, for people: on a terminal, or in a log."""
 
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from rich.console import Console
@@ -62,29 +62,60 @@ class Display:
         with self._lock:
             self.console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
 
-    @contextlib.contextmanager
-    def warnings_of(self, logger: str) -> Iterator[None]:
-        """Print a logger's warnings too, at most one in ten seconds: waits say so at each try."""
-        handler = _Lines(self)
-        logging.getLogger(logger).addHandler(handler)
-        try:
-            yield
-        finally:
-            logging.getLogger(logger).removeHandler(handler)
-
     def _elapsed(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._started_s), 60)
         return f"\\[{minutes:02d}:{seconds:02d}]"
 
 
+class LogDisplay:
+    """The same for a run whose screen is a log: each new phase is a line. Safe to use from several
+    threads."""
+
+    def __init__(self, say: Callable[[str], None], show: Callable[[str], None]) -> None:
+        """`say` is given lines, `show` all present phases whenever one changes."""
+        self._say = say
+        self._show = show
+        self._phases: dict[str, str] = {}
+        self._said: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def phase(self, who: str, what: str | None) -> None:
+        """Say what a part of the run is doing now; None: nothing any more."""
+        with self._lock:
+            if what is None:
+                self._phases.pop(who, None)
+            else:
+                self._phases[who] = what
+                if self._said.get(who) != what:
+                    self._said[who] = what
+                    self._say(f"{who}: {what}")
+            text = " · ".join(f"{who}: {what}" for who, what in self._phases.items())
+        self._show(text)
+
+    def line(self, text: str) -> None:
+        """Say that something happened."""
+        self._say(text)
+
+
+@contextlib.contextmanager
+def warnings_of(logger: str, line: Callable[[str], None]) -> Iterator[None]:
+    """Say a logger's warnings too, at most one in ten seconds: waits say so at each try."""
+    handler = _Lines(line)
+    logging.getLogger(logger).addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(logger).removeHandler(handler)
+
+
 class _Lines(logging.Handler):
-    def __init__(self, display: Display) -> None:
+    def __init__(self, line: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._display = display
+        self._line = line
         self._last_s = -_WARNINGS_EVERY_S
 
     def emit(self, record: logging.LogRecord) -> None:
         now_s = time.monotonic()
         if now_s - self._last_s >= _WARNINGS_EVERY_S:
             self._last_s = now_s
-            self._display.line(record.getMessage())
+            self._line(record.getMessage())

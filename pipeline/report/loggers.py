@@ -3,7 +3,18 @@
 from pathlib import Path
 from typing import Protocol
 
+from pipeline.config.tree import RunConfig
 from pipeline.report.metrics import Metrics
+
+
+def tensorboard_folder(config: RunConfig) -> Path:
+    """Where a run's TensorBoard files lie on the flow's machine."""
+    return local_folder(config) / "tensorboard"
+
+
+def local_folder(config: RunConfig) -> Path:
+    """Where a run's logs and TensorBoard files lie on the flow's machine."""
+    return Path(config.trainer.default_local_dir, config.trainer.experiment_name)
 
 
 class Logger(Protocol):

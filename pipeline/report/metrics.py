@@ -1,5 +1,6 @@
 """The metrics of a run, read from its store."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.store import Store, keys
@@ -53,3 +54,9 @@ def read_validation(store: Store, version: int) -> Validation | None:
             return None
         total, count = total + body["reward_sum"], count + body["count"]
     return Validation(version, count, total / count if count else None)
+
+
+def validation_rewards(store: Store, versions: Iterable[int]) -> dict[int, float | None]:
+    """Mean reward of each policy version whose validation is complete."""
+    found = (read_validation(store, version) for version in versions)
+    return {validation.version: validation.reward for validation in found if validation}

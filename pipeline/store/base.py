@@ -21,6 +21,10 @@ class ObjectExistsError(StoreError):
     """A conditional create found the object there already."""
 
 
+class RefusedError(StoreError):
+    """The request was refused, and would be again: credentials, permissions, a missing bucket."""
+
+
 @dataclass(frozen=True)
 class ObjectInfo:
     """One listed object. Example: ObjectInfo(key='run.json', size=1834, modified_s=1e9)."""

@@ -17,11 +17,12 @@ from pipeline.store.base import (
     ObjectExistsError,
     ObjectInfo,
     ObjectMissingError,
+    RefusedError,
     StoreError,
     check_key,
     file_pieces,
 )
-from pipeline.store.s3_client import PATIENCE_S, RangeBeyondError, RefusedError, S3Client
+from pipeline.store.s3_client import PATIENCE_S, RangeBeyondError, S3Client
 from pipeline.store.s3_debris import discard_upload, unfinished_uploads
 from pipeline.store.s3_ranges import PIECE, spans
 from pipeline.store.s3_upload import MAX_PARTS, PART, S3Upload

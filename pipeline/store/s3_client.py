@@ -19,7 +19,12 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
-from pipeline.store.base import ObjectExistsError, ObjectMissingError, StoreError
+from pipeline.store.base import (
+    ObjectExistsError,
+    ObjectMissingError,
+    RefusedError,
+    StoreError,
+)
 from pipeline.store.s3_errors import FAILURES, Kind, Verdict, judge
 from pipeline.store.settings import PATH_STYLE
 
@@ -42,10 +47,6 @@ _T = TypeVar("_T")
 
 class RangeBeyondError(StoreError):
     """The first byte asked for is behind the object's end."""
-
-
-class RefusedError(StoreError):
-    """The server, or boto3 before it, refused the request; it would do so again."""
 
 
 class UploadGoneError(StoreError):

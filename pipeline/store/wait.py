@@ -18,13 +18,14 @@ def wait_for_any(
     keys: Sequence[str],
     timeout_s: float,
     maker: str,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], bool] = lambda: False,
 ) -> str:
     """Wait until one of the keys exists and return it; the earliest in the list wins.
 
     `maker` says who should make them ("rollout worker 3"), for the error. `meanwhile` is called
-    between polls and may raise to give up (a worker that died, a cancelled run).
-    Raises WaitTimeoutError after `timeout_s` seconds.
+    between polls and may raise to give up (a worker that died, a cancelled run); where it is true,
+    time does not count (the worker is queued for a place).
+    Raises WaitTimeoutError after `timeout_s` seconds that count.
     """
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S
@@ -32,7 +33,8 @@ def wait_for_any(
         for key in keys:
             if store.size(key) is not None:
                 return key
-        meanwhile()
+        if meanwhile():
+            deadline = time.monotonic() + timeout_s
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(
                 f"waited {timeout_s:.0f} s for {' or '.join(keys)} in {store.uri}; "

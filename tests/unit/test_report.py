@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline.report.display import Display
+from pipeline.report.display import Display, warnings_of
 from pipeline.report.loggers import TensorBoardLogger
 from pipeline.report.metrics import (
     StepMetrics,
@@ -107,7 +107,7 @@ def test_warnings_of_the_store_are_shown_now_and_then():
     """Who waits for a server that restarts should see why, but not each try."""
     console = Console(file=io.StringIO(), width=200)
     log = logging.getLogger("pipeline.store.s3_client")
-    with Display(console) as display, display.warnings_of("pipeline.store"):
+    with Display(console) as display, warnings_of("pipeline.store", display.line):
         for number in range(5):
             log.warning("try %d follows", number)
         log.info("nothing to see")

@@ -15,7 +15,7 @@ FLOW_RUN = "retrace.dev/flow-run"
 ATTEMPT = "retrace.dev/attempt"
 
 RUN_URI = "retrace.dev/run-uri"
-"""Annotation: the run's root in the object store. Runs of two stores may have one name."""
+"""Annotation, for people: the run's root in the object store."""
 RESTARTS = "retrace.dev/restarts"
 """Annotation of a training Job: restarts that count against launch.max_restarts so far."""
 
@@ -49,10 +49,19 @@ def training_job_name(run: str, run_uri: str, attempt: int, gang: int) -> str:
     return f"{_prefix(run, run_uri, attempt)}-train-{gang}"
 
 
+def is_of(job_name: str, run: str, run_uri: str) -> bool:
+    """Whether a Job belongs to a run, whatever its attempt."""
+    return job_name.startswith(f"{_stem(run, run_uri)}-")
+
+
 def gang_of(job_name: str) -> int:
     """The number of a training Job's gang."""
     return int(job_name.rpartition("-")[2])
 
 
 def _prefix(run: str, run_uri: str, attempt: int) -> str:
-    return f"{run}-{hashlib.sha256(run_uri.encode()).hexdigest()[:6]}-{attempt}"
+    return f"{_stem(run, run_uri)}-{attempt}"
+
+
+def _stem(run: str, run_uri: str) -> str:
+    return f"{run}-{hashlib.sha256(run_uri.encode()).hexdigest()[:6]}"

@@ -1,0 +1,97 @@
+"""What the Prefect UI shows of a run beside its log: progress, tables, texts.
+
+Artifacts are for people. They are made in a thread of their own, so a server that is away neither
+fails nor delays the run; of several versions that wait, the last is made.
+"""
+
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+from uuid import UUID
+
+import httpx
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.exceptions import PrefectException
+
+
+class Artifacts:
+    """The artifacts of one run. Made in its flow, closed at its end."""
+
+    def __init__(self, run: str, say: Callable[[str], None]) -> None:
+        """`say` hears of artifacts that could not be made."""
+        self._run = run
+        self._say = say
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="artifacts")
+        self._waiting: dict[str, Callable[[], None]] = {}
+        self._lock = threading.Lock()
+        self._progress: UUID | None = None
+        self._percent = 0.0
+        self._status = ""
+        self._context = contextvars.copy_context()  # says which flow run they belong to
+        self.failures = 0
+
+    def __enter__(self) -> "Artifacts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._maker.shutdown(wait=True)
+
+    def progress(self, percent: float) -> None:
+        """How far the run is."""
+        self._percent = percent
+        self._later("progress", self._make_progress)
+
+    def status(self, text: str) -> None:
+        """What the run is doing: shown beside how far it is."""
+        self._status = text
+        self._later("progress", self._make_progress)
+
+    def table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """A table, in place of the one of this name."""
+        key = self._key(name)
+        self._later(name, lambda: _done(create_table_artifact(rows, key=key)))
+
+    def text(self, name: str, markdown: str) -> None:
+        """A text, in place of the one of this name."""
+        key = self._key(name)
+        self._later(name, lambda: _done(create_markdown_artifact(markdown, key=key)))
+
+    def _make_progress(self) -> None:
+        percent, status = self._percent, self._status
+        if self._progress is None:
+            # The same function serves async flows, so its type says it may return a coroutine.
+            made = create_progress_artifact(percent, key=self._key("progress"), description=status)
+            self._progress = cast(UUID, made)
+        else:
+            update_progress_artifact(self._progress, percent, status)
+
+    def _key(self, name: str) -> str:
+        return f"{self._run}-{name}"
+
+    def _later(self, name: str, make: Callable[[], None]) -> None:
+        with self._lock:
+            queued = name in self._waiting
+            self._waiting[name] = make
+        if not queued:
+            self._maker.submit(self._context.run, self._make, name)
+
+    def _make(self, name: str) -> None:
+        with self._lock:
+            make = self._waiting.pop(name)
+        try:
+            make()
+        except (PrefectException, httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
+            self.failures += 1
+            if self.failures == 1:
+                self._say(f"Prefect did not take an artifact, the run goes on: {error!r}")
+
+
+def _done(_: object) -> None:
+    """Drop a result: what it is called for is done."""

@@ -1,0 +1,223 @@
+"""The flow of a run whose workers are Kubernetes Jobs: what the Prefect UI starts.
+
+Its parameters are the form that a user fills in. What their schema can say is refused when the run
+is created, everything else before any worker starts, with the words of `retrace check`.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import ObjectNotFound
+from prefect.flows import Flow
+from prefect.logging import get_run_logger
+from prefect.logging.loggers import flow_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Failed
+from pydantic import Field
+
+from pipeline.config.attempt import Attempt
+from pipeline.config.errors import InputError
+from pipeline.config.load import LoadedConfig, load_config
+from pipeline.config.tree import RunConfig
+from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.attempt import continue_attempt, validations_of
+from pipeline.flows.drive import Place, drive
+from pipeline.flows.records import Run
+from pipeline.launch.base import LaunchError, Workers
+from pipeline.launch.kubernetes.api import Api, ApiUnavailableError, delete_jobs_of
+from pipeline.launch.kubernetes.cluster import Cluster, read_cluster
+from pipeline.launch.kubernetes.jobs import Launch
+from pipeline.launch.kubernetes.workers import kubernetes_workers
+from pipeline.report.display import LogDisplay, warnings_of
+from pipeline.report.metrics import all_metrics, validation_rewards
+from pipeline.report.tables import summary
+from pipeline.store import StoreError
+from pipeline.store.settings import use_settings
+from pipeline.store.wait import WaitTimeoutError
+from pipeline.traces import TraceError
+
+_MODE = "actor_rollout_ref.actor.router_replay.mode"
+_LOCAL_FOLDER = "/tmp/retrace"
+
+
+def preset_folder() -> Path:
+    """Where the installation's run configurations lie: <preset>.yaml."""
+    return Path(os.environ.get("RETRACE_PRESETS", "/etc/retrace/presets"))
+
+
+def preset_names() -> list[str]:
+    """The presets of this installation."""
+    return sorted(path.stem for path in preset_folder().glob("*.yaml"))
+
+
+Preset = Annotated[
+    str,
+    Field(
+        description="The run configuration to start from. The installation's presets are listed in "
+        "the chart's values.",
+        json_schema_extra={"enum": list[Any](preset_names())},
+    ),
+]
+RunName = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$",
+        description="Name of the run: lower-case letters, digits and dashes. The name of a run "
+        "that exists continues it.",
+    ),
+]
+RouterReplay = Annotated[
+    Literal["preset", "disabled", "R2", "R3"],
+    Field(
+        description="Which routing the trainer replays. R3: the rollout engine's; R2: that of the "
+        "trainer's own log-prob pass; preset: what the preset says."
+    ),
+]
+Steps = Annotated[
+    int | None,
+    Field(ge=1, description="Training steps; none: what the preset says."),
+]
+Overrides = Annotated[
+    list[str],
+    Field(
+        description="Any other settings as key.path=value, one each, such as "
+        "trainer.save_freq=20. They win over everything above."
+    ),
+]
+
+
+def _delete_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """on_cancellation: end the run's workers. Prefect passes the parameters by these names."""
+    log = flow_run_logger(flow_run, flow)
+    try:
+        cluster = read_cluster()
+        deleted = delete_jobs_of(Api(cluster.namespace), cluster.instance, str(flow_run.id))
+        log.info("the run was cancelled, deleted its Jobs: %s", ", ".join(deleted) or "none")
+    except (InputError, LaunchError, ApiUnavailableError) as error:
+        log.warning("the run was cancelled, the janitor will delete its Jobs: %s", error)
+
+
+@flow(name="retrace", flow_run_name="{run_name}", on_cancellation=[_delete_jobs])
+def retrace(
+    preset: Preset,
+    run_name: RunName,
+    router_replay: RouterReplay = "preset",
+    steps: Steps = None,
+    overrides: Overrides = [],  # noqa: B006 - Prefect shows the default in the form
+) -> Any:
+    """GRPO on a mixture-of-experts policy: vLLM rollouts, Megatron training, routing replay.
+
+    Returns the run's URI in the object store, or the failed state with the reason.
+    """
+    log = get_run_logger()
+    try:
+        cluster = read_cluster()
+        loaded = load_preset(cluster, preset, run_name, router_replay, steps, overrides)
+        return _run(cluster, loaded)
+    except InputError as error:
+        for problem in error.problems:
+            log.error("error: %s", problem)
+        return Failed(name="Refused", message=str(error))
+    except (LaunchError, WaitTimeoutError, StoreError, TraceError) as error:
+        text = f"{type(error).__name__}: {error}"
+        log.error("%s\nStart the run again with the same name: it goes on.", text)
+        return Failed(message=text)
+
+
+def load_preset(
+    cluster: Cluster,
+    preset: str,
+    run_name: str,
+    router_replay: str,
+    steps: int | None,
+    overrides: list[str],
+) -> LoadedConfig:
+    """The settings of a run: the preset, the form's fields above it, the overrides above all.
+
+    Raises InputError.
+    """
+    path = preset_folder() / f"{preset}.yaml"
+    if preset not in preset_names():
+        raise InputError(
+            [f"preset: found {preset!r}, expected one of: {', '.join(preset_names())}"]
+        )
+    fields = [f"trainer.experiment_name={run_name}"]
+    if router_replay != "preset":
+        fields.append(f"{_MODE}={router_replay}")
+    if steps is not None:
+        fields.append(f"trainer.total_training_steps={steps}")
+    defaults = {"store.uri": cluster.store_uri, "trainer.default_local_dir": _LOCAL_FOLDER}
+    return load_config(path, [*fields, *overrides], defaults)
+
+
+def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
+    """Take the run to its end. Raises what `drive` raises."""
+    config = loaded.config
+    name = config.trainer.experiment_name
+    log = get_run_logger()
+    use_settings(config.store)
+    owner = str(flow_run.id)
+    log.info("run %s, start %s of flow run %s", name, flow_run.run_count, owner)
+    with Artifacts(name, log.warning) as artifacts:
+        screen = LogDisplay(log.info, artifacts.status)
+        with warnings_of("pipeline.store", screen.line):
+            for note in loaded.notes:
+                screen.line(f"note: {note}")
+            place = Place(
+                partial(continue_attempt, owner, _is_over),
+                partial(_workers, cluster, config, screen, owner),
+            )
+            run = drive(config, screen, artifacts, place)
+        artifacts.text("report", _report(config, run))
+    return run.uri
+
+
+def _is_over(flow_run_id: str) -> bool:
+    """Whether a flow run will never come back; one that the server does not know is over."""
+    with get_client(sync_client=True) as client:
+        try:
+            state = client.read_flow_run(UUID(flow_run_id)).state
+        except ObjectNotFound:
+            return True
+    return state is None or state.is_final()
+
+
+@contextlib.contextmanager
+def _workers(
+    cluster: Cluster, config: RunConfig, screen: LogDisplay, owner: str, run: Run, attempt: Attempt
+) -> Iterator[Workers]:
+    launch = Launch(cluster, config, run.uri, attempt, owner)
+    with kubernetes_workers(launch, screen) as workers:
+        yield workers
+
+
+def _report(config: RunConfig, run: Run) -> str:
+    """What the run came to and where it lies, as Markdown."""
+    steps = all_metrics(run.store)
+    lines = summary(steps, validation_rewards(run.store, validations_of(config)))
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3")
+    return "\n".join(
+        [
+            f"# Run {run.name}",
+            f"{len(steps)} steps of {config.trainer.total_training_steps} are finished.",
+            "",
+            "```",
+            *lines,
+            "```",
+            "",
+            f"Everything of it is in `{run.uri}`" + (f" at {endpoint}." if endpoint else "."),
+            "",
+            "```",
+            f"retrace traces ls {run.uri}",
+            f"retrace traces verify {run.uri}",
+            "```",
+        ]
+    )

@@ -1,0 +1,159 @@
+"""The steps of a run, wherever its workers are.
+
+    prepare ── validate ── step 0: rollout ─ train ── step 1: rollout ─ train ── ... ── stop
+                                     └── with max_staleness 1, rollout N+1 runs beside train N
+
+The flow starts the workers, publishes plans, seals steps and watches; it moves no tensors. It may
+be killed at any moment: started again with the same config it attaches to the run and goes on
+with the first step that is not finished.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture
+
+from pipeline.config.attempt import Attempt
+from pipeline.config.tree import RunConfig
+from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.attempt import end_attempt
+from pipeline.flows.prepare import prepare
+from pipeline.flows.records import Run
+from pipeline.flows.steps import Context, record, rollout, train, validate
+from pipeline.launch.base import Screen, Workers
+from pipeline.report.loggers import Logger, TensorBoardLogger, tensorboard_folder
+from pipeline.report.metrics import all_metrics, read_validation
+from pipeline.report.tables import step_line
+from pipeline.store import Store, StoreError, keys
+
+_STOP_GRACE_S = 30.0
+_FAILED_GRACE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's workers are, and how they are reached."""
+
+    begin: Callable[[Store, RunConfig], Attempt]
+    """A new attempt, or the one to attach to."""
+    launch: Callable[[Run, Attempt], AbstractContextManager[Workers]]
+    """Its workers, started or attached to."""
+
+
+def drive(config: RunConfig, screen: Screen, artifacts: Artifacts, place: Place) -> Run:
+    """Prepare a run, or attach to it, and take it to its last step.
+
+    Raises InputError before anything starts; LaunchError when workers cannot start, or fail too
+    often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
+    """
+    screen.phase("flow", "checking and staging inputs")
+    run = prepare_run(config)
+    screen.phase("flow", None)
+    attempt = place.begin(run.store, config)
+    finished = len(all_metrics(run.store))
+    if finished:
+        screen.line(f"attached to {run.uri}: {finished} steps are finished already")
+    for step in range(finished):  # an earlier start may have ended before it wrote them
+        record(config, run, step)
+    to_validate = _to_validate(run, attempt, screen)
+    if finished < attempt.total_training_steps or to_validate:
+        with (
+            _loggers(config) as loggers,
+            _workers(run, attempt, screen, place) as workers,
+        ):
+            context = Context(config, run, attempt, workers, screen, loggers)
+            _steps(context, artifacts, finished, to_validate)
+    return run
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, name="prepare")
+def prepare_run(config: RunConfig) -> Run:
+    """Validate everything, create or attach the run, publish policy 0."""
+    return prepare(config)
+
+
+def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list[int]) -> None:
+    """Take the run from its first unfinished step to its end."""
+    total = context.attempt.total_training_steps
+    staleness = context.config.trainer.max_staleness
+    artifacts.progress(100.0 * first / total)
+    rollouts: dict[int, PrefectFuture[None]] = {}
+    validations = [validate.submit(context, v) for v in to_validate if v < first]
+    for step in range(first, total):
+        context.screen.phase("run", f"step {step} of {total}")
+        if step in to_validate:
+            validations.append(validate.submit(context, step))
+        for ahead in range(step, min(step + staleness, total - 1) + 1):
+            if ahead not in rollouts:
+                rollouts[ahead] = rollout.submit(context, ahead)
+        rollouts.pop(step).result()
+        context.screen.phase("workers", None)
+        metrics = train(context, step)
+        if "console" in context.config.trainer.logger:
+            context.screen.line(step_line(metrics, total))
+        artifacts.progress(100.0 * (step + 1) / total)
+        artifacts.table(
+            "metrics", [{"step": s.step, **s.values} for s in all_metrics(context.run.store)]
+        )
+    context.screen.phase("run", None)
+    validations += [validate.submit(context, v) for v in to_validate if v >= max(first, total)]
+    for validation in validations:
+        validation.result()
+
+
+def _to_validate(run: Run, attempt: Attempt, screen: Screen) -> list[int]:
+    """The versions whose validation is missing and still possible."""
+    finished = len(all_metrics(run.store))
+    missing = [v for v in attempt.validations if read_validation(run.store, v) is None]
+    gone = [v for v in missing if v <= finished and run.store.size(keys.policy(v)) is None]
+    if gone:
+        screen.line(f"policies {gone} are not validated: they are no longer in the store")
+    return [v for v in missing if v not in gone]
+
+
+@contextlib.contextmanager
+def _workers(run: Run, attempt: Attempt, screen: Screen, place: Place) -> Iterator[Workers]:
+    """Start the workers or attach to them; end them in order, whatever happened.
+
+    Workers that outlive the flow are left alone when the flow is only ended from outside (a pod
+    that is moved, Ctrl-C): the next one attaches to them.
+    """
+    with place.launch(run, attempt) as workers:
+        reason, message = "cancelled", "the flow ended"
+        try:
+            yield workers
+            reason, message = "finished", ""
+        except Exception as error:
+            reason, message = "failed", str(error)
+            raise
+        finally:
+            if reason != "cancelled" or not workers.detach():
+                _end_attempt(run, attempt, reason, message, screen)
+                workers.stop(_STOP_GRACE_S if reason == "finished" else _FAILED_GRACE_S)
+
+
+def _end_attempt(run: Run, attempt: Attempt, reason: str, message: str, screen: Screen) -> None:
+    """Tell the workers to stop. If the run has failed because the store cannot be reached, neither
+    can they be told: what it failed of must not be hidden by that, and the launcher kills them."""
+    try:
+        end_attempt(run.store, attempt, reason, message)
+    except StoreError as error:
+        if reason == "finished":
+            raise
+        screen.line(f"the workers could not be told to stop and are killed: {error}")
+
+
+@contextlib.contextmanager
+def _loggers(config: RunConfig) -> Iterator[tuple[Logger, ...]]:
+    loggers: tuple[Logger, ...] = ()
+    if "tensorboard" in config.trainer.logger:
+        loggers = (TensorBoardLogger(tensorboard_folder(config)),)
+    try:
+        yield loggers
+    finally:
+        for logger in loggers:
+            logger.close()

@@ -1,0 +1,219 @@
+"""The Jobs of a run, as manifests: the installation's pod template and what the run decides.
+
+rollout    one Indexed Job; an index that fails is started again by itself, so the engine of the
+           others lives on. A pod that was evicted or preempted does not count.
+training   a gang: an Indexed Job of one pod per node, and a headless Service by which torchrun's
+           agents find node 0. Any lost pod fails the Job, for the ranks of the others cannot go
+           on; the launcher makes the next gang.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.attempt import Attempt
+from pipeline.config.exits import CONFIGURATION_ERROR
+from pipeline.config.tree import PodSettings, RunConfig
+from pipeline.launch.kubernetes import names
+from pipeline.launch.kubernetes.cluster import Cluster, Component
+from pipeline.store.settings import environment
+
+Manifest = dict[str, Any]
+
+_PORT = 29500
+"""Where node 0 of a gang listens: torchrun's default."""
+_READY_FILE = "/tmp/retrace-ready"
+_QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One attempt of a run in a cluster: what its Jobs are made from."""
+
+    cluster: Cluster
+    config: RunConfig
+    run_uri: str
+    attempt: Attempt
+    flow_run: str
+    """Id of the flow run that the Jobs belong to."""
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.config.trainer.experiment_name
+
+    def labels(self, component: str) -> dict[str, str]:
+        """Labels of a Job, its pods and its Service."""
+        return {
+            **self.cluster.jobs.labels,
+            names.MANAGED_BY: names.RETRACE,
+            names.INSTANCE: self.cluster.instance,
+            names.COMPONENT: component,
+            names.RUN: self.run,
+            names.FLOW_RUN: self.flow_run,
+            names.ATTEMPT: str(self.attempt.number),
+        }
+
+
+def rollout_job(launch: Launch) -> Manifest:
+    """All rollout workers: the pod of index i is worker i."""
+    settings = launch.config.launch.kubernetes.rollout
+    rollout = launch.config.actor_rollout_ref.rollout
+    gpus = _gpus(
+        launch.cluster, launch.cluster.rollout, settings, rollout.tensor_model_parallel_size
+    )
+    command = [
+        *("python", "-m", "operators.rollout", "--run-uri", launch.run_uri),
+        *("--worker", "$(JOB_COMPLETION_INDEX)", "--attempt", str(launch.attempt.number)),
+    ]
+    job = _job(
+        launch,
+        names.rollout_job_name(launch.run, launch.run_uri, launch.attempt.number),
+        names.ROLLOUT,
+        launch.attempt.rollout_workers,
+        _pod(launch, launch.cluster.rollout, settings, names.ROLLOUT, command, gpus),
+    )
+    job["spec"] |= {
+        "backoffLimitPerIndex": launch.config.launch.max_restarts,
+        "maxFailedIndexes": 0,  # a shard's worker is missing for good: the run cannot go on
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"operator": "In", "values": [CONFIGURATION_ERROR]},
+                },
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+            ]
+        },
+    }
+    return job
+
+
+def training_job(launch: Launch, gang: int, restarts: int) -> Manifest:
+    """A training gang; `restarts` of the gangs before it count against launch.max_restarts."""
+    settings = launch.config.launch.kubernetes.training
+    trainer = launch.config.trainer
+    gpus = _gpus(launch.cluster, launch.cluster.training, settings, trainer.n_gpus_per_node)
+    name = names.training_job_name(launch.run, launch.run_uri, launch.attempt.number, gang)
+    command = [
+        *("python", "-m", "torch.distributed.run", "--nnodes", str(trainer.nnodes)),
+        *("--nproc-per-node", str(trainer.n_gpus_per_node), "--max-restarts", "0"),
+        *("--node-rank", "$(JOB_COMPLETION_INDEX)"),
+        *("--master-addr", f"{name}-0.{name}", "--master-port", str(_PORT)),
+        # The nodes' pods may start far apart: a large image is pulled on one of them.
+        *("--rdzv-conf", f"timeout={launch.attempt.start_timeout_s:.0f}"),
+        *("-m", "operators.training", "--run-uri", launch.run_uri),
+        *("--attempt", str(launch.attempt.number)),
+    ]
+    pod = _pod(launch, launch.cluster.training, settings, names.TRAINING, command, gpus)
+    pod["spec"]["subdomain"] = name
+    job = _job(launch, name, names.TRAINING, trainer.nnodes, pod)
+    job["metadata"]["annotations"][names.RESTARTS] = str(restarts)
+    job["spec"]["backoffLimit"] = 0
+    return job
+
+
+def training_service(launch: Launch, job: Mapping[str, Any]) -> Manifest:
+    """The headless Service of a gang that exists; it goes when its Job goes."""
+    name = job["metadata"]["name"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": name,
+            "labels": launch.labels(names.TRAINING),
+            "ownerReferences": [
+                {
+                    "apiVersion": "batch/v1",
+                    "kind": "Job",
+                    "name": name,
+                    "uid": job["metadata"]["uid"],
+                }
+            ],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,  # they are ready once they have found one another
+            "selector": {names.JOB_OF_POD: name},
+            "ports": [{"name": "rendezvous", "port": _PORT}],
+        },
+    }
+
+
+def _gpus(cluster: Cluster, component: Component, settings: PodSettings, implied: int) -> int:
+    """GPUs of a pod: the run's setting, the installation's, or what the run implies."""
+    if settings.gpus is not None:
+        return settings.gpus
+    if component.gpus is not None:
+        return component.gpus
+    return implied if cluster.gpu_resource else 0
+
+
+def _pod(
+    launch: Launch,
+    component: Component,
+    settings: PodSettings,
+    name: str,
+    command: list[str],
+    gpus: int,
+) -> Manifest:
+    pod: Manifest = copy.deepcopy(dict(component.template))
+    metadata = pod.setdefault("metadata", {})
+    metadata["labels"] = {**metadata.get("labels", {}), **launch.labels(name)}
+    pod["spec"]["restartPolicy"] = "Never"  # the Job decides what a pod's end means
+    [container] = pod["spec"]["containers"]
+    container["command"] = command
+    variables = environment(launch.config.store) | {"RETRACE_READY_FILE": _READY_FILE}
+    threads = launch.config.launch.threads_per_worker
+    if threads is not None:
+        variables["OMP_NUM_THREADS"] = str(threads)
+    # Ours come last: of two variables with one name, Kubernetes takes the last.
+    container["env"] = [
+        *container.get("env", []),
+        *({"name": variable, "value": value} for variable, value in variables.items()),
+    ]
+    # A pod is ready once its engine is loaded: what `kubectl get pods` shows is then true.
+    container["readinessProbe"] = {
+        "exec": {"command": ["test", "-f", _READY_FILE]},
+        "periodSeconds": 5,
+    }
+    if settings.image is not None:
+        container["image"] = settings.image
+    resources = container.setdefault("resources", {})
+    if settings.cpu is not None:
+        _require(resources, "cpu", settings.cpu)
+    if settings.memory is not None:
+        _require(resources, "memory", settings.memory)
+    if gpus:
+        _require(resources, launch.cluster.gpu_resource or "nvidia.com/gpu", str(gpus))
+    return pod
+
+
+def _require(resources: Manifest, resource: str, amount: str) -> None:
+    for part in ("requests", "limits"):
+        resources[part] = {**(resources.get(part) or {}), resource: amount}
+
+
+def _job(launch: Launch, name: str, component: str, pods: int, template: Manifest) -> Manifest:
+    rules = launch.cluster.jobs
+    labels = launch.labels(component)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            # Kueue, where it is installed, suspends a Job with this label until its turn comes.
+            "labels": labels | ({_QUEUE: rules.queue} if rules.queue else {}),
+            "annotations": {names.RUN_URI: launch.run_uri},
+        },
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": pods,
+            "parallelism": pods,
+            "podReplacementPolicy": "Failed",  # never two pods of one index
+            "ttlSecondsAfterFinished": rules.ttl_s,
+            "activeDeadlineSeconds": rules.deadline_s,
+            "template": template,
+        },
+    }

@@ -1,0 +1,131 @@
+"""What a worker's pod is doing, and what is wrong with it: read from the pod object alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from pipeline.launch.kubernetes import names
+
+
+class Phase(Enum):
+    """What a pod is doing; the values are shown to people."""
+
+    PENDING = "waiting for a node"
+    STARTING = "starting (image, volumes)"
+    LOADING = "loading the model"
+    RUNNING = "running"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+# The kubelet tries these again for ever, and a Job does not count them: the pod is pending.
+_WAITING_TROUBLES = {
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImageNeverPull",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "RunContainerError",
+}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A worker's pod. Example: Pod('q-3fa2c1-0-rollout-1-x2x', '6f0c...', ...)."""
+
+    name: str
+    uid: str
+    job: str
+    component: str
+    attempt: str
+    index: int
+    phase: Phase
+    trouble: str | None
+    """What keeps it from starting, or how it failed; None: nothing is wrong."""
+    exit_code: int | None
+    """Of a pod that failed, None if it did not even start."""
+    disrupted: bool
+    """Evicted, preempted, drained: not the worker's fault."""
+    ended_at: str
+    """When its container ended (RFC 3339), empty before that."""
+
+    @property
+    def who(self) -> str:
+        """Example: rollout worker 1 (pod q-3fa2c1-0-rollout-1-x2x)."""
+        what = "rollout worker" if self.component == names.ROLLOUT else "training node"
+        return f"{what} {self.index} (pod {self.name})"
+
+    @property
+    def is_live(self) -> bool:
+        """It runs, or may run."""
+        return self.phase not in (Phase.ENDED, Phase.FAILED)
+
+
+def read_pod(pod: Mapping[str, Any]) -> Pod:
+    """A pod of one of our Jobs, as the API server describes it."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    labels = metadata["labels"]
+    state = _container(status).get("state", {})
+    phase = _phase(status, state)
+    ended = state.get("terminated", {})
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job=labels.get(names.JOB_OF_POD, ""),
+        component=labels[names.COMPONENT],
+        attempt=labels[names.ATTEMPT],
+        index=int(metadata.get("annotations", {}).get(names.INDEX_OF_POD, -1)),
+        phase=phase,
+        trouble=_how_it_failed(status, ended) if phase is Phase.FAILED else _why_not(status, state),
+        exit_code=ended.get("exitCode") if phase is Phase.FAILED else None,
+        disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
+        ended_at=ended.get("finishedAt") or "",
+    )
+
+
+def _phase(status: Mapping[str, Any], state: Mapping[str, Any]) -> Phase:
+    if status.get("phase") == "Failed":
+        return Phase.FAILED
+    if status.get("phase") == "Succeeded":
+        return Phase.ENDED
+    if "terminated" in state:  # the pod's own phase follows
+        return Phase.FAILED if state["terminated"]["exitCode"] else Phase.ENDED
+    if "running" in state:
+        return Phase.RUNNING if _container(status).get("ready") else Phase.LOADING
+    scheduled = _condition(status, "PodScheduled").get("status") == "True"
+    return Phase.STARTING if scheduled else Phase.PENDING
+
+
+def _how_it_failed(status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    if not ended:
+        return f"{status.get('reason', 'failed')}: {status.get('message', 'the node is gone')}"
+    reason = ended.get("reason", "Error")
+    text = f"exit code {ended['exitCode']}"
+    if reason == "OOMKilled":
+        return f"OOMKilled ({text}): it needed more memory than its limit"
+    if _condition(status, "DisruptionTarget").get("status") == "True":
+        return f"{text}, disrupted: {_condition(status, 'DisruptionTarget').get('message', '')}"
+    return text if reason == "Error" else f"{reason} ({text})"
+
+
+def _why_not(status: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
+    """What keeps a pod from starting; None: nothing that is known."""
+    waiting = state.get("waiting", {})
+    if waiting.get("reason") in _WAITING_TROUBLES:
+        return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return f"{scheduled.get('reason', 'Pending')}: {scheduled.get('message', '')}"
+    return None
+
+
+def _container(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    statuses: list[Mapping[str, Any]] = status.get("containerStatuses") or [{}]
+    ours = [s for s in statuses if s.get("name") in (names.ROLLOUT, names.TRAINING)]
+    return (ours or statuses)[0]
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((c for c in status.get("conditions") or [] if c["type"] == kind), {})
