@@ -58,40 +58,10 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in preset_folder().glob("*.yaml"))
 
 
-Preset = Annotated[
-    str,
-    Field(
-        description="The run configuration to start from. The installation's presets are listed in "
-        "the chart's values.",
-        json_schema_extra={"enum": list[Any](preset_names())},
-    ),
-]
-RunName = Annotated[
-    str,
-    Field(
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$",
-        description="Name of the run: lower-case letters, digits and dashes. The name of a run "
-        "that exists continues it.",
-    ),
-]
-RouterReplay = Annotated[
-    Literal["preset", "disabled", "R2", "R3"],
-    Field(
-        description="Which routing the trainer replays. R3: the rollout engine's; R2: that of the "
-        "trainer's own log-prob pass; preset: what the preset says."
-    ),
-]
-Steps = Annotated[
-    int | None,
-    Field(ge=1, description="Training steps; none: what the preset says."),
-]
-Overrides = Annotated[
-    list[str],
-    Field(
-        description="Any other settings as key.path=value, one each, such as "
-        "trainer.save_freq=20. They win over everything above."
-    ),
-]
+Preset = Annotated[str, Field(json_schema_extra={"enum": list[Any](preset_names())})]
+RunName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+RouterReplay = Literal["preset", "disabled", "R2", "R3"]
+Steps = Annotated[int | None, Field(ge=1)]
 
 
 def _delete_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -111,11 +81,22 @@ def retrace(
     run_name: RunName,
     router_replay: RouterReplay = "preset",
     steps: Steps = None,
-    overrides: Overrides = [],  # noqa: B006 - Prefect shows the default in the form
+    overrides: list[str] = [],  # noqa: B006 - Prefect shows the default in the form
 ) -> Any:
     """GRPO on a mixture-of-experts policy: vLLM rollouts, Megatron training, routing replay.
 
-    Returns the run's URI in the object store, or the failed state with the reason.
+    Args:
+        preset: The run configuration to start from; presets are values of the Helm chart.
+        run_name: Name of the run: lower-case letters, digits and dashes, 40 at most. The name of a
+            run that exists continues it.
+        router_replay: Which routing the trainer replays. R3: the rollout engine's. R2: that of the
+            trainer's own log-prob pass. preset: what the preset says.
+        steps: Training steps; none: what the preset says.
+        overrides: Any other settings as key.path=value, one each, such as trainer.save_freq=20.
+            They win over everything above.
+
+    Returns:
+        The run's URI in the object store, or the failed state with the reason.
     """
     log = get_run_logger()
     try:
