@@ -26,8 +26,8 @@ class Data(Section):
     train_files: str | list[str] | None = Field(
         None,
         json_schema_extra=INPUT,
-        description="Parquet file(s) with columns prompt (chat messages), data_source, "
-        "reward_model.ground_truth and, optionally, extra_info.",
+        description="Parquet file(s), paths or s3:// URIs, with columns prompt (chat messages), "
+        "data_source, reward_model.ground_truth and, optionally, extra_info.",
     )
     val_files: str | list[str] | None = Field(
         None,
@@ -53,7 +53,8 @@ class Model(Section):
 
     path: str = Field(
         json_schema_extra=INPUT,
-        description="Folder with HF config, safetensors and tokenizer, or a Hugging Face hub id.",
+        description="Folder with HF config, safetensors and tokenizer, its s3:// URI, or a Hugging "
+        "Face hub id.",
     )
 
 
@@ -231,7 +232,7 @@ class CustomRewardFunction(Section):
 
     path: str = Field(
         json_schema_extra=INPUT,
-        description="Self-contained Python file with verl's "
+        description="Self-contained Python file (path or s3:// URI) with verl's "
         "compute_score(data_source, solution_str, ground_truth, extra_info).",
     )
     name: str = Field("compute_score", description="Name of the function in that file.")

@@ -107,8 +107,8 @@ def _changed_model(inputs: Inputs, staged: dict[str, Any]) -> Iterator[str]:
     if names != set(staged):
         yield f"{key}: it has the files {', '.join(sorted(staged))}, now {', '.join(sorted(names))}"
         return
-    # A hub model's weights may not be here yet; its index and config are.
-    here = sorted(names) if model.hub_id is None else sorted(model.small_files)
+    # A remote model's weights may not be here yet; its index and config are.
+    here = sorted(names) if model.remote is None else sorted(model.small_files)
     for name in here:
         now = digest_of(model.folder / name)
         if now != staged[name]["sha256"]:

@@ -7,7 +7,6 @@ failed, so that all problems are shown together.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from pipeline.config.errors import InputError
 from pipeline.config.model import moe_geometry
 from pipeline.config.tree import RunConfig
 from pipeline.flows.attach import attach_problems
+from pipeline.flows.fetch import local_file
 from pipeline.flows.model import ModelFolder, find_model
 from pipeline.flows.plan import make_plan
 from pipeline.flows.prompts import PromptTable, read_rows, tokenise_rows
@@ -108,7 +108,7 @@ def _check_reward(config: RunConfig) -> bytes | None:
     reward = config.custom_reward_function
     if reward is None:
         return None
-    path = Path(reward.path).expanduser()
+    path = local_file("custom_reward_function.path", reward.path)
     try:
         load_reward(path, reward.name)
     except RewardError as error:

@@ -1,4 +1,5 @@
-"""The model's folder: config, tokenizer and safetensors, here or from the Hugging Face hub."""
+"""The model's folder: config, tokenizer and safetensors; here, in object storage or on the Hugging
+Face hub."""
 
 import json
 import re
@@ -11,6 +12,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from pipeline.config.errors import InputError
+from pipeline.flows.fetch import fetch_files, is_remote, remote_names
 
 _KEY = "actor_rollout_ref.model.path"
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
@@ -25,8 +27,8 @@ class ModelFolder:
     """What is staged of a model. Example: ModelFolder(Path('examples/model'), None, {...}, ...)."""
 
     folder: Path
-    hub_id: str | None
-    """Weights are fetched from the hub when they are staged, not when they are checked."""
+    remote: str | None
+    """Hub id or s3:// URI: weights are fetched when they are staged, not when they are checked."""
     config: Mapping[str, Any]
     """config.json."""
     small_files: tuple[str, ...]
@@ -34,33 +36,37 @@ class ModelFolder:
 
 
 def find_model(path: str) -> ModelFolder:
-    """The model at a folder or hub id, without the weights of the latter.
+    """The model at a folder, s3:// URI or hub id; of the latter two without the weights.
 
     Raises InputError: no such folder, hub not reached, files missing or unreadable.
     """
+    remote = None
     folder = Path(path).expanduser()
-    hub_id = None
-    if not folder.is_dir():
+    if is_remote(path):
+        remote = path
+        folder = _fetch(path, _SMALL_FILES)
+    elif not folder.is_dir():
         if folder.exists() or not _HUB_ID.match(path):
             raise InputError(
                 [
                     f"{_KEY}: no folder {path} (from {Path.cwd()}); write a folder with "
-                    "config.json, safetensors and tokenizer, or a hub id like Qwen/Qwen3-30B-A3B"
+                    "config.json, safetensors and tokenizer, its s3:// URI, or a hub id like "
+                    "Qwen/Qwen3-30B-A3B"
                 ]
             )
-        hub_id = path
+        remote = path
         folder = _fetch(path, _SMALL_FILES)
     config = _read_json(folder, "config.json")
     small = tuple(sorted({file.name for pattern in _SMALL_FILES for file in folder.glob(pattern)}))
-    model = ModelFolder(folder, hub_id, config, small, _weights(folder))
-    return model if hub_id else _complete(model)
+    model = ModelFolder(folder, remote, config, small, _weights(folder))
+    return model if remote else _complete(model)
 
 
 def with_weights(model: ModelFolder) -> ModelFolder:
     """The same model with its weights on this machine. Raises InputError."""
-    if model.hub_id is None:
+    if model.remote is None:
         return model
-    folder = _fetch(model.hub_id, [*_SMALL_FILES, *model.weight_files])
+    folder = _fetch(model.remote, [*_SMALL_FILES, *model.weight_files])
     return _complete(replace(model, folder=folder))
 
 
@@ -103,14 +109,16 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def _fetch(hub_id: str, patterns: list[str]) -> Path:
+def _fetch(place: str, patterns: list[str]) -> Path:
+    if is_remote(place):
+        return fetch_files(_KEY, place, remote_names(_KEY, place, patterns))
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns))
+        return Path(snapshot_download(place, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
             [
-                f"{_KEY}: {hub_id} is no folder here, and could not be fetched from the Hugging "
+                f"{_KEY}: {place} is no folder here, and could not be fetched from the Hugging "
                 f"Face hub: {reason}; write a folder, or mend the access (HF_TOKEN, HF_HUB_OFFLINE)"
             ]
         ) from error

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config.errors import InputError
 from pipeline.config.tree import Data
+from pipeline.flows.fetch import local_file
 from pipeline.flows.tokenizer import ChatTokenizer
 
 SCHEMA = pa.schema(
@@ -117,12 +118,12 @@ def tokenise_rows(
 
 
 def _read_file(key: str, name: str, data: Data) -> list[Row]:
-    path = Path(name).expanduser()
+    path = local_file(key, name)
     if not path.is_file():
         raise InputError(
             [
-                f"{key}: no file {name} (from {Path.cwd()}); write the path of a Parquet file in "
-                "verl's layout"
+                f"{key}: no file {name} (from {Path.cwd()}); write the path or s3:// URI of a "
+                "Parquet file in verl's layout"
             ]
         )
     try:

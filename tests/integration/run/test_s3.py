@@ -9,7 +9,7 @@ from pipeline.report.metrics import all_metrics
 from pipeline.store import Store, keys, open_store
 from pipeline.store.commit import read_commit, sha256
 from pipeline.traces import read_manifest
-from tests.integration.run.retrace_runs import command, run, small, start, workers
+from tests.integration.run.retrace_runs import ROOT, command, run, small, start, workers
 from tests.integration.run.test_faults import wait_for
 from tests.minio import Minio, new_place, start_minio, use
 from tests.proxy import start_proxy, without
@@ -32,15 +32,37 @@ def contents(store: Store) -> dict[str, str]:
     return {info.key: sha256(store.read(info.key)) for info in store.list("")}
 
 
+def inputs_at(place: str) -> list[str]:
+    """The example's model, prompts and reward function, copied into the object store."""
+    example = ROOT / "examples/addition"
+    store = open_store(f"{place}/inputs")
+    for path in (example / "train.parquet", example / "reward.py", *(example / "model").iterdir()):
+        store.create_from_file(str(path.relative_to(example)), path)
+    return [
+        f"data.train_files={place}/inputs/train.parquet",
+        f"custom_reward_function.path={place}/inputs/reward.py",
+        f"actor_rollout_ref.model.path={place}/inputs/model",
+    ]
+
+
 def test_the_main_job_on_minio(tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch):
     """The run, its record set, and a run that replays the set bit by bit, all at s3://, with the
-    endpoint among the settings; every command for traces reads them. No secret is written."""
+    endpoint among the settings; every command for traces reads them. The replaying run's model,
+    prompts and reward function are at s3:// too. No secret is written."""
     place = new_place()
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     at_minio = [f"store.uri={place}/runs", f"store.endpoint={server.url}", "store.path_style=true"]
     settings = small(tmp_path, "main", *at_minio, f"{ROUTER_REPLAY}.record_file={place}/set")
     printed = run(*settings)
-    replayed = small(tmp_path, "again", *at_minio, f"{ROUTER_REPLAY}.replay_file={place}/set")
+    use(server, monkeypatch)
+    remote = inputs_at(place)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    assert "is right" in command("check", "examples/quickstart.yaml", *settings, *remote)
+    wrong = f"data.train_files={place}/inputs/none.parquet"
+    printed_wrong = command("check", "examples/quickstart.yaml", *settings, wrong, expect=2)
+    assert "data.train_files: there is no object none.parquet" in printed_wrong
+    replay = f"{ROUTER_REPLAY}.replay_file={place}/set"
+    replayed = small(tmp_path, "again", *at_minio, *remote, replay)
     assert f"run {place}/runs/again" in command("check", "examples/quickstart.yaml", *replayed)
     run(*replayed)
     assert f"run      {place}/runs/main" in printed
