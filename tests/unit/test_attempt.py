@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.errors import InputError
 from pipeline.config.tree import RunConfig
-from pipeline.flows.attempt import attempt_of, begin_attempt, end_attempt, validations_of
+from pipeline.flows.attempt import (
+    attempt_of,
+    begin_attempt,
+    continue_attempt,
+    end_attempt,
+    validations_of,
+)
 from pipeline.store import keys, open_store
 from pipeline.store.commit import read_commit
 
@@ -55,3 +62,33 @@ def test_each_start_has_a_number_and_a_stop_object_of_its_own(tmp_path: Path):
     assert store.size(keys.stop(1)) is None
     assert read_commit(store, keys.attempt(1))["total_training_steps"] == 9
     assert read_commit(store, keys.attempt(1))["validations"] == [0, 9]
+
+
+class TestAFlowRunThatComesBack:
+    """A flow pod that died is replaced by another of the same flow run."""
+
+    def continued(self, store, owner: str, over: bool = False):
+        return continue_attempt(owner, lambda other: over, store, config())
+
+    def test_it_goes_on_with_its_attempt(self, tmp_path: Path):
+        store = open_store(str(tmp_path))
+        first = self.continued(store, "mine")
+        assert self.continued(store, "mine") == first
+        assert store.size(keys.attempt(1)) is None
+
+    def test_after_the_end_of_its_attempt_it_begins_another(self, tmp_path: Path):
+        store = open_store(str(tmp_path))
+        end_attempt(store, self.continued(store, "mine"), "failed", "no expert left")
+        assert self.continued(store, "mine").number == 1
+
+    def test_another_flow_run_is_refused_while_the_first_may_come_back(self, tmp_path: Path):
+        store = open_store(str(tmp_path))
+        self.continued(store, "mine")
+        with pytest.raises(InputError, match="'x' is at work in flow run mine; wait for it"):
+            self.continued(store, "other")
+
+    def test_what_a_lost_flow_run_left_is_ended(self, tmp_path: Path):
+        store = open_store(str(tmp_path))
+        self.continued(store, "mine")
+        assert self.continued(store, "other", over=True).number == 1
+        assert read_commit(store, keys.stop(0))["reason"] == "cancelled"

@@ -1,0 +1,268 @@
+"""The Jobs of a run as manifests, and what pods say of themselves."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.attempt import Attempt
+from pipeline.config.tree import RunConfig
+from pipeline.flows.attempt import attempt_of
+from pipeline.launch.kubernetes import names
+from pipeline.launch.kubernetes.cluster import Cluster, Component, JobRules
+from pipeline.launch.kubernetes.jobs import Launch, rollout_job, training_job, training_service
+from pipeline.launch.kubernetes.pods import Phase, read_pod
+from pipeline.launch.kubernetes.watch import read_jobs, state_text
+
+URI = "s3://retrace/runs/quickstart"
+
+
+def template(container: str) -> dict:
+    return {
+        "metadata": {"labels": {"team": "rl"}},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": container,
+                    "image": f"retrace/{container}:1",
+                    "env": [{"name": "HOME", "value": "/tmp"}],
+                    "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "4Gi"}},
+                }
+            ],
+        },
+    }
+
+
+def launch(gpu_resource: str = "nvidia.com/gpu", queue: str = "", **settings: dict) -> Launch:
+    cluster = Cluster(
+        namespace="retrace",
+        instance="retrace",
+        store_uri="s3://retrace/runs",
+        gpu_resource=gpu_resource,
+        jobs=JobRules(3600, 86400, queue, {"cost-centre": "7"}),
+        rollout=Component(None, template("rollout")),
+        training=Component(None, template("training")),
+    )
+    sections: dict = {
+        "data": {"train_files": "t.parquet"},
+        "actor_rollout_ref": {
+            "model": {"path": "m"},
+            "rollout": {"tensor_model_parallel_size": 2},
+        },
+        "trainer": {"experiment_name": "quickstart", "nnodes": 2, "n_gpus_per_node": 8},
+        "launch": {"rollout_workers": 4, "max_restarts": 2},
+        "store": {"uri": "s3://retrace/runs", "region": "eu-north-1"},
+    }
+    config = RunConfig.model_validate(sections | settings)
+    return Launch(cluster, config, URI, attempt_of(config, 3), "0b5f")
+
+
+def container(job: dict) -> dict:
+    [found] = job["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def test_rollout_job():
+    """A worker per index that knows it, restarted by itself; GPUs as the engine's parallelism."""
+    job = rollout_job(launch())
+    spec = job["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimitPerIndex"]) == (4, 4, 2)
+    assert job["metadata"]["name"].startswith("quickstart-")
+    assert job["metadata"]["name"].endswith("-3-rollout")
+    command = " ".join(container(job)["command"])
+    assert f"--run-uri {URI} --worker $(JOB_COMPLETION_INDEX) --attempt 3" in command
+    resources = container(job)["resources"]
+    assert resources["requests"] == {"cpu": "1", "nvidia.com/gpu": "2"}
+    assert resources["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "2"}
+    rules = spec["podFailurePolicy"]["rules"]
+    assert rules[0] == {
+        "action": "FailJob",
+        "onExitCodes": {"operator": "In", "values": [78]},
+    }
+    assert rules[1]["action"] == "Ignore"
+    assert {"name": "AWS_REGION", "value": "eu-north-1"} in container(job)["env"]
+
+
+def test_training_gang():
+    """One pod per node; torchrun meets at node 0's name in the gang's own Service."""
+    made = launch()
+    job = training_job(made, gang=1, restarts=1)
+    name = job["metadata"]["name"]
+    assert name.endswith("-3-train-1")
+    assert names.gang_of(name) == 1
+    assert job["metadata"]["annotations"][names.RESTARTS] == "1"
+    assert (job["spec"]["completions"], job["spec"]["backoffLimit"]) == (2, 0)
+    assert job["spec"]["template"]["spec"]["subdomain"] == name
+    command = " ".join(container(job)["command"])
+    assert f"--master-addr {name}-0.{name}" in command
+    assert "--nnodes 2 --nproc-per-node 8" in command
+    assert container(job)["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    job["metadata"]["uid"] = "1234"
+    service = training_service(made, job)
+    assert service["metadata"]["name"] == name
+    assert service["spec"]["selector"] == {names.JOB_OF_POD: name}
+    assert service["metadata"]["ownerReferences"][0]["uid"] == "1234"
+
+
+def test_labels_are_on_jobs_and_pods_and_the_template_stays_as_it_was():
+    made = launch(queue="gpus")
+    before = copy.deepcopy(made.cluster)
+    job = rollout_job(made)
+    for labels in (job["metadata"]["labels"], job["spec"]["template"]["metadata"]["labels"]):
+        assert labels[names.RUN] == "quickstart"
+        assert labels[names.FLOW_RUN] == "0b5f"
+        assert labels[names.ATTEMPT] == "3"
+        assert labels["cost-centre"] == "7"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert job["spec"]["template"]["metadata"]["labels"]["team"] == "rl"
+    assert "suspend" not in job["spec"]  # without Kueue nobody would resume it
+    assert made.cluster == before
+
+
+def test_a_run_may_ask_for_other_pods():
+    pods = {"rollout": {"image": "mine:2", "cpu": "8", "memory": "64Gi", "gpus": 4}}
+    job = rollout_job(launch(launch={"rollout_workers": 1, "kubernetes": pods}))
+    assert container(job)["image"] == "mine:2"
+    amounts = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"}
+    assert container(job)["resources"] == {"requests": amounts, "limits": amounts}
+
+
+def test_without_a_gpu_resource_pods_ask_for_none():
+    assert "nvidia.com/gpu" not in str(rollout_job(launch(gpu_resource="")))
+
+
+@given(
+    run=st.from_regex(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True),
+    attempt=st.integers(0, 999),
+    gang=st.integers(0, 99),
+    node=st.integers(0, 9),
+)
+def test_host_names_fit(run: str, attempt: int, gang: int, node: int):
+    """A pod's host name is its Job's name and index: a DNS label has 63 characters."""
+    name = names.training_job_name(run, URI, attempt, gang)
+    assert len(f"{name}-{node}") <= 63
+    assert names.is_of(name, run, URI)
+    assert not names.is_of(name, run, "s3://other/runs/x")
+
+
+def pod(phase: str, state: dict | None = None, conditions: list | None = None, **status) -> dict:
+    """A pod as the API server writes it."""
+    statuses = [{"name": "rollout", "state": state, **status}] if state else []
+    return {
+        "metadata": {
+            "name": "q-rollout-1-abcde",
+            "uid": "u1",
+            "labels": {
+                names.JOB_OF_POD: "q-rollout",
+                names.COMPONENT: "rollout",
+                names.ATTEMPT: "0",
+            },
+            "annotations": {names.INDEX_OF_POD: "1"},
+        },
+        "status": {
+            "phase": phase,
+            "containerStatuses": statuses,
+            "conditions": conditions or [],
+        },
+    }
+
+
+SCHEDULED = {"type": "PodScheduled", "status": "True"}
+
+
+@pytest.mark.parametrize(
+    ("given", "phase", "trouble"),
+    [
+        (
+            pod(
+                "Pending",
+                conditions=[
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+                    }
+                ],
+            ),
+            Phase.PENDING,
+            "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+        ),
+        (
+            pod("Pending", {"waiting": {"reason": "ContainerCreating"}}, [SCHEDULED]),
+            Phase.STARTING,
+            None,
+        ),
+        (
+            pod(
+                "Pending",
+                {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling x"}},
+                [SCHEDULED],
+            ),
+            Phase.STARTING,
+            "ImagePullBackOff: Back-off pulling x",
+        ),
+        (pod("Running", {"running": {}}, [SCHEDULED], ready=False), Phase.LOADING, None),
+        (pod("Running", {"running": {}}, [SCHEDULED], ready=True), Phase.RUNNING, None),
+        (pod("Succeeded", {"terminated": {"exitCode": 0}}), Phase.ENDED, None),
+        (
+            pod("Failed", {"terminated": {"exitCode": 1, "reason": "Error"}}),
+            Phase.FAILED,
+            "exit code 1",
+        ),
+        (
+            pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
+            Phase.FAILED,
+            "OOMKilled (exit code 137): it needed more memory than its limit",
+        ),
+    ],
+)
+def test_what_a_pod_is_doing(given: dict, phase: Phase, trouble: str | None):
+    found = read_pod(given)
+    assert (found.phase, found.trouble) == (phase, trouble)
+    assert found.who == "rollout worker 1 (pod q-rollout-1-abcde)"
+
+
+def job(**status) -> dict:
+    return {
+        "metadata": {
+            "name": "q-rollout",
+            "labels": {names.COMPONENT: "rollout", names.ATTEMPT: "0"},
+        },
+        "spec": {"suspend": status.pop("suspend", False)},
+        "status": status,
+    }
+
+
+def test_a_suspended_job_is_queued_not_failed():
+    [found] = read_jobs([job(suspend=True)], [])
+    assert found.queued
+    assert not found.ended
+    assert state_text(found).startswith("queued")
+
+
+def test_a_job_has_failed_only_when_none_of_its_pods_runs():
+    """The next gang must not start beside a rank of the one before."""
+    failed = job(conditions=[{"type": "Failed", "status": "True", "reason": "BackoffLimit"}])
+    running = read_pod(pod("Running", {"running": {}}, [SCHEDULED], ready=True))
+    assert read_jobs([failed], [running])[0].failure is None
+    dead = read_pod(pod("Failed", {"terminated": {"exitCode": 1}}))
+    assert read_jobs([failed], [dead])[0].failure is not None
+
+
+def test_who_failed_first_comes_first():
+    """Those that were only told to end, because another failed, come last."""
+    first = pod("Failed", {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:09Z"}})
+    told = pod("Failed", {"terminated": {"exitCode": 143, "finishedAt": "2026-01-01T00:00:01Z"}})
+    [found] = read_jobs([job()], [read_pod(told), read_pod(first)])
+    assert [p.exit_code for p in found.failed_pods] == [1, 143]
+
+
+def test_attempt_is_what_the_store_holds():
+    """The launcher takes the number of workers from the attempt, not from the settings."""
+    made = launch()
+    body = made.attempt.body() | {"rollout_workers": 7}
+    other = Launch(made.cluster, made.config, URI, Attempt.of_body(body), "0b5f")
+    assert rollout_job(other)["spec"]["completions"] == 7
