@@ -45,8 +45,10 @@ store.{{ $key }}: found {{ get $store $key | quote }} beside minio.enabled=true,
 {{- end }}
 {{- else if not $store.uri }}
 store.uri: found "", expected s3://BUCKET/PREFIX; set store.uri, or minio.enabled=true for a trial
+{{- else if not (hasPrefix "s3://" $store.uri) }}
+store.uri: found {{ $store.uri | quote }}, expected s3://BUCKET/PREFIX; pods share no disk, so runs need an object store
 {{- else if not (regexMatch "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/?#\\s]+)*/?$" $store.uri) }}
-store.uri: found {{ $store.uri | quote }}, expected s3://BUCKET or s3://BUCKET/PREFIX; pods share no disk, so the store must be an object store
+store.uri: found {{ $store.uri | quote }}, expected s3://BUCKET or s3://BUCKET/PREFIX, with a bucket of 3 to 63 of a-z, 0-9, - and .; correct it
 {{- end }}
 {{- if not (regexMatch "^(https?://[^/\\s?#@]+/?)?$" $store.endpoint) }}
 store.endpoint: found {{ $store.endpoint | quote }}, expected http:// or https:// with host and port; the bucket belongs to store.uri, credentials to store.existingSecret
@@ -92,10 +94,7 @@ minio.bucket: found {{ .Values.minio.bucket | quote }}, expected a bucket's name
 
 {{- define "retrace.checkPods" -}}
 {{- range $key := list "rollout" "training" "flow" "worker" "janitor" "prefect.server" "minio" }}
-{{- $pods := $.Values }}
-{{- range splitList "." $key }}
-{{- $pods = index $pods . }}
-{{- end }}
+{{- $pods := ternary $.Values.prefect.server (index $.Values $key) (eq $key "prefect.server") }}
 {{- range $kind, $amounts := $pods.resources }}
 {{- range $resource, $amount := $amounts }}
 {{- if not (include "retrace.isQuantity" $amount) }}
@@ -144,14 +143,36 @@ presets.{{ $name }}: found nothing, expected a run configuration as `retrace run
 {{- end }}
 {{- end }}
 
+{{/* The value at a dotted path. Argument: (list values path) */}}
+{{- define "retrace.at" -}}
+{{- $value := index . 0 }}
+{{- range splitList "." (index . 1) }}
+{{- $value = index $value . }}
+{{- end }}
+{{- $value }}
+{{- end }}
+
 {{- define "retrace.checkNames" -}}
 {{- range $key := list "nameOverride" "fullnameOverride" }}
 {{- if not (regexMatch "^([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?$" (index $.Values $key)) }}
 {{ $key }}: found {{ index $.Values $key | quote }}, expected a DNS label (a-z, 0-9 and -, at most 40, a letter first); choose another
 {{- end }}
 {{- end }}
+{{- range $key := list "store.existingSecret" "store.caBundle.configMap" "store.caBundle.secret"
+    "prefect.auth.existingSecret" "prefect.server.database.existingSecret"
+    "prefect.server.persistence.storageClass" "minio.persistence.storageClass" "jobs.queueName"
+    "rollout.priorityClassName" "rollout.runtimeClassName" "training.priorityClassName"
+    "training.runtimeClassName" "scheduling.priorityClassName" }}
+{{- $name := include "retrace.at" (list $.Values $key) }}
+{{- if not (regexMatch "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$" $name) }}
+{{ $key }}: found {{ $name | quote }}, expected the name of an object in Kubernetes (a-z, 0-9, - and .); correct it
+{{- end }}
+{{- end }}
 {{- if not (regexMatch "^[a-zA-Z0-9][a-zA-Z0-9 _-]*$" .Values.worker.workPool) }}
 worker.workPool: found {{ .Values.worker.workPool | quote }}, expected a name of letters, digits, spaces, - and _; choose another
+{{- end }}
+{{- if not (regexMatch "^([a-z0-9.-]+/[A-Za-z0-9._-]+)?$" .Values.gpuResource) }}
+gpuResource: found {{ .Values.gpuResource | quote }}, expected a resource with its domain; write nvidia.com/gpu, or "" for a trial on CPU
 {{- end }}
 {{- end }}
 
