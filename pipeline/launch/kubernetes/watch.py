@@ -76,6 +76,6 @@ def state_text(job: Job) -> str:
         return f"queued (Job {job.name} is suspended until there is room for it)"
     live = [pod for pod in job.pods if pod.phase is not Phase.FAILED]
     if not live:
-        return "no pod yet"
+        return "to be restarted" if job.pods else "no pod yet"
     counts = Counter(pod.phase for pod in live)
     return ", ".join(f"{counts[phase]} {phase.value}" for phase in Phase if counts[phase])

@@ -25,6 +25,8 @@ _NO_POD_S = 15.0
 """A Job without pods for so long is looked into: a quota, an admission rule."""
 _MISSING_S = 30.0
 """A Job that vanished is given so long: the flow of a cancelled run is ended a little later."""
+_BACK_OFF_S = 10.0
+"""Before the first restart of a gang, doubled with each; as Jobs do it for their pods."""
 _CLEAR_S = 120.0
 """Pods of an attempt that is over have so long to end."""
 _LOG_LINES = 200
@@ -170,6 +172,8 @@ class KubernetesWorkers:
         restarts += 0 if disrupted else 1
         if restarts > limit or any(self._is_configuration_error(pod) for pod in gang.failed_pods):
             raise StageFailedError(self._failure_text(gang))
+        if self._clock(f"{gang.name} was lost", True) < _BACK_OFF_S * 2 ** (restarts - 1):
+            return
         number = names.gang_of(gang.name) + 1
         count = "a disruption does not count" if disrupted else f"restart {restarts} of {limit}"
         self.screen.line(f"training gang {gang.name} was lost, making the next one: {count}")
