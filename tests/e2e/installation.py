@@ -1,0 +1,97 @@
+"""An installation of the chart: install, upgrade, reach its Prefect server and its store."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.kubectl import CommandError, Namespace, Object
+from tests.e2e.prefect_api import FlowRun, Prefect
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/retrace"
+TRIAL = CHART / "ci/trial-values.yaml"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A release in a namespace of its own."""
+
+    namespace: Namespace
+    release: str
+    settings: tuple[str, ...]
+    """key=value of `helm --set`, above the trial's values."""
+
+    @property
+    def fullname(self) -> str:
+        """Prefix of its objects' names, as the chart makes it."""
+        return self.release if "retrace" in self.release else f"{self.release}-retrace"
+
+    def helm(self, verb: str, *settings: str) -> str:
+        """`helm install` or `helm upgrade`, done when everything is ready."""
+        chosen = [word for pair in (*self.settings, *settings) for word in ("--set", pair)]
+        try:
+            return self.namespace.helm(
+                *(verb, self.release, str(CHART), "--values", str(TRIAL), *chosen),
+                *("--wait", "--timeout", "5m"),
+            )
+        except CommandError as error:
+            raise AssertionError(
+                f"{error}\n{self.namespace.describe_trouble()}\n"
+                "Are the images in the cluster? `make e2e` says how they get there."
+            ) from error
+
+    @contextlib.contextmanager
+    def prefect(self) -> Iterator[Prefect]:
+        """Its Prefect API."""
+        auth = self.namespace.secret(f"{self.fullname}-auth")["auth-string"]
+        with self.namespace.forward(f"{self.fullname}-server", 4200) as port:
+            yield Prefect(f"http://127.0.0.1:{port}", auth)
+
+    @contextlib.contextmanager
+    def store(self) -> Iterator[dict[str, str]]:
+        """Environment that reaches its store from here; runs are in s3://retrace/runs."""
+        credentials = self.namespace.secret(f"{self.fullname}-store")
+        with self.namespace.forward(f"{self.fullname}-minio", 9000) as port:
+            yield {
+                **credentials,
+                "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}",
+                "AWS_REGION": "us-east-1",
+                "RETRACE_S3_PATH_STYLE": "true",
+            }
+
+    def jobs(self, run: FlowRun) -> list[Object]:
+        """The rollout and training Jobs of a flow run."""
+        return self.namespace.get("jobs", f"retrace.dev/flow-run={run.id}")
+
+    def pods(self, run: FlowRun, component: str) -> list[Object]:
+        """Its rollout or training pods."""
+        chosen = f"retrace.dev/flow-run={run.id},app.kubernetes.io/component={component}"
+        return self.namespace.get("pods", chosen)
+
+    def flow_pods(self, run: FlowRun) -> list[Object]:
+        """Its flow pods."""
+        return self.namespace.get("pods", f"prefect.io/flow-run-id={run.id}")
+
+
+def live_pods(pods: list[Object]) -> list[str]:
+    """Names of the pods with a container that runs."""
+    return [
+        pod["metadata"]["name"]
+        for pod in pods
+        if any("running" in s["state"] for s in pod["status"].get("containerStatuses", []))
+    ]
+
+
+@contextlib.contextmanager
+def new_namespace() -> Iterator[Namespace]:
+    """An empty namespace whose pods must be restricted; it is removed with all that is in it."""
+    namespace = Namespace(f"retrace-e2e-{secrets.token_hex(3)}")
+    namespace.kubectl("create", "namespace", namespace.name)
+    try:
+        label = "pod-security.kubernetes.io/enforce=restricted"
+        namespace.kubectl("label", "namespace", namespace.name, label)
+        yield namespace
+    finally:
+        namespace.kubectl("delete", "namespace", namespace.name, "--wait=false")

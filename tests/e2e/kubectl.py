@@ -1,0 +1,141 @@
+"""kubectl and helm as a user has them, bound to one namespace."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Object = dict[str, Any]
+T = TypeVar("T")
+
+
+class CommandError(Exception):
+    """A command ended with an error; the text is what it printed."""
+
+
+def command(*arguments: str, timeout_s: float = 120, stdin: str | None = None) -> str:
+    """What a command prints. Raises CommandError."""
+    done = subprocess.run(
+        arguments,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        raise CommandError(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def why_no_cluster(kubeconfig: str | None) -> str | None:
+    """Why the tests have no cluster; None: they have one.
+
+    KUBECONFIG must be set: the cluster of a forgotten ~/.kube/config is none to kill pods in.
+    """
+    if kubeconfig is None:
+        return "KUBECONFIG is not set; `make e2e` says how to get a cluster"
+    missing = [name for name in ("kubectl", "helm") if shutil.which(name) is None]
+    if missing:
+        return f"not on PATH: {' and '.join(missing)}"
+    try:
+        command("kubectl", "get", "--raw", "/readyz", "--request-timeout=10s", timeout_s=30)
+    except (CommandError, subprocess.TimeoutExpired) as error:
+        return f"KUBECONFIG={kubeconfig}: the cluster does not answer: {error}"
+    return None
+
+
+def eventually(look: Callable[[], T | None], within_s: float, what: Callable[[], str]) -> T:
+    """The first result that is neither None nor False; AssertionError with `what` after a while."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        found = look()
+        if found is not None and found is not False:
+            return found
+        assert time.monotonic() < deadline_s, f"not within {within_s:.0f} s: {what()}"
+        time.sleep(0.3)
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One namespace of the cluster that KUBECONFIG names."""
+
+    name: str
+
+    def kubectl(self, *arguments: str, timeout_s: float = 120, stdin: str | None = None) -> str:
+        """What kubectl prints. Raises CommandError."""
+        line = ("kubectl", "--namespace", self.name, *arguments)
+        return command(*line, timeout_s=timeout_s, stdin=stdin)
+
+    def helm(self, *arguments: str, timeout_s: float = 400) -> str:
+        """What helm prints. Raises CommandError."""
+        return command("helm", *arguments, "--namespace", self.name, timeout_s=timeout_s)
+
+    def get(self, kind: str, selector: str = "") -> list[Object]:
+        """All objects of a kind, or those with these labels."""
+        answer = self.kubectl("get", kind, "--selector", selector, "--output", "json")
+        items: list[Object] = json.loads(answer)["items"]
+        return items
+
+    def secret(self, name: str) -> dict[str, str]:
+        """A Secret's texts."""
+        template = r'{{range $k, $v := .data}}{{$k}}{{"\t"}}{{base64decode $v}}{{"\n"}}{{end}}'
+        text = self.kubectl("get", "secret", name, "--output", f"go-template={template}")
+        return dict(line.split("\t", 1) for line in text.splitlines())
+
+    def describe_trouble(self) -> str:
+        """What stands in the namespace, for the message of a test that failed."""
+        parts = []
+        for arguments in (
+            ("get", "pods", "--output", "wide"),
+            ("get", "jobs"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+        ):
+            with contextlib.suppress(CommandError):
+                parts.append("\n".join(self.kubectl(*arguments).splitlines()[-25:]))
+        return "\n\n".join(parts)
+
+    @contextlib.contextmanager
+    def forward(self, service: str, port: int) -> Iterator[int]:
+        """A local port that leads to a Service, also after its pod was replaced."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            local: int = free.getsockname()[1]
+        over = threading.Event()
+        running: list[subprocess.Popen[bytes]] = []
+
+        def keep() -> None:
+            line = ["kubectl", "--namespace", self.name, "port-forward", f"service/{service}"]
+            while not over.is_set():
+                process = subprocess.Popen(
+                    [*line, f"{local}:{port}"],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                running[:] = [process]
+                while process.poll() is None and not over.wait(0.2):
+                    pass
+                process.kill()
+                process.wait()
+                over.wait(0.3)
+
+        keeper = threading.Thread(target=keep, name=f"forward {service}")
+        keeper.start()
+        try:
+            eventually(lambda: _accepts(local), 60, lambda: f"port-forward to {service}")
+            yield local
+        finally:
+            over.set()
+            keeper.join()
+
+
+def _accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False

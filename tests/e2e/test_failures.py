@@ -1,0 +1,187 @@
+"""What a user sees of runs that cannot work. None of them loads an engine, and most wait for
+something, so all are started at once."""
+
+import base64
+import datetime
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pipeline.config.errors import InputError
+from pipeline.config.load import load_config
+from tests.e2e.installation import Installation
+from tests.e2e.kubectl import Object
+from tests.e2e.prefect_api import NO_NODE, SINGLE, FlowRun, Prefect, RefusedError
+from tests.integration.run.retrace_runs import EXAMPLE
+
+NO_IMAGE = "retrace/none:1"
+NO_TRAINING = f"launch.kubernetes.training.gpus={NO_NODE}"
+SAID_WITHIN_S = 30
+BAD_OVERRIDES = ("trainer.total_traning_steps=3", "trainer.save_freq=often", "no value")
+
+CANNOT_WORK: dict[str, tuple[str, ...]] = {
+    "no-image": (
+        f"launch.kubernetes.rollout.image={NO_IMAGE}",
+        f"launch.kubernetes.training.image={NO_IMAGE}",
+        "launch.start_timeout_s=20",
+    ),
+    "no-memory": ("launch.kubernetes.rollout.memory=200Mi", "launch.max_restarts=0", NO_TRAINING),
+    "no-node": (
+        f"launch.kubernetes.rollout.gpus={NO_NODE}",
+        NO_TRAINING,
+        "launch.start_timeout_s=20",
+    ),
+    # The flow image has no engine.
+    "no-engine": (
+        "launch.kubernetes.rollout.image=docker.io/retrace/flow:test",
+        "launch.max_restarts=0",
+        NO_TRAINING,
+    ),
+    "no-setting": BAD_OVERRIDES,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(prefect: Prefect) -> dict[str, FlowRun]:
+    """Runs that cannot work, all started."""
+    return {name: prefect.start(name, [*SINGLE, *more]) for name, more in CANNOT_WORK.items()}
+
+
+def failed(run: FlowRun) -> str:
+    """The message of a run that must have failed."""
+    state = run.end(within_s=240)
+    assert state["type"] == "FAILED", run.describe()
+    message: str = state["message"]
+    return message
+
+
+def said_in_time(run: FlowRun, text: str, pods: list[Object]) -> None:
+    """The log had the text soon after the pods' containers ended, or were first refused."""
+    line = run.says(text, within_s=10)
+    times = [
+        status["state"]["terminated"]["finishedAt"]
+        for pod in pods
+        for status in pod["status"].get("containerStatuses", [])
+        if "terminated" in status["state"]
+    ] or [pod["status"]["startTime"] for pod in pods]
+    delay = _time(line["timestamp"]) - min(_time(text) for text in times)
+    assert delay.total_seconds() < SAID_WITHIN_S, (line, times)
+
+
+def _time(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def test_an_image_that_is_not_there(runs: dict[str, FlowRun]):
+    """May heal, so it is said at once and fails the run only after launch.start_timeout_s."""
+    run = runs["no-image"]
+    message = failed(run)
+    assert "ImagePull" in message
+    assert NO_IMAGE in message
+    assert "waited 20 s (launch.start_timeout_s)" in message
+    log = run.log_text()
+    assert "does not start: ErrImagePull" in log or "does not start: ImagePullBackOff" in log
+    assert "(pod no-image-" in log
+
+
+def test_a_pod_that_needs_more_memory(installed: Installation, runs: dict[str, FlowRun]):
+    run = runs["no-memory"]
+    message = failed(run)
+    assert "rollout worker 0 (pod no-memory-" in message
+    assert "OOMKilled (exit code 137)" in message
+    said_in_time(run, "OOMKilled", installed.pods(run, "rollout"))
+
+
+def test_more_gpus_than_any_node_has(runs: dict[str, FlowRun]):
+    """The scheduler's own reason, and which setting says how long to wait."""
+    message = failed(runs["no-node"])
+    assert "Insufficient nvidia.com/gpu" in message
+    assert "waited 20 s (launch.start_timeout_s)" in message
+
+
+def test_a_worker_that_crashes(installed: Installation, runs: dict[str, FlowRun]):
+    """Pod, index, exit code and the end of its log."""
+    run = runs["no-engine"]
+    message = failed(run)
+    assert "rollout worker 0 (pod no-engine-" in message
+    assert "exit code 1" in message
+    assert "No module named" in message
+    said_in_time(run, "No module named", installed.pods(run, "rollout"))
+
+
+def test_overrides_that_are_wrong(installed: Installation, runs: dict[str, FlowRun]):
+    """The words of `retrace check`, all at once, and no Job."""
+    run = runs["no-setting"]
+    message = failed(run)
+    with pytest.raises(InputError) as refused:
+        load_config(EXAMPLE, BAD_OVERRIDES)
+    for problem in refused.value.problems:
+        assert problem in message
+        assert problem in run.log_text()
+    assert len(refused.value.problems) == 3
+    assert not installed.jobs(run)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"preset": "quickstart", "run_name": "a", "steps": 0}, "minimum"),
+        ({"preset": "no-such-preset", "run_name": "a"}, "no-such-preset"),
+        ({"preset": "quickstart", "run_name": "Not a name"}, "Not a name"),
+        ({"preset": "quickstart", "run_name": "a", "router_replay": "R4"}, "R4"),
+        ({"preset": "quickstart", "run_name": "a", "overrides": "a=b"}, "array"),
+        ({"preset": "quickstart", "run_name": "a", "setting": 1}, "setting"),
+        ({"preset": "quickstart"}, "run_name"),
+    ],
+)
+def test_what_the_form_refuses(prefect: Prefect, parameters: Object, complaint: str):
+    """No flow run is made of parameters that the schema does not allow."""
+    path = f"/deployments/{prefect.deployment()['id']}/create_flow_run"
+    before = prefect.flow_runs()
+    with pytest.raises(RefusedError, match=r": 4(09|22) ") as refused:
+        prefect.call("POST", path, {"parameters": parameters})
+    assert complaint in str(refused.value)
+    assert prefect.flow_runs() == before
+
+
+def test_a_flow_pod_whose_image_is_not_there(prefect: Prefect, installed: Installation):
+    """Nobody is in the run to say so: an automation ends it."""
+    run = prefect.start("no-flow", job_variables={"image": NO_IMAGE})
+    state = run.end(within_s=150)
+    assert state["type"] in ("CRASHED", "FAILED"), run.describe()
+    assert "flow pod" in state["message"], state
+    assert not installed.jobs(run)
+
+
+@contextmanager
+def wrong_credentials(installed: Installation) -> Iterator[None]:
+    """The store's Secret holds another password for a while."""
+    name = f"{installed.fullname}-store"
+    right = installed.namespace.secret(name)["AWS_SECRET_ACCESS_KEY"]
+
+    def patch(secret: str) -> None:
+        encoded = base64.b64encode(secret.encode()).decode()
+        body = json.dumps({"data": {"AWS_SECRET_ACCESS_KEY": encoded}})
+        installed.namespace.kubectl("patch", "secret", name, "--patch", body)
+
+    patch("not the password")
+    try:
+        yield
+    finally:
+        patch(right)
+
+
+def test_wrong_credentials_of_the_store(
+    installed: Installation, prefect: Prefect, runs: dict[str, FlowRun]
+):
+    """403 and what to look at; no Job. The others have their pods by now, with the right ones."""
+    for run in runs.values():
+        run.end(within_s=240)
+    with wrong_credentials(installed):
+        run = prefect.start("no-access")
+        message = failed(run)
+    assert "403" in message
+    assert "AWS_SECRET_ACCESS_KEY" in message
+    assert not installed.jobs(run)

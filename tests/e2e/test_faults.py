@@ -1,0 +1,124 @@
+"""Every part of a run is killed while it works; the run completes, and verifies."""
+
+import contextlib
+
+import pytest
+
+from pipeline.report.metrics import all_metrics
+from pipeline.store import Store, keys, open_store
+from pipeline.traces import read_manifest
+from tests.e2e.conftest import RUNS
+from tests.e2e.installation import Installation, live_pods
+from tests.e2e.kubectl import CommandError, Namespace, eventually
+from tests.e2e.prefect_api import SMALL, FlowRun, Prefect
+from tests.e2e.watching import never_two_at_once
+from tests.integration.run.retrace_runs import command
+
+STEPS = 5
+# One answer at a time: a step's rollout takes seconds, so that a pod can be killed in the middle.
+SLOW_ROLLOUT = ("actor_rollout_ref.rollout.max_num_seqs=1",)
+# Small micro-batches, for the same reason.
+SLOW_UPDATE = ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",)
+
+# The kernel's OOM killer takes PID 1, which no signal from inside of its container can end: this is
+# how a pod dies by SIGKILL on any cluster.
+KILL_PID_1 = """
+open("/proc/1/oom_score_adj", "w").write("1000")
+hold = []
+while True:
+    hold.append(b"x" * (16 << 20))
+"""
+
+
+def wait_for(store: Store, key: str, run: FlowRun) -> None:
+    eventually(
+        lambda: store.size(key) is not None, 400, lambda: f"{run.name}/{key}: {run.describe()}"
+    )
+
+
+def the_pod(pods: list[str]) -> str:
+    [pod] = pods
+    return pod
+
+
+def starts(installed: Installation, run: FlowRun) -> set[tuple[str, str, int]]:
+    """Uid, container and restarts of every worker pod that runs, and uid of its Job."""
+    return {
+        (job["metadata"]["uid"], pod["metadata"]["uid"], status["restartCount"])
+        for job in installed.jobs(run)
+        for component in ("rollout", "training")
+        for pod in installed.pods(run, component)
+        if pod["metadata"]["labels"]["job-name"] == job["metadata"]["name"]
+        for status in pod["status"].get("containerStatuses", [])
+        if "running" in status["state"]
+    }
+
+
+def kill_by_oom(namespace: Namespace, pod: str, container: str) -> None:
+    with contextlib.suppress(CommandError):  # the connection ends with the container
+        line = ("exec", pod, "--container", container, "--", "python", "-c", KILL_PID_1)
+        namespace.kubectl(*line, timeout_s=60)
+
+
+@pytest.mark.timeout(1500)
+def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3: dict[str, str]):
+    """A rollout pod in mid-step, a training rank in mid-update, the flow pod by SIGTERM and by
+    SIGKILL, the server. The first two are made anew; the workers do not notice the rest."""
+    namespace = installed.namespace
+    run = prefect.start("faults", [*SMALL, *SLOW_ROLLOUT, *SLOW_UPDATE], steps=STEPS)
+    store = open_store(f"{RUNS}/faults")
+    with never_two_at_once(installed, run) as two_at_once:
+        # A rollout pod, lost with all grace denied.
+        wait_for(store, keys.plan(1), run)
+        pod = next(
+            p["metadata"]["name"]
+            for p in installed.pods(run, "rollout")
+            if p["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] == "1"
+        )
+        namespace.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+        assert store.size(keys.rollout(1, 1)) is None, "killed too late to test anything"
+
+        # A training rank: SIGKILL of the process below torchrun's agent.
+        wait_for(store, keys.manifest(2), run)
+        pod = live_pods(installed.pods(run, "training"))[-1]
+        kill_rank = "import psutil\nfor rank in psutil.Process(1).children(): rank.kill()"
+        namespace.kubectl("exec", pod, "--container", "training", "--", "python", "-c", kill_rank)
+        assert store.size(keys.metrics(2)) is None, "killed too late to test anything"
+        line = run.says("failed: exit code", within_s=30)
+        assert pod in line["message"]
+        assert "SIGKILL" in line["message"]  # torchrun's report, from the end of the pod's log
+        run.says("making the next one: restart 1 of 3", within_s=60)
+
+        # The flow pod, twice.
+        wait_for(store, keys.plan(3), run)
+        workers = starts(installed, run)
+        assert len(workers) == 4
+        flow_job = installed.namespace.get("jobs", f"prefect.io/flow-run-id={run.id}")
+        pod = the_pod(live_pods(installed.flow_pods(run)))
+        namespace.kubectl("delete", "pod", pod, "--wait=false")
+        wait_for(store, keys.plan(4), run)  # of the flow pod that came next
+        next_pod = the_pod(live_pods(installed.flow_pods(run)))
+        assert next_pod != pod
+        assert starts(installed, run) == workers
+        kill_by_oom(namespace, next_pod, "flow")
+        eventually(
+            lambda: live_pods(installed.flow_pods(run)) not in ([], [next_pod]),
+            90,
+            lambda: f"a third flow pod: {namespace.describe_trouble()}",
+        )
+        assert starts(installed, run) == workers
+
+        # The server's container; the run's last step ends while it is away, or soon after.
+        pod = the_pod(live_pods(namespace.get("pods", "app.kubernetes.io/component=server")))
+        kill_by_oom(namespace, pod, "server")
+        run.completes(within_s=300)
+        assert [job["metadata"]["uid"] for job in flow_job] == [
+            job["metadata"]["uid"]
+            for job in namespace.get("jobs", f"prefect.io/flow-run-id={run.id}")
+        ]
+    assert not two_at_once
+    assert {uid for uid, _, _ in workers} <= {job["metadata"]["uid"] for job in installed.jobs(run)}
+    assert len(all_metrics(store)) == STEPS
+    ids = [sample for step in range(STEPS) for sample in read_manifest(store, step).ids]
+    assert len(ids) == len(set(ids)) == STEPS * 8 * 4
+    command("traces", "verify", store.uri)

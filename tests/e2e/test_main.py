@@ -1,0 +1,80 @@
+"""The main job on a cluster: started through Prefect's API, watched there, its traces verified."""
+
+import json
+from pathlib import Path
+
+from pipeline.report.metrics import all_metrics
+from pipeline.store import Store, open_store
+from tests.e2e.installation import Installation
+from tests.e2e.prefect_api import FlowRun
+from tests.integration.run.retrace_runs import command, run, small
+from tests.metrics import OF_A_RUN
+
+
+def test_the_helm_test_passes(installed: Installation):
+    printed = installed.namespace.helm("test", installed.release, "--logs")
+    assert "Phase:          Succeeded" in printed
+
+
+def test_traces_verify_from_here(main_store: Store):
+    command("traces", "verify", main_store.uri)
+
+
+def test_metrics_are_those_of_a_local_run(main_store: Store, tmp_path: Path):
+    """Every step has the metrics that two ranks and two workers on one machine have, and all rows
+    were replayed."""
+    steps = all_metrics(main_store)
+    assert len(steps) == 2
+    run(*small(tmp_path, "local", "launch.rollout_workers=2", "trainer.n_gpus_per_node=2"))
+    local = all_metrics(open_store(f"{tmp_path}/store/local"))
+    for here, there in zip(steps, local, strict=True):
+        assert set(here.values) == set(there.values) >= set(OF_A_RUN)
+        assert {k for k, v in here.values.items() if v is None} == {
+            k for k, v in there.values.items() if v is None
+        }
+        assert here.values["replay/coverage"] == 1.0
+
+
+def test_states_and_artifacts_are_shown(main_run: FlowRun, main_store: Store):
+    """What the UI shows: starting, loading, running, steps; progress, table of steps, report."""
+    log = main_run.log_text()
+    for text in (
+        "loading the model",
+        "2 running",
+        "step 0 of 2",
+        "step 1 of 2",
+        "step 0: 32 samples",
+    ):
+        assert text in log, log
+    artifacts = main_run.artifacts()
+    assert artifacts["main-progress"]["data"] == 100.0
+    rows = json.loads(artifacts["main-metrics"]["data"])
+    assert [row["reward/mean"] for row in rows] == [
+        step.values["reward/mean"] for step in all_metrics(main_store)
+    ]
+    assert main_store.uri in artifacts["main-report"]["data"]
+    body = {"flow_runs": {"id": {"any_": [main_run.id]}}}
+    tasks = main_run.prefect.call("POST", "/task_runs/filter", body)
+    assert {task["name"]: task["state_type"] for task in tasks} >= {
+        "rollout-0": "COMPLETED",
+        "train-0": "COMPLETED",
+        "rollout-1": "COMPLETED",
+        "train-1": "COMPLETED",
+    }
+
+
+def test_worker_pods_ran_restricted_and_without_a_token(main_run: FlowRun, installed: Installation):
+    """Two pods of each kind ran to exit code 0 in a namespace that enforces `restricted`; their
+    Jobs stay until their time to live is over; they had no Kubernetes or Prefect credentials."""
+    for component in ("rollout", "training"):
+        pods = installed.pods(main_run, component)
+        assert len(pods) == 2, installed.namespace.describe_trouble()
+        for pod in pods:
+            assert pod["status"]["phase"] == "Succeeded"
+            assert pod["spec"]["automountServiceAccountToken"] is False
+            [container] = pod["spec"]["containers"]
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert not [e["name"] for e in container["env"] if e["name"].startswith("PREFECT")]
+    for job in installed.jobs(main_run):
+        assert job["spec"]["ttlSecondsAfterFinished"] > 0
+        assert [c["type"] for c in job["status"]["conditions"]][-1] == "Complete"
