@@ -194,6 +194,20 @@ def test_the_launcher_reads_what_the_chart_writes(render, tmp_path, monkeypatch)
     assert container["image"] == "docker.io/retrace/training:test"
 
 
+def test_the_api_server_is_shown_the_pods_of_runs(render):
+    """Hooks of no pods, with what the launcher and Prefect will make later."""
+    objects = render(*values_of("gpu"))
+    pods = pods_of(objects)
+    for part in ("rollout", "training", "flow"):
+        check = objects["Deployment", f"retrace-check-{part}"]
+        assert check["spec"]["replicas"] == 0
+        assert check["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+        shown = pods[f"retrace-check-{part}"]
+        for key in ("volumes", "tolerations", "affinity", "nodeSelector", "imagePullSecrets"):
+            assert shown.get(key) == pods[part].get(key), (part, key)
+        assert shown["containers"][0]["volumeMounts"] == pods[part]["containers"][0]["volumeMounts"]
+
+
 def test_web_identity_needs_no_credentials(render):
     objects = render(*values_of("gpu"))
     role = "eks.amazonaws.com/role-arn"
