@@ -1,5 +1,6 @@
 """The Helm chart as Helm renders it: values, manifests, what is refused, and what is generated."""
 
+import asyncio
 import importlib.util
 import json
 import re
@@ -7,9 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import yaml
+from prefect.client.schemas.objects import Flow, FlowRun
+from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 from pipeline.config.load import load_config
 from pipeline.launch.kubernetes.cluster import read_cluster
@@ -272,16 +276,32 @@ def test_flow_jobs_come_back_and_never_twice(render):
     assert [item["name"] for item in container["env"]] == ["HF_TOKEN"]
 
 
-def test_the_base_job_template_is_prefects(render):
-    from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
-
-    template = template_of(render(*values_of("trial")))
+def test_prefect_makes_the_flow_job_of_the_template(render, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://server/api")
+    template = template_of(render(*values_of("gpu")))
     variables = template["variables"]["properties"]
-    assert variables["image"]["default"] == "docker.io/retrace/flow:test"
-    assert variables["memory_limit"]["default"] == "1Gi"
     used = set(re.findall(r"{{ (\w+) }}", json.dumps(template["job_configuration"])))
     assert used == set(variables)
-    assert set(template["job_configuration"]) <= set(KubernetesWorkerJobConfiguration.model_fields)
+    values = {"image": "retrace/flow:other", "env": {"SOME": "text"}}
+    # No block is referred to, so no server is asked.
+    making = KubernetesWorkerJobConfiguration.from_template_and_values(template, values, object())
+    job = asyncio.run(making)
+    run = FlowRun(id=uuid4(), flow_id=uuid4(), name="first", deployment_id=None)
+    job.prepare_for_flow_run(run, flow=Flow(id=run.flow_id, name="retrace"))
+    pod = job.job_manifest["spec"]["template"]
+    # What network policies choose by, and what tells whose pod it is.
+    assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "flow"
+    assert pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "retrace"
+    assert pod["metadata"]["labels"]["prefect.io/flow-run-id"] == str(run.id)
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == "retrace/flow:other"
+    assert container["args"] == ["prefect", "flow-run", "execute"]
+    assert container["resources"]["limits"] == {"memory": "1Gi"}
+    environment = {item["name"]: item for item in container["env"]}
+    assert environment["SOME"]["value"] == "text"
+    assert environment["PREFECT__FLOW_RUN_ID"]["value"] == str(run.id)
+    assert environment["HF_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "hugging-face"
+    assert {"configMapRef": {"name": "retrace-env"}} in container["envFrom"]
 
 
 def test_rights_are_few_and_in_one_namespace(render):
