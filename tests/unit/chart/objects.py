@@ -1,0 +1,64 @@
+"""What the chart renders, picked apart."""
+
+import json
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "retrace"
+CI = sorted(CHART.glob("ci/*-values.yaml"))
+STORE = ("--set", "store.uri=s3://runs/retrace")
+
+
+def values_of(name):
+    return ("--values", CHART / "ci" / f"{name}-values.yaml")
+
+
+def cluster_of(objects):
+    return yaml.safe_load(objects["ConfigMap", "retrace-cluster"]["data"]["cluster.yaml"])
+
+
+def template_of(objects):
+    text = objects["ConfigMap", "retrace-base-job-template"]["data"]["base-job-template.json"]
+    return json.loads(text)
+
+
+def pods_of(objects):
+    """All pod specs of the chart, by what they are: also those that others will make."""
+    pods = {
+        name: body["spec"]["template"]["spec"]
+        for (kind, name), body in objects.items()
+        if kind == "Deployment"
+    }
+    pods |= {name: body["spec"] for (kind, name), body in objects.items() if kind == "Pod"}
+    cluster = cluster_of(objects)
+    pods |= {part: cluster[part]["template"]["spec"] for part in ("rollout", "training")}
+    job = template_of(objects)["job_configuration"]["job_manifest"]
+    return pods | {"flow": job["spec"]["template"]["spec"]}
+
+
+def containers_of(pod):
+    return pod.get("initContainers", []) + pod["containers"]
+
+
+def restricted_problems(pod):
+    """What Pod Security's level `restricted` has against a pod spec."""
+    problems = [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
+    security = pod["securityContext"]
+    if security.get("runAsNonRoot") is not True or security.get("runAsUser") == 0:
+        problems.append("may run as root")
+    if security.get("seccompProfile") != {"type": "RuntimeDefault"}:
+        problems.append("seccompProfile")
+    allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret", "csi"}
+    for volume in pod["volumes"]:
+        problems += [f"volume {kind}" for kind in set(volume) - {"name"} - allowed]
+    for container in containers_of(pod):
+        own = container["securityContext"]
+        if own.get("privileged") or own.get("allowPrivilegeEscalation") is not False:
+            problems.append(f"{container['name']}: privileges")
+        if own.get("capabilities") != {"drop": ["ALL"]}:
+            problems.append(f"{container['name']}: capabilities")
+        if "runAsUser" in own or "seccompProfile" in own:
+            problems.append(f"{container['name']}: overrides the pod's security context")
+    return problems

@@ -1,0 +1,51 @@
+"""The run configurations that the chart brings to the cluster."""
+
+import pytest
+
+from pipeline.config.load import load_config
+from tests.unit.chart.objects import CHART, CI, ROOT
+
+QUICKSTART = {"trainer.nnodes": 2, "launch.rollout_workers": 2}
+"""Where the chart's quickstart differs from examples/quickstart.yaml."""
+
+
+@pytest.mark.parametrize("values", CI, ids=lambda path: path.name)
+def test_presets_are_run_configurations(render, values, tmp_path):
+    for name, text in render("--values", values)["ConfigMap", "retrace-presets"]["data"].items():
+        (tmp_path / name).write_text(text)
+        assert load_config(tmp_path / name).config.trainer.total_training_steps > 0
+
+
+def test_quickstart_is_the_example(tmp_path):
+    example = ROOT / "examples" / "quickstart.yaml"
+    overrides = [f"{key}={value}" for key, value in QUICKSTART.items()]
+    ours = load_config(CHART / "files" / "presets" / "quickstart.yaml").config
+    assert ours == load_config(example, overrides).config
+
+
+def test_presets_are_merged_by_name(render, tmp_path):
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        "store: {uri: s3://runs}\n"
+        "presets:\n"
+        "  quickstart:\n"
+        "    trainer: {total_training_steps: 3}\n"
+        "    actor_rollout_ref: {rollout: {n: 4}, actor: {optim: {lr: 1.0e-7}}}\n"
+        "  large:\n"
+        "    data: {train_files: a.parquet}\n"
+        "    actor_rollout_ref: {model: {path: m}}\n"
+        "    trainer: {experiment_name: large, seed: 20000000}\n"
+    )
+    presets = render("--values", values)["ConfigMap", "retrace-presets"]["data"]
+    loaded = {}
+    for name, text in presets.items():
+        (tmp_path / name).write_text(text)
+        loaded[name] = load_config(tmp_path / name).config
+    quickstart = loaded["quickstart.yaml"]
+    assert quickstart.trainer.total_training_steps == 3
+    assert quickstart.trainer.nnodes == 2
+    # Helm reads YAML 1.1, where the key `n` is false.
+    assert quickstart.actor_rollout_ref.rollout.n == 4
+    assert quickstart.actor_rollout_ref.rollout.val_kwargs.n == 4
+    assert quickstart.actor_rollout_ref.actor.optim.lr == 1e-7
+    assert loaded["large.yaml"].trainer.seed == 20_000_000
