@@ -1,0 +1,78 @@
+"""A run started from the form in Prefect's UI, as a user does, seen to its end there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.browser import (
+    add_item,
+    chromium,
+    description,
+    drop_down,
+    find,
+    log_in,
+    press,
+    write,
+    write_number,
+)
+from tests.e2e.installation import Installation
+from tests.e2e.kubectl import eventually
+from tests.e2e.prefect_api import SINGLE, SMALL, FlowRun, Prefect
+from tests.e2e.test_cancel import NEVER_STARTS, ends_cancelled, when_jobs_exist
+
+DEPLOYMENT = "//a[normalize-space()='retrace'][contains(@href, '/deployments/deployment/')]"
+BADGE = "//header//*[contains(concat(' ', @class, ' '), ' state-badge ')]"
+
+
+@pytest.fixture
+def screenshots(tmp_path: Path) -> Path:
+    """Where pictures go: RETRACE_SCREENSHOTS=docs/images makes those of the docs anew."""
+    return Path(os.environ.get("RETRACE_SCREENSHOTS", tmp_path))
+
+
+def test_a_run_from_the_form(
+    prefect: Prefect, s3: dict[str, str], tmp_path: Path, screenshots: Path
+):
+    """Presets are a list to choose from, every field is described, and the run that is started
+    completes with its steps in the log."""
+    with chromium(tmp_path / "profile") as browser:
+        log_in(browser, f"{prefect.url}/deployments", prefect.auth)
+        press(browser, DEPLOYMENT)
+        press(browser, "//button[normalize-space()='Run']")
+        press(browser, "//*[normalize-space()='Custom run']")
+
+        parameters = prefect.deployment()["parameter_openapi_schema"]["properties"]
+        assert set(parameters) == {"preset", "run_name", "router_replay", "steps", "overrides"}
+        for name, field in parameters.items():
+            assert description(browser, name) == " ".join(field["description"].split())
+        presets = drop_down(browser, "preset")
+        assert "quickstart" in [option.text for option in presets.options]
+        presets.select_by_visible_text("quickstart")
+        write(browser, "run_name", "from-the-form")
+        write_number(browser, "steps", 2)
+        for setting in (*SMALL, *SINGLE):
+            add_item(browser, "overrides", setting)
+        browser.save_screenshot(str(screenshots / "run-form.png"))
+        press(browser, "//button[@type='submit'][normalize-space()='Submit']")
+
+        press(browser, "//button[normalize-space()='View run']")
+        find(browser, BADGE)
+        run = FlowRun(prefect, "from-the-form", browser.current_url.rpartition("/")[2])
+        run.completes(within_s=400)
+        browser.get(f"{prefect.url}/runs/flow-run/{run.id}")
+        find(browser, f"{BADGE}[normalize-space()='Completed']")
+        find(browser, "//*[contains(text(), 'step 1 of 2: ')]")
+        browser.save_screenshot(str(screenshots / "run-page.png"))
+
+
+def test_the_cancel_button(installed: Installation, prefect: Prefect, tmp_path: Path):
+    """It deletes the run's Jobs."""
+    run = prefect.start("cancel-button", NEVER_STARTS)
+    when_jobs_exist(installed, run)
+    with chromium(tmp_path / "profile") as browser:
+        log_in(browser, f"{prefect.url}/runs/flow-run/{run.id}", prefect.auth)
+        press(browser, "//header//button[normalize-space()='Cancel']")
+        press(browser, "//*[contains(@class, 'p-modal')]//button[contains(., 'Cancel')]")
+        eventually(lambda: not installed.jobs(run), 60, run.describe)
+    ends_cancelled(installed, run, within_s=60)

@@ -1,0 +1,56 @@
+"""Prefect's history in PostgreSQL: it outlives the server's pod, and the installation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.installation import Installation, live_pods, new_namespace
+from tests.e2e.kubectl import eventually
+
+DATABASE = Path(__file__).parent / "postgres/database.yaml"
+
+
+@pytest.fixture(scope="module")
+def on_postgres(cluster: None) -> Iterator[Installation]:
+    """A second installation, in a namespace of its own, with its database."""
+    with new_namespace() as namespace:
+        namespace.kubectl("apply", "--filename", str(DATABASE))
+        namespace.kubectl("wait", "--for=condition=Ready", "pod/database", "--timeout=120s")
+        settings = ("prefect.server.database.existingSecret=database",)
+        installation = Installation(namespace, "team", settings)
+        installation.helm("install")
+        yield installation
+
+
+def test_history_outlives_pod_and_installation(on_postgres: Installation):
+    """A run that is refused stays in the history when the server's pod is replaced, and when the
+    release is uninstalled and installed again; so does the API's password."""
+    namespace = on_postgres.namespace
+    with on_postgres.prefect() as prefect:
+        run = prefect.start("refused", ["no.such.key=1"])
+        state = run.end(within_s=180)
+        assert "no.such.key" in state["message"]
+        server = f"app.kubernetes.io/instance={on_postgres.fullname}"
+        server += ",app.kubernetes.io/component=server"
+        [pod] = live_pods(namespace.get("pods", server))
+        namespace.kubectl("delete", "pod", pod)
+        namespace.kubectl("rollout", "status", f"deploy/{on_postgres.fullname}-server")
+        assert run.state["id"] == state["id"]
+    auth = namespace.secret(f"{on_postgres.fullname}-auth")
+    store = namespace.secret(f"{on_postgres.fullname}-store")
+
+    namespace.helm("uninstall", on_postgres.release, "--wait")
+    left = "deployments,roles,rolebindings,serviceaccounts,configmaps,services"
+    eventually(
+        lambda: not namespace.get(left, f"app.kubernetes.io/instance={on_postgres.fullname}"),
+        30,
+        namespace.describe_trouble,
+    )
+    assert namespace.secret(f"{on_postgres.fullname}-auth") == auth
+    assert namespace.secret(f"{on_postgres.fullname}-store") == store
+
+    on_postgres.helm("install")
+    with on_postgres.prefect() as prefect:
+        assert prefect.flow_runs() == [run.id]
+        assert prefect.deployment()["name"] == "retrace"
