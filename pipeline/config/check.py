@@ -17,10 +17,13 @@ from pipeline.config.tree import RunConfig
 _REPLAY = "actor_rollout_ref.actor.router_replay"
 
 
-def config_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> list[str]:
-    """Everything in which the settings contradict each other, or the model.
+def config_problems(
+    config: RunConfig, hf_config: Mapping[str, Any] | None, on_cluster: bool = False
+) -> list[str]:
+    """Everything in which the settings contradict each other, the model, or where workers run.
 
-    `hf_config` is the model's config.json; None leaves out the rules that need it.
+    `hf_config` is the model's config.json; None leaves out the rules that need it. `on_cluster`:
+    workers are pods, and not processes of this machine.
     """
     geometry: MoeGeometry | None = None
     problems: list[str] = []
@@ -31,6 +34,7 @@ def config_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> l
             problems += error.problems
             hf_config = None
     problems += _batch_problems(config)
+    problems += _cluster_problems(config) if on_cluster else _machine_problems(config)
     problems += _input_problems(config)
     problems += _store_problems(config)
     problems += _record_set_problems(config)
@@ -67,12 +71,30 @@ def _batch_problems(config: RunConfig) -> list[str]:
             f"launch.rollout_shards: found {shards}, expected at least "
             f"launch.rollout_workers={workers}; a worker without a shard would never have work"
         )
-    if config.trainer.nnodes > 1:
-        problems.append(
-            f"trainer.nnodes: found {config.trainer.nnodes}, expected 1: workers are processes of "
-            "this machine; write trainer.nnodes=1 and all ranks into trainer.n_gpus_per_node"
-        )
     return problems
+
+
+def _machine_problems(config: RunConfig) -> list[str]:
+    if config.trainer.nnodes == 1:
+        return []
+    return [
+        f"trainer.nnodes: found {config.trainer.nnodes}, expected 1: workers are processes of "
+        "this machine; write trainer.nnodes=1 and all ranks into trainer.n_gpus_per_node"
+    ]
+
+
+def _cluster_problems(config: RunConfig) -> list[str]:
+    replay = config.actor_rollout_ref.actor.router_replay
+    places = {
+        "store.uri": config.store.uri,
+        f"{_REPLAY}.record_file": replay.record_file,
+        f"{_REPLAY}.replay_file": replay.replay_file,
+    }
+    return [
+        f"{key}: found {place}, expected s3://BUCKET/PREFIX: pods share no folder"
+        for key, place in places.items()
+        if place is not None and not place.startswith("s3://")
+    ]
 
 
 def _input_problems(config: RunConfig) -> list[str]:

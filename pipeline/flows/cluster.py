@@ -153,6 +153,7 @@ def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
             for note in loaded.notes:
                 screen.line(f"note: {note}")
             place = Place(
+                True,
                 partial(continue_attempt, owner, _is_over),
                 partial(_workers, cluster, config, screen, owner),
             )

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 
 from pipeline.config.attempt import Attempt
@@ -38,6 +36,8 @@ _FAILED_GRACE_S = 2.0
 class Place:
     """Where a run's workers are, and how they are reached."""
 
+    on_cluster: bool
+    """They are pods; otherwise processes of this machine."""
     begin: Callable[[Store, RunConfig], Attempt]
     """A new attempt, or the one to attach to."""
     launch: Callable[[Run, Attempt], AbstractContextManager[Workers]]
@@ -51,8 +51,11 @@ def drive(config: RunConfig, screen: Screen, artifacts: Artifacts, place: Place)
     often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
     """
     screen.phase("flow", "checking and staging inputs")
-    run = prepare_run(config)
+    run = prepare(config, place.on_cluster)
     screen.phase("flow", None)
+    if place.on_cluster:  # on a machine, `retrace run` has told them before
+        for note in run.notes:
+            screen.line(f"note: {note}")
     attempt = place.begin(run.store, config)
     finished = len(all_metrics(run.store))
     if finished:
@@ -68,12 +71,6 @@ def drive(config: RunConfig, screen: Screen, artifacts: Artifacts, place: Place)
             context = Context(config, run, attempt, workers, screen, loggers)
             _steps(context, artifacts, finished, to_validate)
     return run
-
-
-@task(cache_policy=NO_CACHE, persist_result=False, name="prepare")
-def prepare_run(config: RunConfig) -> Run:
-    """Validate everything, create or attach the run, publish policy 0."""
-    return prepare(config)
 
 
 def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list[int]) -> None:

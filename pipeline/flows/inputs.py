@@ -32,14 +32,14 @@ _T = TypeVar("_T")
 _REPLAY = "actor_rollout_ref.actor.router_replay"
 
 
-def check_inputs(config: RunConfig) -> Inputs:
-    """Check everything that a run needs before anything starts.
+def check_inputs(config: RunConfig, on_cluster: bool = False) -> Inputs:
+    """Check everything that a run needs before anything starts; `on_cluster`: its workers are pods.
 
     Raises InputError with all problems.
     """
     problems: list[str] = []
     model = _try(problems, lambda: find_model(config.actor_rollout_ref.model.path))
-    problems += config_problems(config, model.config if model else None)
+    problems += config_problems(config, model.config if model else None, on_cluster)
     prompts, val_prompts = _check_prompts(config, model, problems)
     reward = _try(problems, partial(_check_reward, config))
     store = _try(problems, partial(_check_store, config))

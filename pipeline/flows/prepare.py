@@ -36,12 +36,12 @@ _PACKAGES = (
 )
 
 
-def prepare(config: RunConfig) -> Run:
+def prepare(config: RunConfig, on_cluster: bool = False) -> Run:
     """Validate everything, then create or attach the run and publish policy 0.
 
     Raises InputError with all problems, before anything is written into the run; StoreError.
     """
-    return stage(check_inputs(config))
+    return stage(check_inputs(config, on_cluster))
 
 
 def stage(inputs: Inputs) -> Run:
@@ -69,6 +69,7 @@ def stage(inputs: Inputs) -> Run:
         geometry=inputs.geometry,
         prompt_count=inputs.prompt_count,
         val_prompt_count=inputs.val_prompt_count,
+        notes=inputs.notes,
     )
 
 

@@ -55,3 +55,5 @@ class Run:
     """Rows of the staged prompt table."""
     val_prompt_count: int
     """Rows of the staged validation table; 0 without one."""
+    notes: tuple[str, ...]
+    """What the user should be told, though it is no error."""

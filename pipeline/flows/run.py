@@ -41,7 +41,7 @@ def run_flow(config: RunConfig) -> str:
         warnings_of("pipeline.store", display.line),
         Artifacts(name, display.line) as artifacts,
     ):
-        place = Place(begin_attempt, partial(_workers, config, display))
+        place = Place(False, begin_attempt, partial(_workers, config, display))
         run = drive(config, display, artifacts, place)
     _report(config, run)
     return run.uri

@@ -211,6 +211,13 @@ class TestInputs:
             tmp_path, "launch.rollout_shards=2", "launch.rollout_workers=3"
         )
 
+    def test_pods_share_no_folder(self, tmp_path):
+        config = load(tmp_path, "trainer.nnodes=2", "store.uri=/data").config
+        [problem] = config_problems(config, QWEN3_MOE, on_cluster=True)
+        assert (
+            problem == "store.uri: found /data, expected s3://BUCKET/PREFIX: pods share no folder"
+        )
+
     def test_one_machine(self, tmp_path):
         problem = the_problem(tmp_path, "trainer.nnodes=2", "trainer.n_gpus_per_node=1")
         assert problem.startswith("trainer.nnodes: found 2, expected 1")
