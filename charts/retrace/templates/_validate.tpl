@@ -168,8 +168,8 @@ presets.{{ $name }}: found nothing, expected a run configuration as `retrace run
 {{ $key }}: found {{ $name | quote }}, expected the name of an object in Kubernetes (a-z, 0-9, - and .); correct it
 {{- end }}
 {{- end }}
-{{- if not (regexMatch "^[a-zA-Z0-9][a-zA-Z0-9 _-]*$" .Values.worker.workPool) }}
-worker.workPool: found {{ .Values.worker.workPool | quote }}, expected a name of letters, digits, spaces, - and _; choose another
+{{- if not (regexMatch "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$" .Values.worker.workPool) }}
+worker.workPool: found {{ .Values.worker.workPool | quote }}, expected at most 63 letters, digits, -, _ and ., as it becomes a label; choose another
 {{- end }}
 {{- if not (regexMatch "^([a-z0-9.-]+/[A-Za-z0-9._-]+)?$" .Values.gpuResource) }}
 gpuResource: found {{ .Values.gpuResource | quote }}, expected a resource with its domain; write nvidia.com/gpu, or "" for a trial on CPU

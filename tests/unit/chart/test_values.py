@@ -51,7 +51,7 @@ from tests.unit.chart.objects import CHART, ROOT, STORE
         (["presets.My_Run.a=1"], 'presets: found the name "My_Run", expected a DNS label'),
         (["presets.mine=1"], "at '/presets/mine': got number, want object"),
         (["fullnameOverride=My"], 'fullnameOverride: found "My", expected a DNS label'),
-        (["worker.workPool=a/b"], 'worker.workPool: found "a/b", expected a name of letters'),
+        (["worker.workPool=a/b"], 'worker.workPool: found "a/b", expected at most 63 letters'),
         (["janitor.intervalSeconds=0"], "at '/janitor/intervalSeconds': minimum: got 0, want 1"),
     ],
     ids=lambda item: item[0] if isinstance(item, list) and item else None,
