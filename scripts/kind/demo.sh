@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Install the chart for a trial, train the quickstart, show what came of it.
+#   demo.sh [RUN_NAME [key.path=value ...]]
+# On any cluster that kubectl reaches and that holds the images, kind or not.
+source "$(dirname "$0")/settings.sh"
+need kubectl helm
+
+run=${1:-demo}
+shift || true
+overrides=$(printf ',"%s"' "$@")
+if (($#)); then overrides="[${overrides:1}]"; else overrides="[]"; fi
+
+in_namespace() { kubectl --namespace "$NAMESPACE" "$@"; }
+prefect() { in_namespace exec "deploy/$RELEASE-worker" --container worker -- prefect "$@"; }
+
+say "installing the chart in the namespace $NAMESPACE"
+kubectl get namespace "$NAMESPACE" >/dev/null 2>&1 || kubectl create namespace "$NAMESPACE"
+kubectl label namespace "$NAMESPACE" --overwrite pod-security.kubernetes.io/enforce=restricted >/dev/null
+helm upgrade --install "$RELEASE" charts/retrace --namespace "$NAMESPACE" \
+  --values charts/retrace/ci/trial-values.yaml --reset-then-reuse-values --wait --timeout 5m >/dev/null
+
+say "training the preset quickstart as the run $run"
+prefect deployment run retrace/retrace --watch --watch-interval 5 \
+  --param preset=quickstart --param "run_name=$run" --param "overrides=$overrides"
+
+say "what its store holds, read by a pod"
+in_namespace delete pod retrace-show --ignore-not-found >/dev/null
+sed "s/@RUN@/$run/" scripts/kind/show.yaml | in_namespace apply --filename - >/dev/null
+in_namespace wait pod/retrace-show --for=jsonpath='{.status.phase}'=Succeeded --timeout=120s >/dev/null ||
+  { in_namespace logs retrace-show; exit 1; }
+in_namespace logs retrace-show
+in_namespace delete pod retrace-show --wait=false >/dev/null
+
+password=$(in_namespace get secret "$RELEASE-auth" --output go-template='{{index .data "auth-string" | base64decode}}')
+cat <<END
+
+The Prefect UI: kubectl --namespace $NAMESPACE port-forward service/$RELEASE-server 4200
+  http://127.0.0.1:4200 asks for: $password
+END
