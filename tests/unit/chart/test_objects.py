@@ -1,10 +1,11 @@
 """Everything else that the chart makes: servers, rights, volumes, policies, names."""
 
 import json
+import re
 
 import pytest
 
-from tests.unit.chart.objects import CHART, CI, STORE, containers_of, pods_of, values_of
+from tests.unit.chart.objects import CHART, CI, ROOT, STORE, containers_of, pods_of, values_of
 
 
 @pytest.mark.parametrize("values", CI, ids=lambda path: path.name)
@@ -31,23 +32,32 @@ def test_without_auth_nobody_asks_for_it(render):
     assert "AUTH" not in json.dumps(list(objects.values()))
 
 
+def rights_of(role):
+    return {
+        (what, verb)
+        for rule in role["rules"]
+        for what in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
 def test_rights_are_few_and_in_one_namespace(render):
     objects = render(*values_of("trial"))
-    kinds = {kind for kind, _ in objects}
-    assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
-    roles = {
-        name: {
-            (r, verb) for rule in body["rules"] for r in rule["resources"] for verb in rule["verbs"]
-        }
-        for (kind, name), body in objects.items()
-        if kind == "Role"
-    }
+    assert not {kind for kind, _ in objects} & {"ClusterRole", "ClusterRoleBinding"}
+    roles = {name: rights_of(body) for (kind, name), body in objects.items() if kind == "Role"}
     assert set(roles) == {"retrace-worker", "retrace-flow", "retrace-janitor"}
-    for name, rights in roles.items():
-        assert not any("secrets" in right or "*" in right for right in rights), name
-    assert ("jobs", "create") not in roles["retrace-janitor"]
-    assert ("pods", "delete") not in roles["retrace-flow"]
+    assert roles["retrace-janitor"] == {("jobs", "list"), ("jobs", "delete"), ("pods", "list")}
+    assert not any("secrets" in right for rights in roles.values() for right in rights)
     assert objects["ServiceAccount", "retrace-job"]["automountServiceAccountToken"] is False
+
+
+def test_the_flow_may_do_what_the_launcher_calls_and_no_more(render):
+    source = (ROOT / "pipeline/launch/kubernetes/api.py").read_text()
+    calls = re.findall(r"self\._(?:batch|core)\.(\w+?)_namespaced_(\w+)", source)
+    used = {
+        ("pods/log", "get") if what == "pod_log" else (f"{what}s", verb) for verb, what in calls
+    }
+    assert rights_of(render(*values_of("trial"))["Role", "retrace-flow"]) == used
 
 
 @pytest.mark.parametrize(
