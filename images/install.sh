@@ -1,11 +1,10 @@
 #!/bin/sh
-# install.sh VENV LIST...: install exactly the packages of the lists, compiled to bytecode: with a
-# read-only root file system, a container could not keep what it compiles.
+# install.sh (LIST | WHEEL)...: install exactly these packages into /opt/venv, compiled to bytecode:
+# with a read-only root file system, a container could not keep what it compiles.
 set -eu
 . "$(dirname "$0")/uv.sh"
 
-venv=$1; shift
-for list; do
-  uv_packages install --quiet --python "$venv/bin/python" --no-deps --compile-bytecode \
-    --requirements "$list"
+for what; do
+  case $what in *.txt) set -- --requirements "$what" ;; *) set -- "$what" ;; esac
+  uv_packages install --quiet --python /opt/venv/bin/python --no-deps --compile-bytecode "$@"
 done
