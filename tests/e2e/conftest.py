@@ -39,8 +39,9 @@ def namespace(cluster: None) -> Iterator[Namespace]:
 @pytest.fixture(scope="package")
 def installed(namespace: Namespace) -> Installation:
     """The chart with MinIO, two rollout and two training pods a run."""
-    # More runs at once than by default, and an early end for flow pods that cannot start.
-    settings = ("worker.maxRuns=12", "flow.startTimeoutSeconds=40")
+    # More runs at once than by default, and an early end for flow pods that cannot start: here
+    # that takes seconds, a minute when many start on two cores.
+    settings = ("worker.maxRuns=12", "flow.startTimeoutSeconds=120")
     installation = Installation(namespace, "retrace", settings)
     installation.helm("install")
     return installation
