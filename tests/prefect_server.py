@@ -1,0 +1,100 @@
+"""A real Prefect server for tests, which can be killed and started again on its database."""
+
+import base64
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_START_S = 180
+
+
+@dataclass
+class PrefectServer:
+    """A server on a port and a database of its own."""
+
+    folder: Path
+    port: int
+    auth: str | None = None
+    """user:password that it asks for."""
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Of its API."""
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def start(self) -> None:
+        """Start, or start again, and wait until it is healthy."""
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port)],
+                env={
+                    **os.environ,
+                    "PREFECT_HOME": str(self.folder),
+                    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                    "DO_NOT_TRACK": "1",
+                    **({"PREFECT_SERVER_API_AUTH_STRING": self.auth} if self.auth else {}),
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline_s = time.monotonic() + _START_S
+        while not self._is_healthy():
+            assert self._process.poll() is None, (self.folder / "server.log").read_text()
+            assert time.monotonic() < deadline_s, (self.folder / "server.log").read_text()
+            time.sleep(0.3)
+
+    def kill(self) -> None:
+        """End it as a lost node would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """End it in peace."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+    def query(self, path: str, body: Any = None) -> Any:
+        """What the API answers to a POST, or to a GET without a body."""
+        request = urllib.request.Request(
+            f"{self.url}{path}",
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        if self.auth is not None:
+            encoded = base64.b64encode(self.auth.encode()).decode()
+            request.add_header("Authorization", f"Basic {encoded}")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, TimeoutError):
+            return False
+
+
+@contextlib.contextmanager
+def start_prefect_server(folder: Path, auth: str | None = None) -> Iterator[PrefectServer]:
+    """A server for the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        server = PrefectServer(folder, free.getsockname()[1], auth)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
