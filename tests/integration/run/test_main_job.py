@@ -70,6 +70,7 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
 
     # The same command again finds nothing to do, and says so.
     assert "3 steps are finished already" in run(*settings)
+    assert read_commit(store, keys.stop(1))["reason"] == "finished"  # nobody waits for anything
     again = run(*settings, "trainer.test_freq=1")
     assert "validation of policy 1" in again
     assert "validation of policy 2" in again
