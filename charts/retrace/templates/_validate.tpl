@@ -181,6 +181,13 @@ gpuResource: found {{ .Values.gpuResource | quote }}, expected a resource with i
 {{- /* Every namespace has this ConfigMap, so without it there is no cluster to look at. */}}
 {{- if lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt" }}
 {{- $values := .Values }}
+{{- $full := include "retrace.fullname" . }}
+{{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items | default list }}
+{{- $labels := .metadata.labels | default dict }}
+{{- if and (eq (get $labels "app.kubernetes.io/name") "retrace") (eq (get $labels "app.kubernetes.io/component") "worker") (ne (get $labels "app.kubernetes.io/instance") $full) }}
+the namespace {{ .metadata.namespace }}: found the installation {{ get $labels "app.kubernetes.io/instance" }}, expected none beside {{ $full }}, as Prefect's worker watches all flow pods of its namespace; choose another namespace
+{{- end }}
+{{- end }}
 {{- with $values.store.existingSecret }}
 {{- include "retrace.checkObject" (list $ "Secret" "store.existingSecret" . (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY")) }}
 {{- end }}
