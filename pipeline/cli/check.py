@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pipeline.cli.extras import need_flow
 from pipeline.config.errors import InputError
 from pipeline.config.load import load_config
 from pipeline.config.tree import RunConfig
@@ -30,6 +31,7 @@ def load_checked(path: Path, overrides: Sequence[str]) -> RunConfig | None:
         return None
     try:
         _print(console, "note", "yellow", loaded.notes)
+        need_flow()
         use_settings(loaded.config.store)
         # Imported here: the tokenizer library takes seconds, and wrong settings need it not.
         from pipeline.flows.inputs import check_inputs

@@ -3,6 +3,20 @@
 import subprocess
 import sys
 
+import pytest
+
+EXTRAS = "prefect fastapi httpx transformers tensorboard psutil kubernetes prefect_kubernetes torch"
+
+
+def run_without(packages: str, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    hide = f"import sys\nfor name in {packages.split()!r}: sys.modules[name] = None\n"
+    return subprocess.run(
+        [sys.executable, "-c", hide + program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
 
 def test_importing_every_module_of_pipeline_loads_no_engine():
     program = (
@@ -16,3 +30,30 @@ def test_importing_every_module_of_pipeline_loads_no_engine():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", ["config", "store", "traces", "rl", "cli"])
+def test_settings_store_and_traces_need_no_extra(package):
+    """The base installation: what workers and readers of traces have."""
+    program = (
+        f"import importlib, pkgutil, pipeline.{package} as package\n"
+        "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+    )
+    done = run_without(EXTRAS, program)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_run_without_the_flow_extra_says_what_to_install(command):
+    done = run_without(
+        "prefect transformers",
+        "from pipeline.cli import main\nmain()",
+        command,
+        "examples/quickstart.yaml",
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: this installation of retrace has no prefect, transformers, which `retrace run` "
+        "and `retrace check` need; install the extra: pip install 'retrace[flow]'\n"
+    )
