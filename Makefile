@@ -8,19 +8,27 @@ PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 600
 # A folder of wheels (an air-gapped site) replaces PyTorch's CPU index.
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
+# make images: what builds an image and takes `docker build`'s arguments; how images are called;
+# cpu or cuda; which of them.
+BUILD ?= docker build
+REPOSITORY ?= retrace
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+TAG ?= $(VERSION)
+DEVICE ?= cpu
+IMAGES ?= flow rollout training
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test test-unit test-integration fuzz bench lint format lock docs clean
+.PHONY: help install quickstart check test test-unit test-integration fuzz bench lint format lock docs images clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
 install: $(VENV)/.installed ## Make the virtual environment with everything pinned
 
-$(VENV)/.installed: requirements/cpu.txt requirements/overrides.txt pyproject.toml
+$(VENV)/.installed: requirements/cpu.txt requirements/overrides.txt requirements/uv.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Retrace pins its packages for Python 3.11, found %d.%d; set PYTHON" % sys.version_info[:2])'
-	$(BIN)/python -m pip install --quiet uv==0.13.8
+	$(BIN)/python -m pip install --quiet -r requirements/uv.txt
 	$(UV) pip install --python $(BIN)/python --quiet --compile-bytecode $(TORCH) \
 	  --override requirements/overrides.txt -r requirements/cpu.txt
 	$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
@@ -71,6 +79,12 @@ lock: install ## Compile requirements/cpu.txt anew from requirements/cpu.in
 
 docs: install ## Generate docs/config.md from the settings tree
 	$(BIN)/python -m pipeline.config.docs
+
+images: $(IMAGES:%=image-%) ## Build the three images; TAG, DEVICE=cuda, BUILD: see images/README.md
+
+image-%: # of the flow there is one, without an engine
+	$(BUILD) -t $(REPOSITORY)/$*:$(TAG) -f images/$*/Dockerfile $(if $(filter-out flow,$*),--target $(DEVICE)) \
+	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .
 
 clean: ## Remove the virtual environment and caches (runs in outputs/ stay)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
