@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Sourced by the other scripts: `uv`, and `uv_packages`, which is `uv pip` with the sources that the
 # build was given:
 #   PIP_FIND_LINKS  folder or page of wheels, torch's CPU build among them; without it torch comes
