@@ -19,6 +19,7 @@ import yaml
 CHART = Path(__file__).parents[1] / "charts" / "retrace"
 
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z]\w*):(?P<rest>.*)$")
+_PIPE = r"\|"
 _TABLE = "\n| value | default | |\n|---|---|---|\n"
 
 
@@ -31,13 +32,6 @@ class Value:
     default: Any
     below: dict[str, "Value"] = field(default_factory=dict)
     """Keys below it that have documentation of their own; a value with none is a leaf."""
-
-    def leaves(self) -> Iterator["Value"]:
-        """The values that a user sets."""
-        if not self.below:
-            yield self
-        for value in self.below.values():
-            yield from value.leaves()
 
 
 def read_values(text: str) -> dict[str, Value]:
@@ -81,27 +75,29 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 def render_readme(values: dict[str, Value], introduction: str) -> str:
     """README.md: the introduction, the single values, a section for each group."""
-    rows = [_row(value) for value in values.values() if not value.below]
+    rows = [_row(value, value.doc) for value in values.values() if not value.below]
     parts = [introduction.rstrip("\n"), "\n\n## Values\n", _TABLE, *rows]
     for name, group in values.items():
         if group.below:
-            parts += [f"\n### {name}\n\n{group.doc}\n", _TABLE]
-            parts += [_row(value, group) for value in group.leaves()]
+            parts += [f"\n### {name}\n\n{group.doc}\n", _TABLE, *_rows(group)]
     return "".join(parts)
 
 
-def _row(value: Value, group: Value | None = None) -> str:
-    default = json.dumps(value.default, ensure_ascii=False).replace("|", "\\|")
-    # The group above a leaf (store.caBundle) is said with its first key.
-    above = group
-    docs = []
-    for key in value.path[1:-1] if above else ():
-        above = above.below[key]  # type: ignore[union-attr]
-        if next(iter(above.below.values())).path == value.path:
-            docs.append(above.doc)
-    docs.append(value.doc)
-    text = " ".join(docs).replace("|", "\\|")
-    return f"| `{'.'.join(value.path)}` | `{default}` | {text} |\n"
+def _rows(group: Value, said: str = "") -> Iterator[str]:
+    """The values below a group; what is said of a group within it goes before its first value."""
+    for value in group.below.values():
+        doc = f"{said} {value.doc}".lstrip()
+        said = ""
+        if value.below:
+            yield from _rows(value, doc)
+        else:
+            yield _row(value, doc)
+
+
+def _row(value: Value, doc: str) -> str:
+    default = json.dumps(value.default, ensure_ascii=False)
+    cells = f"`{'.'.join(value.path)}`", f"`{default}`", doc
+    return f"| {' | '.join(cell.replace('|', _PIPE) for cell in cells)} |\n"
 
 
 def describe(schema: dict[str, Any], values: dict[str, Value]) -> None:
