@@ -77,8 +77,9 @@ lock: install ## Compile requirements/cpu.txt anew from requirements/cpu.in
 	  --override requirements/overrides.txt --no-emit-index-url --no-emit-find-links \
 	  --no-emit-package retrace --custom-compile-command "make lock" -o requirements/cpu.txt
 
-docs: install ## Generate docs/config.md from the settings tree
+docs: install ## Generate docs/config.md from the settings tree, the chart's README from its values
 	$(BIN)/python -m pipeline.config.docs
+	$(BIN)/python scripts/chart_readme.py
 
 images: $(IMAGES:%=image-%) ## Build the three images; TAG, DEVICE=cuda, BUILD: see images/README.md
 
