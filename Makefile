@@ -18,10 +18,10 @@ DEVICE ?= cpu
 IMAGES ?= flow rollout training
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test test-unit test-integration fuzz bench lint format lock docs images clean
+.PHONY: help install quickstart check test test-unit test-integration fuzz bench lint format lock docs images e2e-images e2e kind-up kind-demo kind-down clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
 install: $(VENV)/.installed ## Make the virtual environment with everything pinned
 
@@ -42,7 +42,8 @@ check: install ## Check the quickstart's settings and start nothing
 	$(BIN)/retrace check examples/quickstart.yaml
 
 test: install ## All tests that this machine can run; says what it skips and why
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not e2e" $(PYTEST_ARGS)
+	@echo "Left out: the tests on Kubernetes, which kill pods on the cluster of KUBECONFIG: make e2e"
 
 test-unit: install ## Unit tests only (seconds)
 	$(BIN)/python -m pytest -m "not integration and not e2e" $(PYTEST_ARGS)
@@ -86,6 +87,22 @@ images: $(IMAGES:%=image-%) ## Build the three images; TAG, DEVICE=cuda, BUILD: 
 image-%: # of the flow there is one, without an engine
 	$(BUILD) -t $(REPOSITORY)/$*:$(TAG) -f images/$*/Dockerfile $(if $(filter-out flow,$*),--target $(DEVICE)) \
 	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .
+
+e2e-images: images ## The three images and the tests' PostgreSQL; TAG=test for make e2e
+	$(BUILD) -t retrace-test/postgres:1 -f tests/e2e/postgres/Dockerfile tests/e2e/postgres
+
+e2e: install ## Tests on the cluster of KUBECONFIG, which holds the images: make e2e-images TAG=test
+	@kubectl get --raw /readyz >/dev/null || { echo "No cluster answers: set KUBECONFIG (docs/kubernetes.md: make kind-up makes one)"; exit 1; }
+	$(BIN)/python -m pytest -m e2e $(PYTEST_ARGS)
+
+kind-up: ## A kind cluster with the images, made and loaded
+	scripts/kind/up.sh
+
+kind-demo: ## Install the chart there, train the quickstart, show its traces
+	scripts/kind/demo.sh
+
+kind-down: ## Remove the kind cluster
+	scripts/kind/down.sh
 
 clean: ## Remove the virtual environment and caches (runs in outputs/ stay)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
