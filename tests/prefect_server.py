@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 _START_S = 180
+_BUSY = 503
+"""Its SQLite was locked; clients try again."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ class PrefectServer:
             self._process.wait()
 
     def query(self, path: str, body: Any = None) -> Any:
-        """What the API answers to a POST, or to a GET without a body."""
+        """What the API answers to a POST, or to a GET without a body; None: nothing."""
         request = urllib.request.Request(
             f"{self.url}{path}",
             None if body is None else json.dumps(body).encode(),
@@ -76,8 +78,15 @@ class PrefectServer:
         if self.auth is not None:
             encoded = base64.b64encode(self.auth.encode()).decode()
             request.add_header("Authorization", f"Basic {encoded}")
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    text = answer.read()
+                return json.loads(text) if text else None
+            except urllib.error.HTTPError as error:
+                if error.code != _BUSY:
+                    raise
+                time.sleep(0.5)
 
     def _is_healthy(self) -> bool:
         try:

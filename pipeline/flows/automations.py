@@ -77,7 +77,8 @@ def automations(
     stuck = EventTrigger(
         posture=Posture.Proactive,
         after=_PENDING,
-        expect=_NOT_PENDING,
+        # States may be held back for 15 minutes when the server was restarted; heartbeats are not.
+        expect={*_NOT_PENDING, _HEARTBEAT},
         within=timedelta(seconds=start_timeout_s),
         **_runs_of(deployment),
     )

@@ -23,6 +23,8 @@ from prefect.settings import (
 from pipeline.config.errors import InputError
 
 _TIMEOUT_S = 20.0
+_RETRIES = 2
+"""While the server is busy, 2 and 4 s later: SQLite may be locked for so long."""
 _REFUSED = (401, 403)
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -59,7 +61,7 @@ def work_pool_name() -> str:
 def prefect_api() -> Iterator[SyncPrefectClient]:
     """A client of the API that PREFECT_API_URL names, as also Prefect's own functions make them.
 
-    A request is tried once and ends in bounded time: the caller decides what a failure means.
+    A request ends in bounded time, and the caller decides what a failure means.
     Raises PrefectApiError for every failed request of the block.
     """
     url = PREFECT_API_URL.value()
@@ -67,7 +69,7 @@ def prefect_api() -> Iterator[SyncPrefectClient]:
         raise PrefectApiError(
             "PREFECT_API_URL is not set: this program runs in a pod of the Helm chart"
         )
-    bounds = {PREFECT_API_REQUEST_TIMEOUT: _TIMEOUT_S, PREFECT_CLIENT_MAX_RETRIES: 0}
+    bounds = {PREFECT_API_REQUEST_TIMEOUT: _TIMEOUT_S, PREFECT_CLIENT_MAX_RETRIES: _RETRIES}
     try:
         with temporary_settings(updates=bounds), get_client(sync_client=True) as client:
             yield client

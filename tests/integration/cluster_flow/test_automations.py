@@ -1,0 +1,141 @@
+"""The rules at work in a real Prefect server, with the shortest times that it allows."""
+
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.deployments.runner import RunnerDeployment
+
+from pipeline.flows.automations import automations, register_automations, silence_s
+from pipeline.flows.programs import prefect_api
+from pipeline.flows.register import register
+from tests.integration.cluster_flow.flow_runs import FlowRuns
+from tests.integration.cluster_flow.installation import Installation
+from tests.prefect_server import PrefectServer
+
+pytestmark = pytest.mark.integration
+
+SHORTEST_S = 10
+# A look of the server every 5 s, on a busy machine.
+SOON_S = 60
+
+
+@flow(name="retrace")
+def stand_in(run_name: str) -> None: ...
+
+
+@pytest.fixture
+def runs(installation: Installation, server: PrefectServer) -> FlowRuns:
+    """Of a deployment whose rules are impatient."""
+    register(stand_in, 60)
+    [found] = server.query(
+        "/deployments/filter", {"work_pools": {"name": {"any_": [installation.pool]}}}
+    )
+    made = FlowRuns(server, str(found["id"]))
+    set_rules(made, SHORTEST_S, SHORTEST_S)
+    return made
+
+
+def set_rules(runs: FlowRuns, start_timeout_s: int, silent_s: int) -> None:
+    with prefect_api() as client:
+        client.delete_resource_owned_automations(f"prefect.deployment.{runs.deployment}")
+        for rule in automations(UUID(runs.deployment), "a", start_timeout_s, silent_s):
+            client.create_automation(rule)
+    time.sleep(1)  # the server hears of new rules by an event
+
+
+@pytest.fixture
+def others(runs: FlowRuns, installation: Installation, server: PrefectServer) -> FlowRuns:
+    """Of a deployment without rules."""
+    other = RunnerDeployment.from_flow(stand_in, "other", work_pool_name=installation.pool)
+    return FlowRuns(server, str(other.apply()))
+
+
+def eventually(look: Callable[[], bool], what: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + SOON_S
+    while not look():
+        assert time.monotonic() < deadline_s, what()
+        time.sleep(1)
+
+
+def is_found(runs: FlowRuns, run: str) -> None:
+    def sends_heartbeats_and_runs() -> bool:
+        runs.heartbeat(run)
+        return runs.state(run)[0] == "Running"
+
+    eventually(sends_heartbeats_and_runs, lambda: runs.state(run))
+    assert "it was never lost" in runs.state(run)[1]
+
+
+def test_the_silence_covers_a_flow_pod_that_comes_back():
+    """10 s of grace and at most 40 s of back-off after a heartbeat, then a start like any other."""
+    assert silence_s(600) == 690
+
+
+def test_a_silent_flow_run_is_lost_and_found(runs: FlowRuns, others: FlowRuns):
+    silent, alive = runs.create("RUNNING"), runs.create("RUNNING")
+    foreign, done = others.create("RUNNING"), runs.create("RUNNING")
+    others.heartbeat(foreign)
+    runs.set(done, "FAILED", "Refused")
+    for run in (silent, alive):
+        runs.heartbeat(run)
+
+    def silent_is_lost() -> bool:
+        runs.heartbeat(alive)
+        return runs.state(silent)[0] == "Crashed"
+
+    eventually(silent_is_lost, lambda: runs.state(silent))
+    assert "Nothing was heard of the flow pod for 10 s" in runs.state(silent)[1]
+    assert runs.state(alive)[0] == "Running"
+    assert others.state(foreign)[0] == "Running"
+    assert runs.state(done)[0] == "Refused"
+
+    runs.heartbeat(silent)
+    time.sleep(2)
+    assert runs.state(silent)[0] == "Crashed", "one heartbeat may have been on its way"
+    is_found(runs, silent)
+
+
+def test_a_flow_pod_that_does_not_start(runs: FlowRuns, others: FlowRuns):
+    stuck, started = runs.create("PENDING"), runs.create("PENDING")
+    foreign = others.create("PENDING")
+    runs.set(stuck, "PENDING", "InfrastructurePending")
+    runs.set(started, "RUNNING")
+
+    def stuck_is_told() -> bool:
+        runs.heartbeat(started)
+        return runs.state(stuck)[0] == "Crashed"
+
+    eventually(stuck_is_told, lambda: runs.state(stuck))
+    assert "did not start within 10 s" in runs.state(stuck)[1]
+    assert "kubectl describe pods" in runs.state(stuck)[1]
+    assert runs.state(started)[0] == "Running"
+    assert others.state(foreign)[0] == "Pending"
+
+
+def test_a_restart_of_the_server_is_no_silence(runs: FlowRuns, server: PrefectServer):
+    silent_s = 60
+    set_rules(runs, SHORTEST_S, silent_s)
+    run = runs.create("RUNNING")
+    runs.heartbeat(run)
+    heard_s = time.monotonic()
+    time.sleep(1)
+    server.kill()
+    server.start()
+    runs.heartbeat(run)
+    time.sleep(max(0, heard_s + silent_s + SHORTEST_S - time.monotonic()))
+    assert runs.state(run)[0] == "Running"
+
+
+def test_registering_again_leaves_three_rules(installation: Installation, server: PrefectServer):
+    register(stand_in, 60)
+    [found] = server.query(
+        "/deployments/filter", {"work_pools": {"name": {"any_": [installation.pool]}}}
+    )
+    with prefect_api() as client:
+        register_automations(client, UUID(found["id"]), "renamed", 600)
+    rules = server.query("/automations/filter", {})
+    assert not [rule for rule in rules if installation.pool in rule["name"]]
+    assert len([rule for rule in rules if rule["name"].startswith("renamed: ")]) == 3
