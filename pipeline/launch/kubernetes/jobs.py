@@ -14,7 +14,8 @@ from typing import Any
 
 from pipeline.config.attempt import Attempt
 from pipeline.config.exits import CONFIGURATION_ERROR
-from pipeline.config.tree import PodSettings, RunConfig
+from pipeline.config.launch import PodSettings
+from pipeline.config.tree import RunConfig
 from pipeline.launch.kubernetes import names
 from pipeline.launch.kubernetes.cluster import Cluster, Component
 from pipeline.store.settings import environment
