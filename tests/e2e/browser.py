@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from tests.e2e.kubectl import eventually
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 _SLOW_S = 60
@@ -51,12 +54,17 @@ def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
 def find(browser: webdriver.Chrome, xpath: str) -> WebElement:
     """The first visible element, as soon as there is one."""
 
-    def look(_: object) -> WebElement | None:
-        found = browser.find_elements(By.XPATH, xpath)
-        return next((element for element in found if element.is_displayed()), None)
+    def look() -> WebElement | None:
+        with contextlib.suppress(StaleElementReferenceException):
+            found = browser.find_elements(By.XPATH, xpath)
+            return next((element for element in found if element.is_displayed()), None)
+        return None
 
-    element: WebElement = WebDriverWait(browser, _SLOW_S).until(look, f"no element {xpath}")
-    return element
+    def page() -> str:
+        text = browser.find_element(By.TAG_NAME, "body").text
+        return f"{xpath} at {browser.current_url}, which shows:\n{text}"
+
+    return eventually(look, _SLOW_S, page)
 
 
 def press(browser: webdriver.Chrome, xpath: str) -> None:
@@ -65,13 +73,10 @@ def press(browser: webdriver.Chrome, xpath: str) -> None:
 
 
 def log_in(browser: webdriver.Chrome, url: str, auth: str) -> None:
-    """Open a page, and give the one that comes in its place the API's user:password."""
-    browser.get(url)
+    """Open the UI, and give the page that asks for it the API's user:password."""
+    browser.get(f"{url}/login")
     find(browser, "//input[@type='password']").send_keys(auth, Keys.ENTER)
-    WebDriverWait(browser, _SLOW_S).until_not(
-        lambda b: "/login" in b.current_url, f"{url} cannot be entered"
-    )
-    browser.get(url)  # without the messages about logging in
+    find(browser, "//a[normalize-space()='Deployments']")
 
 
 def field_of(browser: webdriver.Chrome, name: str) -> WebElement:

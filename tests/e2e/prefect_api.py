@@ -15,13 +15,14 @@ from tests.e2e.kubectl import eventually
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 # The smallest useful size of the quickstart, as in tests/integration/run/retrace_runs.py: 2 rollout
-# pods and 2 training pods are the preset's.
+# pods and 2 training pods are the preset's. One thread each, for all share two cores.
 SMALL = (
     "trainer.test_freq=-1",
     "data.val_files=null",
     "data.train_batch_size=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "actor_rollout_ref.rollout.n=4",
+    "launch.threads_per_worker=1",
 )
 # One pod of each kind.
 SINGLE = ("launch.rollout_workers=1", "trainer.nnodes=1")
@@ -118,6 +119,11 @@ class FlowRun:
         """Its state now: type, name, message, timestamp."""
         state: dict[str, Any] = self.prefect.call("GET", f"/flow_runs/{self.id}")["state"]
         return state
+
+    def at_work(self) -> bool:
+        """True; AssertionError once it has ended."""
+        assert self.state["type"] not in FINAL, f"{self.name} has ended: {self.describe()}"
+        return True
 
     def end(self, within_s: float) -> dict[str, Any]:
         """Its final state."""

@@ -37,7 +37,8 @@ def test_a_run_from_the_form(
     """Presets are a list to choose from, every field is described, and the run that is started
     completes with its steps in the log."""
     with chromium(tmp_path / "profile") as browser:
-        log_in(browser, f"{prefect.url}/deployments", prefect.auth)
+        log_in(browser, prefect.url, prefect.auth)
+        browser.get(f"{prefect.url}/deployments")
         press(browser, DEPLOYMENT)
         press(browser, "//button[normalize-space()='Run']")
         press(browser, "//*[normalize-space()='Custom run']")
@@ -51,9 +52,11 @@ def test_a_run_from_the_form(
         presets.select_by_visible_text("quickstart")
         write(browser, "run_name", "from-the-form")
         write_number(browser, "steps", 2)
-        for setting in (*SMALL, *SINGLE):
+        for setting in SINGLE:
             add_item(browser, "overrides", setting)
         browser.save_screenshot(str(screenshots / "run-form.png"))
+        for setting in SMALL:
+            add_item(browser, "overrides", setting)
         press(browser, "//button[@type='submit'][normalize-space()='Submit']")
 
         press(browser, "//button[normalize-space()='View run']")
@@ -62,7 +65,7 @@ def test_a_run_from_the_form(
         run.completes(within_s=400)
         browser.get(f"{prefect.url}/runs/flow-run/{run.id}")
         find(browser, f"{BADGE}[normalize-space()='Completed']")
-        find(browser, "//*[contains(text(), 'step 1 of 2: ')]")
+        find(browser, "//body[contains(., 'step 1 of 2: ')]")
         browser.save_screenshot(str(screenshots / "run-page.png"))
 
 
@@ -71,8 +74,9 @@ def test_the_cancel_button(installed: Installation, prefect: Prefect, tmp_path: 
     run = prefect.start("cancel-button", NEVER_STARTS)
     when_jobs_exist(installed, run)
     with chromium(tmp_path / "profile") as browser:
-        log_in(browser, f"{prefect.url}/runs/flow-run/{run.id}", prefect.auth)
+        log_in(browser, prefect.url, prefect.auth)
+        browser.get(f"{prefect.url}/runs/flow-run/{run.id}")
         press(browser, "//header//button[normalize-space()='Cancel']")
-        press(browser, "//*[contains(@class, 'p-modal')]//button[contains(., 'Cancel')]")
+        press(browser, "//button[normalize-space()='Confirm']")
         eventually(lambda: not installed.jobs(run), 60, run.describe)
     ends_cancelled(installed, run, within_s=60)

@@ -39,7 +39,9 @@ time.sleep(60)
 
 def wait_for(store: Store, key: str, run: FlowRun) -> None:
     eventually(
-        lambda: store.size(key) is not None, 400, lambda: f"{run.name}/{key}: {run.describe()}"
+        lambda: run.at_work() and store.size(key) is not None,
+        400,
+        lambda: f"{run.name}/{key}: {run.describe()}",
     )
 
 
