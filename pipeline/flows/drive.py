@@ -22,14 +22,14 @@ from pipeline.flows.attempt import end_attempt
 from pipeline.flows.prepare import prepare
 from pipeline.flows.records import Run
 from pipeline.flows.steps import Context, record, rollout, train, validate
-from pipeline.launch.base import Screen, Workers
+from pipeline.launch.base import LaunchError, Screen, Workers
 from pipeline.report.loggers import Logger, TensorBoardLogger, tensorboard_folder
 from pipeline.report.metrics import all_metrics, read_validation
 from pipeline.report.tables import step_line
 from pipeline.store import Store, StoreError, keys
 
 _STOP_GRACE_S = 30.0
-_FAILED_GRACE_S = 2.0
+_FAILED_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,12 @@ def _workers(run: Run, attempt: Attempt, screen: Screen, place: Place) -> Iterat
     Workers that outlive the flow are left alone when the flow is only ended from outside (a pod
     that is moved, Ctrl-C): the next one attaches to them.
     """
-    with place.launch(run, attempt) as workers:
+    with contextlib.ExitStack() as stack:
+        try:
+            workers = stack.enter_context(place.launch(run, attempt))
+        except LaunchError as error:
+            _end_attempt(run, attempt, "failed", str(error), screen)
+            raise
         reason, message = "cancelled", "the flow ended"
         try:
             yield workers

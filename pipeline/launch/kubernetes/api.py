@@ -72,18 +72,27 @@ class Api:
         )
         _call(f"delete Job {name}", delete, fine=_MISSING)
 
-    def last_warning(self, job: str) -> str | None:
-        """The last warning about a Job, such as why no pod can be made; None: there is none."""
-        fields = f"involvedObject.name={job},type=Warning"
+    def last_warning(self, name: str) -> str | None:
+        """The last warning about a Job or a pod: why no pod can be made, no volume be mounted.
+
+        None: there is none.
+        """
+        fields = f"involvedObject.name={name},type=Warning"
         events = partial(self._core.list_namespaced_event, self.namespace, field_selector=fields)
-        found = json.loads(_call(f"list events of {job}", events).data)["items"]
+        found = json.loads(_call(f"list events of {name}", events).data)["items"]
         last = max(found, key=lambda event: event.get("lastTimestamp") or "", default=None)
         return None if last is None else f"{last['reason']}: {last['message']}"
 
     def log_tail(self, pod: str, lines: int) -> str:
-        """The last lines of a pod's log; empty when there is none."""
+        """The last lines of a pod's log, or why there are none.
+
+        Raises nothing: what a pod died of must not be hidden by a log that its node cannot give.
+        """
         read = partial(self._core.read_namespaced_pod_log, pod, self.namespace, tail_lines=lines)
-        answer = _call(f"read the log of {pod}", read, fine=_MISSING)
+        try:
+            answer = _call(f"read the log of {pod}", read, fine=_MISSING)
+        except (ApiUnavailableError, LaunchError) as error:
+            return f"its log cannot be had: {error}"
         return "" if answer is None else answer.data.decode(errors="replace")
 
     def _list(self, method: Any, labels: Mapping[str, str]) -> list[Object]:

@@ -22,7 +22,8 @@ from pipeline.launch.tail import last_lines
 
 _LOOK_EVERY_S = 2.0
 _NO_POD_S = 15.0
-"""A Job without pods for so long is looked into: a quota, an admission rule."""
+"""A Job without pods for so long is looked into (a quota, an admission rule), and so is a pod that
+does not start for no reason that it tells itself (a volume)."""
 _MISSING_S = 30.0
 """A Job that vanished is given so long: the flow of a cancelled run is ended a little later."""
 _BACK_OFF_S = 10.0
@@ -46,6 +47,8 @@ class KubernetesWorkers:
     _outage: bool = False
     _told: set[tuple[str, str]] = field(default_factory=set)
     """Pods and Jobs, and what was said of them."""
+    _served: set[str] = field(default_factory=set)
+    """Gangs that have their Service."""
     _since_s: dict[str, float] = field(default_factory=dict)
     """Since when a Job is missing or has no pod, or a pod does not start."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -63,9 +66,10 @@ class KubernetesWorkers:
         gangs = self._gangs(self._jobs())
         if gangs:
             self._say_started(gangs[-1].name, False)
-            self.api.create_service(training_service(self.launch, gangs[-1].body))
         else:
             self._start_gang(0, 0)
+            gangs = self._gangs(self._jobs())
+        self._serve(gangs[-1:])
 
     def check(self) -> bool:
         """Make the next gang if one failed; LaunchError when too many did, or none can be made.
@@ -104,6 +108,9 @@ class KubernetesWorkers:
             ):
                 time.sleep(1.0)
             for job in live:
+                for pod in job.pods:  # its log goes with it
+                    if pod.is_live:
+                        self.screen.line(f"{pod.who} is {pod.phase.value}{self._log_of(pod)}")
                 self.screen.line(f"deleting Job {job.name}: it has not ended by itself")
                 self.api.delete_job(job.name)
         except (ApiUnavailableError, LaunchError) as error:
@@ -122,6 +129,7 @@ class KubernetesWorkers:
         if self.launch.attempt.rollout_workers:
             self._expect(names.ROLLOUT, rollout)
         self._expect(names.TRAINING, gangs)
+        self._serve([gang for gang in gangs[-1:] if not gang.ended])
         current = [*rollout, *gangs[-1:]]
         for job in current:
             self._tell_failed_pods(job)
@@ -150,19 +158,22 @@ class KubernetesWorkers:
         limit_s = self.launch.attempt.start_timeout_s
         waiting_s = self._clock(job.name, not job.pods and not job.queued)
         if waiting_s > _NO_POD_S:
-            why = self.api.last_warning(job.name) or "the Job controller has made no pod"
-            self._tell(job.name, f"Job {job.name} has no pod: {why}")
+            cause = self.api.last_warning(job.name) or "the Job controller has made no pod"
+            self._tell(job.name, f"Job {job.name} has no pod: {cause}")
             if waiting_s > limit_s:
-                raise StageFailedError(f"Job {job.name} has no pod: {why}; {_too_long(limit_s)}")
+                raise StageFailedError(f"Job {job.name} has no pod: {cause}; {_too_long(limit_s)}")
         for pod in job.pods:
             pending = pod.phase in (Phase.PENDING, Phase.STARTING)
             waiting_s = self._clock(pod.uid, pending)
             if not pending:
                 continue
-            if pod.trouble is not None:
-                self._tell(pod.uid, f"{pod.who} does not start: {pod.trouble}")
+            why = pod.trouble
+            if why is None and waiting_s > _NO_POD_S:  # a volume that cannot be mounted, say
+                why = self.api.last_warning(pod.name)
+            if why is not None:
+                self._tell(pod.uid, f"{pod.who} does not start: {why}")
             if waiting_s > limit_s:
-                why = pod.trouble or f"it is still {pod.phase.value}"
+                why = why or f"it is still {pod.phase.value}"
                 raise StageFailedError(f"{pod.who} does not start: {why}; {_too_long(limit_s)}")
 
     def _restart_gang(self, gang: Job) -> None:
@@ -181,11 +192,14 @@ class KubernetesWorkers:
 
     def _start_gang(self, number: int, restarts: int) -> None:
         job = training_job(self.launch, number, restarts)
-        name = job["metadata"]["name"]
-        self._say_started(name, self.api.create_job(job))
-        for found in self._jobs():  # the Service needs the Job's uid
-            if found.name == name:
-                self.api.create_service(training_service(self.launch, found.body))
+        self._say_started(job["metadata"]["name"], self.api.create_job(job))
+
+    def _serve(self, gangs: list[Job]) -> None:
+        """See to it that gangs have their Service; it needs the Job's uid, so it comes second."""
+        for gang in gangs:
+            if gang.name not in self._served:
+                self.api.create_service(training_service(self.launch, gang.body))
+                self._served.add(gang.name)
 
     def _is_configuration_error(self, pod: Pod) -> bool:
         # torchrun ends with 1 whatever its ranks ended with; its report says what that was.
@@ -203,12 +217,15 @@ class KubernetesWorkers:
     def _tell_failed_pods(self, job: Job) -> None:
         for pod in job.failed_pods:
             if (pod.uid, "failed") not in self._told:
-                self._told.add((pod.uid, "failed"))
                 self.screen.line(self._pod_text(pod))
+                self._told.add((pod.uid, "failed"))
 
     def _pod_text(self, pod: Pod) -> str:
+        return f"{pod.who} failed: {pod.trouble}{self._log_of(pod)}"
+
+    def _log_of(self, pod: Pod) -> str:
         log = last_lines(self.api.log_tail(pod.name, _LOG_LINES))
-        return f"{pod.who} failed: {pod.trouble}" + (f". The end of its log:\n{log}" if log else "")
+        return f". The end of its log:\n{log}" if log else ""
 
     def _say_started(self, name: str, created: bool) -> None:
         self.screen.line(f"created Job {name}" if created else f"attached to Job {name}")
@@ -295,7 +312,21 @@ def kubernetes_workers(launch: Launch, screen: Screen) -> Iterator[KubernetesWor
     """
     workers = KubernetesWorkers(launch, Api(launch.cluster.namespace), screen)
     try:
-        workers.start()
-    except ApiUnavailableError as error:
-        raise LaunchError(f"the workers cannot be started: {error}") from error
+        _start(workers)
+    except LaunchError:
+        workers.stop(0.0)  # what was created before it
+        raise
     yield workers
+
+
+def _start(workers: KubernetesWorkers) -> None:
+    """Start, as often as it takes: the API server may be away while it is upgraded."""
+    deadline_s = time.monotonic() + workers.launch.attempt.start_timeout_s
+    while True:
+        try:
+            return workers.start()
+        except ApiUnavailableError as error:
+            if time.monotonic() > deadline_s:
+                raise LaunchError(f"the workers cannot be started: {error}") from error
+            workers.screen.phase("workers", f"waiting for the Kubernetes API: {error}")
+        time.sleep(_LOOK_EVERY_S)

@@ -1,0 +1,251 @@
+"""How the launcher reacts to what the API server says, and to its silence.
+
+The API object is replaced by a small one in memory; tests/e2e has the real one.
+"""
+
+import copy
+import dataclasses
+
+import pytest
+
+from pipeline.launch.base import LaunchError, StageFailedError
+from pipeline.launch.kubernetes import names, workers
+from pipeline.launch.kubernetes.api import ApiUnavailableError
+from pipeline.launch.kubernetes.workers import KubernetesWorkers
+from tests.unit.launch.test_kubernetes_jobs import launch
+
+
+class Server:
+    """Jobs, pods and Services of a namespace. `silent` requests fail before the others work."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict] = {}
+        self.services: list[str] = []
+        self.pod_list: list[dict] = []
+        self.log = "INFO fine\nERROR no expert left\n"
+        self.silent = 0
+        self.refuses = ""
+
+    def _ask(self) -> None:
+        if self.silent:
+            self.silent -= 1
+            raise ApiUnavailableError("503")
+
+    def jobs(self, labels: dict) -> list[dict]:
+        self._ask()
+        return copy.deepcopy(list(self.objects.values()))
+
+    def pods(self, labels: dict) -> list[dict]:
+        return copy.deepcopy(self.pod_list)
+
+    def create_job(self, job: dict) -> bool:
+        self._ask()
+        name = job["metadata"]["name"]
+        if self.refuses and self.refuses in name:
+            raise LaunchError(f"Kubernetes refuses to create Job {name}: exceeded quota")
+        new = name not in self.objects
+        if new:
+            self.objects[name] = copy.deepcopy(job)
+            self.objects[name]["metadata"]["uid"] = f"uid of {name}"
+        return new
+
+    def create_service(self, service: dict) -> bool:
+        self._ask()
+        self.services.append(service["metadata"]["name"])
+        return True
+
+    def delete_job(self, name: str) -> None:
+        self.objects.pop(name, None)
+
+    def last_warning(self, name: str) -> str | None:
+        return None
+
+    def log_tail(self, pod: str, lines: int) -> str:
+        return self.log
+
+    def fail(self, name: str, exit_code: int = 1, disrupted: bool = False) -> None:
+        """A Job of one pod that ended with an exit code."""
+        job = self.objects[name]
+        job["status"] = {
+            "conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
+        }
+        conditions = [{"type": "DisruptionTarget", "status": "True"}] if disrupted else []
+        self.pod_list.append(
+            {
+                "metadata": {
+                    "name": f"{name}-0-abcde",
+                    "uid": f"pod of {name}",
+                    "labels": {**job["metadata"]["labels"], names.JOB_OF_POD: name},
+                    "annotations": {names.INDEX_OF_POD: "0"},
+                },
+                "status": {
+                    "phase": "Failed",
+                    "conditions": conditions,
+                    "containerStatuses": [
+                        {"name": "training", "state": {"terminated": {"exitCode": exit_code}}}
+                    ],
+                },
+            }
+        )
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def phase(self, who: str, what: str | None) -> None:
+        self.lines.append(f"{who}: {what}")
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(workers, "_BACK_OFF_S", 0.0)
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def started(server: Server) -> KubernetesWorkers:
+    made = KubernetesWorkers(launch(), server, Screen())
+    made.start()
+    return made
+
+
+def gangs(server: Server) -> list[str]:
+    return sorted(name[-7:] for name in server.objects if "-train-" in name)
+
+
+def test_a_second_launcher_attaches(server: Server):
+    started(server)
+    before = copy.deepcopy(server.objects)
+    again = started(server)
+    assert server.objects == before
+    assert sum("attached to Job" in line for line in again.screen.lines) == 2
+
+
+def test_a_lost_gang_is_followed_by_the_next(server: Server):
+    """With its Service, a restart counted, and the pod, its exit code and its log told once."""
+    made = started(server)
+    [first] = [name for name in server.objects if "-train-" in name]
+    server.fail(first)
+    made.check()
+    made.check()
+    assert gangs(server) == ["train-0", "train-1"]
+    [told] = [line for line in made.screen.lines if "failed: exit code 1" in line]
+    assert "| ERROR no expert left" in told
+    latest = next(job for name, job in server.objects.items() if name.endswith("-train-1"))
+    assert latest["metadata"]["annotations"][names.RESTARTS] == "1"
+    assert latest["metadata"]["name"] in server.services
+
+
+def test_a_gang_that_was_evicted_costs_no_restart(server: Server):
+    made = started(server)
+    server.fail(next(name for name in server.objects if "-train-" in name), 137, disrupted=True)
+    made.check()
+    latest = next(job for name, job in server.objects.items() if name.endswith("-train-1"))
+    assert latest["metadata"]["annotations"][names.RESTARTS] == "0"
+
+
+def test_the_run_fails_when_gangs_fail_too_often(server: Server):
+    made = started(server)
+    for _ in range(2):  # launch.max_restarts of the test's run
+        server.fail(max(name for name in server.objects if "-train-" in name))
+        made.check()
+    server.fail(max(name for name in server.objects if "-train-" in name))
+    with pytest.raises(StageFailedError, match="no expert left"):
+        made.check()
+    with pytest.raises(StageFailedError):  # every thread that waits hears of it
+        made.check()
+    assert gangs(server) == ["train-0", "train-1", "train-2"]
+
+
+@pytest.mark.parametrize("where", ["exit code", "torchrun's report"])
+def test_a_configuration_error_is_not_tried_again(server: Server, where: str):
+    made = started(server)
+    if where == "torchrun's report":
+        server.log = "ERROR 403\ntorch.distributed.elastic ...\n  exitcode  : 78 (pid: 7)\n"
+    name = next(name for name in server.objects if "-train-" in name)
+    server.fail(name, 78 if where == "exit code" else 1)
+    with pytest.raises(StageFailedError):
+        made.check()
+    assert gangs(server) == ["train-0"]
+
+
+def test_an_api_server_that_is_away_fails_nothing(server: Server):
+    made = started(server)
+    server.silent = 2
+    assert not made.check()
+    assert not made.check()
+    made.check()
+    told = [line for line in made.screen.lines if "Kubernetes API" in line]
+    assert [line.partition(":")[0] for line in told] == [
+        "the Kubernetes API is away, waiting for it",
+        "the Kubernetes API answers again",
+    ]
+
+
+def test_a_service_that_could_not_be_made_is_made_later(server: Server):
+    """Without it the ranks would never find one another."""
+    made = started(server)
+    server.fail(next(name for name in server.objects if "-train-" in name))
+    made.check()  # makes the next gang
+    server.silent = 1
+    made.check()
+    assert not any(name.endswith("-train-1") for name in server.services)
+    made.check()
+    assert any(name.endswith("-train-1") for name in server.services)
+
+
+def test_starting_waits_for_the_api_server(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """A flow pod is often moved just when the control plane is upgraded."""
+    server.silent = 3
+    monkeypatch.setattr(workers, "Api", lambda namespace: server)
+    with workers.kubernetes_workers(launch(), Screen()):
+        assert len(server.objects) == 2
+
+
+def test_what_was_created_goes_when_the_rest_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    server.refuses = "train"
+    monkeypatch.setattr(workers, "Api", lambda namespace: server)
+    with (
+        pytest.raises(LaunchError, match="exceeded quota"),
+        workers.kubernetes_workers(launch(), Screen()),
+    ):
+        pass
+    assert not server.objects
+
+
+def test_jobs_of_an_earlier_attempt_go_first(server: Server):
+    old = launch()
+    earlier = dataclasses.replace(old, attempt=dataclasses.replace(old.attempt, number=2))
+    KubernetesWorkers(earlier, server, Screen()).start()
+    started(server)
+    assert all("-3-" in name for name in server.objects)
+
+
+def test_a_job_that_somebody_deleted_fails_the_run_after_a_while(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """Not at once: a run that is being cancelled is told a little later."""
+    made = started(server)
+    server.objects.clear()
+    made.check()
+    monkeypatch.setattr(workers, "_MISSING_S", -1.0)
+    with pytest.raises(StageFailedError, match="somebody has deleted it"):
+        made.check()
+
+
+def test_after_detaching_nobody_waits_and_nothing_is_deleted(server: Server):
+    made = started(server)
+    assert made.detach()
+    with pytest.raises(StageFailedError):
+        made.check()
+    assert len(server.objects) == 2
