@@ -115,20 +115,6 @@ def test_a_flow_pod_that_does_not_start(runs: FlowRuns, others: FlowRuns):
     assert others.state(foreign)[0] == "Pending"
 
 
-def test_a_restart_of_the_server_is_no_silence(runs: FlowRuns, server: PrefectServer):
-    silent_s = 60
-    set_rules(runs, SHORTEST_S, silent_s)
-    run = runs.create("RUNNING")
-    runs.heartbeat(run)
-    heard_s = time.monotonic()
-    time.sleep(1)
-    server.kill()
-    server.start()
-    runs.heartbeat(run)
-    time.sleep(max(0, heard_s + silent_s + SHORTEST_S - time.monotonic()))
-    assert runs.state(run)[0] == "Running"
-
-
 def test_registering_again_leaves_three_rules(installation: Installation, server: PrefectServer):
     register(stand_in, 60)
     [found] = server.query(
