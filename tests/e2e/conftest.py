@@ -70,7 +70,7 @@ def s3(installed: Installation) -> Iterator[dict[str, str]]:
 def main_run(prefect: Prefect) -> FlowRun:
     """The quickstart at its smallest size, done: 2 steps, 2 rollout pods, 2 training pods."""
     run = prefect.start("main", SMALL, steps=2)
-    run.completes(within_s=500)
+    run.completes(within_s=800)
     return run
 
 

@@ -62,7 +62,7 @@ def test_a_run_from_the_form(
         press(browser, "//button[normalize-space()='View run']")
         find(browser, BADGE)
         run = FlowRun(prefect, "from-the-form", browser.current_url.rpartition("/")[2])
-        run.completes(within_s=400)
+        run.completes(within_s=600)
         browser.get(f"{prefect.url}/runs/flow-run/{run.id}")
         find(browser, f"{BADGE}[normalize-space()='Completed']")
         find(browser, "//body[contains(., 'step 1 of 2: ')]")

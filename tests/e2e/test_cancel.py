@@ -35,13 +35,13 @@ def ends_cancelled(installed: Installation, run: FlowRun, within_s: float) -> No
 
 
 def when_jobs_exist(installed: Installation, run: FlowRun) -> None:
-    eventually(lambda: run.at_work() and len(installed.jobs(run)) == 2, 120, run.describe)
+    eventually(lambda: run.at_work() and len(installed.jobs(run)) == 2, 200, run.describe)
 
 
 def test_while_it_runs(installed: Installation, prefect: Prefect, s3: dict[str, str]):
     run = prefect.start("cancelled", [*SMALL, *SINGLE], steps=200)
     store = open_store(f"{RUNS}/cancelled")
-    eventually(lambda: run.at_work() and store.size(keys.metrics(0)) is not None, 300, run.describe)
+    eventually(lambda: run.at_work() and store.size(keys.metrics(0)) is not None, 600, run.describe)
     cancel(installed, run)
     ends_cancelled(installed, run, within_s=60)
     workers = "app.kubernetes.io/managed-by=retrace,retrace.dev/run=cancelled"

@@ -40,7 +40,7 @@ time.sleep(60)
 def wait_for(store: Store, key: str, run: FlowRun) -> None:
     eventually(
         lambda: run.at_work() and store.size(key) is not None,
-        400,
+        600,
         lambda: f"{run.name}/{key}: {run.describe()}",
     )
 

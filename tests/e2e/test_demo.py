@@ -1,0 +1,24 @@
+"""`make kind-demo` but for the cluster and the images: the same script, on any cluster."""
+
+import os
+import subprocess
+
+from tests.e2e.installation import ROOT, Installation
+from tests.e2e.prefect_api import SINGLE, SMALL
+
+
+def test_the_demo_trains_and_shows_traces(installed: Installation):
+    """It upgrades the installation, starts a run, waits for its end, and lists its traces."""
+    done = subprocess.run(
+        [ROOT / "scripts/kind/demo.sh", "demo", *SMALL, *SINGLE, "trainer.total_training_steps=1"],
+        env={**os.environ, "NAMESPACE": installed.namespace.name},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    assert "Completed" in printed
+    assert "s3://retrace/runs/demo: 1 step" in printed, printed
+    assert "http://127.0.0.1:4200 asks for: admin:" in printed
