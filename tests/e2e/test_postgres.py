@@ -28,9 +28,9 @@ def test_history_outlives_pod_and_installation(on_postgres: Installation):
     release is uninstalled and installed again; so does the API's password."""
     namespace = on_postgres.namespace
     with on_postgres.prefect() as prefect:
-        run = prefect.start("refused", ["no.such.key=1"])
+        run = prefect.start("refused", ["trainer.no_such_key=1"])
         state = run.end(within_s=180)
-        assert "no.such.key" in state["message"]
+        assert "trainer.no_such_key: unknown key" in state["message"]
         server = f"app.kubernetes.io/instance={on_postgres.fullname}"
         server += ",app.kubernetes.io/component=server"
         [pod] = live_pods(namespace.get("pods", server))
