@@ -104,10 +104,24 @@ def automations(
 def register_automations(
     client: SyncPrefectClient, deployment: UUID, name: str, start_timeout_s: int
 ) -> None:
-    """Make the rules anew; those of an earlier registration go."""
-    client.delete_resource_owned_automations(_resource(deployment))
-    for rule in automations(deployment, name, start_timeout_s, silence_s(start_timeout_s)):
+    """Make the rules in place of those of an earlier registration.
+
+    Rules that are as they should be stay: one that is made anew has not heard of the runs before.
+    """
+    owner = owner_of(deployment)
+    rules = automations(deployment, name, start_timeout_s, silence_s(start_timeout_s))
+    found = [_content(rule) for rule in client.read_resource_related_automations(owner)]
+    if all(_content(rule) in found for rule in rules):
+        return
+    client.delete_resource_owned_automations(owner)
+    for rule in rules:
         client.create_automation(rule)
+
+
+def _content(rule: AutomationCore) -> dict[str, Any]:
+    # The server does not tell the owner.
+    fields = set(AutomationCore.model_fields) - {"owner_resource"}
+    return rule.model_dump(include=fields)
 
 
 def _runs_of(deployment: UUID) -> dict[str, Any]:
@@ -127,8 +141,13 @@ def _rule(
         description=f"{state.value.capitalize()}: {message}",
         trigger=trigger,
         actions=[ChangeFlowRunState(state=state, message=message)],
-        owner_resource=_resource(deployment),
+        owner_resource=owner_of(deployment),
     )
+
+
+def owner_of(deployment: UUID) -> str:
+    """What its rules belong to: not the deployment, whose rules Prefect deletes at an update."""
+    return f"retrace.deployment.{deployment}"
 
 
 def _resource(deployment: UUID) -> str:

@@ -6,8 +6,9 @@ Every few seconds it lists the installation's Jobs and asks Prefect for the stat
 runs:
 
 worker Jobs   of a cancelled run            go at once
-              of a run that is over, or     go when it was so, and no flow pod was alive, at every
-              unknown to Prefect            look of a long time
+              of a run that is over,        go when it was so, and no flow pod was alive, at every
+              unknown to Prefect, or        look of a long time
+              without a flow Job
 flow Jobs     of a cancelled or crashed     go at once if their pod is not at work: nothing else
               run                           keeps it from starting later
 
@@ -50,13 +51,15 @@ def cancelled(state: StateType | None) -> bool:
     return state in _CANCELLED
 
 
-def ownerless(state: StateType | None, flow_pods: Collection[str]) -> bool:
+def ownerless(state: StateType | None, flow_pods: Collection[str], flow_job: bool) -> bool:
     """Whether nobody looks after the worker Jobs of a flow run.
 
-    `state` is None when Prefect does not know the run; `flow_pods` are the phases of its pods.
+    `state` is None when Prefect does not know the run; `flow_pods` are the phases of its pods;
+    `flow_job` tells whether a Job can make it another one.
     """
-    live = set(flow_pods) - {"Succeeded", "Failed"}
-    return (state is None or state in _OVER) and not live
+    if set(flow_pods) - {"Succeeded", "Failed"}:
+        return False
+    return state is None or state in _OVER or (state not in _CANCELLED and not flow_job)
 
 
 def must_not_start(state: StateType | None, flow_pods: Collection[str]) -> bool:
@@ -139,11 +142,11 @@ class Janitor:
         for run, state in states.items():
             if cancelled(state):
                 self._delete(jobs.get(run, []), run, state)
-            if state is None or state in _CANCELLED | _OVER:
+            if state is None or state in _CANCELLED | _OVER or run not in flow_jobs:
                 pods = self._phases(run)
                 if must_not_start(state, pods):
                     self._delete(flow_jobs.get(run, []), run, state)
-                if run in jobs and ownerless(state, pods):
+                if run in jobs and ownerless(state, pods, run in flow_jobs):
                     alone[run] = state
         for run in self.clocks.due(alone, now_s):
             self._delete(jobs[run], run, alone[run])

@@ -11,7 +11,7 @@ overrides=$(printf ',"%s"' "$@")
 if (($#)); then overrides="[${overrides:1}]"; else overrides="[]"; fi
 
 in_namespace() { kubectl --namespace "$NAMESPACE" "$@"; }
-prefect() { in_namespace exec "deploy/$RELEASE-worker" --container worker -- prefect "$@"; }
+prefect() { in_namespace exec "deploy/$RELEASE-worker" --container worker -- env COLUMNS=160 prefect "$@"; }
 
 say "installing the chart in the namespace $NAMESPACE"
 kubectl get namespace "$NAMESPACE" >/dev/null 2>&1 || kubectl create namespace "$NAMESPACE"
@@ -20,8 +20,10 @@ helm upgrade --install "$RELEASE" charts/retrace --namespace "$NAMESPACE" \
   --values charts/retrace/ci/trial-values.yaml --reset-then-reuse-values --wait --timeout 5m >/dev/null
 
 say "training the preset quickstart as the run $run"
+# Of the events, those of the run and its stages: its progress is an artifact, renewed all the time.
 prefect deployment run retrace/retrace --watch --watch-interval 5 \
-  --param preset=quickstart --param "run_name=$run" --param "overrides=$overrides"
+  --param preset=quickstart --param "run_name=$run" --param "overrides=$overrides" |
+  grep --line-buffered --invert-match --extended-regexp 'prefect\.(artifact|worker)|heartbeat'
 
 say "what its store holds, read by a pod"
 in_namespace delete pod retrace-show --ignore-not-found >/dev/null

@@ -45,7 +45,8 @@ def test_while_it_runs(installed: Installation, prefect: Prefect, s3: dict[str, 
     cancel(installed, run)
     ends_cancelled(installed, run, within_s=60)
     workers = "app.kubernetes.io/managed-by=retrace,retrace.dev/run=cancelled"
-    assert not live_pods(installed.namespace.get("pods", workers))
+    # A pod that goes has 30 s to leave vLLM or a collective call.
+    eventually(lambda: not live_pods(installed.namespace.get("pods", workers)), 60, run.describe)
 
 
 def test_before_it_has_a_pod(installed: Installation, prefect: Prefect):

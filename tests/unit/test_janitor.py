@@ -22,21 +22,32 @@ def test_worker_jobs_of_other_runs_do_not(state: StateType | None) -> None:
 
 
 @pytest.mark.parametrize("state", [*OVER, None])
-def test_runs_that_are_over_or_unknown_have_no_owner(state: StateType | None) -> None:
-    assert ownerless(state, [])
-    assert ownerless(state, ["Failed", "Succeeded"])
+@pytest.mark.parametrize("flow_job", [True, False])
+def test_runs_that_are_over_or_unknown_have_no_owner(
+    state: StateType | None, flow_job: bool
+) -> None:
+    assert ownerless(state, [], flow_job)
+    assert ownerless(state, ["Failed", "Succeeded"], flow_job)
 
 
-@pytest.mark.parametrize("state", [*OVER, None])
+@pytest.mark.parametrize("state", [*AT_WORK, *OVER, None])
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown"])
-def test_a_live_flow_pod_is_an_owner(state: StateType | None, phase: str) -> None:
+@pytest.mark.parametrize("flow_job", [True, False])
+def test_a_live_flow_pod_is_an_owner(state: StateType | None, phase: str, flow_job: bool) -> None:
     """Heartbeats that did not arrive, or a server that lost its database."""
-    assert not ownerless(state, ["Failed", phase])
+    assert not ownerless(state, ["Failed", phase], flow_job)
 
 
 @pytest.mark.parametrize("state", AT_WORK)
 def test_runs_at_work_have_an_owner_even_between_two_flow_pods(state: StateType) -> None:
-    assert not ownerless(state, [])
+    assert not ownerless(state, [], flow_job=True)
+
+
+@pytest.mark.parametrize("state", AT_WORK)
+def test_runs_at_work_have_none_when_their_flow_job_is_gone(state: StateType) -> None:
+    """Somebody deleted it, and nothing told Prefect."""
+    assert ownerless(state, [], flow_job=False)
+    assert ownerless(state, ["Failed"], flow_job=False)
 
 
 @pytest.mark.parametrize("state", CANCELLED)

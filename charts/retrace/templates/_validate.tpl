@@ -75,7 +75,9 @@ prefect.apiUrl: found "" with prefect.server.enabled=false, expected the URL of 
 prefect.auth.existingSecret: found "" with prefect.server.enabled=false, expected the Secret with the other server's "user:password"; set it, or prefect.auth.enabled=false if that server asks for none
 {{- end }}
 {{- end }}
-{{- if not (regexMatch "^(https?://[^\\s?#@]+/api(/[^\\s?#]*)?)?$" $prefect.apiUrl) }}
+{{- if contains "api.prefect.cloud" $prefect.apiUrl }}
+prefect.apiUrl: found {{ $prefect.apiUrl | quote }}, expected a Prefect server of your own: Prefect Cloud asks for an API key, which the chart does not pass on; set prefect.server.enabled=true
+{{- else if not (regexMatch "^(https?://[^\\s?#@]+/api(/[^\\s?#]*)?)?$" $prefect.apiUrl) }}
 prefect.apiUrl: found {{ $prefect.apiUrl | quote }}, expected http:// or https:// and a path with /api (https://HOST/api); copy the value of PREFECT_API_URL
 {{- end }}
 {{- end }}
@@ -113,6 +115,11 @@ minio.bucket: found {{ .Values.minio.bucket | quote }}, expected a bucket's name
 {{- if hasKey $pods "persistence" }}
 {{- if not (include "retrace.isQuantity" $pods.persistence.size) }}
 {{ $key }}.persistence.size: found {{ $pods.persistence.size | quote }}, expected a quantity such as 5Gi
+{{- end }}
+{{- end }}
+{{- range $label, $text := $pods.podLabels | default dict }}
+{{- if regexMatch "^(app\\.kubernetes\\.io|retrace\\.dev|prefect\\.io|batch\\.kubernetes\\.io)/" $label }}
+{{ $key }}.podLabels: found {{ $label }}, which Retrace, Prefect and Kubernetes tell pods apart by; choose another domain
 {{- end }}
 {{- end }}
 {{- if hasKey $pods "volumeMounts" }}

@@ -8,7 +8,7 @@ import pytest
 from prefect import flow
 from prefect.deployments.runner import RunnerDeployment
 
-from pipeline.flows.automations import automations, register_automations, silence_s
+from pipeline.flows.automations import automations, owner_of, register_automations, silence_s
 from pipeline.flows.programs import prefect_api
 from pipeline.flows.register import register
 from tests.integration.cluster_flow.flow_runs import FlowRuns
@@ -40,7 +40,7 @@ def runs(installation: Installation, server: PrefectServer) -> FlowRuns:
 
 def set_rules(runs: FlowRuns, start_timeout_s: int, silent_s: int) -> None:
     with prefect_api() as client:
-        client.delete_resource_owned_automations(f"prefect.deployment.{runs.deployment}")
+        client.delete_resource_owned_automations(owner_of(UUID(runs.deployment)))
         for rule in automations(UUID(runs.deployment), "a", start_timeout_s, silent_s):
             client.create_automation(rule)
     time.sleep(1)  # the server hears of new rules by an event
@@ -115,13 +115,31 @@ def test_a_flow_pod_that_does_not_start(runs: FlowRuns, others: FlowRuns):
     assert others.state(foreign)[0] == "Pending"
 
 
-def test_registering_again_leaves_three_rules(installation: Installation, server: PrefectServer):
-    register(stand_in, 60)
+def rules_of(installation: Installation, server: PrefectServer) -> tuple[UUID, dict[str, str]]:
+    """The deployment, and its rules: their names by their ids."""
     [found] = server.query(
         "/deployments/filter", {"work_pools": {"name": {"any_": [installation.pool]}}}
     )
+    deployment = UUID(found["id"])
+    rules = server.query(f"/automations/related-to/{owner_of(deployment)}")
+    return deployment, {rule["id"]: rule["name"] for rule in rules}
+
+
+def test_registering_again_keeps_the_rules(installation: Installation, server: PrefectServer):
+    """A rule that is made anew has not heard of the runs at work."""
+    register(stand_in, 60)
+    deployment, rules = rules_of(installation, server)
+    assert len(rules) == 3
+    register(stand_in, 60)
+    assert rules_of(installation, server) == (deployment, rules)
+
+
+def test_other_times_make_other_rules(installation: Installation, server: PrefectServer):
+    register(stand_in, 60)
+    deployment, rules = rules_of(installation, server)
     with prefect_api() as client:
-        register_automations(client, UUID(found["id"]), "renamed", 600)
-    rules = server.query("/automations/filter", {})
-    assert not [rule for rule in rules if installation.pool in rule["name"]]
-    assert len([rule for rule in rules if rule["name"].startswith("renamed: ")]) == 3
+        register_automations(client, deployment, "renamed", 1200)
+    _, renamed = rules_of(installation, server)
+    assert len(renamed) == 3
+    assert not set(renamed) & set(rules)
+    assert all(name.startswith("renamed: ") for name in renamed.values())

@@ -142,6 +142,9 @@ def test_flow_jobs_come_back_and_never_twice(render):
     job = template_of(render(*values_of("gpu")))["job_configuration"]["job_manifest"]
     assert job["spec"]["backoffLimit"] == 3
     assert job["spec"]["podReplacementPolicy"] == "Failed"
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "Ignore", "a drained node does not count"
+    assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert job["metadata"]["generateName"] == "{{ name }}-"
     pod = job["spec"]["template"]["spec"]
     # prefect-kubernetes looks for these in the pod's spec.

@@ -38,11 +38,23 @@ from tests.unit.chart.objects import CHART, ROOT, STORE
             ["flow.volumeMounts[0].name=x,flow.volumeMounts[0].mountPath=/x"],
             'flow.volumeMounts: found "x" at /x, expected one of flow.volumes (none)',
         ),
+        (
+            [r"rollout.podLabels.retrace\.dev/run=x"],
+            "rollout.podLabels: found retrace.dev/run, which Retrace, Prefect and Kubernetes",
+        ),
+        (
+            [r"flow.podLabels.app\.kubernetes\.io/component=x"],
+            "flow.podLabels: found app.kubernetes.io/component, which Retrace",
+        ),
         (["flow.backoffLimit=0"], "at '/flow/backoffLimit': minimum: got 0, want 1"),
         (["flow.resources.limits=null"], "missing property 'limits'"),
         (["images.flow=null"], "missing property 'flow'"),
         (["prefect.server.enabled=false"], 'prefect.apiUrl: found "" with prefect.server.enabled'),
         (["prefect.server.enabled=false"], 'prefect.auth.existingSecret: found "" with prefect.s'),
+        (
+            ["prefect.server.enabled=false,prefect.apiUrl=https://api.prefect.cloud/api/x"],
+            "expected a Prefect server of your own: Prefect Cloud asks for an API key",
+        ),
         (["prefect.apiUrl=http://p/api"], "beside prefect.server.enabled=true, expected one serv"),
         (
             ["prefect.server.database.existingSecret=db"],
