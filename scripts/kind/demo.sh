@@ -23,7 +23,7 @@ say "training the preset quickstart as the run $run"
 # Of the events, those of the run and its stages: its progress is an artifact, renewed all the time.
 prefect deployment run retrace/retrace --watch --watch-interval 5 \
   --param preset=quickstart --param "run_name=$run" --param "overrides=$overrides" |
-  grep --line-buffered --invert-match --extended-regexp 'prefect\.(artifact|worker)|heartbeat'
+  grep --line-buffered --invert-match --extended-regexp 'prefect\.(artifact|worker|task-run\.Pending)|heartbeat'
 
 say "what its store holds, read by a pod"
 in_namespace delete pod retrace-show --ignore-not-found >/dev/null
