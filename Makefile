@@ -92,14 +92,15 @@ e2e-images: images ## The three images and the tests' PostgreSQL; TAG=test for m
 	$(BUILD) -t retrace-test/postgres:1 -f tests/e2e/postgres/Dockerfile tests/e2e/postgres
 
 e2e: install ## Tests on the cluster of KUBECONFIG, which holds the images: make e2e-images TAG=test
-	@kubectl get --raw /readyz >/dev/null || { echo "No cluster answers: set KUBECONFIG (docs/kubernetes.md: make kind-up makes one)"; exit 1; }
+	@[ -n "$$KUBECONFIG" ] || { echo "KUBECONFIG is not set. The tests kill pods and fill the node, so name a cluster that nobody needs: CONTRIBUTING.md"; exit 1; }
+	@kubectl get --raw /readyz >/dev/null || { echo "The cluster of KUBECONFIG=$$KUBECONFIG does not answer: CONTRIBUTING.md"; exit 1; }
 	$(BIN)/python -m pytest -m e2e $(PYTEST_ARGS)
 
 kind-up: ## A kind cluster with the images, made and loaded
 	scripts/kind/up.sh
 
 kind-demo: ## Install the chart there, train the quickstart, show its traces
-	scripts/kind/demo.sh
+	CONTEXT=kind-$${KIND_CLUSTER:-retrace} scripts/kind/demo.sh
 
 kind-down: ## Remove the kind cluster
 	scripts/kind/down.sh

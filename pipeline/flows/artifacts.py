@@ -1,4 +1,4 @@
-"""What the Prefect UI shows of a run beside its log: progress, tables, texts.
+"""What the Prefect UI shows of a run beside its log: progress, tables, texts, links.
 
 Artifacts are for people. They are made in a thread of their own, so a server that is away neither
 fails nor delays the run; of several versions that wait, the last is made.
@@ -13,6 +13,7 @@ from uuid import UUID
 
 import httpx
 from prefect.artifacts import (
+    create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -62,6 +63,11 @@ class Artifacts:
         """A text, in place of the one of this name."""
         key = self._key(name)
         self._later(name, lambda: _done(create_markdown_artifact(markdown, key=key)))
+
+    def link(self, name: str, uri: str) -> None:
+        """Where something lies, in place of the link of this name."""
+        key = self._key(name)
+        self._later(name, lambda: _done(create_link_artifact(uri, link_text=uri, key=key)))
 
     def _make_progress(self) -> None:
         percent, status = self._percent, self._status

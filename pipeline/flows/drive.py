@@ -53,6 +53,7 @@ def drive(config: RunConfig, screen: Screen, artifacts: Artifacts, place: Place)
     screen.phase("flow", "checking and staging inputs")
     run = prepare(config, place.on_cluster)
     screen.phase("flow", None)
+    artifacts.link("store", run.uri)
     if place.on_cluster:  # on a machine, `retrace run` has told them before
         for note in run.notes:
             screen.line(f"note: {note}")

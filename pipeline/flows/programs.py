@@ -26,7 +26,8 @@ _TIMEOUT_S = 20.0
 _RETRIES = 2
 """While the server is busy, 2 and 4 s later: SQLite may be locked for so long."""
 _REFUSED = (401, 403)
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_LABEL = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
+"""Of the names that are labels, those that Prefect's worker takes as they are: not a--b."""
 
 
 class PrefectApiError(Exception):

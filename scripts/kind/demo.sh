@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Install the chart for a trial, train the quickstart, show what came of it.
 #   demo.sh [RUN_NAME [key.path=value ...]]
-# On any cluster that kubectl reaches and that holds the images, kind or not.
+# On any cluster that holds the images: that of CONTEXT (`make kind-demo` names kind's), or kubectl's
+# present one.
 source "$(dirname "$0")/settings.sh"
 need kubectl helm
 
@@ -10,13 +11,14 @@ shift || true
 overrides=$(printf ',"%s"' "$@")
 if (($#)); then overrides="[${overrides:1}]"; else overrides="[]"; fi
 
-in_namespace() { kubectl --namespace "$NAMESPACE" "$@"; }
+kubectl=(kubectl ${CONTEXT:+--context "$CONTEXT"})
+in_namespace() { "${kubectl[@]}" --namespace "$NAMESPACE" "$@"; }
 prefect() { in_namespace exec "deploy/$RELEASE-worker" --container worker -- env COLUMNS=160 prefect "$@"; }
 
-say "installing the chart in the namespace $NAMESPACE"
-kubectl get namespace "$NAMESPACE" >/dev/null 2>&1 || kubectl create namespace "$NAMESPACE"
-kubectl label namespace "$NAMESPACE" --overwrite pod-security.kubernetes.io/enforce=restricted >/dev/null
-helm upgrade --install "$RELEASE" charts/retrace --namespace "$NAMESPACE" \
+say "installing the chart in the namespace $NAMESPACE${CONTEXT:+ of $CONTEXT}"
+"${kubectl[@]}" get namespace "$NAMESPACE" >/dev/null 2>&1 || "${kubectl[@]}" create namespace "$NAMESPACE"
+"${kubectl[@]}" label namespace "$NAMESPACE" --overwrite pod-security.kubernetes.io/enforce=restricted >/dev/null
+helm upgrade --install "$RELEASE" charts/retrace ${CONTEXT:+--kube-context "$CONTEXT"} --namespace "$NAMESPACE" \
   --values charts/retrace/ci/trial-values.yaml --reset-then-reuse-values --wait --timeout 5m >/dev/null
 
 say "training the preset quickstart as the run $run"
@@ -36,6 +38,6 @@ in_namespace delete pod retrace-show --wait=false >/dev/null
 password=$(in_namespace get secret "$RELEASE-auth" --output go-template='{{index .data "auth-string" | base64decode}}')
 cat <<END
 
-The Prefect UI: kubectl --namespace $NAMESPACE port-forward service/$RELEASE-server 4200
+The Prefect UI: ${kubectl[*]} --namespace $NAMESPACE port-forward service/$RELEASE-server 4200
   http://127.0.0.1:4200 asks for: $password
 END

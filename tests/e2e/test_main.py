@@ -54,6 +54,7 @@ def test_states_and_artifacts_are_shown(main_run: FlowRun, main_store: Store):
         step.values["reward/mean"] for step in all_metrics(main_store)
     ]
     assert main_store.uri in artifacts["main-report"]["data"]
+    assert main_store.uri in artifacts["main-store"]["data"]
     body = {"flow_runs": {"id": {"any_": [main_run.id]}}}
     tasks = main_run.prefect.call("POST", "/task_runs/filter", body)
     states = {task["name"]: task["state_type"] for task in tasks}

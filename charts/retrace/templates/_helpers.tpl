@@ -164,16 +164,22 @@ http://{{ include "retrace.fullname" . }}-minio.{{ .Release.Namespace }}.svc:900
 {{- end }}
 
 {{/* Volumes of the pods that run the flow's code: flow, registration, janitor, helm test. */}}
+{{/* Argument: (list root limit-of-/tmp) */}}
 {{- define "retrace.flowVolumes" -}}
+{{- $root := index . 0 -}}
 - name: tmp
-  emptyDir: {}
+  emptyDir:
+    {{- with index . 1 }}
+    sizeLimit: {{ . }}
+    {{- else }} {}
+    {{- end }}
 - name: cluster
   configMap:
-    name: {{ include "retrace.fullname" . }}-cluster
+    name: {{ include "retrace.fullname" $root }}-cluster
 - name: presets
   configMap:
-    name: {{ include "retrace.fullname" . }}-presets
-{{- include "retrace.caVolume" . }}
+    name: {{ include "retrace.fullname" $root }}-presets
+{{- include "retrace.caVolume" $root }}
 {{- end }}
 
 {{- define "retrace.flowMounts" -}}

@@ -21,8 +21,10 @@ once.
 {{- define "retrace.checkImages" -}}
 {{- range $name := list "flow" "rollout" "training" }}
 {{- $image := index $.Values.images $name }}
-{{- if not (regexMatch "^[a-z0-9][a-zA-Z0-9._/:-]*$" $image.repository) }}
-images.{{ $name }}.repository: found {{ $image.repository | quote }}, expected an image's name such as docker.io/retrace/{{ $name }}; write it without tag and digest
+{{- if not $image.repository }}
+images.{{ $name }}.repository: found "", expected the image's name in your registry, such as registry.example.org/retrace/{{ $name }}; make and push it with `make images` (images/README.md)
+{{- else if not (regexMatch "^[a-z0-9][a-zA-Z0-9._/:-]*$" $image.repository) }}
+images.{{ $name }}.repository: found {{ $image.repository | quote }}, expected an image's name such as registry.example.org/retrace/{{ $name }}; write it without tag and digest
 {{- else if regexMatch ":[^/]*$" $image.repository }}
 images.{{ $name }}.repository: found {{ $image.repository | quote }}, expected a name without tag; put what follows the last colon into images.{{ $name }}.tag
 {{- end }}
@@ -175,8 +177,9 @@ presets.{{ $name }}: found nothing, expected a run configuration as `retrace run
 {{ $key }}: found {{ $name | quote }}, expected the name of an object in Kubernetes (a-z, 0-9, - and .); correct it
 {{- end }}
 {{- end }}
-{{- if not (regexMatch "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$" .Values.worker.workPool) }}
-worker.workPool: found {{ .Values.worker.workPool | quote }}, expected at most 63 letters, digits, -, _ and ., as it becomes a label; choose another
+{{- $pool := .Values.worker.workPool }}
+{{- if not (and (regexMatch "^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$" $pool) (le (len $pool) 63)) }}
+worker.workPool: found {{ $pool | quote }}, expected at most 63 letters and digits with single -, _ or . between them, as it becomes a label; choose another
 {{- end }}
 {{- if not (regexMatch "^([a-z0-9.-]+/[A-Za-z0-9._-]+)?$" .Values.gpuResource) }}
 gpuResource: found {{ .Values.gpuResource | quote }}, expected a resource with its domain; write nvidia.com/gpu, or "" for a trial on CPU
@@ -185,8 +188,11 @@ gpuResource: found {{ .Values.gpuResource | quote }}, expected a resource with i
 
 {{/* Secrets and ConfigMaps that values name, as they are in the cluster. `helm template` sees none. */}}
 {{- define "retrace.checkObjects" -}}
-{{- /* Every namespace has this ConfigMap, so without it there is no cluster to look at. */}}
-{{- if lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt" }}
+{{- /*
+Every namespace has this ConfigMap. Without it, the namespace is not there yet (--create-namespace), so
+nothing that values name is; or there is no cluster to look at.
+*/}}
+{{- if or (lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt") (lookup "v1" "Namespace" "" "kube-system") }}
 {{- $values := .Values }}
 {{- $full := include "retrace.fullname" . }}
 {{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items | default list }}

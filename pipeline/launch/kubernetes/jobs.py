@@ -25,6 +25,7 @@ Manifest = dict[str, Any]
 _PORT = 29500
 """Where node 0 of a gang listens: torchrun's default."""
 _READY_FILE = "/tmp/retrace-ready"
+_DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
@@ -84,7 +85,7 @@ def rollout_job(launch: Launch) -> Manifest:
                     "action": "FailJob",
                     "onExitCodes": {"operator": "In", "values": [CONFIGURATION_ERROR]},
                 },
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                {"action": "Ignore", "onPodConditions": [_DISRUPTED]},
             ]
         },
     }
@@ -111,7 +112,11 @@ def training_job(launch: Launch, gang: int, restarts: int) -> Manifest:
     pod["spec"]["subdomain"] = name
     job = _job(launch, name, names.TRAINING, trainer.nnodes, pod)
     job["metadata"]["annotations"][names.RESTARTS] = str(restarts)
-    job["spec"]["backoffLimit"] = 0
+    job["spec"] |= {
+        "backoffLimit": 0,
+        # The same end, for a reason that stays when the pod has gone.
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [_DISRUPTED]}]},
+    }
     return job
 
 

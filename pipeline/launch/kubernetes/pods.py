@@ -46,8 +46,8 @@ class Pod:
     """What keeps it from starting, or how it failed; None: nothing is wrong."""
     exit_code: int | None
     """Of a pod that failed, None if it did not even start."""
-    disrupted: bool
-    """Evicted, preempted, drained: not the worker's fault."""
+    disruption: str | None
+    """Evicted, preempted, drained, which is not the worker's fault: what the cluster says of it."""
     ended_at: str
     """When its container ended (RFC 3339), empty before that."""
 
@@ -80,7 +80,7 @@ def read_pod(pod: Mapping[str, Any]) -> Pod:
         phase=phase,
         trouble=_how_it_failed(status, ended) if phase is Phase.FAILED else _why_not(status, state),
         exit_code=ended.get("exitCode") if phase is Phase.FAILED else None,
-        disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
+        disruption=_disruption(status),
         ended_at=ended.get("finishedAt") or "",
     )
 
@@ -105,9 +105,19 @@ def _how_it_failed(status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
     text = f"exit code {ended['exitCode']}"
     if reason == "OOMKilled":
         return f"OOMKilled ({text}): it needed more memory than its limit"
-    if _condition(status, "DisruptionTarget").get("status") == "True":
-        return f"{text}, disrupted: {_condition(status, 'DisruptionTarget').get('message', '')}"
+    if "reason" in status:  # of the kubelet: a volume that is full, a deadline
+        return f"{status['reason']} ({text}): {status.get('message', '')}".rstrip(": ")
+    disruption = _disruption(status)
+    if disruption is not None:
+        return f"{text}, disrupted: {disruption}"
     return text if reason == "Error" else f"{reason} ({text})"
+
+
+def _disruption(status: Mapping[str, Any]) -> str | None:
+    condition = _condition(status, "DisruptionTarget")
+    if condition.get("status") != "True":
+        return None
+    return condition.get("message") or condition.get("reason") or "the cluster does not say why"
 
 
 def _why_not(status: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:

@@ -22,6 +22,8 @@ class Job:
     """Suspended, as Kueue does until there is room for it."""
     failure: str | None
     """Why it failed, once none of its pods runs any more; None: it did not."""
+    disrupted: bool
+    """It failed of a pod that was evicted, preempted or drained, as podFailurePolicy tells."""
     complete: bool
     pods: tuple[Pod, ...]
     body: Mapping[str, Any]
@@ -64,6 +66,9 @@ def _read_job(job: Mapping[str, Any], pods: tuple[Pod, ...]) -> Job:
         failure=f"{failed.get('reason')}: {failed.get('message')}"
         if failed and not running
         else None,
+        disrupted=failed is not None
+        and failed.get("reason") == "PodFailurePolicy"
+        and "DisruptionTarget" in failed.get("message", ""),
         complete="Complete" in conditions,
         pods=pods,
         body=job,

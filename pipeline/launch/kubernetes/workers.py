@@ -47,6 +47,9 @@ class KubernetesWorkers:
     _outage: bool = False
     _told: set[tuple[str, str]] = field(default_factory=set)
     """Pods and Jobs, and what was said of them."""
+    _disrupted: set[str] = field(default_factory=set)
+    """Gangs of which a pod was evicted, preempted or drained, seen while it was there: the ranks of
+    others may fail their Job before it does."""
     _served: set[str] = field(default_factory=set)
     """Gangs that have their Service."""
     _since_s: dict[str, float] = field(default_factory=dict)
@@ -132,7 +135,7 @@ class KubernetesWorkers:
         self._serve([gang for gang in gangs[-1:] if not gang.ended])
         current = [*rollout, *gangs[-1:]]
         for job in current:
-            self._tell_failed_pods(job)
+            self._tell_lost_pods(job)
         for job in rollout:
             if job.failure is not None:
                 raise StageFailedError(self._failure_text(job))
@@ -179,7 +182,7 @@ class KubernetesWorkers:
     def _restart_gang(self, gang: Job) -> None:
         limit = self.launch.config.launch.max_restarts
         restarts = int(gang.body["metadata"]["annotations"][names.RESTARTS])
-        disrupted = any(pod.disrupted for pod in gang.pods)
+        disrupted = gang.disrupted or gang.name in self._disrupted
         restarts += 0 if disrupted else 1
         if restarts > limit or any(self._is_configuration_error(pod) for pod in gang.failed_pods):
             raise StageFailedError(self._failure_text(gang))
@@ -214,7 +217,12 @@ class KubernetesWorkers:
             text += f"\n{self._pod_text(pod)}"
         return text
 
-    def _tell_failed_pods(self, job: Job) -> None:
+    def _tell_lost_pods(self, job: Job) -> None:
+        for pod in job.pods:
+            if pod.disruption is not None:
+                self._disrupted.add(job.name)
+                if pod.is_live:  # once it has ended it is gone at once
+                    self._tell(pod.uid, f"{pod.who} is taken away: {pod.disruption}")
         for pod in job.failed_pods:
             if (pod.uid, "failed") not in self._told:
                 self.screen.line(self._pod_text(pod))

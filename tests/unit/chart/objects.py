@@ -7,8 +7,14 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "retrace"
+IMAGES = ("flow", "rollout", "training")
 CI = sorted(CHART.glob("ci/*-values.yaml"))
-STORE = ("--set", "store.uri=s3://runs/retrace")
+STORE = (
+    "--set",
+    "store.uri=s3://runs/retrace,"
+    + ",".join(f"images.{name}.repository=r.example/{name}" for name in IMAGES),
+)
+"""The least that an installation must say."""
 
 
 def values_of(name):

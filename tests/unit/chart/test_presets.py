@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.config.check import config_problems
 from pipeline.config.load import load_config
-from tests.unit.chart.objects import CHART, CI, ROOT
+from tests.unit.chart.objects import CHART, CI, ROOT, STORE
 
 QUICKSTART = {"trainer.nnodes": 2, "launch.rollout_workers": 2}
 """Where the chart's quickstart differs from examples/quickstart.yaml."""
@@ -28,7 +28,6 @@ def test_quickstart_is_the_example(tmp_path):
 def test_presets_are_merged_by_name(render, tmp_path):
     values = tmp_path / "values.yaml"
     values.write_text(
-        "store: {uri: s3://runs}\n"
         "presets:\n"
         "  quickstart:\n"
         "    trainer: {total_training_steps: 3}\n"
@@ -38,7 +37,7 @@ def test_presets_are_merged_by_name(render, tmp_path):
         "    actor_rollout_ref: {model: {path: m}}\n"
         "    trainer: {experiment_name: large, seed: 20000000}\n"
     )
-    presets = render("--values", values)["ConfigMap", "retrace-presets"]["data"]
+    presets = render(*STORE, "--values", values)["ConfigMap", "retrace-presets"]["data"]
     loaded = {}
     for name, text in presets.items():
         (tmp_path / name).write_text(text)

@@ -13,6 +13,7 @@ from tests.unit.chart.objects import CHART, ROOT, STORE
     ("values", "said"),
     [
         ([], 'store.uri: found "", expected s3://BUCKET/PREFIX; set store.uri, or minio.enabled'),
+        ([], 'images.rollout.repository: found "", expected the image\'s name in your registry'),
         (["store.uri=/data"], 'store.uri: found "/data", expected s3://BUCKET/PREFIX; pods share'),
         (["store.uri=s3://B/x"], 'store.uri: found "s3://B/x", expected s3://BUCKET or'),
         (["store.endpoint=minio:9000"], 'store.endpoint: found "minio:9000", expected http://'),
@@ -64,6 +65,7 @@ from tests.unit.chart.objects import CHART, ROOT, STORE
         (["presets.mine=1"], "at '/presets/mine': got number, want object"),
         (["fullnameOverride=My"], 'fullnameOverride: found "My", expected a DNS label'),
         (["worker.workPool=a/b"], 'worker.workPool: found "a/b", expected at most 63 letters'),
+        (["worker.workPool=a--b"], 'worker.workPool: found "a--b", expected at most 63 letters'),
         (["janitor.intervalSeconds=0"], "at '/janitor/intervalSeconds': minimum: got 0, want 1"),
     ],
     ids=lambda item: item[0] if isinstance(item, list) and item else None,

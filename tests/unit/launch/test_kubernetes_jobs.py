@@ -94,6 +94,9 @@ def test_training_gang():
     assert names.gang_of(name) == 1
     assert job["metadata"]["annotations"][names.RESTARTS] == "1"
     assert (job["spec"]["completions"], job["spec"]["backoffLimit"]) == (2, 0)
+    [rule] = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert job["spec"]["template"]["spec"]["subdomain"] == name
     command = " ".join(container(job)["command"])
     assert f"--master-addr {name}-0.{name}" in command
@@ -170,6 +173,13 @@ def pod(phase: str, state: dict | None = None, conditions: list | None = None, *
 
 
 SCHEDULED = {"type": "PodScheduled", "status": "True"}
+# As the kubelet writes it when a volume is full: no condition says that it was no fault of the pod.
+EVICTED = {
+    "phase": "Failed",
+    "reason": "Evicted",
+    "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ',
+    "containerStatuses": [{"name": "rollout", "state": {"terminated": {"exitCode": 137}}}],
+}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +226,21 @@ SCHEDULED = {"type": "PodScheduled", "status": "True"}
             pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
             Phase.FAILED,
             "OOMKilled (exit code 137): it needed more memory than its limit",
+        ),
+        (
+            pod("Failed", {"terminated": {"exitCode": 137, "reason": "Error"}})
+            | {"status": EVICTED},
+            Phase.FAILED,
+            'Evicted (exit code 137): Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".',
+        ),
+        (
+            pod(
+                "Failed",
+                {"terminated": {"exitCode": 143, "reason": "Error"}},
+                [{"type": "DisruptionTarget", "status": "True", "message": "Eviction API: drain"}],
+            ),
+            Phase.FAILED,
+            "exit code 143, disrupted: Eviction API: drain",
         ),
     ],
 )

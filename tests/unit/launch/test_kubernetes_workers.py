@@ -63,30 +63,44 @@ class Server:
     def log_tail(self, pod: str, lines: int) -> str:
         return self.log
 
-    def fail(self, name: str, exit_code: int = 1, disrupted: bool = False) -> None:
+    def fail(self, name: str, exit_code: int = 1) -> None:
         """A Job of one pod that ended with an exit code."""
-        job = self.objects[name]
-        job["status"] = {
-            "conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
+        self._end(name, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+        terminated = {"terminated": {"exitCode": exit_code}}
+        self.pod_list.append(self._pod(name, "Failed", terminated, []))
+
+    def take_away(self, name: str) -> None:
+        """A Job's one pod is evicted, and still has its grace."""
+        condition = {"type": "DisruptionTarget", "status": "True", "message": "Eviction API: evict"}
+        self.pod_list = [self._pod(name, "Running", {"running": {}}, [condition])]
+
+    def lose(self, name: str, seen_by_job: bool) -> None:
+        """A pod that was taken away is gone, as soon as the Job has counted it."""
+        self.pod_list = []
+        if seen_by_job:
+            message = f"Pod {name} has condition DisruptionTarget matching FailJob rule at index 0"
+            self._end(name, "PodFailurePolicy", message)
+        else:
+            self._end(name, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+
+    def _end(self, name: str, reason: str, message: str) -> None:
+        failed = {"type": "Failed", "status": "True", "reason": reason, "message": message}
+        self.objects[name]["status"] = {"conditions": [failed]}
+
+    def _pod(self, name: str, phase: str, state: dict, conditions: list[dict]) -> dict:
+        return {
+            "metadata": {
+                "name": f"{name}-0-abcde",
+                "uid": f"pod of {name}",
+                "labels": {**self.objects[name]["metadata"]["labels"], names.JOB_OF_POD: name},
+                "annotations": {names.INDEX_OF_POD: "0"},
+            },
+            "status": {
+                "phase": phase,
+                "conditions": conditions,
+                "containerStatuses": [{"name": "training", "state": state}],
+            },
         }
-        conditions = [{"type": "DisruptionTarget", "status": "True"}] if disrupted else []
-        self.pod_list.append(
-            {
-                "metadata": {
-                    "name": f"{name}-0-abcde",
-                    "uid": f"pod of {name}",
-                    "labels": {**job["metadata"]["labels"], names.JOB_OF_POD: name},
-                    "annotations": {names.INDEX_OF_POD: "0"},
-                },
-                "status": {
-                    "phase": "Failed",
-                    "conditions": conditions,
-                    "containerStatuses": [
-                        {"name": "training", "state": {"terminated": {"exitCode": exit_code}}}
-                    ],
-                },
-            }
-        )
 
 
 class Screen:
@@ -144,12 +158,23 @@ def test_a_lost_gang_is_followed_by_the_next(server: Server):
     assert latest["metadata"]["name"] in server.services
 
 
-def test_a_gang_that_was_evicted_costs_no_restart(server: Server):
+@pytest.mark.parametrize("seen_by", ["the Job", "the launcher"])
+def test_a_gang_that_was_evicted_costs_no_restart(server: Server, seen_by: str):
+    """Its pod is gone before the Job has failed. The Job may have failed of another pod first, but
+    then the launcher has seen it go; or the flow pod was away, but then the Job tells."""
     made = started(server)
-    server.fail(next(name for name in server.objects if "-train-" in name), 137, disrupted=True)
+    name = next(name for name in server.objects if "-train-" in name)
+    if seen_by == "the launcher":
+        server.take_away(name)
+        made.check()
+        made.check()
+        [told] = [line for line in made.screen.lines if "is taken away" in line]
+        assert told == f"training node 0 (pod {name}-0-abcde) is taken away: Eviction API: evict"
+    server.lose(name, seen_by == "the Job")
     made.check()
     latest = next(job for name, job in server.objects.items() if name.endswith("-train-1"))
     assert latest["metadata"]["annotations"][names.RESTARTS] == "0"
+    assert any("a disruption does not count" in line for line in made.screen.lines)
 
 
 def test_the_run_fails_when_gangs_fail_too_often(server: Server):
