@@ -10,47 +10,52 @@ from pipeline.store import Store, keys
 from pipeline.store.commit import commit, new_attempt, read_commit
 
 
-def begin_attempt(store: Store, config: RunConfig, owner: str | None = None) -> Attempt:
-    """Write attempts/NNN.json under the next free number.
-
-    `owner` is the flow run whose flow may come back and attach; None: it ends with its process.
-    """
+def begin_attempt(store: Store, config: RunConfig) -> Attempt:
+    """Write attempts/NNN.json under the next free number. The attempt ends with its process."""
     number = _attempts(store)
-    while True:
-        attempt = attempt_of(config, number)
-        body = attempt.body() | {"owner": owner}
-        if commit(store, keys.attempt(number), body, new_attempt()).ours:
-            return attempt
-        number += 1  # another flow of the same run took the number
+    while (attempt := _take(store, config, number, None)) is None:
+        number += 1
+    return attempt
 
 
 def continue_attempt(
     owner: str, is_over: Callable[[str], bool], store: Store, config: RunConfig
 ) -> Attempt:
-    """The attempt of a flow run that comes back, or a new one.
+    """The attempt of a flow run that comes back, or a new one, which `owner` may attach to.
 
     An attempt of another flow run that `is_over` is ended first. Raises InputError while that one
     is not over: a run has one flow at a time.
     """
-    newest = _attempts(store) - 1
-    if newest < 0 or store.size(keys.stop(newest)) is not None:
-        return begin_attempt(store, config, owner)
-    body = read_commit(store, keys.attempt(newest))
-    attempt = Attempt.of_body(body)
-    other = body.get("owner")
-    if other == owner:
-        return attempt
-    if other is not None:
-        if not is_over(other):
-            name = config.trainer.experiment_name
-            raise InputError(
-                [
-                    f"trainer.experiment_name: the run {name!r} is at work in flow run {other}; "
-                    "wait for it, cancel it, or choose another name"
-                ]
-            )
-        end_attempt(store, attempt, "cancelled", f"flow run {other} is over")
-    return begin_attempt(store, config, owner)
+    while True:
+        newest = _attempts(store) - 1
+        if newest >= 0 and store.size(keys.stop(newest)) is None:
+            body = read_commit(store, keys.attempt(newest))
+            attempt = Attempt.of_body(body)
+            other = body.get("owner")
+            if other == owner:
+                return attempt
+            if other is not None:
+                if not is_over(other):
+                    raise InputError([_at_work(config, other)])
+                end_attempt(store, attempt, "cancelled", f"flow run {other} is over")
+        taken = _take(store, config, newest + 1, owner)
+        if taken is not None:
+            return taken
+        # Another flow run was faster: it is at work now, if not over already.
+
+
+def _take(store: Store, config: RunConfig, number: int, owner: str | None) -> Attempt | None:
+    """The attempt of this number; None: somebody else has it."""
+    attempt = attempt_of(config, number)
+    body = attempt.body() | {"owner": owner}
+    return attempt if commit(store, keys.attempt(number), body, new_attempt()).ours else None
+
+
+def _at_work(config: RunConfig, flow_run: str) -> str:
+    return (
+        f"trainer.experiment_name: the run {config.trainer.experiment_name!r} is at work in flow "
+        f"run {flow_run}; wait for it, cancel it, or choose another name"
+    )
 
 
 def _attempts(store: Store) -> int:

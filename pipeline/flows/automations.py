@@ -111,7 +111,7 @@ def register_automations(
     owner = owner_of(deployment)
     rules = automations(deployment, name, start_timeout_s, silence_s(start_timeout_s))
     found = [_content(rule) for rule in client.read_resource_related_automations(owner)]
-    if all(_content(rule) in found for rule in rules):
+    if len(found) == len(rules) and all(_content(rule) in found for rule in rules):
         return
     client.delete_resource_owned_automations(owner)
     for rule in rules:

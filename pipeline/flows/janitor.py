@@ -33,7 +33,7 @@ from pipeline.config.errors import InputError
 from pipeline.flows.programs import PrefectApiError, log_to_stderr, prefect_api, work_pool_name
 from pipeline.launch.base import LaunchError
 from pipeline.launch.kubernetes import names
-from pipeline.launch.kubernetes.api import Api, ApiUnavailableError, Object
+from pipeline.launch.kubernetes.api import Api, ApiUnavailableError, has_ended
 from pipeline.launch.kubernetes.cluster import read_cluster
 
 log = logging.getLogger("pipeline.flows.janitor")
@@ -44,11 +44,6 @@ _WORK_POOL_OF_FLOW_JOB = "prefect.io/work-pool-name"
 _PAGE = 200
 _CANCELLED = {StateType.CANCELLING, StateType.CANCELLED}
 _OVER = {StateType.COMPLETED, StateType.FAILED, StateType.CRASHED}
-
-
-def cancelled(state: StateType | None) -> bool:
-    """Whether the worker Jobs of a flow run in this state go at once."""
-    return state in _CANCELLED
 
 
 def ownerless(state: StateType | None, flow_pods: Collection[str], flow_job: bool) -> bool:
@@ -140,7 +135,7 @@ class Janitor:
         states = flow_run_states({*jobs, *flow_jobs})
         alone: dict[str, StateType | None] = {}
         for run, state in states.items():
-            if cancelled(state):
+            if state in _CANCELLED:  # at once
                 self._delete(jobs.get(run, []), run, state)
             if state is None or state in _CANCELLED | _OVER or run not in flow_jobs:
                 pods = self._phases(run)
@@ -155,7 +150,7 @@ class Janitor:
         """Names of the Jobs that have not ended, by the flow run that the label `owner` names."""
         found: dict[str, list[str]] = {}
         for job in self.api.jobs(labels):
-            if not _has_ended(job):
+            if not has_ended(job):
                 metadata = job["metadata"]
                 found.setdefault(metadata["labels"].get(owner, ""), []).append(metadata["name"])
         return found
@@ -201,13 +196,6 @@ def main() -> int:
     log.info("looking every %.0f s", interval_s)
     janitor.run(interval_s, stop)
     return 0
-
-
-def _has_ended(job: Object) -> bool:
-    return any(
-        condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
-        for condition in job.get("status", {}).get("conditions") or []
-    )
 
 
 def _is_id(run: str) -> bool:

@@ -92,3 +92,19 @@ class TestAFlowRunThatComesBack:
         self.continued(store, "mine")
         assert self.continued(store, "other", over=True).number == 1
         assert read_commit(store, keys.stop(0))["reason"] == "cancelled"
+
+    def test_of_two_that_begin_at_once_one_is_refused(self, tmp_path: Path, monkeypatch):
+        """The other begins between this one's look and its commit."""
+        store = open_store(str(tmp_path))
+        list_store = store.list
+
+        def other_begins_meanwhile(prefix: str):
+            found = list(list_store(prefix))
+            monkeypatch.undo()
+            self.continued(store, "other")
+            return found
+
+        monkeypatch.setattr(store, "list", other_begins_meanwhile)
+        with pytest.raises(InputError, match="is at work in flow run other"):
+            self.continued(store, "mine")
+        assert store.size(keys.attempt(1)) is None

@@ -3,7 +3,7 @@
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from pipeline.flows.janitor import Clocks, cancelled, must_not_start, ownerless
+from pipeline.flows.janitor import Clocks, must_not_start, ownerless
 
 AT_WORK = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
 OVER = [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED]
@@ -12,13 +12,10 @@ PHASES = ["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 
 @pytest.mark.parametrize("state", CANCELLED)
-def test_worker_jobs_of_cancelled_runs_go_at_once(state: StateType) -> None:
-    assert cancelled(state)
-
-
-@pytest.mark.parametrize("state", [*AT_WORK, *OVER, None])
-def test_worker_jobs_of_other_runs_do_not(state: StateType | None) -> None:
-    assert not cancelled(state)
+@pytest.mark.parametrize("flow_job", [True, False])
+def test_cancelled_runs_need_no_grace(state: StateType, flow_job: bool) -> None:
+    """Their Jobs go at once."""
+    assert not ownerless(state, [], flow_job)
 
 
 @pytest.mark.parametrize("state", [*OVER, None])

@@ -131,6 +131,14 @@ def _message(error: ApiException) -> str:
         return f"{error.status} {error.reason}"
 
 
+def has_ended(job: Object) -> bool:
+    """Whether a Job is complete, or has failed for good."""
+    return any(
+        condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
+        for condition in job.get("status", {}).get("conditions") or []
+    )
+
+
 def delete_jobs_of(api: Api, instance: str, flow_run: str) -> list[str]:
     """Delete the Jobs of a flow run that have not ended; their names."""
     labels = {
@@ -138,14 +146,7 @@ def delete_jobs_of(api: Api, instance: str, flow_run: str) -> list[str]:
         names.INSTANCE: instance,
         names.FLOW_RUN: flow_run,
     }
-    live = [
-        job["metadata"]["name"]
-        for job in api.jobs(labels)
-        if not any(
-            condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
-            for condition in job.get("status", {}).get("conditions") or []
-        )
-    ]
+    live = [job["metadata"]["name"] for job in api.jobs(labels) if not has_ended(job)]
     for name in live:
         api.delete_job(name)
     return live
