@@ -55,7 +55,11 @@ class Launch(Section):
         description="Shards of a step's rollout (the unit of restart); null: one per worker.",
     )
     max_restarts: int = Field(
-        3, ge=0, json_schema_extra=OPERATIONAL, description="Restarts of each stage's workers."
+        3,
+        ge=0,
+        json_schema_extra=OPERATIONAL,
+        description="Restarts of a stage's workers; on Kubernetes, of each rollout worker and of "
+        "the training gang.",
     )
     start_timeout_s: float = Field(
         900.0,

@@ -11,11 +11,13 @@ import pytest
 
 from pipeline.config.errors import InputError
 from pipeline.config.load import load_config
-from tests.e2e.installation import Installation
-from tests.e2e.kubectl import Object
+from tests.e2e.installation import Installation, live_pods
+from tests.e2e.kubectl import Object, command, eventually
 from tests.e2e.prefect_api import NO_NODE, SINGLE, FlowRun, Prefect, RefusedError
 from tests.integration.run.retrace_runs import EXAMPLE
 
+SOME_GPUS = 200
+"""More than a node has, fewer than NO_NODE."""
 NO_IMAGE = "retrace/none:1"
 NO_TRAINING = f"launch.kubernetes.training.gpus={NO_NODE}"
 SAID_WITHIN_S = 30
@@ -72,6 +74,14 @@ def said_in_time(run: FlowRun, text: str, pods: list[Object]) -> None:
     assert delay.total_seconds() < SAID_WITHIN_S, (line, times)
 
 
+def said_after_its_jobs(run: FlowRun, text: str) -> None:
+    """The log had the text soon after the flow had made the last Job."""
+    made = [line["timestamp"] for line in run.logs() if "created Job" in line["message"]]
+    line = run.says(text, within_s=10)
+    delay = _time(line["timestamp"]) - _time(made[-1])
+    assert delay.total_seconds() < SAID_WITHIN_S, (line, made)
+
+
 def _time(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
 
@@ -86,6 +96,7 @@ def test_an_image_that_is_not_there(runs: dict[str, FlowRun]):
     log = run.log_text()
     assert "does not start: ErrImagePull" in log or "does not start: ImagePullBackOff" in log
     assert "(pod no-image-" in log
+    said_after_its_jobs(run, "does not start: ")
 
 
 def test_a_pod_that_needs_more_memory(installed: Installation, runs: dict[str, FlowRun]):
@@ -98,9 +109,46 @@ def test_a_pod_that_needs_more_memory(installed: Installation, runs: dict[str, F
 
 def test_more_gpus_than_any_node_has(runs: dict[str, FlowRun]):
     """The scheduler's own reason, and which setting says how long to wait."""
-    message = failed(runs["no-node"])
+    run = runs["no-node"]
+    message = failed(run)
+    said_after_its_jobs(run, "does not start: Unschedulable: ")
     assert "Insufficient nvidia.com/gpu" in message
     assert "waited 20 s (launch.start_timeout_s)" in message
+
+
+@contextmanager
+def more_gpus(node: str) -> Iterator[None]:
+    """A node says for a while that it has GPUs; it needs none for that."""
+    path = "/status/capacity/nvidia.com~1gpu"
+
+    def patch(operation: Object) -> None:
+        line = ("patch", "node", node, "--subresource=status", "--type=json")
+        command("kubectl", *line, "--patch", json.dumps([operation | {"path": path}]))
+
+    before = json.loads(command("kubectl", "get", "node", node, "--output", "json"))
+    had = before["status"]["capacity"].get("nvidia.com/gpu")
+    patch({"op": "add", "value": str(2 * SOME_GPUS)})
+    try:
+        yield
+    finally:
+        patch({"op": "remove"} if had is None else {"op": "add", "value": had})
+
+
+def test_a_node_that_comes_later(installed: Installation, prefect: Prefect):
+    """As an autoscaler brings it: what could not be scheduled starts, and the run goes on."""
+    gpus = [f"launch.kubernetes.{part}.gpus={SOME_GPUS}" for part in ("rollout", "training")]
+    run = prefect.start("later", [*SINGLE, *gpus])
+    run.says("does not start: Unschedulable: ", within_s=90)
+    [node, *_] = command("kubectl", "get", "nodes", "--output", "name").split()
+    with more_gpus(node.removeprefix("node/")):
+        for component in ("rollout", "training"):
+            eventually(
+                lambda part=component: live_pods(installed.pods(run, part)), 60, run.describe
+            )
+        assert run.at_work()
+        run.cancel()
+        eventually(lambda: not installed.jobs(run), 30, run.describe)
+    run.end(within_s=120)
 
 
 def test_a_worker_that_crashes(installed: Installation, runs: dict[str, FlowRun]):

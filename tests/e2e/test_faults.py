@@ -1,6 +1,7 @@
 """Every part of a run is killed while it works; the run completes, and verifies."""
 
 import contextlib
+import json
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.e2e.prefect_api import SMALL, FlowRun, Prefect
 from tests.e2e.watching import never_two_at_once
 from tests.integration.run.retrace_runs import command
 
-STEPS = 6
+STEPS = 7
 # One answer at a time, one question a shard, and one answer a micro-batch: rollouts and updates
 # take seconds, so that a pod can be killed in the middle.
 SLOW = (
@@ -68,10 +69,18 @@ def kill_by_oom(namespace: Namespace, pod: str, container: str) -> None:
         namespace.kubectl(*line, timeout_s=60)
 
 
+def evict(namespace: Namespace, pod: str) -> None:
+    """What `kubectl drain` does to each pod of a node."""
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+    namespace.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(body))
+
+
 @pytest.mark.timeout(1500)
 def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3: dict[str, str]):
-    """A rollout pod in mid-step, a training rank in mid-update, the flow pod by SIGTERM and by
-    SIGKILL, the server. The first two are made anew; the workers do not notice the rest."""
+    """A rollout pod in mid-step, a training rank in mid-update, a training pod by a drain, the flow
+    pod by SIGTERM and by SIGKILL, the server. The first three are made anew; the workers do not
+    notice the rest."""
     namespace = installed.namespace
     run = prefect.start("faults", SLOW, steps=STEPS)
     store = open_store(f"{RUNS}/faults")
@@ -96,8 +105,14 @@ def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3
         run.says(f"(pod {pod}) failed: exit code", within_s=30)
         run.says("making the next one: restart 1 of 3", within_s=60)
 
+        # A training pod, as `kubectl drain` does it: no fault of the run, so no restart is counted.
+        wait_for(store, keys.manifest(3), run)
+        evict(namespace, live_pods(installed.pods(run, "training"))[-1])
+        run.says("is taken away: Eviction API", within_s=30)
+        run.says("making the next one: a disruption does not count", within_s=60)
+
         # The flow pod, by SIGTERM and, as soon as it is back, by SIGKILL.
-        wait_for(store, keys.plan(3), run)
+        wait_for(store, keys.plan(4), run)
         workers = starts(installed, run)
         assert len(workers) == 4
         flow_jobs = uids(namespace.get("jobs", f"prefect.io/flow-run-id={run.id}"))
@@ -109,7 +124,7 @@ def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3
         run.says("start 3 of flow run", within_s=180)
 
         # The server's container.
-        wait_for(store, keys.plan(5), run)
+        wait_for(store, keys.plan(6), run)
         assert starts(installed, run) == workers
         [pod] = live_pods(namespace.get("pods", "app.kubernetes.io/component=server"))
         kill_by_oom(namespace, pod, "server")

@@ -1,12 +1,18 @@
 """The run configurations that the chart brings to the cluster."""
 
+import re
+
 import pytest
 
 from pipeline.config.check import config_problems
 from pipeline.config.load import load_config
 from tests.unit.chart.objects import CHART, CI, ROOT, STORE
 
-QUICKSTART = {"trainer.nnodes": 2, "launch.rollout_workers": 2}
+QUICKSTART = {
+    "trainer.nnodes": 2,
+    "trainer.logger": ["console"],  # a pod's folder of curves would be lost with it
+    "launch.rollout_workers": 2,
+}
 """Where the chart's quickstart differs from examples/quickstart.yaml."""
 
 
@@ -23,6 +29,19 @@ def test_quickstart_is_the_example(tmp_path):
     overrides = [f"{key}={value}" for key, value in QUICKSTART.items()]
     ours = load_config(CHART / "files" / "presets" / "quickstart.yaml").config
     assert ours == load_config(example, overrides).config
+
+
+def test_the_first_values_of_the_docs_work(render, tmp_path):
+    """As docs/kubernetes.md has them."""
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    [block] = re.findall(r"```yaml\n(images:.*?)```", text, re.DOTALL)
+    (tmp_path / "values.yaml").write_text(block)
+    presets = render("--values", tmp_path / "values.yaml")["ConfigMap", "retrace-presets"]["data"]
+    (tmp_path / "mine.yaml").write_text(presets["mine.yaml"])
+    name = ["trainer.experiment_name=first", "store.uri=s3://team-runs/retrace"]
+    config = load_config(tmp_path / "mine.yaml", name).config
+    assert config_problems(config, None, on_cluster=True) == []
+    assert config.actor_rollout_ref.actor.router_replay.mode == "R3"
 
 
 def test_presets_are_merged_by_name(render, tmp_path):
