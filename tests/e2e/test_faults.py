@@ -15,7 +15,7 @@ from tests.e2e.prefect_api import SMALL, FlowRun, Prefect
 from tests.e2e.watching import never_two_at_once
 from tests.integration.run.retrace_runs import command
 
-STEPS = 7
+STEPS = 12
 # One answer at a time, one question a shard, and one answer a micro-batch: rollouts and updates
 # take seconds, so that a pod can be killed in the middle.
 SLOW = (
@@ -124,7 +124,7 @@ def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3
         run.says("start 3 of flow run", within_s=180)
 
         # The server's container.
-        wait_for(store, keys.plan(6), run)
+        wait_for(store, keys.plan(len(all_metrics(store)) + 1), run)
         assert starts(installed, run) == workers
         [pod] = live_pods(namespace.get("pods", "app.kubernetes.io/component=server"))
         kill_by_oom(namespace, pod, "server")
