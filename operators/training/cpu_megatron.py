@@ -128,7 +128,11 @@ def _allow_torch_norm_under_sequence_parallel() -> None:
         cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any
     ) -> torch.nn.Module:
         if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
-            raise NotImplementedError(f"{config.normalization} of torch with zero-centred weights")
+            raise ValueError(
+                f"normalization: found {config.normalization} with zero-centred weights "
+                f"{config.layernorm_zero_centered_gamma}, expected RMSNorm without, the only one "
+                "of torch that is made to work on CPU; train this model on GPUs"
+            )
         norm = torch.nn.RMSNorm(hidden_size, eps=eps)
         norm.weight.sequence_parallel = config.sequence_parallel
         return norm

@@ -70,8 +70,7 @@ def said_in_time(run: FlowRun, text: str, pods: list[Object]) -> None:
         for status in pod["status"].get("containerStatuses", [])
         if "terminated" in status["state"]
     ] or [pod["status"]["startTime"] for pod in pods]
-    delay = _time(line["timestamp"]) - min(_time(text) for text in times)
-    assert delay.total_seconds() < SAID_WITHIN_S, (line, times)
+    _soon_after(times, line)
 
 
 def said_after_event(installed: Installation, run: FlowRun, reason: str, text: str) -> None:
@@ -82,6 +81,10 @@ def said_after_event(installed: Installation, run: FlowRun, reason: str, text: s
         for event in installed.namespace.get("events")
         if event["reason"] == reason and event["involvedObject"]["name"].startswith(f"{run.name}-")
     ]
+    _soon_after(times, line)
+
+
+def _soon_after(times: list[str], line: Object) -> None:
     delay = _time(line["timestamp"]) - min(_time(text) for text in times)
     assert delay.total_seconds() < SAID_WITHIN_S, (line, times)
 

@@ -5,6 +5,7 @@ import pytest
 from tests.e2e.installation import CHART, TRIAL, new_namespace
 from tests.e2e.kubectl import CommandError, Namespace
 
+LABELS = "jobs.labels.team=a b"
 DRY = ("--values", str(TRIAL), "--dry-run=server")
 
 
@@ -27,6 +28,3 @@ def test_labels_that_kubernetes_refuses(cluster: None):
     with new_namespace() as namespace, pytest.raises(CommandError) as refused:
         namespace.helm("install", "retrace", str(CHART), "--values", str(TRIAL), "--set", LABELS)
     assert "a valid label must be" in str(refused.value)
-
-
-LABELS = "jobs.labels.team=a b"

@@ -163,16 +163,23 @@ http://{{ include "retrace.fullname" . }}-minio.{{ .Release.Namespace }}.svc:900
 {{- end }}
 {{- end }}
 
-{{/* Volumes of the pods that run the flow's code: flow, registration, janitor, helm test. */}}
-{{/* Argument: (list root limit-of-/tmp) */}}
-{{- define "retrace.flowVolumes" -}}
-{{- $root := index . 0 -}}
+{{/* The scratch volume of every pod. Argument: its limit, or "" for the node's disk. */}}
+{{- define "retrace.tmpVolume" -}}
 - name: tmp
   emptyDir:
-    {{- with index . 1 }}
+    {{- with . }}
     sizeLimit: {{ . }}
     {{- else }} {}
     {{- end }}
+{{- end }}
+
+{{/*
+Volumes of the pods that run the flow's code: flow, registration, janitor, helm test.
+Argument: (list root limit-of-/tmp)
+*/}}
+{{- define "retrace.flowVolumes" -}}
+{{- $root := index . 0 -}}
+{{ include "retrace.tmpVolume" (index . 1) }}
 - name: cluster
   configMap:
     name: {{ include "retrace.fullname" $root }}-cluster

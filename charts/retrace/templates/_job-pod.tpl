@@ -41,12 +41,7 @@ spec:
   {{- end }}
   securityContext: {{- include "retrace.podSecurity" $root | nindent 4 }}
   volumes:
-    - name: tmp
-      emptyDir:
-        {{- with $pods.tmpSize }}
-        sizeLimit: {{ . }}
-        {{- else }} {}
-        {{- end }}
+    {{- include "retrace.tmpVolume" $pods.tmpSize | nindent 4 }}
     - name: shm
       emptyDir:
         medium: Memory
