@@ -18,7 +18,7 @@ DEVICE ?= cpu
 IMAGES ?= flow rollout training
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test test-unit test-integration fuzz bench lint format lock docs images e2e-images e2e kind-up kind-demo kind-down clean
+.PHONY: help install quickstart check test test-all test-unit test-integration fuzz bench lint format lock docs images e2e-images e2e kind-up kind-demo kind-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -45,7 +45,11 @@ test: install ## All tests that this machine can run; says what it skips and why
 	$(BIN)/python -m pytest -m "not e2e" $(PYTEST_ARGS)
 	@echo "Left out: the tests on Kubernetes, which kill pods on the cluster of KUBECONFIG: make e2e"
 
-test-unit: install ## Unit tests only (seconds)
+test-all: install ## The same, and of what is large all instead of a sample (hours)
+	RETRACE_TEST_ALL=1 $(BIN)/python -m pytest -m "not e2e" --timeout=14400 $(PYTEST_ARGS)
+	@echo "Left out: the tests on Kubernetes (make e2e), and fuzzing (make fuzz)"
+
+test-unit: install ## Unit tests only (a minute or two)
 	$(BIN)/python -m pytest -m "not integration and not e2e" $(PYTEST_ARGS)
 
 test-integration: install ## Tests with real engines (minutes)
@@ -76,7 +80,7 @@ format: install ## Format the code and mend what can be mended
 lock: install ## Compile requirements/cpu.txt anew from requirements/cpu.in
 	$(UV) pip compile requirements/cpu.in --python-version 3.11 $(TORCH) \
 	  --override requirements/overrides.txt --no-emit-index-url --no-emit-find-links \
-	  --no-emit-package retrace --custom-compile-command "make lock" -o requirements/cpu.txt
+	  --no-emit-package retrace-moe --custom-compile-command "make lock" -o requirements/cpu.txt
 
 docs: install ## Generate docs/config.md from the settings tree, the chart's README from its values
 	$(BIN)/python -m pipeline.config.docs

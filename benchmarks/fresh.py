@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.measure import in_fresh_process
 from benchmarks.recordings import Recording
+from pipeline.run.plan import Sampling
 from pipeline.store import open_store
 from pipeline.traces import read_manifest, read_routes
-from pipeline.traces.manifest import sealed_steps
+from pipeline.traces.format.manifest import sealed_steps
 
 CACHE = Path("outputs/benchmarks/example-routes.npz")
 EXAMPLE = Path("examples/addition")
@@ -58,9 +59,9 @@ def of_run(uri: str) -> Recording:
 def _generate(cache: Path) -> None:
     """Run the engine; in a process of its own, because vLLM keeps threads and settings."""
     from operators.rollout.engine import RolloutEngine
-    from operators.rollout.records import Request, Sampling
+    from operators.rollout.types import Request
     from pipeline.config.tree import Rollout
-    from pipeline.flows.tokenizer import ChatTokenizer
+    from pipeline.inputs.tokenizer import ChatTokenizer
     from pipeline.traces import Geometry
 
     geometry = Geometry(experts=16, topk=4, layers=(0, 1, 2, 3))

@@ -31,22 +31,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measure import Phase, in_fresh_process, machine
-from pipeline.store import keys, open_store
-from pipeline.store.commit import DataFile, new_attempt
-from pipeline.traces import (
-    Geometry,
-    Provenance,
-    group_id,
-    open_manifest,
-    sample_id,
-    seal,
-)
-from pipeline.traces.chunks import Range, RowGroup, TraceFile
-from pipeline.traces.files import write_file
-from pipeline.traces.header import commit_header
-from pipeline.traces.rows import ROW_GROUP_TOKENS as SAMPLES_TOKENS
-from pipeline.traces.schema import SAMPLES, SEGMENTS, layer_column, routes_schema
-from pipeline.traces.segments import ROW_GROUP_TOKENS as ROUTES_TOKENS
+from pipeline.run import keys
+from pipeline.run.commit import DataFile, commit, new_write_id
+from pipeline.store import open_store
+from pipeline.traces import Geometry, Provenance, group_id, open_manifest, sample_id, seal
+from pipeline.traces.format.chunks import Range, RowGroup, TraceFile
+from pipeline.traces.format.header import with_header
+from pipeline.traces.format.schema import SAMPLES, SEGMENTS, layer_column, routes_schema
+from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.rows import ROW_GROUP_TOKENS as SAMPLES_TOKENS
+from pipeline.traces.write.segments import ROW_GROUP_TOKENS as ROUTES_TOKENS
 
 FOLDER = Path("outputs/benchmarks")
 GEOMETRY = Geometry(experts=128, topk=8, layers=tuple(range(48)))
@@ -83,16 +77,18 @@ def fabricate(step: Step) -> int:
     """Commit the shards of step 0; bytes of their commits and samples files."""
     store = open_store(step.uri)
     for shard in range(step.shards):
-        attempt = new_attempt()
+        attempt = new_write_id()
         key = keys.rollout_file(0, shard, attempt, "samples")
         table = _samples(step.prompts(shard), step.tokens, np.random.default_rng(shard))
         size = max(1, SAMPLES_TOKENS // step.tokens)
-        pieces = [table.slice(i, size) for i in range(0, len(table), size)]
-        file = write_file(store, key, "samples", pieces, SAMPLES)
+        with FileWriter(store, key, "samples", SAMPLES) as writer:
+            for i in range(0, len(table), size):
+                writer.write_table(table.slice(i, size))
+            file = writer.finish()
         routes = _described(keys.rollout_file(0, shard, attempt, "routes"), step, len(table))
         commit_key = keys.rollout(0, shard)
         body = {"step": 0, "shard": shard, "samples": len(table), "maker": {}}
-        commit_header(store, commit_key, body, GEOMETRY, PROVENANCE, [routes, file], attempt)
+        commit(store, commit_key, with_header(body, [routes, file], GEOMETRY, PROVENANCE), attempt)
     return sum(info.size for info in store.list(keys.steps()))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.recordings import Recording
+from pipeline.run.commit import new_write_id
 from pipeline.store import Store
-from pipeline.store.commit import new_attempt
 from pipeline.traces import (
     Geometry,
     Provenance,
@@ -22,12 +22,12 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from pipeline.traces.chunks import TraceFile
-from pipeline.traces.codec import canonical, checked, decode_segments, gaps, pack
-from pipeline.traces.files import FileWriter
-from pipeline.traces.schema import routes_schema
-from pipeline.traces.segments import Place, SegmentWriter
-from pipeline.traces.slices import Slices, read_part
+from pipeline.traces.format.chunks import TraceFile
+from pipeline.traces.format.codec import canonical, checked, decode_segments, gaps, pack
+from pipeline.traces.format.schema import routes_schema
+from pipeline.traces.read.slices import Slices, read_part
+from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.segments import SegmentRef, SegmentWriter
 
 PROVENANCE = Provenance("R3", 0, "benchmark")
 
@@ -137,7 +137,7 @@ class RoutesFile:
     store: Any
     file: TraceFile
     geometry: Geometry
-    places: Mapping[str, Sequence[Place]]
+    places: Mapping[str, Sequence[SegmentRef]]
     """By sample id."""
 
 
@@ -176,7 +176,7 @@ def decode_file(written: RoutesFile) -> Iterator[npt.NDArray[Any]]:
 
 def write(store: Store, samples: Sequence[Sample], geometry: Geometry) -> int:
     """Write and commit the samples as the one shard of step 0; bytes of the routes file."""
-    done = write_shard(store, 0, 0, new_attempt(), samples, geometry, PROVENANCE)
+    done = write_shard(store, 0, 0, new_write_id(), samples, geometry, PROVENANCE)
     sizes = [file["size"] for file in done.body["files"] if file["role"] == "routes"]
     return int(sizes[0])
 

@@ -35,10 +35,10 @@ from rich.table import Table
 from benchmarks.measure import machine
 from benchmarks.recordings import Recording, recorded, widened
 from benchmarks.store import own_minio
-from operators.training.data import StepData, layout_rules, load_step
+from operators.training.batches.step_data import StepData, layout_rules, load_step
 from pipeline.config.tree import RunConfig
+from pipeline.run.commit import new_write_id
 from pipeline.store import Store, open_store
-from pipeline.store.commit import new_attempt
 from pipeline.traces import (
     Geometry,
     Manifest,
@@ -54,9 +54,9 @@ from pipeline.traces import (
     sample_id,
     seal,
 )
-from pipeline.traces.chunks import Range, TraceFile, column_ranges, read_table
-from pipeline.traces.manifest import open_file
-from pipeline.traces.schema import SEGMENT, routes_schema
+from pipeline.traces.format.chunks import Range, TraceFile, column_ranges, read_table
+from pipeline.traces.format.manifest import open_file
+from pipeline.traces.format.schema import SEGMENT, routes_schema
 
 WHOLE = Geometry(experts=128, topk=8, layers=tuple(range(48)))
 STAGE = Geometry(experts=128, topk=8, layers=tuple(range(12, 24)))
@@ -88,7 +88,7 @@ def write_step(store: Store, groups: int) -> SealedManifest:
     provenance = Provenance("R3", 0, "recorded")
     ids: list[list[str]] = [[] for _ in range(SHARDS)]
     for shard in range(SHARDS):
-        with ShardWriter(store, 0, shard, new_attempt(), WHOLE, provenance, N) as writer:
+        with ShardWriter(store, 0, shard, new_write_id(), WHOLE, provenance, N) as writer:
             for row in range(shard, groups, SHARDS):
                 for sample in group_of(row, pool, rng):
                     writer.add(sample)

@@ -35,10 +35,10 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.measure import machine
-from operators.training import cpu_megatron, parallel
-from operators.training.batch import REPLAYED
-from operators.training.local_layers import local_block_spec
-from operators.training.replay import Recorder, Replayer, bound
+from operators.training.batches.micro_batch import REPLAYED
+from operators.training.megatron import cpu_megatron, parallel
+from operators.training.megatron.local_layers import local_block_spec
+from operators.training.replay.hooks import Recorder, Replayer, bound
 from pipeline.config.tree import Megatron
 
 GOAL = 1.01

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from operators.rollout.records import Finished, Generation, Request, Sampling
 from operators.rollout.routes import routes_of
+from operators.rollout.types import Finished, Generation, Request
+from pipeline.run.plan import Sampling
 from pipeline.traces import Geometry, VersionSpan
 
 GEOMETRY = Geometry(experts=128, topk=8, layers=tuple(range(48)))

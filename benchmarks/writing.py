@@ -49,13 +49,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulated import GEOMETRY, PROMPT, RESPONSE, SimulatedEngine
-from operators.rollout.making import Making
 from operators.rollout.prompts import Prompt, Wanted
-from operators.rollout.records import Sampling
+from operators.rollout.sample_maker import SampleMaker
 from operators.rollout.scoring import Scorer
 from operators.rollout.shard import facts, stream
+from pipeline.run.commit import new_write_id
+from pipeline.run.plan import Sampling
 from pipeline.store import open_store
-from pipeline.store.commit import new_attempt
 from pipeline.traces import Provenance, ShardWriter
 
 ROUTES = Path(__file__).parent / "data" / "routes.npy.xz"
@@ -112,30 +112,30 @@ def run(case: Case) -> dict[str, float]:
     provenance = Provenance("R3", 0, "simulated")
     step = time.time_ns() % 1_000_000  # an empty place, also when the store is not
     held = 0
-    with ShardWriter(store, step, 0, new_attempt(), GEOMETRY, provenance, GROUP, half) as writer:
+    with ShardWriter(store, step, 0, new_write_id(), GEOMETRY, provenance, GROUP, half) as writer:
 
         def add(sample: Any) -> None:
             nonlocal held
             writer.add(sample)
             held = max(held, writer.held_bytes)
 
-        making = Making(engine, scorer, todo, add, routes=True)
+        maker = SampleMaker(engine, scorer, todo, add, routes=True)
         before_s = time.process_time() - time.thread_time()
-        spent = stream(engine, todo, sampling, making, half)
+        spent = stream(engine, todo, sampling, maker, half)
         beside_s = time.process_time() - time.thread_time() - before_s
-        added_s = making.add_s
-        making.finish(writer.finish)
-        found = facts(making, spent, writer.upload_s)
+        added_s = maker.add_s
+        maker.finish(writer.finish)
+        found = facts(maker, spent, writer.upload_s)
         committed = writer.commit(found)
     return {
         **found,
         "after_generation_s": time.monotonic() - spent.started - spent.generation_s,
-        "tokens": float(making.tokens),
-        "rows": float(making.tokens + case.samples * (PROMPT - 1)),
+        "tokens": float(maker.tokens),
+        "rows": float(maker.tokens + case.samples * (PROMPT - 1)),
         "stored_bytes": float(sum(file["size"] for file in committed.body["files"])),
         "held_mib": held / 2**20,
         "groups_split": float(writer.groups_split),
-        "cpu_s": beside_s + making.add_s - added_s,
+        "cpu_s": beside_s + maker.add_s - added_s,
         "peak_mib": peak_mib(),
     }
 

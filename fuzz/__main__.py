@@ -19,11 +19,13 @@ def main(seconds: int) -> int:
     FINDINGS.mkdir(exist_ok=True)
     failed = 0
     for target in TARGETS:
-        command = [
-            *(sys.executable, "-m", f"fuzz.{target}"),
-            f"-max_total_time={max(1, seconds // len(TARGETS))}",
-            *(f"-rss_limit_mb={_MEMORY_MB}", f"-artifact_prefix={FINDINGS}/{target}-"),
-        ]
+        options = {
+            "-max_total_time": max(1, seconds // len(TARGETS)),
+            "-rss_limit_mb": _MEMORY_MB,
+            "-artifact_prefix": f"{FINDINGS}/{target}-",
+        }
+        command = [sys.executable, "-m", f"fuzz.{target}"]
+        command += [f"{name}={value}" for name, value in options.items()]
         result = subprocess.run(command, capture_output=True, text=True, errors="replace")
         runs = _RUNS.search(result.stderr)
         if result.returncode == 0 and runs is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 with atheris.instrument_imports(include=["pipeline"]):
     from pipeline.traces import TraceError
-    from pipeline.traces.codec import decode_segments, encode
+    from pipeline.traces.format.codec import decode_segments, encode
 
 from fuzz.harness import run
 

@@ -16,8 +16,8 @@ import atheris
 import pyarrow as pa
 
 with atheris.instrument_imports(include=["pipeline"]):
-    from pipeline.store import keys
-    from pipeline.store.commit import CONTENT_SHA256, content_digest, to_json
+    from pipeline.run import keys
+    from pipeline.run.commit import CONTENT_SHA256, content_digest, to_json
     from pipeline.traces import (
         RouteStream,
         open_manifest,
@@ -25,20 +25,19 @@ with atheris.instrument_imports(include=["pipeline"]):
         read_routes,
         read_samples,
     )
-    from pipeline.traces.files import write_file
-    from pipeline.traces.schema import MANIFEST
-    from pipeline.traces.training import used_routes
-    from pipeline.traces.verify import verify
+    from pipeline.traces.format.schema import MANIFEST
+    from pipeline.traces.read.training import used_routes
+    from pipeline.traces.write.files import FileWriter
+    from pipeline.upkeep.verify import verify
 
 from fuzz.harness import run
 from tests.memory_store import MemoryStore
-from tests.unit.traces.make import make_samples, sealed_r2, sealed_r3
+from tests.samples import make_samples, sealed_r2, sealed_r3
 
-HOSTILE: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2, 3, 7, 255, 2**31 - 1, 2**31, 2**63, 2**70, -(2**70)),
-    *(0.5, 1e308, "", "x", "0", "../x", "a//b", "\0", "\ud800", "x" * 5_000, "1.0", "2.0", "R2"),
-    *([], {}, [[]], [0], [-1, 5], {"key": "x"}, [None] * 50, {"file": 99, "segments": []}),
-]
+_NUMBERS = [0, 1, -1, 2, 3, 7, 255, 2**31 - 1, 2**31, 2**63, 2**70, -(2**70), 0.5, 1e308]
+_TEXTS = ["", "x", "0", "../x", "a//b", "\0", "\ud800", "x" * 5_000, "1.0", "2.0", "R2"]
+_NESTED = [[], {}, [[]], [0], [-1, 5], {"key": "x"}, [None] * 50, {"file": 99, "segments": []}]
+HOSTILE: list[Any] = [None, True, False, *_NUMBERS, *_TEXTS, *_NESTED]
 
 
 def target(data: bytes) -> None:
@@ -79,7 +78,9 @@ def edit_rows(store: MemoryStore, data: bytes) -> None:
     (file,) = header["files"]
     del store.objects[file["key"]]
     try:
-        written = write_file(store, file["key"], "manifest", [table], MANIFEST)
+        with FileWriter(store, file["key"], "manifest", MANIFEST) as writer:
+            writer.write_table(table)
+            written = writer.finish()
     except (pa.ArrowException, UnicodeEncodeError):
         store.objects.pop(file["key"], None)
         return

@@ -11,17 +11,17 @@ from unittest.mock import patch
 import atheris
 
 with atheris.instrument_imports(include=["pipeline"]):
-    from pipeline.store.commit import DataFile, sha256
+    from pipeline.run.commit import DataFile, sha256
     from pipeline.traces import Geometry, Provenance
-    from pipeline.traces.chunks import TAIL, Range, RowGroup, TraceFile
-    from pipeline.traces.header import read_header
-    from pipeline.traces.manifest import file_of
-    from pipeline.traces.slices import read_part
-    from pipeline.traces.writer import write_shard
+    from pipeline.traces.format.chunks import TAIL, Range, RowGroup, TraceFile
+    from pipeline.traces.format.header import read_header
+    from pipeline.traces.format.manifest import file_of
+    from pipeline.traces.read.slices import read_part
+    from pipeline.traces.write.writer import write_shard
 
 from fuzz.harness import run
 from tests.memory_store import MemoryStore
-from tests.unit.traces.make import make_samples
+from tests.samples import make_samples
 
 GEOMETRIES = [Geometry(16, 4, (1, 2, 5)), Geometry(300, 5, (0, 3))]
 
@@ -66,7 +66,7 @@ def originals() -> list[tuple[TraceFile, bytes]]:
             store = MemoryStore()
             samples = make_samples(prompts=2, geometry=geometry)
             made = Provenance("R3", 0, "vllm 0.32.0")
-            with patch("pipeline.traces.segments.ROW_GROUP_TOKENS", tokens):
+            with patch("pipeline.traces.write.segments.ROW_GROUP_TOKENS", tokens):
                 write_shard(store, 0, 0, "0" * 8, samples, geometry, made)
             file = file_of(read_header(store, "steps/000000/rollout/00000.json"), "routes")
             assert file is not None

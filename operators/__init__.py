@@ -1,5 +1,5 @@
 """The programs that do the heavy work: one package per kind of worker.
 
-An operator sees the object store and its own arguments, nothing else. It never imports
-`pipeline.flows` or `pipeline.launch`: a worker must not care who started it.
+An operator uses only the object store and its own arguments. It never imports `pipeline.flows` or
+`pipeline.launch`: a worker must not depend on what started it.
 """

@@ -1,10 +1,10 @@
-"""With which exit code a worker ends after an error."""
+"""The exit code of a worker after an error."""
 
-from pipeline.config.errors import InputError
-from pipeline.config.exits import CONFIGURATION_ERROR
+from pipeline.errors import InputError
+from pipeline.exits import CONFIGURATION_ERROR
 from pipeline.store import RefusedError
 
 
 def exit_code(error: Exception) -> int:
-    """78 where a restart would meet the same error again, otherwise 1."""
+    """78 if a restart would meet the same error again, else 1."""
     return CONFIGURATION_ERROR if isinstance(error, RefusedError | InputError) else 1

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
-from pipeline.config.attempt import Attempt
-from pipeline.store import Store, keys
-from pipeline.store.commit import commit, new_attempt
+from pipeline.run import keys
+from pipeline.run.attempts import Attempt
+from pipeline.run.commit import commit, new_write_id
+from pipeline.store import Store
+from tests.patience import PATIENCE_S
 
 
 def make_attempt(
@@ -16,14 +18,16 @@ def make_attempt(
         rollout_workers=1,
         rollout_shards=1,
         training_ranks=1,
-        total_training_steps=steps,
-        save_freq=save_freq,
         validations=tuple(validations),
-        start_timeout_s=120.0,
-        step_timeout_s=120.0,
-        gpu_memory_utilization=0.8,
-        cpu_kv_cache_gib=1,
-        trace_buffer_mib=64,
+        settings={
+            "trainer.total_training_steps": steps,
+            "trainer.save_freq": save_freq,
+            "launch.start_timeout_s": PATIENCE_S,
+            "launch.step_timeout_s": PATIENCE_S,
+            "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
+            "actor_rollout_ref.rollout.cpu_kv_cache_gib": 1,
+            "actor_rollout_ref.rollout.trace_buffer_mib": 64,
+        },
     )
-    commit(store, keys.attempt(number), attempt.body(), new_attempt())
+    commit(store, keys.attempt(number), attempt.body(), new_write_id())
     return attempt

@@ -22,6 +22,8 @@ from pathlib import Path
 import boto3
 import pytest
 
+from tests.patience import PATIENCE_S
+
 BUCKET = "retrace-tests"
 
 
@@ -54,7 +56,7 @@ class Minio:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not self._is_ready():
             assert self._process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < deadline, (self.folder / "log").read_text()
@@ -96,7 +98,7 @@ class Minio:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/minio/health/ready", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.url}/minio/health/ready", timeout=30) as answer:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False

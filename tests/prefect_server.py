@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_START_S = 180
+from tests.patience import PATIENCE_S
+
 _BUSY = 503
 """Its SQLite was locked; clients try again."""
 
@@ -50,7 +51,7 @@ class PrefectServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        deadline_s = time.monotonic() + _START_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while not self._is_healthy():
             assert self._process.poll() is None, (self.folder / "server.log").read_text()
             assert time.monotonic() < deadline_s, (self.folder / "server.log").read_text()
@@ -80,7 +81,7 @@ class PrefectServer:
             request.add_header("Authorization", f"Basic {encoded}")
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                     text = answer.read()
                 return json.loads(text) if text else None
             except urllib.error.HTTPError as error:
@@ -90,9 +91,9 @@ class PrefectServer:
 
     def _is_healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=30) as answer:
                 return bool(answer.status == 200)
-        except (urllib.error.URLError, TimeoutError):
+        except OSError:
             return False
 
 

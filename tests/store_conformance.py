@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError
-from pipeline.store.commit import (
+from pipeline.run.commit import (
     CorruptObjectError,
     DataFile,
     commit,
@@ -21,16 +20,17 @@ from pipeline.store.commit import (
     file_list,
     files_in,
     find_commit,
-    new_attempt,
-    put_data,
+    new_write_id,
     put_file,
     read_commit,
     read_data,
 )
-from pipeline.store.policy import fetch_policy, policy_digest, publish_policy, refer_policy
+from pipeline.run.policy import fetch_policy, policy_digest, publish_policy, refer_policy
+from pipeline.run.wait import WaitTimeoutError, wait_for_any
+from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError
 from pipeline.store.s3_ranges import PIECE
 from pipeline.store.s3_upload import PART
-from pipeline.store.wait import WaitTimeoutError, wait_for_any
+from tests.data_files import put_data
 
 names = st.lists(st.sampled_from(["a", "b", "ab", "a.json", "a-b"]), min_size=1, max_size=3)
 
@@ -124,7 +124,7 @@ class StoreConformance:
     )
     def test_listing(self, store, found, prefix):
         """Exactly the keys that start with the prefix, in order of key, whatever their depth."""
-        folder = new_attempt()  # the examples share a store
+        folder = new_write_id()  # the examples share a store
         found = {key for key in found if not any(other.startswith(key + "/") for other in found)}
         found = {f"{folder}/{key}" for key in found}
         for key in found:
@@ -280,7 +280,7 @@ class StoreConformance:
 
     def test_one_of_many_committers_wins(self, store):
         with ThreadPoolExecutor(8) as pool:
-            made = list(pool.map(lambda i: commit(store, "c", {"i": i}, new_attempt()), range(8)))
+            made = list(pool.map(lambda i: commit(store, "c", {"i": i}, new_write_id()), range(8)))
         assert sum(c.ours for c in made) == 1
         assert len({c.body["i"] for c in made}) == 1
 
@@ -293,7 +293,7 @@ class StoreConformance:
     def test_nan_is_not_json(self, store):
         """No reader outside of Python would take it; nothing is created."""
         with pytest.raises(ValueError, match="JSON compliant"):
-            commit(store, "c.json", {"loss": float("nan")}, new_attempt())
+            commit(store, "c.json", {"loss": float("nan")}, new_write_id())
         assert store.size("c.json") is None
 
     def test_data_files_are_checked(self, store, tmp_path):

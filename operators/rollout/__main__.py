@@ -12,14 +12,17 @@ import signal
 from types import FrameType
 
 from operators.exits import exit_code
-from operators.rollout.records import RolloutError
+from operators.rollout.types import RolloutError
 from operators.rollout.worker import run
+from pipeline.errors import InputError
 from pipeline.rl.rewards import RewardError
+from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
-from pipeline.store.wait import WaitTimeoutError
 from pipeline.traces import TraceError
 
 log = logging.getLogger("operators.rollout")
+
+_KNOWN = (RolloutError, RewardError, TraceError, InputError, StoreError, WaitTimeoutError)
 
 
 def main() -> int:
@@ -35,8 +38,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         run(arguments.run_uri, arguments.worker, arguments.attempt)
-    except (RolloutError, RewardError, TraceError, StoreError, WaitTimeoutError) as error:
-        log.error("%s: %s", type(error).__name__, error)
+    except _KNOWN as error:
+        log.error("%s: %s", type(error).__name__, "; ".join(str(error).splitlines()))
         return exit_code(error)
     return 0
 
@@ -49,6 +52,6 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 if __name__ == "__main__":
     code = main()
     # The engine is closed and all files are written. Freeing vLLM's and torch's modules one by one
-    # would take seconds, for which the flow would wait.
+    # would make the flow wait for seconds.
     logging.shutdown()
     os._exit(code)

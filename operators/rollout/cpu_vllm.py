@@ -1,17 +1,17 @@
-"""vLLM's CPU build: routes, reload and a quick start. Nothing else knows about the CPU.
+"""vLLM's CPU build: routes, reload and a quick start. No other module depends on the CPU.
 
 vLLM returns routes only with Model Runner V2, which needs a GPU (vllm/config/vllm.py,
 "AuxOutput Connector requires Model Runner V2"). The classes below attach vLLM's own data plane
-for routes (vllm/distributed/aux_output_connector) to the CPU worker, so prefix-cache hits,
-chunked prefill and preemption behave, and outputs fill, as they do natively. No vLLM file is
-patched: the classes are named to the engine by `worker_cls` and `scheduler_cls`.
+for routes (vllm/distributed/aux_output_connector) to the CPU worker, so that prefix-cache hits,
+chunked prefill, preemption and outputs work as they do natively. No vLLM file is patched: the
+engine receives the classes as `worker_cls` and `scheduler_cls`.
 """
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import vllm
 from vllm.distributed.aux_output_connector.connector import AuxOutputSchedulerConnector
 from vllm.distributed.aux_output_connector.worker import PendingAuxOutput, get_aux_output_connector
@@ -19,21 +19,32 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from operators.rollout.records import RolloutError
+from operators.rollout.types import RolloutError
 from pipeline.config.tree import Rollout
 
 _WRITTEN_FOR = "0.32.0"
-# The CPU kernels want multiples of 32; the smallest shares the most of a short prompt.
+# The CPU kernels require multiples of 32; the smallest shares the most of a short prompt.
 _BLOCK_SIZE = 32
 _GIB = 1 << 30
+_MLA_BACKEND = "CPU_MLA"
+"""Backend of latent attention (MLA). With AMX, vLLM would choose AMX_MLA, whatever the dtype.
+
+AMX_MLA cannot pack float32 ("expect weight to be bfloat16, float16, int8, ..."), and in bfloat16 it
+drops the weight of kv_b_proj after packing it, so that the next policy cannot be loaded ("The size
+of tensor a (0) must match ..."). CPU_MLA supports both types. Models with other attention get
+CPU_ATTN in spite of this setting.
+"""
 
 
-def engine_arguments(rollout: Rollout, routes: bool) -> dict[str, Any]:
-    """Arguments of the engine that only the CPU build needs. Raises RolloutError."""
+def engine_arguments(rollout: Rollout, routes: bool) -> dict[str, str | int | bool]:
+    """The engine's arguments for the CPU build. Raises RolloutError."""
     if vllm.__version__.split("+")[0] != _WRITTEN_FOR:
         raise RolloutError(
             f"vLLM {vllm.__version__}: the CPU adapter was written for {_WRITTEN_FOR}; "
@@ -45,11 +56,12 @@ def engine_arguments(rollout: Rollout, routes: bool) -> dict[str, Any]:
             "start more rollout workers instead (launch.rollout_workers)"
         )
     here = f"{RoutesWorker.__module__}."
-    arguments: dict[str, Any] = {
+    arguments: dict[str, str | int | bool] = {
         "block_size": _BLOCK_SIZE,
         "kv_cache_memory_bytes": rollout.cpu_kv_cache_gib * _GIB,
         "async_scheduling": False,
         "worker_cls": here + PlainWorker.__name__,
+        "attention_backend": _MLA_BACKEND,
     }
     if routes:
         arguments["worker_cls"] = here + RoutesWorker.__name__
@@ -60,9 +72,9 @@ def engine_arguments(rollout: Rollout, routes: bool) -> dict[str, Any]:
 def repack_experts(worker: CPUWorker) -> None:
     """Pack expert weights for the CPU kernels again, after a reload; runs in the worker.
 
-    vLLM's `UnquantizedFusedMoEMethod._setup_kernel` packs them when a model is loaded and skips
-    it on weight updates, because CUDA graphs hold the addresses. The kernels then read plain
-    weights as packed ones, and the model's output is noise without any error.
+    vLLM's `UnquantizedFusedMoEMethod._setup_kernel` packs them when a model is loaded, but not on
+    weight updates, because CUDA graphs hold the addresses. Without repacking, the kernels read
+    plain weights as packed ones, and the model's output is noise without any error.
     """
     for module in worker.model_runner.model.modules():
         if isinstance(module, MoERunner):
@@ -71,15 +83,15 @@ def repack_experts(worker: CPUWorker) -> None:
 
 
 class PlainWorker(CPUWorker):
-    """The CPU worker, quick to start, and with seeds that long prompts do not break."""
+    """The CPU worker, with a quick start and with seeds that work for long prompts."""
 
-    def load_model(self, **kwargs: Any) -> None:
-        """Load the model; latent attention (MLA) gets a rotary embedding that turns its heads.
+    def load_model(self, **kwargs: bool) -> None:
+        """Load the model; latent attention (MLA) gets a rotary embedding that rotates all heads.
 
         The CPU kernel of rotary embedding (torch.ops._C.rotary_embedding) reads [tokens, heads *
-        size] right, and takes MLA's [tokens, heads, size] for one head per token: every position
-        after the first is embedded wrongly, without any error. vLLM's own native method, in plain
-        torch, is right for both.
+        size] correctly, but treats MLA's [tokens, heads, size] as one head per token: every
+        position after the first is embedded wrongly, without any error. vLLM's own native method,
+        in plain torch, is correct for both.
         """
         super().load_model(**kwargs)
         self._refuse_padded_experts()
@@ -89,21 +101,21 @@ class PlainWorker(CPUWorker):
                     module._forward_method = module.forward_native
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: no more than a full batch can use, for pages cost time."""
+        """Bytes for the KV cache: no more than a full batch can use, because pages cost time."""
         longest = self.vllm_config.model_config.max_model_len
         blocks = -(-longest // self.vllm_config.cache_config.block_size)
         useful = blocks * self.vllm_config.scheduler_config.max_num_seqs + 1
         page_bytes = sum(spec.page_size_bytes for spec in self.get_kv_cache_spec().values())
         return min(super().determine_available_memory(), useful * page_bytes)
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | None:
         """Sample with the generators of finished prompts only.
 
-        A request whose prompt is only partly computed is sampled with the others and its token
-        thrown away; vLLM then turns its generator back by an offset (`_bookkeeping_sync` in
-        vllm/v1/worker/gpu_model_runner.py), which a CPU generator does not have: "CPU Generator
-        does not use offset". Kept out of the batch's generators for that step, it draws nothing,
-        and the request's tokens depend on its seed alone, however its prompt was cut.
+        vLLM samples a request with a partly computed prompt like the others and discards its
+        token; it then turns back the request's generator by an offset (`_bookkeeping_sync` in
+        vllm/v1/worker/gpu_model_runner.py), which CPU generators do not support: "CPU Generator
+        does not use offset". Without its generator in the batch for that step, the request draws
+        nothing from it, and its tokens depend on its seed alone, however its prompt was cut.
         """
         generators = self.model_runner.input_batch.generators
         unfinished = self.model_runner.discard_request_mask.np[: self._num_requests]
@@ -135,53 +147,62 @@ class PlainWorker(CPUWorker):
 
 
 class RoutesScheduler(Scheduler):
-    """The scheduler with the control side of vLLM's routes."""
+    """The scheduler with the control side of vLLM's data plane for routes."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.aux_output_connector = AuxOutputSchedulerConnector()
-        self._block_hasher: Callable[[Request], list[Any]] | None = None
+        self._block_hasher: Callable[[Request], list[bytes]] | None = None
         if not self.cache_config.enable_prefix_caching:
-            # Latent attention (MLA) runs without prefix cache on CPU, and vLLM then names no
-            # blocks; but finished blocks of routes are kept by name.
+            # Latent attention (MLA) runs without prefix cache on CPU, and vLLM then hashes no
+            # blocks; but finished blocks of routes are stored under these hashes.
             hash_of = get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo)
             init_none_hash(hash_of)
             self._block_hasher = get_request_block_hasher(self.hash_block_size, hash_of)
 
     def add_request(self, request: Request) -> None:
-        """Name the request's blocks if vLLM did not."""
+        """Hash the request's blocks if vLLM does not."""
         if self._block_hasher is not None:
             request._block_hasher = self._block_hasher
             request.update_block_hashes()
         super().add_request(request)
 
 
-class RoutesWorker(PlainWorker):
-    """The CPU worker with the data side of vLLM's routes.
+@dataclass(frozen=True)
+class _Batch:
+    """The fields of V2's InputBatch that the connector reads."""
 
-    One model step: begin_step (which requests), the forward pass fills the capture buffer,
-    prepare_output takes a copy of its rows, and the copy is sorted into requests as soon as the
+    req_ids: list[str]
+    query_start_loc_np: npt.NDArray[np.int32]
+    num_computed_tokens_np: npt.NDArray[np.int32]
+
+
+class RoutesWorker(PlainWorker):
+    """The CPU worker with the data side of vLLM's data plane for routes.
+
+    One model step: begin_step names the requests, the forward pass fills the capture buffer,
+    prepare_output copies its rows, and the copy is distributed to the requests as soon as the
     step's sampled tokens are known.
     """
 
     _pending: PendingAuxOutput | None = None
 
-    def initialize_from_config(self, kv_cache_config: Any) -> None:
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Bind the capture callbacks to the model's routers."""
         super().initialize_from_config(kv_cache_config)
         self._routes = get_aux_output_connector(
             self.model_runner.model, self.vllm_config, kv_cache_config
         )
 
-    def execute_model(self, scheduler_output: Any) -> Any:
-        """Run a forward pass and keep its routes."""
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run a forward pass and copy its routes."""
         self._routes.begin_step(scheduler_output.aux_output_connector_metadata)
         output = super().execute_model(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens > 0:
             batch = self.model_runner.input_batch
             requests = self._num_requests
             starts = self.model_runner.query_start_loc.np[: requests + 1]
-            view = SimpleNamespace(  # the three fields of V2's InputBatch that are read
+            view = _Batch(
                 req_ids=list(batch.req_ids[:requests]),
                 query_start_loc_np=starts.copy(),
                 num_computed_tokens_np=batch.num_computed_tokens_cpu[:requests].copy(),
@@ -191,14 +212,14 @@ class RoutesWorker(PlainWorker):
                 self._deliver(output)
         return output
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        """Sample, and send the routes along with the tokens."""
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | None:
+        """Sample, and send the routes with the tokens."""
         output = super().sample_tokens(grammar_output)
         if output is not None:
             self._deliver(output)
         return output
 
-    def _deliver(self, output: Any) -> None:
+    def _deliver(self, output: ModelRunnerOutput) -> None:
         pending, self._pending = self._pending, None
         if pending is None:
             return

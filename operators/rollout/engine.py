@@ -3,30 +3,35 @@
     load(policy) ──► weights in place ──► experts repacked (CPU) ──► prefix cache reset
     generate(requests) ──► responses as they finish ──► read(response): routes, checked
 
-Each sample is a request of its own, with its own seed; the samples of a group share their prompt
-through the prefix cache. All requests of a shard are queued at once, so continuous batching keeps
-the engine full until the last ones.
+Each sample is one request with its own seed; the samples of a group share their prompt through the
+prefix cache. All requests of a shard are queued at once, so continuous batching keeps the engine
+full until the last ones.
 """
 
 import importlib.metadata
 import json
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from operators.rollout.environment import prepare_environment
-from operators.rollout.records import Finished, Generation, Request, RolloutError, Sampling
 from operators.rollout.routes import routes_of
+from operators.rollout.types import Finished, Generation, Request, RolloutError
+from operators.rollout.vllm_environment import prepare_environment
 from pipeline.config.tree import Rollout
-from pipeline.traces.records import Geometry, Routes, VersionSpan
+from pipeline.model.geometry import Geometry
+from pipeline.run.plan import Sampling
+from pipeline.traces.format.types import Routes, VersionSpan
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput, SamplingParams
+    from vllm import LLM, RequestOutput, SamplingParams
+    from vllm.logprobs import FlatLogprobs
+    from vllm.outputs import WeightVersionSpan
+    from vllm.v1.worker.gpu_worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +40,13 @@ class RolloutEngine:
     """vLLM with one policy loaded.
 
     `folder` holds a policy (HF config, safetensors, tokenizer) and may be removed afterwards.
-    `routes` records the expert routing; `geometry` says what of (None: a dense model, which
-    cannot record). `max_model_len` is the longest prompt and response together, in tokens.
-    Raises RolloutError when model, geometry and settings do not fit each other.
+    `routes` turns on the recording of expert routing; `geometry` is the model's (None: a dense
+    model, which cannot record). `max_model_len` is the maximum length of prompt and response
+    together, in tokens. Raises RolloutError when model, geometry and settings do not fit together.
     """
 
     version: int
-    """The policy version that is loaded."""
+    """The loaded policy version."""
 
     def __init__(
         self,
@@ -61,7 +66,7 @@ class RolloutEngine:
         prepare_environment(rollout.enforce_eager)
         from vllm.platforms import current_platform
 
-        # The one place that chooses between the GPU and the CPU build.
+        # Only this line chooses between the GPU and the CPU build.
         self._on_cpu = current_platform.is_cpu()
         self._llm = _start(folder, rollout, routes, max_model_len, self._on_cpu)
         self._tokenizer = self._llm.get_tokenizer()
@@ -95,13 +100,15 @@ class RolloutEngine:
             )
         self._set_version(version)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Finished]:
-        """One response per request, each as soon as it has finished, in any order.
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling
+    ) -> Generator[Finished, None, None]:
+        """Yield one response per request, each as soon as it has finished, in any order.
 
-        The engine works only while the caller asks for the next one, and keeps nothing of what it
-        has handed on. An iterator that is closed early aborts the requests that are left: close
-        it (`contextlib.closing`). Raises RolloutError, naming the sample, for a request that
-        failed and for log-probs that are missing or not finite.
+        The engine runs only while the caller awaits the next response, and keeps nothing of those
+        already yielded. Closing the iterator early (`contextlib.closing`) aborts the remaining
+        requests. Raises RolloutError, naming the sample, for a failed request and for log-probs
+        that are missing or not finite.
         """
         from vllm.inputs.engine import tokens_input
 
@@ -121,9 +128,9 @@ class RolloutEngine:
                 engine.abort_request(list(left))
 
     def read(self, finished: Finished) -> Generation:
-        """A response with its routes, checked; may run beside `generate`.
+        """Read and check a response with its routes; may run in parallel to `generate`.
 
-        Raises TraceError, naming the sample, for routes that are not what they should be.
+        Raises TraceError, naming the sample, for wrong routes.
         """
         return Generation(
             tokens_G=finished.tokens_G,
@@ -134,12 +141,11 @@ class RolloutEngine:
         )
 
     def text(self, tokens_G: npt.NDArray[np.uint32]) -> str:
-        """A response without special tokens, for the reward function; may run beside `generate`."""
-        text: str = self._tokenizer.decode(tokens_G.tolist(), skip_special_tokens=True)
-        return text
+        """Decode a response without special tokens; may run in parallel to `generate`."""
+        return self._tokenizer.decode(tokens_G.tolist(), skip_special_tokens=True)
 
     def close(self) -> None:
-        """End the engine and its processes; this process may then start another one."""
+        """End the engine and its processes; this process may then start another engine."""
         from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 
         self._llm.llm_engine.engine_core.shutdown()
@@ -162,7 +168,7 @@ class RolloutEngine:
             version_spans=self._spans(completion.weight_versions),
         )
 
-    def _spans(self, spans: Any) -> tuple[VersionSpan, ...]:
+    def _spans(self, spans: "Sequence[WeightVersionSpan] | None") -> tuple[VersionSpan, ...]:
         if not spans:  # no token was sampled
             return (VersionSpan(self.version, 0, 0),)
         return tuple(VersionSpan(int(span.version), span.start, span.end) for span in spans)
@@ -187,7 +193,7 @@ class RolloutEngine:
             )
 
     def _check_tensors(self, folder: Path, version: int) -> None:
-        # vLLM only warns about parameters that a checkpoint lacks, and keeps their old values.
+        # vLLM only warns about parameters missing in a checkpoint, and keeps their old values.
         if (names := _tensor_names(folder)) != self._tensors:
             raise RolloutError(
                 f"policy {version} lacks tensors {sorted(self._tensors - names)[:4]} and has "
@@ -200,8 +206,8 @@ class RolloutEngine:
         self.version = version
 
 
-def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_cpu: bool) -> Any:
-    arguments: dict[str, Any]
+def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_cpu: bool) -> "LLM":
+    arguments: Mapping[str, str | int | float | bool]
     if on_cpu:
         from operators.rollout import cpu_vllm
 
@@ -221,12 +227,12 @@ def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         enforce_eager=rollout.enforce_eager,
-        # Also what routes need: vLLM keeps them in blocks beside the prefix cache's.
+        # Routes need it too: vLLM stores them in blocks beside those of the prefix cache.
         enable_prefix_caching=True,
-        # Of the distribution that is sampled from: after temperature, top-p and top-k.
+        # Log-probs of the distribution that is sampled from: after temperature, top-p and top-k.
         logprobs_mode="processed_logprobs",
         use_tqdm_on_load=False,
-        seed=0,  # every request has its own
+        seed=0,  # every request has its own seed
         **arguments,
     )
 
@@ -249,8 +255,10 @@ def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
     )
 
 
-def _logprobs(flat: Any, tokens: list[int], sample: str) -> Any:
-    """float32[G] of the sampled tokens."""
+def _logprobs(
+    flat: "FlatLogprobs | None", tokens: list[int], sample: str
+) -> npt.NDArray[np.float32]:
+    """The log-probs of the sampled tokens: float32 [G]."""
     if not tokens:
         return np.zeros(0, np.float32)
     if flat is None or list(flat.token_ids) != tokens:
@@ -269,8 +277,8 @@ def _logprobs(flat: Any, tokens: list[int], sample: str) -> Any:
     return values_G
 
 
-def _moe_layers(worker: Any) -> list[int]:
-    """Model indices of the MoE layers; runs in the engine's worker."""
+def _moe_layers(worker: "Worker") -> list[int]:
+    """The model indices of the MoE layers; runs in the engine's worker."""
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
     modules = worker.model_runner.model.modules()
@@ -278,7 +286,7 @@ def _moe_layers(worker: Any) -> list[int]:
 
 
 def _tensor_names(folder: Path) -> frozenset[str]:
-    """Names of all tensors in a folder's safetensors files, from their headers."""
+    """The names of all tensors in a folder's safetensors files, from the files' headers."""
     names: set[str] = set()
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as source:

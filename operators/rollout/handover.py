@@ -2,8 +2,8 @@
 
     engine's thread: put(item) ──► queue, at most `limit_bytes` ──► work(item), one after the other
 
-The engine runs in this process (environment.py), so both threads take turns at Python's lock. What
-`work` does with arrays, zstd, digests and sockets is done without that lock.
+The engine runs in this process (vllm_environment.py), so both threads share Python's global lock.
+What `work` does with arrays, zstd, digests and sockets runs without that lock.
 """
 
 import time
@@ -17,14 +17,14 @@ Item = TypeVar("Item")
 
 
 class Handover(Generic[Item]):
-    """A context; `work` runs in a thread of its own, for one item at a time, in their order.
+    """A context manager that runs `work` in a thread of its own, one item at a time, in order.
 
-    What `work` raises comes out of the next `put` or of `finish`. A block that is left by an
-    exception drops the items that wait; the one that is being worked on is finished first.
+    The next `put`, or `finish`, raises what `work` raised. Leaving the block by an exception drops
+    the waiting items; the item in progress is finished first.
     """
 
     blocked_s: float
-    """How long `put` has waited for room: the work is slower than what makes the items."""
+    """Seconds that `put` has waited for room, because items are made faster than `work` runs."""
 
     def __init__(self, work: Callable[[Item], None], limit_bytes: int, name: str) -> None:
         self.blocked_s = 0.0
@@ -36,13 +36,13 @@ class Handover(Generic[Item]):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the items that wait or are being worked on, as far as `put` knows."""
+        """Bytes of the items that wait or are in progress, as of the last `put`."""
         return self._held
 
     def put(self, item: Item, size: int) -> None:
-        """Hand an item of `size` bytes over; wait while it and those before exceed the limit.
+        """Hand over an item of `size` bytes; wait while it and those before exceed the limit.
 
-        An item that is larger than the limit goes through alone. Raises what `work` raised.
+        An item larger than the limit is handed over alone. Raises what `work` raised.
         """
         while self._pending and self._pending[0][0].done():
             self._take()
@@ -54,7 +54,7 @@ class Handover(Generic[Item]):
         self._pending.append((self._thread.submit(self._work, item), size))
 
     def finish(self) -> None:
-        """Wait until all is done. Raises what `work` raised."""
+        """Wait until all items are done. Raises what `work` raised."""
         while self._pending:
             self._take()
 

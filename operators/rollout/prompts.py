@@ -1,29 +1,29 @@
-"""The staged prompts of a run, and which samples of them a shard consists of."""
+"""The staged prompts of a run, and the samples of a shard."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from operators.rollout.records import Request, RolloutError
+from operators.rollout.types import Request, RolloutError
+from pipeline.run.commit import DataFile, read_data
+from pipeline.run.plan import Plan
 from pipeline.store import Store
-from pipeline.store.commit import DataFile, read_data
-from pipeline.traces import prompt_id, sample_id, sampling_seed, validation_id
+from pipeline.traces import planned_id, prompt_id, sampling_seed
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One staged prompt: what the engine reads, and what the reward function is told."""
+    """One staged prompt: the engine's input, and the reward function's other arguments."""
 
     tokens: tuple[int, ...]
-    """Chat template and generation prompt applied."""
+    """Token ids, with chat template and generation prompt applied."""
     data_source: str
     ground_truth: Any
     extra_info: Any
-    """None: the prompt file has none."""
+    """None: the prompt file has no such column."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Wanted:
 
     @property
     def request(self) -> Request:
-        """What the engine is asked for."""
+        """The request to the engine."""
         return Request(self.id, self.prompt.tokens, self.seed)
 
 
@@ -50,13 +50,12 @@ class Prompts:
         self._name = name
 
     @classmethod
-    def read(cls, store: Store, file: Mapping[str, Any]) -> "Prompts":
-        """The table that run.json names. Raises ObjectMissingError, CorruptObjectError."""
-        data = read_data(store, DataFile(**file))
-        return cls(pq.read_table(pa.BufferReader(data)), file["key"])
+    def read(cls, store: Store, file: DataFile) -> "Prompts":
+        """Read the table from its staged file. Raises ObjectMissingError, CorruptObjectError."""
+        return cls(pq.read_table(pa.BufferReader(read_data(store, file))), file.key)
 
     def prompt(self, row: int) -> Prompt:
-        """A row of the table. Raises RolloutError when a plan names a row that is not there."""
+        """A row of the table. Raises RolloutError when the table has no such row."""
         if not 0 <= row < self._table.num_rows:
             raise RolloutError(
                 f"{self._name} has rows 0..{self._table.num_rows - 1}, a plan names row {row}: "
@@ -80,18 +79,14 @@ def shards_of(worker: int, workers: int, shards: int) -> list[int]:
     return [shard for shard in range(shards) if shard % workers == worker]
 
 
-def wanted_of(
-    plan: Mapping[str, Any], shard: int, prompts: Prompts, validation: bool
-) -> list[Wanted]:
-    """A shard's samples in the plan's order: prompt i is in shard i mod shards, whole."""
-    id_of = validation_id if validation else sample_id
-    step = plan["policy_version"] if validation else plan["step"]
+def wanted_of(plan: Plan, shard: int, prompts: Prompts) -> list[Wanted]:
+    """The samples of a shard, in the plan's order."""
     found = []
-    for named in plan["prompts"][shard :: plan["shards"]]:
-        of_prompt = prompt_id(named["row"], named["epoch"])
-        prompt = prompts.prompt(named["row"])
-        for k in range(plan["n"]):
-            id = id_of(step, of_prompt, k)
-            seed = sampling_seed(plan["seed"], id)
-            found.append(Wanted(id, id.rpartition("/")[0], of_prompt, prompt, seed))
+    for planned in plan.prompts_of(shard):
+        prompt = prompts.prompt(planned.row)
+        for k in range(plan.n):
+            id = planned_id(plan, planned, k)
+            group = id.rpartition("/")[0]
+            seed = sampling_seed(plan.seed, id)
+            found.append(Wanted(id, group, prompt_id(planned.row, planned.epoch), prompt, seed))
     return found

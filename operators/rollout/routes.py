@@ -1,8 +1,8 @@
-"""From the array an engine returns to Routes: everything is checked when it arrives.
+"""Conversion of an engine's array to Routes, with all checks on arrival.
 
 The engine's array is [rows, decoder layers, K], one row per position 0..S-2, dense layers filled
 with zeros. vLLM's is uint8 up to 256 experts and uint16 above, contiguous in memory (its output
-processor joins the pieces of a request's steps when the request has finished), on GPUs as on CPU.
+processor joins the pieces of a request's steps when the request has finished), on GPU and CPU.
 
 Letters: T rows, D decoder layers, L MoE layers, K experts per token, E experts.
 """
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.traces.codec import checked
-from pipeline.traces.records import Geometry, Routes, TraceError
+from pipeline.model.geometry import Geometry
+from pipeline.traces.format.codec import checked
+from pipeline.traces.format.types import Routes, TraceError
 
 
 def routes_of(
@@ -25,9 +26,9 @@ def routes_of(
 ) -> Routes:
     """The MoE layers of an engine's routes, each row sorted, all rows valid.
 
-    None (the request was aborted before its routes were complete) gives routes without a valid
-    row. Raises TraceError, naming the sample, when the array is not [rows, decoder_layers, K] of
-    integers, an id is not below E, a set holds an expert twice, or all ids are zero.
+    For None (the request was aborted before its routes were complete) no row is valid. Raises
+    TraceError, naming the sample, when the array is not [rows, decoder_layers, K] of integers, an
+    id is not below E, a set holds an expert twice, or all ids are zero.
     """
     if raw_TDK is None:
         return absent_routes(rows, geometry)
@@ -41,8 +42,8 @@ def routes_of(
     if raw_TDK.dtype.kind not in "iu":
         raise TraceError(f"sample {sample}: routes of type {raw_TDK.dtype}, expected integers")
     raw_TLK = _moe_layers(raw_TDK, geometry)
-    # All-zero first: it is what a kernel that does not report its choice returns, and it would
-    # otherwise be called a duplicate.
+    # All-zero first: a kernel that does not report its choice returns it, and the check below
+    # would report it as a duplicate.
     if raw_TLK.size and not raw_TLK.any():
         raise TraceError(
             f"sample {sample}: every id of every MoE layer is 0: the engine's kernel did not "
@@ -56,14 +57,14 @@ def routes_of(
 
 
 def absent_routes(rows: int, geometry: Geometry) -> Routes:
-    """Routes of which nothing is known."""
+    """Routes without a valid row."""
     shape = (rows, len(geometry.layers), geometry.topk)
     sets_TLK = np.broadcast_to(np.arange(geometry.topk, dtype=geometry.dtype), shape)
     return Routes(np.ascontiguousarray(sets_TLK), np.zeros(rows, bool))
 
 
 def _moe_layers(raw_TDK: npt.NDArray[Any], geometry: Geometry) -> npt.NDArray[Any]:
-    """A view where the MoE layers follow one another, else a copy."""
+    """The MoE layers: a view if they are consecutive, else a copy."""
     first, last = geometry.layers[0], geometry.layers[-1]
     if last - first + 1 == len(geometry.layers):
         return raw_TDK[:, first : last + 1]
@@ -71,7 +72,7 @@ def _moe_layers(raw_TDK: npt.NDArray[Any], geometry: Geometry) -> npt.NDArray[An
 
 
 def _wrong_set(raw_TLK: npt.NDArray[Any], geometry: Geometry, sample: str) -> TraceError:
-    """The error that names the first wrong set; there is one."""
+    """The error for the first wrong set, which must exist."""
     sets_TLK = np.sort(raw_TLK, axis=-1)
     wrong_TL = ((sets_TLK < 0) | (sets_TLK >= geometry.experts)).any(-1)
     what = f"an id outside 0..{geometry.experts - 1}"

@@ -1,4 +1,4 @@
-"""Rewards, computed where the text is: in the rollout worker."""
+"""Rewards, computed in the rollout worker: users' code runs in its writer's thread (handover)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from pipeline.rl.rewards import RewardError, RewardFunction, score
 
 @dataclass(frozen=True)
 class Scored:
-    """A sample's reward, or why it has none."""
+    """A sample's reward, or the error that prevented it."""
 
     reward: float | None
     error: str | None
@@ -18,11 +18,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Scorer:
-    """The run's reward function, and what happens when it raises."""
+    """The run's reward function, and the handling of its errors."""
 
     function: RewardFunction
     mask_errors: bool
-    """reward.on_error: True is 'mask', the sample has no reward; False is 'fail'."""
+    """reward.on_error: True for 'mask' (the sample has no reward), False for 'fail'."""
 
     def __call__(self, wanted: Wanted, text: str) -> Scored:
         """Score a response. Raises RewardError, naming the sample, unless errors are masked."""

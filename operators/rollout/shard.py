@@ -7,19 +7,19 @@ engine's thread    last token ──► waits for the thread ──► files fin
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.handover import Handover
-from operators.rollout.making import Engine, Making
 from operators.rollout.prompts import Prompts, Wanted, wanted_of
-from operators.rollout.records import Sampling
+from operators.rollout.sample_maker import Engine, SampleMaker
 from operators.rollout.scoring import Scorer
-from pipeline.store import Store, keys
-from pipeline.store.commit import Committed, commit, file_list, new_attempt
+from pipeline.run import keys
+from pipeline.run.commit import Committed, commit, file_list, new_write_id
+from pipeline.run.plan import Plan, Sampling, StepPlan
+from pipeline.store import Store
 from pipeline.traces import Geometry, Provenance, Sample, ShardWriter, write_samples
 
 log = logging.getLogger(__name__)
@@ -27,100 +27,102 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Task:
-    """A plan object and the prompts that it names rows of."""
+    """A plan and its prompts."""
 
-    plan: Mapping[str, Any]
-    validation: bool
-    """True: it validates a policy and trains nothing."""
+    plan: Plan
     prompts: Prompts
 
     @property
-    def version(self) -> int:
-        """The policy version that makes the samples."""
-        return int(self.plan["policy_version"])
-
-    @property
     def name(self) -> str:
-        """For logs and errors. Example: 'step 3'."""
-        if self.validation:
-            return f"validation of policy {self.version}"
-        return f"step {self.plan['step']}"
-
-    def key(self, shard: int) -> str:
-        """The commit object of a shard."""
-        if self.validation:
-            return keys.validation(self.version, shard)
-        return keys.rollout(self.plan["step"], shard)
-
-
-def make_shard(
-    store: Store,
-    engine: RolloutEngine,
-    scorer: Scorer,
-    geometry: Geometry | None,
-    task: Task,
-    shard: int,
-    worker: int,
-    buffer_bytes: int,
-) -> None:
-    """Make a shard and commit it; the engine has the task's policy loaded.
-
-    `geometry` is the model's, None for a dense one. Samples are encoded and uploaded while others
-    are generated; of those that are not written yet, `buffer_bytes` at most are held. Raises
-    RolloutError, TraceError and RewardError, each naming the sample, and StoreError; the engine's
-    other requests are aborted then and nothing is committed.
-    """
-    wanted = wanted_of(task.plan, shard, task.prompts, task.validation)
-    if not task.plan["routes"]:
-        geometry = None
-    sampling = Sampling.of_plan(task.plan)
-    attempt = new_attempt()
-    if task.validation:
-        samples: list[Sample] = []
-        making = Making(engine, scorer, wanted, samples.append, routes=False)
-        spent = stream(engine, wanted, sampling, making, buffer_bytes)
-        committed = _commit_validation(store, task, shard, attempt, samples, spent.generation_s)
-        _log(task, shard, making, spent, committed)
-        return
-    provenance = None
-    if geometry is not None:
-        provenance = Provenance("R3", engine.version, engine.name)
-    # Half of the memory is for what waits for the thread, half for what the writer collects.
-    half = buffer_bytes // 2
-    step, group_size = task.plan["step"], task.plan["n"]
-    with ShardWriter(store, step, shard, attempt, geometry, provenance, group_size, half) as writer:
-        making = Making(engine, scorer, wanted, writer.add, routes=geometry is not None)
-        spent = stream(engine, wanted, sampling, making, half)
-        making.finish(writer.finish)
-        committed = writer.commit({"worker": worker, **facts(making, spent, writer.upload_s)})
-    _log(task, shard, making, spent, committed)
+        """The task's name for logs. Example: 'step 3'."""
+        if isinstance(self.plan, StepPlan):
+            return f"step {self.plan.step}"
+        return f"validation of policy {self.plan.policy_version}"
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Where the time of the engine's thread went, in seconds."""
+    """The time of the engine's thread, in seconds."""
 
     started: float
     """time.monotonic() at the start."""
     generation_s: float
     """From the first request to the last token."""
     blocked_s: float
-    """Part of it: the engine stood still, because the writer's memory was full."""
+    """Part of it: the engine stopped, because the writer's memory was full."""
+
+
+Made = tuple[SampleMaker, Spent, Committed]
+
+
+@dataclass(frozen=True)
+class ShardMaker:
+    """Makes and commits the shards of one rollout worker."""
+
+    store: Store
+    engine: RolloutEngine
+    scorer: Scorer
+    geometry: Geometry | None
+    """The model's geometry; None: a dense model."""
+    worker: int
+    """Index of the worker, for the commits."""
+    buffer_bytes: int
+    """Maximum memory of samples that are generated but not yet written."""
+
+    def make(self, task: Task, shard: int) -> None:
+        """Make and commit a shard; the engine must have the task's policy loaded.
+
+        Samples are encoded and uploaded while others are generated. Raises RolloutError,
+        TraceError and RewardError, each naming the sample, and StoreError; an error aborts the
+        engine's other requests, and nothing is committed.
+        """
+        plan = task.plan
+        wanted = wanted_of(plan, shard, task.prompts)
+        if isinstance(plan, StepPlan):
+            maker, spent, committed = self._make_step(plan, shard, wanted)
+        else:
+            maker, spent, committed = self._make_validation(plan, shard, wanted)
+        _log(task, shard, maker, spent, committed)
+
+    def _make_validation(self, plan: Plan, shard: int, wanted: Sequence[Wanted]) -> Made:
+        samples: list[Sample] = []
+        maker = SampleMaker(self.engine, self.scorer, wanted, samples.append, routes=False)
+        spent = stream(self.engine, wanted, plan.sampling, maker, self.buffer_bytes)
+        committed = _commit_validation(self.store, plan, shard, samples, spent.generation_s)
+        return maker, spent, committed
+
+    def _make_step(self, plan: StepPlan, shard: int, wanted: Sequence[Wanted]) -> Made:
+        geometry = self.geometry if plan.routes else None
+        provenance = None
+        if geometry is not None:
+            provenance = Provenance("R3", self.engine.version, self.engine.name)
+        # Half of the memory is for responses that wait for the thread, half for the writer.
+        half = self.buffer_bytes // 2
+        with ShardWriter(
+            self.store, plan.step, shard, new_write_id(), geometry, provenance, plan.n, half
+        ) as writer:
+            routes = geometry is not None
+            maker = SampleMaker(self.engine, self.scorer, wanted, writer.add, routes)
+            spent = stream(self.engine, wanted, plan.sampling, maker, half)
+            maker.finish(writer.finish)
+            seconds = facts(maker, spent, writer.upload_s)
+            committed = writer.commit({"worker": self.worker, **seconds})
+        return maker, spent, committed
 
 
 def stream(
     engine: Engine,
     wanted: Sequence[Wanted],
     sampling: Sampling,
-    making: Making,
+    maker: SampleMaker,
     buffer_bytes: int,
 ) -> Spent:
-    """Generate, and make samples of what has finished in a thread beside it; waits for both."""
+    """Generate, make samples of finished responses in a second thread, and wait for both."""
     started = time.monotonic()
     requests = [one.request for one in wanted]
     with (
         closing(engine.generate(requests, sampling)) as responses,
-        Handover(making, buffer_bytes, "writer") as handover,
+        Handover(maker, buffer_bytes, "writer") as handover,
     ):
         for finished in responses:
             handover.put(finished, finished.nbytes)
@@ -129,18 +131,18 @@ def stream(
     return Spent(started, generation_s, handover.blocked_s)
 
 
-def facts(making: Making, spent: Spent, upload_s: float) -> dict[str, float]:
-    """Seconds for the commit: what the writer's thread spent by part, and who waited for it.
+def facts(maker: SampleMaker, spent: Spent, upload_s: float) -> dict[str, float]:
+    """Seconds for the commit: the writer's thread by part, and the waiting that it caused.
 
-    `capture_s` and `encode_s` are seconds of the processor. `upload_s` is how long the store took
-    or made the thread wait, `blocked_s` how long the engine stood still because the writer's memory
-    was full, `after_generation_s` what the worker still took after its last token.
+    `capture_s` and `encode_s` are CPU seconds. `upload_s` is the time that the thread spent on the
+    store, waiting included, `blocked_s` how long the engine stopped because the writer's memory was
+    full, `after_generation_s` the worker's time after its last token.
     """
     return {
         "generation_s": spent.generation_s,
-        "score_s": making.score_s,
-        "capture_s": making.capture_s,
-        "encode_s": making.add_s,
+        "score_s": maker.score_s,
+        "capture_s": maker.capture_s,
+        "encode_s": maker.add_s,
         "upload_s": upload_s,
         "blocked_s": spent.blocked_s,
         "after_generation_s": time.monotonic() - spent.started - spent.generation_s,
@@ -148,12 +150,13 @@ def facts(making: Making, spent: Spent, upload_s: float) -> dict[str, float]:
 
 
 def _commit_validation(
-    store: Store, task: Task, shard: int, attempt: str, samples: list[Sample], generated_s: float
+    store: Store, plan: Plan, shard: int, samples: list[Sample], generated_s: float
 ) -> Committed:
-    file = write_samples(store, keys.validation_file(task.version, shard, attempt), samples)
+    write_id, version = new_write_id(), plan.policy_version
+    file = write_samples(store, keys.validation_file(version, shard, write_id), samples)
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     body = {
-        "version": task.version,
+        "version": version,
         "shard": shard,
         "count": len(rewards),
         "masked": len(samples) - len(rewards),
@@ -162,21 +165,21 @@ def _commit_validation(
         "time_s": generated_s,
         "files": file_list([file]),
     }
-    return commit(store, task.key(shard), body, attempt)
+    return commit(store, plan.shard_key(shard), body, write_id)
 
 
-def _log(task: Task, shard: int, making: Making, spent: Spent, committed: Committed) -> None:
+def _log(task: Task, shard: int, maker: SampleMaker, spent: Spent, committed: Committed) -> None:
     log.info(
         "%s shard %d: %d samples, %d tokens in %.1f s (%.0f tokens/s), %.1f s in all%s%s%s",
         task.name,
         shard,
-        making.samples,
-        making.tokens,
+        maker.samples,
+        maker.tokens,
         spent.generation_s,
-        making.tokens / spent.generation_s,
+        maker.tokens / spent.generation_s,
         time.monotonic() - spent.started,
-        f"; {making.lacking} samples lack routes" if making.lacking else "",
-        f"; {making.masked} rewards failed and are masked" if making.masked else "",
+        f"; {maker.lacking} samples lack routes" if maker.lacking else "",
+        f"; {maker.masked} rewards failed and are masked" if maker.masked else "",
         "" if committed.ours else "; another worker had committed it already",
     )
     if spent.blocked_s > max(1.0, 0.01 * spent.generation_s):
@@ -187,5 +190,5 @@ def _log(task: Task, shard: int, making: Making, spent: Spent, committed: Commit
             task.name,
             shard,
             spent.blocked_s,
-            making.score_s,
+            maker.score_s,
         )

@@ -2,9 +2,9 @@
 
 import warnings
 
-# What Megatron-core and mbridge say of themselves, over and over, and no user can change. Apex is
-# never asked for; on CPU there is no Transformer Engine either, and where CUDA is, building a model
-# without it fails by itself.
+# Repeated warnings of Megatron-core and mbridge about themselves, which users cannot act on. Apex
+# is never needed; on CPU neither is Transformer Engine, and with CUDA, building a model without it
+# fails anyway.
 for _message in (
     "Apex is not installed",
     "Transformer Engine and Apex are not installed",

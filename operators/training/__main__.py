@@ -9,12 +9,11 @@ import logging
 import sys
 
 from operators.exits import exit_code
-from operators.training.replay import ReplayError
-from operators.training.update import UpdateError
+from operators.training.errors import ReplayError, UpdateError
 from operators.training.worker import exit_on_sigterm, run
-from pipeline.config.errors import InputError
+from pipeline.errors import InputError
+from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
-from pipeline.store.wait import WaitTimeoutError
 from pipeline.traces import TraceError
 
 log = logging.getLogger("operators.training")

@@ -1,121 +1,112 @@
 """The end of a step, in this order: R2 routes, policy N+1, checkpoint if due, metrics.
 
-Each is a commit that exists once. A trainer that comes back makes what is missing, and compares
-what is there with what it would have made: routes and the digest of the policy are equal on CPU;
-where kernels are not deterministic a difference is counted and warned about.
+Each is a commit that exists once. A restarted trainer makes what is missing, and compares what
+exists with its own result: routes and the digest of the policy are equal on CPU; where kernels are
+not deterministic, a difference is counted and logged as a warning.
 """
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch.distributed as dist
 
-from operators.training import checkpoint
 from operators.training.agree import agreed
-from operators.training.data import StepData
-from operators.training.export import export_hf
-from operators.training.metrics import agreement_by_layer, manifest_metrics
-from operators.training.model import TrainedModel
+from operators.training.batches.step_data import StepData
+from operators.training.megatron import checkpoint
+from operators.training.megatron.export import export_hf
+from operators.training.megatron.model import TrainedModel
 from operators.training.rank import Rank
 from operators.training.step import Trained
+from operators.training.step_metrics import agreement_by_layer, manifest_metrics
 from operators.training.stored_routes import store_routes
-from pipeline.store import Store, keys
-from pipeline.store.commit import DataFile, commit, find_commit, new_attempt, sha256_of_file
-from pipeline.store.policy import policy_digest, publish_policy
+from pipeline.run import keys
+from pipeline.run.commit import DataFile, commit, find_commit, new_write_id, sha256_of_file
+from pipeline.run.policy import policy_digest, publish_policy
+from pipeline.scratch import scratch_folder
+from pipeline.store import Store
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Published:
-    """A policy version in the store, and whether this trainer would have made another one."""
+@dataclass
+class StepFinisher:
+    """Writes the results of trained steps to the store, and counts deviations from stored ones."""
 
-    sha256: str
-    drifted: bool
+    store: Store
+    rank: Rank
+    model: TrainedModel
+    source: Path
+    """Folder with the model's HF config and tokenizer."""
+    drifts: int = 0
+    """Policies since this trainer's start whose stored digest differs."""
 
+    def finish(
+        self, data: StepData, trained: Trained, started: float, checkpoint_due: bool
+    ) -> None:
+        """Write the results of a trained step; all ranks call.
 
-def finish_step(
-    store: Store,
-    rank: Rank,
-    model: TrainedModel,
-    source: Path,
-    data: StepData,
-    trained: Trained,
-    started: float,
-    checkpoint_due: bool,
-    drifts: int,
-) -> int:
-    """Write what a trained step leaves; all ranks call.
+        `started` is the time.monotonic() at which the sealed step was found.
+        """
+        step = data.step
+        committed = agreed(lambda: find_commit(self.store, keys.metrics(step)))
+        if committed is not None:
+            self._publish(step + 1, committed["policy_sha256"])
+            return
+        routes_drift = 0
+        if trained.recorded is not None:
+            routes_drift = store_routes(self.store, self.rank, step, trained.recorded)
+        policy_sha256 = self._publish(step + 1, None)
+        if checkpoint_due and agreed(lambda: self.store.size(keys.checkpoint(step + 1)) is None):
+            checkpoint.save(self.store, step + 1, self.model)
+        if dist.get_rank() == 0:
+            self._commit_metrics(data, trained, started, policy_sha256, routes_drift)
+        dist.barrier()
 
-    `source` has the model's HF config and tokenizer; `started` is when the step was found
-    (time.monotonic()); `drifts` counts the policies since this trainer's start that the store has
-    with another digest. Returns that number, with this step's.
-    """
-    step = data.step
-    committed = agreed(lambda: find_commit(store, keys.metrics(step)))
-    if committed is not None:
-        published = publish(store, model, source, step + 1, committed["policy_sha256"])
-        return drifts + published.drifted
-    routes_drift = 0
-    if trained.recorded is not None:
-        routes_drift = store_routes(store, rank, step, trained.recorded)
-    published = publish(store, model, source, step + 1, None)
-    drifts += published.drifted
-    if checkpoint_due and agreed(lambda: store.size(keys.checkpoint(step + 1)) is None):
-        checkpoint.save(store, step + 1, model)
-    if dist.get_rank() == 0:
-        resumed = {"resume/policy_drift": drifts, "resume/routes_drift": routes_drift}
-        _commit_metrics(store, data, trained, published.sha256, resumed, started)
-    dist.barrier()
-    return drifts
+    def _publish(self, policy_version: int, known: str | None) -> str:
+        """Store the weights as a policy version, or compare them with the stored version.
 
+        `known` is the digest of a version whose step is complete; nothing is written then, even if
+        the version itself was removed. All ranks call. Returns the digest of the stored version.
+        """
+        with scratch_folder("policy") as folder:
+            export_hf(self.model, self.source, folder)
+            stored, ours = agreed(lambda: _digests(self.store, folder, policy_version, known))
+        self.drifts += stored != ours
+        return stored
 
-def _commit_metrics(
-    store: Store,
-    data: StepData,
-    trained: Trained,
-    policy_sha256: str,
-    resumed: Mapping[str, float],
-    started: float,
-) -> None:
-    metrics = {
-        **manifest_metrics(store, data.step, data.columns),
-        **trained.metrics,
-        **resumed,
-        "time/train_s": time.monotonic() - started,
-    }
-    body = {
-        "step": data.step,
-        "policy_version": data.manifest.policy_version,
-        "metrics": dict(sorted(metrics.items())),
-        "layout_sha256": data.layout.sha256,
-        "policy_sha256": policy_sha256,
-        "agreement_by_layer": agreement_by_layer(trained.counts),
-    }
-    commit(store, keys.metrics(data.step), body, new_attempt())
-    shown = ("reward/mean", "loss/policy", "grad_norm", "mismatch/kl", "replay/coverage")
-    numbers = [f"{key} {metrics[key]:.4g}" for key in shown if metrics[key] is not None]
-    logger.info("step %d: %s", data.step, ", ".join(numbers))
-
-
-def publish(
-    store: Store, model: TrainedModel, source: Path, policy_version: int, known: str | None
-) -> Published:
-    """Store the weights as a policy version, or compare them with the one that is there.
-
-    `known`: the digest of a version that is committed for good; nothing is written then, even if
-    the version itself is gone. All ranks call; the result is equal on all.
-    """
-    with TemporaryDirectory(prefix="retrace-policy-") as folder:
-        export_hf(model, source, Path(folder))
-        return agreed(lambda: _publish(store, Path(folder), policy_version, known))
+    def _commit_metrics(
+        self,
+        data: StepData,
+        trained: Trained,
+        started: float,
+        policy_sha256: str,
+        routes_drift: int,
+    ) -> None:
+        metrics = {
+            **manifest_metrics(self.store, data.step, data.columns),
+            **trained.metrics,
+            "resume/policy_drift": self.drifts,
+            "resume/routes_drift": routes_drift,
+            "time/train_s": time.monotonic() - started,
+        }
+        body = {
+            "step": data.step,
+            "policy_version": data.manifest.policy_version,
+            "metrics": dict(sorted(metrics.items())),
+            "layout_sha256": data.layout.sha256,
+            "policy_sha256": policy_sha256,
+            "agreement_by_layer": agreement_by_layer(trained.counts),
+        }
+        commit(self.store, keys.metrics(data.step), body, new_write_id())
+        shown = ("reward/mean", "loss/policy", "grad_norm", "mismatch/kl", "replay/coverage")
+        numbers = [f"{key} {metrics[key]:.4g}" for key in shown if metrics[key] is not None]
+        logger.info("step %d: %s", data.step, ", ".join(numbers))
 
 
-def _publish(store: Store, folder: Path, policy_version: int, known: str | None) -> Published:
+def _digests(store: Store, folder: Path, policy_version: int, known: str | None) -> tuple[str, str]:
+    """The digests of the stored policy version, made if it is missing, and of our own."""
     files = [
         DataFile(path.name, path.stat().st_size, sha256_of_file(path))
         for path in sorted(folder.glob("*.safetensors"))
@@ -134,4 +125,4 @@ def _publish(store: Store, folder: Path, policy_version: int, known: str | None)
             known,
             ours,
         )
-    return Published(known, known != ours)
+    return known, ours

@@ -1,10 +1,11 @@
-"""Which policies and checkpoints of a run may go."""
+"""Retention: the policies and checkpoints of a run that may be removed."""
 
 from collections.abc import Collection
 
-from pipeline.store import Store, keys
-from pipeline.store.commit import find_commit
-from pipeline.store.restarts import restarts
+from pipeline.run import keys
+from pipeline.run.plan import find_plan
+from pipeline.run.restarts import KEPT, restarts
+from pipeline.store import Store
 
 
 def expired(
@@ -14,18 +15,18 @@ def expired(
     save_freq: int,
     max_staleness: int,
 ) -> tuple[list[int], list[int]]:
-    """Versions of policies and of checkpoints that no training needs any more, ascending.
+    """Versions of policies and of checkpoints that training no longer needs, ascending.
 
-    `policies` and `checkpoints` are all there is something of, `restarts` the checkpoints that a
-    restart may begin at. Kept: the last two of these, and what is newer; every policy that rollouts
-    or a restart from the older of them may ask for (step n uses policy max(0, n - max_staleness),
-    and a restart from the checkpoint of version c goes on at step c); every save_freq-th policy,
-    policy 0 (the reference) among them.
-    With fewer than two a restart may have to begin at policy 0, and nothing goes.
+    `policies` and `checkpoints` are the versions with any object, `restarts` the checkpoints at
+    which a restart may begin. Kept are the last KEPT of these and newer ones; every policy that
+    rollouts or a restart from the oldest of them may need (step n uses policy
+    max(0, n - max_staleness), and a restart from the checkpoint of version c continues at step c);
+    every save_freq-th policy, including policy 0 (the reference).
+    With fewer, a restart may have to begin at policy 0, and nothing expires.
     """
-    if len(restarts) < 2:
+    if len(restarts) < KEPT:
         return [], []
-    oldest_restart = sorted(restarts)[-2]
+    oldest_restart = sorted(restarts)[-KEPT]
     oldest_policy = oldest_restart - max_staleness
     return (
         [v for v in sorted(policies) if v < oldest_policy and v % save_freq],
@@ -33,12 +34,13 @@ def expired(
     )
 
 
-def prune(store: Store, save_freq: int, max_staleness: int) -> tuple[list[int], list[int]]:
-    """Delete what has expired and say which versions of policies and checkpoints went.
+def remove_expired(store: Store, save_freq: int, max_staleness: int) -> tuple[list[int], list[int]]:
+    """Remove expired policies and checkpoints; return their versions.
 
-    One process calls. A policy whose validation is planned and not complete stays until it is. A
-    commit object goes before its files, so that nobody finds a commit whose files are gone; what
-    an interrupted call leaves, or a trainer that died before its commit, goes with the next call.
+    One process calls. A policy whose validation is planned but incomplete stays until it is
+    complete. A commit object is removed before its files, so that no reader finds a commit without
+    files. The next call removes what an interrupted call, or a trainer that died before its commit,
+    has left.
     """
     policies, checkpoints = expired(
         _folders(store, keys.policies()),
@@ -58,18 +60,18 @@ def prune(store: Store, save_freq: int, max_staleness: int) -> tuple[list[int], 
 
 
 def pending_validations(store: Store) -> set[int]:
-    """Policy versions with a validation plan of which not every shard is committed."""
+    """Policy versions with a validation plan whose shards are not all committed."""
     pending = set()
     for version in _folders(store, keys.validations()):
-        plan = find_commit(store, keys.validation_plan(version))
+        plan = find_plan(store, keys.validation_plan(version))
         if plan is not None and any(
-            store.size(keys.validation(version, shard)) is None for shard in range(plan["shards"])
+            store.size(plan.shard_key(shard)) is None for shard in range(plan.shards)
         ):
             pending.add(version)
     return pending
 
 
 def _folders(store: Store, prefix: str) -> list[int]:
-    """Versions of which there is any object, committed or not, ascending."""
+    """Versions with any object, committed or not, ascending."""
     found = {keys.folder_number(info.key) for info in store.list(prefix)}
     return sorted(version for version in found if version is not None)

@@ -1,4 +1,4 @@
-"""One step of a training rank: from a sealed manifest to the numbers; nothing is written here.
+"""One step of a training rank, from a sealed manifest to the metrics; it writes nothing.
 
 read own share ─► old log-probs ─────────────► [reference log-probs] ─► updates ─► reports
                   disabled: native              native                  native
@@ -11,9 +11,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from operators.training.counts import Counts, check_counts
-from operators.training.data import StepData, records, replays_recorded, valid_rows
-from operators.training.metrics import (
+from operators.training.batches.step_data import (
+    StepData,
+    records_routes,
+    replays_recorded,
+    valid_rows,
+)
+from operators.training.passes.logprob_pass import (
+    LogProbs,
+    native_pass,
+    recording_pass,
+    replaying_pass,
+)
+from operators.training.passes.update import Compared, update
+from operators.training.rank import Rank
+from operators.training.replay.counts import Counts, check_passes
+from operators.training.step_metrics import (
     Metrics,
     RankReport,
     gather,
@@ -21,65 +34,63 @@ from operators.training.metrics import (
     total_counts,
     training_metrics,
 )
-from operators.training.rank import Rank
-from operators.training.sweep import LogProbs, native_sweep, recording_sweep, replaying_sweep
-from operators.training.update import Compared, update
-from pipeline.rl.metrics import Mismatch
-from pipeline.traces.records import Routes
+from pipeline.rl.mismatch import Mismatch
+from pipeline.traces.format.types import Routes
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a step did."""
+    """The results of a trained step."""
 
     metrics: Metrics
     """Equal on all ranks."""
     counts: Counts
-    """What the first replaying pass replayed, by layer, over all ranks."""
+    """Counts of the first replaying pass, by layer, over all ranks."""
     recorded: Mapping[str, Routes] | None
     """R2: the routes that this rank's log-prob pass recorded, to be stored."""
 
 
 def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
-    """Train on a sealed step, which the trainer has waited for so long since it was sealed.
+    """Train on a sealed step; `waited_s` is how long the rank has waited for its data.
 
     Raises ReplayError, UpdateError, TraceError, StoreError.
     """
     config = rank.config
     started = time.monotonic()
-    routes, recorded, native = data.routes, None, None
-    if records(config):
-        swept = recording_sweep(rank, data)
-        routes = recorded = swept.routes
+    routes: Mapping[str, Routes] | None = data.routes
+    recorded, native = None, None
+    if records_routes(config):
+        logprob_pass = recording_pass(rank, data)
+        routes = recorded = logprob_pass.routes
     elif routes is not None:
-        swept = replaying_sweep(rank, data, routes)
+        logprob_pass = replaying_pass(rank, data, routes)
         if _measures_native(rank, data.step):
-            native = native_sweep(rank, data, rank.chunks).logprobs
+            native = native_pass(rank, data, rank.chunks).logprobs
     else:
-        swept = native_sweep(rank, data, rank.chunks)
+        logprob_pass = native_pass(rank, data, rank.chunks)
     if routes is None or recorded is not None:
-        native = swept.logprobs  # the pass was native
+        native = logprob_pass.logprobs  # the pass was native
     reference = None
     if rank.reference is not None:
-        reference = native_sweep(rank, data, rank.reference).logprobs
+        reference = native_pass(rank, data, rank.reference).logprobs
     forward_s = time.monotonic() - started
 
     started = time.monotonic()
-    updates = update(rank, data, Compared(swept.logprobs, reference), routes)
+    updates = update(rank, data, Compared(logprob_pass.logprobs, reference), routes)
     update_s = time.monotonic() - started
 
-    place = rank.place
+    position = rank.position
     passes: dict[str, Counts] = {}
     if routes is not None:
         if recorded is None:
-            passes["log-prob pass"] = swept.counts
+            passes["log-prob pass"] = logprob_pass.counts
         passes |= {f"update epoch {epoch}": counts for epoch, counts in enumerate(updates.counts)}
     reports = gather(
         RankReport(
-            mismatch=_mismatch(rank, data, swept.logprobs),
+            mismatch=_mismatch(rank, data, logprob_pass.logprobs),
             mismatch_native=None if native is None else _mismatch(rank, data, native),
-            updates=updates.sums if place.speaks_for_tokens else (),
-            counts=passes if place.speaks_for_rows else {},
+            updates=updates.sums if position.speaks_for_tokens else (),
+            counts=passes if position.speaks_for_rows else {},
             times_s={
                 "time/trace_wait_s": waited_s + data.wait_s,
                 "time/logprob_s": forward_s,
@@ -89,12 +100,10 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
         )
     )
     of_passes = total_counts(reports)
-    if replays_recorded(config) or records(config):
+    if replays_recorded(config) or records_routes(config):
         valid, rows = valid_rows(data.columns)
-        valid = rows if records(config) else valid
-        # Each pass: one may replay and another not. None at all is one that did nothing.
-        for name, counts in (of_passes or {"no pass": {}}).items():
-            check_counts(f"step {data.step}, {name}", counts, rank.routers, valid, rows)
+        valid = rows if records_routes(config) else valid
+        check_passes(data.step, of_passes, rank.routers, valid, rows)
     first = next(iter(of_passes.values()), {})
     metrics = training_metrics(reports, first, updates.grad_norms)
     return Trained(metrics, first, recorded)
@@ -106,4 +115,4 @@ def _measures_native(rank: Rank, step: int) -> bool:
 
 
 def _mismatch(rank: Rank, data: StepData, logprobs: LogProbs) -> Mismatch | None:
-    return mismatch_of(data, logprobs) if rank.place.speaks_for_tokens else None
+    return mismatch_of(data, logprobs) if rank.position.speaks_for_tokens else None

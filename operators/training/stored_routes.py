@@ -1,4 +1,4 @@
-"""R2: the routes that the log-prob pass recorded, in the store beside the step."""
+"""Storage of the routes that the log-prob pass recorded (R2), beside the step."""
 
 import logging
 from collections.abc import Mapping
@@ -8,35 +8,37 @@ import numpy as np
 import torch.distributed as dist
 
 from operators.training.rank import Rank
-from pipeline.store import Store, keys
-from pipeline.store.commit import new_attempt
+from pipeline.model.geometry import Geometry
+from pipeline.run import keys
+from pipeline.run.commit import new_write_id
+from pipeline.store import Store
 from pipeline.traces import write_training_routes
-from pipeline.traces.manifest import file_of
-from pipeline.traces.records import Geometry, Provenance, Routes, TraceError
-from pipeline.traces.slices import read_part
-from pipeline.traces.training import read_training
+from pipeline.traces.format.manifest import file_of
+from pipeline.traces.format.types import Provenance, Routes, TraceError
+from pipeline.traces.read.slices import read_part
+from pipeline.traces.read.training import read_training
 
 logger = logging.getLogger(__name__)
 
 
 def store_routes(store: Store, rank: Rank, step: int, routes: Mapping[str, Routes]) -> int:
-    """Store what this rank's log-prob pass recorded (R2), or compare it with what is there.
+    """Store the routes of this rank's log-prob pass (R2), or compare them with stored ones.
 
-    The first rank of each tensor-parallel group does: its routes are the group's. All ranks call.
-    Returns, on all, of how many samples the store has other routes than this trainer replayed
-    (it came back, and its kernels are not deterministic).
+    The first rank of each tensor-parallel group does so: its routes are the group's. All ranks
+    call. Returns, on all ranks, the number of samples whose stored routes differ from those that
+    this trainer replayed (after a restart with kernels that are not deterministic).
     """
-    place, geometry = rank.place, rank.geometry
-    key = keys.training(step, place.stage, place.dp_rank)
+    position, geometry = rank.position, rank.geometry
+    key = keys.training(step, position.stage, position.dp_rank)
     differ: list[str] = []
-    if place.tensor_rank == 0 and geometry is not None and geometry.layers:
+    if position.tensor_rank == 0 and geometry is not None and geometry.layers:
         if store.size(key) is None:
             write_training_routes(
                 store,
                 step,
-                place.stage,
-                place.dp_rank,
-                new_attempt(),
+                position.stage,
+                position.dp_rank,
+                new_write_id(),
                 routes,
                 geometry,
                 Provenance("R2", step, f"megatron-core {version('megatron-core')}"),
@@ -60,9 +62,9 @@ def store_routes(store: Store, rank: Rank, step: int, routes: Mapping[str, Route
 def other_routes(
     store: Store, step: int, key: str, routes: Mapping[str, Routes], geometry: Geometry
 ) -> list[str]:
-    """Samples of which a commit has other routes than ours, in the layers that both have.
+    """Samples whose routes in a commit differ from ours, in the layers that both have.
 
-    A sample that the commit does not have (another layout wrote it) is not compared.
+    A sample that the commit lacks (another layout wrote it) is not compared.
     Raises TraceError, naming the file; StoreError.
     """
     header = read_training(store, step, key)

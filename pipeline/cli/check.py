@@ -5,61 +5,47 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.cli.extras import need_flow
-from pipeline.config.errors import InputError
-from pipeline.config.load import load_config
-from pipeline.config.tree import RunConfig
-from pipeline.store.settings import use_settings
+import retrace
 
 
 def run_check(path: Path, overrides: Sequence[str]) -> int:
     """Check the input of a run; the exit code of the command: 0, or 2 with the errors on stderr."""
-    return 2 if load_checked(path, overrides) is None else 0
+    return 2 if check(path, overrides) is None else 0
 
 
-def load_checked(path: Path, overrides: Sequence[str]) -> RunConfig | None:
-    """The settings of a run whose input is right; None after all its errors were printed.
+def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
+    """The run whose input is right; None after all errors were printed.
 
     Prints notes and errors, or what the run is going to be, on stderr.
     """
+    try:
+        ready = retrace.check(path, overrides)
+    except retrace.InputError as error:
+        print_errors(error)
+        return None
     console = _console()
-    try:
-        loaded = load_config(path, overrides)
-    except InputError as error:
-        print_errors(error)
-        console.print("further checks were not made: correct these first")
-        return None
-    try:
-        _print(console, "note", "yellow", loaded.notes)
-        need_flow()
-        use_settings(loaded.config.store)
-        # Imported here: the tokenizer library takes seconds, and wrong settings need it not.
-        from pipeline.flows.inputs import check_inputs
-
-        inputs = check_inputs(loaded.config)
-    except InputError as error:
-        print_errors(error)
-        return None
-    _print(console, "note", "yellow", inputs.notes)
-    geometry = inputs.geometry
-    routing = (
-        "dense"
-        if geometry is None
-        else (
+    _print(console, "note", "yellow", ready.notes)
+    routing = "dense"
+    if (geometry := ready.geometry) is not None:
+        routing = (
             f"{len(geometry.layers)} MoE layers, top-{geometry.topk} of {geometry.experts} experts"
         )
-    )
+    mode = ready.settings["actor_rollout_ref"]["actor"]["router_replay"]["mode"]
     console.print(
-        f"{path} is right: {inputs.prompt_count} prompts, {routing}, routing replay "
-        f"{loaded.config.actor_rollout_ref.actor.router_replay.mode}, run {inputs.store.uri}",
+        f"{path} is right: {ready.prompts} prompts, {routing}, routing replay {mode}, "
+        f"run {ready.uri}",
         markup=False,
     )
-    return loaded.config
+    return ready
 
 
-def print_errors(error: InputError) -> None:
-    """Every problem as a line of its own on stderr."""
-    _print(_console(), "error", "red", error.problems)
+def print_errors(error: retrace.InputError) -> None:
+    """Notes, then every problem as a line of its own, then what was not checked, on stderr."""
+    console = _console()
+    _print(console, "note", "yellow", error.notes)
+    _print(console, "error", "red", error.problems)
+    for line in getattr(error, "__notes__", ()):
+        console.print(line, markup=False)
 
 
 def _console() -> Console:

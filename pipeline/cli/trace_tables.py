@@ -1,18 +1,12 @@
 """Tables and lines of `retrace traces`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.table import Table
 
-from pipeline.cli.tokens import token_texts
-from pipeline.store import Store
-from pipeline.traces import Manifest, Routes, Sample, read_manifest, used_routes
-from pipeline.traces.manifest import sealed_steps
-from pipeline.traces.problems import Report
-from pipeline.traces.prune import is_pruned
-from pipeline.traces.stats import StepStats
-from pipeline.traces.training import training_headers
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.stats import StepStats
+from retrace import Manifest, Run, StepSample
 
 
 def _share(part: int | None, whole: int) -> str:
@@ -33,17 +27,18 @@ def _table(title: str | None, *columns: str) -> Table:
 _TEXTS = {"kind", "engine", "id", "text"}
 
 
-def steps_table(store: Store) -> Table:
-    """The sealed steps of a run or record set, one a row."""
+def steps_table(run: Run) -> Table:
+    """The sealed steps of a run or recorded set, one a row."""
     table = _table(
-        store.uri, "step", "policy", "kind", "engine", "samples", "tokens", "valid rows", "reward"
+        run.uri, "step", "policy", "kind", "engine", "samples", "tokens", "valid rows", "reward"
     )
-    for step in sealed_steps(store):
-        manifest = _described(store, step)
+    for number in run.steps():
+        step = run.step(number)
+        manifest = step.manifest
         made = manifest.provenance
         rewards = [reward for reward in manifest.rows["reward"].to_pylist() if reward is not None]
         table.add_row(
-            f"{step} (pruned)" if is_pruned(store, step) else str(step),
+            f"{number} (pruned)" if step.pruned else str(number),
             ", ".join(map(str, manifest.policy_versions)),
             made.kind if made else "—",
             made.engine if made else "—",
@@ -53,15 +48,6 @@ def steps_table(store: Store) -> Table:
             _number(sum(rewards) / len(rewards) if rewards else None, ".3f"),
         )
     return table
-
-
-def _described(store: Store, step: int) -> Manifest:
-    """A step's manifest with the provenance of the routes that its training used."""
-    if not is_pruned(store, step):
-        return used_routes(store, step)
-    manifest = read_manifest(store, step)
-    headers = training_headers(store, step)
-    return replace(manifest, provenance=headers[0].provenance) if headers else manifest
 
 
 def _valid_share(manifest: Manifest) -> str:
@@ -87,18 +73,17 @@ def samples_table(manifest: Manifest, pruned: bool) -> Table:
     return table
 
 
-def sample_table(
-    store: Store, sample: Sample, routes: Routes | None, layers: Sequence[int]
-) -> Table:
+def sample_table(sample: StepSample, layers: Sequence[int]) -> Table:
     """The tokens of a sample, one a row, with the experts of these layers."""
+    routes = sample.routes
     P = len(sample.prompt_tokens_P)
     title = (
         f"{sample.id}: {P} prompt and {len(sample.response_tokens_G)} response tokens, "
         f"reward {_number(sample.reward, '.3f')}, finished by {sample.finish_reason}"
     )
     table = _table(title, "position", "token", "text", "log-prob", *(f"layer {i}" for i in layers))
-    tokens = sample.tokens_S.tolist()
-    for t, (token, text) in enumerate(zip(tokens, token_texts(store, tokens), strict=True)):
+    for t, token in enumerate(sample.tokens_S.tolist()):
+        text = repr(sample.tokenizer.text([token])) if sample.tokenizer.there else ""
         logprob = None if t < P else float(sample.logprobs_G[t - P])
         experts = ["" for _ in layers]  # the last token was never fed to the model
         if routes is not None and t < len(routes.valid_T):

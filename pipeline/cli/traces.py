@@ -1,7 +1,6 @@
-"""`retrace traces`: look at the traces of a run or a record set, and check them."""
+"""`retrace traces`: look at the traces of a run or a recorded set, and check them."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,14 +17,14 @@ from pipeline.cli.trace_tables import (
     stats_table,
     steps_table,
 )
-from pipeline.store import Store, keys
-from pipeline.traces import TraceError, read_routes, read_samples
-from pipeline.traces.export import export, export_for
-from pipeline.traces.manifest import Manifest, read_manifest, sealed_steps
-from pipeline.traces.prune import is_pruned, refuse_pruned
-from pipeline.traces.stats import step_stats
-from pipeline.traces.training import used_routes
-from pipeline.traces.verify import verify
+from pipeline.run import keys
+from pipeline.store import Store
+from pipeline.traces import TraceError
+from pipeline.traces.format.manifest import Manifest, read_manifest, sealed_steps
+from pipeline.traces.format.pruned import is_pruned, refuse_pruned
+from pipeline.upkeep.export import export, export_for
+from pipeline.upkeep.stats import step_stats
+from pipeline.upkeep.verify import verify
 
 app = typer.Typer(
     help="List, show, check, measure and export traces; free the space of old ones.",
@@ -46,11 +45,11 @@ _SAMPLE_ID = re.compile(r"\d{6}/[^/]+/\d+")
 def list_(run: Run, step: _Step = None) -> None:
     """List the sealed steps, or the samples of one."""
     with refusing():
-        store = open_run(run)
+        opened = open_run(run)
         if step is None:
-            print_(steps_table(store))
+            print_(steps_table(opened))
         else:
-            print_(samples_table(_manifest(store, step), is_pruned(store, step)))
+            print_(samples_table(_manifest(opened.store, step), is_pruned(opened.store, step)))
 
 
 @app.command()
@@ -68,22 +67,15 @@ def show(
             raise TraceError(f"RUN {run!r} is a sample's id; give RUN first: show {sample} {run}")
         named = _step_of(sample)
         number = named if step is None else step
-        store = open_run(run)
-        manifest = _manifest(store, number)
-        if sample not in manifest.numbers:
+        found = open_run(run).step(number)
+        if sample not in found.manifest.numbers:
             raise TraceError(
                 f"sample {sample}: not in step {number}; "
                 f"list the ids with: retrace traces ls {run} --step {number}"
             )
-        refuse_pruned(store, number)
-        found = read_samples(store, manifest, [sample])[0]
-        used = used_routes(store, manifest.step)
-        layers: Sequence[int] = ()
-        routes = None
-        if used.geometry is not None:
-            layers = layer or used.geometry.layers
-            routes = read_routes(store, used, [sample], layer)[sample]
-        print_(sample_table(store, found, routes, layers))
+        geometry = found.manifest.geometry
+        layers = () if geometry is None else layer or geometry.layers
+        print_(sample_table(found.sample(sample, layers), layers))
 
 
 @app.command("verify")
@@ -94,7 +86,7 @@ def verify_(run: Run, step: _Step = None) -> None:
     only.
     """
     with refusing():
-        store = open_run(run, sealed=False)
+        store = open_run(run, sealed=False).store
         if step is not None and store.size(keys.metrics(step)) is None:
             _known(store, step)  # a step that was trained must be sealed: that is checked
         report = verify(store, step)
@@ -110,7 +102,7 @@ def verify_(run: Run, step: _Step = None) -> None:
 def stats(run: Run, step: _Step = None) -> None:
     """Expert load and agreement by layer, valid rows, bytes."""
     with refusing():
-        store = open_run(run)
+        store = open_run(run).store
         for number in _chosen(store, step):
             if is_pruned(store, number):
                 print_(f"step {number}: pruned, its routes were removed")
@@ -141,7 +133,7 @@ def export_(
 ) -> None:
     """Write the routes as arrays [T, L, K]; docs/trace-format.md describes the files."""
     with refusing():
-        store = open_run(run)
+        store = open_run(run).store
         steps = _chosen(store, step)
         if out.is_dir() and any(out.iterdir()):
             raise TraceError(f"--out {out}: the folder is not empty; give a new or an empty one")

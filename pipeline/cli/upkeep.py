@@ -7,9 +7,9 @@ import typer
 
 from pipeline.cli.runs import Run, open_run, print_, refusing
 from pipeline.traces import TraceError
-from pipeline.traces.problems import Report
-from pipeline.traces.prune import prune
-from pipeline.traces.sweep import sweep
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.prune import prune
+from pipeline.upkeep.sweep import sweep
 
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")]
 
@@ -35,7 +35,7 @@ def sweep_(
     """
     with refusing():
         limit_s = _seconds(older_than)
-        store = open_run(run, sealed=False)
+        store = open_run(run, sealed=False).store
         report = Report(store.uri)
         objects = size = 0
         for debris in sweep(store, limit_s, report, dry_run):
@@ -63,7 +63,7 @@ def prune_(
     """
     with refusing():
         steps = files = size = 0
-        for pruned in prune(open_run(run), keep_steps, dry_run):
+        for pruned in prune(open_run(run).store, keep_steps, dry_run):
             print_(f"step {pruned.step}: {pruned.files:,} files, {pruned.size:,} bytes")
             steps += 1
             files += pruned.files

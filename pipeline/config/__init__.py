@@ -1,1 +1,1 @@
-"""Settings: one typed tree (tree), how it is read (load) and checked (check)."""
+"""Settings: one typed tree (tree), its reading from files (reading) and its checks (rules)."""

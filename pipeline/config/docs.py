@@ -1,4 +1,4 @@
-"""docs/config.md, generated: every setting of ours, and what is done with each of verl's.
+"""Generator of docs/config.md: every setting of ours, and the treatment of each of verl's.
 
 `python -m pipeline.config.docs` writes the file; a test checks that it is up to date.
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 from pipeline.config.keys import Key, all_keys
-from pipeline.config.verl import ALIASES, FOREIGN
+from pipeline.config.reading.verl import ALIASES, FOREIGN
+from pipeline.model.families import FAMILIES
 
 _INTRODUCTION = """\
 # Settings
@@ -33,6 +34,22 @@ counts, not the path. `store.*` only says where the run is.
 Where the default is **required**, the setting must be written.
 """
 
+_MODELS = """
+## Models
+
+`actor_rollout_ref.model.path` is a model of one of these families (`model_type` in config.json):
+
+| model_type | layers | rollout | training | RoPE in training |
+|---|---|---|---|---|
+"""
+
+_REFUSED_MODELS = """
+Every run trains, so a family without training is refused. So is a model that Megatron-core would
+not compute as it is: quantised weights, a partial rotary embedding, a sliding window, another
+activation than SiLU; with DeepSeek-V3 also scores that are not normalised, `num_experts_per_tok`
+other than twice `topk_group`, and a rotary embedding that is not interleaved.
+"""
+
 _FOREIGN = """
 ## verl's other settings
 
@@ -47,9 +64,18 @@ is accepted with a note; what would make it another run than the one asked for i
 
 def render() -> str:
     """The whole page."""
-    parts = [_INTRODUCTION, *_sections(), _aliases(), _FOREIGN]
+    parts = [_INTRODUCTION, *_sections(), _MODELS, *_families(), _REFUSED_MODELS]
+    parts += [_aliases(), _FOREIGN]
     parts += [f"| `{f.pattern}` | {f.outcome} | {f.reason} |\n" for f in FOREIGN]
     return "".join(parts)
+
+
+def _families() -> Iterator[str]:
+    for name, family in FAMILIES.items():
+        layers = "MoE" if family.moe else "dense"
+        training = "Megatron-core" if family.trained else "no"
+        rope = ", ".join(family.rope_types) if family.trained else ""
+        yield f"| `{name}` | {layers} | vLLM | {training} | {rope} |\n"
 
 
 def _sections() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What makes a run what it is: model, data, algorithm, sampling, replay, seed, parallel layout."""
+"""A run's identity: model, data, algorithm, sampling, replay, seed, parallel layout."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pipeline.config.tree import RunConfig
 def identity(config: RunConfig) -> dict[str, Any]:
     """The settings that may not change when a run is attached again, by dotted key.
 
-    Left out: operational settings, where the store is (a run may be copied), and the paths of
+    Left out: operational settings, the store's place (a run may be copied), and the paths of
     inputs, whose content is compared by digest when they are staged.
     """
     return {

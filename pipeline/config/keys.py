@@ -1,4 +1,4 @@
-"""The settings as a flat list of dotted keys: for messages, docs and the test that freezes them."""
+"""A flat list of the settings by dotted key, for messages, docs and the test that freezes them."""
 
 import types
 import typing
@@ -28,9 +28,9 @@ class Key:
     """One setting. Example: Key('trainer.nnodes', 'an integer >= 1', ...)."""
 
     name: str
-    """Dotted."""
+    """Dotted key."""
     expected: str
-    """What may stand there, in words."""
+    """The allowed values, in words."""
     field: FieldInfo
     section: type[BaseModel] | None
     """The group of settings under this key; None for a single value."""
@@ -41,9 +41,29 @@ class Key:
         return _marked(self.field, "operational")
 
     @property
+    def for_workers(self) -> bool:
+        """Whether workers read this operational setting."""
+        return _marked(self.field, "for_workers")
+
+    @property
     def names_input(self) -> bool:
-        """Whether the setting is a path of an input: its content is identity, its name is not."""
+        """Whether the setting is an input's path: the content is identity, the path is not."""
         return _marked(self.field, "input")
+
+    @property
+    def is_new(self) -> bool:
+        """Whether runs exist that are older than the setting; `former` is their value."""
+        return "formerly" in _marks(self.field)
+
+    @property
+    def former(self) -> Any:
+        """The value of runs older than the setting. Raises KeyError if the setting is not new."""
+        return _marks(self.field)["formerly"]
+
+    @property
+    def nullable(self) -> bool:
+        """Whether null is allowed."""
+        return type(None) in _options(self.field.annotation)
 
 
 @cache
@@ -53,12 +73,12 @@ def all_keys() -> dict[str, Key]:
 
 
 def setting_keys() -> list[Key]:
-    """The settings alone, without the groups that hold them."""
+    """The settings without their groups."""
     return [key for key in all_keys().values() if key.section is None]
 
 
 def value_at(config: BaseModel, key: str) -> Any:
-    """The value of a dotted key, None where an optional group above it is absent."""
+    """The value of a dotted key; None where an optional group above it is absent."""
     value: Any = config
     for part in key.split("."):
         if value is None:
@@ -129,5 +149,9 @@ def _bounds(metadata: list[Any]) -> str:
 
 
 def _marked(field: FieldInfo, marker: str) -> bool:
+    return _marks(field).get(marker) is True
+
+
+def _marks(field: FieldInfo) -> dict[str, Any]:
     extra = field.json_schema_extra
-    return isinstance(extra, dict) and extra.get(marker) is True
+    return dict(extra) if isinstance(extra, dict) else {}

@@ -1,12 +1,12 @@
-"""Settings of how workers start: a part of the tree."""
+"""Settings of the workers' start: a part of the tree."""
 
 from pydantic import Field
 
-from pipeline.config.section import OPERATIONAL, Section
+from pipeline.config.section import FOR_WORKERS, OPERATIONAL, Section
 
 
 class PodSettings(Section):
-    """What this run asks of pods of one kind, in place of what the installation says."""
+    """Pods of one kind in this run, in place of the installation's values."""
 
     image: str | None = Field(
         None, json_schema_extra=OPERATIONAL, description="Image; null: the installation's."
@@ -64,11 +64,11 @@ class Launch(Section):
     start_timeout_s: float = Field(
         900.0,
         gt=0,
-        json_schema_extra=OPERATIONAL,
+        json_schema_extra=FOR_WORKERS,
         description="Longest start of a worker; on Kubernetes also of its pod: scheduling, image.",
     )
     step_timeout_s: float = Field(
-        3600.0, gt=0, json_schema_extra=OPERATIONAL, description="Longest rollout or training step."
+        3600.0, gt=0, json_schema_extra=FOR_WORKERS, description="Longest rollout or training step."
     )
     threads_per_worker: int | None = Field(
         None,

@@ -1,8 +1,8 @@
 """The one typed tree of settings. Names follow verl where verl has one.
 
-Every field says in its description what it does; docs/config.md is generated from here. A field
-marked OPERATIONAL may change when a run is attached again; all others are the run's identity. Of
-a path marked INPUT the content is identity, not the name.
+The description of every field explains its effect; docs/config.md is generated from here. A field
+marked OPERATIONAL may change when a run is attached again; all others are the run's identity. For a
+path marked INPUT, the content is identity, not the name.
 """
 
 from typing import Any, Literal
@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.config.launch import Launch
-from pipeline.config.section import INPUT, OPERATIONAL, Section
+from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, Section
+from pipeline.store.schemes import CREDENTIALS, REMOTE_URI, STORE_SHAPES
 
 
 class Data(Section):
@@ -19,8 +20,8 @@ class Data(Section):
     train_files: str | list[str] | None = Field(
         None,
         json_schema_extra=INPUT,
-        description="Parquet file(s), paths or s3:// URIs, with columns prompt (chat messages), "
-        "data_source, reward_model.ground_truth and, optionally, extra_info.",
+        description=f"Parquet file(s), paths or {REMOTE_URI}s, with columns prompt (chat "
+        "messages), data_source, reward_model.ground_truth and, optionally, extra_info.",
     )
     val_files: str | list[str] | None = Field(
         None,
@@ -46,8 +47,8 @@ class Model(Section):
 
     path: str = Field(
         json_schema_extra=INPUT,
-        description="Folder with HF config, safetensors and tokenizer, its s3:// URI, or a Hugging "
-        "Face hub id.",
+        description="Folder with HF config, safetensors and tokenizer, "
+        f"its {REMOTE_URI}, or a Hugging Face hub id.",
     )
 
 
@@ -175,15 +176,15 @@ class Rollout(Section):
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Engine's weights.")
     tensor_model_parallel_size: int = Field(1, ge=1, description="TP of each engine.")
     gpu_memory_utilization: float = Field(
-        0.8, gt=0, le=1, json_schema_extra=OPERATIONAL, description="Share of GPU memory."
+        0.8, gt=0, le=1, json_schema_extra=FOR_WORKERS, description="Share of GPU memory."
     )
     cpu_kv_cache_gib: int = Field(
-        1, ge=1, json_schema_extra=OPERATIONAL, description="KV cache of the CPU build, GiB."
+        1, ge=1, json_schema_extra=FOR_WORKERS, description="KV cache of the CPU build, GiB."
     )
     trace_buffer_mib: int = Field(
         512,
         ge=16,
-        json_schema_extra=OPERATIONAL,
+        json_schema_extra=FOR_WORKERS,
         description="Finished samples of a worker that are not written yet, MiB of memory; "
         "generation waits when it is full.",
     )
@@ -225,7 +226,7 @@ class CustomRewardFunction(Section):
 
     path: str = Field(
         json_schema_extra=INPUT,
-        description="Self-contained Python file (path or s3:// URI) with verl's "
+        description=f"Self-contained Python file (path or {REMOTE_URI}) with verl's "
         "compute_score(data_source, solution_str, ground_truth, extra_info).",
     )
     name: str = Field("compute_score", description="Name of the function in that file.")
@@ -249,12 +250,12 @@ class Trainer(Section):
         description="Name of the run. The same name again attaches to the run.",
     )
     total_training_steps: int = Field(
-        10, ge=1, json_schema_extra=OPERATIONAL, description="Steps of the run."
+        10, ge=1, json_schema_extra=FOR_WORKERS, description="Steps of the run."
     )
     nnodes: int = Field(1, ge=1, description="Training nodes.")
     n_gpus_per_node: int = Field(1, ge=1, description="Training ranks per node (also on CPU).")
     save_freq: int = Field(
-        10, ge=1, json_schema_extra=OPERATIONAL, description="Steps between checkpoints."
+        10, ge=1, json_schema_extra=FOR_WORKERS, description="Steps between checkpoints."
     )
     test_freq: int = Field(
         -1,
@@ -288,8 +289,7 @@ class StoreSettings(Section):
 
     uri: str = Field(
         "outputs/store",
-        description="Folder, file:// URI or s3://BUCKET/PREFIX of the object store. Credentials "
-        "for s3:// are found as boto3 finds them: environment, profile, web identity.",
+        description=f"Folder, {STORE_SHAPES} of the object store. {CREDENTIALS}",
     )
     endpoint: str | None = Field(
         None,
@@ -329,3 +329,8 @@ class RunConfig(Section):
     trainer: Trainer
     store: StoreSettings = Field(default_factory=StoreSettings)
     launch: Launch = Field(default_factory=Launch)
+
+    @property
+    def run_uri(self) -> str:
+        """Where the run lies: <store.uri>/<trainer.experiment_name>."""
+        return f"{self.store.uri.rstrip('/')}/{self.trainer.experiment_name}"

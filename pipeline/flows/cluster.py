@@ -1,7 +1,7 @@
 """The flow of a run whose workers are Kubernetes Jobs: what the Prefect UI starts.
 
-Its parameters are the form that a user fills in. What their schema can say is refused when the run
-is created, everything else before any worker starts, with the words of `retrace check`.
+Its parameters are the form that a user fills in. What their schema covers is checked when the run
+is created, everything else before any worker starts, with the messages of `retrace check`.
 """
 
 import contextlib
@@ -23,25 +23,25 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
 
-from pipeline.config.attempt import Attempt
-from pipeline.config.errors import InputError
-from pipeline.config.load import LoadedConfig, load_config
+from pipeline.config.reading.load import LoadedConfig, load_config
+from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
 from pipeline.flows.artifacts import Artifacts
-from pipeline.flows.attempt import continue_attempt, validations_of
-from pipeline.flows.drive import Place, drive
-from pipeline.flows.records import Run
+from pipeline.flows.drive import WorkerHost, drive
+from pipeline.inputs.stage import StagedRun, prepare
 from pipeline.launch.base import LaunchError, Workers
 from pipeline.launch.kubernetes.api import Api, ApiUnavailableError, delete_jobs_of
 from pipeline.launch.kubernetes.cluster import Cluster, read_cluster
-from pipeline.launch.kubernetes.jobs import Launch
+from pipeline.launch.kubernetes.jobs import ClusterLaunch
 from pipeline.launch.kubernetes.workers import kubernetes_workers
 from pipeline.report.display import LogDisplay, warnings_of
-from pipeline.report.metrics import all_metrics, validation_rewards
+from pipeline.report.run_metrics import all_metrics, validation_rewards
 from pipeline.report.tables import summary
+from pipeline.run.attempts import Attempt, continue_attempt, validations_of
+from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
-from pipeline.store.settings import use_settings
-from pipeline.store.wait import WaitTimeoutError
+from pipeline.store.settings import ENDPOINT, use_settings
 from pipeline.traces import TraceError
 
 _MODE = "actor_rollout_ref.actor.router_replay.mode"
@@ -49,7 +49,7 @@ _LOCAL_FOLDER = "/tmp/retrace"
 
 
 def preset_folder() -> Path:
-    """Where the installation's run configurations lie: <preset>.yaml."""
+    """The folder of the installation's run configurations, <preset>.yaml."""
     return Path(os.environ.get("RETRACE_PRESETS", "/etc/retrace/presets"))
 
 
@@ -90,8 +90,8 @@ def retrace(
         run_name: Name of the run: lower-case letters, digits and dashes, 40 at most. The name of a
             run that exists continues it.
         router_replay: Which routing the trainer replays. R3: the rollout engine's. R2: that of the
-            trainer's own log-prob pass. preset: what the preset says.
-        steps: Training steps; none: what the preset says.
+            trainer's own log-prob pass. preset: as in the preset.
+        steps: Training steps; none: as in the preset.
         overrides: Any other settings as key.path=value, one each, such as trainer.save_freq=20.
             They win over everything above.
 
@@ -140,7 +140,7 @@ def load_preset(
 
 
 def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
-    """Take the run to its end. Raises what `drive` raises."""
+    """Take the run to its end. Raises what `prepare` and `drive` raise."""
     config = loaded.config
     name = config.trainer.experiment_name
     log = get_run_logger()
@@ -152,12 +152,17 @@ def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
         with warnings_of("pipeline.store", screen.line):
             for note in loaded.notes:
                 screen.line(f"note: {note}")
-            place = Place(
-                True,
+            screen.phase("flow", "checking and staging inputs")
+            gpus = InstalledGpus(cluster.rollout.gpus, cluster.training.gpus)
+            run = prepare(config, on_cluster=gpus)
+            screen.phase("flow", None)
+            for note in run.notes:
+                screen.line(f"note: {note}")
+            host = WorkerHost(
                 partial(continue_attempt, owner, _is_over),
-                partial(_workers, cluster, config, screen, owner),
+                partial(_workers, cluster, screen, owner),
             )
-            run = drive(config, screen, artifacts, place)
+            drive(config, run, screen, artifacts, host)
         artifacts.text("report", _report(config, run))
     return run.uri
 
@@ -174,28 +179,33 @@ def _is_over(flow_run_id: str) -> bool:
 
 @contextlib.contextmanager
 def _workers(
-    cluster: Cluster, config: RunConfig, screen: LogDisplay, owner: str, run: Run, attempt: Attempt
+    cluster: Cluster,
+    screen: LogDisplay,
+    owner: str,
+    config: RunConfig,
+    run: StagedRun,
+    attempt: Attempt,
 ) -> Iterator[Workers]:
-    launch = Launch(cluster, config, run.uri, attempt, owner)
+    launch = ClusterLaunch(cluster, config, run.uri, attempt, owner)
     with kubernetes_workers(launch, screen) as workers:
         yield workers
 
 
-def _report(config: RunConfig, run: Run) -> str:
-    """What the run came to and where it lies, as Markdown."""
+def _report(config: RunConfig, run: StagedRun) -> str:
+    """The run's results and where to find its data, as Markdown."""
     steps = all_metrics(run.store)
     lines = summary(steps, validation_rewards(run.store, validations_of(config)))
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3")
+    endpoint = os.environ.get(ENDPOINT)
     return "\n".join(
         [
             f"# Run {run.name}",
-            f"{len(steps)} steps of {config.trainer.total_training_steps} are finished.",
+            f"{len(steps)} of {config.trainer.total_training_steps} steps are finished.",
             "",
             "```",
             *lines,
             "```",
             "",
-            f"Everything of it is in `{run.uri}`" + (f" at {endpoint}." if endpoint else "."),
+            f"All its data are in `{run.uri}`" + (f" at {endpoint}." if endpoint else "."),
             "",
             "```",
             f"retrace traces ls {run.uri}",

@@ -4,84 +4,84 @@
                                      └── with max_staleness 1, rollout N+1 runs beside train N
 
 The flow starts the workers, publishes plans, seals steps and watches; it moves no tensors. It may
-be killed at any moment: started again with the same config it attaches to the run and goes on
-with the first step that is not finished.
+be killed at any moment: when it is started again with the same config, it attaches to the run and
+goes on with the first unfinished step.
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from prefect.futures import PrefectFuture
 
-from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
 from pipeline.flows.artifacts import Artifacts
-from pipeline.flows.attempt import end_attempt
-from pipeline.flows.prepare import prepare
-from pipeline.flows.records import Run
 from pipeline.flows.steps import Context, record, rollout, train, validate
+from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import LaunchError, Screen, Workers
 from pipeline.report.loggers import Logger, TensorBoardLogger, tensorboard_folder
-from pipeline.report.metrics import all_metrics, read_validation
-from pipeline.report.tables import step_line
-from pipeline.store import Store, StoreError, keys
+from pipeline.report.run_metrics import (
+    StepMetrics,
+    finished_steps,
+    read_metrics,
+    read_validation,
+)
+from pipeline.report.tables import SHOWN_STEPS, recent_table, step_line
+from pipeline.run import keys
+from pipeline.run.attempts import Attempt, end_attempt, in_force
+from pipeline.store import Store, StoreError
 
 _STOP_GRACE_S = 30.0
 _FAILED_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerHost:
     """Where a run's workers are, and how they are reached."""
 
-    on_cluster: bool
-    """They are pods; otherwise processes of this machine."""
     begin: Callable[[Store, RunConfig], Attempt]
     """A new attempt, or the one to attach to."""
-    launch: Callable[[Run, Attempt], AbstractContextManager[Workers]]
+    launch: Callable[[RunConfig, StagedRun, Attempt], AbstractContextManager[Workers]]
     """Its workers, started or attached to."""
 
 
-def drive(config: RunConfig, screen: Screen, artifacts: Artifacts, place: Place) -> Run:
-    """Prepare a run, or attach to it, and take it to its last step.
+def drive(
+    config: RunConfig, run: StagedRun, screen: Screen, artifacts: Artifacts, host: WorkerHost
+) -> None:
+    """Take a staged run to its last step.
 
     Raises InputError before anything starts; LaunchError when workers cannot start, or fail too
     often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
     """
-    screen.phase("flow", "checking and staging inputs")
-    run = prepare(config, place.on_cluster)
-    screen.phase("flow", None)
     artifacts.link("store", run.uri)
-    if place.on_cluster:  # on a machine, `retrace run` has told them before
-        for note in run.notes:
-            screen.line(f"note: {note}")
-    attempt = place.begin(run.store, config)
-    finished = len(all_metrics(run.store))
+    attempt = host.begin(run.store, config)
+    config = in_force(config, attempt)
+    finished = finished_steps(run.store)
     if finished:
         screen.line(f"attached to {run.uri}: {finished} steps are finished already")
     for step in range(finished):  # an earlier start may have ended before it wrote them
         record(config, run, step)
-    to_validate = _to_validate(run, attempt, screen)
-    if finished < attempt.total_training_steps or to_validate:
+    to_validate = _to_validate(run, attempt, finished, screen)
+    if finished < config.trainer.total_training_steps or to_validate:
         with (
             _loggers(config) as loggers,
-            _workers(run, attempt, screen, place) as workers,
+            _workers(config, run, attempt, screen, host) as workers,
         ):
             context = Context(config, run, attempt, workers, screen, loggers)
             _steps(context, artifacts, finished, to_validate)
     else:  # workers of an attempt whose flow was lost at its very end may still wait for this
         end_attempt(run.store, attempt, "finished", "")
-    return run
 
 
 def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list[int]) -> None:
     """Take the run from its first unfinished step to its end."""
-    total = context.attempt.total_training_steps
+    total = context.config.trainer.total_training_steps
     staleness = context.config.trainer.max_staleness
     artifacts.progress(100.0 * first / total)
     rollouts: dict[int, PrefectFuture[None]] = {}
+    recent = _recent_metrics(context.run.store, first)
     validations = [validate.submit(context, v) for v in to_validate if v < first]
     for step in range(first, total):
         context.screen.phase("run", f"step {step} of {total}")
@@ -96,18 +96,23 @@ def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list
         if "console" in context.config.trainer.logger:
             context.screen.line(step_line(metrics, total))
         artifacts.progress(100.0 * (step + 1) / total)
-        artifacts.table(
-            "metrics", [{"step": s.step, **s.values} for s in all_metrics(context.run.store)]
-        )
+        recent.append(metrics)
+        artifacts.table("metrics", *recent_table(recent, context.run.uri))
     context.screen.phase("run", None)
     validations += [validate.submit(context, v) for v in to_validate if v >= max(first, total)]
     for validation in validations:
         validation.result()
 
 
-def _to_validate(run: Run, attempt: Attempt, screen: Screen) -> list[int]:
+def _recent_metrics(store: Store, finished: int) -> deque[StepMetrics]:
+    """Metrics of the newest finished steps; it drops the oldest when it is full."""
+    steps = range(max(0, finished - SHOWN_STEPS), finished)
+    found = [metrics for step in steps if (metrics := read_metrics(store, step)) is not None]
+    return deque(found, maxlen=SHOWN_STEPS)
+
+
+def _to_validate(run: StagedRun, attempt: Attempt, finished: int, screen: Screen) -> list[int]:
     """The versions whose validation is missing and still possible."""
-    finished = len(all_metrics(run.store))
     missing = [v for v in attempt.validations if read_validation(run.store, v) is None]
     gone = [v for v in missing if v <= finished and run.store.size(keys.policy(v)) is None]
     if gone:
@@ -116,7 +121,9 @@ def _to_validate(run: Run, attempt: Attempt, screen: Screen) -> list[int]:
 
 
 @contextlib.contextmanager
-def _workers(run: Run, attempt: Attempt, screen: Screen, place: Place) -> Iterator[Workers]:
+def _workers(
+    config: RunConfig, run: StagedRun, attempt: Attempt, screen: Screen, host: WorkerHost
+) -> Iterator[Workers]:
     """Start the workers or attach to them; end them in order, whatever happened.
 
     Workers that outlive the flow are left alone when the flow is only ended from outside (a pod
@@ -124,7 +131,7 @@ def _workers(run: Run, attempt: Attempt, screen: Screen, place: Place) -> Iterat
     """
     with contextlib.ExitStack() as stack:
         try:
-            workers = stack.enter_context(place.launch(run, attempt))
+            workers = stack.enter_context(host.launch(config, run, attempt))
         except LaunchError as error:
             _end_attempt(run, attempt, "failed", str(error), screen)
             raise
@@ -141,15 +148,17 @@ def _workers(run: Run, attempt: Attempt, screen: Screen, place: Place) -> Iterat
                 workers.stop(_STOP_GRACE_S if reason == "finished" else _FAILED_GRACE_S)
 
 
-def _end_attempt(run: Run, attempt: Attempt, reason: str, message: str, screen: Screen) -> None:
-    """Tell the workers to stop. If the run has failed because the store cannot be reached, neither
-    can they be told: what it failed of must not be hidden by that, and the launcher kills them."""
+def _end_attempt(
+    run: StagedRun, attempt: Attempt, reason: str, message: str, screen: Screen
+) -> None:
+    """Ask the workers to stop. If the run failed because the store cannot be reached, this fails
+    too; it must not hide the first failure, and the launcher kills the workers."""
     try:
         end_attempt(run.store, attempt, reason, message)
     except StoreError as error:
         if reason == "finished":
             raise
-        screen.line(f"the workers could not be told to stop and are killed: {error}")
+        screen.line(f"the workers could not be asked to stop and are killed: {error}")
 
 
 @contextlib.contextmanager

@@ -5,11 +5,11 @@ from typing import Protocol
 
 
 class LaunchError(Exception):
-    """Workers cannot be started or looked after; the text says why, and what to do."""
+    """Workers cannot be started or watched; the message gives the reason and the fix."""
 
 
 class StageFailedError(LaunchError):
-    """Workers of a stage ended too often; the text says which, how, and shows the log's end."""
+    """Workers of a stage ended too often; the message names the worker and ends with its log."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Workers(Protocol):
     def check(self) -> bool:
         """Restart what ended with an error; StageFailedError when that happened too often.
 
-        Called often and from several threads. Whether any worker is still queued for a place:
-        time spent so does not count.
+        Called often and from several threads. Returns whether a worker is still queued for a place
+        to run: that time does not count.
         """
 
     def stop(self, grace_s: float) -> None:
@@ -46,16 +46,16 @@ class Workers(Protocol):
         """
 
     def detach(self) -> bool:
-        """The flow is being ended from outside: whether the workers go on without it, for another
-        flow to attach to. If not, they have to be stopped. From now on `check` fails.
+        """The flow is being ended from outside. Returns whether the workers go on without it, so
+        that another flow can attach to them; if not, stop them. From now on `check` fails.
         """
 
 
 class Screen(Protocol):
-    """Where people see what a run is doing. Safe to use from several threads."""
+    """Shows people what a run is doing. Safe to use from several threads."""
 
     def phase(self, who: str, what: str | None) -> None:
-        """Say what a part of the run is doing now; None: nothing any more."""
+        """Show what a part of the run is doing now; None: it has finished."""
 
     def line(self, text: str) -> None:
-        """Say that something happened."""
+        """Show that something happened."""

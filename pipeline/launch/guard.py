@@ -42,7 +42,7 @@ def kill_descendants(child: subprocess.Popen[bytes]) -> None:
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        child.wait()  # reaped by its Popen and nobody else, or its exit code would be lost
+        child.wait()  # only its Popen may reap it, or its exit code would be lost
         psutil.wait_procs([p for p in alive if p.pid != child.pid], timeout=1)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.launch.base import Stage, StageFailedError
-from pipeline.launch.tail import last_lines
+from pipeline.launch.commands import rollout_command, training_command
+from pipeline.launch.tail import last_lines, rank_exit_codes
 
 _START_MARK = "=== start of worker"
+_KILLED = 128 + signal.SIGKILL
+"""The guard's exit code for a command that was killed."""
 
 
 @dataclass
@@ -31,8 +35,8 @@ class LocalWorkers:
 
     folder: Path
     """Log files: <stage>-<index>.log, appended to by each restart."""
-    say: Callable[[str], None]
-    """Called with a line when a worker is restarted."""
+    show: Callable[[str], None]
+    """Shows a line: a worker was restarted."""
     _workers: list[_Worker] = field(default_factory=list)
     _restarts: dict[str, int] = field(default_factory=dict)
     _failure: str | None = None
@@ -48,10 +52,10 @@ class LocalWorkers:
     def check(self) -> bool:
         """Restart workers that ended with an error; StageFailedError when too many did.
 
-        Always False: nobody queues for this machine.
+        Always False: this machine has no queue.
         """
         with self._lock:
-            if self._failure is not None:  # every thread that waits must hear of it
+            if self._failure is not None:  # every thread that waits gets it
                 raise StageFailedError(self._failure)
             for worker in self._workers:
                 code = worker.process.poll()
@@ -61,16 +65,17 @@ class LocalWorkers:
                     worker.ended = True
                     continue
                 stage = worker.stage
+                how = _how_it_ended(code, worker.log)
                 if self._restarts[stage.name] >= stage.max_restarts:
                     self._failure = (
-                        f"{stage.name} worker {worker.index} ended with exit code {code} after "
+                        f"{stage.name} worker {worker.index} ended with {how} after "
                         f"{self._restarts[stage.name]} restarts (launch.max_restarts). "
                         f"The end of {worker.log}:\n{_tail(worker.log)}"
                     )
                     raise StageFailedError(self._failure)
                 self._restarts[stage.name] += 1
-                self.say(
-                    f"{stage.name} worker {worker.index} ended with exit code {code}: restart "
+                self.show(
+                    f"{stage.name} worker {worker.index} ended with {how}: restart "
                     f"{self._restarts[stage.name]} of {stage.max_restarts}, see {worker.log}"
                 )
                 worker.process = _spawn(stage, worker.index, worker.log)
@@ -100,11 +105,11 @@ class LocalWorkers:
 
 @contextlib.contextmanager
 def local_workers(
-    folder: Path, stages: Sequence[Stage], say: Callable[[str], None]
+    folder: Path, stages: Sequence[Stage], show: Callable[[str], None]
 ) -> Iterator[LocalWorkers]:
     """Start stages as local processes; nothing of them is left after the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    workers = LocalWorkers(folder, say)
+    workers = LocalWorkers(folder, show)
     try:
         for stage in stages:
             workers.start(stage)
@@ -118,11 +123,7 @@ def rollout_stage(
 ) -> Stage:
     """The rollout workers of an attempt."""
     commands = tuple(
-        (
-            *(sys.executable, "-m", "operators.rollout", "--run-uri", run_uri),
-            *("--worker", str(index), "--attempt", str(attempt)),
-        )
-        for index in range(workers)
+        rollout_command(sys.executable, run_uri, str(index), attempt) for index in range(workers)
     )
     return Stage("rollout", commands, max_restarts, _environment(threads))
 
@@ -131,11 +132,7 @@ def training_stage(
     run_uri: str, attempt: int, ranks: int, max_restarts: int, threads: int
 ) -> Stage:
     """The training ranks of an attempt: one torchrun on this machine."""
-    command = (
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
-        *("-m", "operators.training", "--run-uri", run_uri, "--attempt", str(attempt)),
-    )
+    command = training_command(sys.executable, ["--standalone"], ranks, run_uri, attempt)
     return Stage("training", (command,), max_restarts, _environment(threads))
 
 
@@ -147,8 +144,8 @@ def threads_per_worker(workers: int, ranks: int, overlap: bool) -> int:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    # Threads that spin while they wait take the cores from whoever has work (measured: 5-30 times
-    # slower beside another busy process).
+    # Threads that spin while they wait take the cores from those with work (measured: 5 to 30
+    # times slower beside another busy process).
     return {
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -171,7 +168,24 @@ def _spawn(stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def _how_it_ended(code: int, log: Path) -> str:
+    """A worker's exit code. A worker or rank that was killed gets a hint: we did not kill it."""
+    killed = code in (_KILLED, -signal.SIGKILL)
+    if not killed and -signal.SIGKILL not in rank_exit_codes(_last_start(log)):
+        return f"exit code {code}"
+    return (
+        f"exit code {code} (killed by SIGKILL: perhaps by the kernel, which ran out of memory and "
+        "says so in `dmesg`; then lower actor_rollout_ref.rollout.cpu_kv_cache_gib, "
+        "actor_rollout_ref.rollout.trace_buffer_mib or launch.rollout_workers)"
+    )
+
+
 def _tail(log: Path) -> str:
-    """The lines of the worker's last start that say why it ended."""
+    """Why the worker ended: lines from the log of its last start."""
+    return last_lines(_last_start(log))
+
+
+def _last_start(log: Path) -> str:
+    """The log of the worker's last start."""
     text = log.read_text(errors="replace").rpartition(_START_MARK)[2]
-    return last_lines(text.partition("\n")[2])
+    return text.partition("\n")[2]

@@ -1,1 +1,1 @@
-"""What a run tells people: progress, tables, TensorBoard."""
+"""What people see of a run: progress, tables, TensorBoard."""

@@ -14,17 +14,17 @@ _WARNINGS_EVERY_S = 10.0
 
 
 class Display:
-    """Says what is happening. Safe to use from several threads.
+    """Shows what is happening. Safe to use from several threads.
 
     On a terminal the present phases are one live line with a clock; elsewhere (logs, CI) each new
-    phase is a line of its own.
+    phase is a separate line.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._status = Status("starting", console=console)
         self._phases: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._last_shown: dict[str, str] = {}
         self._lock = threading.Lock()
         self._started_s = time.monotonic()
 
@@ -42,7 +42,7 @@ class Display:
         self._status.stop()
 
     def phase(self, who: str, what: str | None) -> None:
-        """Say what a part of the run is doing now; None: nothing any more."""
+        """Show what a part of the run is doing now; None: it has finished."""
         with self._lock:
             if what is None:
                 self._phases.pop(who, None)
@@ -51,8 +51,8 @@ class Display:
             if self.console.is_terminal:
                 text = " · ".join(f"{who}: {what}" for who, what in self._phases.items())
                 self._status.update(f"{self._elapsed()} {text}")
-            elif what is not None and self._said.get(who) != what:
-                self._said[who] = what
+            elif what is not None and self._last_shown.get(who) != what:
+                self._last_shown[who] = what
                 self.console.print(
                     f"{self._elapsed()} {who}: {what}", highlight=False, soft_wrap=True
                 )
@@ -71,35 +71,35 @@ class LogDisplay:
     """The same for a run whose screen is a log: each new phase is a line. Safe to use from several
     threads."""
 
-    def __init__(self, say: Callable[[str], None], show: Callable[[str], None]) -> None:
-        """`say` is given lines, `show` all present phases whenever one changes."""
-        self._say = say
+    def __init__(self, log: Callable[[str], None], show: Callable[[str], None]) -> None:
+        """`log` takes lines; `show` takes all present phases whenever one changes."""
+        self._log = log
         self._show = show
         self._phases: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._last_shown: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def phase(self, who: str, what: str | None) -> None:
-        """Say what a part of the run is doing now; None: nothing any more."""
+        """Show what a part of the run is doing now; None: it has finished."""
         with self._lock:
             if what is None:
                 self._phases.pop(who, None)
             else:
                 self._phases[who] = what
-                if self._said.get(who) != what:
-                    self._said[who] = what
-                    self._say(f"{who}: {what}")
+                if self._last_shown.get(who) != what:
+                    self._last_shown[who] = what
+                    self._log(f"{who}: {what}")
             text = " · ".join(f"{who}: {what}" for who, what in self._phases.items())
         self._show(text)
 
     def line(self, text: str) -> None:
-        """Say that something happened."""
-        self._say(text)
+        """Show that something happened."""
+        self._log(text)
 
 
 @contextlib.contextmanager
 def warnings_of(logger: str, line: Callable[[str], None]) -> Iterator[None]:
-    """Say a logger's warnings too, at most one in ten seconds: waits say so at each try."""
+    """Show a logger's warnings too, at most one in ten seconds: a wait warns at each try."""
     handler = _Lines(line)
     logging.getLogger(logger).addHandler(handler)
     try:

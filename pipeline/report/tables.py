@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from pipeline.report.metrics import Metrics, StepMetrics
+from pipeline.report.run_metrics import Metrics, StepMetrics
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,20 @@ COLUMNS = (
     Column("time/train_s", "train s", ".1f"),
 )
 
+SHOWN_STEPS = 100
+"""The most rows of the table in Prefect's UI, which every step sends as a whole."""
+
+
+def recent_table(recent: Sequence[StepMetrics], uri: str) -> tuple[list[dict[str, Any]], str]:
+    """The table in Prefect's UI: its rows, and a line that names their steps.
+
+    `recent` are the newest finished steps of the run at `uri`, at most SHOWN_STEPS, at least one.
+    """
+    rows = [{"step": step.step, **step.values} for step in recent]
+    finished = recent[-1].step + 1
+    note = f"The newest {len(rows)} of {finished} finished steps; all: {uri}/steps/*/metrics.json"
+    return rows, note
+
 
 def closing_table(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]) -> Table:
     """All steps of a run, narrow enough for 80 characters.
@@ -54,7 +69,7 @@ def closing_table(steps: Sequence[StepMetrics], validation: Mapping[int, float |
 
 
 def summary(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]) -> list[str]:
-    """What a run came to: from where to where, with and without replay."""
+    """A run's results: rewards at its start and end, mismatch with and without replay."""
     lines = []
     if steps:
         first, last = (step.values.get("reward/mean") for step in (steps[0], steps[-1]))

@@ -1,4 +1,4 @@
-"""Advantages: what a sample's reward says about its tokens."""
+"""Advantages, computed from the rewards of a group's samples."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +12,16 @@ def grpo_advantages(
 ) -> npt.NDArray[np.float32]:
     """Group-relative advantages: A = (r - mean(group)) / (std(group) + 1e-6).
 
-    X samples in any order; `groups` names or numbers the group of each; G groups. The standard
-    deviation is the unbiased one (divided by n - 1). Without `normalise` the mean alone is
+    X samples in any order; `groups` has the name or number of each sample's group; G groups. The
+    standard deviation is the unbiased one (divided by n - 1). Without `normalise` only the mean is
     subtracted (Dr. GRPO, arXiv 2503.20783).
 
-    A reward of NaN means that the sample is masked: it takes no part in its group's mean and
-    standard deviation, and its advantage is 0. A group with one reward left has mean 0 and
-    standard deviation 1: with nothing to compare with, the reward itself is the advantage.
+    A reward of NaN masks the sample: it does not count in its group's mean and standard deviation,
+    and its advantage is 0. A group with a single reward has mean 0 and standard deviation 1: with
+    nothing to compare it with, the reward itself is the advantage.
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1; conventions (unbiased, epsilon, groups of
-    one) from verl's compute_grpo_outcome_advantage. Deviation: computed in float64, verl's float32.
+    one) from verl's compute_grpo_outcome_advantage. Difference: float64 here, float32 in verl.
     """
     _, group_X = np.unique(groups, return_inverse=True)
     known_X = ~np.isnan(rewards_X)

@@ -1,7 +1,7 @@
 """Losses per token, on tensors of any library whose tensors have torch's methods.
 
-This module imports no tensor library: it works through methods alone, so that `pipeline` stays
-light. All arguments and results have one shape, written `_BN` (B samples, N positions), float32.
+This module imports no tensor library and uses methods only, so that `pipeline` stays light. All
+arguments and results have one shape, written `_BN` (B samples, N positions), float32.
 Nothing here is masked or averaged: the caller multiplies by its loss mask, sums, and divides by
 the mini-batch's number of tokens (verl's loss_agg_mode token-mean).
 """
@@ -25,7 +25,7 @@ class PolicyLoss:
     dual_clipped_BN: Tensor
     """Bool: the dual clip changed the loss (verl's pg_clipfrac_lower)."""
     log_ratio_BN: Tensor
-    """log(new / old), clamped to +-20 as verl does against overflow."""
+    """log(new / old), clamped to +-20 against overflow, as in verl."""
 
 
 def policy_loss(
@@ -83,7 +83,7 @@ def importance_weight(old_logprobs_BN: Tensor, engine_BN: Tensor, threshold: flo
     """Truncated importance sampling: min(exp(old - engine), threshold), without gradient.
 
     `old_logprobs_BN` are the trainer's at the step's start, `engine_BN` those of the distribution
-    that was sampled from. The log-ratio is clamped to +-20 as verl does against overflow.
+    that was sampled from. The log-ratio is clamped to +-20 against overflow, as in verl.
 
     Source: F. Yao et al., Your efficient RL framework secretly brings you off-policy RL training
     (2025); verl's algorithm.rollout_correction with rollout_is=token.

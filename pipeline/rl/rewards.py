@@ -1,7 +1,7 @@
 """Rewards: a Python function with verl's compute_score signature, from one self-contained file.
 
-compute_score(data_source, solution_str, ground_truth, extra_info) -> number, or a dict with
-"score" and further entries that are stored beside the sample
+compute_score(data_source, solution_str, ground_truth, extra_info) returns a number, or a dict with
+"score" and further entries, which are stored with the sample.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from typing import Any
 RewardFunction = Callable[..., Any]
 
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""Passed by keyword, as verl does."""
+"""Names of the arguments, which are passed by keyword, as in verl."""
 
 
 class RewardError(Exception):
@@ -29,7 +29,7 @@ class RewardError(Exception):
 
 @dataclass(frozen=True)
 class Score:
-    """What a reward function said of a sample. Example: Score(1.0, {'format_ok': True})."""
+    """A reward function's result for a sample. Example: Score(1.0, {'format_ok': True})."""
 
     reward: float
     """Finite."""
@@ -38,10 +38,10 @@ class Score:
 
 
 def load_reward(source: bytes | Path, name: str) -> RewardFunction:
-    """The function `name` of a reward file, given as its path or its content.
+    """Load the function `name` of a reward file, given by path or content.
 
-    The file runs by itself: its folder is not searched for other modules. Raises RewardError when
-    it cannot be read or run, or has no such function taking verl's four arguments.
+    The file must be self-contained: its folder is not searched for other modules. Raises
+    RewardError when it cannot be read or run, or has no such function with verl's four parameters.
     """
     if isinstance(source, Path):
         label = str(source)
@@ -78,8 +78,8 @@ def score(
 ) -> Score:
     """Call a reward function on one sample.
 
-    Raises RewardError, naming the sample, when the function raises or returns anything but a
-    finite number or a dict with a finite "score" and JSON values. Never 0 for want of a reward.
+    Raises RewardError, naming the sample, when the function raises or returns anything but a finite
+    number or a dict with a finite "score" and JSON values. A missing reward never becomes 0.
     """
     where = f"sample {sample_id} (data source {data_source!r})"
     try:
@@ -111,7 +111,7 @@ def _run(label: str, content: bytes) -> types.ModuleType:
     digest = hashlib.sha256(content).hexdigest()
     module = types.ModuleType(f"retrace_reward_{digest[:16]}")
     module.__file__ = f"<{label}>"
-    # Dataclasses look their module up by name, and tracebacks their lines.
+    # Dataclasses look up their module by name, and tracebacks look up source lines.
     sys.modules[module.__name__] = module
     try:
         text = content.decode()

@@ -1,12 +1,8 @@
 """The object store: the only thing that flow, rollout and training share.
 
-Every object is written once. Only commit objects (*.json) have names that others can compute;
-`keys` owns those names, `commit` creates and reads them, `wait` waits for them.
+Every object is written once. `schemes` lists the kinds of store and opens them; `base` defines what
+each must do. The names of a run's objects, commits and waiting are in pipeline.run.
 """
-
-import re
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from pipeline.store.base import (
     ObjectExistsError,
@@ -17,7 +13,7 @@ from pipeline.store.base import (
     StoreError,
     Upload,
 )
-from pipeline.store.file import FileStore
+from pipeline.store.schemes import is_remote, open_store, same_place, shown_uri
 
 __all__ = [
     "ObjectExistsError",
@@ -27,32 +23,8 @@ __all__ = [
     "Store",
     "StoreError",
     "Upload",
+    "is_remote",
     "open_store",
+    "same_place",
     "shown_uri",
 ]
-
-
-def shown_uri(uri: str) -> str:
-    """A URI as it may be shown: without a password that somebody has written into it."""
-    return re.sub("//[^/@]*@", "//***@", uri)
-
-
-def open_store(uri: str) -> Store:
-    """The store at a folder, a file:// URI or an s3://bucket/prefix URI.
-
-    What the URI does not say (endpoint, region, credentials) is in the environment, see settings.
-    Nothing is connected to yet. Raises StoreError for any other scheme or a wrong URI.
-    """
-    parts = urlsplit(uri)
-    if parts.scheme == "":
-        return FileStore(Path(uri))
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return FileStore(Path(unquote(parts.path)))
-    if parts.scheme == "s3":
-        # Imported here: boto3 takes a third of a second, and files need it not.
-        from pipeline.store.s3 import S3Store
-
-        return S3Store(uri)
-    raise StoreError(
-        f"store {shown_uri(uri)!r}: scheme {parts.scheme!r} is not known; use a folder, file:// or s3://"
-    )

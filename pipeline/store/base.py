@@ -1,4 +1,4 @@
-"""The object store seam: what every backend must do, and the errors it must raise."""
+"""The interface of the object store: what every backend must do, and the errors it must raise."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import BinaryIO, Protocol, Self
 
 
 class StoreError(Exception):
-    """The object store did not do what was asked; the text says key, operation and store."""
+    """A store operation failed; the text names key, operation and store."""
 
 
 class ObjectMissingError(StoreError):
@@ -18,7 +18,7 @@ class ObjectMissingError(StoreError):
 
 
 class ObjectExistsError(StoreError):
-    """A conditional create found the object there already."""
+    """A conditional create found that the object exists."""
 
 
 class RefusedError(StoreError):
@@ -35,11 +35,11 @@ class ObjectInfo:
     modified_s: float
     """Seconds since the epoch, by the store's clock."""
     upload: str = ""
-    """Of debris: which unfinished upload it is, where the key alone does not say it."""
+    """For debris: id of the unfinished upload, where the key alone does not identify it."""
 
 
 def check_key(key: str) -> None:
-    """Raise StoreError for a key that would leave the store, or not survive as a file's path."""
+    """Raise StoreError for a key that leaves the store or cannot be a file's path."""
     if any(part in ("", ".", "..") for part in key.split("/")):
         raise StoreError(f"object key {key!r}: empty or relative parts are not allowed")
     if not key.isprintable():
@@ -48,9 +48,10 @@ def check_key(key: str) -> None:
 
 @contextmanager
 def file_pieces(path: Path, piece: int, what: str) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """(bytes of a local file, its content in pieces of at most `piece` bytes).
+    """Give the size of a local file in bytes, and its content in pieces of at most `piece` bytes.
 
-    Raises StoreError, which begins with `what`, if the file cannot be read or is cut off meanwhile.
+    Raises StoreError, which begins with `what`, if the file cannot be read or gets shorter
+    meanwhile.
     """
 
     def pieces(source: BinaryIO, size: int) -> Iterator[bytes]:
@@ -74,14 +75,14 @@ def file_pieces(path: Path, piece: int, what: str) -> Iterator[tuple[int, Iterat
 
 
 class Upload(Protocol):
-    """An object on its way into the store, written piece by piece in bounded memory.
+    """The upload of an object, written piece by piece in bounded memory.
 
-    It is a context: when the block is left without `finish`, what was sent is taken back and there
-    is no object.
+    It is a context manager: leaving the block without `finish` discards what was sent, and no
+    object is created.
     """
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append bytes and return how many; may wait for earlier ones to be sent."""
+        """Append bytes and return their number; may wait until earlier ones are sent."""
 
     def finish(self) -> None:
         """Create the object, durably, or raise ObjectExistsError and change nothing."""
@@ -99,7 +100,7 @@ class Upload(Protocol):
 class Store(Protocol):
     """Flat objects under '/'-separated keys. Objects are written once and never changed.
 
-    Every method may raise StoreError. Nothing else leaves a backend.
+    Every method may raise StoreError, and no other exception.
     """
 
     uri: str
@@ -115,39 +116,39 @@ class Store(Protocol):
         """Create an object piece by piece. Nothing is visible before `finish`."""
 
     def read(self, key: str) -> bytes:
-        """The whole object. Raises ObjectMissingError."""
+        """Read the whole object. Raises ObjectMissingError."""
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`. Raises ObjectMissingError; StoreError if short."""
+        """Read `length` bytes from `offset`. Raises ObjectMissingError; StoreError if too short."""
 
     def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Exactly `length` bytes for each (offset, length), in the order given.
+        """Read exactly `length` bytes for each (offset, length), in the order given.
 
-        Neighbours are fetched together and several requests run at once, where that is faster.
-        Raises as read_range.
+        Where that is faster, neighbouring ranges are fetched together and requests run in parallel.
+        Raises the errors of read_range.
         """
 
     def size(self, key: str) -> int | None:
-        """Bytes of the object, None if there is none."""
+        """The object's size in bytes; None if it does not exist."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Objects whose key starts with the prefix, in key order."""
+        """List the objects whose keys start with the prefix, in key order."""
 
     def delete(self, key: str) -> None:
-        """Remove an object; nothing happens if there is none."""
+        """Remove an object; nothing happens if it does not exist."""
 
     def debris(self, prefix: str) -> Iterator[ObjectInfo]:
-        """What uploads that were never finished have left: no objects, but they take space.
+        """List what unfinished uploads have left: no objects, but it takes space.
 
-        `prefix` is empty or ends in '/'. An upload that is still going on is among them: only its
-        `modified_s`, when something was last written to it, tells.
+        `prefix` is empty or ends in '/'. Uploads in progress are listed too: only `modified_s`, the
+        time of the last write, distinguishes them.
         """
 
     def discard(self, info: ObjectInfo) -> None:
-        """Remove an item of `debris`; nothing happens if it is gone, or was finished since."""
+        """Remove an item of `debris`; nothing happens if it is gone or has been finished."""
 
     def probe(self) -> None:
-        """Raise StoreError unless objects can be created here, each name once; leaves nothing.
+        """Raise StoreError unless objects can be created here, each key once; leave nothing behind.
 
-        A place that does not exist yet and would be made by the first object is not made.
+        A folder that the first object would make is not made.
         """

@@ -80,7 +80,7 @@ class FileStore:
                 status = self._path(key).stat()
         except ObjectMissingError:
             return None
-        # A folder is where keys go on, not an object.
+        # A folder is the beginning of longer keys, not an object.
         return None if S_ISDIR(status.st_mode) else status.st_size
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -120,7 +120,7 @@ class FileStore:
         self.delete(info.key)
 
     def probe(self) -> None:
-        """See Store.probe: the nearest folder that exists is written to."""
+        """See Store.probe. The test object is written to the nearest existing folder."""
         folder = self._root
         while not os.path.lexists(folder):
             folder = folder.parent
@@ -175,7 +175,7 @@ class _FileUpload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(OSError):  # of a full disk, again
+        with contextlib.suppress(OSError):  # the full disk's error, again
             self._out.close()
         with contextlib.suppress(OSError):
             self._temporary.unlink(missing_ok=True)

@@ -58,7 +58,7 @@ class S3Store:
         """See Store.create_from_file."""
         with file_pieces(path, PIECE, f"create {key} in {self.uri}") as (size, pieces):
             if size > PART and self.size(key) is not None:
-                # Refused anyway, but only after all was sent.
+                # The server would refuse it too, but only after everything was sent.
                 raise ObjectExistsError(f"create {key} in {self.uri}: it exists already")
             part_size = max(PART, -(-size // MAX_PARTS))
             with self._upload(key, part_size) as upload:
@@ -86,14 +86,14 @@ class S3Store:
         found = self._client.call(f"read {key}", "GetObject", request)
         if isinstance(found, bytes):
             return found
-        return self.read_range(key, 0, found)  # large: several requests at once
+        return self.read_range(key, 0, found)  # large: in parallel requests
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """See Store.read_range."""
         return self.read_ranges(key, [(offset, length)])[0]
 
     def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See Store.read_ranges. Objects never change, so pieces of one fit together."""
+        """See Store.read_ranges. Objects never change, so their pieces fit together."""
         found = spans(ranges)
         if not found and self.size(key) is None:
             raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
@@ -113,7 +113,7 @@ class S3Store:
         return result
 
     def _read_pieces(self, key: str, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """The bytes of each (offset, end), in order; fewer where the object ends."""
+        """Yield the bytes of each (offset, end), in order; fewer where the object ends."""
         if len(pieces) == 1:
             yield self._read_piece(key, *pieces[0], None)
             return
@@ -123,7 +123,7 @@ class S3Store:
             for future in futures:
                 yield future.result()
         finally:
-            # After an error the rest is of no use to anybody.
+            # After an error the other pieces are useless.
             stop.set()
             for future in futures:
                 future.cancel()
@@ -159,7 +159,7 @@ class S3Store:
         except ObjectMissingError:
             return None
         except RefusedError:
-            # The answer to HEAD cannot say why it was refused; the answer to GET does.
+            # The answer to HEAD holds no reason for the refusal; the answer to GET does.
             return self._size_by_get(key)
         return answer["ContentLength"]
 
@@ -210,8 +210,8 @@ class S3Store:
     def debris(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.debris: multipart uploads.
 
-        MinIO lists uploads only while it runs: those begun before its last start are not found
-        (it removes them itself after a day).
+        MinIO does not list uploads that were begun before its last start (it removes them itself
+        after a day).
         """
         return unfinished_uploads(self._client, self._root, prefix)
 
@@ -251,8 +251,20 @@ class S3Store:
         return self._root + key
 
 
+def make_bucket(uri: str, patience_s: float) -> bool:
+    """Make the bucket of a store if it is missing; return whether it was. Raises StoreError."""
+    bucket, _ = _parse(uri)
+    client = S3Client(bucket, uri, patience_s)
+    try:
+        client.call("look for the bucket", "HeadBucket", lambda s3: s3.head_bucket(Bucket=bucket))
+    except ObjectMissingError:
+        client.call("make the bucket", "CreateBucket", lambda s3: s3.create_bucket(Bucket=bucket))
+        return True
+    return False
+
+
 def _parse(uri: str) -> tuple[str, str]:
-    """Bucket and prefix. Raises StoreError, which does not repeat what may hold a password."""
+    """Split a URI into bucket and prefix. Raises StoreError, without a part that may be secret."""
     bucket, _, prefix = uri.removeprefix(_SCHEME).partition("/")
     if "@" in bucket:
         raise StoreError(

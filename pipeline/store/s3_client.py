@@ -1,8 +1,8 @@
-"""Requests to one S3 bucket: boto3's client, retries, credentials, errors that say everything.
+"""Requests to one S3 bucket: boto3's client, retries, credentials, complete error messages.
 
-Settings come from where boto3 takes them (environment, profile, web identity), so that a worker
-needs nothing but its environment; see pipeline.store.settings for what `store.*` adds. botocore's
-own retries are off: one place decides how long to wait and says so.
+Settings come from boto3's own sources (environment, profile, web identity), so that a worker needs
+nothing but its environment; see pipeline.store.settings for what `store.*` adds. botocore's own
+retries are off: this module alone decides how long to wait, and logs it.
 """
 
 import logging
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client as BotoClient
 
 log = logging.getLogger(__name__)
-# At INFO every new session says where it found its credentials.
+# At INFO every new session logs where it found its credentials.
 logging.getLogger("botocore").setLevel(logging.WARNING)
 
 PATIENCE_S = 120.0
-"""How long a request is tried again: a server that restarts, or a network that is mended."""
+"""How long a request is retried: enough for a server's restart or a short network failure."""
 CONNECTIONS = 16
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 
 class RangeBeyondError(StoreError):
-    """The first byte asked for is behind the object's end."""
+    """The first requested byte is beyond the object's end."""
 
 
 class UploadGoneError(StoreError):
@@ -54,7 +54,7 @@ class UploadGoneError(StoreError):
 
 
 class S3Client:
-    """One bucket; safe to use from several threads. The connection is made by the first request."""
+    """A client of one bucket, safe for several threads. The first request makes the connection."""
 
     def __init__(self, bucket: str, uri: str, patience_s: float = PATIENCE_S) -> None:
         self.bucket = bucket
@@ -70,12 +70,11 @@ class S3Client:
         request: Callable[["BotoClient"], _T],
         stop: threading.Event | None = None,
     ) -> _T:
-        """Make a request until it succeeds, or must be given up.
+        """Repeat a request until it succeeds or cannot succeed.
 
         `what` begins every error: 'read run.json'. `request` is called again after resets,
         timeouts, throttling, 5xx and conflicts until `patience_s` seconds after the first failure,
-        and once with new credentials when the server does not take the old ones. `stop` ends the
-        waiting.
+        and once with new credentials when the server rejects the old ones. `stop` ends the waiting.
         Raises ObjectMissingError (404), ObjectExistsError (412), RangeBeyondError (416),
         UploadGoneError, RefusedError (403 and the like), StoreError after `patience_s`.
         """
@@ -88,42 +87,45 @@ class S3Client:
                 tries += 1
                 first_failure = first_failure or time.monotonic()
                 verdict = judge(error)
-                said = self._describe(what, operation, client, verdict)
+                text = self._describe(what, operation, client, verdict)
                 if verdict.kind is Kind.CREDENTIALS and not refreshed:
                     refreshed = True
-                    log.warning("%s; fetching the credentials anew", said)
+                    log.warning("%s; fetching the credentials anew", text)
                     self._forget(client)
                     continue
                 if verdict.kind is not Kind.RETRY:
-                    raise _error(verdict, said) from error
-                self._pause(said, tries, first_failure, stop, error)
+                    raise _error(verdict, text) from error
+                self._pause(text, tries, first_failure, stop, error)
             else:
                 if tries:
                     log.warning(
                         "%s in %s: answered at try %d, %.1f s after the first failure",
-                        *(what, self._uri, tries + 1, time.monotonic() - first_failure),
+                        what,
+                        self._uri,
+                        tries + 1,
+                        time.monotonic() - first_failure,
                     )
                 return answer
 
     def _pause(
         self,
-        said: str,
+        text: str,
         tries: int,
         first_failure: float,
         stop: threading.Event | None,
         error: Exception,
     ) -> None:
-        """Wait before the next try; raise StoreError when there is none."""
+        """Wait before the next try; raise StoreError when no time is left for one."""
         left_s = first_failure + self._patience_s - time.monotonic()
-        # Jitter: many workers must not come back to a struggling server all at once.
+        # Jitter: many workers must not return to a struggling server at the same moment.
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (tries - 1)) * random.uniform(0.5, 1)
         if pause_s > left_s:
-            raise StoreError(f"{said}; tried {tries} times in {self._patience_s:.0f} s") from error
-        log.warning("%s; try %d follows, given up in %.0f s", said, tries + 1, left_s)
+            raise StoreError(f"{text}; tried {tries} times in {self._patience_s:.0f} s") from error
+        log.warning("%s; try %d follows, given up in %.0f s", text, tries + 1, left_s)
         if stop is None:
             time.sleep(pause_s)
         elif stop.wait(pause_s):
-            raise StoreError(f"{said}; stopped") from error
+            raise StoreError(f"{text}; stopped") from error
 
     def _client(self, what: str) -> "BotoClient":
         with self._lock:
@@ -131,7 +133,7 @@ class S3Client:
                 try:
                     self._boto = _make_client()
                 except (BotoCoreError, ValueError) as error:
-                    # ValueError: of an endpoint that is no URL. Neither names a secret.
+                    # ValueError: the endpoint is not a URL. Neither text holds a secret.
                     raise StoreError(
                         f"{what} in {self._uri}: {type(error).__name__}: {error}; correct the AWS "
                         "settings (environment, profile)"
@@ -151,25 +153,25 @@ class S3Client:
             return f"{what} in {self._uri}: it exists already (at {_host(client)})"
         return (
             f"{what} in {self._uri}: {operation} in bucket {self.bucket} at {_host(client)}: "
-            f"{verdict.said}; {verdict.fix}"
+            f"{verdict.text}; {verdict.fix}"
         )
 
 
-def _error(verdict: Verdict, said: str) -> StoreError:
+def _error(verdict: Verdict, text: str) -> StoreError:
     kinds: dict[Kind, type[StoreError]] = {
         Kind.MISSING: ObjectMissingError,
         Kind.EXISTS: ObjectExistsError,
         Kind.GONE: UploadGoneError,
         Kind.BEYOND: RangeBeyondError,
     }
-    return kinds.get(verdict.kind, RefusedError)(said)
+    return kinds.get(verdict.kind, RefusedError)(text)
 
 
 def _make_client() -> "BotoClient":
     session = boto3.session.Session()
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if bundle and not Path(bundle).exists():
-        # botocore would say so only in mid-connection, as something to try again.
+        # botocore would report it only while connecting, as an error that may be retried.
         raise ValueError(f"AWS_CA_BUNDLE: found {bundle}, which does not exist")
     styles: dict[str, Literal["path", "virtual"]] = {"true": "path", "false": "virtual"}
     path_style = os.environ.get(PATH_STYLE)
@@ -177,7 +179,7 @@ def _make_client() -> "BotoClient":
         raise ValueError(f"{PATH_STYLE}: found {path_style!r}, expected true or false")
     return session.client(
         "s3",
-        # boto3 knows AWS_DEFAULT_REGION only; every other SDK reads AWS_REGION.
+        # boto3 reads AWS_DEFAULT_REGION only; every other SDK reads AWS_REGION.
         region_name=os.environ.get("AWS_REGION") or session.region_name or "us-east-1",
         config=Config(
             retries={"total_max_attempts": 1},
@@ -191,6 +193,6 @@ def _make_client() -> "BotoClient":
 
 
 def _host(client: "BotoClient") -> str:
-    """The endpoint, without a password that a URL may carry."""
+    """The endpoint without the credentials that its URL may contain."""
     parts = urlsplit(client.meta.endpoint_url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -1,4 +1,4 @@
-"""Multipart uploads that were never finished: no objects, but they take space."""
+"""Unfinished multipart uploads: no objects, but they take space."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def unfinished_uploads(client: S3Client, root: str, prefix: str) -> Iterator[ObjectInfo]:
-    """The uploads of keys below `root + prefix`, each with the size and last time of its parts."""
-    # All of the bucket: MinIO takes a prefix for the whole name of an object.
+    """Yield uploads of keys below `root + prefix`, with the size and last time of their parts."""
+    # List the whole bucket: MinIO treats a prefix as the full name of an object.
     key_marker = upload_marker = ""
     while True:
         page = _uploads(client, prefix, key_marker, upload_marker)
@@ -46,7 +46,7 @@ def _with_parts(client: S3Client, item: "MultipartUploadTypeDef", key: str) -> O
     while True:
         try:
             page = _parts(client, item, marker)
-        except (UploadGoneError, ObjectMissingError):  # since it was listed
+        except (UploadGoneError, ObjectMissingError):  # ended since it was listed
             break
         for part in page.get("Parts", ()):
             size += part["Size"]

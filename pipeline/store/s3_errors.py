@@ -1,4 +1,4 @@
-"""What to do about a request to S3 that failed, and what to tell the user."""
+"""Judgement of failed requests to S3: what the client does next, and what the user can do."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,11 +8,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 FAILURES = (BotoCoreError, ClientError, HTTPError)
-"""Everything that a request may raise; the last while an answer's body is read."""
+"""All exceptions that a request may raise; the last one comes from reading an answer's body."""
 
 
 class Kind(Enum):
-    """What a failed request asks for."""
+    """Kinds of failure, by what must follow."""
 
     MISSING = "there is no such object"
     EXISTS = "a condition did not hold: the object is there"
@@ -28,8 +28,8 @@ class Verdict:
     """A judged failure."""
 
     kind: Kind
-    said: str
-    """What the server, or the library, said."""
+    text: str
+    """The server's or library's own message."""
     fix: str
     """What the user can do."""
 
@@ -43,7 +43,7 @@ _CREDENTIALS = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
 }
-# Damaged or cut off on the way: S3 answers 400, but the next try may arrive whole.
+# Damaged or cut off in transit: S3 answers 400, but the next try may arrive intact.
 _DAMAGED = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentChecksumMismatch"}
 _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
@@ -60,54 +60,54 @@ _PERMISSION_FIX = (
 
 
 def judge(error: Exception) -> Verdict:
-    """What kind of failure one of FAILURES is."""
+    """Judge one of FAILURES."""
     if isinstance(error, ClientError):
         return _judge_answer(error)
-    said = f"{type(error).__name__}: {error}"
-    if "CERTIFICATE_VERIFY_FAILED" in said:
-        return Verdict(Kind.FATAL, said, "name the CA file (AWS_CA_BUNDLE, store.ca_bundle)")
+    text = f"{type(error).__name__}: {error}"
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return Verdict(Kind.FATAL, text, "name the CA file (AWS_CA_BUNDLE, store.ca_bundle)")
     if isinstance(
         error,
-        # An answer that ended early or was damaged, and whatever else connections suffer.
+        # Truncated or damaged answers, and all other connection errors.
         boto.HTTPClientError
         | boto.ConnectionError
         | boto.IncompleteReadError
         | boto.FlexibleChecksumError
         | HTTPError,
     ):
-        return Verdict(Kind.RETRY, said, _SERVER_FIX)
+        return Verdict(Kind.RETRY, text, _SERVER_FIX)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
-        return Verdict(Kind.FATAL, said, _KEYS_FIX)
-    return Verdict(Kind.FATAL, said, "correct the AWS settings (environment, profile)")
+        return Verdict(Kind.FATAL, text, _KEYS_FIX)
+    return Verdict(Kind.FATAL, text, "correct the AWS settings (environment, profile)")
 
 
 def _judge_answer(error: ClientError) -> Verdict:
-    """Judge what the server said. An answer to HEAD has a status but no code and no text."""
+    """Judge a server's answer. An answer to HEAD has a status but no code and no message."""
     answer = error.response
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code = answer.get("Error", {}).get("Code", "")
-    said = f"the server said {status} {code}: {answer.get('Error', {}).get('Message', '')}"
+    text = f"the server said {status} {code}: {answer.get('Error', {}).get('Message', '')}"
     if code == "NoSuchBucket":
-        return Verdict(Kind.FATAL, said, "create the bucket, or name another one")
+        return Verdict(Kind.FATAL, text, "create the bucket, or name another one")
     if code == "NoSuchUpload":
         fix = "another process has completed or swept it: make the object again"
-        return Verdict(Kind.GONE, said, fix)
+        return Verdict(Kind.GONE, text, fix)
     if status == 404:
-        return Verdict(Kind.MISSING, said, "")
+        return Verdict(Kind.MISSING, text, "")
     if status == 412:
-        return Verdict(Kind.EXISTS, said, "")
+        return Verdict(Kind.EXISTS, text, "")
     if status == 416:
-        return Verdict(Kind.BEYOND, said, "")
+        return Verdict(Kind.BEYOND, text, "")
     if code in _CREDENTIALS:
-        return Verdict(Kind.CREDENTIALS, said, _KEYS_FIX)
+        return Verdict(Kind.CREDENTIALS, text, _KEYS_FIX)
     if code in _CONFLICTS | _DAMAGED | _BUSY or status == 429:
-        return Verdict(Kind.RETRY, said, _SERVER_FIX)
-    if status == 501:  # the server knows the request and will never serve it
-        return Verdict(Kind.FATAL, said, "use a server with this part of S3")
+        return Verdict(Kind.RETRY, text, _SERVER_FIX)
+    if status == 501:  # the server does not implement the request
+        return Verdict(Kind.FATAL, text, "use a server with this part of S3")
     if status >= 500:
-        return Verdict(Kind.RETRY, said, _SERVER_FIX)
+        return Verdict(Kind.RETRY, text, _SERVER_FIX)
     if code == "RequestTimeTooSkewed":
-        return Verdict(Kind.FATAL, said, "set this machine's clock")
+        return Verdict(Kind.FATAL, text, "set this machine's clock")
     if status == 403:
-        return Verdict(Kind.FATAL, said, _PERMISSION_FIX)
-    return Verdict(Kind.FATAL, said, "correct the place or the AWS settings")
+        return Verdict(Kind.FATAL, text, _PERMISSION_FIX)
+    return Verdict(Kind.FATAL, text, "correct the place or the AWS settings")

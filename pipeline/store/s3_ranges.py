@@ -1,33 +1,33 @@
-"""Which requests fetch a set of byte ranges: neighbours together, large ones in pieces."""
+"""The requests that fetch a set of byte ranges: neighbours together, large ranges in pieces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 PIECE = 8 << 20
-"""Most bytes of one request. Larger ranges are fetched in pieces, several at once."""
+"""Maximum bytes of one request. Larger ranges are fetched in pieces, several in parallel."""
 _FREE_GAP = 4 << 10
 _GAP_SHARE = 20
-"""Bytes between neighbours are fetched with them up to 1/20 of the bytes wanted (or 4 KiB): a
-request costs more time than that, and a slice is to be read with at most 1.1 x its own bytes."""
+"""Gaps between neighbours are fetched too, up to 1/20 of the wanted bytes (or 4 KiB): another
+request would take longer, and reading a slice must fetch at most 1.1 x its own bytes."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring ranges that are fetched as one. Example: Span(100, 400, ((2, 100, 50), ...))."""
+    """Neighbouring ranges, fetched as one. Example: Span(100, 400, ((2, 100, 50), ...))."""
 
     offset: int
     end: int
     members: tuple[tuple[int, int, int], ...]
-    """(number of the range, its offset, its length)."""
+    """Number, offset and length of each range."""
 
     def pieces(self) -> list[tuple[int, int]]:
-        """(offset, end) of each request."""
+        """The (offset, end) of each request."""
         starts = range(self.offset, self.end, PIECE)
         return [(start, min(start + PIECE, self.end)) for start in starts]
 
 
 def spans(ranges: Sequence[tuple[int, int]]) -> list[Span]:
-    """What to fetch for each (offset, length); empty ranges need nothing. Ascending by offset."""
+    """The spans that cover each (offset, length), ascending; empty ranges need none."""
     found: list[Span] = []
     order = sorted((offset, length, n) for n, (offset, length) in enumerate(ranges) if length)
     wanted = wasted = 0

@@ -1,4 +1,4 @@
-"""One object on its way to S3: a single PutObject when it is small, else a multipart upload."""
+"""The upload of one object to S3: a single PutObject if it is small, else a multipart upload."""
 
 import base64
 import logging
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PART = 8 << 20
-"""Bytes of a part, and the size up to which an object is one PutObject."""
+"""Bytes of a part, and the maximum size of an object sent by one PutObject."""
 IN_FLIGHT = 4
-"""Parts on the way at once. With the one that is being filled, and the eighth by which buffers grow
-ahead, an upload holds less than 64 MiB."""
+"""Parts sent in parallel. With the part being filled, and the eighth by which buffers grow ahead,
+an upload holds less than 64 MiB."""
 MAX_PARTS = 10_000
 """S3's own limit."""
 _OWNER = "retrace-upload"
-"""Metadata of every object we create: the random name of the upload that made it."""
+"""Metadata key in every object we create, for the random name of the upload that made it."""
 
 
 class S3Upload:
-    """See Upload. Created conditionally: If-None-Match, on either way of sending.
+    """See Upload. Both ways of sending create conditionally, with If-None-Match.
 
-    When the answer to a successful creation is lost, the next try meets our own object and is told
-    that it exists. The object's metadata then say that it is ours; commits, which may be made again
-    by another process, carry their attempt in their content besides.
+    When the answer to a successful creation is lost, the next try fails because our own object
+    exists. The object's metadata then identify it as ours. Commits, which another process may make
+    again, also hold their write id in their content.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class S3Upload:
         self._upload_id = None  # there is nothing to abort
 
     def begin(self) -> None:
-        """Begin a multipart upload, if it has not begun: the object will not be one PutObject."""
+        """Begin a multipart upload, unless it has begun, so that no single PutObject is used."""
         if self._upload_id is not None:
             return
         answer = self._client.call(
@@ -114,7 +114,7 @@ class S3Upload:
         )
 
     def _send(self) -> None:
-        """Send what is in the buffer as a part, once there is room for it."""
+        """Send the buffer as a part, once fewer than IN_FLIGHT parts are being sent."""
         self.begin()
         if self._started == MAX_PARTS:
             raise StoreError(
@@ -124,13 +124,13 @@ class S3Upload:
         while len(self._sending) >= IN_FLIGHT:
             self._sent.append(self._sending.popleft().result())
         self._started += 1
-        # A bytearray is sent as it is; boto3 copies bytes to put them behind the request's header.
+        # A bytearray is sent without a copy; boto3 copies bytes to append them to the header.
         part, self._buffer = cast(bytes, self._buffer), bytearray()
         self._sending.append(self._pool.submit(self._send_part, self._started, part))
 
     def _send_part(self, number: int, part: bytes) -> "CompletedPartTypeDef":
-        # Made once from what the caller wrote; the server compares it with the part, and with what
-        # completing the upload says of it.
+        # Computed once from what the caller wrote; the server compares it with the part, and with
+        # the checksum in CompleteMultipartUpload.
         checksum = base64.b64encode(zlib.crc32(part).to_bytes(4, "big")).decode()
         upload_id = self._upload_id
         assert upload_id is not None
@@ -165,7 +165,7 @@ class S3Upload:
         )
 
     def _require_ours(self, error: StoreError) -> None:
-        """Return if the object that stands is ours; else raise what was found."""
+        """Return if the existing object is ours; else raise `error` or ObjectExistsError."""
         try:
             found = self._client.call(
                 self._what,
@@ -195,7 +195,7 @@ class S3Upload:
         self._stop.set()
         for future in self._sending:
             future.cancel()
-        wait(self._sending)  # a part that arrived after the abort would stay
+        wait(self._sending)  # a part that arrived after the abort would remain
         try:
             self._client.call(
                 self._what,

@@ -1,23 +1,43 @@
-"""The `store.*` settings as environment variables: how they reach every process of a run.
+"""The `store.*` settings as environment variables, which reach every process of a run.
 
-Workers are told a URI and nothing else; what the URI does not say (endpoint, region, credentials)
-is in their environment, under the names that AWS's own tools use. Credentials are never settings:
-boto3 finds them in the environment, a profile or a web identity.
+A worker's only argument for the store is a URI; endpoint, region and credentials are in its
+environment, under the names that AWS's own tools use. Credentials are never settings: boto3 finds
+them in the environment, a profile or a web identity.
 """
 
 import os
+from typing import Protocol
 
-from pipeline.config.tree import StoreSettings
-
+ENDPOINT = "AWS_ENDPOINT_URL_S3"
 PATH_STYLE = "RETRACE_S3_PATH_STYLE"
-"""The only variable of our own: AWS has none for this."""
+"""The only variable of our own: AWS defines none for this."""
 
 
-def environment(settings: StoreSettings) -> dict[str, str]:
-    """The variables that say what the settings say; what is not set is left to the environment."""
+class S3Settings(Protocol):
+    """The settings `store.*` that are used here; None: the environment decides."""
+
+    @property
+    def endpoint(self) -> str | None:
+        """URL of an S3 server other than AWS."""
+
+    @property
+    def region(self) -> str | None:
+        """Region of the bucket."""
+
+    @property
+    def path_style(self) -> bool | None:
+        """Whether the bucket is part of the URL's path, not of the host name."""
+
+    @property
+    def ca_bundle(self) -> str | None:
+        """File with the CA certificates for checking the endpoint."""
+
+
+def environment(settings: S3Settings) -> dict[str, str]:
+    """The environment variables for the settings that are not None."""
     path_style = settings.path_style
     found = {
-        "AWS_ENDPOINT_URL_S3": settings.endpoint,
+        ENDPOINT: settings.endpoint,
         "AWS_REGION": settings.region,
         "AWS_CA_BUNDLE": settings.ca_bundle,
         PATH_STYLE: None if path_style is None else str(path_style).lower(),
@@ -25,6 +45,6 @@ def environment(settings: StoreSettings) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def use_settings(settings: StoreSettings) -> None:
-    """Let this process, and all that it starts, reach the store as the settings say."""
+def use_settings(settings: S3Settings) -> None:
+    """Set the store's environment variables for this process and all that it starts."""
     os.environ.update(environment(settings))

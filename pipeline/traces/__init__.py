@@ -1,52 +1,45 @@
 """The trace format: which experts the router chose, for each token of a sample and MoE layer.
 
-Specification: docs/trace-format.md; use as a library: docs/library.md. This package may import
-pipeline.store and nothing else of ours; it holds arrays in numpy and files in Parquet, and needs no
-engine, scheduler or tokenizer.
+Specification: docs/trace-format.md; use as a library, through `import retrace`: docs/library.md.
+Arrays are numpy, files are Parquet; the package needs no engine, scheduler or tokenizer.
 
-    library  samples from plain arrays, a step in one call
-    writer   shards of rollout workers, R2 routes of trainers   ─►  data files + commit
-    seal     joins a step's shards                              ─►  sealed manifest
-    manifest columns and rows of a sealed step                  ◄─  checked ranges
-    reader   samples, and slices of routes by sample and layer  ◄─  checked ranges
-    record   copies a sealed step to a record set and back
-    peers    routes as other trainers hold them
+    write.library   samples from plain arrays, a step in one call
+    write.writer    shards of rollout workers, R2 routes of trainers   ─►  data files + commit
+    write.seal      joins a step's shards                              ─►  sealed manifest
+    format.manifest columns and rows of a sealed step                  ◄─  checked ranges
+    read.reader     samples, and slices of routes by sample and layer  ◄─  checked ranges
+    recorded_sets   copies a sealed step to a recorded set and back
+    read.peers      routes in the layout of other trainers
 """
 
-from pipeline.traces.digests import routes_digest, token_digest
-from pipeline.traces.ids import (
+from pipeline.model.geometry import Geometry
+from pipeline.traces.format.digests import routes_digest, token_digest
+from pipeline.traces.format.ids import (
     expected_ids,
     group_id,
+    planned_id,
     prompt_id,
     sample_id,
     sampling_seed,
     shard_ids,
     validation_id,
 )
-from pipeline.traces.library import new_sample, write_step
-from pipeline.traces.manifest import Manifest, SealedManifest, open_manifest, read_manifest
-from pipeline.traces.peers import dense_routes, to_slime, to_verl, to_verl_batch
-from pipeline.traces.reader import read_routes, read_sample_file, read_samples
-from pipeline.traces.record import (
+from pipeline.traces.format.manifest import Manifest, SealedManifest, open_manifest, read_manifest
+from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, TraceError, VersionSpan
+from pipeline.traces.read.peers import dense_routes, to_slime, to_verl, to_verl_batch
+from pipeline.traces.read.reader import read_routes, read_sample_file, read_samples
+from pipeline.traces.read.stream import RouteStream, SampleStream
+from pipeline.traces.read.training import used_routes
+from pipeline.traces.recorded_sets import (
     Expected,
     check_replay,
     expected_of,
     seal_replay,
-    write_record_set,
+    write_recorded_set,
 )
-from pipeline.traces.records import (
-    Geometry,
-    Kind,
-    Provenance,
-    Routes,
-    Sample,
-    TraceError,
-    VersionSpan,
-)
-from pipeline.traces.seal import seal
-from pipeline.traces.stream import RouteStream, SampleStream
-from pipeline.traces.training import used_routes
-from pipeline.traces.writer import (
+from pipeline.traces.write.library import new_sample, write_step
+from pipeline.traces.write.seal import seal
+from pipeline.traces.write.writer import (
     ShardWriter,
     write_samples,
     write_shard,
@@ -74,6 +67,7 @@ __all__ = [
     "group_id",
     "new_sample",
     "open_manifest",
+    "planned_id",
     "prompt_id",
     "read_manifest",
     "read_routes",
@@ -91,7 +85,7 @@ __all__ = [
     "token_digest",
     "used_routes",
     "validation_id",
-    "write_record_set",
+    "write_recorded_set",
     "write_samples",
     "write_shard",
     "write_step",

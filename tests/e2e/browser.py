@@ -14,10 +14,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from tests.e2e.kubectl import eventually
+from tests.patience import PATIENCE_S, eventually
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
-_SLOW_S = 60
 
 
 @contextlib.contextmanager
@@ -64,7 +63,7 @@ def find(browser: webdriver.Chrome, xpath: str) -> WebElement:
         text = browser.find_element(By.TAG_NAME, "body").text
         return f"{xpath} at {browser.current_url}, which shows:\n{text}"
 
-    return eventually(look, _SLOW_S, page)
+    return eventually(look, page)
 
 
 def press(browser: webdriver.Chrome, xpath: str) -> None:
@@ -108,7 +107,9 @@ def write_number(browser: webdriver.Chrome, name: str, number: int) -> None:
     """Fill in a parameter that is a number or none."""
     field_of(browser, name).find_element(By.XPATH, ".//button[normalize-space()='int']").click()
     box = ".//input"
-    WebDriverWait(browser, _SLOW_S).until(lambda b: field_of(b, name).find_elements(By.XPATH, box))
+    WebDriverWait(browser, PATIENCE_S).until(
+        lambda b: field_of(b, name).find_elements(By.XPATH, box)
+    )
     field_of(browser, name).find_element(By.XPATH, box).send_keys(str(number))
 
 
@@ -121,5 +122,5 @@ def add_item(browser: webdriver.Chrome, name: str, text: str) -> None:
         boxes = field_of(browser, name).find_elements(By.TAG_NAME, "textarea")
         return boxes[-1] if len(boxes) > texts else None
 
-    box: WebElement = WebDriverWait(browser, _SLOW_S).until(new_box)
+    box: WebElement = WebDriverWait(browser, PATIENCE_S).until(new_box)
     box.send_keys(text)

@@ -4,12 +4,11 @@ import contextlib
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.e2e.kubectl import CommandError, Namespace, Object
 from tests.e2e.prefect_api import FlowRun, Prefect
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/retrace"
 TRIAL = CHART / "ci/trial-values.yaml"
 
@@ -32,10 +31,8 @@ class Installation:
         """`helm install` or `helm upgrade`, done when everything is ready."""
         chosen = [word for pair in (*self.settings, *settings) for word in ("--set", pair)]
         try:
-            return self.namespace.helm(
-                *(verb, self.release, str(CHART), "--values", str(TRIAL), *chosen),
-                *("--wait", "--timeout", "5m"),
-            )
+            what = [verb, self.release, str(CHART), "--values", str(TRIAL), *chosen]
+            return self.namespace.helm(*what, "--wait", "--timeout", "5m")
         except CommandError as error:
             raise AssertionError(
                 f"{error}\n{self.namespace.describe_trouble()}\n"

@@ -6,20 +6,20 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
+
+from tests.patience import PATIENCE_S, eventually
 
 Object = dict[str, Any]
-T = TypeVar("T")
 
 
 class CommandError(Exception):
     """A command ended with an error; the text is what it printed."""
 
 
-def command(*arguments: str, timeout_s: float = 120, stdin: str | None = None) -> str:
+def command(*arguments: str, timeout_s: float = PATIENCE_S, stdin: str | None = None) -> str:
     """What a command prints. Raises CommandError."""
     done = subprocess.run(
         arguments,
@@ -45,21 +45,10 @@ def why_no_cluster(kubeconfig: str | None) -> str | None:
     if missing:
         return f"not on PATH: {' and '.join(missing)}"
     try:
-        command("kubectl", "get", "--raw", "/readyz", "--request-timeout=10s", timeout_s=30)
+        command("kubectl", "get", "--raw", "/readyz", "--request-timeout=60s", timeout_s=120)
     except (CommandError, subprocess.TimeoutExpired) as error:
         return f"KUBECONFIG={kubeconfig}: the cluster does not answer: {error}"
     return None
-
-
-def eventually(look: Callable[[], T | None], within_s: float, what: Callable[[], str]) -> T:
-    """The first result that is neither None nor False; AssertionError with `what` after a while."""
-    deadline_s = time.monotonic() + within_s
-    while True:
-        found = look()
-        if found is not None and found is not False:
-            return found
-        assert time.monotonic() < deadline_s, f"not within {within_s:.0f} s: {what()}"
-        time.sleep(0.3)
 
 
 @dataclass(frozen=True)
@@ -68,7 +57,9 @@ class Namespace:
 
     name: str
 
-    def kubectl(self, *arguments: str, timeout_s: float = 120, stdin: str | None = None) -> str:
+    def kubectl(
+        self, *arguments: str, timeout_s: float = PATIENCE_S, stdin: str | None = None
+    ) -> str:
         """What kubectl prints. Raises CommandError."""
         line = ("kubectl", "--namespace", self.name, *arguments)
         return command(*line, timeout_s=timeout_s, stdin=stdin)
@@ -128,7 +119,7 @@ class Namespace:
         keeper = threading.Thread(target=keep, name=f"forward {service}")
         keeper.start()
         try:
-            eventually(lambda: _accepts(local), 60, lambda: f"port-forward to {service}")
+            eventually(lambda: _accepts(local), lambda: f"port-forward to {service}")
             yield local
         finally:
             over.set()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.e2e.kubectl import eventually
+from tests.patience import PATIENCE_S, eventually
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
@@ -26,8 +26,9 @@ SMALL = (
 )
 # One pod of each kind.
 SINGLE = ("launch.rollout_workers=1", "trainer.nnodes=1")
-# More GPUs than any node has: pods that never start, so no engine is loaded.
-NO_NODE = "999"
+# More processors than any node has: pods that never start, so no engine is loaded.
+NO_ROLLOUT = "launch.kubernetes.rollout.cpu='9999'"
+NO_TRAINING = "launch.kubernetes.training.cpu='9999'"
 
 
 class RefusedError(Exception):
@@ -55,10 +56,10 @@ class Prefect:
             },
             method=method,
         )
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=30) as answer:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                     text = answer.read()
                 return json.loads(text) if text else None
             except urllib.error.HTTPError as error:
@@ -125,16 +126,16 @@ class FlowRun:
         assert self.state["type"] not in FINAL, f"{self.name} has ended: {self.describe()}"
         return True
 
-    def end(self, within_s: float) -> dict[str, Any]:
+    def end(self, within_s: float = PATIENCE_S) -> dict[str, Any]:
         """Its final state."""
 
         def look() -> dict[str, Any] | None:
             state = self.state
             return state if state["type"] in FINAL else None
 
-        return eventually(look, within_s, lambda: f"the end of {self.name}: {self.describe()}")
+        return eventually(look, lambda: f"the end of {self.name}: {self.describe()}", within_s)
 
-    def completes(self, within_s: float) -> None:
+    def completes(self, within_s: float = PATIENCE_S) -> None:
         """Wait for its end, which must be COMPLETED."""
         state = self.end(within_s)
         assert state["type"] == "COMPLETED", self.describe()
@@ -165,13 +166,13 @@ class FlowRun:
         """The messages of its log."""
         return "\n".join(line["message"] for line in self.logs())
 
-    def says(self, text: str, within_s: float) -> dict[str, Any]:
+    def says(self, text: str) -> dict[str, Any]:
         """The first line of its log that contains a text."""
 
         def look() -> dict[str, Any] | None:
             return next((line for line in self.logs() if text in line["message"]), None)
 
-        return eventually(look, within_s, lambda: f"{text!r} in the log: {self.describe()}")
+        return eventually(look, lambda: f"{text!r} in the log: {self.describe()}")
 
     def artifacts(self) -> dict[str, dict[str, Any]]:
         """The newest of its artifacts under each key."""

@@ -1,9 +1,13 @@
 """A run started from the form in Prefect's UI, as a user does, seen to its end there."""
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.by import By
 
 from tests.e2e.browser import (
     add_item,
@@ -17,12 +21,28 @@ from tests.e2e.browser import (
     write_number,
 )
 from tests.e2e.installation import Installation
-from tests.e2e.kubectl import eventually
 from tests.e2e.prefect_api import SINGLE, SMALL, FlowRun, Prefect
 from tests.e2e.test_cancel import NEVER_STARTS, ends_cancelled, when_jobs_exist
+from tests.patience import eventually
 
 DEPLOYMENT = "//a[normalize-space()='retrace'][contains(@href, '/deployments/deployment/')]"
+VIEW_RUN = "//button[normalize-space()='View run'] | //a[contains(@href, '/runs/flow-run/')]"
 BADGE = "//header//*[contains(concat(' ', @class, ' '), ' state-badge ')]"
+
+
+def open_the_run(browser: webdriver.Chrome) -> None:
+    """From the message that the run was created, or from the deployment's list of runs.
+
+    The message goes after some seconds, and the page that it lies over may still be changing.
+    """
+
+    def look() -> bool:
+        for link in browser.find_elements(By.XPATH, VIEW_RUN)[:1]:
+            with contextlib.suppress(StaleElementReferenceException):
+                browser.execute_script("arguments[0].click()", link)
+        return "/runs/flow-run/" in browser.current_url
+
+    eventually(look, lambda: f"the run's page, at {browser.current_url}")
 
 
 @pytest.fixture
@@ -59,7 +79,7 @@ def test_a_run_from_the_form(
             add_item(browser, "overrides", setting)
         press(browser, "//button[@type='submit'][normalize-space()='Submit']")
 
-        press(browser, "//button[normalize-space()='View run']")
+        open_the_run(browser)
         find(browser, BADGE)
         run = FlowRun(prefect, "from-the-form", browser.current_url.rpartition("/")[2])
         run.completes(within_s=600)
@@ -78,5 +98,5 @@ def test_the_cancel_button(installed: Installation, prefect: Prefect, tmp_path: 
         browser.get(f"{prefect.url}/runs/flow-run/{run.id}")
         press(browser, "//header//button[normalize-space()='Cancel']")
         press(browser, "//button[normalize-space()='Confirm']")
-        eventually(lambda: not installed.jobs(run), 60, run.describe)
-    ends_cancelled(installed, run, within_s=60)
+        eventually(lambda: not installed.jobs(run), run.describe)
+    ends_cancelled(installed, run)

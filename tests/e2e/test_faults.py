@@ -5,15 +5,17 @@ import json
 
 import pytest
 
-from pipeline.report.metrics import all_metrics
-from pipeline.store import Store, keys, open_store
+from pipeline.report.run_metrics import all_metrics
+from pipeline.run import keys
+from pipeline.store import Store, open_store
 from pipeline.traces import read_manifest
 from tests.e2e.conftest import RUNS
 from tests.e2e.installation import Installation, live_pods
-from tests.e2e.kubectl import CommandError, Namespace, Object, eventually
+from tests.e2e.kubectl import CommandError, Namespace, Object
 from tests.e2e.prefect_api import SMALL, FlowRun, Prefect
 from tests.e2e.watching import never_two_at_once
 from tests.integration.run.retrace_runs import command
+from tests.patience import eventually
 
 STEPS = 12
 # One answer at a time, one question a shard, and one answer a micro-batch: rollouts and updates
@@ -41,8 +43,8 @@ time.sleep(60)
 def wait_for(store: Store, key: str, run: FlowRun) -> None:
     eventually(
         lambda: run.at_work() and store.size(key) is not None,
-        600,
         lambda: f"{run.name}/{key}: {run.describe()}",
+        within_s=600,
     )
 
 
@@ -66,7 +68,7 @@ def starts(installed: Installation, run: FlowRun) -> set[tuple[str, str, int]]:
 def kill_by_oom(namespace: Namespace, pod: str, container: str) -> None:
     with contextlib.suppress(CommandError):  # the connection ends with the container
         line = ("exec", pod, "--container", container, "--", "python", "-c", KILL_PID_1)
-        namespace.kubectl(*line, timeout_s=60)
+        namespace.kubectl(*line)
 
 
 def evict(namespace: Namespace, pod: str) -> None:
@@ -102,14 +104,14 @@ def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3
         kill_rank = "import psutil\nfor rank in psutil.Process(1).children(): rank.kill()"
         namespace.kubectl("exec", pod, "--container", "training", "--", "python", "-c", kill_rank)
         assert store.size(keys.metrics(2)) is None, "killed too late to test anything"
-        run.says(f"(pod {pod}) failed: exit code", within_s=30)
-        run.says("making the next one: restart 1 of 3", within_s=60)
+        run.says(f"(pod {pod}) failed: exit code")
+        run.says("making the next one: restart 1 of 3")
 
         # A training pod, as `kubectl drain` does it: no fault of the run, so no restart is counted.
         wait_for(store, keys.manifest(3), run)
         evict(namespace, live_pods(installed.pods(run, "training"))[-1])
-        run.says("is taken away: Eviction API", within_s=30)
-        run.says("making the next one: a disruption does not count", within_s=60)
+        run.says("is taken away: Eviction API")
+        run.says("making the next one: a disruption does not count")
 
         # The flow pod, by SIGTERM and, as soon as it is back, by SIGKILL.
         wait_for(store, keys.plan(4), run)
@@ -118,17 +120,17 @@ def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3
         flow_jobs = uids(namespace.get("jobs", f"prefect.io/flow-run-id={run.id}"))
         [pod] = live_pods(installed.flow_pods(run))
         namespace.kubectl("delete", "pod", pod, "--wait=false")
-        run.says("start 2 of flow run", within_s=180)
+        run.says("start 2 of flow run")
         [pod] = live_pods(installed.flow_pods(run))
         kill_by_oom(namespace, pod, "prefect-job")
-        run.says("start 3 of flow run", within_s=180)
+        run.says("start 3 of flow run")
 
         # The server's container.
         wait_for(store, keys.plan(len(all_metrics(store)) + 1), run)
         assert starts(installed, run) == workers
         [pod] = live_pods(namespace.get("pods", "app.kubernetes.io/component=server"))
         kill_by_oom(namespace, pod, "server")
-        run.completes(within_s=300)
+        run.completes()
         assert uids(namespace.get("jobs", f"prefect.io/flow-run-id={run.id}")) == flow_jobs
     assert not two_at_once
     assert {job for job, _, _ in workers} <= uids(installed.jobs(run))

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pipeline.report.metrics import all_metrics
+from pipeline.report.run_metrics import all_metrics
 from pipeline.store import Store, open_store
 from tests.e2e.installation import Installation
 from tests.e2e.prefect_api import FlowRun

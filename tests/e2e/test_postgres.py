@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.installation import Installation, live_pods, new_namespace
-from tests.e2e.kubectl import eventually
+from tests.patience import PATIENCE_S, eventually
 
 DATABASE = Path(__file__).parent / "postgres/database.yaml"
 
@@ -16,7 +16,9 @@ def on_postgres(cluster: None) -> Iterator[Installation]:
     """A second installation, in a namespace of its own, with its database."""
     with new_namespace() as namespace:
         namespace.kubectl("apply", "--filename", str(DATABASE))
-        namespace.kubectl("wait", "--for=condition=Ready", "pod/database", "--timeout=120s")
+        namespace.kubectl(
+            "wait", "--for=condition=Ready", "pod/database", f"--timeout={PATIENCE_S:.0f}s"
+        )
         settings = ("prefect.server.database.existingSecret=database",)
         installation = Installation(namespace, "team", settings)
         installation.helm("install")
@@ -29,7 +31,7 @@ def test_history_outlives_pod_and_installation(on_postgres: Installation):
     namespace = on_postgres.namespace
     with on_postgres.prefect() as prefect:
         run = prefect.start("refused", ["trainer.no_such_key=1"])
-        state = run.end(within_s=180)
+        state = run.end()
         assert "trainer.no_such_key: unknown key" in state["message"]
         server = f"app.kubernetes.io/instance={on_postgres.fullname}"
         server += ",app.kubernetes.io/component=server"
@@ -44,7 +46,6 @@ def test_history_outlives_pod_and_installation(on_postgres: Installation):
     left = "deployments,roles,rolebindings,serviceaccounts,configmaps,services"
     eventually(
         lambda: not namespace.get(left, f"app.kubernetes.io/instance={on_postgres.fullname}"),
-        30,
         namespace.describe_trouble,
     )
     assert namespace.secret(f"{on_postgres.fullname}-auth") == auth

@@ -1,9 +1,9 @@
 """`helm upgrade` while a run is at work."""
 
 from tests.e2e.installation import Installation
-from tests.e2e.kubectl import eventually
 from tests.e2e.prefect_api import Prefect
 from tests.e2e.test_cancel import NEVER_STARTS, cancel, ends_cancelled, when_jobs_exist
+from tests.patience import eventually
 
 
 def test_an_upgrade_keeps_secrets_history_and_runs(installed: Installation, prefect: Prefect):
@@ -24,6 +24,6 @@ def test_an_upgrade_keeps_secrets_history_and_runs(installed: Installation, pref
     assert run.state["type"] == "RUNNING", run.describe()
     schema = prefect.deployment()["parameter_openapi_schema"]
     assert schema["properties"]["preset"]["enum"] == ["other", "quickstart"]
-    eventually(lambda: "does not start" in run.log_text(), 30, run.describe)  # it is still watched
+    eventually(lambda: "does not start" in run.log_text(), run.describe)  # it is still watched
     cancel(installed, run)
-    ends_cancelled(installed, run, within_s=60)
+    ends_cancelled(installed, run)

@@ -6,18 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
 
 
 def start_ranks(program: str | Path, ranks: int, *arguments: str | Path) -> subprocess.Popen[str]:
     """Start `program` (a module's name or a file) under torchrun, in a process group of its own."""
     name = str(program)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     what = [name] if name.endswith(".py") else ["-m", name]
     return subprocess.Popen(
-        [
-            *[sys.executable, "-m", "torch.distributed.run", "--standalone"],
-            *["--nproc-per-node", str(ranks), *what, *map(str, arguments)],
-        ],
+        [*torchrun, "--nproc-per-node", str(ranks), *what, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -1,9 +1,11 @@
-"""Each benchmark runs at a tiny size and its figures are sane. Nothing here depends on time."""
+"""Each benchmark runs at a tiny size and its figures are sane. Nothing here depends on time.
+
+Those that start processes are left to the integration tests: each imports what it measures.
+"""
 
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from benchmarks import handover, manifest, ours, traces
 from benchmarks.measure import in_fresh_process
 from benchmarks.peers import PEERS
 from benchmarks.recordings import Recording, recorded, uniform, widened
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECORDINGS = [
     uniform(16, 4, samples=5, rows=9, layers=2),
     uniform(512, 10, samples=3, rows=7, layers=3),
@@ -37,6 +39,7 @@ def test_the_recorded_routes_are_what_their_readme_says():
     assert 5.0 < found.bound < 5.1
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("recording", [*RECORDINGS, a_group()], ids=["uint8", "uint16", "group"])
 def test_every_way_ends_with_the_sets_that_were_sent(recording, tmp_path):
     """`compare` itself refuses what comes out different, also of the trainer's process; here the
@@ -56,6 +59,7 @@ def test_every_way_ends_with_the_sets_that_were_sent(recording, tmp_path):
     assert traces.limits_table([compared]).row_count == len(traces.limits(compared))
 
 
+@pytest.mark.integration
 def test_a_way_that_loses_a_set_ends_the_run(tmp_path, monkeypatch):
     recording = RECORDINGS[0]
     peer = PEERS[0]
@@ -91,6 +95,7 @@ def test_digests_do_not_see_the_order_or_the_type():
     assert handover.set_digests(sets)[0] != handover.set_digests(other)[0]
 
 
+@pytest.mark.integration
 def test_a_manifest_of_fabricated_shards_is_sealed_and_looked_up(tmp_path, monkeypatch):
     """Two shards; the share of a rank has its rows; every phase ran in a process of its own."""
     phases = manifest.measure(24, 1_000_000, tmp_path)
@@ -111,6 +116,7 @@ def test_a_process_that_fails_is_not_waited_for():
         in_fresh_process(int, "no number")
 
 
+@pytest.mark.integration
 def test_replay_is_measured_against_native_routing():
     """A process of its own: Megatron joins a process group. Same bits, and the parts are there."""
     sizes = [

@@ -3,18 +3,17 @@
 import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from pipeline.config.check import config_problems
-from pipeline.config.load import load_config
-from pipeline.config.model import moe_geometry
+from pipeline.config.reading.load import load_config
+from pipeline.config.rules.check import config_problems
+from pipeline.model.families import moe_geometry
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 ADDITION = ROOT / "examples" / "addition"
 MODEL = ADDITION / "model"
 

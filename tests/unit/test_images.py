@@ -7,13 +7,13 @@ What the images do when they run is tested on a cluster (tests/e2e).
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 NAMES = ["flow", "rollout", "training"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]

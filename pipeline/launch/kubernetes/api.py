@@ -84,15 +84,15 @@ class Api:
         return None if last is None else f"{last['reason']}: {last['message']}"
 
     def log_tail(self, pod: str, lines: int) -> str:
-        """The last lines of a pod's log, or why there are none.
+        """The last lines of a pod's log, or the reason why they cannot be read.
 
-        Raises nothing: what a pod died of must not be hidden by a log that its node cannot give.
+        Raises nothing: a log that its node cannot provide must not hide why a pod died.
         """
         read = partial(self._core.read_namespaced_pod_log, pod, self.namespace, tail_lines=lines)
         try:
             answer = _call(f"read the log of {pod}", read, fine=_MISSING)
         except (ApiUnavailableError, LaunchError) as error:
-            return f"its log cannot be had: {error}"
+            return f"its log cannot be read: {error}"
         return "" if answer is None else answer.data.decode(errors="replace")
 
     def _list(self, method: Any, labels: Mapping[str, str]) -> list[Object]:
@@ -113,18 +113,18 @@ def _call(what: str, request: Callable[..., Any], fine: int | None = None) -> An
     except ApiException as error:
         if error.status == fine:
             return None
-        said = _message(error)
+        message = _message(error)
         if error.status in _BUSY:
-            raise ApiUnavailableError(f"{what}: {said}") from error
-        # An exceeded quota is a 403 too; of permissions the server says who "cannot" do what.
-        fix = " (upgrade the chart, which grants it)" if " cannot " in said else ""
-        raise LaunchError(f"Kubernetes refuses to {what}: {said}{fix}") from error
+            raise ApiUnavailableError(f"{what}: {message}") from error
+        # An exceeded quota is a 403 too; only a missing permission reads "... cannot ...".
+        fix = " (upgrade the chart, which grants it)" if " cannot " in message else ""
+        raise LaunchError(f"Kubernetes refuses to {what}: {message}{fix}") from error
     except (HTTPError, OSError) as error:
         raise ApiUnavailableError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _message(error: ApiException) -> str:
-    """What the server said, without the headers that the exception's own text shows."""
+    """The server's message, without the headers that the exception's own text has."""
     try:
         return f"{error.status} {json.loads(error.body)['message']}"
     except (TypeError, ValueError, KeyError):
@@ -140,7 +140,7 @@ def has_ended(job: Object) -> bool:
 
 
 def delete_jobs_of(api: Api, instance: str, flow_run: str) -> list[str]:
-    """Delete the Jobs of a flow run that have not ended; their names."""
+    """Delete the unfinished Jobs of a flow run; returns their names."""
     labels = {
         names.MANAGED_BY: names.RETRACE,
         names.INSTANCE: instance,

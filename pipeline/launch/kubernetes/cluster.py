@@ -1,4 +1,4 @@
-"""What the installation says about the cluster: the file that the Helm chart renders."""
+"""The installation's description of its cluster: a file that the Helm chart renders."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.errors import InputError
+from pipeline.errors import InputError
 
 VARIABLE = "RETRACE_CLUSTER"
 """Environment variable with the path of the file."""

@@ -8,33 +8,38 @@ training   a gang: an Indexed Job of one pod per node, and a headless Service by
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.attempt import Attempt
-from pipeline.config.exits import CONFIGURATION_ERROR
 from pipeline.config.launch import PodSettings
+from pipeline.config.rules.pods import gpus_of
 from pipeline.config.tree import RunConfig
+from pipeline.exits import CONFIGURATION_ERROR
+from pipeline.launch.commands import rollout_command, training_command, words
 from pipeline.launch.kubernetes import names
 from pipeline.launch.kubernetes.cluster import Cluster, Component
+from pipeline.run.attempts import Attempt
 from pipeline.store.settings import environment
 
 Manifest = dict[str, Any]
 
 _PORT = 29500
 """Where node 0 of a gang listens: torchrun's default."""
+_INDEX = "$(JOB_COMPLETION_INDEX)"
+"""The pod's index in its Job, which Kubernetes writes into the command."""
 _READY_FILE = "/tmp/retrace-ready"
 _DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 @dataclass(frozen=True)
-class Launch:
+class ClusterLaunch:
     """One attempt of a run in a cluster: what its Jobs are made from."""
 
     cluster: Cluster
     config: RunConfig
+    """As it holds in the attempt."""
     run_uri: str
     attempt: Attempt
     flow_run: str
@@ -58,17 +63,14 @@ class Launch:
         }
 
 
-def rollout_job(launch: Launch) -> Manifest:
+def rollout_job(launch: ClusterLaunch) -> Manifest:
     """All rollout workers: the pod of index i is worker i."""
     settings = launch.config.launch.kubernetes.rollout
     rollout = launch.config.actor_rollout_ref.rollout
     gpus = _gpus(
         launch.cluster, launch.cluster.rollout, settings, rollout.tensor_model_parallel_size
     )
-    command = [
-        *("python", "-m", "operators.rollout", "--run-uri", launch.run_uri),
-        *("--worker", "$(JOB_COMPLETION_INDEX)", "--attempt", str(launch.attempt.number)),
-    ]
+    command = rollout_command("python", launch.run_uri, _INDEX, launch.attempt.number)
     job = _job(
         launch,
         names.rollout_job_name(launch.run, launch.run_uri, launch.attempt.number),
@@ -92,22 +94,23 @@ def rollout_job(launch: Launch) -> Manifest:
     return job
 
 
-def training_job(launch: Launch, gang: int, restarts: int) -> Manifest:
+def training_job(launch: ClusterLaunch, gang: int, restarts: int) -> Manifest:
     """A training gang; `restarts` of the gangs before it count against launch.max_restarts."""
     settings = launch.config.launch.kubernetes.training
     trainer = launch.config.trainer
     gpus = _gpus(launch.cluster, launch.cluster.training, settings, trainer.n_gpus_per_node)
     name = names.training_job_name(launch.run, launch.run_uri, launch.attempt.number, gang)
-    command = [
-        *("python", "-m", "torch.distributed.run", "--nnodes", str(trainer.nnodes)),
-        *("--nproc-per-node", str(trainer.n_gpus_per_node), "--max-restarts", "0"),
-        *("--node-rank", "$(JOB_COMPLETION_INDEX)"),
-        *("--master-addr", f"{name}-0.{name}", "--master-port", str(_PORT)),
+    nodes = {
+        "--nnodes": str(trainer.nnodes),
+        "--node-rank": _INDEX,
+        "--master-addr": f"{name}-0.{name}",
+        "--master-port": str(_PORT),
         # The nodes' pods may start far apart: a large image is pulled on one of them.
-        *("--rdzv-conf", f"timeout={launch.attempt.start_timeout_s:.0f}"),
-        *("-m", "operators.training", "--run-uri", launch.run_uri),
-        *("--attempt", str(launch.attempt.number)),
-    ]
+        "--rdzv-conf": f"timeout={launch.config.launch.start_timeout_s:.0f}",
+    }
+    command = training_command(
+        "python", words(nodes), trainer.n_gpus_per_node, launch.run_uri, launch.attempt.number
+    )
     pod = _pod(launch, launch.cluster.training, settings, names.TRAINING, command, gpus)
     pod["spec"]["subdomain"] = name
     job = _job(launch, name, names.TRAINING, trainer.nnodes, pod)
@@ -120,7 +123,7 @@ def training_job(launch: Launch, gang: int, restarts: int) -> Manifest:
     return job
 
 
-def training_service(launch: Launch, job: Mapping[str, Any]) -> Manifest:
+def training_service(launch: ClusterLaunch, job: Mapping[str, Any]) -> Manifest:
     """The headless Service of a gang that exists; it goes when its Job goes."""
     name = job["metadata"]["name"]
     return {
@@ -149,19 +152,18 @@ def training_service(launch: Launch, job: Mapping[str, Any]) -> Manifest:
 
 def _gpus(cluster: Cluster, component: Component, settings: PodSettings, implied: int) -> int:
     """GPUs of a pod: the run's setting, the installation's, or what the run implies."""
-    if settings.gpus is not None:
-        return settings.gpus
-    if component.gpus is not None:
-        return component.gpus
+    asked = gpus_of(settings, component.gpus)
+    if asked is not None:
+        return asked
     return implied if cluster.gpu_resource else 0
 
 
 def _pod(
-    launch: Launch,
+    launch: ClusterLaunch,
     component: Component,
     settings: PodSettings,
     name: str,
-    command: list[str],
+    command: Sequence[str],
     gpus: int,
 ) -> Manifest:
     pod: Manifest = copy.deepcopy(dict(component.template))
@@ -169,7 +171,7 @@ def _pod(
     metadata["labels"] = {**metadata.get("labels", {}), **launch.labels(name)}
     pod["spec"]["restartPolicy"] = "Never"  # the Job decides what a pod's end means
     [container] = pod["spec"]["containers"]
-    container["command"] = command
+    container["command"] = list(command)
     variables = environment(launch.config.store) | {"RETRACE_READY_FILE": _READY_FILE}
     threads = launch.config.launch.threads_per_worker
     if threads is not None:
@@ -201,7 +203,9 @@ def _require(resources: Manifest, resource: str, amount: str) -> None:
         resources[part] = {**(resources.get(part) or {}), resource: amount}
 
 
-def _job(launch: Launch, name: str, component: str, pods: int, template: Manifest) -> Manifest:
+def _job(
+    launch: ClusterLaunch, name: str, component: str, pods: int, template: Manifest
+) -> Manifest:
     rules = launch.cluster.jobs
     labels = launch.labels(component)
     return {

@@ -27,6 +27,8 @@ TRAINING = "training"
 
 JOB_OF_POD = "batch.kubernetes.io/job-name"
 INDEX_OF_POD = "batch.kubernetes.io/job-completion-index"
+FAILURES_OF_INDEX = "batch.kubernetes.io/job-index-failure-count"
+"""Annotation of a pod: failures of its index before it that count against backoffLimitPerIndex."""
 FLOW_RUN_OF_FLOW_POD = "prefect.io/flow-run-id"
 """Prefect's own label of flow Jobs and their pods."""
 

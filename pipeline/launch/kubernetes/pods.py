@@ -19,7 +19,7 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-# The kubelet tries these again for ever, and a Job does not count them: the pod is pending.
+# The kubelet retries these without end, and a Job does not count them: the pod is pending.
 _WAITING_TROUBLES = {
     "CreateContainerConfigError",
     "CreateContainerError",
@@ -43,11 +43,14 @@ class Pod:
     index: int
     phase: Phase
     trouble: str | None
-    """What keeps it from starting, or how it failed; None: nothing is wrong."""
+    """Why it does not start, or why it failed; None: nothing is wrong."""
     exit_code: int | None
     """Of a pod that failed, None if it did not even start."""
     disruption: str | None
-    """Evicted, preempted, drained, which is not the worker's fault: what the cluster says of it."""
+    """The cluster's message if it was evicted, preempted or drained, which is not its fault."""
+    failures_before: int
+    """Pods of its index that failed before it and count against the Job's limit; training has no
+    such count, as its Job ends with its first pod."""
     ended_at: str
     """When its container ended (RFC 3339), empty before that."""
 
@@ -66,7 +69,8 @@ class Pod:
 def read_pod(pod: Mapping[str, Any]) -> Pod:
     """A pod of one of our Jobs, as the API server describes it."""
     metadata, status = pod["metadata"], pod.get("status", {})
-    labels = metadata["labels"]
+    labels, annotations = metadata["labels"], metadata.get("annotations", {})
+    component = labels[names.COMPONENT]
     state = _container(status).get("state", {})
     phase = _phase(status, state)
     ended = state.get("terminated", {})
@@ -74,13 +78,16 @@ def read_pod(pod: Mapping[str, Any]) -> Pod:
         name=metadata["name"],
         uid=metadata["uid"],
         job=labels.get(names.JOB_OF_POD, ""),
-        component=labels[names.COMPONENT],
+        component=component,
         attempt=labels[names.ATTEMPT],
-        index=int(metadata.get("annotations", {}).get(names.INDEX_OF_POD, -1)),
+        index=int(annotations.get(names.INDEX_OF_POD, -1)),
         phase=phase,
-        trouble=_how_it_failed(status, ended) if phase is Phase.FAILED else _why_not(status, state),
+        trouble=_why_it_failed(status, ended, _out_of_memory(component, pod))
+        if phase is Phase.FAILED
+        else _why_not(status, state),
         exit_code=ended.get("exitCode") if phase is Phase.FAILED else None,
         disruption=_disruption(status),
+        failures_before=int(annotations.get(names.FAILURES_OF_INDEX, 0)),
         ended_at=ended.get("finishedAt") or "",
     )
 
@@ -98,19 +105,39 @@ def _phase(status: Mapping[str, Any], state: Mapping[str, Any]) -> Phase:
     return Phase.STARTING if scheduled else Phase.PENDING
 
 
-def _how_it_failed(status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+def _why_it_failed(status: Mapping[str, Any], ended: Mapping[str, Any], out_of_memory: str) -> str:
     if not ended:
         return f"{status.get('reason', 'failed')}: {status.get('message', 'the node is gone')}"
     reason = ended.get("reason", "Error")
     text = f"exit code {ended['exitCode']}"
     if reason == "OOMKilled":
-        return f"OOMKilled ({text}): it needed more memory than its limit"
+        return f"OOMKilled ({text}): {out_of_memory}"
     if "reason" in status:  # of the kubelet: a volume that is full, a deadline
         return f"{status['reason']} ({text}): {status.get('message', '')}".rstrip(": ")
     disruption = _disruption(status)
     if disruption is not None:
         return f"{text}, disrupted: {disruption}"
     return text if reason == "Error" else f"{reason} ({text})"
+
+
+def _out_of_memory(component: str, pod: Mapping[str, Any]) -> str:
+    """What it means that a worker was killed for want of memory, and which settings help."""
+    containers = pod.get("spec", {}).get("containers", [])
+    resources = [c.get("resources", {}) for c in containers if c.get("name") == component]
+    limit = next(
+        (r["limits"]["memory"] for r in resources if "memory" in r.get("limits", {})), None
+    )
+    setting = f"launch.kubernetes.{component}.memory (or the chart's {component}.resources)"
+    if limit is None:
+        text = f"it has no limit of its own, its node ran out of memory; set {setting}"
+    else:
+        text = f"it needed more memory than its limit, {limit}; raise {setting}"
+    if component == names.ROLLOUT:
+        text += (
+            ", or lower actor_rollout_ref.rollout.trace_buffer_mib and, on CPUs, "
+            "actor_rollout_ref.rollout.cpu_kv_cache_gib"
+        )
+    return text
 
 
 def _disruption(status: Mapping[str, Any]) -> str | None:
@@ -121,7 +148,7 @@ def _disruption(status: Mapping[str, Any]) -> str | None:
 
 
 def _why_not(status: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
-    """What keeps a pod from starting; None: nothing that is known."""
+    """Why a pod does not start; None: no reason is known."""
     waiting = state.get("waiting", {})
     if waiting.get("reason") in _WAITING_TROUBLES:
         return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")

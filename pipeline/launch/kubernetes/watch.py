@@ -1,4 +1,4 @@
-"""Looking at a launch: its Jobs and pods, what is wrong with them, and how to say it."""
+"""A launch as the API server shows it: its Jobs with their pods, and what state they are in."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,11 @@ class Job:
     queued: bool
     """Suspended, as Kueue does until there is room for it."""
     failure: str | None
-    """Why it failed, once none of its pods runs any more; None: it did not."""
+    """Why it failed, once none of its pods runs any more; None: it did not fail."""
+    failing: bool
+    """It has failed or is about to; the Job controller ends those of its pods that still run."""
     disrupted: bool
-    """It failed of a pod that was evicted, preempted or drained, as podFailurePolicy tells."""
+    """It failed because of a pod that was evicted, preempted or drained, by podFailurePolicy."""
     complete: bool
     pods: tuple[Pod, ...]
     body: Mapping[str, Any]
@@ -36,7 +38,7 @@ class Job:
 
     @property
     def failed_pods(self) -> list[Pod]:
-        """The first to fail first; those that were only told to end because of it come last."""
+        """The first to fail first; those that were only asked to end because of it come last."""
         failed = [pod for pod in self.pods if pod.phase is Phase.FAILED]
         return sorted(failed, key=lambda pod: (pod.exit_code == _SIGTERM, pod.ended_at, pod.index))
 
@@ -66,6 +68,7 @@ def _read_job(job: Mapping[str, Any], pods: tuple[Pod, ...]) -> Job:
         failure=f"{failed.get('reason')}: {failed.get('message')}"
         if failed and not running
         else None,
+        failing=failed is not None or "FailureTarget" in conditions,
         disrupted=failed is not None
         and failed.get("reason") == "PodFailurePolicy"
         and "DisruptionTarget" in failed.get("message", ""),

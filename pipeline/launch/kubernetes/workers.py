@@ -2,51 +2,56 @@
 
 What it knows is in the names, labels and annotations of the Jobs. A flow pod that comes back makes
 the same names, attaches to what is there and goes on watching; the workers do not notice.
+
+Each look, every _LOOK_EVERY_S, shows what keeps a pod from starting as soon as the cluster reports
+it; after launch.start_timeout_s the run fails of it.
 """
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pipeline.config.exits import CONFIGURATION_ERROR
+from pipeline.exits import CONFIGURATION_ERROR
 from pipeline.launch.base import LaunchError, Screen, StageFailedError
 from pipeline.launch.kubernetes import names
 from pipeline.launch.kubernetes.api import Api, ApiUnavailableError
-from pipeline.launch.kubernetes.jobs import Launch, rollout_job, training_job, training_service
+from pipeline.launch.kubernetes.jobs import (
+    ClusterLaunch,
+    rollout_job,
+    training_job,
+    training_service,
+)
+from pipeline.launch.kubernetes.notices import LOG_LINES, Notices
 from pipeline.launch.kubernetes.pods import Phase, Pod, read_pod
 from pipeline.launch.kubernetes.watch import Job, read_jobs, state_text
-from pipeline.launch.tail import last_lines
+from pipeline.launch.tail import rank_exit_codes
 
 _LOOK_EVERY_S = 2.0
 _NO_POD_S = 15.0
-"""A Job without pods for so long is looked into (a quota, an admission rule), and so is a pod that
-does not start for no reason that it tells itself (a volume)."""
+"""How long a Job may be without pods, or a pod may not start and give no reason, before its events
+are read: a quota, an admission rule, a volume."""
 _MISSING_S = 30.0
-"""A Job that vanished is given so long: the flow of a cancelled run is ended a little later."""
+"""How long a Job may be missing before the run fails; when a run is cancelled, its Jobs go before
+its flow ends."""
 _BACK_OFF_S = 10.0
 """Before the first restart of a gang, doubled with each; as Jobs do it for their pods."""
 _CLEAR_S = 120.0
-"""Pods of an attempt that is over have so long to end."""
-_LOG_LINES = 200
-_TORCHRUN_EXIT = re.compile(rf"exitcode\s*:\s*{CONFIGURATION_ERROR}\b")
+"""How long pods of an attempt that is over may take to end."""
 
 
 @dataclass
 class KubernetesWorkers:
     """The Jobs of one attempt of a run; safe to check from several threads."""
 
-    launch: Launch
+    launch: ClusterLaunch
     api: Api
     screen: Screen
     _failure: str | None = None
     _queued: bool = False
     _looked_s: float = -_LOOK_EVERY_S
-    _outage: bool = False
-    _told: set[tuple[str, str]] = field(default_factory=set)
-    """Pods and Jobs, and what was said of them."""
+    _notices: Notices = field(init=False)
     _disrupted: set[str] = field(default_factory=set)
     """Gangs of which a pod was evicted, preempted or drained, seen while it was there: the ranks of
     others may fail their Job before it does."""
@@ -55,6 +60,9 @@ class KubernetesWorkers:
     _since_s: dict[str, float] = field(default_factory=dict)
     """Since when a Job is missing or has no pod, or a pod does not start."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._notices = Notices(self.screen, self.api)
 
     def start(self) -> None:
         """Create the Jobs that are missing, and attach to those that are there.
@@ -65,10 +73,10 @@ class KubernetesWorkers:
         self._end_other_attempts()
         if self.launch.attempt.rollout_workers:
             job = rollout_job(self.launch)
-            self._say_started(job["metadata"]["name"], self.api.create_job(job))
+            self._notices.started(job["metadata"]["name"], self.api.create_job(job))
         gangs = self._gangs(self._jobs())
         if gangs:
-            self._say_started(gangs[-1].name, False)
+            self._notices.started(gangs[-1].name, False)
         else:
             self._start_gang(0, 0)
             gangs = self._gangs(self._jobs())
@@ -77,19 +85,19 @@ class KubernetesWorkers:
     def check(self) -> bool:
         """Make the next gang if one failed; LaunchError when too many did, or none can be made.
 
-        Whether a Job is queued. What is wrong with a pod is said once.
+        Returns whether a Job is queued. What is wrong with a pod is shown once.
         """
         with self._lock:
-            if self._failure is not None:  # every thread that waits must hear of it
+            if self._failure is not None:  # every thread that waits gets it
                 raise StageFailedError(self._failure)
             if time.monotonic() - self._looked_s < _LOOK_EVERY_S:
                 return self._queued
             try:
                 jobs = self._jobs()
                 self._judge(jobs)
-                self._tell_outage(None)
+                self._notices.outage(None)
             except ApiUnavailableError as error:
-                self._tell_outage(error)  # the workers do not need the API server
+                self._notices.outage(error)  # the workers do not need the API server
             except LaunchError as error:
                 self._failure = str(error)
                 raise
@@ -113,7 +121,7 @@ class KubernetesWorkers:
             for job in live:
                 for pod in job.pods:  # its log goes with it
                     if pod.is_live:
-                        self.screen.line(f"{pod.who} is {pod.phase.value}{self._log_of(pod)}")
+                        self._notices.still_at_work(pod)
                 self.screen.line(f"deleting Job {job.name}: it has not ended by itself")
                 self.api.delete_job(job.name)
         except (ApiUnavailableError, LaunchError) as error:
@@ -135,10 +143,12 @@ class KubernetesWorkers:
         self._serve([gang for gang in gangs[-1:] if not gang.ended])
         current = [*rollout, *gangs[-1:]]
         for job in current:
-            self._tell_lost_pods(job)
+            if any(pod.disruption is not None for pod in job.pods):
+                self._disrupted.add(job.name)
+            self._notices.lost_pods(job)
         for job in rollout:
             if job.failure is not None:
-                raise StageFailedError(self._failure_text(job))
+                raise StageFailedError(self._notices.failed_job(job))
         if gangs and gangs[-1].failure is not None:
             self._restart_gang(gangs[-1])
         self._queued = any(job.queued for job in current)
@@ -153,16 +163,16 @@ class KubernetesWorkers:
         if self._clock(f"no Job of {component}", not jobs) > _MISSING_S:
             raise StageFailedError(
                 f"the {component} Job of {self.launch.run} is gone: somebody has deleted it; start "
-                "the run again, it goes on from what is committed"
+                "the run again, and it goes on from what is committed"
             )
 
     def _await_start(self, job: Job) -> None:
-        """Say why pods do not start; StageFailedError when it takes longer than the setting."""
-        limit_s = self.launch.attempt.start_timeout_s
+        """Show why pods do not start; StageFailedError after launch.start_timeout_s."""
+        limit_s = self.launch.config.launch.start_timeout_s
         waiting_s = self._clock(job.name, not job.pods and not job.queued)
         if waiting_s > _NO_POD_S:
             cause = self.api.last_warning(job.name) or "the Job controller has made no pod"
-            self._tell(job.name, f"Job {job.name} has no pod: {cause}")
+            self._notices.once(job.name, f"Job {job.name} has no pod: {cause}")
             if waiting_s > limit_s:
                 raise StageFailedError(f"Job {job.name} has no pod: {cause}; {_too_long(limit_s)}")
         for pod in job.pods:
@@ -171,10 +181,10 @@ class KubernetesWorkers:
             if not pending:
                 continue
             why = pod.trouble
-            if why is None and waiting_s > _NO_POD_S:  # a volume that cannot be mounted, say
+            if why is None and waiting_s > _NO_POD_S:  # perhaps a volume that cannot be mounted
                 why = self.api.last_warning(pod.name)
             if why is not None:
-                self._tell(pod.uid, f"{pod.who} does not start: {why}")
+                self._notices.once(pod.uid, f"{pod.who} does not start: {why}")
             if waiting_s > limit_s:
                 why = why or f"it is still {pod.phase.value}"
                 raise StageFailedError(f"{pod.who} does not start: {why}; {_too_long(limit_s)}")
@@ -185,7 +195,7 @@ class KubernetesWorkers:
         disrupted = gang.disrupted or gang.name in self._disrupted
         restarts += 0 if disrupted else 1
         if restarts > limit or any(self._is_configuration_error(pod) for pod in gang.failed_pods):
-            raise StageFailedError(self._failure_text(gang))
+            raise StageFailedError(self._notices.failed_job(gang))
         if self._clock(f"{gang.name} was lost", True) < _BACK_OFF_S * 2 ** (restarts - 1):
             return
         number = names.gang_of(gang.name) + 1
@@ -195,64 +205,23 @@ class KubernetesWorkers:
 
     def _start_gang(self, number: int, restarts: int) -> None:
         job = training_job(self.launch, number, restarts)
-        self._say_started(job["metadata"]["name"], self.api.create_job(job))
+        self._notices.started(job["metadata"]["name"], self.api.create_job(job))
 
     def _serve(self, gangs: list[Job]) -> None:
-        """See to it that gangs have their Service; it needs the Job's uid, so it comes second."""
+        """Make the Service of gangs that lack it; it needs the Job's uid, so it comes second."""
         for gang in gangs:
             if gang.name not in self._served:
                 self.api.create_service(training_service(self.launch, gang.body))
                 self._served.add(gang.name)
 
     def _is_configuration_error(self, pod: Pod) -> bool:
-        # torchrun ends with 1 whatever its ranks ended with; its report says what that was.
-        return pod.exit_code == CONFIGURATION_ERROR or bool(
-            _TORCHRUN_EXIT.search(self.api.log_tail(pod.name, _LOG_LINES))
+        # torchrun ends with 1 whatever its ranks ended with; its report has their exit codes.
+        return pod.exit_code == CONFIGURATION_ERROR or CONFIGURATION_ERROR in rank_exit_codes(
+            self.api.log_tail(pod.name, LOG_LINES)
         )
 
-    def _failure_text(self, job: Job) -> str:
-        """Why a Job failed for good, with the end of the log of the pod that failed first."""
-        text = f"{job.component} Job {job.name} failed: {job.failure}"
-        for pod in job.failed_pods[:1]:
-            text += f"\n{self._pod_text(pod)}"
-        return text
-
-    def _tell_lost_pods(self, job: Job) -> None:
-        for pod in job.pods:
-            if pod.disruption is not None:
-                self._disrupted.add(job.name)
-                if pod.is_live:  # once it has ended it is gone at once
-                    self._tell(pod.uid, f"{pod.who} is taken away: {pod.disruption}")
-        for pod in job.failed_pods:
-            if (pod.uid, "failed") not in self._told:
-                self.screen.line(self._pod_text(pod))
-                self._told.add((pod.uid, "failed"))
-
-    def _pod_text(self, pod: Pod) -> str:
-        return f"{pod.who} failed: {pod.trouble}{self._log_of(pod)}"
-
-    def _log_of(self, pod: Pod) -> str:
-        log = last_lines(self.api.log_tail(pod.name, _LOG_LINES))
-        return f". The end of its log:\n{log}" if log else ""
-
-    def _say_started(self, name: str, created: bool) -> None:
-        self.screen.line(f"created Job {name}" if created else f"attached to Job {name}")
-
-    def _tell(self, about: str, text: str) -> None:
-        """Say something once."""
-        if (about, text) not in self._told:
-            self._told.add((about, text))
-            self.screen.line(text)
-
-    def _tell_outage(self, error: ApiUnavailableError | None) -> None:
-        if error is not None and not self._outage:
-            self.screen.line(f"the Kubernetes API is away, waiting for it: {error}")
-        if error is None and self._outage:
-            self.screen.line("the Kubernetes API answers again")
-        self._outage = error is not None
-
     def _clock(self, about: str, runs: bool) -> float:
-        """For how long something has been so; 0 when it is not."""
+        """Seconds since `runs` became true of something; 0 while it is false."""
         if not runs:
             self._since_s.pop(about, None)
             return 0.0
@@ -273,7 +242,7 @@ class KubernetesWorkers:
             jobs, pods = self._look()
             others = [job for job in jobs if job.attempt != self._attempt and not job.ended]
             for job in others:
-                self._tell(job.name, f"deleting Job {job.name} of an earlier attempt")
+                self._notices.once(job.name, f"deleting Job {job.name} of an earlier attempt")
                 self.api.delete_job(job.name)
             live = [pod for pod in pods if pod.attempt != self._attempt and pod.is_live]
             if not others and not live:
@@ -312,9 +281,9 @@ def _too_long(limit_s: float) -> str:
 
 
 @contextlib.contextmanager
-def kubernetes_workers(launch: Launch, screen: Screen) -> Iterator[KubernetesWorkers]:
-    """The workers of an attempt, created or attached to. What becomes of them after the block is
-    for the caller to say: `stop`, or `detach`.
+def kubernetes_workers(launch: ClusterLaunch, screen: Screen) -> Iterator[KubernetesWorkers]:
+    """The workers of an attempt, created or attached to. They outlive the block: the caller decides
+    between `stop` and `detach`.
 
     Raises LaunchError.
     """
@@ -328,8 +297,8 @@ def kubernetes_workers(launch: Launch, screen: Screen) -> Iterator[KubernetesWor
 
 
 def _start(workers: KubernetesWorkers) -> None:
-    """Start, as often as it takes: the API server may be away while it is upgraded."""
-    deadline_s = time.monotonic() + workers.launch.attempt.start_timeout_s
+    """Start, trying again while the API server is away: it may be being upgraded."""
+    deadline_s = time.monotonic() + workers.launch.config.launch.start_timeout_s
     while True:
         try:
             return workers.start()

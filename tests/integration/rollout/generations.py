@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from operators.rollout.engine import RolloutEngine
-from operators.rollout.records import Generation, Request, Sampling
+from operators.rollout.types import Generation, Request
+from pipeline.run.plan import Sampling
 
 
 def generate(

@@ -9,16 +9,27 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
-from pipeline.store import Store, keys
-from pipeline.store.commit import commit, new_attempt, put_data, put_file, sha256
-from pipeline.store.policy import publish_policy, refer_policy
+from pipeline.model.geometry import Geometry
+from pipeline.run import keys
+from pipeline.run.attempts import Attempt
+from pipeline.run.commit import DataFile, commit, new_write_id, put_file, sha256
+from pipeline.run.description import RunDescription, StagedInputs, create_description
+from pipeline.run.plan import (
+    PlannedPrompt,
+    Sampling,
+    StepPlan,
+    ValidationPlan,
+    publish_plan,
+)
+from pipeline.run.policy import publish_policy, refer_policy
+from pipeline.store import Store
 from tests.attempts import make_attempt
+from tests.data_files import put_data
+from tests.paths import ROOT
 from tests.tiny_models import make_tiny
 
-ROOT = Path(__file__).parents[3]
-GEOMETRY = {"experts": 16, "topk": 4, "layers": [0, 1, 2, 3]}
+GEOMETRY = Geometry(experts=16, topk=4, layers=(0, 1, 2, 3))
 TEMPERATURE = 0.8
 
 REWARD = """
@@ -58,21 +69,14 @@ def make_run(
         path.name: put_file(store, keys.input_file("model", path.name), path)
         for path in sorted(policies[0].iterdir())
     }
-    inputs = {
-        "prompts": _stage(store, "prompts.parquet", _prompts(raises)),
-        "val_prompts": _stage(store, "val_prompts.parquet", _prompts(())),
-        "reward": _stage(store, "reward.py", reward.encode()),
-        "model": {name: vars(file) for name, file in staged.items()},
-    }
-    body = {
-        "format": 1,
-        "name": "by-hand",
-        "config": config.model_dump(mode="json"),
-        "inputs": inputs,
-        "geometry": GEOMETRY,
-        "versions": {},
-    }
-    commit(store, keys.run_json(), body, new_attempt())
+    inputs = StagedInputs(
+        prompts=_stage(store, "prompts.parquet", _prompts(raises)),
+        val_prompts=_stage(store, "val_prompts.parquet", _prompts(())),
+        reward=_stage(store, "reward.py", reward.encode()),
+        model=staged,
+    )
+    settings = config.model_dump(mode="json")
+    create_description(store, RunDescription("by-hand", settings, inputs, GEOMETRY, {}))
     refer_policy(store, 0, list(staged.values()))
     begin(store, 0, validations)
     return policies
@@ -83,31 +87,24 @@ def begin(store: Store, number: int, validations=()) -> Attempt:
     return make_attempt(store, number, steps=2, save_freq=1, validations=validations)
 
 
-def plan(store: Store, step: int, version: int, validation: bool = False) -> dict:
+def plan(store: Store, step: int, version: int, validation: bool = False) -> None:
     """Publish a plan of 5 prompts in 2 shards; prompt 3 in its second epoch."""
-    body = {
-        "step": step,
+    common = {
         "policy_version": version,
-        "prompts": [{"row": row, "epoch": int(row == 3)} for row in range(5)],
+        "prompts": tuple(PlannedPrompt(row, int(row == 3)) for row in range(5)),
         "n": 1 if validation else 3,
-        "sampling": {
-            "temperature": 0.0 if validation else TEMPERATURE,
-            "top_p": 1.0,
-            "top_k": -1,
-            "max_tokens": 24,
-        },
+        "sampling": Sampling(0.0 if validation else TEMPERATURE, 1.0, -1, 24),
         "shards": 2,
         "routes": not validation,
         "seed": 11,
     }
-    key = keys.validation_plan(version) if validation else keys.plan(step)
-    return commit(store, key, body, new_attempt()).body
+    publish_plan(store, ValidationPlan(**common) if validation else StepPlan(**common, step=step))
 
 
 def stop(store: Store, number: int) -> None:
     """attempts/NNN.stop.json"""
     body = {"reason": "finished", "message": ""}
-    commit(store, keys.stop(number), body, new_attempt())
+    commit(store, keys.stop(number), body, new_write_id())
 
 
 def publish(store: Store, version: int, folder: Path) -> None:
@@ -148,5 +145,5 @@ def _prompts(raises) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _stage(store: Store, name: str, data: bytes) -> dict:
-    return vars(put_data(store, keys.input_file(sha256(data), name), data))
+def _stage(store: Store, name: str, data: bytes) -> DataFile:
+    return put_data(store, keys.input_file(sha256(data), name), data)

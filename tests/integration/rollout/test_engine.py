@@ -7,8 +7,9 @@ import pytest
 
 from operators.rollout import cpu_vllm
 from operators.rollout.engine import RolloutEngine, _sampling_params
-from operators.rollout.records import Request, RolloutError, Sampling
+from operators.rollout.types import Request, RolloutError
 from pipeline.config.tree import Rollout
+from pipeline.run.plan import Sampling
 from pipeline.traces import Geometry, VersionSpan
 from tests.integration.rollout.agreement import assert_agrees
 from tests.integration.rollout.generations import generate

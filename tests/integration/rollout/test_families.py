@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from vllm import ModelRegistry
 
 from operators.rollout.engine import RolloutEngine
-from operators.rollout.records import Request, RolloutError, Sampling
+from operators.rollout.types import Request, RolloutError
 from pipeline.config.tree import Rollout
+from pipeline.model import families
+from pipeline.run.plan import Sampling
 from pipeline.traces import Geometry
 from tests.integration.rollout.agreement import assert_agrees
 from tests.integration.rollout.generations import generate
@@ -22,6 +27,7 @@ FAMILIES = {
     "qwen3": None,
 }
 SAMPLING = Sampling(1.3, 1.0, -1, 24)
+SETTINGS = Rollout(dtype="float32", max_num_seqs=16, max_num_batched_tokens=512)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -29,16 +35,50 @@ def test_family(family, tmp_path):
     """Routes and log-probs equal transformers' on the same tokens, before and after a reload; a
     dense model runs without routes and is refused with them.
     """
+    if FAMILIES[family] is None:
+        folder = make_tiny(tmp_path / "dense", family)
+        with pytest.raises(RolloutError, match="without MoE layers"):
+            RolloutEngine(folder, SETTINGS, True, 128, None)
+    check_family(family, tmp_path)
+
+
+def test_latent_attention_in_float32_on_a_processor_with_amx(amx, tmp_path):
+    """vLLM's own choice there, AMX_MLA, packs no float32: the engine would not start."""
+    check_family("deepseek_v3", tmp_path)
+
+
+def test_a_policy_is_loaded_in_bfloat16_on_a_processor_with_amx(amx, tmp_path):
+    """AMX_MLA would start, and keep no weight that another policy could be loaded into.
+
+    Nothing is generated: the bfloat16 kernels of other layers need a real AMX.
+    """
+    folders = [make_tiny(tmp_path / str(i), "deepseek_v3", seed=10 + i) for i in range(2)]
+    settings = SETTINGS.model_copy(update={"dtype": "bfloat16"})
+    engine = RolloutEngine(folders[0], settings, True, 128, FAMILIES["deepseek_v3"])
+    try:
+        engine.load(folders[1], 1)
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def amx(monkeypatch):
+    """vLLM takes this processor for one with AMX; it asks nothing but this function."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+
+
+def test_vllm_knows_every_family():
+    names = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] for model_type in families.FAMILIES}
+    assert names <= set(ModelRegistry.get_supported_archs())
+
+
+def check_family(family, tmp_path):
     geometry = FAMILIES[family]
     folders = [make_tiny(tmp_path / str(i), family, seed=10 + i) for i in range(2)]
-    settings = Rollout(dtype="float32", max_num_seqs=16, max_num_batched_tokens=512)
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(2, 300, length).tolist()) for length in (7, 40, 66)]
     asked = [Request(f"{i}", prompts[i // 4], i) for i in range(12)]
-    if geometry is None:
-        with pytest.raises(RolloutError, match="without MoE layers"):
-            RolloutEngine(folders[0], settings, True, 128, None)
-    engine = RolloutEngine(folders[0], settings, geometry is not None, 128, geometry)
+    engine = RolloutEngine(folders[0], SETTINGS, geometry is not None, 128, geometry)
     try:
         for version, folder in enumerate(folders):
             if version:

@@ -10,28 +10,24 @@ import pytest
 
 from operators.rollout.handover import Handover
 from operators.rollout.scoring import Scorer
-from operators.rollout.shard import Task, make_shard
+from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.worker import Worker, read_inputs, start_engine
-from pipeline.config.attempt import Attempt
 from pipeline.rl.rewards import RewardError
-from pipeline.store import keys, open_store
-from pipeline.store.commit import find_commit, read_commit
-from pipeline.traces import (
-    expected_ids,
-    read_manifest,
-    read_routes,
-    read_samples,
-    seal,
-    shard_ids,
-)
+from pipeline.run import keys
+from pipeline.run.attempts import read_attempt
+from pipeline.run.commit import find_commit, read_commit
+from pipeline.run.plan import read_plan
+from pipeline.store import open_store
+from pipeline.traces import expected_ids, read_manifest, read_routes, read_samples, seal, shard_ids
 from tests.integration.rollout import runs
 from tests.integration.rollout.reference import ReferenceModel
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
 
-def wait_for(store, worker, *wanted, seconds=240.0):
-    deadline = time.monotonic() + seconds
+def wait_for(store, worker, *wanted):
+    deadline = time.monotonic() + PATIENCE_S
     while any(store.size(key) is None for key in wanted):
         assert worker.poll() is None, worker.stderr.read()[-4000:]
         assert time.monotonic() < deadline, f"{wanted} did not appear"
@@ -43,8 +39,8 @@ def contents(store):
 
 
 def sealed(store, step):
-    plan = read_commit(store, keys.plan(step))
-    seal(store, step, plan["shards"], partial(shard_ids, plan), plan["policy_version"])
+    plan = read_plan(store, keys.plan(step))
+    seal(store, step, plan.shards, partial(shard_ids, plan), plan.policy_version)
     manifest = read_manifest(store, step)
     assert sorted(manifest.ids) == sorted(expected_ids(plan))
     samples = read_samples(store, manifest, manifest.ids)
@@ -88,7 +84,7 @@ def test_a_worker_through_its_life(tmp_path):
     runs.publish(store, 1, policies[1])
     wait_for(store, worker, keys.rollout(1, 0), keys.rollout(1, 1))
     runs.stop(store, 0)
-    assert worker.wait(60) == 0, worker.stderr.read()[-4000:]
+    assert worker.wait(PATIENCE_S) == 0, worker.stderr.read()[-4000:]
     printed = worker.stderr.read()
     assert "step 0 shard 0: 9 samples" in printed
     assert "step 1 shard 1: 6 samples" in printed
@@ -113,7 +109,7 @@ def test_a_worker_through_its_life(tmp_path):
     again = runs.start_worker(copy, 1)
     wait_for(copy, again, keys.rollout(1, 1))
     again.send_signal(signal.SIGTERM)
-    assert again.wait(60) == 143
+    assert again.wait(PATIENCE_S) == 143
     after = contents(copy)
     assert {key: after[key] for key in before} == before
     added = after.keys() - before.keys()
@@ -132,7 +128,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
     """Exit code 1 and one line: no traceback."""
     store = open_store(str(tmp_path / "run"))
     worker = runs.start_worker(store, 0)
-    assert worker.wait(60) == 1
+    assert worker.wait(PATIENCE_S) == 1
     printed = worker.stderr.read()
     assert "attempts/000.json" in printed
     assert "Traceback" not in printed
@@ -144,9 +140,9 @@ def begun(tmp_path_factory):
     folder = tmp_path_factory.mktemp("begun")
     store = open_store(str(folder / "run"))
     runs.make_run(store, folder, raises=(2,))
-    inputs = read_inputs(store)
+    inputs = read_inputs(store, read_attempt(store, 0))
     runs.plan(store, 0, 0)
-    engine = start_engine(store, inputs, runs.begin(store, 0), 0)
+    engine = start_engine(store, inputs, 0)
     yield folder / "run", inputs, engine
     engine.close()
 
@@ -159,9 +155,10 @@ def copy_of(folder, to):
 
 def make(store, inputs, engine, scorer, buffer_bytes):
     """Make step 0 and return its samples and routes."""
-    task = Task(read_commit(store, keys.plan(0)), False, inputs.prompts)
+    task = Task(read_plan(store, keys.plan(0)), inputs.prompts)
+    maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, buffer_bytes)
     for shard in range(2):
-        make_shard(store, engine, scorer, inputs.geometry, task, shard, 0, buffer_bytes)
+        maker.make(task, shard)
     return sealed(store, 0)
 
 
@@ -172,7 +169,7 @@ def test_a_reward_that_raises_fails_or_masks(begun, tmp_path):
     """
     folder, inputs, engine = begun
     store = copy_of(folder, tmp_path / "run")
-    attempt = Attempt.of_body(read_commit(store, keys.attempt(0)))
+    attempt = read_attempt(store, 0)
     worker = Worker(store, 0, attempt, inputs, engine, 0, [])
     with pytest.raises(RewardError, match=r"sample 000000/2/\d .*KeyError: 'no such rubric'"):
         worker.run()
@@ -256,7 +253,7 @@ def test_killed_in_the_middle_of_generation(tmp_path):
     runs.plan(store, 0, 0)
     runs.begin(store, 0)
     killed = runs.start_worker(store, 0)
-    assert killed.wait(120) == -signal.SIGKILL
+    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
     assert not list(store.list("steps/000000/rollout/"))
     assert list(store.debris("steps/000000/rollout/"))
     runs.begin(store, 1)
@@ -264,7 +261,7 @@ def test_killed_in_the_middle_of_generation(tmp_path):
     again = runs.start_worker(store, 1)
     wait_for(store, again, keys.rollout(0, 0), keys.rollout(0, 1))
     runs.stop(store, 1)
-    assert again.wait(60) == 0
+    assert again.wait(PATIENCE_S) == 0
     samples, _ = sealed(store, 0)
     assert len(samples) == 15
     assert {sample.reward for sample in samples} == {1.0}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[3]
+from tests.paths import ROOT
+
 EXAMPLE = ROOT / "examples/quickstart.yaml"
 RETRACE = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.report.metrics import all_metrics
-from pipeline.store import Store, keys, open_store
-from pipeline.store.commit import read_commit, sha256
+from pipeline.report.run_metrics import all_metrics
+from pipeline.run import keys
+from pipeline.run.commit import read_commit, sha256
+from pipeline.store import Store, open_store
 from pipeline.traces import read_manifest
 from tests.integration.run.retrace_runs import command, run, small, start, workers
+from tests.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("on_prefect_server")]
 
@@ -26,7 +28,7 @@ def wait_for(store: Store, key: str, flow: subprocess.Popen[bytes], log: Path) -
 
 def the_only(store: Store, module: str) -> psutil.Process:
     """A run's only worker of a kind, as soon as its guard has started it."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := workers(store.uri, module)):
         assert time.monotonic() < deadline, f"no {module} was started"
         time.sleep(0.02)
@@ -62,10 +64,11 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
     flow.kill()
     flow.wait()
     assert store.size(keys.metrics(2)) is None, "the flow was killed too late to test anything"
-    deadline = time.monotonic() + 20
-    while workers(store.uri, "operators.rollout") or workers(store.uri, "operators.training"):
-        assert time.monotonic() < deadline, "a worker outlived the flow"
-        time.sleep(0.1)
+    both = ("operators.rollout", "operators.training")
+    eventually(
+        lambda: not any(workers(store.uri, module) for module in both),
+        lambda: "a worker outlived the flow",
+    )
     before = contents(store)
 
     run(*settings)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.metrics import all_metrics
-from pipeline.store import keys, open_store
-from pipeline.store.commit import read_commit
+from pipeline.report.run_metrics import all_metrics
+from pipeline.run import keys
+from pipeline.run.commit import read_commit
+from pipeline.store import open_store
 from tests.integration.run.conftest import Query
 from tests.integration.run.retrace_runs import command, run, small, workers
 from tests.metrics import OF_A_RUN
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Query):
     """R3 with 2 rollout workers, 2 data-parallel ranks and max_staleness 1: every step has all
-    metrics, every row was replayed, validation ran, traces and record set verify, nothing is left
+    metrics, every row was replayed, validation ran, traces and recorded set verify, nothing is left
     running, and the Prefect server that PREFECT_API_URL names has the task runs and artifacts.
     Started again, the run has nothing to do, or makes just the validations that are asked for now.
     """
@@ -103,8 +104,8 @@ def test_r3_lowers_the_mismatch(tmp_path: Path):
 @pytest.mark.parametrize("mode", ["disabled", "R2"])
 @pytest.mark.usefixtures("on_prefect_server")
 def test_other_modes(tmp_path: Path, mode: str):
-    """R2 and disabled, with verl's literal quotes. R2 leaves its routes in the store; a record set
-    made of them replays without any rollout worker, and the trained policy is bit-identical."""
+    """R2 and disabled, with verl's literal quotes. R2 leaves its routes in the store; a set
+    recorded of them replays without any rollout worker, and the trained policy is bit-identical."""
     record = tmp_path / "set"
     settings = small(
         tmp_path,

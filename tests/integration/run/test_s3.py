@@ -1,17 +1,19 @@
-"""The main job with its store, its record set and its replay on a real MinIO; and its faults."""
+"""The main job with its store, its recorded set and its replay on a real MinIO; and its faults."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-from pipeline.report.metrics import all_metrics
-from pipeline.store import Store, keys, open_store
-from pipeline.store.commit import read_commit, sha256
+from pipeline.report.run_metrics import all_metrics
+from pipeline.run import keys
+from pipeline.run.commit import read_commit, sha256
+from pipeline.store import Store, open_store
 from pipeline.traces import read_manifest
 from tests.integration.run.retrace_runs import ROOT, command, run, small, start, workers
 from tests.integration.run.test_faults import wait_for
 from tests.minio import Minio, new_place, start_minio, use
+from tests.patience import PATIENCE_S
 from tests.proxy import start_proxy, without
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("on_prefect_server")]
@@ -46,7 +48,7 @@ def inputs_at(place: str) -> list[str]:
 
 
 def test_the_main_job_on_minio(tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch):
-    """The run, its record set, and a run that replays the set bit by bit, all at s3://, with the
+    """The run, its recorded set, and a run that replays the set bit by bit, all at s3://, with the
     endpoint among the settings; every command for traces reads them. The replaying run's model,
     prompts and reward function are at s3:// too. No secret is written."""
     place = new_place()
@@ -115,7 +117,7 @@ def test_faults_of_the_store(tmp_path: Path, server: Minio):
     wait_for(store, keys.manifest(1), flow, log)
     assert store.size(keys.metrics(0)) is not None
     server.restart(user="second")
-    assert flow.wait(120) == 1
+    assert flow.wait(PATIENCE_S) == 1
     printed = log.read_text()
     assert "given up in 120 s" in printed  # while it waited
     assert "restart 1 of" not in printed.partition("403")[0]  # the stop cost no worker

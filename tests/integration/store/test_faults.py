@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
+from pipeline.run.commit import commit
 from pipeline.store import ObjectExistsError, StoreError, open_store
-from pipeline.store.commit import commit
 from pipeline.store.s3 import S3Store
 from pipeline.store.s3_upload import PART
 from tests.minio import new_place, start_minio, use

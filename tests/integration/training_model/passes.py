@@ -8,7 +8,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-from operators.training.model import TrainedModel
+from operators.training.megatron.model import TrainedModel
 
 
 def run(model: TrainedModel, micro_batches: int, length: int, **how: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Models and settings that are refused, and what is said of them."""
+"""Models and settings that the trainer refuses, and the words in which it does."""
 
 import json
 import shutil
@@ -8,17 +8,17 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from operators.training import parallel
-from operators.training.model import build_model
-from pipeline.config.errors import InputError
+from operators.training.megatron import parallel
+from operators.training.megatron.model import build_model
 from pipeline.config.tree import Actor, Megatron
+from pipeline.errors import InputError
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "unknown field": {"override_transformer_config": {"recompute_granularty": "full"}},
     "field with a key of its own": {"override_transformer_config": {"bf16": False}},
     "loss per token": {"override_transformer_config": {"calculate_per_token_loss": False}},
     "dropout": {"override_transformer_config": {"hidden_dropout": 0.1}},
-    "refused by Megatron": {"override_transformer_config": {"recompute_granularity": "some"}},
+    "refused by Megatron": {"override_transformer_config": {"recompute_granularity": "full"}},
     "expert-TP": {"expert_tensor_parallel_size": 2},
     "ranks": {"tensor_model_parallel_size": 2},
     "virtual pipeline": {"virtual_pipeline_model_parallel_size": 2},

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from megatron.core import parallel_state
 
-from operators.training import checkpoint, parallel
-from operators.training.model import TrainedModel, build_model
-from operators.training.optimizer import parts
+from operators.training.megatron import checkpoint, parallel
+from operators.training.megatron.model import TrainedModel, build_model
+from operators.training.megatron.optimizer import parts
 from pipeline.store import open_store
 from tests.integration.training_model.layouts import LAYOUTS, actor_of
 from tests.integration.training_model.passes import train

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from operators.training import parallel
-from operators.training.export import export_hf
-from operators.training.model import TrainedModel, build_model, load_hf, routers
+from operators.training.megatron import parallel
+from operators.training.megatron.export import export_hf
+from operators.training.megatron.model import LoadedModel, build_model, build_reference, routers
+from operators.training.megatron.weights import load_weights
 from tests.integration.training_model.layouts import LAYOUTS, actor_of
 from tests.integration.training_model.passes import forward_logits
 from tests.integration.training_model.refused import refusals
@@ -82,7 +83,7 @@ def in_float32(layout: str, source: Path, out: Path) -> dict[str, Any]:
     """A model that is not trained: its logits, its routers, its export."""
     actor = actor_of(layout, dtype="float32")
     parallel.start(actor.megatron)
-    model = build_model(source, actor, training=False)
+    model = build_reference(source, actor)
     tokens = torch.randint(2, VOCAB_SIZE, (1, LENGTH), generator=torch.Generator().manual_seed(7))
     logits = forward_logits(model, tokens)
     found: dict[str, Any] = {
@@ -114,7 +115,8 @@ def in_bfloat16(layout: str, other: Path, source: Path, out: Path) -> dict[str, 
     actor = actor_of(layout)
     parallel.start(actor.megatron)
     model = build_model(other, actor)
-    load_hf(model, source)
+    load_weights(model.bridge, model.bare_chunks, source)
+    model.optimizer.reload_model_params()
     for chunk in model.chunks:
         chunk.zero_grad_buffer()
     for group in model.optimizer.param_groups:
@@ -126,7 +128,7 @@ def in_bfloat16(layout: str, other: Path, source: Path, out: Path) -> dict[str, 
     return found
 
 
-def wrong_routers(model: TrainedModel, source: Path) -> list[int]:
+def wrong_routers(model: LoadedModel, source: Path) -> list[int]:
     """Layers whose router has not the weights that the file has under that layer's number."""
     tensors = load_file(source / "model.safetensors")
     gates = {
@@ -137,7 +139,7 @@ def wrong_routers(model: TrainedModel, source: Path) -> list[int]:
     return [layer for layer, r in routers(model).items() if not torch.equal(r.weight, gates[layer])]
 
 
-def tokens_counted(model: TrainedModel, tokens: torch.Tensor) -> list[float]:
+def tokens_counted(model: LoadedModel, tokens: torch.Tensor) -> list[float]:
     """What the routers count for the expert bias when the last 5 of 32 tokens are padding: a row
     of padding counts nowhere. Summed over tensor-parallel ranks, by layer, divided by K."""
     padding = torch.zeros_like(tokens, dtype=torch.bool)

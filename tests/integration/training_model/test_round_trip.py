@@ -52,8 +52,8 @@ LAID_OUT = [
 @pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_export_is_bit_identical(found, world, layout, case, dtype):
-    """Every tensor's name, dtype and bits, and every other file, come back; in bfloat16 by way of
-    load_hf into a model of other weights, the fp32 masters, and an optimizer step of no size."""
+    """Every tensor's name, dtype and bits, and every other file, come back; in bfloat16 by way of a
+    model of other weights that loads them, the fp32 masters, and an optimizer step of no size."""
     assert found[world][0][f"{layout}/{case}/{dtype}"]["different"] == []
 
 
@@ -97,14 +97,14 @@ def test_padding_is_not_counted_for_the_expert_bias(found, layout, case):
 @pytest.mark.parametrize(
     ("case", "parts"),
     [
-        ("unknown field", ["recompute_granularty", "nearest is recompute_granularity"]),
-        ("field with a key of its own", ["bf16", "set actor_rollout_ref.actor.megatron.dtype"]),
+        ("unknown field", ["recompute_granularty", "did you mean recompute_granularity?"]),
+        ("field with a key of its own", ["bf16", "write actor_rollout_ref.actor.megatron.dtype"]),
         ("loss per token", ["calculate_per_token_loss"]),
-        ("dropout", ["hidden_dropout is 0.1", "set it to 0.0"]),
+        ("dropout", ["hidden_dropout: found 0.1", "write 0.0"]),
         ("refused by Megatron", ["override_transformer_config", "Megatron-core refuses"]),
-        ("expert-TP", ["expert_tensor_parallel_size is 2", "leave it out"]),
-        ("ranks", ["tensor_model_parallel_size 2", "1 training ranks"]),
-        ("virtual pipeline", ["pipeline_model_parallel_size > 1"]),
+        ("expert-TP", ["expert_tensor_parallel_size: found 2", "write 1 or null"]),
+        ("ranks", ["training ranks: found 1", "tensor_model_parallel_size=2"]),
+        ("virtual pipeline", ["pipeline_model_parallel_size is 1"]),
         ("model type", ["config.json", "'gpt3'", "deepseek_v3, llama, mixtral"]),
         ("RoPE type", ["config.json", "'linear'", "default"]),
         ("FP8", ["config.json", "quantization_config", "bfloat16"]),

@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
-from operators.training import parallel
-from operators.training.data import StepData, layout_rules, load_step
-from operators.training.logprobs import logprobs_and_entropy
+from operators.training.batches.step_data import StepData, layout_rules, load_step
+from operators.training.megatron import parallel
+from operators.training.passes.logprob_pass import recording_pass, replaying_pass
+from operators.training.passes.logprobs import logprobs_and_entropy
+from operators.training.passes.update import Compared, gradients
 from operators.training.rank import Rank, make_rank
-from operators.training.sweep import recording_sweep, replaying_sweep
-from operators.training.update import Compared, gradients
 from pipeline.store import Store, open_store
 from pipeline.traces import Routes, open_manifest
 from tests.integration.training_replay.layouts import LAYOUTS, Layout, passed
@@ -66,10 +66,10 @@ def examine(
 ) -> Any:
     """Build a model in a layout, load the step, run one examination."""
     config = layout.config("moe")
-    ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
-    rank, _ = make_rank(config, ranks, model)
-    rules = layout_rules(config, ranks.dp_size)
-    data = load_step(store, open_manifest(store, 0), config, rules, ranks.dp_rank, rank.geometry)
+    position = parallel.start(config.actor_rollout_ref.actor.megatron)
+    rank, _ = make_rank(config, position, model)
+    rules = layout_rules(config, position.data_parallel)
+    data = load_step(store, open_manifest(store, 0), config, rules, position.dp_rank, rank.geometry)
     found = what(rank, data, model)
     parallel.stop()
     return found
@@ -79,17 +79,17 @@ def alignment(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
     """Replay codes, forward only and in training with recomputation; then misplaced codes."""
     spy = Spy(rank, model)
     right = {id: spy.coded(sample.tokens_S[:-1]) for id, sample in data.samples.items()}
-    swept = replaying_sweep(rank, data, right)
+    made = replaying_pass(rank, data, right)
     found: dict[str, Any] = {"forward": spy.take()}
     for mini_batch in data.layout.mini_batches:
-        gradients(rank, data, mini_batch, Compared(swept.logprobs, None), right)
+        gradients(rank, data, mini_batch, Compared(made.logprobs, None), right)
     found["training"] = spy.take()
     for name, misplaced in (
         ("token", {id: _changed(r, np.roll(r.sets_TLK, 1, axis=0)) for id, r in right.items()}),
         ("layer", {id: _changed(r, np.roll(r.sets_TLK, 1, axis=1)) for id, r in right.items()}),
         ("sample", _two_swapped(right)),
     ):
-        replaying_sweep(rank, data, misplaced)
+        replaying_pass(rank, data, misplaced)
         found[name] = spy.take()
     found["rows"] = sum(len(routes.valid_T) for routes in right.values()) * len(rank.routers)
     return found
@@ -156,27 +156,27 @@ def padding(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
             counted[layer] = int(router.local_tokens_per_expert.sum())
 
         router.register_forward_hook(count)
-    swept = recording_sweep(rank, data)
+    found = recording_pass(rank, data)
     mini_batch = data.layout.mini_batches[0]
-    gradients(rank, data, mini_batch, Compared(swept.logprobs, None), swept.routes)
-    mine = mini_batch.rows(rank.place.dp_rank).tolist()
+    gradients(rank, data, mini_batch, Compared(found.logprobs, None), found.routes)
+    mine = mini_batch.rows(rank.position.dp_rank).tolist()
     rows = sum(len(data.samples[data.ids[row]].tokens_S) - 1 for row in mine)
     return {"with_mask": rank.with_padding_mask, "rows": rows, "counted": counted}
 
 
 def exception(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
     """Fail in the middle of a recording, a replaying and a training pass; then compare."""
-    swept = recording_sweep(rank, data)
-    compared = Compared(swept.logprobs, None)
+    found = recording_pass(rank, data)
+    compared = Compared(found.logprobs, None)
     mini_batch = data.layout.mini_batches[0]
-    before = passed(rank, data, mini_batch, compared, swept.routes)
+    before = passed(rank, data, mini_batch, compared, found.routes)
     left, raised = [], 0
-    for routes in (None, swept.routes):
+    for routes in (None, found.routes):
         failing = next(iter(rank.routers.values())).register_forward_hook(_fail)
         for attempt in (
-            lambda: recording_sweep(rank, data),
+            lambda: recording_pass(rank, data),
             lambda routes=routes: gradients(rank, data, mini_batch, compared, routes),
-            lambda: replaying_sweep(rank, data, swept.routes),
+            lambda: replaying_pass(rank, data, found.routes),
         ):
             try:
                 attempt()
@@ -184,7 +184,7 @@ def exception(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
                 raised += 1
             left += [router.router_replay is not None for router in rank.routers.values()]
         failing.remove()
-    after = passed(rank, data, mini_batch, compared, swept.routes)
+    after = passed(rank, data, mini_batch, compared, found.routes)
     return {
         "raised": raised,
         "left": sum(left),
@@ -207,9 +207,9 @@ def logprobs(rank: Rank, data: StepData, model: Path) -> dict[str, float]:
     expected = [log_p.gather(-1, labels[..., None])[..., 0], -(log_p.exp() * log_p).sum(-1)]
     sum((w * x).sum() for w, x in zip(weights, expected, strict=True)).backward()
     part = VOCABULARY // 2
-    mine = slice(rank.place.tensor_rank * part, (rank.place.tensor_rank + 1) * part)
+    mine = slice(rank.position.tensor_rank * part, (rank.position.tensor_rank + 1) * part)
     cut = logits[..., mine].clone().requires_grad_()
-    found = logprobs_and_entropy(cut, labels, 0.7, rank.place.tensor_group)
+    found = logprobs_and_entropy(cut, labels, 0.7, rank.position.tensor_group)
     sum((w * x).sum() for w, x in zip(weights, found, strict=True)).backward()
     return {
         "logprobs": float((found[0] - expected[0]).abs().max()),

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from operators.training import parallel
-from operators.training.data import StepData, layout_rules, load_step
-from operators.training.layout import FILLER
+from operators.training.batches.layout import FILLER
+from operators.training.batches.step_data import StepData, layout_rules, load_step
+from operators.training.megatron import parallel
+from operators.training.passes.logprob_pass import LogProbPass, recording_pass, replaying_pass
+from operators.training.passes.update import Compared, gradients
 from operators.training.rank import Rank, make_rank
-from operators.training.sweep import Swept, recording_sweep, replaying_sweep
-from operators.training.update import Compared, gradients
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
 from tests.integration.training_replay.sealed import config_of
@@ -76,17 +76,17 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
     for layout in (layout for layout in LAYOUTS if layout.name in names):
         for mode in recompute.split(","):
             config = layout.config(mode)
-            ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
-            rank, _ = make_rank(config, ranks, Path(model))
-            rules = layout_rules(config, ranks.dp_size)
-            data = load_step(store, manifest, config, rules, ranks.dp_rank, rank.geometry)
+            position = parallel.start(config.actor_rollout_ref.actor.megatron)
+            rank, _ = make_rank(config, position, Path(model))
+            rules = layout_rules(config, position.data_parallel)
+            data = load_step(store, manifest, config, rules, position.dp_rank, rank.geometry)
             found = examine(rank, data)
-            swept = found.pop("swept")
+            made = found.pop("made")
             if layout.name == "one":
-                np.savez(saved, **as_arrays(swept))
+                np.savez(saved, **as_arrays(made))
             elif reference is not None:
                 found["foreign"] = replay_foreign(rank, data, reference)
-            path = Path(results, f"{layout.name}.{mode}.{ranks.rank}.json")
+            path = Path(results, f"{layout.name}.{mode}.{dist.get_rank()}.json")
             path.write_text(json.dumps(found))
             parallel.stop()
     dist.destroy_process_group()
@@ -95,19 +95,19 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
 def examine(rank: Rank, data: StepData) -> dict[str, Any]:
     """Record a native pass, replay it in every mini-batch, and compare with native passes."""
     calls = count_router_calls(rank)
-    swept = recording_sweep(rank, data)
-    again = replaying_sweep(rank, data, swept.routes)
+    made = recording_pass(rank, data)
+    again = replaying_pass(rank, data, made.routes)
     logprobs_differ = sum(
-        not np.array_equal(swept.logprobs[id], again.logprobs[id]) for id in swept.logprobs
+        not np.array_equal(made.logprobs[id], again.logprobs[id]) for id in made.logprobs
     )
-    compared = Compared(swept.logprobs, None)
+    compared = Compared(made.logprobs, None)
     differ, tensors, mini_batches = 0, 0, []
     for mini_batch in data.layout.mini_batches:
         calls.clear()
         native = passed(rank, data, mini_batch, compared, None)
         runs = sorted({*calls.values()})
-        replayed = passed(rank, data, mini_batch, compared, swept.routes)
-        other = passed(rank, data, mini_batch, compared, shifted_experts(rank, swept.routes))
+        replayed = passed(rank, data, mini_batch, compared, made.routes)
+        other = passed(rank, data, mini_batch, compared, shifted_experts(rank, made.routes))
         names = native.keys()
         assert names == replayed.keys()
         differ += sum(not torch.equal(native[name], replayed[name]) for name in names)
@@ -124,10 +124,10 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
         )
         tensors += len(names)
     return {
-        "swept": swept,
+        "made": made,
         "layers": sorted(rank.routers),
         "logprobs_differ": logprobs_differ,
-        "samples_with_logprobs": len(swept.logprobs),
+        "samples_with_logprobs": len(made.logprobs),
         "samples": len(data.samples),
         "tensors": tensors,
         "differ": differ,
@@ -173,10 +173,10 @@ def count_router_calls(rank: Rank) -> dict[int, int]:
     return calls
 
 
-def as_arrays(swept: Swept) -> dict[str, np.ndarray]:
+def as_arrays(made: LogProbPass) -> dict[str, np.ndarray]:
     """Routes and log-probs for a file, by sample id."""
-    arrays = {f"routes/{id}": routes.sets_TLK for id, routes in swept.routes.items()}
-    return arrays | {f"logprobs/{id}": values for id, values in swept.logprobs.items()}
+    arrays = {f"routes/{id}": routes.sets_TLK for id, routes in made.routes.items()}
+    return arrays | {f"logprobs/{id}": values for id, values in made.logprobs.items()}
 
 
 def replay_foreign(rank: Rank, data: StepData, reference: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -186,15 +186,14 @@ def replay_foreign(rank: Rank, data: StepData, reference: dict[str, np.ndarray])
         id: Routes(np.ascontiguousarray(reference[f"routes/{id}"][:, layers]), _all_valid(sample))
         for id, sample in data.samples.items()
     }
-    swept = replaying_sweep(rank, data, routes)
+    made = replaying_pass(rank, data, routes)
     differences = [
-        float(np.abs(swept.logprobs[id] - reference[f"logprobs/{id}"]).max())
-        for id in swept.logprobs
+        float(np.abs(made.logprobs[id] - reference[f"logprobs/{id}"]).max()) for id in made.logprobs
     ]
     return {
         "largest_difference": max(differences, default=0.0),
-        "replayed": sum(count.replayed for count in swept.counts.values()),
-        "agreeing": sum(count.agreeing for count in swept.counts.values()),
+        "replayed": sum(count.replayed for count in made.counts.values()),
+        "agreeing": sum(count.agreeing for count in made.counts.values()),
     }
 
 

@@ -12,9 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.config.tree import RunConfig
-from pipeline.store import Store, keys, open_store
-from pipeline.store.commit import commit, new_attempt, put_file
-from pipeline.store.policy import refer_policy
+from pipeline.run import keys
+from pipeline.run.commit import new_write_id, put_file
+from pipeline.run.description import RunDescription, StagedInputs, create_description
+from pipeline.run.policy import refer_policy
+from pipeline.store import Store, open_store
 from pipeline.traces import (
     Geometry,
     Provenance,
@@ -26,6 +28,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
+from tests.data_files import put_data
 
 TEMPERATURE = 0.8
 VOCABULARY = 512
@@ -144,19 +147,21 @@ def make_run(
 ) -> Store:
     """Stage a model as policy 0 and seal steps whose samples all come from it."""
     store = open_store(str(folder))
-    files = [
-        put_file(store, keys.input_file(f"{index:064d}", path.name), path)
+    files = {
+        path.name: put_file(store, keys.input_file(f"{index:064d}", path.name), path)
         for index, path in enumerate(sorted(model_folder.iterdir()))
-    ]
-    refer_policy(store, 0, files)
+    }
+    refer_policy(store, 0, list(files.values()))
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     geometry = geometry_of(model) if routes else None
-    body = {"format": 1, "name": "tiny", "config": config.model_dump(mode="json"), "inputs": {}}
-    commit(store, keys.run_json(), body, new_attempt())
+    prompts = put_data(store, keys.input_file(f"{len(files):064d}", "prompts.parquet"), b"")
+    inputs = StagedInputs(prompts, None, None, files)
+    settings = config.model_dump(mode="json")
+    create_description(store, RunDescription("tiny", settings, inputs, geometry, {}))
     for step in range(steps):
         samples = make_samples(step, model, geometry, other_experts)
         provenance = Provenance("R3", 0, "transformers") if geometry else None
-        write_shard(store, step, 0, new_attempt(), samples, geometry, provenance)
+        write_shard(store, step, 0, new_write_id(), samples, geometry, provenance)
         ids = [sample.id for sample in samples]
         seal(store, step, 1, lambda _, ids=ids: ids, 0)
     return store

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from operators.training import parallel, update
-from operators.training.data import layout_rules, load_step
-from operators.training.rank import make_rank, make_replayers
-from operators.training.replay import ReplayError
+from operators.training.batches.step_data import layout_rules, load_step
+from operators.training.errors import ReplayError
+from operators.training.megatron import parallel
+from operators.training.passes import update
+from operators.training.passes.share import make_replayers
+from operators.training.rank import make_rank
 from operators.training.step import train_step
 from pipeline.store import open_store
 from pipeline.traces import open_manifest
@@ -36,8 +38,8 @@ def program(run_uri: str, model: str, results: str) -> None:
     found = {}
     for name, (mode, replayed) in CASES.items():
         config = config_of(router_replay={"mode": mode}, ppo_epochs=2)
-        ranks = parallel.start(config.actor_rollout_ref.actor.megatron)
-        rank, _ = make_rank(config, ranks, Path(model))
+        position = parallel.start(config.actor_rollout_ref.actor.megatron)
+        rank, _ = make_rank(config, position, Path(model))
         data = load_step(store, manifest, config, layout_rules(config, 1), 0, rank.geometry)
         assert len(data.layout.epoch(0)) == MINI_BATCHES
         update.make_replayers = Until(replayed)

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.store import Store, keys, open_store
-from pipeline.store.commit import commit, new_attempt, read_commit
+from pipeline.run import keys
+from pipeline.run.commit import commit, new_write_id, read_commit
+from pipeline.store import Store, open_store
 from pipeline.traces import read_routes, used_routes, write_training_routes
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
@@ -72,7 +74,7 @@ def test_other_routes_in_the_store_are_counted(finished: Path, tmp_path: Path):
     for key in END_OF_STEP:
         store.delete(key)
     changed = write_training_routes(
-        store, 1, 0, 0, new_attempt(), routes, used.geometry, used.provenance
+        store, 1, 0, 0, new_write_id(), routes, used.geometry, used.provenance
     )
     output = train(store, 1)
     assert read_commit(store, END_OF_STEP[0]) == changed.body
@@ -88,7 +90,7 @@ def test_a_known_error_is_a_line_of_the_log(tiny_model: Path, tmp_path: Path):
     store = make_run(tmp_path / "run", tiny_model, config, steps=1, routes=False)
     make_attempt(store, 0, steps=1)
     process = start_ranks(PROGRAM, 1, "--run-uri", store.uri, "--attempt", "0")
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     line = (
         r"\d{4}-\d\d-\d\d [\d:,]+ ERROR operators.training: ReplayError: step 0: the manifest has"
@@ -103,6 +105,6 @@ def test_a_stop_wins_over_a_manifest(finished: Path, tmp_path: Path):
     shutil.copytree(finished, tmp_path / "run")
     store = open_store(str(tmp_path / "run"))
     store.delete(keys.metrics(1))
-    commit(store, keys.stop(1), {"reason": "cancelled", "message": ""}, new_attempt())
+    commit(store, keys.stop(1), {"reason": "cancelled", "message": ""}, new_write_id())
     assert "step 1 is not trained" in train(store, 1)
     assert store.size(keys.metrics(1)) is None

@@ -15,14 +15,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.store import Store, keys
-from pipeline.store.commit import commit, files_in, find_commit, new_attempt, read_commit
-from pipeline.store.policy import fetch_policy, refer_policy
+from pipeline.run import keys
+from pipeline.run.commit import commit, files_in, find_commit, new_write_id, read_commit
+from pipeline.run.policy import fetch_policy, refer_policy
+from pipeline.store import Store
 from pipeline.traces import read_manifest, read_routes, used_routes
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
 from tests.metrics import OF_TRAINING
+from tests.patience import PATIENCE_S
 from tests.tiny_models import make_tiny
 
 pytestmark = pytest.mark.integration
@@ -180,7 +182,7 @@ def commits(store: Store) -> dict[str, bytes]:
 
 def await_object(store: Store, key: str, process: Any) -> None:
     """Wait until an object is there, while the ranks run."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while store.size(key) is None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
@@ -209,7 +211,7 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
     process = start_ranks(PROGRAM, 2, "--run-uri", killed.uri, "--attempt", "0")
     await_object(killed, keys.metrics(2), process)
     ranks_of(process)[1].kill()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0
     assert find_commit(killed, keys.metrics(3)) is None, output[-3000:]
     before = commits(killed)
@@ -240,8 +242,8 @@ def test_disabled_and_a_policy_that_is_there_already(tmp_path: Path, tiny_model:
     refer_policy(store, 1, files_in(read_commit(store, keys.policy(0))))
     process = start_ranks(PROGRAM, 1, "--run-uri", store.uri, "--attempt", "0")
     await_object(store, keys.metrics(0), process)
-    commit(store, keys.stop(0), {"reason": "finished", "message": ""}, new_attempt())
-    output, _ = process.communicate(timeout=120)
+    commit(store, keys.stop(0), {"reason": "finished", "message": ""}, new_write_id())
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output[-3000:]
     metrics = metrics_of(store, 0)
     for key in ("coverage", "agreement", "rows", "rows_native"):
@@ -266,6 +268,6 @@ def test_sigterm_leaves_no_scratch_files(
     await_object(store, keys.metrics(0), process)
     assert list(scratch.glob("retrace-*"))
     os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0
     assert not list(scratch.glob("retrace-*"))

@@ -1,11 +1,11 @@
 """What the chart renders, picked apart."""
 
 import json
-from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parents[3]
+from tests.paths import ROOT
+
 CHART = ROOT / "charts" / "retrace"
 IMAGES = ("flow", "rollout", "training")
 CI = sorted(CHART.glob("ci/*-values.yaml"))

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from pipeline.config.check import config_problems
-from pipeline.config.load import load_config
-from tests.unit.chart.objects import CHART, CI, ROOT, STORE
+from pipeline.config.reading.load import load_config
+from pipeline.config.rules.check import config_problems
+from pipeline.config.rules.pods import InstalledGpus
+from tests.unit.chart.objects import CHART, CI, ROOT, STORE, cluster_of
 
 QUICKSTART = {
     "trainer.nnodes": 2,
@@ -18,10 +19,14 @@ QUICKSTART = {
 
 @pytest.mark.parametrize("values", CI, ids=lambda path: path.name)
 def test_presets_are_run_configurations(render, values, tmp_path):
-    for name, text in render("--values", values)["ConfigMap", "retrace-presets"]["data"].items():
+    objects = render("--values", values)
+    cluster = cluster_of(objects)
+    gpus = InstalledGpus(cluster["rollout"]["gpus"], cluster["training"]["gpus"])
+    for name, text in objects["ConfigMap", "retrace-presets"]["data"].items():
         (tmp_path / name).write_text(text)
         config = load_config(tmp_path / name, ["store.uri=s3://runs"]).config
-        assert config_problems(config, None, on_cluster=True) == [], name
+        fit = InstalledGpus() if name == "quickstart.yaml" else gpus  # it is for any installation
+        assert config_problems(config, None, on_cluster=fit) == [], name
 
 
 def test_quickstart_is_the_example(tmp_path):
@@ -40,7 +45,7 @@ def test_the_first_values_of_the_docs_work(render, tmp_path):
     (tmp_path / "mine.yaml").write_text(presets["mine.yaml"])
     name = ["trainer.experiment_name=first", "store.uri=s3://team-runs/retrace"]
     config = load_config(tmp_path / "mine.yaml", name).config
-    assert config_problems(config, None, on_cluster=True) == []
+    assert config_problems(config, None, on_cluster=InstalledGpus()) == []
     assert config.actor_rollout_ref.actor.router_replay.mode == "R3"
 
 

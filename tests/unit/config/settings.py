@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.check import config_notes, config_problems
-from pipeline.config.errors import InputError
-from pipeline.config.load import LoadedConfig, load_config
+from pipeline.config.reading.load import LoadedConfig, load_config
+from pipeline.config.rules.check import config_notes, config_problems
+from pipeline.errors import InputError
 
 MINIMAL = """
 data: {train_files: train.parquet}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pipeline.config.docs import render
 from pipeline.config.keys import setting_keys
-from pipeline.config.load import load_config
+from pipeline.config.reading.load import load_config
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 FROZEN = Path(__file__).parent / "keys.txt"
 
 

@@ -1,19 +1,24 @@
 """The Jobs of a run as manifests, and what pods say of themselves."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.attempt import Attempt
 from pipeline.config.tree import RunConfig
-from pipeline.flows.attempt import attempt_of
 from pipeline.launch.kubernetes import names
 from pipeline.launch.kubernetes.cluster import Cluster, Component, JobRules
-from pipeline.launch.kubernetes.jobs import Launch, rollout_job, training_job, training_service
+from pipeline.launch.kubernetes.jobs import (
+    ClusterLaunch,
+    rollout_job,
+    training_job,
+    training_service,
+)
 from pipeline.launch.kubernetes.pods import Phase, read_pod
 from pipeline.launch.kubernetes.watch import read_jobs, state_text
+from pipeline.run.attempts import attempt_of
 
 URI = "s3://retrace/runs/quickstart"
 
@@ -35,7 +40,9 @@ def template(container: str) -> dict:
     }
 
 
-def launch(gpu_resource: str = "nvidia.com/gpu", queue: str = "", **settings: dict) -> Launch:
+def launch(
+    gpu_resource: str = "nvidia.com/gpu", queue: str = "", **settings: dict
+) -> ClusterLaunch:
     cluster = Cluster(
         namespace="retrace",
         instance="retrace",
@@ -56,7 +63,7 @@ def launch(gpu_resource: str = "nvidia.com/gpu", queue: str = "", **settings: di
         "store": {"uri": "s3://retrace/runs", "region": "eu-north-1"},
     }
     config = RunConfig.model_validate(sections | settings)
-    return Launch(cluster, config, URI, attempt_of(config, 3), "0b5f")
+    return ClusterLaunch(cluster, config, URI, attempt_of(config, 3), "0b5f")
 
 
 def container(job: dict) -> dict:
@@ -100,7 +107,8 @@ def test_training_gang():
     assert job["spec"]["template"]["spec"]["subdomain"] == name
     command = " ".join(container(job)["command"])
     assert f"--master-addr {name}-0.{name}" in command
-    assert "--nnodes 2 --nproc-per-node 8" in command
+    assert "--nnodes 2 " in command
+    assert "--nproc-per-node 8 " in command
     assert container(job)["resources"]["limits"]["nvidia.com/gpu"] == "8"
     job["metadata"]["uid"] = "1234"
     service = training_service(made, job)
@@ -164,6 +172,7 @@ def pod(phase: str, state: dict | None = None, conditions: list | None = None, *
             },
             "annotations": {names.INDEX_OF_POD: "1"},
         },
+        "spec": {"containers": [{"name": "rollout", "resources": {"limits": {"memory": "4Gi"}}}]},
         "status": {
             "phase": phase,
             "containerStatuses": statuses,
@@ -225,7 +234,10 @@ EVICTED = {
         (
             pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
             Phase.FAILED,
-            "OOMKilled (exit code 137): it needed more memory than its limit",
+            "OOMKilled (exit code 137): it needed more memory than its limit, 4Gi; raise "
+            "launch.kubernetes.rollout.memory (or the chart's rollout.resources), or lower "
+            "actor_rollout_ref.rollout.trace_buffer_mib and, on CPUs, "
+            "actor_rollout_ref.rollout.cpu_kv_cache_gib",
         ),
         (
             pod("Failed", {"terminated": {"exitCode": 137, "reason": "Error"}})
@@ -248,6 +260,26 @@ def test_what_a_pod_is_doing(given: dict, phase: Phase, trouble: str | None):
     found = read_pod(given)
     assert (found.phase, found.trouble) == (phase, trouble)
     assert found.who == "rollout worker 1 (pod q-rollout-1-abcde)"
+
+
+def test_a_training_pod_out_of_memory_names_its_own_setting():
+    given = pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    given["metadata"]["labels"][names.COMPONENT] = "training"
+    given["spec"]["containers"][0]["name"] = "training"
+    trouble = read_pod(given).trouble or ""
+    assert (
+        "4Gi; raise launch.kubernetes.training.memory (or the chart's training.resources)"
+        in trouble
+    )
+    assert "actor_rollout_ref" not in trouble
+
+
+def test_a_pod_without_a_limit_was_killed_for_want_of_memory_on_its_node():
+    given = pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    given["spec"]["containers"][0]["resources"] = {}
+    trouble = read_pod(given).trouble or ""
+    assert "no limit of its own" in trouble
+    assert "set launch.kubernetes.rollout.memory" in trouble
 
 
 def job(**status) -> dict:
@@ -288,6 +320,5 @@ def test_who_failed_first_comes_first():
 def test_attempt_is_what_the_store_holds():
     """The launcher takes the number of workers from the attempt, not from the settings."""
     made = launch()
-    body = made.attempt.body() | {"rollout_workers": 7}
-    other = Launch(made.cluster, made.config, URI, Attempt.of_body(body), "0b5f")
+    other = replace(made, attempt=replace(made.attempt, rollout_workers=7))
     assert rollout_job(other)["spec"]["completions"] == 7

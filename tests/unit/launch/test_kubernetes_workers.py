@@ -83,6 +83,29 @@ class Server:
         else:
             self._end(name, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
 
+    def fail_rollout(self, failures: list[str], exit_code: int = 1, index: int = 1) -> None:
+        """A rollout worker whose pods have failed so far, and the pod that follows, as the Job
+        controller makes it: 'error', or 'drain' for one that is not counted."""
+        [name] = [name for name in self.objects if name.endswith("-rollout")]
+        self.pod_list = []
+        counted = 0
+        for number, failure in enumerate([*failures, ""]):
+            drained = [{"type": "DisruptionTarget", "status": "True", "message": "Eviction API"}]
+            terminated = {"terminated": {"exitCode": exit_code}}
+            pod = (
+                self._pod(name, "Failed", terminated, drained if failure == "drain" else [])
+                if failure
+                else self._pod(name, "Running", {"running": {}}, [])
+            )
+            pod["metadata"]["name"] = f"{name}-{index}-{number}"
+            pod["metadata"]["uid"] = f"{name}-{index}-{number}"
+            pod["metadata"]["annotations"] = {
+                names.INDEX_OF_POD: str(index),
+                names.FAILURES_OF_INDEX: str(counted),
+            }
+            counted += failure == "error"
+            self.pod_list.append(pod)
+
     def _end(self, name: str, reason: str, message: str) -> None:
         failed = {"type": "Failed", "status": "True", "reason": reason, "message": message}
         self.objects[name]["status"] = {"conditions": [failed]}
@@ -200,6 +223,45 @@ def test_a_configuration_error_is_not_tried_again(server: Server, where: str):
     with pytest.raises(StageFailedError):
         made.check()
     assert gangs(server) == ["train-0"]
+
+
+def restarts(made: KubernetesWorkers) -> list[str]:
+    return [line for line in made.screen.lines if ": restart " in line]
+
+
+def test_restarts_of_a_rollout_worker_are_counted(server: Server):
+    """Each worker has its own count, of those failures that the Job counts, said once each: when
+    its pod has failed, or when the next one is there, if nobody saw the failed one."""
+    made = started(server)
+    server.fail_rollout(["error"])
+    del server.pod_list[-1]  # not made yet
+    made.check()
+    assert restarts(made) == ["rollout worker 1: restart 1 of 2"]
+    server.fail_rollout(["error", "drain", "error"])
+    made.check()
+    made.check()
+    assert restarts(made)[1:] == ["rollout worker 1: restart 2 of 2"]
+    server.fail_rollout(["error"], index=3)
+    del server.pod_list[0]  # deleted by force, it was gone at once
+    made.check()
+    assert restarts(made)[2:] == ["rollout worker 3: restart 1 of 2"]
+
+
+@pytest.mark.parametrize("why", ["drained", "too often", "configuration", "the Job ends"])
+def test_what_is_no_restart_is_not_called_one(server: Server, why: str):
+    made = started(server)
+    server.fail_rollout(["drain"] if why == "drained" else ["error"], 78 if "conf" in why else 143)
+    if why == "too often":
+        for pod in server.pod_list:
+            pod["metadata"]["annotations"][names.FAILURES_OF_INDEX] = "2"
+    if why == "the Job ends":  # pods that it ends fail too
+        [name] = [name for name in server.objects if name.endswith("-rollout")]
+        target = {"type": "FailureTarget", "status": "True", "reason": "FailedIndexes"}
+        server.objects[name]["status"] = {"conditions": [target]}
+    del server.pod_list[-1]
+    made.check()
+    assert restarts(made) == []
+    assert any("rollout worker 1 (pod" in line for line in made.screen.lines)
 
 
 def test_an_api_server_that_is_away_fails_nothing(server: Server):

@@ -1,5 +1,15 @@
-from hypothesis import settings
+import pytest
 
-# Tests may not time: on a busy machine an example takes as long as it takes.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+from pipeline.store import Store, open_store
+from pipeline.traces.write import segments
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return open_store(str(tmp_path))
+
+
+@pytest.fixture
+def small_row_groups(monkeypatch) -> None:
+    """Many row groups from few tokens."""
+    monkeypatch.setattr(segments, "ROW_GROUP_TOKENS", 10)

@@ -1,0 +1,105 @@
+"""The making of samples from finished responses, in the writer's thread."""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.rollout.prompts import Wanted
+from operators.rollout.scoring import Scorer
+from operators.rollout.types import Finished, Generation, Request
+from pipeline.run.plan import Sampling
+from pipeline.traces import Sample
+
+
+class Engine(Protocol):
+    """The interface of the rollout engine."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling
+    ) -> Generator[Finished, None, None]:
+        """Yield responses as they finish; see RolloutEngine."""
+
+    def read(self, finished: Finished) -> Generation:
+        """Read and check a response with its routes. Raises TraceError, naming the sample."""
+
+    def text(self, tokens_G: npt.NDArray[np.uint32]) -> str:
+        """Decode a response without special tokens."""
+
+
+class SampleMaker:
+    """Reads, scores and adds responses, one per call; counts them and the seconds spent.
+
+    `routes`: whether the samples keep their routes. Work on arrays is counted in CPU seconds, as
+    waiting for Python's lock or for a core delays no other work.
+    Raises TraceError and RewardError, each naming the sample, and what `add` raises.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        scorer: Scorer,
+        wanted: Iterable[Wanted],
+        add: Callable[[Sample], None],
+        routes: bool,
+    ) -> None:
+        self._engine = engine
+        self._scorer = scorer
+        self._wanted = {one.id: one for one in wanted}
+        self._add = add
+        self._routes = routes
+        self.capture_s = 0.0
+        """CPU seconds: routes from the engine's array to checked, sorted sets."""
+        self.score_s = 0.0
+        """Seconds: decoding and reward function."""
+        self.add_s = 0.0
+        """CPU seconds: encoding, digests, handing bytes to the store."""
+        self.samples = self.tokens = 0
+        """Samples, and tokens of their responses."""
+        self.masked = 0
+        """Samples without a reward, because the reward function raised."""
+        self.lacking = 0
+        """Samples without routes for some rows."""
+
+    def __call__(self, finished: Finished) -> None:
+        """Make one sample."""
+        started = time.thread_time()
+        generation = self._engine.read(finished)
+        self.capture_s += time.thread_time() - started
+        started = time.monotonic()
+        sample = self._sample(self._wanted[finished.request.id], generation)
+        self.score_s += time.monotonic() - started
+        started = time.thread_time()
+        self._add(sample)
+        self.add_s += time.thread_time() - started
+        self.samples += 1
+        self.tokens += len(sample.response_tokens_G)
+        self.masked += sample.reward is None
+        self.lacking += sample.routes is not None and not sample.routes.valid_T.all()
+
+    def finish(self, work: Callable[[], None]) -> None:
+        """Run `work`, the rest of encoding and upload, after all samples were added."""
+        started = time.thread_time()
+        work()
+        self.add_s += time.thread_time() - started
+
+    def _sample(self, wanted: Wanted, generation: Generation) -> Sample:
+        scored = self._scorer(wanted, self._engine.text(generation.tokens_G))
+        return Sample(
+            id=wanted.id,
+            group=wanted.group,
+            prompt_id=wanted.prompt_id,
+            prompt_tokens_P=np.array(wanted.prompt.tokens, np.uint32),
+            response_tokens_G=generation.tokens_G,
+            loss_mask_G=np.ones(len(generation.tokens_G), bool),
+            logprobs_G=generation.logprobs_G,
+            finish_reason=generation.finish_reason,
+            version_spans=generation.version_spans,
+            seed=wanted.seed,
+            reward=scored.reward,
+            reward_error=scored.error,
+            extras=scored.extras,
+            routes=generation.routes if self._routes else None,
+        )

@@ -1,0 +1,3 @@
+from mbridge.core.llm_bridge import LLMBridge
+
+class LLaMABridge(LLMBridge): ...

@@ -1,0 +1,3 @@
+from mbridge.models.qwen2 import Qwen2Bridge
+
+class Qwen3Bridge(Qwen2Bridge): ...

@@ -1,0 +1,3 @@
+from mbridge.models.qwen2moe import Qwen2MoEBridge
+
+class Qwen3MoEBridge(Qwen2MoEBridge): ...

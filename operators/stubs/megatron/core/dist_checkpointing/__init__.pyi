@@ -1,0 +1,6 @@
+from typing import Any
+
+def save(
+    sharded_state_dict: dict[str, Any], checkpoint_dir: str, *, content_metadata: dict[str, Any]
+) -> None: ...
+def load(sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> dict[str, Any]: ...

@@ -1,0 +1,3 @@
+from torch import Tensor
+
+def set_defaults_if_not_set_tensor_model_parallel_attributes(tensor: Tensor) -> None: ...

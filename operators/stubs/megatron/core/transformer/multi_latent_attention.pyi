@@ -1,0 +1,1 @@
+HAVE_TE: bool

@@ -1,0 +1,3 @@
+from torch.nn import Module
+
+def get_attr_wrapped_model(model: Module, attr: str) -> object: ...

@@ -1,0 +1,13 @@
+from typing import Any
+
+from torch.nn import Module
+
+# The kernel that vLLM chose for the experts, with all that belongs to it.
+_ExpertsMethod = Any
+
+class MoERunner(Module):
+    routed_experts: Module
+    @property
+    def layer_id(self) -> int: ...
+    @property
+    def _quant_method(self) -> _ExpertsMethod: ...

@@ -1,0 +1,4 @@
+class Platform:
+    def is_cpu(self) -> bool: ...
+
+current_platform: Platform

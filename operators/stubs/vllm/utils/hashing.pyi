@@ -1,0 +1,3 @@
+from collections.abc import Callable
+
+def get_hash_fn_by_name(hash_fn_name: str) -> Callable[[object], bytes]: ...

@@ -1,0 +1,12 @@
+from vllm.inputs.engine import TokensInput
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.core_client import EngineCoreClient
+
+class LLMEngine:
+    engine_core: EngineCoreClient
+    def add_request(
+        self, request_id: str, prompt: TokensInput, params: SamplingParams
+    ) -> str | None: ...
+    def abort_request(self, request_ids: list[str]) -> None: ...
+    def step(self) -> list[RequestOutput]: ...

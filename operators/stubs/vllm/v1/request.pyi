@@ -1,0 +1,5 @@
+from collections.abc import Callable
+
+class Request:
+    _block_hasher: Callable[[Request], list[bytes]] | None
+    def update_block_hashes(self) -> None: ...

@@ -1,0 +1,3 @@
+from vllm.v1.worker.gpu_worker import Worker
+
+class CPUWorker(Worker): ...

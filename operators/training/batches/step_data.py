@@ -1,0 +1,169 @@
+"""A rank's data of a sealed step: its own samples, and their routes in its own layers.
+
+From the manifest's other rows it reads narrow columns only: the layout needs groups and lengths, a
+group's advantages need all its rewards, and a group's samples may lie on several ranks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from operators.training.batches.layout import FILLER, Layout, LayoutRules, MiniBatch, make_layout
+from operators.training.errors import ReplayError
+from pipeline.config.tree import RunConfig
+from pipeline.model.geometry import Geometry
+from pipeline.rl.advantages import grpo_advantages
+from pipeline.store import Store
+from pipeline.traces import Manifest, RouteStream, SampleStream, SealedManifest
+from pipeline.traces.format.manifest import Commits
+
+_COLUMNS = ("group", "reward", "rows_total", "rows_valid", "response_length")
+
+
+@dataclass(frozen=True)
+class StepData:
+    """One rank's data of a sealed step."""
+
+    manifest: Manifest
+    """Rows of this data-parallel rank's samples, in the order of the layout."""
+    columns: pa.Table
+    """Columns of all samples: group, reward, rows_total, rows_valid, response_length."""
+    layout: Layout
+    ids: Mapping[int, str]
+    """Ids of this rank's samples, by row of the manifest."""
+    samples: SampleStream
+    """This data-parallel rank's samples, read ahead of use."""
+    advantages: Mapping[str, float]
+    """Advantages of this data-parallel rank's samples."""
+    routes: RouteStream | None
+    """Recorded routes to replay in this rank's layers, read ahead of use; None: none are read."""
+
+    @property
+    def step(self) -> int:
+        """The step's number."""
+        return self.manifest.step
+
+    def micro_batches(self, mini_batch: MiniBatch, dp_rank: int) -> list[tuple[str | None, ...]]:
+        """The sample ids of this rank's micro-batches; None: a filler."""
+        return [
+            tuple(None if row == FILLER else self.ids[row] for row in rows)
+            for rows in mini_batch.shares[dp_rank].tolist()
+        ]
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that look-ups of samples and routes have waited."""
+        return self.samples.wait_s + (self.routes.wait_s if self.routes else 0.0)
+
+    def close(self) -> None:
+        """Stop the reading of samples and routes."""
+        self.samples.close()
+        if self.routes is not None:
+            self.routes.close()
+
+
+def load_step(
+    store: Store,
+    sealed: SealedManifest,
+    config: RunConfig,
+    rules: LayoutRules,
+    dp_rank: int,
+    geometry: Geometry | None,
+) -> StepData:
+    """Load a rank's share of a sealed step; on return, samples and routes are still being read.
+
+    `geometry` names the MoE layers of this rank; routes are read if the config replays recorded
+    ones. Raises ReplayError if the manifest has no routes, or those of another model; StoreError
+    and TraceError from reading.
+    """
+    replays = replays_recorded(config) and geometry is not None
+    if replays and geometry is not None:
+        _check_geometry(sealed.head, geometry)
+    columns = sealed.columns(_COLUMNS)
+    groups_N = _codes(columns["group"])
+    lengths_N = columns["rows_total"].to_numpy()
+    layout = make_layout(sealed.head.step, groups_N, lengths_N.astype(np.int64), rules)
+    rows = layout.rows(dp_rank)
+    manifest = sealed.select(rows)
+    commits = Commits(store)
+    routes = None
+    if replays and geometry is not None:
+        routes = RouteStream(store, manifest, geometry.layers, commits)
+    rewards_N = columns["reward"].to_numpy(zero_copy_only=False).astype(np.float64)
+    by_std = config.algorithm.norm_adv_by_std_in_grpo
+    advantages_N = grpo_advantages(rewards_N, groups_N, by_std)
+    return StepData(
+        manifest=manifest,
+        columns=columns,
+        layout=layout,
+        ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
+        samples=SampleStream(store, manifest, commits),
+        advantages=dict(zip(manifest.ids, advantages_N[rows].tolist(), strict=True)),
+        routes=routes,
+    )
+
+
+def _codes(groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Number each sample's group."""
+    combined = groups.unify_dictionaries().combine_chunks()
+    codes: npt.NDArray[np.int64] = combined.indices.to_numpy().astype(np.int64)
+    return codes
+
+
+def replays_recorded(config: RunConfig) -> bool:
+    """Whether the manifest's own routes are replayed: the engine's, or those of replay_file.
+
+    With replay_file, R2 replays what an earlier log-prob pass recorded, and records nothing anew.
+    """
+    replay = config.actor_rollout_ref.actor.router_replay
+    return replay.mode == "R3" or (replay.mode == "R2" and replay.replay_file is not None)
+
+
+def records_routes(config: RunConfig) -> bool:
+    """Whether the log-prob pass records the routes that the update replays."""
+    mode = config.actor_rollout_ref.actor.router_replay.mode
+    return mode == "R2" and not replays_recorded(config)
+
+
+def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
+    """The layout's rules in a config."""
+    actor = config.actor_rollout_ref.actor
+    megatron = actor.megatron
+    return LayoutRules(
+        seed=config.trainer.seed,
+        mini_batch_groups=actor.ppo_mini_batch_size,
+        micro_batch_samples=actor.ppo_micro_batch_size_per_gpu,
+        epochs=actor.ppo_epochs,
+        data_parallel=data_parallel,
+        micro_batch_multiple=megatron.pipeline_model_parallel_size
+        if megatron.virtual_pipeline_model_parallel_size
+        else 1,
+        sequence_slices=megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1,
+    )
+
+
+def valid_rows(columns: pa.Table) -> tuple[int, int]:
+    """The numbers of rows with a valid recording, and of all rows, in the whole step."""
+    valid, total = (pc.sum(columns[name]).as_py() or 0 for name in ("rows_valid", "rows_total"))
+    return valid, total
+
+
+def _check_geometry(manifest: Manifest, geometry: Geometry) -> None:
+    found = manifest.geometry
+    if found is None:
+        raise ReplayError(
+            f"step {manifest.step}: the manifest has no routes to replay; set "
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=True, or "
+            "actor_rollout_ref.actor.router_replay.mode=disabled"
+        )
+    missing = sorted(set(geometry.layers) - set(found.layers))
+    if missing or (found.experts, found.topk) != (geometry.experts, geometry.topk):
+        raise ReplayError(
+            f"step {manifest.step}: the routes have {found.experts} experts, top-{found.topk}, "
+            f"layers {list(found.layers)}; this rank's routers have {geometry.experts} experts, "
+            f"top-{geometry.topk}, layers {list(geometry.layers)}: the routes are another model's"
+        )

@@ -1,0 +1,1 @@
+"""Everything that depends on Megatron-core and mbridge: model, weights, optimizer, schedules."""

@@ -1,0 +1,101 @@
+"""Passes of the model over a mini-batch: Megatron's schedules, our batches and our results.
+
+    forward_pass   log-probs (and the routers' choices, if recorders are bound); no gradients
+    training_pass  losses and gradients, left in the model's gradient buffers
+
+Both run every pipeline schedule (none, 1F1B, interleaved); results exist on the last stage only.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_attr_wrapped_model
+
+from operators.training.batches.micro_batch import PADDING, MicroBatch
+
+Chunk = torch.nn.Module
+"""A model chunk for Megatron's schedules (DDP or Float16Module around GPTModel)."""
+T = TypeVar("T")
+Loss = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
+"""(index of the micro-batch, logits_BNV) -> (sum over tokens, number of tokens, report)."""
+Finish = Callable[..., object]
+"""Called by Megatron with a micro-batch's logits, for its loss or its collected result."""
+
+
+def forward_pass(
+    chunks: Sequence[Chunk],
+    batches: Sequence[MicroBatch],
+    result: Callable[[int, torch.Tensor], T],
+    with_padding_mask: bool,
+) -> list[T]:
+    """Return `result(index, logits_BNV)` of every micro-batch on the last stage; elsewhere []."""
+    for chunk in chunks:
+        chunk.eval()
+    try:
+        with torch.no_grad():
+            return _run(chunks, batches, result, with_padding_mask, forward_only=True)
+    finally:
+        for chunk in chunks:
+            chunk.train()
+
+
+def training_pass(
+    chunks: Sequence[DistributedDataParallel],
+    batches: Sequence[MicroBatch],
+    loss: Loss,
+    with_padding_mask: bool,
+) -> list[dict[str, torch.Tensor]]:
+    """Compute gradients of the mini-batch's mean loss per token; return reports (last stage)."""
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    return _run(chunks, batches, loss, with_padding_mask, forward_only=False)
+
+
+def _run(
+    chunks: Sequence[Chunk],
+    batches: Sequence[MicroBatch],
+    finish: Callable[[int, torch.Tensor], object],
+    with_padding_mask: bool,
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    device = next(chunks[0].parameters()).device
+
+    def forward_step(indices: Iterator[int], chunk: Chunk) -> tuple[torch.Tensor, Finish]:
+        index = next(indices)
+        batch = batches[index]
+        # Causal attention makes its own mask; no sample's token sees the padding on the right.
+        output = chunk(
+            torch.from_numpy(batch.tokens_BN).to(device),
+            torch.from_numpy(batch.positions_BN).to(device),
+            None,
+            padding_mask=_padding_mask(batch, chunk).to(device) if with_padding_mask else None,
+        )
+        return output, lambda logits, non_loss_data=False: finish(index, logits)
+
+    indices = [iter(range(len(batches))) for _ in chunks]
+    shape = batches[0].tokens_BN.shape
+    return get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=indices if len(chunks) > 1 else indices[0],
+        model=list(chunks) if len(chunks) > 1 else chunks[0],
+        num_microbatches=len(batches),
+        seq_length=shape[1],
+        micro_batch_size=shape[0],
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+    )
+
+
+def _padding_mask(batch: MicroBatch, chunk: Chunk) -> torch.Tensor:
+    """True for padding, [B, N], which Megatron excludes from expert bias and auxiliary loss.
+
+    The model's first chunk slices the mask along the sequence itself; other chunks expect a slice.
+    """
+    if get_attr_wrapped_model(chunk, "pre_process"):
+        return torch.from_numpy(batch.padding_BN)
+    padding_R = batch.rows.kinds_R == PADDING
+    return torch.from_numpy(padding_R.reshape(-1, len(batch.ids)).T.copy())

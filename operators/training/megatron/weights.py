@@ -1,0 +1,85 @@
+"""Loading of HF weights into Megatron's model, and the weights in an HF folder."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from mbridge.core.llm_bridge import LLMBridge
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from safetensors import safe_open
+
+from operators.training.megatron.local_layers import NamedForBridge
+from pipeline.errors import InputError
+
+_INDEX = "model.safetensors.index.json"
+
+
+def load_weights(bridge: LLMBridge, bare_chunks: Sequence[GPTModel], folder: Path) -> None:
+    """Load every weight of the model from an HF folder. Collective.
+
+    Raises InputError if a weight of the model is not in the folder, or if one in the folder has no
+    place in the model (a bias that Megatron's layer lacks, for example), except those of a
+    multi-token-prediction layer, which is not trained.
+    """
+    views = [NamedForBridge(chunk) for chunk in bare_chunks]
+    there = set(weight_files(folder))
+    used = {name for view in views for name in _hf_names(bridge, view)}
+    missing = sorted(used - there)
+    surplus = sorted(
+        name
+        for name in there - _everywhere(used)
+        if not of_untrained_layer(name, bridge.hf_config.num_hidden_layers)
+    )
+    problems = []
+    if missing:
+        problems.append(f"{folder}: {len(missing)} weights are missing, the first is {missing[0]}")
+    if surplus:
+        problems.append(
+            f"{folder}: {len(surplus)} weights have no place in Megatron's "
+            f"{bridge.hf_config.model_type} model, the first is {surplus[0]}"
+        )
+    if problems:
+        raise InputError(problems)
+    with torch.no_grad():
+        bridge.load_weights(views, str(folder))
+
+
+def weight_files(folder: Path) -> dict[str, str]:
+    """Map the name of each weight in an HF folder to the name of its safetensors file."""
+    index = folder / _INDEX
+    if index.exists():
+        return dict(json.loads(index.read_text())["weight_map"])
+    names: dict[str, str] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            names |= dict.fromkeys(file.keys(), path.name)
+    if not names:
+        raise InputError([f"{folder}: no safetensors file; convert the model to safetensors"])
+    return names
+
+
+def _hf_names(bridge: LLMBridge, view: NamedForBridge) -> Iterator[str]:
+    for name in bridge._weight_name_mapping_mcore_local_to_global(view).values():
+        yield from bridge._weight_name_mapping_mcore_to_hf(name)
+
+
+def _everywhere(names: set[str]) -> set[str]:
+    """The union over stages and expert-parallel ranks; tensor-parallel ranks have equal names."""
+    groups = [
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_expert_model_parallel_group(),
+    ]
+    for group in groups:
+        gathered: list[set[str]] = [set()] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(gathered, names, group=group)
+        names = set().union(*gathered)
+    return names
+
+
+def of_untrained_layer(name: str, layers: int) -> bool:
+    """Whether a weight is in a multi-token-prediction layer, numbered after the decoder's."""
+    match = re.match(r"model\.layers\.(\d+)\.", name)
+    return match is not None and int(match.group(1)) >= layers

@@ -1,0 +1,93 @@
+"""One forward pass over a step's samples, in the mini-batches of epoch 0: log-probs per token."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from operators.training.batches.micro_batch import MicroBatch, pick
+from operators.training.batches.step_data import StepData
+from operators.training.megatron.schedules import Chunk, forward_pass
+from operators.training.passes.logprobs import logprobs_and_entropy
+from operators.training.passes.share import lay_out_share, make_replayers
+from operators.training.rank import Rank
+from operators.training.replay.counts import Counts, added, counts_of
+from operators.training.replay.hooks import Recorder, Replayer, bound
+from operators.training.replay.recording import make_recorders, recorded_routes
+from pipeline.traces.format.types import Routes
+
+LogProbs = dict[str, npt.NDArray[np.float32]]
+"""Log-probs of the response tokens, [G] by sample id."""
+
+
+@dataclass
+class LogProbPass:
+    """The results of a pass for this rank's samples."""
+
+    logprobs: LogProbs = field(default_factory=dict)
+    """Empty except on the last pipeline stage."""
+    routes: dict[str, Routes] = field(default_factory=dict)
+    """Recorded routes of this rank's layers."""
+    counts: Counts = field(default_factory=dict)
+    """Counts of replay."""
+
+
+def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbPass:
+    """Compute log-probs of the trained model or the reference, with native routing."""
+    found = LogProbPass()
+    for mini_batch in data.layout.epoch(0):
+        batches = lay_out_share(rank, data, mini_batch, None)
+        _forward(rank, data, chunks, batches, {}, found)
+    return found
+
+
+def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
+    """Compute log-probs of the trained model with native routing, and record its routes (R2)."""
+    found = LogProbPass()
+    for mini_batch in data.layout.epoch(0):
+        batches = lay_out_share(rank, data, mini_batch, None)
+        if rank.geometry is None:
+            raise ValueError("a dense model has no routes to record")
+        recorders = make_recorders(rank.geometry, len(batches))
+        _forward(rank, data, rank.chunks, batches, recorders, found)
+        group = rank.position.tensor_group if rank.position.sequence.count > 1 else None
+        found.routes |= recorded_routes(recorders, rank.geometry, batches, data.samples, group)
+    return found
+
+
+def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> LogProbPass:
+    """Compute log-probs of the trained model with recorded routes."""
+    found = LogProbPass()
+    for mini_batch in data.layout.epoch(0):
+        batches = lay_out_share(rank, data, mini_batch, routes)
+        if rank.geometry is None:
+            raise ValueError("a dense model cannot replay routes")
+        replayers = make_replayers(rank.geometry, batches)
+        _forward(rank, data, rank.chunks, batches, replayers, found)
+        found.counts = added([found.counts, counts_of(replayers)])
+    return found
+
+
+def _forward(
+    rank: Rank,
+    data: StepData,
+    chunks: Sequence[Chunk],
+    batches: Sequence[MicroBatch],
+    objects: Mapping[int, Recorder | Replayer],
+    found: LogProbPass,
+) -> None:
+    temperature = rank.config.actor_rollout_ref.rollout.temperature
+
+    def logprobs(index: int, logits_BNV: torch.Tensor) -> npt.NDArray[np.float32]:
+        labels_BN = torch.from_numpy(batches[index].labels_BN).to(logits_BNV.device)
+        logprobs_BN, _ = logprobs_and_entropy(
+            logits_BNV, labels_BN, temperature, rank.position.tensor_group
+        )
+        return logprobs_BN.cpu().numpy()
+
+    with bound(rank.routers if objects else {}, objects, forward_only=True):
+        results = forward_pass(chunks, batches, logprobs, rank.with_padding_mask)
+    for batch, logprobs_BN in zip(batches, results, strict=bool(results)):
+        found.logprobs |= pick(batch.ids, data.samples, logprobs_BN)

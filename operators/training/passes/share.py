@@ -1,0 +1,89 @@
+"""A rank's micro-batches of a mini-batch, laid out on first access."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import numpy.typing as npt
+
+from operators.training.batches.layout import MiniBatch
+from operators.training.batches.micro_batch import Contents, MicroBatch, lay_out
+from operators.training.batches.step_data import StepData
+from operators.training.rank import Rank
+from operators.training.replay.hooks import Replayer
+from pipeline.model.geometry import Geometry
+from pipeline.traces.format.types import Routes
+
+
+def lay_out_share(
+    rank: Rank, data: StepData, mini_batch: MiniBatch, routes: Mapping[str, Routes] | None
+) -> "Share[MicroBatch]":
+    """This rank's micro-batches of a mini-batch, with the routes to replay, if any.
+
+    A pipeline stage without MoE layers has no routes to replay.
+    """
+    if rank.geometry is not None and not rank.geometry.layers:
+        routes = None
+
+    contents = Contents(
+        samples=data.samples,
+        advantages=data.advantages,
+        routes=routes,
+        geometry=None if routes is None else rank.geometry,
+        sequence=rank.position.sequence,
+    )
+    micro_batches = data.micro_batches(mini_batch, rank.position.dp_rank)
+    return Share(
+        len(micro_batches),
+        lambda index: lay_out(micro_batches[index], mini_batch.length, contents),
+    )
+
+
+T = TypeVar("T")
+
+
+class Share(Sequence[T]):
+    """A sequence whose items are made on first access and kept, such as micro-batches.
+
+    So the routes of the next micro-batch may still be arriving while this one is computed.
+    """
+
+    def __init__(self, count: int, made: Callable[[int], T]) -> None:
+        self._count = count
+        self._made = made
+        self._kept: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        index = range(self._count)[index]
+        if index not in self._kept:
+            self._kept[index] = self._made(index)
+        return self._kept[index]
+
+
+def make_replayers(geometry: Geometry, batches: Sequence[MicroBatch]) -> dict[int, Replayer]:
+    """Make a replayer for each layer of this rank, from micro-batches laid out with routes."""
+    kinds_R = Share(len(batches), lambda batch: batches[batch].rows.kinds_R)
+
+    def sets_of(column: int) -> Share[npt.NDArray[Any]]:
+        return Share(len(batches), lambda batch: _sets_LRK(batches[batch])[column])
+
+    return {
+        layer: Replayer(layer, geometry.experts, kinds_R, sets_of(column))
+        for column, layer in enumerate(geometry.layers)
+    }
+
+
+def _sets_LRK(batch: MicroBatch) -> npt.NDArray[Any]:
+    if batch.rows.sets_LRK is None:
+        raise ValueError(f"micro-batch of {batch.ids}: it was laid out without routes")
+    return batch.rows.sets_LRK

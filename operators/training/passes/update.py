@@ -1,0 +1,125 @@
+"""The updates of a step: one optimizer step per mini-batch, with or without replay."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from operators.training.batches.layout import MiniBatch
+from operators.training.batches.micro_batch import MicroBatch, place
+from operators.training.batches.step_data import StepData
+from operators.training.errors import UpdateError
+from operators.training.megatron.schedules import training_pass
+from operators.training.passes.logprob_pass import LogProbs
+from operators.training.passes.objective import Report, Targets, loss_and_report, objective_of
+from operators.training.passes.share import lay_out_share, make_replayers
+from operators.training.rank import Rank
+from operators.training.replay.counts import Counts, added, counts_of
+from operators.training.replay.hooks import Replayer, bound
+from pipeline.rl.schedule import learning_rate
+from pipeline.traces.format.types import Routes
+
+
+@dataclass
+class Updates:
+    """The results of a step's updates on this rank."""
+
+    sums: list[dict[str, float]] = field(default_factory=list)
+    """Per mini-batch: sums over this data-parallel rank's tokens; [{}, ...] off the last stage."""
+    grad_norms: list[float] = field(default_factory=list)
+    """Per mini-batch, before clipping, of the whole model."""
+    counts: list[Counts] = field(default_factory=list)
+    """Counts of replay, by epoch."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The log-probs that the loss compares with, by sample; empty off the last stage."""
+
+    old: LogProbs
+    reference: LogProbs | None
+
+
+def update(
+    rank: Rank, data: StepData, compared: Compared, routes: Mapping[str, Routes] | None
+) -> Updates:
+    """Train on a step's samples; every pass replays `routes`; None: native routing.
+
+    Raises UpdateError when gradients are not finite, ReplayError when a pass did not use its
+    routes exactly once.
+    """
+    updates = Updates()
+    of_epoch: dict[int, list[Counts]] = defaultdict(list)
+    optim = rank.config.actor_rollout_ref.actor.optim
+    lr = learning_rate(data.step, optim.lr, optim.lr_warmup_steps)
+    for group in rank.optimizer.param_groups:
+        group["lr"] = lr
+    for number, mini_batch in enumerate(data.layout.mini_batches):
+        reports, counts = gradients(rank, data, mini_batch, compared, routes)
+        done, grad_norm, _ = rank.optimizer.step()
+        if not done or not math.isfinite(grad_norm):
+            raise UpdateError(
+                f"step {data.step}, mini-batch {number}: gradient norm {grad_norm}; the weights "
+                "are lost. Restart from the last checkpoint with a smaller learning rate, and "
+                "look at the rewards and log-probs of this step"
+            )
+        updates.sums.append(_sums(reports))
+        updates.grad_norms.append(float(grad_norm))
+        of_epoch[mini_batch.epoch].append(counts)
+    updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
+    return updates
+
+
+def gradients(
+    rank: Rank,
+    data: StepData,
+    mini_batch: MiniBatch,
+    compared: Compared,
+    routes: Mapping[str, Routes] | None,
+) -> tuple[list[Report], Counts]:
+    """Run forward and backward of a mini-batch, leaving gradients in the model's buffers.
+
+    Returns reports by micro-batch (last stage) and the counts of replay.
+    """
+    batches = lay_out_share(rank, data, mini_batch, routes)
+    replayers: dict[int, Replayer] = {}
+    if routes is not None and rank.geometry is not None:
+        replayers = make_replayers(rank.geometry, batches)
+    objective = objective_of(rank.config)
+
+    def loss(index: int, logits_BNV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
+        targets = _targets(data, batches[index], compared, logits_BNV.device)
+        return loss_and_report(objective, targets, logits_BNV, rank.position.tensor_group)
+
+    rank.optimizer.zero_grad()
+    with bound(rank.routers if replayers else {}, replayers, forward_only=False):
+        reports = training_pass(rank.chunks, batches, loss, rank.with_padding_mask)
+    return reports, counts_of(replayers)
+
+
+def _targets(
+    data: StepData, batch: MicroBatch, compared: Compared, device: torch.device
+) -> Targets:
+    length = batch.tokens_BN.shape[1]
+
+    def placed(values: LogProbs) -> torch.Tensor:
+        return torch.from_numpy(place(batch.ids, length, data.samples, values)).to(device)
+
+    return Targets(
+        labels_BN=torch.from_numpy(batch.labels_BN).to(device),
+        loss_mask_BN=torch.from_numpy(batch.loss_mask_BN).to(device),
+        advantages_BN=torch.from_numpy(batch.advantages_BN).to(device),
+        old_BN=placed(compared.old),
+        engine_BN=torch.from_numpy(batch.engine_logprobs_BN).to(device),
+        reference_BN=None if compared.reference is None else placed(compared.reference),
+    )
+
+
+def _sums(reports: Sequence[Report]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for report in reports:
+        for name, value in report.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums

@@ -1,0 +1,1 @@
+"""Routing replay: the objects at the routers, their counts and their checks."""

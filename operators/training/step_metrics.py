@@ -1,0 +1,177 @@
+"""The step's metrics: the report of each rank, and the numbers computed from all reports.
+
+The value of a key that was not measured is None; the key is never absent.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch.distributed as dist
+
+from operators.training.batches.step_data import StepData
+from operators.training.passes.logprob_pass import LogProbs
+from operators.training.replay.counts import Counts, LayerCounts, added
+from pipeline.rl.mismatch import Mismatch, mismatch
+from pipeline.run import keys
+from pipeline.run.commit import read_commit
+from pipeline.store import Store
+
+Metrics = dict[str, float | None]
+Sums = dict[str, float]
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank's part. Numbers that another rank reports too are left out."""
+
+    mismatch: Mismatch | None = None
+    mismatch_native: Mismatch | None = None
+    """None: not measured, or reported by another rank."""
+    updates: Sequence[Sums] = ()
+    """Per mini-batch: sums over tokens, with their number as `tokens`."""
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    """Counts of replay, by name of the pass; every pass covers the whole step."""
+    times_s: Sums = field(default_factory=dict)
+    fetched_bytes: int | None = None
+    """Bytes of recorded routes fetched from the store; None: none are read."""
+
+
+def gather(report: RankReport) -> list[RankReport]:
+    """Every rank's report, on every rank, in rank order, so that sums are equal everywhere."""
+    reports = [report] * dist.get_world_size()
+    dist.all_gather_object(reports, report)
+    return reports
+
+
+def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
+    """Compare this rank's log-probs with the engine's, over response tokens that count."""
+    total = Mismatch(0, 0.0, 0)
+    for id in sorted(logprobs):
+        sample = data.samples[id]
+        mask_G = sample.loss_mask_G
+        total += mismatch(logprobs[id][mask_G], sample.logprobs_G[mask_G])
+    return total
+
+
+def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:
+    """Counts of replay, by pass (in their order) and layer, over all ranks."""
+    names = dict.fromkeys(name for report in reports for name in report.counts)
+    return {name: added(r.counts[name] for r in reports if name in r.counts) for name in names}
+
+
+def training_metrics(
+    reports: Sequence[RankReport], counts: Counts, grad_norms: Sequence[float]
+) -> Metrics:
+    """Losses (mean over mini-batches of the mean over tokens), mismatch, replay, times.
+
+    `counts` are those of one replaying pass over all ranks; {} if nothing was replayed. Times are
+    those of the slowest rank.
+    """
+    mini_batches = _mini_batches(reports)
+
+    def mean(name: str) -> float | None:
+        means = [sums[name] / max(sums["tokens"], 1) for sums in mini_batches if name in sums]
+        return float(np.mean(means)) if means else None
+
+    replayed = _total(report.mismatch for report in reports)
+    native = _total(report.mismatch_native for report in reports)
+    times = {key for report in reports for key in report.times_s}
+    fetched = [r.fetched_bytes for r in reports if r.fetched_bytes is not None]
+    return {
+        "loss/policy": mean("policy"),
+        "loss/kl": mean("kl"),
+        "loss/entropy": mean("entropy"),
+        "loss/clip_share": mean("clipped"),
+        "loss/dual_clip_share": mean("dual_clipped"),
+        "loss/log_ratio": mean("log_ratio"),
+        "loss/is_weight": mean("is_weight"),
+        "loss/tokens": sum(sums["tokens"] for sums in mini_batches),
+        "grad_norm": float(np.mean(grad_norms)),
+        "mismatch/kl": None if replayed is None else replayed.kl,
+        "mismatch/extreme_share": None if replayed is None else replayed.extreme_share,
+        "mismatch/kl_native": None if native is None else native.kl,
+        "mismatch/extreme_share_native": None if native is None else native.extreme_share,
+        **replay_metrics(counts),
+        "replay/bytes_fetched": sum(fetched) if fetched else None,
+        **{key: max(report.times_s.get(key, 0.0) for report in reports) for key in sorted(times)},
+    }
+
+
+def replay_metrics(counts: Counts) -> Metrics:
+    """Metrics of replay; rows are counted once, as every layer has the same (check_passes)."""
+    if not counts:
+        names = ("coverage", "agreement", "rows", "rows_native", "rows_padding", "layers")
+        return {f"replay/{name}": None for name in names}
+    one = next(iter(counts.values()))
+    agreeing = sum(count.agreeing for count in counts.values())
+    return {
+        "replay/coverage": one.replayed / (one.replayed + one.native),
+        "replay/agreement": agreeing / sum(count.replayed for count in counts.values()),
+        "replay/rows": one.replayed,
+        "replay/rows_native": one.native,
+        "replay/rows_padding": one.padding,
+        "replay/layers": len(counts),
+    }
+
+
+def agreement_by_layer(counts: Counts) -> dict[str, float] | None:
+    """The share of replayed rows where the router's own choice is the recorded one."""
+
+    def share(count: LayerCounts) -> float:
+        return count.agreeing / count.replayed
+
+    return {str(layer): share(counts[layer]) for layer in sorted(counts)} or None
+
+
+def manifest_metrics(store: Store, step: int, columns: pa.Table) -> Metrics:
+    """Metrics of the sealed step itself: rewards, lengths, duration of its rollout.
+
+    `columns` are StepData's.
+    """
+    rewards, lengths = columns["reward"], columns["response_length"]
+    return {
+        "reward/mean": pc.mean(rewards).as_py(),
+        "reward/masked": rewards.null_count,
+        "response/length_mean": pc.mean(lengths).as_py(),
+        "response/length_max": pc.max(lengths).as_py(),
+        **_rollout_times(store, step),
+    }
+
+
+_ROLLOUT_TIMES = {
+    "time/rollout_s": ("generation_s",),
+    "time/trace_write_s": ("capture_s", "encode_s", "upload_s"),
+    "time/trace_tail_s": ("after_generation_s",),
+}
+"""Metrics as sums of values that rollout workers store in the commits of a step's shards."""
+
+
+def _rollout_times(store: Store, step: int) -> Metrics:
+    """Seconds of the busiest rollout worker; None if no shard commit of the step holds them."""
+    seconds: dict[str, dict[int, float]] = {key: {} for key in _ROLLOUT_TIMES}
+    for info in store.list(keys.step_prefix(step) + "rollout/"):
+        if not info.key.endswith(".json"):
+            continue
+        maker = read_commit(store, info.key)["maker"]
+        for key, parts in _ROLLOUT_TIMES.items():
+            if all(part in maker for part in parts):
+                of_worker = seconds[key].get(maker["worker"], 0.0)
+                seconds[key][maker["worker"]] = of_worker + sum(maker[part] for part in parts)
+    return {key: max(of_workers.values(), default=None) for key, of_workers in seconds.items()}
+
+
+def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:
+    """Sums over ranks, by mini-batch."""
+    parts = [report.updates for report in reports if report.updates]
+    return [
+        {name: sum(sums[name] for sums in of_ranks) for name in of_ranks[0]}
+        for of_ranks in zip(*parts, strict=True)
+    ]
+
+
+def _total(of_ranks: Iterable[Mismatch | None]) -> Mismatch | None:
+    parts = [part for part in of_ranks if part is not None]
+    return sum(parts[1:], start=parts[0]) if parts else None

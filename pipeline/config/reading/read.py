@@ -1,0 +1,123 @@
+"""Sources of settings: a YAML file, overrides in verl's form `key.path=value`, Python values."""
+
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import InputError
+
+_OVERRIDE = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_][\w.-]*)=(?P<value>.*)$", re.DOTALL)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML like OmegaConf (1e-6 is a number, dates stay text); refuses duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[str, int] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            line = key_node.start_mark.line + 1
+            if key_node.value in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key_node.value!r} is there twice, in line "
+                    f"{seen[key_node.value]} and in line {line}; remove one",
+                    problem_mark=key_node.start_mark,
+                )
+            seen[key_node.value] = line
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# YAML 1.1, which PyYAML implements, requires a dot in a float: 1e-6 would be text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read the settings in a YAML file. Raises InputError: missing, not YAML, not a mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError([f"{path}: the settings file cannot be read: {error}"]) from error
+    try:
+        content = yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError([f"{path}{line}: {error.problem}"]) from error
+    except yaml.YAMLError as error:
+        raise InputError([f"{path}: not YAML: {error}"]) from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InputError(
+            [f"{path}: found a {type(content).__name__} at the top, expected `key: value` lines"]
+        )
+    return content
+
+
+def read_mapping(settings: Mapping[Any, Any]) -> dict[str, Any]:
+    """Copy settings given as Python values, in the form of a YAML file's content.
+
+    Raises InputError for a key that is not text.
+    """
+    if strange := [key for key in settings if not isinstance(key, str)]:
+        raise InputError(
+            [f"settings: found the key {strange[0]!r}, expected the name of a setting"]
+        )
+    return {key: _plain(value) for key, value in settings.items()}
+
+
+def read_pair(key: str, value: Any) -> tuple[list[str], Any]:
+    """The path and value of an override given in Python. Raises InputError."""
+    if not isinstance(key, str) or "" in (parts := key.split(".")):
+        raise InputError([f"{key!r}: expected the dotted key of a setting, such as trainer.seed"])
+    return parts, _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return read_mapping(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def read_override(text: str) -> tuple[list[str], Any]:
+    """The path and value of `key.path=value`. Raises InputError.
+
+    Hydra's `+` and `++` before the key are accepted and have no effect: every key must be known
+    anyway. The value is YAML, so mode="R2", mode=R2 and mode='R2' are the same.
+    """
+    match = _OVERRIDE.match(text)
+    if match is None:
+        hint = "; a setting is removed by not writing it" if text.startswith("~") else ""
+        raise InputError([f"{text}: expected key.path=value{hint}"])
+    key, value = match["key"], match["value"]
+    parts = key.split(".")
+    if "" in parts:
+        raise InputError([f"{text}: the key {key!r} has an empty part; expected key.path=value"])
+    return parts, _read_value(key, value)
+
+
+def _read_value(key: str, value: str) -> Any:
+    if value == "":
+        return ""
+    try:
+        parsed = yaml.load(value, _Loader)
+    except yaml.YAMLError as error:
+        raise InputError(
+            [f"{key}: found {value}, which is not a YAML value; put it in quotes: {key}='\"...\"'"]
+        ) from error
+    if isinstance(parsed, dict) and any(v is None and ":" in str(k) for k, v in parsed.items()):
+        raise InputError([f"{key}: found {value}; write a space after each colon: {{a: 1, b: 2}}"])
+    return parsed

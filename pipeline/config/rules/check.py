@@ -1,0 +1,206 @@
+"""Rules across settings, checked before anything starts: pure functions of config and model.
+
+Each rule function returns problems as sentences and raises nothing, so that all are shown together.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipeline.config.rules.layout import layout_problems
+from pipeline.config.rules.overrides import override_problems
+from pipeline.config.rules.pods import InstalledGpus, gpu_problems
+from pipeline.config.rules.replay import replay_notes, replay_problems
+from pipeline.config.rules.transformer_rules import field_problems, intended_fields
+from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
+from pipeline.model.families import moe_geometry, rope_type, training_problems
+from pipeline.model.geometry import Geometry
+from pipeline.store import is_remote, same_place
+from pipeline.store.schemes import REMOTE_SHAPES
+
+_REPLAY = "actor_rollout_ref.actor.router_replay"
+
+
+def config_problems(
+    config: RunConfig,
+    hf_config: Mapping[str, Any] | None,
+    on_cluster: InstalledGpus | None = None,
+) -> list[str]:
+    """All contradictions among the settings, and with the model or the workers' place.
+
+    `hf_config` is the model's config.json; None skips the rules that need it. `on_cluster` holds
+    the installation's GPUs when workers are pods; None: workers are processes on this machine.
+    """
+    megatron = config.actor_rollout_ref.actor.megatron
+    geometry: Geometry | None = None
+    problems: list[str] = []
+    if hf_config is not None:
+        try:
+            geometry = moe_geometry(hf_config)
+        except InputError as error:
+            problems += error.problems
+            hf_config = None
+        else:
+            wrong = training_problems(hf_config)
+            problems += [f"actor_rollout_ref.model.path: config.json {text}" for text in wrong]
+    problems += _batch_problems(config)
+    if on_cluster is None:
+        problems += _machine_problems(config)
+    else:
+        problems += _cluster_problems(config)
+        problems += gpu_problems(config, on_cluster)
+    problems += _input_problems(config)
+    problems += _store_problems(config)
+    problems += _recorded_set_problems(config)
+    problems += replay_problems(config, hf_config, geometry)
+    problems += layout_problems(config, hf_config, geometry)
+    problems += override_problems(megatron.override_transformer_config)
+    fields = intended_fields(megatron, hf_config, geometry)
+    problems += field_problems(fields, config.actor_rollout_ref.actor.router_replay)
+    if hf_config is not None:
+        problems += _length_problems(config, hf_config)
+    return problems
+
+
+def config_notes(config: RunConfig) -> list[str]:
+    """Notes on settings that are accepted, but may not have the effect that the user expects."""
+    return replay_notes(config)
+
+
+def _batch_problems(config: RunConfig) -> list[str]:
+    actor, data = config.actor_rollout_ref.actor, config.data
+    problems = []
+    if data.train_batch_size % actor.ppo_mini_batch_size:
+        problems.append(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size: found {actor.ppo_mini_batch_size}, "
+            f"expected a divisor of data.train_batch_size={data.train_batch_size} (both count "
+            f"prompts); write {_divisor_below(data.train_batch_size, actor.ppo_mini_batch_size)}"
+        )
+    shards = config.launch.rollout_shards
+    if shards is not None and shards > data.train_batch_size:
+        problems.append(
+            f"launch.rollout_shards: found {shards}, expected at most "
+            f"data.train_batch_size={data.train_batch_size}; a shard has at least one prompt"
+        )
+    workers = config.launch.rollout_workers or 1
+    if shards is not None and shards < workers:
+        problems.append(
+            f"launch.rollout_shards: found {shards}, expected at least "
+            f"launch.rollout_workers={workers}; a worker without a shard would never have work"
+        )
+    return problems
+
+
+def _machine_problems(config: RunConfig) -> list[str]:
+    if config.trainer.nnodes == 1:
+        return []
+    return [
+        f"trainer.nnodes: found {config.trainer.nnodes}, expected 1: workers are processes of "
+        "this machine; write trainer.nnodes=1 and all ranks into trainer.n_gpus_per_node"
+    ]
+
+
+def _cluster_problems(config: RunConfig) -> list[str]:
+    replay = config.actor_rollout_ref.actor.router_replay
+    places = {
+        "store.uri": config.store.uri,
+        f"{_REPLAY}.record_file": replay.record_file,
+        f"{_REPLAY}.replay_file": replay.replay_file,
+    }
+    return [
+        f"{key}: found {place}, expected {REMOTE_SHAPES}: pods share no folder"
+        for key, place in places.items()
+        if place is not None and not is_remote(place)
+    ]
+
+
+def _input_problems(config: RunConfig) -> list[str]:
+    replay_file = config.actor_rollout_ref.actor.router_replay.replay_file
+    problems = []
+    if not config.data.train_files:
+        problems.append(
+            "data.train_files: found nothing, expected Parquet file(s) with prompts; "
+            "add the line data.train_files=PATH"
+        )
+    if config.custom_reward_function is None and replay_file is None:
+        problems.append(
+            "custom_reward_function.path: missing, expected a Python file with the reward "
+            "function; add the line custom_reward_function.path=PATH"
+        )
+    if config.launch.rollout_workers == 0 and replay_file is None:
+        problems.append(
+            "launch.rollout_workers: found 0, but without "
+            f"{_REPLAY}.replay_file a step needs rollouts; write 1 or more"
+        )
+    return problems
+
+
+def _store_problems(config: RunConfig) -> list[str]:
+    endpoint = config.store.endpoint
+    if endpoint is None:
+        return []
+    parts = urlsplit(endpoint)
+    if "@" in parts.netloc:
+        # The message does not repeat the URL, which holds a password.
+        return [
+            "store.endpoint: found a URL with credentials, which would be written into run.json; "
+            "write https://HOST[:PORT], and give credentials by environment or profile"
+        ]
+    if parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
+        return []
+    return [f"store.endpoint: found {endpoint!r}, expected https://HOST[:PORT] or http://..."]
+
+
+def _recorded_set_problems(config: RunConfig) -> list[str]:
+    replay = config.actor_rollout_ref.actor.router_replay
+    problems = []
+    for name, place in (("record_file", replay.record_file), ("replay_file", replay.replay_file)):
+        if place is None:
+            continue
+        if replay.mode == "disabled":
+            problems.append(
+                f"{_REPLAY}.{name}: found {place}, but {_REPLAY}.mode is disabled; write mode=R2 "
+                f"or mode=R3, or leave {name} out"
+            )
+        if same_place(place, config.run_uri):
+            problems.append(
+                f"{_REPLAY}.{name}: found {place}, which is the run itself "
+                "(store.uri/trainer.experiment_name); choose another place"
+            )
+    if replay.replay_file is None:
+        return problems
+    if replay.record_file is not None and same_place(replay.record_file, replay.replay_file):
+        problems.append(
+            f"{_REPLAY}.record_file: found {replay.record_file}, the same as replay_file; a set "
+            "cannot be written where it is read: choose another place, or leave record_file out"
+        )
+    if config.launch.rollout_workers:
+        problems.append(
+            f"launch.rollout_workers: found {config.launch.rollout_workers}, but with "
+            f"{_REPLAY}.replay_file no rollout runs; write 0, or leave one of the two out"
+        )
+    if config.data.val_files:
+        problems.append(
+            f"data.val_files: found {config.data.val_files}, but with {_REPLAY}.replay_file no "
+            "rollout worker runs that could validate; write null, or leave replay_file out"
+        )
+    return problems
+
+
+def _length_problems(config: RunConfig, hf_config: Mapping[str, Any]) -> list[str]:
+    longest = hf_config.get("max_position_embeddings")
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    # With a scaled RoPE the limit is higher than this number; the engine checks it.
+    scaled = rope_type(hf_config) != "default"
+    if not isinstance(longest, int) or scaled or prompt + response <= longest:
+        return []
+    return [
+        f"data.max_response_length: found {response}, with data.max_prompt_length={prompt} that is "
+        f"{prompt + response} tokens, but the model has {longest} positions; write at most "
+        f"{max(longest - prompt, 0)}, or shorten max_prompt_length"
+    ]
+
+
+def _divisor_below(number: int, limit: int) -> int:
+    return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)

@@ -1,0 +1,143 @@
+"""Rules of parallel sizes: with each other, with the number of ranks and with the model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.config.rules.transformer_rules import MEGATRON
+from pipeline.config.tree import Megatron, RunConfig
+from pipeline.model.geometry import Geometry
+
+_TP = f"{MEGATRON}.tensor_model_parallel_size"
+_PP = f"{MEGATRON}.pipeline_model_parallel_size"
+_VPP = f"{MEGATRON}.virtual_pipeline_model_parallel_size"
+_EP = f"{MEGATRON}.expert_model_parallel_size"
+_ETP = f"{MEGATRON}.expert_tensor_parallel_size"
+
+
+def layout_problems(
+    config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
+) -> list[str]:
+    """Parallel sizes that do not divide the ranks or the model, or that Megatron gets wrong."""
+    megatron = config.actor_rollout_ref.actor.megatron
+    problems = _rank_problems(config, megatron)
+    if hf_config is not None:
+        problems += _model_problems(config, hf_config, geometry)
+        problems += _moe_problems(megatron, hf_config, geometry)
+    return problems
+
+
+def expert_tensor_parallel_size(megatron: Megatron) -> int:
+    """The expert-TP in effect: the setting if there is one, else TP when EP is 1, else 1."""
+    if megatron.expert_tensor_parallel_size is not None:
+        return megatron.expert_tensor_parallel_size
+    one_group = megatron.expert_model_parallel_size == 1
+    return megatron.tensor_model_parallel_size if one_group else 1
+
+
+def size_problems(megatron: Megatron, ranks: int, found: str) -> list[str]:
+    """Check parallel sizes with each other and with the ranks, whose origin `found` names.
+
+    At EP1 Megatron-core 0.16.1 treats expert weights as dense ones and sums their gradients over
+    the dense data-parallel group only (tensor_parallel/layers.py: allreduce = not (is_expert and
+    EP > 1)). With expert-TP 1 under TP each rank would train its own copy of the experts on its own
+    part of the tokens, and the copies would drift apart without an error.
+    """
+    tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
+    ep, etp = megatron.expert_model_parallel_size, expert_tensor_parallel_size(megatron)
+    problems = []
+    if ranks % (tp * pp):
+        problems.append(
+            f"{found}, expected a multiple of {tp * pp} ranks: {_TP}={tp} times {_PP}={pp}; "
+            f"write a multiple, or smaller sizes"
+        )
+    elif ranks % (ep * etp * pp):
+        problems.append(
+            f"{found}, expected a multiple of {ep * etp * pp} ranks: {_EP}={ep} times "
+            f"{_ETP}={etp} times {_PP}={pp}; write a multiple, or smaller sizes"
+        )
+    if ep == 1 and etp != tp:
+        problems.append(
+            f"{_ETP}: found {etp}, expected {tp} like {_TP}: with {_EP}=1 Megatron-core would "
+            f"train each tensor-parallel rank's experts apart, silently; write {tp} or null"
+        )
+    if pp == 1 and megatron.virtual_pipeline_model_parallel_size is not None:
+        problems.append(
+            f"{_VPP}: found {megatron.virtual_pipeline_model_parallel_size}, but {_PP} is 1; "
+            "write null, or more pipeline stages"
+        )
+    return problems
+
+
+def _rank_problems(config: RunConfig, megatron: Megatron) -> list[str]:
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    found = f"trainer.n_gpus_per_node: found {config.trainer.n_gpus_per_node}"
+    if config.trainer.nnodes > 1:
+        found += f" on trainer.nnodes={config.trainer.nnodes}, {ranks} ranks"
+    problems = size_problems(megatron, ranks, found)
+    shared = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
+    samples = _mini_batch_samples(config)
+    if ranks % shared == 0 and samples < ranks // shared:
+        problems.append(
+            "actor_rollout_ref.actor.ppo_mini_batch_size: found "
+            f"{config.actor_rollout_ref.actor.ppo_mini_batch_size}, with rollout.n that is "
+            f"{samples} samples for {ranks // shared} data-parallel ranks; "
+            "write more, or use fewer ranks"
+        )
+    return problems
+
+
+def _mini_batch_samples(config: RunConfig) -> int:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    return actor.ppo_mini_batch_size * rollout.n
+
+
+def _model_problems(
+    config: RunConfig, hf_config: Mapping[str, Any], geometry: Geometry | None
+) -> list[str]:
+    megatron = config.actor_rollout_ref.actor.megatron
+    tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
+    chunks = pp * (megatron.virtual_pipeline_model_parallel_size or 1)
+    per_stage = _PP if chunks == pp else f"{_PP} times {_VPP}"
+    engine_tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    rules = [(per_stage, chunks, "num_hidden_layers")]
+    rules += [(_TP, tp, name) for name in ("num_attention_heads", "num_key_value_heads")]
+    rules += [(_TP, tp, "vocab_size"), (_TP, tp, "shared_expert_intermediate_size")]
+    if geometry is None or len(geometry.layers) < hf_config["num_hidden_layers"]:
+        rules.append((_TP, tp, "intermediate_size"))
+    rules.append(
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", engine_tp, "num_attention_heads")
+    )
+    return _indivisible(rules, hf_config)
+
+
+def _moe_problems(
+    megatron: Megatron, hf_config: Mapping[str, Any], geometry: Geometry | None
+) -> list[str]:
+    ep = megatron.expert_model_parallel_size
+    if geometry is None:
+        if ep == 1:
+            return []
+        return [f"{_EP}: found {ep}, but the model has no MoE layers; write 1"]
+    # Mixtral names the width of its experts as other models name that of their dense layers.
+    width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
+    rules = [(_ETP, expert_tensor_parallel_size(megatron), width)]
+    problems = _indivisible(rules, hf_config)
+    if geometry.experts % ep:
+        problems.append(_not_a_divisor(_EP, ep, "experts", geometry.experts))
+    return problems
+
+
+def _indivisible(rules: list[tuple[str, int, str]], hf_config: Mapping[str, Any]) -> list[str]:
+    return [
+        _not_a_divisor(key, size, name, whole)
+        for key, size, name in rules
+        if isinstance(whole := hf_config.get(name), int) and whole % size
+    ]
+
+
+def _not_a_divisor(key: str, size: int, name: str, whole: int) -> str:
+    fitting = [str(n) for n in range(1, min(whole, 64) + 1) if whole % n == 0]
+    return (
+        f"{key}: found {size}, expected a divisor of the model's {name}={whole}; "
+        f"write one of {', '.join(fitting)}"
+    )

@@ -1,0 +1,65 @@
+"""Rules of override_transformer_config: which fields users may set, and to which values."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from pipeline.config.rules.transformer_fields import FIELDS
+from pipeline.config.rules.transformer_rules import (
+    FIXED,
+    MEGATRON,
+    OF_THE_MODEL,
+    OVERRIDE,
+    OWNED,
+)
+
+_RECOMPUTED = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+
+
+def override_problems(override: Mapping[str, Any]) -> Iterator[str]:
+    """Yield fields that users may not set, unknown names, wrong types and refused values."""
+    for name, value in override.items():
+        found = f"{OVERRIDE}.{name}: found {value!r}"
+        if name in OWNED:
+            setting = f"{MEGATRON}.{OWNED[name]}"
+            yield f"{found}, which has a setting of its own; write {setting} instead"
+        elif name in OF_THE_MODEL:
+            yield f"{found}, which the model's config.json decides; leave it out"
+        elif name in FIXED:
+            yield f"{found}, which {FIXED[name]}; leave it out"
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, 1)
+            hint = f"did you mean {near[0]}?" if near else "leave it out"
+            yield f"{OVERRIDE}.{name}: no field of Megatron-core 0.16.1's TransformerConfig; {hint}"
+        elif not _fits(FIELDS[name], value):
+            yield f"{found}, expected {_text(FIELDS[name])}"
+    modules = override.get("recompute_modules")
+    for module in modules if isinstance(modules, list) else ():
+        if module not in _RECOMPUTED:
+            yield (
+                f"{OVERRIDE}.recompute_modules: found {module!r}, expected some of "
+                f"{', '.join(_RECOMPUTED)}"
+            )
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    try:
+        TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _text(kind: Any) -> str:
+    if kind is type(None):
+        return "null"
+    if get_origin(kind) is list:
+        return f"a list of {_text(get_args(kind)[0])}"
+    if isinstance(kind, type):
+        return kind.__name__
+    options = get_args(kind)
+    if get_origin(kind) is Literal:
+        return " or ".join(options)
+    return " or ".join(_text(option) for option in options)

@@ -1,0 +1,259 @@
+"""Fields of Megatron-core's TransformerConfig that users may not set, and values that are refused.
+
+One table serves `retrace check`, which has only the settings and config.json (`intended_fields`),
+and the trainer, which inspects Megatron's actual TransformerConfig. docs/replay.md has the reasons
+for what is refused with replay.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.tree import Megatron, RouterReplay
+from pipeline.model.geometry import Geometry
+
+MEGATRON = "actor_rollout_ref.actor.megatron"
+OVERRIDE = f"{MEGATRON}.override_transformer_config"
+_REPLAY = "actor_rollout_ref.actor.router_replay"
+
+OWNED: dict[str, str] = {
+    "tensor_model_parallel_size": "tensor_model_parallel_size",
+    "pipeline_model_parallel_size": "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size",
+    "context_parallel_size": "context_parallel_size",
+    "expert_model_parallel_size": "expert_model_parallel_size",
+    "expert_tensor_parallel_size": "expert_tensor_parallel_size",
+    "sequence_parallel": "sequence_parallel",
+    "params_dtype": "dtype",
+    "pipeline_dtype": "dtype",
+    "bf16": "dtype",
+    "fp16": "dtype",
+}
+"""Fields with their own setting, and its name under actor_rollout_ref.actor.megatron."""
+
+OF_THE_MODEL = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "ffn_hidden_size",
+    "num_moe_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "moe_layer_freq",
+    "moe_router_score_function",
+    "moe_router_pre_softmax",
+    "mtp_num_layers",
+)
+"""Fields that the model's config.json decides."""
+
+FIXED = {"calculate_per_token_loss": "is always true: losses are means over tokens"}
+"""Fields with a fixed value, and the reason."""
+
+Fields = Mapping[str, Any]
+"""Values of TransformerConfig by field; absent fields are right."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Values that a field must not have."""
+
+    field: str
+    when: Callable[[Any, Fields], bool]
+    """Called with the field's value and all fields; values may have any type that YAML can give."""
+    why: str
+    fix: str = "leave it out"
+    with_replay: bool = False
+    """Whether the rule applies only while routes are replayed."""
+    accepted_by: str | None = None
+    """The setting of router_replay that accepts it."""
+
+
+def field_problems(fields: Fields, replay: RouterReplay) -> list[str]:
+    """All values that Megatron-core or replay would handle wrongly, with reason and fix."""
+    problems = []
+    for rule in REFUSED:
+        if rule.with_replay and replay.mode == "disabled":
+            continue
+        if rule.accepted_by is not None and getattr(replay, rule.accepted_by):
+            continue
+        if rule.field in fields and rule.when(fields[rule.field], fields):
+            own = OWNED.get(rule.field)
+            key = f"{MEGATRON}.{own}" if own else f"{OVERRIDE}.{rule.field}"
+            when = f"with {_REPLAY}.mode on, " if rule.with_replay else ""
+            problems.append(f"{key}: found {fields[rule.field]!r}; {when}{rule.why}; {rule.fix}")
+    return problems
+
+
+def intended_fields(
+    megatron: Megatron, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
+) -> Fields:
+    """The table's fields as settings and config.json will set them."""
+    override, model = megatron.override_transformer_config, hf_config or {}
+    fields = {"attention_dropout": model.get("attention_dropout", 0.0)}
+    if "moe_aux_loss_coeff" not in override:
+        # mbridge's defaults; DeepSeek's config.json may lack the coefficient.
+        inherited = model.get("router_aux_loss_coef", model.get("aux_loss_alpha", 0.001))
+        fields |= {"moe_aux_loss_coeff": inherited, "moe_router_load_balancing_type": "none"}
+    fields |= override
+    tp = megatron.tensor_model_parallel_size
+    return fields | {
+        "tensor_model_parallel_size": tp,
+        "virtual_pipeline_model_parallel_size": megatron.virtual_pipeline_model_parallel_size,
+        "sequence_parallel": megatron.sequence_parallel and tp > 1,
+        "num_moe_experts": None if geometry is None else geometry.experts,
+    }
+
+
+def has_auxiliary_loss(fields: Fields) -> bool:
+    """Whether a load-balancing loss contributes to the gradients."""
+    return _auxiliary_loss(fields["moe_aux_loss_coeff"], fields)
+
+
+def _auxiliary_loss(coefficients: Any, fields: Fields) -> bool:
+    kinds = _listed(fields.get("moe_router_load_balancing_type", "aux_loss"))
+    on = any(isinstance(c, int | float) and c != 0 for c in _listed(coefficients))
+    return on and any("aux_loss" in str(kind) for kind in kinds)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _graphs_cover_router(implementation: Any, fields: Fields) -> bool:
+    if implementation in (None, "none"):
+        return False
+    if implementation != "transformer_engine":  # "local" captures whole layers
+        return True
+    scope = fields.get("cuda_graph_scope", "full")
+    names = scope.split(",") if isinstance(scope, str) else _listed(scope)
+    scopes = {str(getattr(name, "name", name)) for name in names}  # Megatron-core's are enums
+    return not scopes or not scopes <= {"attn", "mlp", "mamba"}  # empty: whole layers
+
+
+def _is_set(value: Any, _: Fields) -> bool:
+    return value not in (None, False, 0)
+
+
+def _is_not_none(value: Any, _: Fields) -> bool:
+    return value is not None
+
+
+def _is_not_zero(value: Any, _: Fields) -> bool:
+    return bool(value != 0)
+
+
+_DIVERGE = "a log-prob pass and an update pass would differ"
+_GRAPH = "a CUDA graph over the router would repeat an old choice"
+_UNEVEN = "uneven pipeline stages are not supported yet"
+_VIRTUAL = (
+    f"with {MEGATRON}.virtual_pipeline_model_parallel_size Megatron-core would silently exchange "
+    "activations for gradients"
+)
+_OR_MODEL = "write 0.0, also where the value comes from the model's config.json"
+
+REFUSED = (
+    Refused("num_layers_in_first_pipeline_stage", _is_set, _UNEVEN),
+    Refused("num_layers_in_last_pipeline_stage", _is_set, _UNEVEN),
+    Refused("pipeline_model_parallel_layout", _is_set, _UNEVEN),
+    Refused("account_for_embedding_in_pipeline_split", _is_set, _UNEVEN),
+    Refused("account_for_loss_in_pipeline_split", _is_set, _UNEVEN),
+    # A batched exchange posts both directions to one peer, matched in order: over two stages an
+    # activation arrives as a gradient, without an error.
+    Refused(
+        "overlap_p2p_comm",
+        lambda value, fields: (
+            bool(fields["virtual_pipeline_model_parallel_size"]) and value is not True
+        ),
+        _VIRTUAL,
+        "leave it out, which makes it true",
+    ),
+    Refused(
+        "batch_p2p_comm",
+        lambda value, fields: (
+            bool(fields["virtual_pipeline_model_parallel_size"]) and value is not False
+        ),
+        _VIRTUAL,
+        "leave it out, which makes it false",
+    ),
+    Refused(
+        "sequence_parallel",
+        lambda value, fields: (
+            not value
+            and bool(fields["num_moe_experts"])
+            and fields["tensor_model_parallel_size"] > 1
+        ),
+        "Megatron-core trains experts under tensor parallelism only with it",
+        "write True",
+    ),
+    Refused("attention_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
+    Refused("hidden_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
+    Refused(
+        "moe_router_fusion",
+        _is_set,
+        "a fused router would not ask for the recorded experts",
+        with_replay=True,
+    ),
+    Refused(
+        "moe_router_load_balancing_type",
+        lambda value, _: "sinkhorn" in _listed(value),
+        "sinkhorn chooses experts by itself, not by top-k",
+        with_replay=True,
+    ),
+    Refused(
+        "moe_expert_capacity_factor",
+        _is_not_none,
+        "a capacity would drop tokens from their recorded experts",
+        with_replay=True,
+    ),
+    Refused(
+        "moe_router_padding_for_quantization",
+        _is_set,
+        "padding would add tokens to experts",
+        with_replay=True,
+    ),
+    Refused(
+        "moe_router_padding_for_fp8",
+        _is_set,
+        "padding would add tokens to experts",
+        with_replay=True,
+    ),
+    Refused(
+        "moe_router_force_load_balancing",
+        _is_set,
+        "random experts would replace the recorded ones",
+        with_replay=True,
+    ),
+    Refused(
+        "moe_input_jitter_eps",
+        _is_not_none,
+        "noise before the router would make passes differ",
+        with_replay=True,
+    ),
+    Refused("enable_cuda_graph", _is_set, _GRAPH, with_replay=True),
+    Refused("external_cuda_graph", _is_set, _GRAPH, with_replay=True),
+    Refused(
+        "cuda_graph_impl",
+        _graphs_cover_router,
+        _GRAPH,
+        "leave it out, or take transformer_engine with cuda_graph_scope some of attn, mlp, mamba",
+        with_replay=True,
+    ),
+    Refused(
+        "moe_enable_routing_replay",
+        _is_set,
+        "Megatron-core's own replay would take its place",
+        with_replay=True,
+    ),
+    Refused(
+        "moe_aux_loss_coeff",
+        _auxiliary_loss,
+        "this auxiliary load-balancing loss is computed from the router's own choice, not from the "
+        "replayed one",
+        f"write 0.0, or accept it with {_REPLAY}.allow_aux_loss=True",
+        with_replay=True,
+        accepted_by="allow_aux_loss",
+    ),
+)
+"""All refused values, in the order in which problems are shown."""

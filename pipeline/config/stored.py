@@ -1,0 +1,117 @@
+"""Settings stored in run.json, which were resolved once, when the run was created.
+
+A setting that is newer than the run gets the value that older runs have (`formerly`), not today's
+default, so that a new default changes no old run.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline.config.keys import Key, all_keys, setting_keys, value_at
+from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
+
+
+def read_stored(settings: Mapping[str, Any], name: str) -> RunConfig:
+    """Read the typed settings of a run that this or an older version created.
+
+    `name` is the object's name in errors. Raises InputError with every key that is missing, wrong
+    or unknown.
+    """
+    found = copy.deepcopy(dict(settings))
+    missing = [key.name for key in all_keys().values() if not _complete(found, key)]
+    if missing:
+        raise InputError(
+            [
+                f"{name}: {key}: found no value, and what runs had before this setting existed is "
+                "not known; use the version of retrace that made the run"
+                for key in missing
+            ]
+        )
+    try:
+        return RunConfig.model_validate(found)
+    except ValidationError as error:
+        problems = ((".".join(map(str, one["loc"])), one) for one in error.errors())
+        raise InputError(
+            [
+                f"{name}: {key}: found {one['input']!r}: {one['msg']}; use the version of retrace "
+                "that made the run"
+                for key, one in problems
+            ]
+        ) from error
+
+
+def with_former_values(
+    config: RunConfig, stored: Mapping[str, Any]
+) -> tuple[RunConfig, dict[str, Any]]:
+    """A user's settings for a run whose stored settings are older than some of today's.
+
+    Where the user wrote nothing, a setting of the run's identity that the run does not have takes
+    its former value instead of today's default. Returns the settings, and what they took by dotted
+    key.
+    """
+    taken = {
+        key.name: key.former
+        for key in setting_keys()
+        if key.is_new
+        and not key.operational
+        and _group_is_used(config, key.name)
+        and not _is_stored(stored, key.name)
+        and not _is_written(config, key.name)
+        and value_at(config, key.name) != key.former
+    }
+    for name, value in taken.items():
+        config = _replaced(config, name, value)
+    return config, taken
+
+
+def _group_is_used(config: RunConfig, name: str) -> bool:
+    group = name.rpartition(".")[0]
+    return not group or value_at(config, group) is not None
+
+
+def _is_stored(settings: Mapping[str, Any], name: str) -> bool:
+    value: Any = settings
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def _is_written(config: BaseModel, name: str) -> bool:
+    """Whether the user wrote a setting, and not the tree's defaults."""
+    first, _, rest = name.partition(".")
+    below = getattr(config, first)
+    if first not in config.model_fields_set:
+        return False
+    return not rest or (isinstance(below, BaseModel) and _is_written(below, rest))
+
+
+_Section = TypeVar("_Section", bound=BaseModel)
+
+
+def _replaced(section: _Section, name: str, value: Any) -> _Section:
+    first, _, rest = name.partition(".")
+    below = copy.deepcopy(value) if not rest else _replaced(getattr(section, first), rest, value)
+    return section.model_copy(update={first: below})
+
+
+def _complete(settings: dict[str, Any], key: Key) -> bool:
+    """Fill in a missing setting; False when its value is unknown."""
+    *groups, last = key.name.split(".")
+    group: Any = settings
+    for part in groups:
+        group = group.get(part) if isinstance(group, dict) else None
+    if not isinstance(group, dict) or last in group:
+        return True  # present, or in a group that is null, or in a group already reported missing
+    if key.is_new:
+        group[last] = copy.deepcopy(key.former)
+    elif key.section is not None and not key.nullable:
+        group[last] = {}  # a new group: each setting in it has the value of older runs
+    else:
+        return False
+    return True

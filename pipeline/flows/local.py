@@ -1,0 +1,106 @@
+"""The flow of a run whose workers are processes of this machine."""
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from prefect import flow
+from rich.console import Console
+
+from pipeline.config.tree import RunConfig
+from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.drive import WorkerHost, drive
+from pipeline.inputs.checked import CheckedInputs
+from pipeline.inputs.stage import StagedRun, stage
+from pipeline.launch.base import Workers
+from pipeline.launch.local import (
+    local_workers,
+    rollout_stage,
+    threads_per_worker,
+    training_stage,
+)
+from pipeline.report.display import Display, warnings_of
+from pipeline.report.loggers import local_folder, tensorboard_folder
+from pipeline.report.run_metrics import all_metrics, validation_rewards
+from pipeline.report.tables import closing_table, summary
+from pipeline.run.attempts import Attempt, begin_attempt, validations_of
+from pipeline.store.settings import use_settings
+
+
+def run_flow(inputs: CheckedInputs) -> str:
+    """Run, or attach to, the run of checked inputs, as a Prefect flow. Returns the run's URI.
+
+    Raises what `stage` and `drive` raise.
+    """
+
+    # Prefect stores the parameters of a flow: it gets the settings, which the UI shows, and not
+    # the tokenised prompts.
+    @flow(
+        name="retrace",
+        flow_run_name="{config.trainer.experiment_name}",
+        validate_parameters=False,
+    )
+    def retrace(config: RunConfig) -> str:
+        return _run(config, inputs)
+
+    return retrace(inputs.config)
+
+
+def _run(config: RunConfig, inputs: CheckedInputs) -> str:
+    use_settings(config.store)  # the workers inherit them
+    name = config.trainer.experiment_name
+    with (
+        Display(Console(stderr=True)) as display,
+        warnings_of("pipeline.store", display.line),
+        Artifacts(name, display.line) as artifacts,
+    ):
+        display.phase("flow", "staging inputs")
+        run = stage(inputs)
+        display.phase("flow", None)
+        host = WorkerHost(begin_attempt, partial(_workers, display))
+        drive(config, run, display, artifacts, host)
+    _report(config, run)
+    return run.uri
+
+
+@contextlib.contextmanager
+def _workers(
+    display: Display, config: RunConfig, run: StagedRun, attempt: Attempt
+) -> Iterator[Workers]:
+    """The workers as processes; nothing of them is left after the block."""
+    launch = config.launch
+    overlap = config.trainer.max_staleness > 0
+    threads = launch.threads_per_worker or threads_per_worker(
+        attempt.rollout_workers, attempt.training_ranks, overlap
+    )
+    stages = [
+        rollout_stage(
+            run.uri, attempt.number, attempt.rollout_workers, launch.max_restarts, threads
+        ),
+        training_stage(
+            run.uri, attempt.number, attempt.training_ranks, launch.max_restarts, threads
+        ),
+    ]
+    display.phase("workers", f"starting; logs in {log_folder(config)}")
+    with local_workers(log_folder(config), stages, display.line) as workers:
+        yield workers
+
+
+def log_folder(config: RunConfig) -> Path:
+    """Where the workers' logs lie on this machine."""
+    return local_folder(config) / "logs"
+
+
+def _report(config: RunConfig, run: StagedRun) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    rewards = validation_rewards(run.store, validations_of(config))
+    steps = all_metrics(run.store)
+    console.print(closing_table(steps, rewards))
+    for line in summary(steps, rewards):
+        console.print(line)
+    console.print(f"run      {config.run_uri}")
+    console.print(f"logs     {log_folder(config)}")
+    if "tensorboard" in config.trainer.logger:
+        console.print(f"curves   tensorboard --logdir {tensorboard_folder(config)}")
+    console.print(f"traces   retrace traces ls {config.run_uri}")

@@ -1,0 +1,1 @@
+"""What a run is made from: model, prompts and reward function, checked and then staged."""

@@ -1,0 +1,259 @@
+"""Checking a run's inputs: settings, model, prompts, reward file, store, recorded sets.
+
+Nothing is written into the run, and nothing is started. Every part is checked even if another one
+failed, so that all problems are shown together.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.config.rules.check import config_notes, config_problems
+from pipeline.config.rules.pods import InstalledGpus
+from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
+from pipeline.inputs.attach import attach_problems, settings_of_older_run
+from pipeline.inputs.checked import CheckedInputs
+from pipeline.inputs.fetch import local_file
+from pipeline.inputs.model_folder import ModelFolder, find_model
+from pipeline.inputs.prompts import PromptTable, read_rows, tokenise_rows
+from pipeline.inputs.tokenizer import ChatTokenizer
+from pipeline.model.families import moe_geometry
+from pipeline.rl.rewards import RewardError, load_reward
+from pipeline.run import keys
+from pipeline.run.plan import StepPlan, find_plan
+from pipeline.run.planning import make_plan
+from pipeline.store import ObjectMissingError, Store, StoreError, open_store, shown_uri
+from pipeline.traces import Expected, TraceError, check_replay, expected_ids
+
+_T = TypeVar("_T")
+_REPLAY = "actor_rollout_ref.actor.router_replay"
+
+
+def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> CheckedInputs:
+    """Check everything that a run needs before anything starts; `on_cluster`: its workers are pods.
+
+    Raises InputError with all problems.
+    """
+    problems: list[str] = []
+    config, former_notes = settings_of_older_run(config)
+    model = _try(problems, lambda: find_model(config.actor_rollout_ref.model.path))
+    problems += config_problems(config, model.config if model else None, on_cluster)
+    prompts, val_prompts = _check_prompts(config, model, problems)
+    reward = _try(problems, partial(_check_reward, config))
+    store = _try(problems, partial(_check_store, config))
+    _try(problems, partial(_check_local_folder, config))
+    if problems or model is None or prompts is None or store is None:
+        raise InputError(problems)
+    inputs = CheckedInputs(
+        config=config,
+        store=store,
+        prompts=prompts,
+        val_prompts=val_prompts,
+        reward=reward,
+        model=model,
+        geometry=moe_geometry(model.config),
+        notes=(*former_notes, *config_notes(config), *_filter_notes(prompts, val_prompts)),
+    )
+    problems += attach_problems(inputs)
+    problems += _record_problems(inputs)
+    problems += _replay_problems(inputs)
+    if problems:
+        raise InputError(problems)
+    return replace(inputs, notes=(*inputs.notes, *_replay_notes(inputs)))
+
+
+def _check_prompts(
+    config: RunConfig, model: ModelFolder | None, problems: list[str]
+) -> tuple[PromptTable | None, PromptTable | None]:
+    # Read the files without a model too, so that all their problems are shown at once.
+    folder = model.folder if model else None
+    tokenizer = _try(problems, partial(ChatTokenizer, folder)) if folder else None
+    tables: list[PromptTable | None] = []
+    for key, files in (
+        ("data.train_files", config.data.train_files),
+        ("data.val_files", config.data.val_files),
+    ):
+        rows = _try(problems, partial(read_rows, key, files, config.data)) if files else None
+        table = None
+        if rows is not None and tokenizer is not None:
+            table = _try(problems, partial(tokenise_rows, key, rows, config.data, tokenizer))
+        if table is not None and model is not None:
+            problems += _vocabulary_problems(key, table, model)
+        tables.append(table)
+    prompts, val_prompts = tables
+    if prompts is not None and prompts.table.num_rows < config.data.train_batch_size:
+        problems.append(
+            f"data.train_batch_size: found {config.data.train_batch_size}, but data.train_files "
+            f"has {prompts.table.num_rows} prompts"
+            + (f" ({prompts.dropped} too long ones were dropped)" if prompts.dropped else "")
+            + f"; write at most {prompts.table.num_rows}, or add prompts"
+        )
+    return prompts, val_prompts
+
+
+def _vocabulary_problems(key: str, table: PromptTable, model: ModelFolder) -> list[str]:
+    size = model.config.get("vocab_size")
+    largest = max(max(ids) for ids in table.table["token_ids"].to_pylist())
+    if not isinstance(size, int) or largest < size:
+        return []
+    return [
+        f"actor_rollout_ref.model.path: a prompt of {key} has token id {largest}, but the model's "
+        f"vocab_size is {size}: the tokenizer is another model's; put the model's own beside it"
+    ]
+
+
+def _check_reward(config: RunConfig) -> bytes | None:
+    reward = config.custom_reward_function
+    if reward is None:
+        return None
+    path = local_file("custom_reward_function.path", reward.path)
+    try:
+        load_reward(path, reward.name)
+    except RewardError as error:
+        raise InputError([f"custom_reward_function.path: {error}"]) from error
+    return path.read_bytes()
+
+
+def _check_store(config: RunConfig) -> Store:
+    """The run's store, after checking that objects can be created in it."""
+    _probe("store.uri", config.store.uri)
+    return open_store(config.run_uri)
+
+
+def _check_local_folder(config: RunConfig) -> None:
+    key, place = "trainer.default_local_dir", config.trainer.default_local_dir
+    if "://" in place:
+        raise InputError([f"{key}: found {place}, expected a folder of this machine"])
+    _probe(key, place)
+
+
+def _probe(key: str, place: str) -> None:
+    """Raise InputError unless objects can be created at a place; leaves nothing behind."""
+    try:
+        open_store(place).probe()
+    except StoreError as error:
+        raise InputError(
+            [
+                f"{key}: found {shown_uri(place)}, which cannot be written: {error}; choose "
+                "another place"
+            ]
+        ) from error
+
+
+def _record_problems(inputs: CheckedInputs) -> list[str]:
+    place = inputs.config.actor_rollout_ref.actor.router_replay.record_file
+    if place is None:
+        return []
+    key = f"{_REPLAY}.record_file"
+    try:
+        _probe(key, place)
+    except InputError as error:
+        return list(error.problems)
+    taken = next(open_store(place).list(keys.steps()), None)
+    if taken is None or inputs.store.size(keys.run_json()) is not None:
+        return []
+    return [
+        f"{key}: {place} already holds a set ({taken.key}), but this run is new; choose another "
+        "place, or remove the set"
+    ]
+
+
+def _replay_problems(inputs: CheckedInputs) -> list[str]:
+    """Compare every step of the replay file with what this run would have sampled."""
+    place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
+    if place is None:
+        return []
+    key = f"{_REPLAY}.replay_file"
+    total = inputs.config.trainer.total_training_steps
+    tokens = _tokens_by_row(inputs)
+    step = 0
+    try:
+        source = open_store(place)
+        for step in range(total):
+            if inputs.store.size(keys.manifest(step)) is None:
+                check_replay(source, step, _expected(inputs, tokens, step))
+                _check_sampling(inputs, source, step)
+    except ObjectMissingError as error:
+        fewer = f"write {step} steps, or " if step else "write "
+        return [
+            f"{key}: {place} lacks objects of step {step}, but trainer.total_training_steps is "
+            f"{total}: {error}; {fewer}the place of a complete set"
+        ]
+    except (TraceError, StoreError) as error:
+        return [f"{key}: {error}"]
+    return []
+
+
+def _check_sampling(inputs: CheckedInputs, source: Store, step: int) -> None:
+    """Refuse samples of another distribution: their log-probs are compared with the trainer's."""
+    plan = find_plan(source, keys.plan(step))
+    if plan is None:
+        return
+    theirs, ours = asdict(plan.sampling), asdict(_plan(inputs, step).sampling)
+    for name in ("temperature", "top_p", "top_k"):
+        if theirs[name] != ours[name]:
+            raise TraceError(
+                f"{source.uri}, step {step}: sampled with {name} {theirs[name]}, this run has "
+                f"{ours[name]}; set actor_rollout_ref.rollout.{name}={theirs[name]}"
+            )
+
+
+def _replay_notes(inputs: CheckedInputs) -> Iterator[str]:
+    """A set without plans cannot be compared with this run's sampling."""
+    place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
+    if place is None:
+        return
+    source, total = open_store(place), inputs.config.trainer.total_training_steps
+    unknown = [step for step in range(total) if source.size(keys.plan(step)) is None]
+    if unknown:
+        yield (
+            f"{_REPLAY}.replay_file: {place} does not say how {len(unknown)} of {total} steps were "
+            "sampled (no plan.json); temperature, top_p and top_k are taken to be this run's"
+        )
+
+
+def _expected(
+    inputs: CheckedInputs, tokens: Mapping[str, npt.NDArray[np.uint32]], step: int
+) -> Expected:
+    plan = _plan(inputs, step)
+    mode = inputs.config.actor_rollout_ref.actor.router_replay.mode
+    return Expected(
+        prompt_tokens=tokens,
+        ids=expected_ids(plan),
+        policy_version=plan.policy_version,
+        geometry=None if mode == "disabled" else inputs.geometry,
+        kind=None if mode == "disabled" else mode,
+    )
+
+
+def _plan(inputs: CheckedInputs, step: int) -> StepPlan:
+    """What this run would plan; it is only compared, so its shards do not matter."""
+    return make_plan(inputs.config, inputs, step, shards=1)
+
+
+def _tokens_by_row(inputs: CheckedInputs) -> dict[str, npt.NDArray[np.uint32]]:
+    column = inputs.prompts.table["token_ids"].to_pylist()
+    return {str(row): np.asarray(ids, np.uint32) for row, ids in enumerate(column)}
+
+
+def _filter_notes(*tables: PromptTable | None) -> Iterator[str]:
+    for key, table in zip(("data.train_files", "data.val_files"), tables, strict=True):
+        if table is not None and table.dropped:
+            yield (
+                f"{key}: {table.dropped} prompts dropped, longer than data.max_prompt_length; "
+                f"{table.table.num_rows} are left (data.filter_overlong_prompts=True)"
+            )
+
+
+def _try(problems: list[str], check: Callable[[], _T]) -> _T | None:
+    """The result of a check; None after its problems were added."""
+    try:
+        return check()
+    except InputError as error:
+        problems += error.problems
+        return None

@@ -1,0 +1,38 @@
+"""Checked inputs of a run, before anything is staged."""
+
+from dataclasses import dataclass
+
+from pipeline.config.tree import RunConfig
+from pipeline.inputs.model_folder import ModelFolder
+from pipeline.inputs.prompts import PromptTable
+from pipeline.store import Store
+from pipeline.traces import Geometry
+
+
+@dataclass(frozen=True)
+class CheckedInputs:
+    """Everything that a run is made from, checked; nothing is staged yet."""
+
+    config: RunConfig
+    store: Store
+    """The run's own store: <store.uri>/<experiment_name>."""
+    prompts: PromptTable
+    val_prompts: PromptTable | None
+    """None: no validation."""
+    reward: bytes | None
+    """The reward file; None: samples come from a replay_file, with their rewards."""
+    model: ModelFolder
+    geometry: Geometry | None
+    """None: a dense model."""
+    notes: tuple[str, ...]
+    """Notes for the user: worth knowing, but not errors."""
+
+    @property
+    def prompt_count(self) -> int:
+        """Rows of the prompt table."""
+        return int(self.prompts.table.num_rows)
+
+    @property
+    def val_prompt_count(self) -> int:
+        """Rows of the validation table; 0 without one."""
+        return 0 if self.val_prompts is None else int(self.val_prompts.table.num_rows)

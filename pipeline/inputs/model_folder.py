@@ -1,0 +1,127 @@
+"""The model's folder with config, tokenizer and safetensors: on this machine, in object storage or
+on the Hugging Face hub."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from pipeline.errors import InputError
+from pipeline.inputs.fetch import fetch_files, remote_names
+from pipeline.store import is_remote
+from pipeline.store.schemes import REMOTE_URI
+
+_KEY = "actor_rollout_ref.model.path"
+_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+"""Config, tokenizer and chat template. Code (*.py) is never fetched, staged or run."""
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What is staged of a model. Example: ModelFolder(Path('examples/model'), None, {...}, ...)."""
+
+    folder: Path
+    remote: str | None
+    """Hub id or URI: weights are fetched when they are staged, not when they are checked."""
+    config: Mapping[str, Any]
+    """config.json."""
+    small_files: tuple[str, ...]
+    weight_files: tuple[str, ...]
+
+
+def find_model(path: str) -> ModelFolder:
+    """The model in a folder, or at a URI or hub id; these two without the weights.
+
+    Raises InputError: no such folder, hub not reached, files missing or unreadable.
+    """
+    remote = None
+    folder = Path(path).expanduser()
+    if is_remote(path):
+        remote = path
+        folder = _fetch(path, _SMALL_FILES)
+    elif not folder.is_dir():
+        if folder.exists() or not _HUB_ID.match(path):
+            raise InputError(
+                [
+                    f"{_KEY}: no folder {path} (from {Path.cwd()}); write a folder with "
+                    f"config.json, safetensors and tokenizer, its {REMOTE_URI}, or a hub id like "
+                    "Qwen/Qwen3-30B-A3B"
+                ]
+            )
+        remote = path
+        folder = _fetch(path, _SMALL_FILES)
+    config = _read_json(folder, "config.json")
+    small = tuple(sorted({file.name for pattern in _SMALL_FILES for file in folder.glob(pattern)}))
+    model = ModelFolder(folder, remote, config, small, _weights(folder))
+    return model if remote else _complete(model)
+
+
+def with_weights(model: ModelFolder) -> ModelFolder:
+    """The same model with its weights on this machine. Raises InputError."""
+    if model.remote is None:
+        return model
+    folder = _fetch(model.remote, [*_SMALL_FILES, *model.weight_files])
+    return _complete(replace(model, folder=folder))
+
+
+def _weights(folder: Path) -> tuple[str, ...]:
+    """Names of the safetensors, by the index if there is one."""
+    if (folder / _INDEX).is_file():
+        names = _read_json(folder, _INDEX).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise InputError([f"{_KEY}: {folder / _INDEX} has no weight_map; fetch it again"])
+        return tuple(sorted({str(name) for name in names.values()}))
+    return (_SINGLE,)
+
+
+def _complete(model: ModelFolder) -> ModelFolder:
+    missing = [name for name in model.weight_files if not (model.folder / name).is_file()]
+    if missing:
+        why = (
+            f"named by {_INDEX}" if model.weight_files != (_SINGLE,) else "and no index of several"
+        )
+        raise InputError(
+            [
+                f"{_KEY}: {model.folder} has no {', '.join(missing)} ({why}); weights are read "
+                "as safetensors: save the model with save_pretrained"
+            ]
+        )
+    return model
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / name).read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(
+            [f"{_KEY}: {folder} has no {name}; write the folder of a model in HF's layout"]
+        ) from error
+    except (OSError, ValueError) as error:
+        raise InputError([f"{_KEY}: {folder / name} cannot be read: {error}"]) from error
+    if not isinstance(content, dict):
+        raise InputError([f"{_KEY}: {folder / name} does not hold a JSON object; fetch it again"])
+    return content
+
+
+def _fetch(place: str, patterns: list[str]) -> Path:
+    if is_remote(place):
+        return fetch_files(_KEY, place, remote_names(_KEY, place, patterns))
+    try:
+        return Path(snapshot_download(place, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            [
+                f"{_KEY}: {place} is not a folder here and could not be fetched from the Hugging "
+                f"Face hub: {reason}; write a folder, or correct the access (HF_TOKEN, "
+                "HF_HUB_OFFLINE)"
+            ]
+        ) from error

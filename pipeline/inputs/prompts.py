@@ -1,0 +1,247 @@
+"""Prompts: Parquet in verl's layout, checked and tokenised into the table that workers read.
+
+verl's file                                     staged table
+prompt: list of {role, content}         ──►     messages (JSON), token_ids (chat template applied)
+data_source                             ──►     data_source
+reward_model: {ground_truth, ...}       ──►     ground_truth (JSON)
+extra_info (may be absent)              ──►     extra_info (JSON or null)
+                                                prompt_id: row number of the staged table
+"""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config.tree import Data
+from pipeline.errors import InputError
+from pipeline.inputs.fetch import local_file
+from pipeline.inputs.tokenizer import ChatTokenizer
+from pipeline.store.schemes import REMOTE_URI
+
+SCHEMA = pa.schema(
+    [
+        ("prompt_id", pa.int64()),
+        ("messages", pa.string()),
+        ("token_ids", pa.list_(pa.uint32())),
+        ("data_source", pa.string()),
+        ("ground_truth", pa.string()),
+        ("extra_info", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class PromptTable:
+    """Prompts, ready to be staged."""
+
+    table: pa.Table
+    """SCHEMA, one row per prompt."""
+    dropped: int
+    """Prompts left out because they are longer than max_prompt_length."""
+    longest: int
+    """Tokens of the longest prompt that was found."""
+
+    def to_parquet(self) -> bytes:
+        """The staged file."""
+        sink = io.BytesIO()
+        pq.write_table(self.table, sink, compression="zstd")
+        return sink.getvalue()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt of a file, checked."""
+
+    where: str
+    """File and row, for messages."""
+    messages: list[dict[str, Any]]
+    data_source: str
+    ground_truth: str
+    extra_info: str | None
+
+
+def read_rows(key: str, files: str | Sequence[str], data: Data) -> list[Row]:
+    """Read and check the prompts of `data.train_files` or `data.val_files` (`key`).
+
+    Raises InputError with every problem of every file: missing file, missing column, no rows, rows
+    in another layout.
+    """
+    problems: list[str] = []
+    rows: list[Row] = []
+    for name in [files] if isinstance(files, str) else files:
+        try:
+            rows += _read_file(key, name, data)
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return rows
+
+
+def tokenise_rows(
+    key: str, rows: Sequence[Row], data: Data, tokenizer: ChatTokenizer
+) -> PromptTable:
+    """The table of prompts that is staged.
+
+    Raises InputError for prompts that the chat template refuses, or that are longer than
+    `data.max_prompt_length` unless they are filtered.
+    """
+    tokens = _tokenise(key, rows, tokenizer)
+    lengths = [len(ids) for ids in tokens]
+    keep = [index for index, length in enumerate(lengths) if length <= data.max_prompt_length]
+    dropped = len(rows) - len(keep)
+    if dropped and not data.filter_overlong_prompts:
+        worst = lengths.index(max(lengths))
+        raise InputError(
+            [
+                f"data.max_prompt_length: {dropped} of {len(rows)} prompts of {key} have more than "
+                f"{data.max_prompt_length} tokens; the longest, {rows[worst].where}, has "
+                f"{lengths[worst]}; write {lengths[worst]}, or drop them with "
+                "data.filter_overlong_prompts=True"
+            ]
+        )
+    if not keep:
+        raise InputError(
+            [
+                f"{key}: all {len(rows)} prompts have more than data.max_prompt_length="
+                f"{data.max_prompt_length} tokens and were dropped; write {min(lengths)} or more"
+            ]
+        )
+    return PromptTable(
+        _table([rows[i] for i in keep], [tokens[i] for i in keep]), dropped, max(lengths)
+    )
+
+
+def _read_file(key: str, name: str, data: Data) -> list[Row]:
+    path = local_file(key, name)
+    if not path.is_file():
+        raise InputError(
+            [
+                f"{key}: no file {name} (from {Path.cwd()}); write the path or {REMOTE_URI} of a "
+                "Parquet file in verl's layout"
+            ]
+        )
+    try:
+        file = pq.ParquetFile(path)
+        found = file.schema_arrow.names
+        needed = {"data.prompt_key": data.prompt_key, "data.reward_fn_key": data.reward_fn_key}
+        missing = [
+            f"{key}: {name} has no column {column!r} (found {', '.join(found)}); add it, or set "
+            f"{setting} to the column's name"
+            for setting, column in needed.items()
+            if column not in found
+        ]
+        if "reward_model" not in found:
+            missing.append(
+                f"{key}: {name} has no column 'reward_model' (found {', '.join(found)}); add it "
+                'as {"style": "rule", "ground_truth": ...}, as in verl'
+            )
+        if missing:
+            raise InputError(missing)
+        columns = [*needed.values(), "reward_model"]
+        columns += ["extra_info"] if "extra_info" in found else []
+        records = file.read(columns=columns).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise InputError([f"{key}: {name} cannot be read as Parquet: {error}"]) from error
+    if not records:
+        raise InputError([f"{key}: {name} has no rows; write at least one prompt into it"])
+    return _checked_rows(key, name, data, records)
+
+
+def _checked_rows(key: str, name: str, data: Data, records: list[dict[str, Any]]) -> list[Row]:
+    rows: list[Row] = []
+    wrong: list[str] = []
+    for number, record in enumerate(records):
+        try:
+            rows.append(_row(f"row {number} of {name}", record, data))
+        except ValueError as error:
+            wrong.append(f"row {number}: {error}")
+    if wrong:
+        more = f" ({len(wrong)} of {len(records)} rows are wrong)" if len(wrong) > 1 else ""
+        raise InputError([f"{key}: {name}, {wrong[0]}{more}"])
+    return rows
+
+
+def _row(where: str, record: dict[str, Any], data: Data) -> Row:
+    """Check a row. Raises ValueError that describes what is wrong with it."""
+    source = record[data.reward_fn_key]
+    if not isinstance(source, str):
+        raise ValueError(f"column {data.reward_fn_key!r} has {source!r}, expected text")
+    reward_model = record["reward_model"]
+    if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
+        raise ValueError(
+            f"column 'reward_model' has {_short(reward_model)}, expected a struct with ground_truth"
+        )
+    extra_info = record.get("extra_info")
+    return Row(
+        where,
+        _messages(data.prompt_key, record[data.prompt_key]),
+        source,
+        _json("reward_model.ground_truth", reward_model["ground_truth"]),
+        None if extra_info is None else _json("extra_info", extra_info),
+    )
+
+
+def _messages(column: str, value: Any) -> list[dict[str, Any]]:
+    expected = f"column {column!r} has {_short(value)}, expected a list of {{role, content}} texts"
+    if not isinstance(value, list) or not value:
+        raise ValueError(expected)
+    messages = []
+    for message in value:
+        if not isinstance(message, dict):
+            raise ValueError(expected)
+        # Parquet gives every message the keys of all: an absent one is null.
+        given = {name: part for name, part in message.items() if part is not None}
+        if not isinstance(given.get("role"), str) or not isinstance(given.get("content"), str):
+            raise ValueError(expected)
+        messages.append(given)
+    return messages
+
+
+def _json(column: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError as error:
+        raise ValueError(f"column {column!r} has {_short(value)}, not JSON: {error}") from error
+
+
+def _tokenise(key: str, rows: Sequence[Row], tokenizer: ChatTokenizer) -> list[list[int]]:
+    texts = []
+    for row in rows:
+        try:
+            texts.append(tokenizer.render(row.messages))
+        except ValueError as error:
+            raise InputError([f"{key}: {row.where}: {error}"]) from error
+    tokens = tokenizer.encode(texts)
+    for row, ids in zip(rows, tokens, strict=True):
+        if not ids:
+            raise InputError([f"{key}: {row.where}: the prompt has no tokens; write text into it"])
+    return tokens
+
+
+def _table(rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> pa.Table:
+    def column(value: Callable[[Row], str | None]) -> list[str | None]:
+        return [value(row) for row in rows]
+
+    return pa.table(
+        {
+            "prompt_id": range(len(rows)),
+            "messages": column(lambda row: json.dumps(row.messages, ensure_ascii=False)),
+            "token_ids": tokens,
+            "data_source": column(lambda row: row.data_source),
+            "ground_truth": column(lambda row: row.ground_truth),
+            "extra_info": column(lambda row: row.extra_info),
+        },
+        schema=SCHEMA,
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,60 @@
+"""The model's tokenizer and chat template, without a deep-learning library."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.errors import InputError
+
+_KEY = "actor_rollout_ref.model.path"
+
+
+class ChatTokenizer:
+    """tokenizer.json with the chat template of a model's folder.
+
+    transformers' AutoTokenizer would import torch where it is installed; tokenizer.json alone
+    decides the ids, so it is read by transformers' generic class.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises InputError when tokenizer or template are missing or cannot be read."""
+        if not (folder / "tokenizer.json").is_file():
+            raise InputError(
+                [
+                    f"{_KEY}: {folder} has no tokenizer.json; write one with transformers: "
+                    "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+                ]
+            )
+        try:
+            self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(
+                folder, local_files_only=True
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                [f"{_KEY}: the tokenizer in {folder} cannot be read: {error}"]
+            ) from error
+        if self._tokenizer.chat_template is None:
+            raise InputError(
+                [
+                    f"{_KEY}: the tokenizer in {folder} has no chat template; add "
+                    "chat_template.jinja (an instruction-tuned model of the family has one)"
+                ]
+            )
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """Messages as text that ends where the answer begins. Raises ValueError."""
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"the model's chat template refuses it: {error}") from error
+        return text
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids; the template has written all special tokens, so none are added."""
+        ids: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return ids

@@ -1,0 +1,188 @@
+"""The one list of model families, and facts from a model's HF config.json.
+
+A config is the mapping of a config.json, old or new, or what transformers makes of it (`to_dict`);
+the functions below allow for the fields that have another name or place there.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.model.geometry import Geometry
+
+Config = Mapping[str, Any]
+
+
+def _no_problems(config: Config) -> Iterator[str]:
+    return iter(())
+
+
+def _deepseek_problems(config: Config) -> Iterator[str]:
+    """Defaults are those of transformers, which published files leave out."""
+    topk, groups = config.get("num_experts_per_tok", 8), config.get("topk_group", 4)
+    if not config.get("norm_topk_prob", True) and topk > 1:
+        yield "has norm_topk_prob=False, but Megatron-core always normalises sigmoid scores"
+    if (config.get("n_group", 8) or 1) > 1 and topk // groups != 2:
+        yield (
+            f"has num_experts_per_tok={topk} and topk_group={groups}, expected twice as many "
+            "experts as groups: transformers ranks groups by their best 2 experts, Megatron-core "
+            f"by {topk // groups}"
+        )
+    if not config.get("rope_interleave", True):
+        yield "has rope_interleave=False, but Megatron-core's latent attention interleaves"
+
+
+def _every_layer(config: Config, layer: int) -> bool:
+    return True
+
+
+def _qwen_moe_layer(config: Config, layer: int) -> bool:
+    every = _need(config, "decoder_sparse_step", default=1)
+    return layer not in (config.get("mlp_only_layers") or []) and (layer + 1) % every == 0
+
+
+def _deepseek_moe_layer(config: Config, layer: int) -> bool:
+    dense_first = _need(config, "first_k_dense_replace")
+    every = _need(config, "moe_layer_freq", default=1)
+    return layer >= dense_first and layer % every == 0
+
+
+@dataclass(frozen=True)
+class Family:
+    """The support of one model_type. vLLM runs all of them."""
+
+    moe_layer: Callable[[Config, int], bool] | None
+    """Whether the layer with an index is a MoE layer, as in the family's own model code in
+    transformers; None: a dense family."""
+    trained: bool = True
+    rope_types: tuple[str, ...] = ("default",)
+    """Kinds of rotary embedding that the trainer passes on to Megatron-core."""
+    window_needs_switch: bool = False
+    """sliding_window counts only where use_sliding_window is true."""
+    problems: Callable[[Config], Iterator[str]] = _no_problems
+    """Yields what else Megatron-core would compute otherwise, worded as in `training_problems`."""
+
+    @property
+    def moe(self) -> bool:
+        """Whether layers may be MoE layers."""
+        return self.moe_layer is not None
+
+
+FAMILIES = {
+    "deepseek_v3": Family(
+        _deepseek_moe_layer, rope_types=("default", "yarn"), problems=_deepseek_problems
+    ),
+    # Its MoE layers are known, but mbridge's bridge to it is untried.
+    "glm4_moe": Family(_deepseek_moe_layer, trained=False),
+    "llama": Family(None),
+    "mixtral": Family(_every_layer),
+    "qwen2": Family(None, window_needs_switch=True),
+    "qwen2_moe": Family(_qwen_moe_layer, window_needs_switch=True),
+    "qwen3": Family(None, window_needs_switch=True),
+    "qwen3_moe": Family(_qwen_moe_layer, window_needs_switch=True),
+}
+"""By model_type."""
+
+TRAINED = tuple(name for name, family in FAMILIES.items() if family.trained)
+
+_PATH = "actor_rollout_ref.model.path"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names of the number of experts: transformers 5 renames num_experts to num_local_experts."""
+
+
+def training_problems(config: Config) -> list[str]:
+    """The reasons why a model cannot be trained, or would lose something in Megatron-core.
+
+    Each continues a sentence that begins with the config's path. Example: "has sliding_window=64,
+    expected null; ...".
+    """
+    name = config.get("model_type")
+    family = FAMILIES.get(str(name))
+    if family is None or not family.trained:
+        return [f"has model_type={name!r}, expected one that can be trained: {', '.join(TRAINED)}"]
+    problems = []
+    if config.get("quantization_config"):
+        problems.append(
+            "has a quantization_config, expected none; convert the weights to bfloat16 first"
+        )
+    wrong = {
+        "rope_type": (rope_type(config), family.rope_types),
+        "partial_rotary_factor": (_partial_rotary_factor(config), (1.0,)),
+        "sliding_window": (_sliding_window(config, family), (None,)),
+        "hidden_act": (config.get("hidden_act", "silu"), ("silu",)),
+    }
+    for field, (found, expected) in wrong.items():
+        if found not in expected:
+            right = " or ".join("null" if value is None else str(value) for value in expected)
+            problems.append(
+                f"has {field}={found!r}, expected {right}: the trainer would ignore it; take "
+                "another model"
+            )
+    problems += [f"{problem}; take another model" for problem in family.problems(config)]
+    return problems
+
+
+def rope_type(config: Config) -> str:
+    """The kind of rotary embedding; `default` is plain RoPE."""
+    rope = _rope(config)
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _rope(config: Config) -> Config:
+    # transformers 5 writes rope_parameters; older files have rope_scaling, null for plain RoPE.
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _partial_rotary_factor(config: Config) -> Any:
+    return _rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+
+
+def _sliding_window(config: Config, family: Family) -> Any:
+    if family.window_needs_switch and not config.get("use_sliding_window", False):
+        return None
+    return config.get("sliding_window") or None
+
+
+def moe_geometry(hf_config: Config) -> Geometry | None:
+    """The routing of a model; None for a dense one.
+
+    Raises InputError for an unknown family, and for a known one whose config lacks a needed field.
+    """
+    family = FAMILIES.get(str(hf_config.get("model_type")))
+    if family is None:
+        raise InputError([f"{_PATH}: config.json {training_problems(hf_config)[0]}"])
+    is_moe = family.moe_layer
+    if is_moe is None:
+        return None
+    number = _need(hf_config, "num_hidden_layers")
+    experts = _experts(hf_config)
+    if experts == 0:
+        return None
+    layers = tuple(layer for layer in range(number) if is_moe(hf_config, layer))
+    if not layers:
+        return None
+    return Geometry(experts, _need(hf_config, "num_experts_per_tok"), layers)
+
+
+def _experts(hf_config: Config) -> int:
+    there = [name for name in _EXPERTS if hf_config.get(name) is not None]
+    return _number(hf_config, there[0] if there else "num_local_experts")
+
+
+def _need(hf_config: Config, name: str, default: int | None = None) -> int:
+    if hf_config.get(name) is None and default is not None:
+        return default
+    return _number(hf_config, name)
+
+
+def _number(hf_config: Config, name: str) -> int:
+    value = hf_config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(
+            [
+                f"{_PATH}: config.json has {name}={value!r}, expected an "
+                "integer; use the config.json that came with the model"
+            ]
+        )
+    return value

@@ -1,0 +1,76 @@
+"""The metrics of a run, read from its store."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.run import keys
+from pipeline.run.commit import find_commit
+from pipeline.run.plan import find_plan
+from pipeline.store import Store
+
+Metrics = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """A step's metrics as the trainer committed them. None in `values`: not measured."""
+
+    step: int
+    values: Metrics
+
+
+def read_metrics(store: Store, step: int) -> StepMetrics | None:
+    """A step's metrics, None if the step is not finished."""
+    body = find_commit(store, keys.metrics(step))
+    return None if body is None else StepMetrics(step, dict(body["metrics"]))
+
+
+def finished_steps(store: Store) -> int:
+    """How many steps are finished, from step 0 on. One listing; no object is read."""
+    finished = 0
+    for info in store.list(keys.steps()):  # in the order of steps, as the list is in key order
+        if info.key == keys.metrics(finished):
+            finished += 1
+    return finished
+
+
+def all_metrics(store: Store) -> list[StepMetrics]:
+    """Metrics of the finished steps from step 0 on, up to the first unfinished one.
+
+    One read per step: not for a loop over steps.
+    """
+    found: list[StepMetrics] = []
+    while (metrics := read_metrics(store, len(found))) is not None:
+        found.append(metrics)
+    return found
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How a policy did on the validation prompts."""
+
+    version: int
+    samples: int
+    """Samples with a reward."""
+    reward: float | None
+    """Mean; None: no sample has one (reward.on_error=mask)."""
+
+
+def read_validation(store: Store, version: int) -> Validation | None:
+    """A policy version's validation; None while it, or a part of it, is missing."""
+    plan = find_plan(store, keys.validation_plan(version))
+    if plan is None:
+        return None
+    total, count = 0.0, 0
+    for shard in range(plan.shards):
+        body = find_commit(store, plan.shard_key(shard))
+        if body is None:
+            return None
+        total, count = total + body["reward_sum"], count + body["count"]
+    return Validation(version, count, total / count if count else None)
+
+
+def validation_rewards(store: Store, versions: Iterable[int]) -> dict[int, float | None]:
+    """Mean reward of each policy version whose validation is complete."""
+    found = (read_validation(store, version) for version in versions)
+    return {validation.version: validation.reward for validation in found if validation}

@@ -1,0 +1,176 @@
+"""amendments/NNN.json: changes of a run's description by later attempts, with their reasons.
+
+run.json is written once. An attempt that continues with mended inputs, or with other settings of
+the run's identity, writes an amendment before its workers start. It changes nothing that the run
+has made so far: steps before `from_step` keep the description that they were made with.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from pipeline.run import keys
+from pipeline.run.commit import (
+    CorruptObjectError,
+    DataFile,
+    commit,
+    new_write_id,
+    read_commit,
+)
+from pipeline.run.description import (
+    RunDescription,
+    parse_file,
+    read_created,
+    with_settings,
+)
+from pipeline.run.parse import field, mapping, number, text
+from pipeline.store.base import ObjectMissingError, Store
+
+_INPUTS = "inputs."
+_AMENDABLE = ("prompts", "val_prompts", "reward")
+
+
+@dataclass(frozen=True)
+class Amendment:
+    """A change to a run's description. Example: Amendment(0, 'reward mended', 12, {...})."""
+
+    number: int
+    reason: str
+    """Free text."""
+    from_step: int
+    """The first step made with the changes."""
+    changes: Mapping[str, Any]
+    """Settings by dotted key, such as trainer.nnodes, and staged files (DataFile): inputs.prompts,
+    inputs.val_prompts and inputs.reward."""
+
+    def files(self) -> list[DataFile]:
+        """The staged files among the changes."""
+        return [value for value in self.changes.values() if isinstance(value, DataFile)]
+
+
+def description_at(store: Store, step: int) -> RunDescription:
+    """Read the run's description that holds for a step.
+
+    Raises ObjectMissingError when there is no run; CorruptObjectError.
+    """
+    amendments = [one for one in read_amendments(store) if one.from_step <= step]
+    return amended(read_created(store), amendments)
+
+
+def description_now(store: Store) -> RunDescription:
+    """Read the run's description after all amendments, which attempts and workers use.
+
+    Raises ObjectMissingError when there is no run; CorruptObjectError.
+    """
+    return amended(read_created(store), read_amendments(store))
+
+
+def find_description(store: Store) -> RunDescription | None:
+    """Do the same as `description_now`; None when there is no run. Raises CorruptObjectError."""
+    try:
+        return description_now(store)
+    except ObjectMissingError:
+        return None
+
+
+def read_amendments(store: Store) -> list[Amendment]:
+    """Read all amendments, ascending. Raises CorruptObjectError, also when one is missing."""
+    found: list[Amendment] = []
+    for info in store.list(keys.amendments()):
+        key = keys.amendment(len(found))
+        if info.key != key:
+            raise CorruptObjectError(
+                f"{key} in {store.uri}: no such object, but {info.key} is there; restore it"
+            )
+        found.append(parse_amendment(read_commit(store, key), found, store.uri))
+    return found
+
+
+def write_amendment(
+    store: Store, reason: str, from_step: int, changes: Mapping[str, Any]
+) -> Amendment:
+    """Write an amendment under the next free number; the run's workers must have ended.
+
+    Raises ValueError for an amendment that readers would refuse, or when a step before `from_step`
+    is not sealed yet: an attempt has one description, which must hold for all steps that it makes.
+    """
+    earlier = read_amendments(store)
+    if from_step and store.size(keys.manifest(from_step - 1)) is None:
+        raise ValueError(f"from_step {from_step}: step {from_step - 1} is not sealed yet")
+    while True:
+        body = {
+            "number": len(earlier),
+            "reason": reason,
+            "from_step": from_step,
+            "changes": {name: _stored(value) for name, value in changes.items()},
+        }
+        try:
+            amendment = parse_amendment(body, earlier, store.uri)
+            amended(read_created(store), [*earlier, amendment])
+        except CorruptObjectError as error:
+            raise ValueError(str(error)) from error
+        if commit(store, keys.amendment(len(earlier)), body, new_write_id()).ours:
+            return amendment
+        earlier = read_amendments(store)
+
+
+def amended(run: RunDescription, amendments: Iterable[Amendment]) -> RunDescription:
+    """Apply amendments to a description, in their order. Raises CorruptObjectError."""
+    for one in amendments:
+        inputs = {name: value for name, value in one.changes.items() if name.startswith(_INPUTS)}
+        settings = {name: value for name, value in one.changes.items() if name not in inputs}
+        staged = {name.removeprefix(_INPUTS): value for name, value in inputs.items()}
+        try:
+            run = replace(
+                run,
+                settings=with_settings(run.settings, settings),
+                inputs=replace(run.inputs, **staged),
+            )
+        except ValueError as error:
+            raise CorruptObjectError(f"{keys.amendment(one.number)}: changes: {error}") from error
+    return run
+
+
+def parse_amendment(body: Mapping[str, Any], earlier: list[Amendment], uri: str) -> Amendment:
+    """Parse the amendment after the earlier ones. Raises CorruptObjectError when it is wrong."""
+    key = keys.amendment(len(earlier))
+    try:
+        found = Amendment(
+            number=field(body, "number", number),
+            reason=field(body, "reason", text),
+            from_step=field(body, "from_step", number),
+            changes=field(body, "changes", _changes),
+        )
+        if found.number != len(earlier):
+            raise ValueError(f"number {found.number}, expected {len(earlier)}")
+        if not found.reason or not found.changes:
+            raise ValueError("reason or changes are empty")
+        if earlier and found.from_step < earlier[-1].from_step:
+            raise ValueError(
+                f"from_step {found.from_step}, expected at least {earlier[-1].from_step}, as in "
+                f"{keys.amendment(earlier[-1].number)}"
+            )
+    except ValueError as error:
+        raise CorruptObjectError(
+            f"{key} in {uri}: not an amendment: {error}; restore the object"
+        ) from error
+    return found
+
+
+def _changes(value: Any) -> dict[str, Any]:
+    body = mapping(value)
+    return {name: field(body, name, partial(_change, name)) for name in body}
+
+
+def _change(name: str, value: Any) -> Any:
+    if not name.startswith(_INPUTS):
+        return value
+    if name.removeprefix(_INPUTS) not in _AMENDABLE:
+        expected = ", ".join(_INPUTS + name for name in _AMENDABLE)
+        raise ValueError(f"expected a setting or one of {expected}")
+    return parse_file(value)
+
+
+def _stored(value: Any) -> Any:
+    return asdict(value) if isinstance(value, DataFile) else value

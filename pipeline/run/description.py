@@ -1,0 +1,153 @@
+"""run.json: the description of a run, written once by the flow when the run is created.
+
+Later attempts may amend it: `amendments` has the description that holds now, or held for a step.
+`run_config` makes the typed settings of a description.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
+from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError, DataFile, commit, new_write_id, read_commit
+from pipeline.run.parse import field, key, mapping, number, text
+from pipeline.store.base import Store
+
+FORMAT = 1
+"""Format version of run.json."""
+
+
+@dataclass(frozen=True)
+class StagedInputs:
+    """The input files of a run, in its own store."""
+
+    prompts: DataFile
+    val_prompts: DataFile | None
+    """None: the run validates nothing."""
+    reward: DataFile | None
+    """None: samples come from a recorded set, with their rewards."""
+    model: Mapping[str, DataFile]
+    """Weights, config and tokenizer of policy 0, by file name."""
+
+    def files(self) -> list[DataFile]:
+        """All staged files."""
+        single = (self.prompts, self.val_prompts, self.reward)
+        return [*(file for file in single if file is not None), *self.model.values()]
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """A run's identity. Example: RunDescription('quickstart', {'data': {...}, ...}, ...)."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """All settings with their values, as JSON; stored under "config"."""
+    inputs: StagedInputs
+    geometry: Geometry | None
+    """None: a dense model."""
+    versions: Mapping[str, str]
+    """Versions of Retrace, Python and the packages in the flow's environment."""
+
+    def setting(self, name: str) -> Any:
+        """The value of a dotted key. Raises CorruptObjectError when it is missing."""
+        value: Any = self.settings
+        for part in name.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                raise CorruptObjectError(f"{keys.run_json()}: config: it has no setting {name}")
+            value = value[part]
+        return value
+
+
+def create_description(store: Store, ours: RunDescription) -> RunDescription:
+    """Create run.json, or read the one that another flow created first.
+
+    Returns the stored description. Raises StoreError, CorruptObjectError.
+    """
+    body = commit(store, keys.run_json(), description_json(ours), new_write_id()).body
+    return parse_description(body, store.uri)
+
+
+def read_created(store: Store) -> RunDescription:
+    """Read the original description of a run. Raises ObjectMissingError, CorruptObjectError."""
+    return parse_description(read_commit(store, keys.run_json()), store.uri)
+
+
+def description_json(run: RunDescription) -> dict[str, Any]:
+    """The stored form of a description."""
+    return {
+        "format": FORMAT,
+        "name": run.name,
+        "config": run.settings,
+        "inputs": asdict(run.inputs),
+        "geometry": geometry_json(run.geometry),
+        "versions": run.versions,
+    }
+
+
+def parse_description(body: Mapping[str, Any], uri: str) -> RunDescription:
+    """Parse the stored description of the run in the store `uri`.
+
+    Raises CorruptObjectError, naming what is missing or wrong, also for another format version.
+    """
+    try:
+        found = field(body, "format", number)
+        if found != FORMAT:
+            raise ValueError(f"format {found}, expected {FORMAT}: another version made it")
+        return RunDescription(
+            name=field(body, "name", text),
+            settings=field(body, "config", mapping),
+            inputs=field(body, "inputs", _inputs),
+            geometry=field(body, "geometry", parse_geometry),
+            versions=field(body, "versions", mapping),
+        )
+    except ValueError as error:
+        raise CorruptObjectError(
+            f"{keys.run_json()} in {uri}: not the description of a run: {error}; restore the "
+            "object, or use the version of retrace that made it"
+        ) from error
+
+
+def parse_file(value: Any) -> DataFile:
+    """Parse a data file's entry in a JSON object. Raises TypeError, ValueError."""
+    body = mapping(value)
+    return DataFile(
+        field(body, "key", key), field(body, "size", number), field(body, "sha256", text)
+    )
+
+
+def with_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy settings with other values, by dotted key.
+
+    Raises ValueError for a key whose path leads through a value.
+    """
+    changed: dict[str, Any] = copy.deepcopy(dict(settings))
+    for name, value in changes.items():
+        *groups, last = name.split(".")
+        group = changed
+        for part in groups:
+            group = group.setdefault(part, {})
+            if not isinstance(group, dict):
+                raise ValueError(f"{name}: {part} is {group!r}, not a group of settings")
+        group[last] = value
+    return changed
+
+
+def _inputs(value: Any) -> StagedInputs:
+    body = mapping(value)
+    return StagedInputs(
+        prompts=field(body, "prompts", parse_file),
+        val_prompts=field(body, "val_prompts", _file_or_none),
+        reward=field(body, "reward", _file_or_none),
+        model=field(body, "model", _files_by_name),
+    )
+
+
+def _file_or_none(value: Any) -> DataFile | None:
+    return None if value is None else parse_file(value)
+
+
+def _files_by_name(value: Any) -> dict[str, DataFile]:
+    body = mapping(value)
+    return {name: field(body, name, parse_file) for name in body}

@@ -1,0 +1,80 @@
+"""Checks of values in commit objects, which a broken or hostile writer may have made.
+
+Each function returns the value, or raises TypeError or ValueError; the caller names the object.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pipeline.store.base import StoreError, check_key
+
+_T = TypeVar("_T")
+
+
+def field(body: Mapping[str, Any], name: str, parse: Callable[[Any], _T]) -> _T:
+    """A field of a JSON object. Raises ValueError, naming it, when it is missing or wrong."""
+    if name not in body:
+        raise ValueError(f"it has no {name!r}")
+    try:
+        return parse(body[name])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def number(value: Any) -> int:
+    """A count, of bytes for example: an integer from 0 to 2^63 - 1."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise TypeError(f"{value!r} is no number of anything")
+    return value
+
+
+def integer(value: Any) -> int:
+    """An integer, which may be negative."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def real(value: Any) -> float:
+    """A finite number."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def flag(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
+def text(value: Any) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def key(value: Any) -> str:
+    """The key of an object."""
+    try:
+        check_key(text(value))
+    except StoreError as error:
+        raise ValueError(str(error)) from error
+    return text(value)
+
+
+def items(value: Any) -> list[Any]:
+    """A list."""
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return value
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no object")
+    return value

@@ -1,0 +1,186 @@
+"""plan.json: what the rollout workers make for a step or for the validation of a policy version.
+
+The flow publishes a plan once. `planning` makes plans from settings.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id, read_commit
+from pipeline.run.parse import field, flag, integer, items, mapping, number, real
+from pipeline.store.base import Store
+
+
+@dataclass(frozen=True)
+class PlannedPrompt:
+    """A prompt of a plan. Example: PlannedPrompt(row=17, epoch=2)."""
+
+    row: int
+    """Row of the staged prompt table."""
+    epoch: int
+    """0 in a validation."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of a plan. Example: Sampling(1.0, 1.0, -1, 512)."""
+
+    temperature: float
+    """0: greedy."""
+    top_p: float
+    top_k: int
+    """-1: off."""
+    max_tokens: int
+    """Maximum response length."""
+
+
+@dataclass(frozen=True)
+class Plan(ABC):
+    """The common part of a step's plan and a validation's plan."""
+
+    policy_version: int
+    """The policy that makes the samples."""
+    prompts: tuple[PlannedPrompt, ...]
+    n: int
+    """Samples per prompt."""
+    sampling: Sampling
+    routes: bool
+    """Whether the engine's routes are recorded."""
+    seed: int
+    """The run's sampling seed, from which each sample's own seed is made."""
+    shards: int
+    """Number of shards; prompt i is in shard i mod shards."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """The key of the plan."""
+
+    @abstractmethod
+    def shard_key(self, shard: int) -> str:
+        """The key of the object that commits a shard."""
+
+    def prompts_of(self, shard: int) -> tuple[PlannedPrompt, ...]:
+        """The prompts of a shard, in the plan's order."""
+        return self.prompts[shard :: self.shards]
+
+
+@dataclass(frozen=True)
+class StepPlan(Plan):
+    """steps/NNNNNN/plan.json: the samples that a step is trained on."""
+
+    step: int
+
+    @property
+    def key(self) -> str:
+        """steps/NNNNNN/plan.json."""
+        return keys.plan(self.step)
+
+    def shard_key(self, shard: int) -> str:
+        """steps/NNNNNN/rollout/SSSSS.json."""
+        return keys.rollout(self.step, shard)
+
+
+@dataclass(frozen=True)
+class ValidationPlan(Plan):
+    """validations/NNNNNN/plan.json: the samples that validate a policy version."""
+
+    @property
+    def key(self) -> str:
+        """validations/NNNNNN/plan.json."""
+        return keys.validation_plan(self.policy_version)
+
+    def shard_key(self, shard: int) -> str:
+        """validations/NNNNNN/SSSSS.json."""
+        return keys.validation(self.policy_version, shard)
+
+
+def publish_plan(store: Store, plan: Plan) -> Plan:
+    """Create a plan, or read the one that an earlier attempt published.
+
+    Returns the stored plan. Raises StoreError, CorruptObjectError.
+    """
+    body = commit(store, plan.key, plan_json(plan), new_write_id()).body
+    return parse_plan(body, plan.key, store.uri)
+
+
+def read_plan(store: Store, key: str) -> Plan:
+    """Read the plan under a key. Raises ObjectMissingError, CorruptObjectError."""
+    return parse_plan(read_commit(store, key), key, store.uri)
+
+
+def find_plan(store: Store, key: str) -> Plan | None:
+    """Read the plan under a key; None if it does not exist yet. Raises CorruptObjectError."""
+    body = find_commit(store, key)
+    return None if body is None else parse_plan(body, key, store.uri)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The stored form of a plan."""
+    return {
+        **asdict(plan),
+        "prompts": [asdict(prompt) for prompt in plan.prompts],
+        # A validation's plan repeats its policy version under this key.
+        "step": plan.step if isinstance(plan, StepPlan) else plan.policy_version,
+    }
+
+
+def parse_plan(body: Mapping[str, Any], key: str, uri: str) -> Plan:
+    """Parse the stored plan under `key` in the store `uri`.
+
+    Raises CorruptObjectError, naming the object and what is missing or wrong; ValueError when no
+    plan can have this key.
+    """
+    folder = keys.folder_number(key)
+    if folder is None or key not in (keys.plan(folder), keys.validation_plan(folder)):
+        raise ValueError(f"{key}: no plan has this key")
+    try:
+        common: dict[str, Any] = {
+            "policy_version": field(body, "policy_version", number),
+            "prompts": field(body, "prompts", _prompts),
+            "n": field(body, "n", _some),
+            "sampling": field(body, "sampling", _sampling),
+            "routes": field(body, "routes", flag),
+            "seed": field(body, "seed", integer),
+            "shards": field(body, "shards", _some),
+        }
+        _expect("step", field(body, "step", number), folder)
+        if key == keys.plan(folder):
+            return StepPlan(**common, step=folder)
+        _expect("policy_version", common["policy_version"], folder)
+        return ValidationPlan(**common)
+    except ValueError as error:
+        raise CorruptObjectError(
+            f"{key} in {uri}: not the plan that it should be: {error}; restore the object"
+        ) from error
+
+
+def _expect(name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise ValueError(f"{name} {found}, expected {expected}")
+
+
+def _some(value: Any) -> int:
+    if number(value) == 0:
+        raise ValueError("0, expected at least 1")
+    return number(value)
+
+
+def _prompts(value: Any) -> tuple[PlannedPrompt, ...]:
+    return tuple(
+        PlannedPrompt(field(mapping(one), "row", number), field(mapping(one), "epoch", number))
+        for one in items(value)
+    )
+
+
+def _sampling(value: Any) -> Sampling:
+    body = mapping(value)
+    return Sampling(
+        temperature=field(body, "temperature", real),
+        top_p=field(body, "top_p", real),
+        top_k=field(body, "top_k", integer),
+        max_tokens=field(body, "max_tokens", number),
+    )

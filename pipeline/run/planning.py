@@ -1,0 +1,114 @@
+"""Plans: the prompts, policy version and sampling of a step, by pure functions.
+
+A plan depends only on settings, number of prompts and step, so a run that is attached again, and a
+run that replays another's recorded set, plan the same samples.
+"""
+
+import hashlib
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.config.tree import RunConfig
+from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class PromptCounts(Protocol):
+    """The properties of a run's inputs that planning needs."""
+
+    @property
+    def prompt_count(self) -> int:
+        """Rows of the staged prompt table."""
+
+    @property
+    def val_prompt_count(self) -> int:
+        """Rows of the staged validation table; 0 without one."""
+
+
+def make_plan(config: RunConfig, run: PromptCounts, step: int, shards: int) -> StepPlan:
+    """Make the plan of a step.
+
+    Each attempt sets its own number of shards; a plan that is only compared may have any.
+    """
+    data, rollout = config.data, config.actor_rollout_ref.rollout
+    prompts = prompts_of_step(
+        step, run.prompt_count, data.train_batch_size, data.shuffle, data.seed
+    )
+    return StepPlan(
+        step=step,
+        policy_version=policy_version(step, config.trainer.max_staleness),
+        prompts=tuple(PlannedPrompt(row, epoch) for row, epoch in prompts),
+        n=rollout.n,
+        sampling=Sampling(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            max_tokens=data.max_response_length,
+        ),
+        routes=rollout.enable_rollout_routing_replay,
+        seed=config.trainer.seed,
+        shards=shards,
+    )
+
+
+def make_validation_plan(
+    config: RunConfig, run: PromptCounts, version: int, shards: int
+) -> ValidationPlan:
+    """Make the plan of a policy version's validation."""
+    sampling = config.actor_rollout_ref.rollout.val_kwargs
+    return ValidationPlan(
+        policy_version=version,
+        prompts=tuple(PlannedPrompt(row, 0) for row in range(run.val_prompt_count)),
+        n=sampling.n,
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=config.data.max_response_length,
+        ),
+        routes=False,
+        seed=config.trainer.seed,
+        shards=shards,
+    )
+
+
+def policy_version(step: int, max_staleness: int) -> int:
+    """The policy version that a step's rollouts use."""
+    return max(0, step - max_staleness)
+
+
+def prompts_of_step(
+    step: int, n_prompts: int, batch_size: int, shuffle: bool, seed: int
+) -> list[tuple[int, int]]:
+    """Row and epoch of each prompt of a step.
+
+    Epochs follow each other without a gap: a batch that an epoch does not fill is filled from the
+    next one, so no prompt is ever left out. Each epoch has its own order. A row may occur twice in
+    a step only with different epochs. Raises ValueError without prompts.
+    """
+    if n_prompts < 1:
+        raise ValueError(f"step {step}: there are no prompts to choose from")
+    chosen = []
+    for position in range(step * batch_size, (step + 1) * batch_size):
+        epoch, place = divmod(position, n_prompts)
+        row = int(_order(n_prompts, seed, epoch)[place]) if shuffle else place
+        chosen.append((row, epoch))
+    return chosen
+
+
+@lru_cache(maxsize=4)
+def _order(n_prompts: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The rows of an epoch, ordered by a hash of (seed, epoch, row).
+
+    A hash (SplitMix64, Steele et al. 2014), not numpy's generator, whose stream may change between
+    versions: a restart with another numpy must plan the same steps.
+    """
+    salt = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
+    z = (np.arange(1, n_prompts + 1, dtype=np.uint64) * _GOLDEN) + np.frombuffer(salt, "<u8")[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(z ^ (z >> np.uint64(31)), kind="stable")

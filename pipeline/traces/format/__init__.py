@@ -1,0 +1,1 @@
+"""The format itself: what files, commits and manifests hold, and what readers must refuse."""

@@ -1,0 +1,288 @@
+"""Parquet files with a digest of every column chunk in their commit.
+
+A reader fetches the byte ranges of the columns and row groups that it needs, checks each against
+its digest, and has pyarrow decode the checked bytes alone: a read outside of them is an error.
+"""
+
+import io
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.model.geometry import Geometry
+from pipeline.run.commit import CorruptObjectError, DataFile, sha256
+from pipeline.run.parse import items, key, number, text
+from pipeline.store import ObjectMissingError, Store, StoreError
+from pipeline.traces.format.schema import Role, check_metadata
+from pipeline.traces.format.types import TraceError
+
+_MAGIC = b"PAR1"
+_MUCH = 64 << 20  # bytes of one call above which the file's size is checked first
+TAIL = 8  # length of the footer (4 bytes), then the magic bytes
+
+
+class Range(NamedTuple):
+    """Bytes of a file. Example: Range(offset=4, length=2113, sha256='9f86...').
+
+    A tuple, because the commits of a large step describe millions of ranges.
+    """
+
+    offset: int
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group of a file."""
+
+    rows: int
+    chunks: tuple[Range, ...]
+    """One chunk per leaf column, in the order of TraceFile.leaves."""
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """A Parquet file as its commit describes it."""
+
+    data: DataFile
+    role: str
+    """A Role, or a role of a later minor version; readers skip files of such a role."""
+    footer: Range
+    leaves: tuple[str, ...]
+    """Paths of the leaf columns: 'id', 'prompt_tokens.list.element'."""
+    row_groups: tuple[RowGroup, ...]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in the file."""
+        return sum(group.rows for group in self.row_groups)
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Every range that has a digest."""
+        return [chunk for group in self.row_groups for chunk in group.chunks] + [self.footer]
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's entry in a commit."""
+        return {
+            **asdict(self.data),
+            "role": self.role,
+            "footer": _range_json(self.footer),
+            "leaves": list(self.leaves),
+            "row_groups": [
+                {"rows": group.rows, "chunks": [_range_json(chunk) for chunk in group.chunks]}
+                for group in self.row_groups
+            ],
+        }
+
+
+def from_json(body: Any, name: str) -> TraceFile:
+    """Parse a file's entry in a commit. Raises TraceError when it is not one."""
+    try:
+        size = number(body["size"])
+        data = DataFile(key(body["key"]), size, text(body["sha256"]))
+        leaves = tuple(text(leaf) for leaf in items(body["leaves"]))
+        groups = tuple(
+            RowGroup(
+                number(group["rows"]),
+                tuple(_range(c, size) for _, c in zip(leaves, group["chunks"], strict=True)),
+            )
+            for group in items(body["row_groups"])
+        )
+        return TraceFile(data, text(body["role"]), _range(body["footer"], size), leaves, groups)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{name}: its list of files is not one: {error!r}") from error
+
+
+def _range(value: Any, size: int) -> Range:
+    offset, length, digest = value
+    found = Range(number(offset), number(length), text(digest))
+    if found.offset + found.length > size:
+        raise ValueError(f"bytes {found.offset}..{found.offset + found.length} of {size}")
+    return found
+
+
+def read_table(
+    store: Store,
+    file: TraceFile,
+    schema: pa.Schema,
+    row_groups: Sequence[int] | None = None,
+    geometry: Geometry | None = None,
+    footer: bytes | None = None,
+) -> pa.Table:
+    """Read the schema's columns of some row groups (all by default), in the order given.
+
+    Only their bytes are fetched, and each range is checked. To read a file repeatedly, pass its
+    footer (`read_footer`). Raises ObjectMissingError, CorruptObjectError, and TraceError when the
+    file has another role, format or geometry, or its columns do not match the schema.
+    """
+    name = f"{file.data.key} in {store.uri}"
+    wanted = list(range(len(file.row_groups))) if row_groups is None else list(row_groups)
+    chosen = set(schema.names)
+    known = {leaf.split(".")[0] for leaf in file.leaves}
+    if missing := sorted(chosen - known):
+        raise TraceError(f"{name}: no column {', '.join(missing)}; it has {sorted(known)}")
+    ranges = column_ranges(file, schema.names, wanted)
+    checked = _fetch(store, file, ranges if footer else [*ranges, file.footer])
+    try:
+        metadata = pq.read_metadata(io.BytesIO(_MAGIC + (footer or checked.at(file.footer))))
+        check_metadata(metadata.metadata, file.role, geometry, name)
+        found = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+        if found != [group.rows for group in file.row_groups]:
+            raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
+        with pq.ParquetFile(checked, metadata=metadata, pre_buffer=False) as parquet:
+            table = parquet.read_row_groups(wanted, columns=schema.names, use_threads=False)
+        # The cast refuses other types, and nulls in columns that are not nullable.
+        table = table.select(schema.names).cast(schema)
+        table.validate(full=True)  # strings are UTF-8, list offsets are in bounds
+        for column, chunk in ((n, chunk) for n in schema.names for chunk in table[n].chunks):
+            if _inner_nulls(chunk):
+                raise TraceError(f"{name}: nulls inside of {column}")
+        return table
+    except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
+        raise TraceError(f"{name}: its columns are not as expected: {error}") from error
+
+
+def column_ranges(
+    file: TraceFile, columns: Collection[str], row_groups: Sequence[int]
+) -> list[Range]:
+    """The byte ranges of some columns of some row groups."""
+    leaves = [i for i, leaf in enumerate(file.leaves) if leaf.split(".")[0] in columns]
+    return [file.row_groups[g].chunks[i] for g in row_groups for i in leaves]
+
+
+def read_footer(store: Store, file: TraceFile) -> bytes:
+    """Read and check a file's footer. Raises the errors of `read_table`."""
+    return _fetch(store, file, [file.footer]).at(file.footer)
+
+
+def describe(content: bytes, data: DataFile, role: Role) -> TraceFile:
+    """Compute the digests of the parts of a Parquet file from its trusted content."""
+    return describe_stream(io.BytesIO(content), data, role)
+
+
+def describe_stream(content: IO[bytes], data: DataFile, role: Role) -> TraceFile:
+    """Do the same as `describe` for a seekable file."""
+
+    def range_of(offset: int, length: int) -> Range:
+        content.seek(offset)
+        return Range(offset, length, sha256(content.read(length)))
+
+    metadata = pq.read_metadata(content)
+    content.seek(data.size - TAIL)
+    length = int.from_bytes(content.read(TAIL)[:-4], "little") + TAIL
+    groups, leaves = [], tuple(metadata.schema.column(i).path for i in range(metadata.num_columns))
+    for g in range(metadata.num_row_groups):
+        group, chunks = metadata.row_group(g), []
+        for i in range(metadata.num_columns):
+            column = group.column(i)
+            start = column.data_page_offset
+            if column.has_dictionary_page:
+                start = min(start, column.dictionary_page_offset)
+            chunks.append(range_of(start, column.total_compressed_size))
+        groups.append(RowGroup(group.num_rows, tuple(chunks)))
+    return TraceFile(data, role, range_of(data.size - length, length), leaves, tuple(groups))
+
+
+def _inner_nulls(array: pa.Array) -> bool:
+    """Whether values inside of lists or structs are null; our writers never write such nulls."""
+    if pa.types.is_list(array.type):
+        parts = [array.flatten()]
+    elif pa.types.is_struct(array.type):
+        parts = array.flatten()
+    else:
+        return False
+    return any(part.null_count or _inner_nulls(part) for part in parts)
+
+
+def _range_json(range_: Range) -> list[Any]:
+    return [range_.offset, range_.length, range_.sha256]
+
+
+def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> "_CheckedBytes":
+    """Fetch ranges and check each."""
+    ordered = sorted(set(ranges), key=lambda r: r.offset)
+    name = f"{file.data.key} in {store.uri}"
+    if file.footer.offset + file.footer.length != file.data.size:
+        raise TraceError(f"{name}: the footer that its commit describes does not end the file")
+    pieces = {}
+    for range_, piece in zip(ordered, _read_ranges(store, file, ordered), strict=True):
+        found = sha256(piece)
+        if found != range_.sha256:
+            raise CorruptObjectError(
+                f"{name}: bytes {range_.offset}..{range_.offset + range_.length} have SHA-256 "
+                f"{found[:16]}..., its commit says {range_.sha256[:16]}...; "
+                "restore the object or remake the step"
+            )
+        pieces[range_.offset] = piece
+    return _CheckedBytes(file.data.size, pieces)
+
+
+def _read_ranges(store: Store, file: TraceFile, ranges: Sequence[Range]) -> list[bytes]:
+    # A commit's lengths may be wrong: check the size before allocating much memory.
+    if sum(range_.length for range_ in ranges) > _MUCH:
+        _check_size(store, file)
+    try:
+        return store.read_ranges(file.data.key, [(r.offset, r.length) for r in ranges])
+    except ObjectMissingError:
+        raise
+    except StoreError:
+        _check_size(store, file)
+        raise
+
+
+def _check_size(store: Store, file: TraceFile) -> None:
+    found = store.size(file.data.key)
+    if found is None:
+        raise ObjectMissingError(f"read {file.data.key} in {store.uri}: no such object")
+    if found != file.data.size:
+        raise CorruptObjectError(
+            f"{file.data.key} in {store.uri}: {found} bytes, its commit says {file.data.size}; "
+            "restore the object or remake the step"
+        )
+
+
+class _CheckedBytes(io.RawIOBase):
+    """A file that reads checked ranges only, each as a whole or in parts."""
+
+    def __init__(self, size: int, pieces: dict[int, bytes]) -> None:
+        super().__init__()
+        self._size = size
+        self._pieces = pieces
+        self._starts = sorted(pieces)
+        self._at = 0
+
+    def at(self, range_: Range) -> bytes:
+        """The bytes of a range that was fetched."""
+        return self._pieces[range_.offset]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._size, self._at + size)
+        place = bisect_right(self._starts, self._at) - 1
+        start = self._starts[max(place, 0)]
+        piece = self._pieces[start]
+        if not start <= self._at <= end <= start + len(piece):
+            raise OSError(f"bytes {self._at}..{end} were not checked")
+        whole = (self._at, end) == (start, start + len(piece))
+        data = piece if whole else piece[self._at - start : end - start]
+        self._at = end
+        return data

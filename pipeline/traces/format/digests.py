@@ -1,0 +1,44 @@
+"""Digests that tie routes to tokens: readers and the trainer compare them before joining."""
+
+import hashlib
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.model.geometry import Geometry
+from pipeline.traces.format.codec import canonical
+from pipeline.traces.format.types import Routes
+
+
+def token_digest(tokens_S: npt.NDArray[Any]) -> str:
+    """Hex SHA-256 over all token ids of a sample as little-endian uint32."""
+    return hashlib.sha256(np.ascontiguousarray(tokens_S, "<u4").data).hexdigest()
+
+
+def routes_digest(routes: Routes, geometry: Geometry) -> str:
+    """Hex SHA-256 over (L, E, K), the sorted sets and the validity bits of a sample's routes.
+
+    L, E and K are little-endian uint32; the sets [L, S-1, K] are uint8, above 256 experts
+    little-endian uint16, and an invalid row holds 0..K-1; then comes one bit per row, the first in
+    the lowest bit of a byte.
+    Raises TraceError when the routes do not have this geometry.
+    """
+    return digest_of_canonical(canonical(routes, geometry, len(routes.valid_T)), geometry)
+
+
+def digest_of_canonical(routes: Routes, geometry: Geometry) -> str:
+    """The same for routes that `codec.canonical` or a reader returned."""
+    digest = hashlib.sha256(
+        struct.pack("<3I", len(geometry.layers), geometry.experts, geometry.topk)
+    )
+    width = np.dtype(geometry.dtype).newbyteorder("<")
+    digest.update(np.ascontiguousarray(routes.sets_TLK.swapaxes(0, 1), width).data)
+    digest.update(validity_bits(routes.valid_T))
+    return digest.hexdigest()
+
+
+def validity_bits(valid_T: npt.NDArray[np.bool_]) -> bytes:
+    """One bit per row, the first in the lowest bit of a byte."""
+    return np.packbits(valid_T, bitorder="little").tobytes()

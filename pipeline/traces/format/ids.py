@@ -1,0 +1,84 @@
+"""Names of samples: the same in every retry and every run that replays a step."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+from pipeline.run.plan import Plan, PlannedPrompt, StepPlan
+from pipeline.traces.format.types import TraceError
+
+_NAMED = 5  # ids that an error lists before it counts the rest
+
+
+def prompt_id(row: int, epoch: int) -> str:
+    """A prompt's name: its row in the staged prompt table; from epoch 1 on, also the epoch."""
+    return str(row) if epoch == 0 else f"{row}.{epoch}"
+
+
+def group_id(step: int, prompt_id: str) -> str:
+    """The name of a group: the samples of one prompt in one step. Example: '000003/17'."""
+    return f"{step:06d}/{prompt_id}"
+
+
+def sample_id(step: int, prompt_id: str, k: int) -> str:
+    """The name of sample k of a prompt. Example: '000003/17/2'."""
+    return f"{group_id(step, prompt_id)}/{k}"
+
+
+def validation_id(version: int, prompt_id: str, k: int) -> str:
+    """The name of sample k of a prompt in a validation. Example: 'val-000003/17/0'."""
+    return f"val-{sample_id(version, prompt_id, k)}"
+
+
+def planned_id(plan: Plan, prompt: PlannedPrompt, k: int) -> str:
+    """The name of sample k of a prompt in the plan of a step or a validation."""
+    named = prompt_id(prompt.row, prompt.epoch)
+    if isinstance(plan, StepPlan):
+        return sample_id(plan.step, named, k)
+    return validation_id(plan.policy_version, named, k)
+
+
+def expected_ids(plan: Plan) -> list[str]:
+    """The ids of all samples of a plan, in the plan's order."""
+    return [planned_id(plan, prompt, k) for prompt in plan.prompts for k in range(plan.n)]
+
+
+def shard_ids(plan: Plan, shard: int) -> list[str]:
+    """The ids of a shard's samples, in the plan's order."""
+    return [planned_id(plan, prompt, k) for prompt in plan.prompts_of(shard) for k in range(plan.n)]
+
+
+def sampling_seed(seed: int, sample_id: str) -> int:
+    """The engine's seed for a sample: 31 bits of a hash of the run's seed and the sample's id."""
+    digest = hashlib.sha256(f"{seed}/{sample_id}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
+
+
+def check_ids(name: str, ids: Sequence[str], expected_ids: Sequence[str]) -> None:
+    """Raise TraceError, naming samples that are missing, unexpected or duplicated."""
+    found, expected = set(ids), set(expected_ids)
+    problems = [
+        named(problem, which)
+        for problem, which in (
+            ("missing", sorted(expected - found)),
+            ("not expected", sorted(found - expected)),
+        )
+        if which
+    ]
+    if len(found) != len(ids):
+        problems.append(doubles(ids))
+    if problems:
+        raise TraceError(
+            f"{name}: {len(ids)} samples, expected {len(expected)}; {'; '.join(problems)}"
+        )
+
+
+def doubles(ids: Sequence[str]) -> str:
+    """The ids that occur more than once, for an error message."""
+    return named("there twice", sorted(id for id, n in Counter(ids).items() if n > 1))
+
+
+def named(problem: str, ids: Sequence[str]) -> str:
+    """A problem with the first few of its samples, for an error message."""
+    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+    return f"{problem}: {', '.join(ids[:_NAMED])}{more}"

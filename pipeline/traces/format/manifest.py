@@ -1,0 +1,236 @@
+"""The sealed manifest of a step: one row per sample. What is not in it does not exist.
+
+Rows are ordered by shard and, within a shard, by id, so the samples of a group are neighbours.
+`open_manifest` gives access to single columns and rows, so a large step need not fit into memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.model.geometry import Geometry
+from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError
+from pipeline.run.parse import items, key, number, text
+from pipeline.store import Store
+from pipeline.traces.format.chunks import TraceFile, read_table
+from pipeline.traces.format.header import Header, read_header
+from pipeline.traces.format.ids import doubles, named
+from pipeline.traces.format.schema import MANIFEST, Role
+from pipeline.traces.format.types import Provenance, TraceError
+
+
+@dataclass(frozen=True)
+class FileRef:
+    """A data file of a manifest, and the commit that describes its column chunks."""
+
+    key: str
+    sha256: str
+    commit: str
+    """Key of the commit object."""
+    commit_sha256: str
+    """Digest of the commit's content (Header.sha256)."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A sealed step, or a step of a recorded set, with its rows in memory."""
+
+    step: int
+    policy_versions: tuple[int, ...]
+    """The policy versions of the response tokens, ascending."""
+    geometry: Geometry | None
+    """None: the samples have no routes."""
+    provenance: Provenance | None
+    """Of the routes; None: the samples have no routes."""
+    files: tuple[FileRef, ...]
+    rows: pa.Table
+    """One row per sample, for all samples of the step or some; columns as schema.MANIFEST."""
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """Sample ids, in the order of the rows."""
+        return list(self.rows["id"].to_pylist())
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The row number of each sample id."""
+        return {id: i for i, id in enumerate(self.ids)}
+
+    @property
+    def policy_version(self) -> int:
+        """The one policy version of all samples. Raises TraceError when there are several."""
+        if len(self.policy_versions) != 1:
+            raise TraceError(f"step {self.step}: policy versions {self.policy_versions}, not one")
+        return self.policy_versions[0]
+
+    def select(self, ids: Sequence[str]) -> pa.Table:
+        """The rows of some samples, in the order of ids. Raises TraceError for an unknown one."""
+        if unknown := [id for id in ids if id not in self.numbers]:
+            raise TraceError(f"step {self.step}: {named('unknown', unknown)}")
+        return self.rows.take(pa.array([self.numbers[id] for id in ids], pa.int64()))
+
+
+@dataclass(frozen=True)
+class SealedManifest:
+    """A sealed step whose rows are in the store."""
+
+    store: Store
+    head: Manifest
+    """The manifest without rows."""
+    file: TraceFile
+    """The file that holds the rows."""
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.file.rows
+
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Read some columns of all rows; only their bytes are fetched and checked.
+
+        `group`, whose strings repeat, is returned as a dictionary column. Raises the errors of
+        `read_manifest`.
+        """
+        fields = [MANIFEST.field(name) for name in names]
+        return read_table(self.store, self.file, pa.schema(map(_repeating, fields)))
+
+    def select(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Manifest:
+        """Read some rows, by number and in the order given; other row groups are not fetched.
+
+        Raises TraceError for a number out of range, and the errors of `read_manifest`.
+        """
+        wanted = np.asarray(rows, np.int64)
+        if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.samples:
+            raise TraceError(
+                f"step {self.head.step}: rows {wanted.min()}..{wanted.max()} of {self.samples}"
+            )
+        firsts = np.cumsum([0, *(group.rows for group in self.file.row_groups)])
+        found = []
+        order = np.argsort(wanted, kind="stable")
+        groups = np.searchsorted(firsts, wanted[order], side="right") - 1
+        for group in np.unique(groups):
+            table = read_table(self.store, self.file, MANIFEST, [int(group)])
+            found.append(table.take(pa.array(wanted[order][groups == group] - firsts[group])))
+        table = pa.concat_tables([*found, MANIFEST.empty_table()])
+        table = table.take(pa.array(np.argsort(order, kind="stable"))).combine_chunks()
+        return self._checked(replace(self.head, rows=table))
+
+    def all(self) -> Manifest:
+        """Read every row. Raises the errors of `read_manifest`."""
+        rows = read_table(self.store, self.file, MANIFEST).combine_chunks()
+        return self._checked(replace(self.head, rows=rows))
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Read some columns of all rows, one row group at a time."""
+        schema = pa.schema([MANIFEST.field(name) for name in names])
+        for group in range(len(self.file.row_groups)):
+            yield read_table(self.store, self.file, schema, [group])
+
+    def _checked(self, manifest: Manifest) -> Manifest:
+        name = f"{keys.manifest(manifest.step)} in {self.store.uri}"
+        if len(manifest.numbers) != len(manifest.ids):
+            raise TraceError(f"{name}: {doubles(manifest.ids)}")
+        if manifest.geometry is not None and manifest.rows["routes_digest"].null_count:
+            raise TraceError(f"{name}: samples without a digest of their routes")
+        return manifest
+
+
+def open_manifest(store: Store, step: int) -> SealedManifest:
+    """Open a sealed step without reading its rows. Raises the errors of `read_manifest`."""
+    header = read_header(store, keys.manifest(step))
+    name = f"{header.key} in {store.uri}"
+    try:
+        refs = tuple(
+            FileRef(
+                key(ref["key"]), text(ref["sha256"]), key(ref["commit"]), text(ref["commit_sha256"])
+            )
+            for ref in items(header.body["data"])
+        )
+        found_step = header.body["step"]
+        versions = tuple(number(version) for version in items(header.body["policy_versions"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{name}: not a manifest: {error!r}") from error
+    if found_step != step or len(header.files) != 1:
+        raise TraceError(f"{name}: the manifest of step {found_step}, expected step {step}")
+    head = Manifest(
+        step, versions, header.geometry, header.provenance, refs, MANIFEST.empty_table()
+    )
+    return SealedManifest(store, head, header.files[0])
+
+
+def read_manifest(store: Store, step: int) -> Manifest:
+    """Read a sealed step with all its rows.
+
+    Raises ObjectMissingError when the step is not sealed; CorruptObjectError; TraceError.
+    """
+    return open_manifest(store, step).all()
+
+
+def _repeating(field: pa.Field) -> pa.Field:
+    return (
+        field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name == "group" else field
+    )
+
+
+def sealed_steps(store: Store) -> list[int]:
+    """The steps that have a manifest, ascending."""
+    found = [(info.key, keys.number_of(info.key)) for info in store.list(keys.steps())]
+    return [step for key, step in found if step is not None and key == keys.manifest(step)]
+
+
+class Commits:
+    """Commits of traces, each read once; safe to share between threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = Lock()
+        self._read: dict[str, Header] = {}
+
+    def header(self, key: str) -> Header:
+        """The commit under a key. Raises the errors of `read_header`."""
+        with self._lock:
+            if key not in self._read:
+                self._read[key] = read_header(self._store, key)
+            return self._read[key]
+
+
+def open_file(
+    store: Store, manifest: Manifest, number: int, commits: Commits | None = None
+) -> tuple[TraceFile, Geometry | None]:
+    """A data file of a manifest as its commit describes it, and the geometry of its routes.
+
+    `commits` holds the commits read before. Raises TraceError; ObjectMissingError;
+    CorruptObjectError when the commit is not the one that the manifest was sealed with.
+    """
+    if not 0 <= number < len(manifest.files):
+        raise TraceError(f"step {manifest.step}: file {number} of {len(manifest.files)}")
+    ref = manifest.files[number]
+    header = (commits or Commits(store)).header(ref.commit)
+    if header.sha256 != ref.commit_sha256:
+        raise CorruptObjectError(
+            f"{ref.commit} in {store.uri}: content {header.sha256[:16]}..., the manifest says "
+            f"{ref.commit_sha256[:16]}...; restore the object"
+        )
+    for file in header.files:
+        if file.data.sha256 == ref.sha256:
+            # A step sealed from a recorded set has its files under other keys than its commit.
+            return replace(file, data=replace(file.data, key=ref.key)), header.geometry
+    raise TraceError(f"{ref.commit} in {store.uri}: it describes no file {ref.key}")
+
+
+def file_of(header: Header, role: Role) -> TraceFile | None:
+    """The commit's file with a role; None if it has none."""
+    return next((file for file in header.files if file.role == role), None)
+
+
+def refs_of(header: Header) -> list[FileRef]:
+    """A manifest's references to the files of a commit, in the commit's order."""
+    return [
+        FileRef(file.data.key, file.data.sha256, header.key, header.sha256) for file in header.files
+    ]

@@ -1,0 +1,177 @@
+"""Columns and file metadata of the three kinds of trace files.
+
+Format version 1.0. A reader ignores unknown columns and refuses a newer major version;
+docs/trace-format.md is the specification.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+import pipeline
+from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
+from pipeline.traces.format.codec import coding
+from pipeline.traces.format.types import Kind, Provenance, TraceError
+
+FORMAT = "1.0"
+Role = Literal["samples", "routes", "manifest"]
+
+SEGMENTS = pa.list_(pa.struct([("row", pa.int32()), ("tokens", pa.int32())]))
+"""The rows of a sample: the first `tokens` tokens of each of these rows of a routes file."""
+
+_SPAN = pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])
+
+SUMMARY = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("group", pa.string(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("policy_version", pa.int32(), nullable=False),  # the oldest of the spans
+        pa.field("prompt_length", pa.int32(), nullable=False),
+        pa.field("response_length", pa.int32(), nullable=False),
+        pa.field("reward", pa.float64()),
+        pa.field("reward_error", pa.string()),
+        pa.field("token_digest", pa.string(), nullable=False),
+        pa.field("routes_digest", pa.string()),  # null: no routes
+        pa.field("rows_valid", pa.int32()),  # null: no routes
+        pa.field("rows_total", pa.int32(), nullable=False),
+    ]
+)
+"""The columns of each sample that the manifest repeats."""
+
+SAMPLES = pa.schema(
+    [
+        *SUMMARY,
+        pa.field("segments", SEGMENTS),  # of the routes file; null: no routes
+        pa.field("prompt_tokens", pa.list_(pa.uint32()), nullable=False),
+        pa.field("response_tokens", pa.list_(pa.uint32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("version_spans", pa.list_(_SPAN), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("extras", pa.string(), nullable=False),  # JSON object
+    ]
+)
+
+MANIFEST = pa.schema(
+    [
+        *SUMMARY,
+        # `file` is an index into the manifest's list of files, `row` a row of that file.
+        pa.field("samples", pa.struct([("file", pa.int32()), ("row", pa.int32())]), nullable=False),
+        pa.field(
+            "routes",  # null: no routes
+            pa.list_(pa.struct([("file", pa.int32()), ("segments", SEGMENTS)])),
+        ),
+    ]
+)
+
+SEGMENT = pa.schema(
+    [
+        pa.field("owner", pa.string(), nullable=False),  # sample id; group for a shared prompt
+        pa.field("token_start", pa.int32(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("validity", pa.binary()),  # null: every row is valid
+    ]
+)
+
+
+def layer_column(layer: int) -> str:
+    """The name of the column with a layer's coded sets, by the layer's index in the model."""
+    return f"layer_{layer:05d}"
+
+
+def routes_schema(geometry: Geometry) -> pa.Schema:
+    """Columns of a routes file."""
+    layers = [pa.field(layer_column(i), pa.binary(), nullable=False) for i in geometry.layers]
+    return pa.schema([*SEGMENT, *layers])
+
+
+def file_metadata(
+    role: Role, geometry: Geometry | None, provenance: Provenance | None
+) -> dict[str, str]:
+    """Key-value metadata of a file."""
+    metadata = {
+        "retrace.format": FORMAT,
+        "retrace.role": role,
+        "retrace.producer": f"retrace {pipeline.__version__}",
+    }
+    if geometry is not None:
+        read_geometry(geometry_json(geometry), "writing a file")  # refuses what readers refuse
+        metadata["retrace.geometry"] = json.dumps(geometry_json(geometry))
+        metadata["retrace.coding"] = coding(geometry.experts)
+    if provenance is not None:
+        metadata["retrace.provenance"] = json.dumps(provenance_json(provenance))
+    return metadata
+
+
+def check_metadata(
+    found: Mapping[bytes, bytes] | None, role: str, geometry: Geometry | None, name: str
+) -> None:
+    """Refuse a file of another major format, role or geometry."""
+    text = {key.decode(): value.decode() for key, value in (found or {}).items()}
+    if "retrace.format" not in text:
+        raise TraceError(f"{name}: not a trace file (no retrace.format in its metadata)")
+    check_format(text["retrace.format"], name)
+    if text.get("retrace.role") != role:
+        raise TraceError(f"{name}: a {text.get('retrace.role')} file, expected {role}")
+    if geometry is None or role != "routes":
+        return
+    theirs = read_geometry(json.loads(text.get("retrace.geometry", "null")), name)
+    if theirs != geometry:
+        raise TraceError(f"{name}: made for {theirs}, its commit says {geometry}")
+    if text.get("retrace.coding") != coding(geometry.experts):
+        raise TraceError(
+            f"{name}: coding {text.get('retrace.coding')!r} is not known, "
+            f"expected {coding(geometry.experts)!r}"
+        )
+
+
+def check_format(version: object, name: str) -> None:
+    """Refuse another major version of the format: a newer one, or a draft before 1.0."""
+    major = version.split(".")[0] if isinstance(version, str) else ""
+    if not major.isdecimal():
+        raise TraceError(f"{name}: format version {version!r}, expected like {FORMAT!r}")
+    ours, theirs = int(FORMAT.split(".")[0]), int(major)
+    if theirs > ours:
+        raise TraceError(
+            f"{name}: format version {version} is newer than {FORMAT}; use a newer retrace"
+        )
+    if theirs < ours:
+        raise TraceError(
+            f"{name}: format version {version} was a draft of {FORMAT}; make the run again"
+        )
+
+
+def read_geometry(value: Any, name: str) -> Geometry | None:
+    """Parse a geometry of metadata or a commit. Raises TraceError when it is not one."""
+    try:
+        return parse_geometry(value)
+    except ValueError as error:
+        raise TraceError(f"{name}: {error}") from error
+
+
+def provenance_json(provenance: Provenance | None) -> dict[str, Any] | None:
+    """A provenance in the form stored in metadata and commits."""
+    if provenance is None:
+        return None
+    return {
+        "kind": provenance.kind,
+        "policy_version": provenance.policy_version,
+        "engine": provenance.engine,
+    }
+
+
+def parse_provenance(value: Any, name: str) -> Provenance | None:
+    """Parse a provenance of metadata or a commit. Raises TraceError when it is not one."""
+    if value is None:
+        return None
+    try:
+        made = Provenance(value["kind"], value["policy_version"], value["engine"])
+    except (KeyError, TypeError) as error:
+        raise TraceError(f"{name}: provenance {value!r} is not one") from error
+    if made.kind not in get_args(Kind):
+        raise TraceError(f"{name}: kind of trace {made.kind!r}, expected one of {get_args(Kind)}")
+    return made

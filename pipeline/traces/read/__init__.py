@@ -1,0 +1,1 @@
+"""Reading traces: slices of a sealed step by sample and layer, every byte checked."""

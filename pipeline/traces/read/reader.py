@@ -1,0 +1,99 @@
+"""Slices of a sealed step: only the wanted layers of the wanted samples are fetched."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.model.geometry import Geometry
+from pipeline.run.commit import DataFile, read_data
+from pipeline.store import Store
+from pipeline.traces.format.chunks import TraceFile, describe, read_table
+from pipeline.traces.format.manifest import Manifest, open_file
+from pipeline.traces.format.schema import SAMPLES
+from pipeline.traces.format.types import Routes, Sample, TraceError
+from pipeline.traces.read.rows import sample_at
+from pipeline.traces.read.slices import Part, Slices, read_part, read_rows
+
+COMPARED = ("id", "group", "prompt_id", "policy_version", "token_digest", "reward")
+"""Columns that must be equal in a samples file and the manifest."""
+
+
+def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[Sample]:
+    """Read samples without routes, in the order of ids, and compare their tokens with the digests.
+
+    Raises TraceError, naming file and sample; ObjectMissingError; CorruptObjectError.
+    """
+    wanted = manifest.select(ids).select([*COMPARED, "samples"]).to_pylist()
+    found: dict[str, Sample] = {}
+    for number in sorted({row["samples"]["file"] for row in wanted}):
+        file, _ = open_file(store, manifest, number)
+        here = [row for row in wanted if row["samples"]["file"] == number]
+        found.update((sample.id, sample) for sample in samples_of(store, file, here))
+    return [found[id] for id in ids]
+
+
+def samples_of(
+    store: Store, file: TraceFile, rows: Sequence[Mapping[str, Any]], footer: bytes | None = None
+) -> Iterator[Sample]:
+    """Yield one file's samples for some manifest rows. Raises the errors of `read_samples`."""
+    places = [row["samples"]["row"] for row in rows]
+    table, at = read_rows(store, file, places, SAMPLES, None, footer)
+    for row, place in zip(rows, places, strict=True):
+        for name in COMPARED:
+            _same(file.data.key, row["id"], name, table[name][at[place]].as_py(), row[name])
+        yield sample_at(table, at[place], file.data.key)
+
+
+def read_sample_file(store: Store, file: DataFile) -> list[Sample]:
+    """Read all samples of a file that `write_samples` wrote (validation) and check its digest."""
+    described = describe(read_data(store, file), file, "samples")
+    table = read_table(store, described, SAMPLES)
+    return [sample_at(table, i, file.key) for i in range(len(table))]
+
+
+def read_routes(
+    store: Store, manifest: Manifest, ids: Sequence[str], layers: Sequence[int] | None = None
+) -> dict[str, Routes]:
+    """Read routes by sample id: sets [T, L, K] of these layers (model indices), in their order.
+
+    Only these layers' bytes are fetched. With all layers (None) the routes are compared with the
+    digest in the manifest. Raises TraceError, naming file and sample; ObjectMissingError;
+    CorruptObjectError.
+    """
+    slices = read_slices(store, manifest, ids, layers)
+    return {id: slices.routes(id) for id in ids}
+
+
+def read_slices(
+    store: Store, manifest: Manifest, ids: Sequence[str], layers: Sequence[int] | None = None
+) -> Slices:
+    """Fetch and decode what `read_routes` joins; raises its errors of files, not yet of samples."""
+    if manifest.geometry is None:
+        raise TraceError(f"step {manifest.step}: its samples have no routes")
+    known = manifest.geometry.layers
+    wanted = known if layers is None else tuple(layers)
+    if unknown := sorted(set(wanted) - set(known)):
+        raise TraceError(f"step {manifest.step}: no routes of layers {unknown}; it has {known}")
+    rows = {row["id"]: row for row in manifest.select(ids).to_pylist()}
+    segments: dict[int, set[int]] = {}
+    for row in rows.values():
+        for part in row["routes"] or []:
+            rows_of_part = segments.setdefault(part["file"], set())
+            rows_of_part.update(place["row"] for place in part["segments"])
+    parts: dict[int, Part] = {}
+    for number in sorted(segments):
+        file, geometry = open_file(store, manifest, number)
+        if geometry is None:
+            raise TraceError(f"{file.data.key}: its commit names no geometry")
+        here = [layer for layer in wanted if layer in geometry.layers]
+        if here:
+            parts[number] = read_part(store, file, geometry, here, sorted(segments[number]))
+    of_wanted = Geometry(manifest.geometry.experts, manifest.geometry.topk, wanted)
+    return Slices(of_wanted, parts, rows, whole=wanted == known)
+
+
+def _same(key: str, id: str, name: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise TraceError(
+            f"{key}: sample {id}: {name} is {found!r}, the manifest says {expected!r}; "
+            "restore the object or remake the step"
+        )

@@ -1,0 +1,48 @@
+"""Samples, made from rows of a samples file."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.traces.format.digests import token_digest
+from pipeline.traces.format.types import Sample, TraceError, VersionSpan, check_sample
+
+
+def sample_at(table: pa.Table, i: int, name: str) -> Sample:
+    """Make a sample without routes from row i of a samples table.
+
+    Raises TraceError, naming file and sample, when its tokens do not match its digest.
+    """
+
+    def array(column: str, dtype: Any) -> Any:
+        return table[column][i].values.to_numpy(zero_copy_only=False).astype(dtype)
+
+    def value(column: str) -> Any:
+        return table[column][i].as_py()
+
+    sample = Sample(
+        id=value("id"),
+        group=value("group"),
+        prompt_id=value("prompt_id"),
+        prompt_tokens_P=array("prompt_tokens", np.uint32),
+        response_tokens_G=array("response_tokens", np.uint32),
+        loss_mask_G=array("loss_mask", np.bool_),
+        logprobs_G=array("logprobs", np.float32),
+        finish_reason=value("finish_reason"),
+        version_spans=tuple(VersionSpan(**span) for span in value("version_spans")),
+        seed=value("seed"),
+        reward=value("reward"),
+        reward_error=value("reward_error"),
+        extras=json.loads(value("extras")),
+        routes=None,
+    )
+    check_sample(sample)
+    found = token_digest(sample.tokens_S)
+    if found != value("token_digest"):
+        raise TraceError(
+            f"{name}: sample {sample.id}: its tokens have digest {found[:16]}..., its row says "
+            f"{value('token_digest')[:16]}...; remake the step"
+        )
+    return sample

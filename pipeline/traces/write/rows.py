@@ -1,0 +1,84 @@
+"""Rows of a samples file, made from samples."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.model.geometry import Geometry
+from pipeline.traces.format.digests import digest_of_canonical, token_digest
+from pipeline.traces.format.schema import SAMPLES
+from pipeline.traces.format.types import Sample, TraceError
+from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.segments import SegmentRef
+
+ROW_GROUP_TOKENS = 262_144
+"""Tokens per row group, 2 MB: sealing reads some columns of every row group, so few are better."""
+
+
+def sample_row(
+    sample: Sample, geometry: Geometry | None, places: Sequence[SegmentRef] | None
+) -> dict[str, Any]:
+    """Make a row of a checked sample (`check_sample`) with canonical routes.
+
+    `places` are the segments of the routes file that hold its routes. Raises TraceError when its
+    extras are not JSON.
+    """
+    routes = sample.routes
+    return {
+        "id": sample.id,
+        "group": sample.group,
+        "prompt_id": sample.prompt_id,
+        "policy_version": min(span.version for span in sample.version_spans),
+        "prompt_length": len(sample.prompt_tokens_P),
+        "response_length": len(sample.response_tokens_G),
+        "reward": sample.reward,
+        "reward_error": sample.reward_error,
+        "token_digest": token_digest(sample.tokens_S),
+        "routes_digest": digest_of_canonical(routes, geometry) if routes and geometry else None,
+        "rows_valid": int(routes.valid_T.sum()) if routes else None,
+        "rows_total": len(sample.tokens_S) - 1,
+        "segments": None if places is None else [vars(place) for place in places],
+        "prompt_tokens": sample.prompt_tokens_P,
+        "response_tokens": sample.response_tokens_G,
+        "loss_mask": sample.loss_mask_G,
+        "logprobs": sample.logprobs_G,
+        "finish_reason": sample.finish_reason,
+        "version_spans": [vars(span) for span in sample.version_spans],
+        "seed": sample.seed,
+        "extras": _json(sample),
+    }
+
+
+class RowWriter:
+    """Writes sample rows as the row groups of a samples file."""
+
+    def __init__(self, file: FileWriter) -> None:
+        self._file = file
+        self._pending: list[dict[str, Any]] = []
+        self._tokens = 0
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row."""
+        self._pending.append(row)
+        self._tokens += row["rows_total"] + 1
+        if self._tokens >= ROW_GROUP_TOKENS:
+            self._cut()
+
+    def finish(self) -> None:
+        """Write the last row group. The caller finishes the file."""
+        if self._pending:
+            self._cut()
+
+    def _cut(self) -> None:
+        columns = {name: [row[name] for row in self._pending] for name in SAMPLES.names}
+        self._file.write_table(pa.table(columns, schema=SAMPLES))
+        self._pending, self._tokens = [], 0
+
+
+def _json(sample: Sample) -> str:
+    try:
+        return json.dumps(sample.extras, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"sample {sample.id}: extras are not JSON values: {error}") from error

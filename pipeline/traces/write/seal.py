@@ -1,0 +1,222 @@
+"""Sealing a step: joining its shards into the manifest, shard by shard, in bounded memory."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.run import keys
+from pipeline.run.commit import commit, new_write_id
+from pipeline.store import Store
+from pipeline.traces.format.chunks import read_table
+from pipeline.traces.format.header import Header, read_header, same_source, with_header
+from pipeline.traces.format.ids import check_ids
+from pipeline.traces.format.manifest import (
+    FileRef,
+    Manifest,
+    SealedManifest,
+    file_of,
+    open_manifest,
+    refs_of,
+)
+from pipeline.traces.format.schema import MANIFEST, SAMPLES, SUMMARY
+from pipeline.traces.format.types import TraceError
+from pipeline.traces.write.files import FileWriter
+
+ROW_GROUP_SAMPLES = 65_536
+_SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
+
+
+def seal(
+    store: Store,
+    step: int,
+    shards: int,
+    ids_of_shard: Callable[[int], Sequence[str]],
+    policy_version: int | None,
+) -> SealedManifest:
+    """Join the committed shards of a step and seal it.
+
+    With `policy_version` None the response tokens may come from any policy versions. A step that is
+    already sealed is returned unchanged. Raises TraceError when a shard's samples are missing,
+    duplicated or unexpected, when shards differ in geometry, kind or policy version, or when a
+    response token comes from another policy version; ObjectMissingError when a shard is not
+    committed.
+    """
+    ours = store.size(keys.manifest(step)) is None and _seal(
+        store, step, shards, ids_of_shard, policy_version
+    )
+    manifest = open_manifest(store, step)
+    if not ours:
+        _check_sealed(manifest, (id for s in range(shards) for id in sorted(ids_of_shard(s))))
+    return manifest
+
+
+def write_manifest(store: Store, manifest: Manifest) -> None:
+    """Seal a step with rows in memory; do nothing when it is already sealed."""
+    write_id = new_write_id()
+    with _writer(store, manifest.step, write_id) as file:
+        rows = _Rows(file)
+        rows.add(manifest.rows)
+        _commit(store, manifest, rows, write_id)
+
+
+def _seal(
+    store: Store,
+    step: int,
+    shards: int,
+    ids_of_shard: Callable[[int], Sequence[str]],
+    policy_version: int | None,
+) -> bool:
+    """Write the manifest of committed shards; return False when another writer was first."""
+    headers: list[Header] = []
+    for shard in range(shards):
+        header = read_header(store, keys.rollout(step, shard))
+        headers.append(_needed(header))
+        _check_shard(store, header, headers[0], {"step": step, "shard": shard})
+    first = headers[0]
+    refs: list[FileRef] = []
+    write_id = new_write_id()
+    versions: set[int] = set() if policy_version is None else {policy_version}
+    with _writer(store, step, write_id) as file:
+        rows = _Rows(file)
+        for shard, header in enumerate(headers):
+            table = _shard_rows(store, header, len(refs)).sort_by("id")
+            name = f"step {step}, shard {shard}"
+            check_ids(name, table["id"].to_pylist(), ids_of_shard(shard))
+            found = _versions(table)
+            if policy_version is not None and found not in ((), (policy_version,)):
+                raise TraceError(
+                    f"{name}: tokens of policy versions {found}, its plan says {policy_version}; "
+                    "remake the step"
+                )
+            versions.update(found)
+            refs += refs_of(header)
+            rows.add(table)
+        head = Manifest(
+            step,
+            tuple(sorted(versions)),
+            first.geometry,
+            first.provenance,
+            tuple(refs),
+            MANIFEST.empty_table(),
+        )
+        return _commit(store, head, rows, write_id)
+
+
+class _Rows:
+    """Writes manifest rows in whole row groups, and adds up the counts for the commit."""
+
+    def __init__(self, file: FileWriter) -> None:
+        self.file = file
+        self._pending = MANIFEST.empty_table()
+        self._total, self._valid, self._without = 0, 0, False
+
+    def add(self, table: pa.Table) -> None:
+        table = table.select(MANIFEST.names).cast(MANIFEST)
+        self._total += pc.sum(table["rows_total"]).as_py() or 0
+        self._valid += pc.sum(table["rows_valid"]).as_py() or 0
+        self._without |= table["rows_valid"].null_count > 0
+        self._pending = pa.concat_tables([self._pending, table])
+        while len(self._pending) >= ROW_GROUP_SAMPLES:
+            self._cut()
+
+    def finish(self) -> dict[str, int | None]:
+        """Write the remaining rows and return the numbers of samples, tokens and rows."""
+        if len(self._pending) or not self.file.rows:
+            self._cut()
+        return {
+            "samples": self.file.rows,
+            "tokens": self._total + self.file.rows,
+            "rows_total": self._total,
+            "rows_valid": None if self._without else self._valid,
+        }
+
+    def _cut(self) -> None:
+        self.file.write_table(self._pending.slice(0, ROW_GROUP_SAMPLES).combine_chunks())
+        self._pending = self._pending.slice(ROW_GROUP_SAMPLES)
+
+
+def _writer(store: Store, step: int, write_id: str) -> FileWriter:
+    return FileWriter(store, keys.manifest_rows(step, write_id), "manifest", MANIFEST)
+
+
+def _commit(store: Store, head: Manifest, rows: _Rows, write_id: str) -> bool:
+    counts = rows.finish()
+    body = {
+        "step": head.step,
+        "policy_versions": list(head.policy_versions),
+        "data": [asdict(ref) for ref in head.files],
+        "counts": counts,
+    }
+    files = [rows.file.finish()]
+    key = keys.manifest(head.step)
+    body = with_header(body, files, head.geometry, head.provenance)
+    return commit(store, key, body, write_id).ours
+
+
+def _needed(header: Header) -> Header:
+    """The header without the ranges of its routes: millions in a large step, and unused here."""
+    files = [
+        file if file.role == "samples" else replace(file, row_groups=()) for file in header.files
+    ]
+    return replace(header, body={}, files=tuple(files))
+
+
+def _shard_rows(store: Store, header: Header, first: int) -> pa.Table:
+    """Read the manifest rows of a rollout shard, with their version spans.
+
+    `first` is the number of the shard's first file in the manifest's list.
+    """
+    numbers = {file.role: first + i for i, file in enumerate(header.files)}
+    file = file_of(header, "samples")
+    if file is None or (header.geometry is not None and "routes" not in numbers):
+        raise TraceError(f"{header.key} in {store.uri}: it lists {sorted(numbers)} files")
+    table = read_table(store, file, _SHARD)
+    rows = len(table)
+    samples = _structs(
+        file=np.full(rows, numbers["samples"], np.int32), row=np.arange(rows, dtype=np.int32)
+    )
+    if header.geometry is None:
+        routes = pa.nulls(rows, MANIFEST.field("routes").type)
+    else:
+        segments = table["segments"].combine_chunks()
+        part = _structs(file=np.full(rows, numbers["routes"], np.int32), segments=segments)
+        routes = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), part)
+    return table.append_column("samples", samples).append_column("routes", routes)
+
+
+def _structs(**fields: Any) -> pa.StructArray:
+    return pa.StructArray.from_arrays([pa.array(f) for f in fields.values()], names=list(fields))
+
+
+def _versions(rows: pa.Table) -> tuple[int, ...]:
+    spans = pc.list_flatten(rows["version_spans"])
+    return tuple(sorted(pc.unique(pc.struct_field(spans, "version")).to_pylist()))
+
+
+def _check_shard(store: Store, header: Header, first: Header, place: dict[str, int]) -> None:
+    found = {name: header.body.get(name) for name in place}
+    if found != place:
+        raise TraceError(f"{header.key} in {store.uri}: it is the commit of {found}")
+    if header.geometry != first.geometry:
+        raise TraceError(
+            f"{header.key}: geometry {header.geometry}, but {first.key} has {first.geometry}"
+        )
+    same_source(header, first)
+
+
+def _check_sealed(manifest: SealedManifest, expected: Iterator[str]) -> None:
+    """Raise TraceError unless an existing manifest holds the expected samples in their order."""
+    name = f"{keys.manifest(manifest.head.step)} in {manifest.store.uri}"
+    for batch in manifest.batches(["id"]):
+        found = batch["id"].to_pylist()
+        wanted = list(islice(expected, len(found)))
+        check_ids(name, found, wanted)
+        if found != wanted:
+            raise TraceError(f"{name}: its samples stand in another order than they are sealed in")
+    if missing := list(islice(expected, 1)):
+        raise TraceError(f"{name}: sample {missing[0]} and what follows it is missing")

@@ -1,0 +1,134 @@
+"""The rows of a routes file: segments, each with some consecutive positions of a sample.
+
+The prompt rows of a group's first sample are in segments that the group owns. Every other sample
+shares the leading ones that equal its own rows, and has the rest in segments of its own. A pair
+(row, tokens) names a segment and how many of its first tokens belong to the sample.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.model.geometry import Geometry
+from pipeline.traces.format.codec import gaps, pack
+from pipeline.traces.format.digests import validity_bits
+from pipeline.traces.format.schema import layer_column, routes_schema
+from pipeline.traces.format.types import Routes
+from pipeline.traces.write.files import FileWriter
+
+ROW_GROUP_TOKENS = 32_768
+"""Limit per row group and segment: 2.2 bytes per token-layer; 2.3 at half the limit, 2.5 at 4k."""
+
+
+@dataclass(frozen=True)
+class SegmentRef:
+    """Rows of a sample in a routes file. Example: SegmentRef(row=4, tokens=812)."""
+
+    row: int
+    """Row of the file, that is, the segment."""
+    tokens: int
+    """Number of the segment's first tokens."""
+
+
+@dataclass(frozen=True)
+class _Segment:
+    owner: str
+    token_start: int
+    coded_LX: npt.NDArray[np.uint8]
+    """Coded bytes of each layer."""
+    valid_T: npt.NDArray[np.bool_]
+
+
+class SegmentWriter:
+    """Cuts canonical routes into segments, and segments into the row groups of a routes file."""
+
+    def __init__(self, file: FileWriter, geometry: Geometry) -> None:
+        self._file = file
+        self._geometry = geometry
+        self._pending: list[_Segment] = []
+        self._tokens = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the unwritten row group."""
+        return sum(segment.coded_LX.nbytes for segment in self._pending)
+
+    def add(self, owner: str, routes: Routes, start: int, end: int) -> list[SegmentRef]:
+        """Append rows [start, end) of a sample and return their segments."""
+        places = []
+        while start < end:
+            room = ROW_GROUP_TOKENS - self._tokens
+            # Better a row group that is not full than a sample cut across two.
+            if room < end - start and self._half_full:
+                self._cut()
+                continue
+            stop = min(end, start + room)
+            self._append(owner, routes, start, stop)
+            places.append(SegmentRef(self._file.rows + len(self._pending) - 1, stop - start))
+            if self._tokens == ROW_GROUP_TOKENS:
+                self._cut()
+            start = stop
+        return places
+
+    def end_group(self) -> None:
+        """End a group: the next segments belong to another one.
+
+        A row group that is half full is written, so that a rank that reads some groups of a step
+        fetches few tokens of other groups.
+        """
+        if self._half_full:
+            self._cut()
+
+    def finish(self) -> None:
+        """Write the last row group. The caller finishes the file."""
+        if self._pending:
+            self._cut()
+
+    @property
+    def _half_full(self) -> bool:
+        return self._tokens >= ROW_GROUP_TOKENS // 2
+
+    def _append(self, owner: str, routes: Routes, start: int, stop: int) -> None:
+        # Layers outermost, so that a segment's rows of a layer are contiguous.
+        sets_LTK = np.ascontiguousarray(routes.sets_TLK[start:stop].swapaxes(0, 1))
+        coded_LX = pack(gaps(sets_LTK))
+        self._pending.append(_Segment(owner, start, coded_LX, routes.valid_T[start:stop]))
+        self._tokens += stop - start
+
+    def _cut(self) -> None:
+        self._file.write_table(_table(self._pending, self._geometry))
+        self._pending, self._tokens = [], 0
+
+
+def shared_rows(first: Routes, other: Routes, limit: int) -> int:
+    """Count the leading rows, at most `limit`, that two recordings have in common."""
+    if limit == 0:
+        return 0
+    differs_T = first.valid_T[:limit] != other.valid_T[:limit]
+    differs_TLK = first.sets_TLK[:limit] != other.sets_TLK[:limit]
+    if differs_TLK.any():
+        differs_T |= differs_TLK.any(axis=(1, 2))
+    return int(differs_T.argmax()) if differs_T.any() else limit
+
+
+def _table(segments: Sequence[_Segment], geometry: Geometry) -> pa.Table:
+    ends = np.cumsum([0, *(segment.coded_LX.shape[1] for segment in segments)], dtype=np.int32)
+    offsets = pa.py_buffer(ends)
+    coded_LX = np.concatenate([segment.coded_LX for segment in segments], axis=1)
+    coded = [
+        pa.Array.from_buffers(pa.binary(), len(segments), [None, offsets, pa.py_buffer(bytes_X)])
+        for bytes_X in coded_LX
+    ]
+    valid = [segment.valid_T for segment in segments]
+    columns: dict[str, Any] = {
+        "owner": [segment.owner for segment in segments],
+        "token_start": [segment.token_start for segment in segments],
+        "tokens": [len(valid_T) for valid_T in valid],
+        "validity": [None if valid_T.all() else validity_bits(valid_T) for valid_T in valid],
+        **dict(zip(map(layer_column, geometry.layers), coded, strict=True)),
+    }
+    return pa.table(columns, schema=routes_schema(geometry))

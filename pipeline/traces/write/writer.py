@@ -1,0 +1,308 @@
+"""Writers of rollout shards (samples and routes) and of routes that a trainer recorded."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+from pipeline.model.geometry import Geometry
+from pipeline.run import keys
+from pipeline.run.commit import Committed, DataFile, commit
+from pipeline.store import Store
+from pipeline.traces.format.chunks import TraceFile
+from pipeline.traces.format.codec import canonical
+from pipeline.traces.format.header import with_header
+from pipeline.traces.format.schema import SAMPLES, routes_schema
+from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError, check_sample
+from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.rows import RowWriter, sample_row
+from pipeline.traces.write.segments import SegmentRef, SegmentWriter, shared_rows
+
+MEMORY_BYTES = 256 << 20
+"""Default limit on the routes that a ShardWriter holds in memory."""
+
+
+@dataclass
+class _Group:
+    """The samples of one prompt that are not yet written, and the prompt rows that they share."""
+
+    held: list[Sample] = field(default_factory=list)
+    """Unwritten samples, with canonical routes."""
+    seen: int = 0
+    """Samples added so far, written or not."""
+    first: Sample | None = None
+    """The first sample written, with the routes of its prompt alone."""
+    prompt: list[SegmentRef] = field(default_factory=list)
+    """Segments of the prompt's rows."""
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(_bytes(sample.routes) for sample in self.held)
+
+
+class ShardWriter:
+    """Writes a rollout shard while its samples are generated, in bounded memory.
+
+    Samples may be added in any order. The writer holds the samples of a group until it has
+    `group_size` of them, so that they lie together in the files. When it holds more than
+    `memory_bytes` of routes, it writes what it has of the largest group (except for one copy of the
+    prompt's rows) and counts that group in `groups_split`. Without geometry the samples have no
+    routes and none are written. Every writer needs a new `write_id` (`new_write_id`).
+
+    It is a context manager: leaving the block without `commit` aborts the uploads. Raises
+    TraceError when only one of geometry and provenance is given; StoreError.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        step: int,
+        shard: int,
+        write_id: str,
+        geometry: Geometry | None,
+        provenance: Provenance | None,
+        group_size: int,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self._key = keys.rollout(step, shard)
+        if (geometry is None) != (provenance is None):
+            raise TraceError(
+                f"{self._key}: geometry and provenance go together, only one was given"
+            )
+        self._store, self._step, self._shard, self._write_id = store, step, shard, write_id
+        self._geometry, self._provenance = geometry, provenance
+        self._group_size, self._memory_bytes = group_size, memory_bytes
+        self._ids: set[str] = set()
+        self._groups: dict[str, _Group] = {}
+        self._held_bytes = 0
+        self._finished: list[TraceFile] = []
+        self.groups_split = 0
+        """Groups whose samples do not lie together because they did not fit into memory."""
+        with ExitStack() as opened:  # an error in opening the second file aborts the first
+            name = keys.rollout_file(step, shard, write_id, "samples")
+            self._samples = opened.enter_context(FileWriter(store, name, "samples", SAMPLES))
+            self._routes, self._segments = None, None
+            if geometry is not None:
+                name = keys.rollout_file(step, shard, write_id, "routes")
+                schema = routes_schema(geometry)
+                self._routes = opened.enter_context(
+                    FileWriter(store, name, "routes", schema, geometry, provenance)
+                )
+                self._segments = SegmentWriter(self._routes, geometry)
+            self._files = opened.pop_all()
+        self._rows = RowWriter(self._samples)
+
+    @property
+    def upload_s(self) -> float:
+        """Seconds that this writer has spent on the store so far, waiting included."""
+        return self._samples.upload_s + (self._routes.upload_s if self._routes else 0.0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of routes in memory."""
+        return self._held_bytes + (self._segments.held_bytes if self._segments else 0)
+
+    def add(self, sample: Sample) -> None:
+        """Add a finished sample. Raises TraceError, naming it, for what no reader would accept."""
+        check_sample(sample)
+        if sample.id in self._ids:
+            raise TraceError(f"{self._key}: sample {sample.id} is there twice")
+        self._ids.add(sample.id)
+        if self._geometry is None:
+            if sample.routes is not None:
+                raise TraceError(
+                    f"sample {sample.id}: it has routes, but its shard has no geometry"
+                )
+            self._rows.add(sample_row(sample, None, None))
+            return
+        rows = len(sample.tokens_S) - 1
+        routes = _canonical(sample.id, sample.routes, self._geometry, rows)
+        group = self._groups.setdefault(sample.group, _Group())
+        group.held.append(replace(sample, routes=routes))
+        group.seen += 1
+        self._held_bytes += _bytes(routes)
+        if group.seen == self._group_size:
+            self._write(group)
+            del self._groups[sample.group]
+        while self._held_bytes > self._memory_bytes:
+            self._write(max(self._groups.values(), key=lambda group: group.held_bytes))
+            self.groups_split += 1
+
+    def finish(self) -> None:
+        """Write the held samples and complete the files. Raises StoreError."""
+        if self._finished:
+            return
+        for group in self._groups.values():
+            self._write(group)
+        self._groups.clear()
+        files = []
+        if self._segments is not None and self._routes is not None:
+            self._segments.finish()
+            files.append(self._routes.finish())
+        self._rows.finish()
+        files.append(self._samples.finish())
+        self._finished = files
+
+    def commit(self, maker: Mapping[str, Any] | None = None) -> Committed:
+        """Finish the files if necessary, and commit the shard.
+
+        `maker` is stored in the commit unchanged: the worker that generated the shard and the time
+        it took, {"worker": 0, "generation_s": 1.3}. When another writer committed the shard first,
+        `ours` is False and this writer's files are debris. Raises StoreError.
+        """
+        self.finish()
+        body = {
+            "step": self._step,
+            "shard": self._shard,
+            "samples": len(self._ids),
+            "maker": dict(maker or {}),
+        }
+        body = with_header(body, self._finished, self._geometry, self._provenance)
+        return commit(self._store, self._key, body, self._write_id)
+
+    def _write(self, group: _Group) -> None:
+        for sample in group.held:
+            places = self._place(group, sample)
+            self._rows.add(sample_row(sample, self._geometry, places))
+        self._held_bytes -= group.held_bytes
+        group.held.clear()
+        if self._segments is not None:
+            self._segments.end_group()
+
+    def _place(self, group: _Group, sample: Sample) -> list[SegmentRef]:
+        """Append a sample's rows, except those shared with the group's first sample."""
+        routes, writer = sample.routes, self._segments
+        if routes is None or writer is None:
+            raise TraceError(f"{self._key}: sample {sample.id}: no routes are held")
+        rows = len(routes.valid_T)
+        if group.first is None:
+            # Rows that other samples may share go into segments of their own.
+            prompt = min(len(sample.prompt_tokens_P), rows) if self._group_size > 1 else 0
+            group.prompt = writer.add(sample.group, routes, 0, prompt)
+            if group.seen < self._group_size or len(group.held) > 1:
+                kept = Routes(routes.sets_TLK[:prompt].copy(), routes.valid_T[:prompt].copy())
+                group.first = replace(sample, routes=kept)
+            return [*group.prompt, *writer.add(sample.id, routes, prompt, rows)]
+        common = _shared(group.first, sample, routes)
+        return [*_first(group.prompt, common), *writer.add(sample.id, routes, common, rows)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.__exit__(kind, error, trace)
+
+
+def write_shard(
+    store: Store,
+    step: int,
+    shard: int,
+    write_id: str,
+    samples: Sequence[Sample],
+    geometry: Geometry | None,
+    provenance: Provenance | None,
+    maker: Mapping[str, Any] | None = None,
+) -> Committed:
+    """Write the samples of a rollout shard, with their routes, and commit them.
+
+    Arguments, `ours` and errors are those of ShardWriter.
+    """
+    sizes: dict[str, int] = {}
+    for sample in samples:
+        sizes[sample.group] = sizes.get(sample.group, 0) + 1
+    most = max(sizes.values(), default=1)
+    with ShardWriter(store, step, shard, write_id, geometry, provenance, most) as writer:
+        for sample in samples:
+            writer.add(sample)
+        return writer.commit(maker)
+
+
+def write_training_routes(
+    store: Store,
+    step: int,
+    stage: int,
+    dp_rank: int,
+    write_id: str,
+    routes: Mapping[str, Routes],
+    geometry: Geometry,
+    provenance: Provenance,
+) -> Committed:
+    """Write the routes of one pipeline stage's layers and one data-parallel rank's samples (R2).
+
+    `geometry` has this stage's layers only; `routes` maps sample ids to routes. `write_id`, `ours`
+    and errors are those of `write_shard`.
+    """
+    name = keys.training_file(step, stage, dp_rank, write_id)
+    schema = routes_schema(geometry)
+    with FileWriter(store, name, "routes", schema, geometry, provenance) as file:
+        segments = SegmentWriter(file, geometry)
+        for id, of_sample in routes.items():
+            rows = len(of_sample.valid_T)
+            segments.add(id, _canonical(id, of_sample, geometry, rows), 0, rows)
+        segments.finish()
+        written = file.finish()
+    body = {"step": step, "stage": stage, "dp_rank": dp_rank, "samples": len(routes)}
+    body = with_header(body, [written], geometry, provenance)
+    return commit(store, keys.training(step, stage, dp_rank), body, write_id)
+
+
+def write_samples(store: Store, key: str, samples: Sequence[Sample]) -> DataFile:
+    """Write samples without their routes to one file, for the caller to commit (validation).
+
+    Raises TraceError, naming the sample; StoreError.
+    """
+    ids = [sample.id for sample in samples]
+    if len(set(ids)) != len(ids):
+        double = next(id for i, id in enumerate(ids) if id in ids[:i])
+        raise TraceError(f"{key}: sample {double} is there twice")
+    with FileWriter(store, key, "samples", SAMPLES) as file:
+        rows = RowWriter(file)
+        for sample in samples:
+            check_sample(sample)
+            rows.add(sample_row(replace(sample, routes=None), None, None))
+        rows.finish()
+        return file.finish().data
+
+
+def _shared(first: Sample, sample: Sample, routes: Routes) -> int:
+    """Count the prompt rows that a sample shares with the first one of its group."""
+    if first.routes is None:
+        return 0
+    limit = min(len(first.routes.valid_T), len(routes.valid_T))
+    limit = min(limit, len(first.prompt_tokens_P), len(sample.prompt_tokens_P))
+    differs_P = first.prompt_tokens_P[:limit] != sample.prompt_tokens_P[:limit]
+    if differs_P.any():
+        limit = int(differs_P.argmax())
+    return shared_rows(first.routes, routes, limit)
+
+
+def _first(places: Sequence[SegmentRef], tokens: int) -> list[SegmentRef]:
+    """The part of these segments that holds the first tokens."""
+    cut = []
+    for place in places:
+        taken = min(place.tokens, tokens)
+        if taken:
+            cut.append(SegmentRef(place.row, taken))
+        tokens -= taken
+    return cut
+
+
+def _bytes(routes: Routes | None) -> int:
+    return 0 if routes is None else int(routes.sets_TLK.nbytes)
+
+
+def _canonical(id: str, routes: Routes | None, geometry: Geometry, rows: int) -> Routes:
+    if routes is None:
+        raise TraceError(
+            f"sample {id}: no routes; a row that is not known is one that is not valid"
+        )
+    try:
+        return canonical(routes, geometry, rows)
+    except TraceError as error:
+        raise TraceError(f"sample {id}: {error}") from error

@@ -1,0 +1,1 @@
+"""Upkeep of stored runs: verify, measure, export and prune them, and sweep debris."""

@@ -1,0 +1,104 @@
+"""Pruning: remove the samples and routes of old steps, which steps/N/pruned.json records.
+
+A pruned step keeps its plan, manifest with rows (ids, lengths, rewards, digests), commits and
+metrics. pruned.json is written first, so that removed files do not count as lost; the next call
+removes what an interrupted call left.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.run import keys
+from pipeline.run.amendments import find_description
+from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id
+from pipeline.run.restarts import KEPT, restarts
+from pipeline.store import Store, open_store
+from pipeline.traces.format.header import read_header
+from pipeline.traces.format.manifest import sealed_steps
+from pipeline.traces.format.pruned import is_pruned
+from pipeline.traces.format.types import TraceError
+from pipeline.traces.read.training import training_headers
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a call removed of a step, or would remove."""
+
+    step: int
+    files: int
+    size: int
+    """Bytes."""
+
+
+def prune(store: Store, keep_steps: int, dry_run: bool = False) -> Iterator[Pruned]:
+    """Remove samples and routes of all sealed steps but the last `keep_steps`, oldest first.
+
+    Yields each step as soon as it is done, except steps of which nothing was left. Raises
+    TraceError, before removing anything, when a restart of the run would need one of the steps or
+    its record_file does not have one yet; CorruptObjectError when a step names files outside of
+    its folder; StoreError.
+    """
+    steps = sealed_steps(store)
+    chosen = steps[: max(0, len(steps) - keep_steps)]
+    new = [step for step in chosen if not is_pruned(store, step)]
+    _refuse_needed(store, steps, new, keep_steps)
+    _refuse_unrecorded(store, new)
+    for step in [step for step in steps if step in chosen or is_pruned(store, step)]:
+        left = _left(store, step)
+        if not dry_run:
+            if not is_pruned(store, step):
+                body = {"step": step, "data": sorted(left)}
+                commit(store, keys.pruned(step), body, new_write_id())
+            for key in left:
+                store.delete(key)
+        if left:
+            yield Pruned(step, len(left), sum(left.values()))
+
+
+def _refuse_needed(store: Store, steps: list[int], new: list[int], keep_steps: int) -> None:
+    """Refuse to remove steps that a restart from a checkpoint trains again."""
+    if not new or store.size(keys.run_json()) is None:
+        return
+    checkpoints = restarts(store)
+    # Allow for a damaged newest checkpoint: a restart then begins at the one before.
+    first = checkpoints[-KEPT:][0] if checkpoints else 0
+    if new[-1] >= first:
+        needed = sum(step >= first for step in steps)
+        begin = f"the checkpoint of policy {first}" if checkpoints else "the first step"
+        raise TraceError(
+            f"--keep-steps {keep_steps}: a restart from {begin} needs the samples of step {first} "
+            f"and all after it; keep at least {needed} steps"
+        )
+
+
+def _refuse_unrecorded(store: Store, new: list[int]) -> None:
+    """Refuse to remove steps that the run has not yet written to its record_file."""
+    run = find_description(store)
+    record_file = None
+    if run is not None:
+        record_file = run.setting("actor_rollout_ref.actor.router_replay.record_file")
+    if record_file is None:
+        return
+    target = open_store(str(record_file))
+    missing = [step for step in new if target.size(keys.manifest(step)) is None]
+    if missing:
+        raise TraceError(
+            f"step {missing[0]}: router_replay.record_file {record_file} has not got it yet, and "
+            "the run would fail to write it; let the run write it, or keep the step"
+        )
+
+
+def _left(store: Store, step: int) -> dict[str, int]:
+    """Sizes in bytes, by key, of a step's data files that still exist."""
+    body = find_commit(store, keys.pruned(step))
+    if body is None:
+        named = {ref["key"] for ref in read_header(store, keys.manifest(step)).body["data"]}
+        for header in training_headers(store, step):
+            named |= {file.data.key for file in header.files}
+    else:
+        named = set(body["data"])
+    outside = [key for key in named if not key.startswith(keys.step_prefix(step))]
+    if outside:
+        raise CorruptObjectError(f"step {step} in {store.uri}: it names {outside[0]}")
+    sizes = {key: store.size(key) for key in named}
+    return {key: size for key, size in sizes.items() if size is not None}

@@ -1,0 +1,180 @@
+"""Statistics of a step's routes: expert load by layer, agreement of two recordings, size.
+
+Letters: T rows of a sample, L MoE layers, K experts per row, E experts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.model.geometry import Geometry
+from pipeline.run import keys
+from pipeline.run.commit import find_commit
+from pipeline.store import Store
+from pipeline.traces.format.manifest import Manifest, open_file, read_manifest
+from pipeline.traces.format.schema import layer_column
+from pipeline.traces.format.types import Kind, TraceError
+from pipeline.traces.read.reader import read_routes
+from pipeline.traces.read.training import joined, training_headers
+
+_SAMPLES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """Statistics of one MoE layer. A load is a share of the layer's choices; 1 / E is even."""
+
+    layer: int | None
+    """None: all layers of a step; extremes of load_min to load_max_over_mean, else means."""
+    load_min: float
+    load_max: float
+    load_max_over_mean: float
+    """1: even; E / K: always the same K experts."""
+    load_entropy: float
+    """Entropy of the loads, as a share of log E; 1: even."""
+    agreement: float | None
+    """Share of rows for which the engine (R3) and the trainer (R2) recorded the same set; None:
+    only one of them recorded."""
+    agreement_in_training: float | None
+    """Share of rows for which the trainer's own choice was the replayed one, from its metrics."""
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Statistics of one sealed step."""
+
+    step: int
+    kind: Kind
+    samples: int
+    rows_total: int
+    rows_valid: int
+    bytes_per_token_layer: float
+    """Compressed bytes of the coded columns, divided by the samples' rows times layers."""
+    layers: tuple[LayerStats, ...]
+
+    @property
+    def total(self) -> LayerStats:
+        """All layers. Loads are not summed: expert 3 of one layer is not expert 3 of another."""
+        return LayerStats(
+            layer=None,
+            load_min=min(layer.load_min for layer in self.layers),
+            load_max=max(layer.load_max for layer in self.layers),
+            load_max_over_mean=max(layer.load_max_over_mean for layer in self.layers),
+            load_entropy=fmean(layer.load_entropy for layer in self.layers),
+            agreement=_mean(layer.agreement for layer in self.layers),
+            agreement_in_training=_mean(layer.agreement_in_training for layer in self.layers),
+        )
+
+
+def step_stats(store: Store, step: int) -> StepStats:
+    """Compute statistics over the valid rows of a step's routes.
+
+    Raises TraceError when the step has no routes.
+    """
+    sealed = read_manifest(store, step)
+    headers = training_headers(store, step)
+    trained = joined(store, sealed, headers) if headers else sealed
+    # If both were recorded, the loads are the engine's, and the trainer's routes are compared.
+    manifest = trained if sealed.geometry is None else sealed
+    if manifest.geometry is None or manifest.provenance is None:
+        raise TraceError(f"step {step} in {store.uri}: no routes were recorded")
+    layers = manifest.geometry.layers
+    loads, rows_valid = _loads(store, manifest, manifest.geometry)
+    agreement: Sequence[float | None] = [None] * len(layers)
+    if trained is not manifest:
+        agreement = _agreement(store, manifest, trained)
+    metrics = find_commit(store, keys.metrics(step)) or {}
+    in_training: Mapping[str, float] = metrics.get("agreement_by_layer") or {}
+    rows_total = sum(manifest.rows["rows_total"].to_pylist())
+    return StepStats(
+        step=step,
+        kind=manifest.provenance.kind,
+        samples=len(manifest.ids),
+        rows_total=rows_total,
+        rows_valid=rows_valid,
+        bytes_per_token_layer=_coded_bytes(store, manifest) / max(1, rows_total * len(layers)),
+        layers=tuple(
+            _layer(layer, load_E, same, in_training.get(str(layer)))
+            for layer, load_E, same in zip(layers, loads, agreement, strict=True)
+        ),
+    )
+
+
+def _mean(shares: Iterable[float | None]) -> float | None:
+    """The mean over layers and rows: every layer has the same rows."""
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known else None
+
+
+def _loads(
+    store: Store, manifest: Manifest, geometry: Geometry
+) -> tuple[list[npt.NDArray[np.float64]], int]:
+    """By layer, the share [E] of its choices that fell on each expert; the number of valid rows."""
+    rows_valid = 0
+    counts_LE = np.zeros((len(geometry.layers), geometry.experts), np.int64)
+    for ids in _batches(manifest):
+        for routes in read_routes(store, manifest, ids).values():
+            sets_TLK = routes.sets_TLK[routes.valid_T]
+            rows_valid += len(sets_TLK)
+            for i, counts_E in enumerate(counts_LE):
+                counts_E += np.bincount(sets_TLK[:, i].ravel(), minlength=geometry.experts)
+    return [counts_E / max(1, counts_E.sum()) for counts_E in counts_LE], rows_valid
+
+
+def _agreement(store: Store, one: Manifest, other: Manifest) -> list[float | None]:
+    """By layer, the share of rows valid in both that have equal sets; None: no row is."""
+    if one.geometry is None or one.geometry != other.geometry:
+        raise TraceError(
+            f"step {one.step} in {store.uri}: one recording is of {one.geometry}, the other of "
+            f"{other.geometry}"
+        )
+    equal_L = np.zeros(len(one.geometry.layers), np.int64)
+    compared = 0
+    for ids in _batches(one):
+        theirs = read_routes(store, other, ids)
+        for id, ours in read_routes(store, one, ids).items():
+            valid_T = ours.valid_T & theirs[id].valid_T
+            equal_TL = (ours.sets_TLK == theirs[id].sets_TLK).all(axis=2)
+            equal_L += equal_TL[valid_T].sum(axis=0)
+            compared += int(valid_T.sum())
+    return [int(equal) / compared if compared else None for equal in equal_L]
+
+
+def _batches(manifest: Manifest) -> Iterator[list[str]]:
+    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
+        yield manifest.ids[start : start + _SAMPLES_AT_ONCE]
+
+
+def _layer(
+    layer: int,
+    load_E: npt.NDArray[np.float64],
+    agreement: float | None,
+    in_training: float | None,
+) -> LayerStats:
+    used = load_E[load_E > 0]
+    entropy = -(used * np.log(used)).sum()
+    return LayerStats(
+        layer=layer,
+        load_min=float(load_E.min()),
+        load_max=float(load_E.max()),
+        load_max_over_mean=float(load_E.max() * len(load_E)),
+        # With one expert the load is even, but log E is 0.
+        load_entropy=float(entropy / np.log(len(load_E))) if len(load_E) > 1 else 1.0,
+        agreement=agreement,
+        agreement_in_training=in_training,
+    )
+
+
+def _coded_bytes(store: Store, manifest: Manifest) -> int:
+    total = 0
+    for number in range(len(manifest.files)):
+        file, geometry = open_file(store, manifest, number)
+        if file.role == "routes" and geometry is not None:
+            coded = {layer_column(layer) for layer in geometry.layers}
+            for group in file.row_groups:
+                pairs = zip(file.leaves, group.chunks, strict=True)
+                total += sum(chunk.length for leaf, chunk in pairs if leaf in coded)
+    return total

@@ -1,0 +1,195 @@
+"""Removal of debris: what killed workers and losers of races left, and no commit names.
+
+A commit may be about to name a file, so only debris older than a limit is removed, by the store's
+own clock. All files with one write id are as old as the newest of them, and a folder with an upload
+in progress is left alone. Staged inputs can be debris only once run.json exists, and objects copied
+from a recorded set, whose names are not random, only once their step is sealed: until then a
+restarted flow continues with them.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError, find_commit, new_write_id
+from pipeline.store import ObjectInfo, Store
+from pipeline.traces.format.header import read_header
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify_run import find_signed_description, staged_files
+
+_MANIFEST, _PRUNED = "manifest.json", "pruned.json"
+_NAME_NOTHING = {"plan.json", "metrics.json", _PRUNED}
+_TAKEN_OVER = re.compile(r"steps/\d{6}/replay/")
+"""Commits copied from a recorded set name the set's files; the manifest names the copies."""
+
+
+@dataclass(frozen=True)
+class Debris:
+    """An object or upload that was removed, or would be."""
+
+    key: str
+    size: int
+    """Bytes."""
+    age_s: float
+    """Seconds since it was last written to."""
+    what: str
+    """'no commit names it' or 'an unfinished upload'."""
+
+
+def sweep(
+    store: Store, older_than_s: float, report: Report, dry_run: bool = False
+) -> Iterator[Debris]:
+    """Remove the debris of a run or recorded set that is older than a limit, and yield it.
+
+    Where a commit cannot be read, or names a missing file, the right content of its folder is
+    unknown: nothing in that folder is removed, and `report` receives the problem. `dry_run` removes
+    nothing. Raises StoreError.
+    """
+    now_s = _now_s(store)
+    busy = set()
+    for info in store.debris(""):
+        age_s = now_s - info.modified_s
+        if age_s < older_than_s:
+            busy.add(_folder(info.key))
+            continue
+        if not dry_run:
+            store.discard(info)
+        yield Debris(info.key, info.size, age_s, "an unfinished upload")
+    for info in _unnamed(store, lambda infos: _old(infos, now_s - older_than_s, busy), report):
+        if not dry_run:
+            store.delete(info.key)
+        yield Debris(info.key, info.size, now_s - info.modified_s, "no commit names it")
+
+
+_Old = Callable[[Iterable[ObjectInfo]], list[ObjectInfo]]
+"""Selects the objects that are old enough."""
+
+
+def _now_s(store: Store) -> float:
+    """The time of the store's clock."""
+    key = keys.clock(new_write_id())
+    store.create(key, b"")
+    (info,) = store.list(key)
+    store.delete(key)
+    return info.modified_s
+
+
+def _old(infos: Iterable[ObjectInfo], before_s: float, busy: set[str]) -> list[ObjectInfo]:
+    newest: dict[str, float] = {}
+    mine = list(infos)
+    for info in mine:
+        made = keys.maker_of(info.key) or info.key
+        newest[made] = max(newest.get(made, info.modified_s), info.modified_s)
+    return [
+        info
+        for info in mine
+        if newest[keys.maker_of(info.key) or info.key] <= before_s and _folder(info.key) not in busy
+    ]
+
+
+def _unnamed(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
+    """Yield the objects that are old enough and that no commit names, folder by folder."""
+    yield from old(store.list(keys.clocks()))
+    for prefix in (keys.steps(), keys.validations(), keys.policies(), keys.checkpoints()):
+        for folder, group in groupby(store.list(prefix), lambda info: _numbered(info.key)):
+            infos = list(group)
+            yield from _checked(store, folder, infos, _candidates(folder, infos, old), report)
+    yield from _unnamed_inputs(store, old, report)
+
+
+def _candidates(folder: str, infos: Sequence[ObjectInfo], old: _Old) -> list[ObjectInfo]:
+    """The objects that are debris if no commit of the folder names them."""
+    found = [info for info in infos if keys.maker_of(info.key) is not None]
+    number = keys.folder_number(folder)
+    if number is not None and any(info.key == keys.manifest(number) for info in infos):
+        found += [info for info in infos if info.key.startswith(keys.replays(number))]
+    return old(found)
+
+
+def _checked(
+    store: Store,
+    folder: str,
+    infos: Sequence[ObjectInfo],
+    candidates: Sequence[ObjectInfo],
+    report: Report,
+) -> list[ObjectInfo]:
+    """The candidates that no commit of their folder names; none when that is uncertain."""
+    left = {info.key: info for info in candidates}
+    there = {info.key for info in infos}
+    # The files named by a pruned step's commits are gone, as they should be. In a sealed step only
+    # those that its manifest names must exist: a recorded set omits routes that are not replayed.
+    pruned, sealed = folder + _PRUNED in there, folder + _MANIFEST in there
+    commits = [info.key for info in infos if _is_commit(info.key)]
+    before = len(report.problems)
+    # A step's manifest names most of its files, so the other commits are seldom read.
+    for key in sorted(commits, key=lambda key: key != folder + _MANIFEST):
+        if not left:
+            break
+        with report.parsing(key):
+            names = _names(store, key)
+            optional = pruned or (sealed and "/rollout/" in key)
+            lost = [] if optional else [name for name in names - there if store.size(name) is None]
+            if lost and store.size(key) is not None:  # a trainer may just have removed the policy
+                raise CorruptObjectError(
+                    f"{key}: it names {min(lost)}, which is not there; {folder} is not swept"
+                )
+            for name in names:
+                left.pop(name, None)
+    return [] if len(report.problems) > before else list(left.values())
+
+
+def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
+    left = {info.key: info for info in old(store.list(keys.inputs()))}
+    if not left:
+        return
+    before = len(report.problems)
+    run = None
+    with report.noting(keys.run_json()):
+        run = find_signed_description(store)
+    if run is None:
+        return
+    for key, files in staged_files(store, run, report):
+        for file in files:
+            if file.key not in left and store.size(file.key) is None:
+                report.add(
+                    key, f"it names {file.key}, which is not there; {keys.inputs()} is not swept"
+                )
+            left.pop(file.key, None)
+    for info in store.list(keys.policies()) if left else ():
+        if _is_commit(info.key):
+            with report.parsing(info.key):
+                for name in _names(store, info.key):
+                    left.pop(name, None)
+    if len(report.problems) == before:
+        yield from left.values()
+
+
+def _names(store: Store, key: str) -> set[str]:
+    """The keys of the files and commits that a commit object names."""
+    if key.rpartition("/")[2] in _NAME_NOTHING or _TAKEN_OVER.match(key):
+        return set()
+    body: dict[str, Any] | None
+    if key.startswith(keys.steps()):
+        body = read_header(store, key).body  # checked against its own digest
+    else:
+        body = find_commit(store, key)
+    if body is None:  # removed since it was listed
+        return set()
+    named = {file["key"] for file in body["files"]}
+    return named.union(*({ref["key"], ref["commit"]} for ref in body.get("data", ())))
+
+
+def _is_commit(key: str) -> bool:
+    return key.endswith(".json") and keys.maker_of(key) is None
+
+
+def _numbered(key: str) -> str:
+    """The folder of a step or version: 'steps/000003/'."""
+    return "/".join(key.split("/")[:2]) + "/"
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]

@@ -1,0 +1,56 @@
+"""A full offline check: every byte, row and join of each step, and all files of a run.
+
+Its findings are a list, not an exception: one bad object does not hide the next.
+"""
+
+import re
+
+from pipeline.run import keys
+from pipeline.store import Store
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify_run import (
+    find_signed_description,
+    verify_attempts,
+    verify_checkpoints,
+    verify_inputs,
+    verify_policies,
+    verify_validations,
+)
+from pipeline.upkeep.verify_step import verify_step
+
+_COMMIT = re.compile(r"steps/\d{6}/(rollout/|training/)?[^/]+\.json")
+
+
+def verify(store: Store, step: int | None = None) -> Report:
+    """Check a whole run or recorded set, or one step only."""
+    report = Report(store.uri)
+    run = None
+    with report.noting(keys.run_json()):
+        run = find_signed_description(store)
+    geometry = None if run is None else run.geometry
+    if step is not None:
+        verify_step(store, step, geometry, report)
+        return report
+    commits = {info.key for info in store.list(keys.steps()) if _COMMIT.fullmatch(info.key)}
+    for number in sorted({keys.folder_number(key) or 0 for key in commits}):
+        verify_step(store, number, geometry, report)
+    if store.size(keys.run_json()) is not None:
+        _verify_order(commits, report)
+    if not any(problem.key == keys.run_json() for problem in report.problems):
+        verify_inputs(store, run, report)
+    verify_attempts(store, report)
+    verify_policies(store, report)
+    verify_checkpoints(store, report)
+    verify_validations(store, report)
+    return report
+
+
+def _verify_order(commits: set[str], report: Report) -> None:
+    """Check that objects exist without which a run could not have made later ones."""
+    for key in sorted(commits):
+        step = keys.folder_number(key) or 0
+        plan, earlier = keys.plan(step), keys.metrics(step - 1)
+        if key == keys.rollout(step, 0) and plan not in commits:
+            report.add(plan, f"no such object, but the step was rolled out: {key}")
+        if step and key == keys.metrics(step) and earlier not in commits:
+            report.add(earlier, f"no such object, but a later step was trained: {key}")

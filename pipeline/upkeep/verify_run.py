@@ -1,0 +1,176 @@
+"""The part of `verify` beside traces: inputs, attempts, policies, checkpoints and validations."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.run import keys
+from pipeline.run.amendments import Amendment, amended, parse_amendment
+from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, DataFile, files_in, find_commit
+from pipeline.run.description import RunDescription, parse_description
+from pipeline.run.plan import Plan, parse_plan
+from pipeline.run.policy import policy_digest
+from pipeline.store import Store
+from pipeline.traces.format.ids import check_ids, shard_ids
+from pipeline.traces.read.reader import read_sample_file
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify_files import verify_data
+
+
+def verify_inputs(store: Store, run: RunDescription | None, report: Report) -> None:
+    """Check the staged files of a run. A recorded set (`run` is None) must have none."""
+    if run is None:
+        for prefix in (keys.attempts(), keys.amendments(), keys.policies()):
+            for info in store.list(prefix):
+                report.add(keys.run_json(), f"no such object, but {info.key} is there")
+                return
+        return
+    for key, files in staged_files(store, run, report):
+        for file in files:
+            report.inputs += 1
+            verify_data(store, file, report, key)
+
+
+def staged_files(
+    store: Store, run: RunDescription, report: Report
+) -> Iterator[tuple[str, list[DataFile]]]:
+    """Yield the staged files of run.json and of each amendment, with that object's key.
+
+    A broken or missing amendment is reported, and those after it are not read.
+    """
+    yield keys.run_json(), run.inputs.files()
+    earlier: list[Amendment] = []
+    for info in store.list(keys.amendments()):
+        key = keys.amendment(len(earlier))
+        found = None
+        with report.noting(key):
+            body = find_signed(store, key)
+            if body is None or info.key != key:
+                raise CorruptObjectError(f"{key}: no such object, but {info.key} is there")
+            found = parse_amendment(body, earlier, store.uri)
+            amended(run, [*earlier, found])
+        if found is None:
+            return
+        yield key, found.files()
+        earlier.append(found)
+
+
+def verify_attempts(store: Store, report: Report) -> None:
+    """Check that each attempt holds its own number, and each stop object a reason."""
+    for info in store.list(keys.attempts()):
+        with report.parsing(info.key):
+            body = find_signed(store, info.key) or {}
+            if info.key.endswith(".stop.json"):
+                _ = body["reason"]
+            elif info.key != keys.attempt(body["number"]):
+                raise CorruptObjectError(f"{info.key}: of attempt {body['number']}")
+
+
+def verify_policies(store: Store, report: Report) -> None:
+    """Check every committed policy version; expired ones do not exist."""
+    for version, key, body in _committed(store, keys.policies(), "policy.json", report):
+        with report.parsing(key):
+            found, digest = body["version"], policy_digest(files_in(body))
+            if (found, body["sha256"]) != (version, digest):
+                raise CorruptObjectError(
+                    f"{key}: version {found} with digest {body['sha256']}, expected version "
+                    f"{version} and, of its files, {digest}"
+                )
+        report.policies += 1
+        _verify_files(store, key, body, report)
+
+
+def verify_checkpoints(store: Store, report: Report) -> None:
+    """Check every committed checkpoint."""
+    for version, key, body in _committed(store, keys.checkpoints(), "checkpoint.json", report):
+        with report.parsing(key):
+            if body["version"] != version:
+                raise CorruptObjectError(f"{key}: version {body['version']}, expected {version}")
+            for file in files_in(body):
+                if not file.key.startswith(key.rpartition("/")[0]):
+                    raise CorruptObjectError(f"{key}: it names {file.key}, no file of its own")
+        report.checkpoints += 1
+        _verify_files(store, key, body, report)
+
+
+def verify_validations(store: Store, report: Report) -> None:
+    """Check every validation: its plan, and the samples of each committed shard."""
+    plans: dict[int, Plan] = {}
+    found = _committed(store, keys.validations(), ".json", report)
+    for version, key, body in found:
+        if key == keys.validation_plan(version):
+            with report.noting(key):
+                plans[version] = parse_plan(body, key, store.uri)
+    for version, key, body in found:
+        if key == keys.validation_plan(version):
+            continue
+        report.validations += 1
+        before = len(report.problems)
+        _verify_files(store, key, body, report)
+        if len(report.problems) == before:
+            with report.parsing(key):
+                _verify_validation(store, version, key, body, plans.get(version))
+
+
+def find_signed(store: Store, key: str) -> dict[str, Any] | None:
+    """Read a commit's body; None if it does not exist.
+
+    Raises CorruptObjectError, also when the commit lacks the digest of its own content.
+    """
+    body = find_commit(store, key)
+    if body is not None and CONTENT_SHA256 not in body:
+        raise CorruptObjectError(f"{key}: it has no {CONTENT_SHA256}; restore the object")
+    return body
+
+
+def find_signed_description(store: Store) -> RunDescription | None:
+    """Read a run's original description; None for a recorded set. Raises like `find_signed`."""
+    body = find_signed(store, keys.run_json())
+    return None if body is None else parse_description(body, store.uri)
+
+
+def find_signed_plan(store: Store, key: str) -> Plan | None:
+    """Read the plan under a key; None if it does not exist. Raises like `find_signed`."""
+    body = find_signed(store, key)
+    return None if body is None else parse_plan(body, key, store.uri)
+
+
+def _committed(
+    store: Store, prefix: str, name: str, report: Report
+) -> list[tuple[int, str, dict[str, Any]]]:
+    """Version, key and body of the commit objects under a prefix whose keys end with `name`."""
+    found = []
+    for info in store.list(prefix):
+        version = keys.number_of(info.key)
+        if version is not None and info.key.endswith(name):
+            with report.noting(info.key):
+                body = find_signed(store, info.key)
+                if body is not None:  # None: removed since it was listed
+                    found.append((version, info.key, body))
+    return found
+
+
+def _verify_files(store: Store, key: str, body: Mapping[str, Any], report: Report) -> None:
+    """Check the files of a commit object."""
+    found = Report(report.uri, seen=report.seen)
+    with found.parsing(key):
+        for file in files_in(dict(body)):
+            verify_data(store, file, found, key)
+    # A running trainer may remove the object meanwhile: first its commit, then its files.
+    if found.problems and store.size(key) is not None:
+        report.problems += found.problems
+
+
+def _verify_validation(
+    store: Store, version: int, key: str, body: Mapping[str, Any], plan: Plan | None
+) -> None:
+    if key != keys.validation(body["version"], body["shard"]):
+        raise CorruptObjectError(f"{key}: of version {body['version']}, shard {body['shard']}")
+    (file,) = files_in(dict(body))
+    ids = [sample.id for sample in read_sample_file(store, file)]
+    if len(ids) != body["count"] + body["masked"]:
+        raise CorruptObjectError(
+            f"{key}: {body['count']} samples and {body['masked']} without a reward, but {file.key} "
+            f"has {len(ids)}"
+        )
+    if plan is not None:
+        check_ids(key, ids, shard_ids(plan, body["shard"]))

@@ -1,0 +1,113 @@
+"""Retrace in Python: check and run a run, open what it left, write and read routing traces.
+
+    retrace.run("my.yaml", trainer={"total_training_steps": 200})
+    run = retrace.open_run("outputs/store/quickstart")
+    run.metrics().to_pandas()
+    for sample in run.step(3).samples():
+        sample.response_text, sample.reward, sample.routes.sets_TLK
+
+What is named here is the public API; other modules of `retrace`, and all of `pipeline` and
+`operators`, may change without notice. docs/library.md shows each part with examples.
+
+Importing this loads numpy and pyarrow. Settings, tokenizers and Prefect are loaded when something
+that needs them is called, so traces can be used where nothing else of Retrace is installed.
+
+Errors: InputError for settings and files that cannot be used, with all problems; TraceError for
+samples, routes and manifests that are not as they should be; StoreError for the object store, and
+below it ObjectMissingError, ObjectExistsError, CorruptObjectError, RefusedError; and for a run that
+failed LaunchError, below it StageFailedError, and WaitTimeoutError.
+"""
+
+from pipeline import __version__
+from pipeline.errors import InputError
+from pipeline.launch.base import LaunchError, StageFailedError
+from pipeline.report.run_metrics import Validation
+from pipeline.run.commit import CorruptObjectError, new_write_id
+from pipeline.run.description import RunDescription
+from pipeline.run.wait import WaitTimeoutError
+from pipeline.store import (
+    ObjectExistsError,
+    ObjectMissingError,
+    RefusedError,
+    Store,
+    StoreError,
+    open_store,
+)
+from pipeline.traces import (
+    Geometry,
+    Kind,
+    Manifest,
+    Provenance,
+    Routes,
+    Sample,
+    SealedManifest,
+    ShardWriter,
+    TraceError,
+    VersionSpan,
+    dense_routes,
+    new_sample,
+    open_manifest,
+    read_manifest,
+    read_routes,
+    read_samples,
+    routes_digest,
+    seal,
+    to_slime,
+    to_verl,
+    to_verl_batch,
+    token_digest,
+    used_routes,
+    write_step,
+)
+from retrace.opened import Run, open_run
+from retrace.sealed import SealedStep, StepSample
+from retrace.starting import ReadyRun, check, run
+
+__all__ = [
+    "CorruptObjectError",
+    "Geometry",
+    "InputError",
+    "Kind",
+    "LaunchError",
+    "Manifest",
+    "ObjectExistsError",
+    "ObjectMissingError",
+    "Provenance",
+    "ReadyRun",
+    "RefusedError",
+    "Routes",
+    "Run",
+    "RunDescription",
+    "Sample",
+    "SealedManifest",
+    "SealedStep",
+    "ShardWriter",
+    "StageFailedError",
+    "StepSample",
+    "Store",
+    "StoreError",
+    "TraceError",
+    "Validation",
+    "VersionSpan",
+    "WaitTimeoutError",
+    "__version__",
+    "check",
+    "dense_routes",
+    "new_sample",
+    "new_write_id",
+    "open_manifest",
+    "open_run",
+    "open_store",
+    "read_manifest",
+    "read_routes",
+    "read_samples",
+    "routes_digest",
+    "run",
+    "seal",
+    "to_slime",
+    "to_verl",
+    "to_verl_batch",
+    "token_digest",
+    "used_routes",
+    "write_step",
+]

@@ -1,0 +1,142 @@
+"""Checking a run's input, and running it in this process."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import InputError
+from pipeline.model.geometry import Geometry
+from pipeline.store.settings import use_settings
+from retrace.extras import need_flow
+from retrace.opened import Run, open_run
+
+if TYPE_CHECKING:
+    from pipeline.inputs.checked import CheckedInputs
+
+Config = str | Path | Mapping[str, Any]
+Overrides = Mapping[str, Any] | Sequence[str]
+
+# Defaults for an embedded run; anything the user has set wins. Set before Prefect is imported.
+_PREFECT = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    # The terminal shows the run's own display; Prefect's log lines stay in its UI.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    # The ephemeral server shares the cores with a start of other things.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+}
+
+
+@dataclass(frozen=True)
+class ReadyRun:
+    """A run whose input is right. Nothing of it is in the store yet, and nothing was started."""
+
+    uri: str
+    """Where its objects will lie, or lie: a run of that name and input is attached to."""
+    prompts: int
+    """Training prompts, those dropped for their length not counted."""
+    val_prompts: int
+    """Validation prompts; 0: no validation."""
+    geometry: Geometry | None
+    """Experts, top-k and MoE layers of the model; None: a dense model."""
+    settings: Mapping[str, Any] = field(repr=False)
+    """The resolved settings, as groups within groups."""
+    notes: tuple[str, ...]
+    """What its user should know though it is no error, such as keys without effect."""
+    _inputs: "CheckedInputs" = field(repr=False)
+
+    def run(self) -> Run:
+        """Run it in this process, as `retrace.run` does."""
+        for name, value in _PREFECT.items():
+            os.environ.setdefault(name, value)
+        from pipeline.flows.local import run_flow
+
+        _refuse_unreachable_server()
+        return open_run(run_flow(self._inputs))
+
+
+def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
+    """Read and check everything that a run needs; start nothing, and write nothing into the run.
+
+    `config` is a settings file, or its content as a mapping. What replaces its settings:
+
+    - `overrides`, a mapping by dotted key: {"trainer.total_training_steps": 2}; or texts as on the
+      command line: ["trainer.total_training_steps=2"].
+    - `groups`, a group of settings by keyword, since a dotted key is no identifier:
+      trainer={"total_training_steps": 2}. They come last.
+
+    A value that is a mapping is merged into the group it replaces. Relative paths are relative to
+    the working directory. The settings `store.*` become environment variables of this process,
+    which is how workers get them.
+
+    Raises InputError with all problems; in `notes`, what is to be known of settings besides.
+    """
+    # Imported here: readers of traces have no use for pydantic and YAML.
+    from pipeline.config.reading.load import load_config
+
+    try:
+        loaded = load_config(config, [*_in_order(overrides), *groups.items()])
+    except InputError as error:
+        error.add_note("further checks were not made: correct these first")
+        raise
+    try:
+        need_flow()
+        use_settings(loaded.config.store)
+        # Imported here: the tokenizer library takes seconds.
+        from pipeline.inputs.check import check_inputs
+
+        inputs = check_inputs(loaded.config)
+    except InputError as error:
+        error.notes = loaded.notes
+        raise
+    return ReadyRun(
+        uri=inputs.store.uri,
+        prompts=inputs.prompt_count,
+        val_prompts=inputs.val_prompt_count,
+        geometry=inputs.geometry,
+        settings=loaded.config.model_dump(mode="json"),
+        notes=(*loaded.notes, *inputs.notes),
+        _inputs=inputs,
+    )
+
+
+def run(config: Config, overrides: Overrides = (), **groups: Any) -> Run:
+    """Check a run's input, run it to its end, and open it; `config` and the rest as for `check`.
+
+    The flow runs in this process, its workers are processes of this machine, and progress is
+    printed. A run of that name which was interrupted goes on; one that is finished is opened. To
+    check first and run later: `ready = check(...)`, `ready.run()`.
+
+    It uses Prefect's ephemeral server, or that of PREFECT_API_URL. Prefect reads its settings from
+    the environment when it is imported, so variables that are not set get Retrace's defaults here.
+
+    Raises InputError before anything starts; LaunchError when workers cannot start or end too
+    often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
+    """
+    return check(config, overrides, **groups).run()
+
+
+def _in_order(overrides: Overrides) -> Sequence[str | tuple[str, Any]]:
+    if isinstance(overrides, Mapping):
+        return list(overrides.items())
+    return [overrides] if isinstance(overrides, str) else overrides
+
+
+def _refuse_unreachable_server() -> None:
+    """Raise InputError if the user named a Prefect server and it does not answer."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if url is None:
+        return
+    error = get_client(sync_client=True).api_healthcheck()
+    if error is not None:
+        raise InputError(
+            [
+                f"PREFECT_API_URL: found {url}, which cannot be reached: {error}; start that "
+                "server, or unset the variable to use an embedded one"
+            ]
+        ) from error

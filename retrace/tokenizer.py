@@ -1,0 +1,63 @@
+"""Token ids as text, by the tokenizer that a run has staged."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.run.amendments import find_description
+from pipeline.run.commit import DataFile, read_data
+from pipeline.store import Store, StoreError
+from pipeline.traces import TraceError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Tokens = Sequence[int] | npt.NDArray[np.integer]
+
+
+class StagedTokenizer:
+    """The tokenizer of a run, fetched when it is first used."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def there(self) -> bool:
+        """Whether the run has one; a recorded set never has: it may lie far from its run."""
+        return self._file is not None
+
+    def text(self, tokens: Tokens) -> str:
+        """Tokens as text, special ones included.
+
+        Raises TraceError when there is no tokenizer; ObjectMissingError, CorruptObjectError,
+        StoreError when it cannot be read.
+        """
+        if self._file is None:
+            raise TraceError(
+                f"{self._store.uri}: no tokenizer is stored there, so there are token ids and no "
+                "text; for text open the run that made the samples"
+            )
+        ids = np.asarray(tokens, np.int64).tolist()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    @cached_property
+    def _file(self) -> DataFile | None:
+        run = find_description(self._store)
+        return None if run is None else run.inputs.model.get("tokenizer.json")
+
+    @cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        # Imported here: whoever wants arrays alone does not need the package.
+        from tokenizers import Tokenizer
+
+        if self._file is None:
+            raise TraceError(f"{self._store.uri}: no tokenizer is stored there")
+        try:
+            return Tokenizer.from_buffer(read_data(self._store, self._file))
+        except ValueError as error:
+            raise StoreError(
+                f"{self._file.key} in {self._store.uri}: not a tokenizer: {error}"
+            ) from error

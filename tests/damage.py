@@ -1,0 +1,253 @@
+"""Ways in which objects of a run are damaged: one table, tried on every object of a small run.
+
+Three runners ask whether damage is ever taken for the truth:
+
+    tests/unit/traces/test_damage.py                     readers and `verify`, in memory (a sample)
+    tests/integration/traces/test_damage.py              the same, all cases
+    tests/integration/traces/test_damaged_stores.py      the commands, on files and on S3
+    tests/integration/traces/test_damaged_training.py    training ranks, and what a restart fetches
+
+Files of a broken or hostile writer, whose digests all fit, are another matter:
+tests/unit/traces/read/test_forged_files.py, test_hostile.py and fuzz/.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.run.commit import CONTENT_SHA256
+from pipeline.traces import Geometry
+from pipeline.traces.format.types import Provenance
+from pipeline.traces.write.writer import write_shard
+from tests.memory_store import MemoryStore
+from tests.samples import make_samples
+from tests.stored_runs import whole_run, write_step
+
+Objects = Mapping[str, bytes]
+Changes = dict[str, bytes | None]
+"""Key -> new bytes, None for a lost object."""
+
+
+@dataclass(frozen=True)
+class World:
+    """An undamaged run, and objects of others that may come into its place."""
+
+    objects: Objects
+    foreign: Mapping[str, Objects]
+    """By the kind of damage that they are, then by any name that ends as a key does."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A case. Example: Damage('cut', 'steps/000000/manifest.json', 0, {...: b'...'})."""
+
+    kind: str
+    """Of the table KINDS."""
+    key: str
+    """The object that it is about; `changes` may hold another one, too."""
+    number: int
+    changes: Changes
+
+    def __repr__(self) -> str:
+        """Short: of each changed object its new size."""
+        sizes = {key: None if new is None else len(new) for key, new in self.changes.items()}
+        return f"Damage({self.kind!r}, {self.key!r}, {self.number}, sizes={sizes})"
+
+    def of(self, objects: Objects) -> dict[str, bytes]:
+        """The objects with this damage."""
+        return {k: data for k, data in {**objects, **self.changes}.items() if data is not None}
+
+
+@cache
+def world(mode: str) -> World:
+    """A run of two steps: the first with the engine's routes (R3) or the trainer's (R2)."""
+    with ExitStack() as small:
+        # Small files get several row groups each.
+        for name, size in (("segments.ROW_GROUP_TOKENS", 16), ("rows.ROW_GROUP_TOKENS", 16)):
+            small.enter_context(patch(f"pipeline.traces.write.{name}", size))
+        small.enter_context(patch("pipeline.traces.write.seal.ROW_GROUP_SAMPLES", 2))
+        run, other = MemoryStore(), MemoryStore()
+        for store in (run, other):
+            with TemporaryDirectory() as scratch:
+                whole_run(store, Path(scratch), mode)
+            write_step(store, 1)
+        return World(
+            dict(run.objects),
+            {
+                "another object of the run": dict(run.objects),
+                "another run's": dict(other.objects),
+                "another geometry's": _shard_of(Geometry(300, 5, (0, 1, 2, 5)), "1.0"),
+                "a newer format's": _shard_of(Geometry(16, 4, (1, 2, 5)), "2.0"),
+                "no trace": _no_trace(),
+            },
+        )
+
+
+def damages(mode: str, kinds: Iterable[str], numbers: Iterable[int] = (0,)) -> Iterator[Damage]:
+    """Every object of the run damaged in these ways, `numbers` times each; none without effect.
+
+    A kind that does nothing to an object (ranges are swapped in Parquet files alone) passes it
+    over. The same arguments try the same places of objects of the same names and sizes.
+    """
+    objects = world(mode).objects
+    for kind in kinds:
+        for place, key in enumerate(sorted(objects)):
+            for number in numbers:
+                rng = Random(f"{kind} {place} {number}")
+                tries = (KINDS[kind](world(mode), key, rng) for _ in range(20))
+                changes = next((c for c in tries if changed_keys(objects, c)), None)
+                if changes is not None:
+                    yield Damage(kind, key, number, changes)
+
+
+def changed_keys(objects: Objects, changes: Changes) -> set[str]:
+    """The objects that changed: neither the same bytes, nor JSON that says the same."""
+    return {key for key, new in changes.items() if not _same_content(key, objects[key], new)}
+
+
+def _same_content(key: str, old: bytes, new: bytes | None) -> bool:
+    if old == new or new is None or not key.endswith(".json"):
+        return old == new
+    try:
+        bodies = [json.loads(data) for data in (old, new)]
+    except (ValueError, RecursionError):
+        return False
+    if not all(isinstance(body, dict) for body in bodies):
+        return False
+    for body in bodies:  # who made it is no content, if all else that it says is the same
+        for name in ("attempt", CONTENT_SHA256):
+            body.pop(name, None)
+    return json.dumps(bodies[0], sort_keys=True) == json.dumps(bodies[1], sort_keys=True)
+
+
+def _cut(data: bytes, rng: Random) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def _cut_in_front(data: bytes, rng: Random) -> bytes:
+    return data[rng.randint(1, len(data)) :]
+
+
+def _bits_flipped(data: bytes, rng: Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 3)):
+        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def _bytes_inserted(data: bytes, rng: Random) -> bytes:
+    at = rng.randint(0, len(data))
+    return data[:at] + rng.randbytes(rng.randint(1, 4)) + data[at:]
+
+
+def _zeroed(data: bytes, rng: Random) -> bytes:
+    at = rng.randrange(len(data))
+    end = min(len(data), at + rng.randint(1, 64))
+    return data[:at] + bytes(end - at) + data[end:]
+
+
+def _doubled(data: bytes, rng: Random) -> bytes:
+    at = rng.randrange(len(data))
+    end = min(len(data), at + rng.randint(1, 256))
+    return data[:end] + data[at:end] + data[end:]
+
+
+def _shuffled(data: bytes, rng: Random) -> bytes:
+    """Two blocks of the object in each other's place."""
+    size = rng.randint(1, max(1, len(data) // 3))
+    one = rng.randint(0, max(0, len(data) // 2 - size))
+    two = rng.randint(len(data) // 2, max(len(data) // 2, len(data) - size))
+    changed = bytearray(data)
+    a, b = data[one : one + size], data[two : two + size]
+    changed[one : one + len(b)] = b
+    changed[two : two + len(a)] = a
+    return bytes(changed)
+
+
+def _in_itself(
+    change: Callable[[bytes, Random], bytes], world: World, key: str, rng: Random
+) -> Changes:
+    return {key: change(world.objects[key], rng)}
+
+
+def _swapped(world: World, key: str, rng: Random) -> Changes:
+    """Of the same kind (shards, steps, ranks) or of any."""
+    other = rng.choice(_alike(key, world.objects) if rng.random() < 0.5 else sorted(world.objects))
+    return {key: world.objects[other], other: world.objects[key]}
+
+
+def _ranges_swapped(world: World, key: str, rng: Random) -> Changes:
+    """Bytes of two Parquet files, or of one, in each other's place: most of column chunks."""
+    if not key.endswith(".parquet"):
+        return {}
+    other = rng.choice([name for name in sorted(world.objects) if name.endswith(".parquet")])
+    data = [bytearray(world.objects[name]) for name in (key, other)]
+    at = [rng.randrange(len(d)) for d in data]
+    size = rng.randint(1, 200)
+    pieces = [bytes(d[i : i + size]) for d, i in zip(data, at, strict=True)]
+    data[0][at[0] : at[0] + size] = pieces[1]
+    if key == other:
+        return {key: bytes(data[0])}
+    data[1][at[1] : at[1] + size] = pieces[0]
+    return {key: bytes(data[0]), other: bytes(data[1])}
+
+
+def _replaced(kind: str, world: World, key: str, rng: Random) -> Changes:
+    """Another object in its place: one of the same kind, or any."""
+    others = world.foreign[kind]
+    alike = _alike(key, others)
+    name = rng.choice(alike if alike and rng.random() < 0.5 else sorted(others))
+    return {key: others[name]}
+
+
+def _lost(_world: World, key: str, _rng: Random) -> Changes:
+    return {key: None}
+
+
+def _alike(key: str, names: Iterable[str]) -> list[str]:
+    return [name for name in sorted(names) if name.split(".")[-2:] == key.split(".")[-2:]]
+
+
+KINDS: dict[str, Callable[[World, str, Random], Changes]] = {
+    "cut": partial(_in_itself, _cut),
+    "cut in front": partial(_in_itself, _cut_in_front),
+    "bits flipped": partial(_in_itself, _bits_flipped),
+    "bytes inserted": partial(_in_itself, _bytes_inserted),
+    "zeroed": partial(_in_itself, _zeroed),
+    "doubled": partial(_in_itself, _doubled),
+    "shuffled": partial(_in_itself, _shuffled),
+    "swapped": _swapped,
+    "ranges swapped": _ranges_swapped,
+    "another object of the run": partial(_replaced, "another object of the run"),
+    "another run's": partial(_replaced, "another run's"),
+    "another geometry's": partial(_replaced, "another geometry's"),
+    "a newer format's": partial(_replaced, "a newer format's"),
+    "no trace": partial(_replaced, "no trace"),
+    "lost": _lost,
+}
+"""The table: how a kind damages an object of the run, and maybe another one with it."""
+
+
+def _shard_of(geometry: Geometry, format: str) -> Objects:
+    store, made = MemoryStore(), Provenance("R3", 0, "vllm 0.32.0")
+    with patch("pipeline.traces.format.schema.FORMAT", format):
+        write_shard(store, 0, 0, "0" * 8, make_samples(geometry=geometry), geometry, made)
+    return store.objects
+
+
+def _no_trace() -> Objects:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"id": ["a"], "owner": ["b"]}), out)
+    garbage = np.random.default_rng(0).bytes(999)
+    return {"empty": b"", "garbage": garbage, "JSON": b"{}\n", "plain.parquet": out.getvalue()}

@@ -1,0 +1,25 @@
+"""docs/library.md: the blocks that check, run and open a run, as they stand."""
+
+import re
+
+import pytest
+
+from tests.library_page import blocks, run_apart
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_run_in_python(tmp_path):
+    """The example, 2 steps of it, with real engines; what it prints is what the page promises."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    done = run_apart(blocks(needs_engines=True), tmp_path, timeout_s=800)
+    assert done.returncode == 0, done.stderr[-8000:]
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"3072 prompts; file://{tmp_path}/outputs/store/tour"
+    assert lines[1].startswith("trainer.seed: found -1")
+    assert lines[2] == "trainer.nnode: unknown key; did you mean trainer.nnodes?"
+    metrics, validations, sample = lines[-3:]
+    assert metrics.startswith("[{'step': 0, 'reward/mean': 0.")
+    assert validations.startswith("[(0, 0.")
+    assert re.fullmatch(r"000001/\d+/7 '<\|im_start\|>user\\n.* [01]\.0", sample)

@@ -1,0 +1,211 @@
+"""Samples and sealed steps for the tests of the trace format."""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.run import keys
+from pipeline.run.commit import new_write_id
+from pipeline.run.description import RunDescription, StagedInputs, create_description
+from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
+from pipeline.store import Store
+from pipeline.traces import (
+    Geometry,
+    Manifest,
+    Provenance,
+    Routes,
+    Sample,
+    VersionSpan,
+    expected_ids,
+    group_id,
+    sample_id,
+    sampling_seed,
+    seal,
+    write_shard,
+    write_training_routes,
+)
+from tests.data_files import put_data
+
+GEOMETRY = Geometry(experts=16, topk=4, layers=(1, 2, 5))
+R3 = Provenance("R3", 0, "vllm 0.32.0")
+R2 = Provenance("R2", 0, "megatron-core 0.16.1")
+STAGES = ((0, (1, 2)), (1, (5,)))
+"""Pipeline stages that cut GEOMETRY's layers."""
+
+
+def random_sets(rng: np.random.Generator, rows: int, geometry: Geometry) -> np.ndarray:
+    """Sets [rows, L, K], ascending."""
+    scores = rng.random((rows, len(geometry.layers), geometry.experts))
+    sets = np.argsort(scores, axis=-1)[..., : geometry.topk]
+    return np.sort(sets, axis=-1).astype(geometry.dtype)
+
+
+def make_samples(
+    prompts: int = 3,
+    n: int = 2,
+    geometry: Geometry = GEOMETRY,
+    seed: int = 0,
+    step: int = 0,
+    version: int = 0,
+    known: float = 0.9,
+) -> list[Sample]:
+    """Groups whose prompt rows are equal, and whose other rows are not; some rows not valid."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for row in range(prompts):
+        P = int(rng.integers(1, 9))
+        prompt_P = rng.integers(0, 100, P).astype(np.uint32)
+        shared = random_sets(rng, P, geometry)
+        for k in range(n):
+            G = int(rng.integers(1, 12))
+            sets = random_sets(rng, P + G - 1, geometry)
+            valid = rng.random(P + G - 1) < known
+            sets[:P] = shared[: len(sets)]
+            valid[:P] = True
+            id = sample_id(step, str(row), k)
+            samples.append(
+                Sample(
+                    id=id,
+                    group=group_id(step, str(row)),
+                    prompt_id=str(row),
+                    prompt_tokens_P=prompt_P,
+                    response_tokens_G=rng.integers(0, 100, G).astype(np.uint32),
+                    loss_mask_G=rng.random(G) < 0.9,
+                    logprobs_G=-rng.random(G).astype(np.float32),
+                    finish_reason="stop",
+                    version_spans=(VersionSpan(version, 0, G),),
+                    seed=sampling_seed(1, id),
+                    reward=float(rng.random()),
+                    reward_error=None,
+                    extras={"format": k},
+                    routes=Routes(sets, valid),
+                )
+            )
+    return samples
+
+
+def make_plan(prompts: int = 3, n: int = 2, step: int = 0, version: int = 0) -> StepPlan:
+    """The plan that asks for `make_samples`."""
+    return StepPlan(**_common(prompts, n), step=step, policy_version=version)
+
+
+def make_validation_plan(prompts: int = 3, n: int = 2, version: int = 0) -> ValidationPlan:
+    """The same samples, of a validation."""
+    return ValidationPlan(**_common(prompts, n), policy_version=version)
+
+
+def _common(prompts: int, n: int) -> dict[str, Any]:
+    return {
+        "prompts": tuple(PlannedPrompt(row, 0) for row in range(prompts)),
+        "n": n,
+        "sampling": Sampling(1.0, 1.0, -1, 16),
+        "routes": True,
+        "seed": 1,
+        "shards": 2,
+    }
+
+
+def without_routes(samples: Sequence[Sample]) -> list[Sample]:
+    return [replace(sample, routes=None) for sample in samples]
+
+
+def by_shard(ids: Sequence[str], shards: int) -> Callable[[int], list[str]]:
+    """The ids of a shard, where prompt i is of shard i mod shards."""
+    return lambda shard: [id for id in ids if int(id.split("/")[1]) % shards == shard]
+
+
+def write_shards(store: Store, samples: Sequence[Sample], step: int = 0) -> None:
+    """Two shards with routes: the groups alternate."""
+    for shard in range(2):
+        mine = [s for s in samples if int(s.prompt_id) % 2 == shard]
+        write_shard(store, step, shard, new_write_id(), mine, GEOMETRY, R3)
+
+
+def sealed_r3(store: Store, samples: Sequence[Sample]) -> Manifest:
+    """A step with the engine's routes."""
+    write_shards(store, samples)
+    return seal(store, 0, 2, by_shard([sample.id for sample in samples], 2), 0).all()
+
+
+def sealed_r2(store: Store, samples: Sequence[Sample]) -> Manifest:
+    """A step without the engine's routes, trained on two stages and two data-parallel ranks."""
+    write_shard(store, 0, 0, new_write_id(), without_routes(samples), None, None)
+    for stage, layers in STAGES:
+        for dp_rank in range(2):
+            write_stage(store, stage, dp_rank, layers, samples[dp_rank::2])
+    return seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0).all()
+
+
+def write_stage(
+    store: Store, stage: int, dp_rank: int, layers: Sequence[int], samples: Sequence[Sample]
+) -> None:
+    """Commit the routes of one stage and data-parallel rank."""
+    geometry = replace(GEOMETRY, layers=tuple(layers))
+    routes = {sample.id: layers_of(sample.routes, layers) for sample in samples if sample.routes}
+    write_training_routes(store, 0, stage, dp_rank, new_write_id(), routes, geometry, R2)
+
+
+def layers_of(routes: Routes, layers: Sequence[int]) -> Routes:
+    columns = [GEOMETRY.layers.index(layer) for layer in layers]
+    return Routes(routes.sets_TLK[:, columns], routes.valid_T)
+
+
+def write_run(store: Store, samples: Sequence[Sample], mode: str, model: bytes = b"") -> None:
+    """run.json and staged prompts of a run that would make these samples."""
+    prompts = {int(s.prompt_id): s.prompt_tokens_P.tolist() for s in samples}
+    table = pa.table(
+        {
+            "prompt_id": pa.array(list(prompts), pa.int64()),
+            "token_ids": pa.array(list(prompts.values()), pa.list_(pa.uint32())),
+        }
+    )
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    file = put_data(store, keys.input_file("0" * 64, "prompts.parquet"), out.getvalue())
+    files = {}
+    if model:
+        files["tokenizer.json"] = put_data(
+            store, keys.input_file("1" * 64, "tokenizer.json"), model
+        )
+    replay = {"mode": mode, "record_file": None}
+    create_description(
+        store,
+        RunDescription(
+            name="made",
+            settings={"actor_rollout_ref": {"actor": {"router_replay": replay}}},
+            inputs=StagedInputs(file, None, None, files),
+            geometry=GEOMETRY,
+            versions={},
+        ),
+    )
+
+
+def planned_ids(prompts: int = 3, n: int = 2) -> list[str]:
+    return expected_ids(make_plan(prompts, n))
+
+
+def equal(found: Routes, expected: Routes) -> bool:
+    """Equal validity, and equal sets where they are valid."""
+    valid_T = expected.valid_T
+    return np.array_equal(found.valid_T, valid_T) and np.array_equal(
+        found.sets_TLK[valid_T], expected.sets_TLK[valid_T]
+    )
+
+
+def same_sample(found: Sample, expected: Sample) -> bool:
+    """Equal in everything but routes."""
+    arrays = ("prompt_tokens_P", "response_tokens_G", "loss_mask_G", "logprobs_G")
+    values = (
+        *("id", "group", "prompt_id", "finish_reason", "version_spans", "seed", "reward"),
+        *("reward_error", "extras"),
+    )
+    return all(
+        np.array_equal(getattr(found, n), getattr(expected, n))
+        and getattr(found, n).dtype == getattr(expected, n).dtype
+        for n in arrays
+    ) and all(getattr(found, n) == getattr(expected, n) for n in values)

@@ -1,0 +1,95 @@
+"""Whole runs for tests: objects of every kind, without an engine."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.run import keys
+from pipeline.run.commit import (
+    CONTENT_SHA256,
+    commit,
+    content_digest,
+    file_list,
+    new_write_id,
+)
+from pipeline.run.plan import publish_plan
+from pipeline.run.policy import publish_policy
+from pipeline.store import Store
+from pipeline.traces import seal, write_samples
+from pipeline.traces.format.ids import validation_id
+from tests.data_files import put_data
+from tests.samples import (
+    by_shard,
+    make_plan,
+    make_samples,
+    make_validation_plan,
+    sealed_r2,
+    sealed_r3,
+    without_routes,
+    write_run,
+    write_shards,
+)
+
+SAMPLES = make_samples()
+
+
+def whole_run(store: Store, scratch: Path, mode: str = "R3") -> None:
+    """A run of one step, one policy, one checkpoint and one validation of two shards."""
+    write_run(store, SAMPLES, mode, b"{}")
+    commit(store, keys.attempt(0), {"number": 0}, "a")
+    publish_plan(store, make_plan())
+    (sealed_r3 if mode == "R3" else sealed_r2)(store, SAMPLES)
+    commit(store, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
+    weights = scratch / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"weights" * 99)
+    (weights / "config.json").write_bytes(b"{}")
+    publish_policy(store, 1, weights)
+    write_checkpoint(store, 1)
+    publish_plan(store, make_validation_plan())
+    for shard in range(2):
+        write_validation(store, shard)
+
+
+def write_checkpoint(store: Store, version: int) -> None:
+    state = put_data(store, keys.checkpoint_file(version, new_write_id(), "state"), b"state" * 99)
+    body = {"version": version, "step": version, "layout": {}, "files": file_list([state])}
+    commit(store, keys.checkpoint(version), body, "a")
+
+
+def write_validation(store: Store, shard: int) -> None:
+    samples = []
+    for sample in without_routes(SAMPLES):
+        _, row, k = sample.id.split("/")
+        if int(row) % 2 == shard:
+            id = validation_id(0, row, int(k))
+            samples.append(replace(sample, id=id, group=id.rsplit("/", 1)[0]))
+    file = write_samples(store, keys.validation_file(0, shard, new_write_id()), samples)
+    counts = {"count": len(samples), "masked": 0}
+    body = {"version": 0, "shard": shard, **counts, "files": file_list([file])}
+    commit(store, keys.validation(0, shard), body, "a")
+
+
+def write_step(store: Store, step: int) -> None:
+    """A sealed step with the engine's routes, trained."""
+    samples = make_samples(step=step, seed=step)
+    publish_plan(store, make_plan(step=step))
+    write_shards(store, samples, step)
+    seal(store, step, 2, by_shard([sample.id for sample in samples], 2), 0)
+    commit(store, keys.metrics(step), {"step": step, "metrics": {}}, "a")
+
+
+def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:
+    """A run of several trained steps and some checkpoints."""
+    write_run(store, SAMPLES, "R3")
+    for step in range(steps):
+        write_step(store, step)
+    for version in checkpoints:
+        write_checkpoint(store, version)
+
+
+def rewrite(path: Path, changes: dict[str, Any]) -> None:
+    """Change a commit object and its own digest with it, as a forger or a broken maker would."""
+    body = {**json.loads(path.read_bytes()), **changes}
+    path.write_text(json.dumps({**body, CONTENT_SHA256: content_digest(body)}))

@@ -1,0 +1,94 @@
+"""`retrace check`: exit code 0 with one line, or 2 with every error; it starts nothing, and loads
+no deep-learning library."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import make_tiny
+from tests.unit.inputs.small_inputs import write_inputs
+
+COMMANDS = """
+import contextlib, io, json, sys
+from pipeline.cli import main
+found = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = ["check", *arguments]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    found.append((code, said.getvalue()))
+heavy = {"torch", "vllm", "megatron", "prefect"} & set(sys.modules)
+if heavy:
+    sys.exit(f"loaded {heavy}")
+print(json.dumps(found))
+"""
+CASES = {
+    "right": ("trainer.project_name=x", 'trainer.experiment_name="fine"'),
+    "wrong settings": ("trainer.nnode=2", "trainer.seed=x"),
+    "wrong files": (
+        "trainer.project_name=x",
+        "data.train_files=[a.parquet]",
+        "launch.rollout_workers=0",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("check")
+    return write_inputs(folder, make_tiny(folder / "model", "qwen3_moe"))
+
+
+@pytest.fixture(scope="module")
+def done(settings) -> dict[str, tuple[int, list[str]]]:
+    """Exit code and lines of stderr of each case; one process, as it is long in starting."""
+    commands = json.dumps([[str(settings), *overrides] for overrides in CASES.values()])
+    ended = subprocess.run(
+        [sys.executable, "-c", COMMANDS, commands], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    return {
+        case: (code, said.splitlines()) for case, (code, said) in zip(CASES, found, strict=True)
+    }
+
+
+def test_right_input(settings, done):
+    assert done["right"] == (
+        0,
+        [
+            "note: trainer.project_name: ignored; the run's name is experiment_name",
+            f"{settings} is right: 10 prompts, 4 MoE layers, top-4 of 16 experts, routing replay "
+            f"disabled, run file://{settings.parent}/store/fine",
+        ],
+    )
+    assert not (settings.parent / "store/fine").exists()
+
+
+def test_wrong_settings(done):
+    assert done["wrong settings"] == (
+        2,
+        [
+            "error: trainer.seed: found 'x' (text), expected an integer >= 0; the default is 1",
+            "error: trainer.nnode: unknown key; did you mean trainer.nnodes?",
+            "further checks were not made: correct these first",
+        ],
+    )
+
+
+def test_wrong_files(done):
+    code, lines = done["wrong files"]
+    assert code == 2
+    assert lines[0].startswith("note: trainer.project_name: ignored")
+    assert [line.split(":")[1].strip() for line in lines] == [
+        "trainer.project_name",
+        "launch.rollout_workers",
+        "data.train_files",
+    ]

@@ -1,0 +1,58 @@
+"""`retrace run` up to the flow's first step. Prefect's decorator and the steps are stand-ins;
+tests/integration/run has the whole."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli.run import run_run
+from pipeline.config.tree import RunConfig
+from pipeline.flows import local
+from pipeline.inputs.stage import StagedRun
+from pipeline.inputs.tokenizer import ChatTokenizer
+from pipeline.run import keys
+from retrace import starting
+from tests.tiny_models import make_tiny
+from tests.unit.inputs.small_inputs import verl_rows, write_inputs, write_prompts
+
+
+def test_prompts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the check; the flow stages what was checked. Prefect, which stores a flow's parameters,
+    is given the settings and not the prompts."""
+    settings = write_inputs(tmp_path, make_tiny(tmp_path / "model", "qwen3_moe"))
+    write_prompts(tmp_path / "val.parquet", verl_rows(3))
+    tokenised: list[int] = []
+    encode = ChatTokenizer.encode
+
+    def counting(self: ChatTokenizer, texts: list[str]) -> list[list[int]]:
+        tokenised.append(len(texts))
+        return encode(self, texts)
+
+    parameters: list[Any] = []
+
+    def flow(**_: object) -> Callable[[Callable[..., str]], Callable[..., str]]:
+        def decorate(function: Callable[..., str]) -> Callable[..., str]:
+            def call(*arguments: Any) -> str:
+                parameters.extend(arguments)
+                return function(*arguments)
+
+            return call
+
+        return decorate
+
+    driven: list[StagedRun] = []
+    monkeypatch.setattr(ChatTokenizer, "encode", counting)
+    monkeypatch.setattr(local, "flow", flow)
+    monkeypatch.setattr(local, "drive", lambda config, run, *_: driven.append(run))
+    monkeypatch.setattr(starting, "_PREFECT", {})  # they would stay in this process's environment
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+    assert run_run(settings, [f"data.val_files={tmp_path}/val.parquet"]) == 0
+    assert tokenised == [10, 3]
+    [run] = driven
+    assert (run.prompt_count, run.val_prompt_count) == (10, 3)
+    assert run.store.size(keys.run_json()) is not None
+    [config] = parameters
+    assert isinstance(config, RunConfig)

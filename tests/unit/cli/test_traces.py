@@ -1,0 +1,235 @@
+"""`retrace traces` on a run and on a recorded set."""
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from typer.testing import CliRunner
+
+from pipeline.cli.traces import app
+from pipeline.run import keys
+from pipeline.run.commit import commit, new_write_id
+from pipeline.run.plan import publish_plan
+from pipeline.store import open_store
+from pipeline.traces import seal, write_recorded_set, write_shard
+from tests.samples import (
+    equal,
+    make_plan,
+    make_samples,
+    sealed_r2,
+    sealed_r3,
+    without_routes,
+    write_run,
+    write_stage,
+)
+
+SAMPLES = make_samples()
+
+
+def command(*arguments: object, expect: int = 0) -> str:
+    """Run `retrace traces`; what it printed, errors included."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == expect, result.output
+    return result.output
+
+
+@pytest.fixture(params=["R3", "R2"])
+def run(request, tmp_path):
+    store = open_store(str(tmp_path / "run"))
+    words = Tokenizer(WordLevel({f"word{i}": i for i in range(100)}, unk_token="word0"))
+    write_run(store, SAMPLES, request.param, words.to_str().encode())
+    publish_plan(store, make_plan())
+    (sealed_r3 if request.param == "R3" else sealed_r2)(store, SAMPLES)
+    return store
+
+
+def test_ls(run):
+    assert "000000/1/1" in command("ls", run.uri, "--step", 0)
+    line = next(x for x in command("ls", run.uri).splitlines() if "vllm" in x or "megatron" in x)
+    tokens = sum(len(s.tokens_S) for s in SAMPLES)
+    assert [cell.strip() for cell in line.split("│")[1:3]] == ["0", "0"]
+    assert f" {len(SAMPLES)} │" in line
+    assert f" {tokens} │" in line
+
+
+def test_show(run, tmp_path):
+    """Each position with its token, its text and the sets of each layer; the last has no row."""
+    sample = SAMPLES[3]
+    lines = [x for x in command("show", run.uri, sample.id).splitlines() if x.startswith("│")]
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert len(cells) == len(sample.tokens_S)
+    for t, (token, row) in enumerate(zip(sample.tokens_S.tolist(), cells, strict=True)):
+        assert row[:3] == [str(t), str(token), f"'word{token}'"]
+        if t == len(sample.tokens_S) - 1:
+            assert row[4:] == ["", "", ""]
+        elif sample.routes.valid_T[t]:
+            sets = sample.routes.sets_TLK[t].tolist()
+            assert row[4:] == [" ".join(map(str, sets_K)) for sets_K in sets]
+        else:
+            assert row[4:] == ["not known"] * 3
+    one = command("show", run.uri, sample.id, "--layer", 5)
+    assert "layer 5" in one
+    assert "layer 1" not in one
+
+    # A recorded set has no tokenizer: token ids then.
+    record = open_store(str(tmp_path / "set"))
+    write_recorded_set(run, record, 0)
+    shown = command("show", record.uri, sample.id)
+    assert f" {sample.tokens_S[0]} │" in shown
+    assert "word" not in shown
+
+
+def test_show_without_routes(tmp_path):
+    store = open_store(str(tmp_path))
+    write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
+    seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0)
+    assert "layer" not in command("show", store.uri, SAMPLES[0].id)
+    assert "no routes were recorded" in command("stats", store.uri, expect=2)
+    assert "all good" in command("verify", store.uri)
+
+
+def test_verify(run, tmp_path):
+    """Exit code 0 and one line that says what was checked; or 1 and one line for each problem,
+    however long, then their number."""
+    good = command("verify", run.uri)
+    assert good.startswith("all good; checked: 1 sealed steps, 6 samples, 2 inputs, ")
+    assert good.count("\n") == 1
+    (first, *_) = sorted((tmp_path / "run").rglob("*.routes.parquet"))
+    content = bytearray(first.read_bytes())
+    content[len(content) // 3] ^= 1
+    first.write_bytes(content)
+    for step in range(2):
+        commit(run, keys.metrics(step), {"step": step, "metrics": {}}, new_write_id())
+    *problems, last = command("verify", run.uri, expect=1).splitlines()
+    where = first.relative_to(tmp_path / "run").as_posix()
+    assert problems[0].startswith(f"{where}: SHA-256 ")
+    assert problems[1:] == [
+        "steps/000001/manifest.json: no such object, but the step was trained: "
+        "steps/000001/metrics.json"
+    ]
+    assert last.startswith("problems: 2; checked: 1 sealed steps, ")
+
+
+def test_verify_of_a_step(run):
+    """Another step's problem does not matter; a trained step without a manifest is a problem, a
+    step that does not exist is a mistake of who asks."""
+    for step in range(2):
+        commit(run, keys.metrics(step), {"step": step, "metrics": {}}, new_write_id())
+    assert "all good; checked: 1 sealed steps" in command("verify", run.uri, "--step", 0)
+    whole = command("verify", run.uri, expect=1).splitlines()
+    alone = command("verify", run.uri, "--step", 1, expect=1).splitlines()
+    assert alone[:-1] == whole[:-1]
+    assert alone[-1] == "problems: 1; checked: 0 sealed steps"
+    assert "step 2 is not sealed" in command("verify", run.uri, "--step", 2, expect=2)
+
+
+def test_stats(run):
+    """Loads by layer and of all; the agreement of engine and trainer where both recorded, and the
+    trainer's own from metrics.json; at the end what the columns mean."""
+    before = command("stats", run.uri)
+    assert f"of {sum(len(s.routes.valid_T) for s in SAMPLES)}" in before
+    r3 = "R3:" in before
+    if r3:
+        changed = make_samples()
+        for sample in changed:
+            sample.routes.sets_TLK[:, 0] = [12, 13, 14, 15]
+        write_stage(run, 0, 0, (1, 2, 5), changed)
+    body = {"step": 0, "metrics": {}, "agreement_by_layer": {"1": 0.25, "2": 0.5, "5": 1.0}}
+    commit(run, keys.metrics(0), body, new_write_id())
+    printed = command("stats", run.uri).splitlines()
+    assert printed[-2].startswith("load: an expert's share of the layer's choices; ")
+    assert printed[-1].startswith("bytes per token and layer are far below the format's 2 where ")
+    lines = [x for x in printed if x.startswith("│")]
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert [row[0] for row in cells] == ["1", "2", "5", "all"]
+    assert [row[6] for row in cells] == ["25.00%", "50.00%", "100.00%", "58.33%"]
+    assert [row[5] for row in cells[1:3]] == (["100.00%"] * 2 if r3 else ["—"] * 2)
+    for column, of_all in ((1, min), (2, max), (3, max)):
+        loads = [float(row[column].rstrip("%")) for row in cells]
+        assert loads[-1] == of_all(loads[:-1])
+    valid = np.concatenate([s.routes.sets_TLK[s.routes.valid_T, 0] for s in SAMPLES])
+    counts = np.bincount(valid.ravel(), minlength=16)
+    loads = counts / counts.sum()
+    assert cells[0][1:3] == [f"{loads.min():.2%}", f"{loads.max():.2%}"]
+    if r3:
+        same = (valid == [12, 13, 14, 15]).all(axis=1).mean()
+        assert cells[0][5] == f"{same:.2%}"
+        assert cells[3][5] == f"{(same + 2) / 3:.2%}"
+
+
+@pytest.mark.parametrize("form", ["npy", "pt"])
+def test_export(run, tmp_path, form):
+    """The layout that docs/trace-format.md promises."""
+    out = tmp_path / "out"
+    command("export", run.uri, "--out", out, "--format", form)
+    index = json.loads((out / "000000/samples.json").read_text())
+    assert (index["experts"], index["topk"], index["layers"]) == (16, 4, [1, 2, 5])
+    assert sorted(row["id"] for row in index["samples"]) == sorted(s.id for s in SAMPLES)
+    by_id = {sample.id: sample for sample in SAMPLES}
+    for row in index["samples"]:
+        expected = by_id[row["id"]]
+        path = out / "000000" / row["file"]
+        if form == "npy":
+            sets, valid = np.load(path), np.load(path.with_suffix(".valid.npy"))
+        else:
+            torch = pytest.importorskip("torch")
+            loaded = torch.load(path)
+            sets, valid = loaded["sets"].numpy(), loaded["valid"].numpy()
+        assert equal(type(expected.routes)(sets, valid), expected.routes)
+        assert (sets.dtype, valid.dtype) == (np.uint8, np.bool_)
+        assert sets.shape == (len(expected.tokens_S) - 1, 3, 4)
+        assert sets.flags.c_contiguous
+        assert (np.diff(sets.astype(int), axis=2) > 0).all()
+        assert (sets[~valid] == np.arange(4)).all()
+        assert row["file"] == f"{row['id'].replace('/', '_')}.{form}"
+        assert row["tokens"] == expected.tokens_S.tolist()
+        assert row["prompt_length"] == len(expected.prompt_tokens_P)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("ls", "ftp://bucket/run"), "scheme 'ftp' is not known"),
+        (("verify", "{empty}"), "no sealed step there; give the folder or URI of a run"),
+        (("ls", "{run}", "--step", 4), "step 4 is not sealed; sealed steps: [0]"),
+        (("verify", "{run}", "--step", 4), "step 4 is not sealed"),
+        (
+            ("show", "{run}", "000000/9/0"),
+            "sample 000000/9/0: not in step 0; list the ids with: retrace traces ls {run} --step 0",
+        ),
+        (("show", "{run}", "000007/1/0"), "step 7 is not sealed"),
+        (("show", "{run}", "first"), "an id is STEP/PROMPT/NUMBER, such as 000003/17/2; list"),
+        (("show", "{run}", "7", "--step", 0), "SAMPLE '7': not an id"),
+        (
+            ("show", "000000/1/0", "{run}"),
+            "is a sample's id; give RUN first: show {run} 000000/1/0",
+        ),
+        (("ls", "{store}"), "a store of 1 runs; give one of them: {store}/run"),
+        (("verify", "{store}"), "a store of 1 runs; give one of them: {store}/run"),
+        (
+            ("export", "{run}", "--out", "{store}"),
+            "the folder is not empty; give a new or an empty",
+        ),
+        (("export", "{run}", "--out", "{file}"), "cannot write to {file}/000000: "),
+        (
+            ("show", "{run}", "000000/1/0", "--layer", 3),
+            "no routes of layers [3]; it has (1, 2, 5)",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named(run, tmp_path, arguments, says):
+    """One line and exit code 2."""
+    (tmp_path / "file").touch()
+    places = {
+        "{run}": run.uri,
+        "{store}": str(tmp_path),
+        "{empty}": str(tmp_path / "nothing"),
+        "{file}": str(tmp_path / "file"),
+    }
+    output = command(*(places.get(a, a) for a in arguments), expect=2)
+    for name, place in places.items():
+        says = says.replace(name, place)
+    assert says in output
+    assert output.count("\n") == 1

@@ -1,0 +1,241 @@
+"""Loading: a YAML file and overrides as verl's users write them become one typed tree, or every
+problem is named at once with its key, what was found, what is expected and the fix."""
+
+import pytest
+
+from pipeline.config.reading.load import load_config
+from pipeline.errors import InputError
+from tests.unit.config.settings import ACTOR, MINIMAL, OVERRIDE, RECORD, REPLAY, load, load_error
+
+
+def test_file_and_defaults(tmp_path):
+    config = load(tmp_path).config
+    assert config.data.train_files == "train.parquet"
+    assert config.actor_rollout_ref.actor.router_replay.mode == "disabled"
+
+
+@pytest.mark.parametrize("value", ["R2", '"R2"', "'R2'"])
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_override_with_literal_quotes_and_hydra_prefix(tmp_path, value, prefix):
+    """verl's documentation writes mode="R2" and users' scripts keep the quotes; `+` is Hydra's."""
+    config = load(tmp_path, f"{prefix}{REPLAY}.mode={value}").config
+    assert config.actor_rollout_ref.actor.router_replay.mode == "R2"
+
+
+@pytest.mark.parametrize(("written", "value"), [("1e-6", 1e-6), ("1", 1.0), ("2.5E-3", 2.5e-3)])
+def test_numbers_are_read_as_omegaconf_reads_them(tmp_path, written, value):
+    """YAML 1.1 reads 1e-6 as text; verl's users write it everywhere, in files too."""
+    text = MINIMAL.replace("model}}", f"model}}, actor: {{optim: {{lr: {written}}}}}}}")
+    for loaded in (load(tmp_path, f"{ACTOR}.optim.lr={written}"), load(tmp_path, text=text)):
+        assert loaded.config.actor_rollout_ref.actor.optim.lr == value
+
+
+def test_override_values(tmp_path):
+    config = load(
+        tmp_path,
+        "trainer.logger=[console,tensorboard]",
+        "data.train_files=['a.parquet','b.parquet']",
+        f"{RECORD}=True",
+        "+actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_dtype=fp32",
+        f"{OVERRIDE}={{recompute_granularity: full}}",
+        "data.val_files=null",
+        "trainer.nnodes=2",
+        "trainer.nnodes=3",
+    ).config
+    assert config.trainer.logger == ["console", "tensorboard"]
+    assert config.data.train_files == ["a.parquet", "b.parquet"]
+    assert config.actor_rollout_ref.rollout.enable_rollout_routing_replay is True
+    # A mapping is merged into the one that is there, as OmegaConf does.
+    assert config.actor_rollout_ref.actor.megatron.override_transformer_config == {
+        "moe_router_dtype": "fp32",
+        "recompute_granularity": "full",
+    }
+    assert config.data.val_files is None
+    assert config.trainer.nnodes == 3  # the last one counts
+
+
+def test_unknown_keys_name_the_nearest(tmp_path):
+    found = load_error(
+        tmp_path,
+        "trainer.total_training_step=3",
+        "trainer.train_batch_size=4",
+        f"{ACTOR}.optim.learning_rate=1e-5",
+        f"{REPLAY}.mod=R3",
+    )
+    assert found == (
+        "actor_rollout_ref.actor.optim.learning_rate: unknown key; actor_rollout_ref.actor.optim "
+        "has lr, lr_warmup_steps, weight_decay, betas, clip_grad",
+        "actor_rollout_ref.actor.router_replay.mod: unknown key; did you mean "
+        "actor_rollout_ref.actor.router_replay.mode?",
+        "trainer.total_training_step: unknown key; did you mean trainer.total_training_steps?",
+        "trainer.train_batch_size: unknown key; did you mean data.train_batch_size?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "trainer.nnodes=two",
+            "trainer.nnodes: found 'two' (text), expected an integer >= 1; the default is 1",
+        ),
+        (
+            "actor_rollout_ref.rollout.n=0",
+            "actor_rollout_ref.rollout.n: found 0 (an integer), expected an integer >= 1; "
+            "the default is 8",
+        ),
+        (
+            "actor_rollout_ref.rollout.n=1.5",
+            "actor_rollout_ref.rollout.n: found 1.5 (a number), expected an integer >= 1; "
+            "the default is 8",
+        ),
+        (
+            f"{REPLAY}.mode=r3",
+            "actor_rollout_ref.actor.router_replay.mode: found 'r3' (text), expected one of "
+            "disabled, R2, R3; did you mean R3?",
+        ),
+        (
+            f"{RECORD}=1",
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay: found 1 (an integer), "
+            "expected true or false; the default is False",
+        ),
+        (
+            "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=None",
+            "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size: found 'None' "
+            "(text), expected an integer >= 2 or null; write null",
+        ),
+        (
+            "data.train_files=3",
+            "data.train_files: found 3 (an integer), expected text or a list of texts or null; "
+            "put it in quotes: data.train_files='\"3\"'",
+        ),
+        (
+            f"{ACTOR}.optim.betas=[0.9,x]",
+            "actor_rollout_ref.actor.optim.betas: item 1: found 'x' (text), expected a list of "
+            "numbers, at least 2, at most 2; the default is [0.9, 0.999]",
+        ),
+        (
+            "actor_rollout_ref.actor.strategy=fsdp",
+            "actor_rollout_ref.actor.strategy: found 'fsdp' (text), expected megatron; FSDP is not "
+            "supported: routing is replayed in Megatron-core; write megatron, or leave the key out",
+        ),
+        (
+            "actor_rollout_ref.rollout.name=sglang",
+            "actor_rollout_ref.rollout.name: found 'sglang' (text), expected vllm; only vLLM is "
+            "supported so far; write vllm, or leave the key out",
+        ),
+        (
+            "trainer.save_freq=-1",
+            "trainer.save_freq: found -1 (an integer), expected an integer >= 1; a restart needs "
+            "checkpoints, so they cannot be switched off; write how many steps may be trained "
+            "again, for example 10",
+        ),
+        (
+            "actor_rollout_ref.model=3",
+            "actor_rollout_ref.model: found 3 (an integer), expected a group of settings; "
+            "correct it",
+        ),
+        ("trainer.nnodes", "trainer.nnodes: expected key.path=value"),
+        (
+            "~trainer.nnodes",
+            "~trainer.nnodes: expected key.path=value; a setting is removed by not writing it",
+        ),
+        ("trainer..nnodes=1", "trainer..nnodes=1: the key 'trainer..nnodes' has an empty part; "
+         "expected key.path=value"),
+        (
+            "data.train_files=*x",
+            "data.train_files: found *x, which is not a YAML value; put it in quotes: "
+            "data.train_files='\"...\"'",
+        ),
+        (
+            "actor_rollout_ref.actor.megatron.override_transformer_config={a:1}",
+            "actor_rollout_ref.actor.megatron.override_transformer_config: found {a:1}; write a "
+            "space after each colon: {a: 1, b: 2}",
+        ),
+        (
+            "trainer.experiment_name.x=1",
+            "trainer.experiment_name.x: trainer.experiment_name is 'test', not a group; "
+            "remove one of the two",
+        ),
+        (
+            "trainer.default_local_dir=out/${trainer.experiment_name}",
+            "trainer.default_local_dir: found 'out/${trainer.experiment_name}'; interpolation is "
+            "not supported, write the value itself",
+        ),
+    ],
+)  # fmt: skip
+def test_each_wrong_value_says_what_to_do(tmp_path, override, message):
+    assert load_error(tmp_path, override) == (message,)
+
+
+def test_all_problems_are_shown_together(tmp_path):
+    found = load_error(tmp_path, "x", "critic.enable=True", "trainer.nnodes=0", "tariner.nnodes=1")
+    assert [problem.split(":")[0] for problem in found] == [
+        "x",
+        "critic.enable",
+        "trainer.nnodes",
+        "tariner",
+    ]
+
+
+def test_missing_settings_are_named(tmp_path):
+    assert load_error(tmp_path, text="") == (
+        "actor_rollout_ref.model.path: missing, expected text; add the line "
+        "`actor_rollout_ref.model.path: ...`",
+        "trainer.experiment_name: missing, expected text matching "
+        "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$; add the line `trainer.experiment_name: ...`",
+    )
+
+
+def test_duplicate_yaml_key_is_refused(tmp_path):
+    """YAML would take the last one in silence."""
+    (problem,) = load_error(tmp_path, text="trainer:\n  seed: 1\n  nnodes: 1\n  seed: 2\n")
+    assert problem == (
+        f"{tmp_path}/config.yaml, line 4: key 'seed' is there twice, in line 2 and in line 4; "
+        "remove one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "found a list at the top, expected `key: value` lines"),
+        ("a: [", "expected the node content"),
+        ("trainer.nnodes: 1", "trainer.nnodes: a key with dots in a YAML file; nest it"),
+        ("1: 2", "1: unknown key"),
+    ],
+)
+def test_files_that_are_no_settings(tmp_path, text, message):
+    assert message in "\n".join(load_error(tmp_path, text=text))
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InputError, match=r"absent\.yaml: the settings file cannot be read"):
+        load_config(tmp_path / "absent.yaml")
+
+
+class TestOtherSpelling:
+    """verl has router_replay in two places."""
+
+    OTHER = f"{ACTOR}.megatron.router_replay"
+
+    def test_is_the_same_setting(self, tmp_path):
+        config = load(tmp_path, f'{self.OTHER}.mode="R2"').config
+        assert config == load(tmp_path, f"{REPLAY}.mode=R2").config
+
+    def test_both_may_agree_or_complete_each_other(self, tmp_path):
+        replay = load(
+            tmp_path, f"{self.OTHER}.mode=R2", f"{REPLAY}.mode=R2", f"{self.OTHER}.record_file=set"
+        ).config.actor_rollout_ref.actor.router_replay
+        assert (replay.mode, replay.record_file) == ("R2", "set")
+
+    def test_disagreement_names_both(self, tmp_path):
+        assert load_error(tmp_path, f"{self.OTHER}.mode=R2", f"{REPLAY}.mode=R3") == (
+            "actor_rollout_ref.actor.megatron.router_replay.mode: found 'R2', but "
+            "actor_rollout_ref.actor.router_replay.mode, another spelling of the same setting, is "
+            "'R3'; keep actor_rollout_ref.actor.router_replay.mode and remove the other",
+        )
+
+    def test_errors_name_what_was_written(self, tmp_path):
+        (problem,) = load_error(tmp_path, f"{self.OTHER}.mode=R4")
+        assert problem.startswith(f"{REPLAY}.mode (written as {self.OTHER}.mode): found 'R4'")

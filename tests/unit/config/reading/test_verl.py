@@ -1,0 +1,161 @@
+"""A verl user brings the file along: what has no meaning here is noted, what would make another
+run is refused with the reason."""
+
+import pytest
+
+from pipeline.config.keys import all_keys
+from pipeline.config.reading.verl import FOREIGN, HINTS, find_foreign
+from tests.unit.config.settings import ACTOR, MINIMAL, REPLAY, load, load_error, notes
+
+PUBLISHED_R2_EXAMPLE = """
+algorithm.adv_estimator=grpo
+data.train_files=train.parquet
+data.val_files=test.parquet
+data.train_batch_size=8
+data.max_prompt_length=1024
+data.max_response_length=1024
+data.filter_overlong_prompts=True
+data.truncation=error
+actor_rollout_ref.model.use_fused_kernels=True
+actor_rollout_ref.model.path=model
+actor_rollout_ref.actor.use_dynamic_bsz=True
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096
+actor_rollout_ref.actor.router_replay.mode=R2
++actor_rollout_ref.actor.megatron.override_transformer_config.moe_enable_deepep=True
++actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_dtype=fp32
++actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full
+actor_rollout_ref.actor.megatron.param_offload=True
+actor_rollout_ref.actor.megatron.optimizer_offload=True
+actor_rollout_ref.actor.megatron.grad_offload=True
+actor_rollout_ref.actor.optim.lr=1e-6
+actor_rollout_ref.actor.ppo_mini_batch_size=8
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3
+actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1
+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2
+actor_rollout_ref.actor.megatron.expert_model_parallel_size=8
+actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
+actor_rollout_ref.actor.use_kl_loss=False
+actor_rollout_ref.actor.kl_loss_coef=0.001
+actor_rollout_ref.actor.kl_loss_type=low_var_kl
+actor_rollout_ref.actor.entropy_coeff=0
+actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=4096
+actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=3
+actor_rollout_ref.rollout.tensor_model_parallel_size=2
+actor_rollout_ref.rollout.name=vllm
+actor_rollout_ref.rollout.mode=async
+actor_rollout_ref.actor.megatron.use_mbridge=True
+actor_rollout_ref.rollout.gpu_memory_utilization=0.65
+actor_rollout_ref.rollout.n=8
+actor_rollout_ref.rollout.enable_chunked_prefill=True
+actor_rollout_ref.rollout.max_num_batched_tokens=2048
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=3
+actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2
+actor_rollout_ref.ref.megatron.param_offload=True
+algorithm.use_kl_in_reward=False
+trainer.critic_warmup=0
+trainer.logger=['console']
+trainer.project_name=verl_grpo_example_gsm8k_math
+trainer.nnodes=1
+trainer.n_gpus_per_node=8
+trainer.test_freq=10
+trainer.total_training_steps=50000
+trainer.balance_batch=False
+trainer.val_before_train=False
+"""
+"""verl's examples/router_replay/run_qwen30_a3b_megatron_vllm.sh, without experiment_name (it has
+capitals) and save_freq=-1, which are refused with their fix."""
+
+
+def test_published_example_loads(tmp_path):
+    loaded = load(tmp_path, *PUBLISHED_R2_EXAMPLE.split())
+    assert loaded.config.actor_rollout_ref.actor.router_replay.mode == "R2"
+    assert loaded.config.trainer.n_gpus_per_node == 8
+    assert any(
+        note == "trainer.project_name: ignored; the run's name is experiment_name"
+        for note in loaded.notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("trainer.project_name=x", "the run's name is experiment_name"),
+        ("actor_rollout_ref.hybrid_engine=True", "always separate processes (disaggregated)"),
+        ("actor_rollout_ref.rollout.mode=async", "the engine runs by itself"),
+        ("data.truncation=error", "prompts are never cut"),
+        ("algorithm.use_kl_in_reward=False", "use actor.use_kl_loss"),
+        ("actor_rollout_ref.ref.megatron.param_offload=True", "the reference is policy 0"),
+        ("actor_rollout_ref.rollout.calculate_log_probs=True", "always recorded"),
+        ("critic.optim.lr=1e-5", "GRPO has no critic"),
+        ("critic=null", "GRPO has no critic"),
+        (f"{REPLAY}._target_=x", "Hydra"),
+    ],
+)
+def test_harmless_settings_are_noted(tmp_path, setting, reason):
+    (note,) = notes(tmp_path, setting)
+    assert note.startswith(f"{setting.split('=')[0]}: ignored; ")
+    assert reason in note
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "algorithm.use_kl_in_reward=True",
+            "algorithm.use_kl_in_reward: found True; use actor.use_kl_loss; write False or leave "
+            "the key out",
+        ),
+        (
+            "data.truncation=left",
+            "data.truncation: found 'left'; prompts are never cut: see filter_overlong_prompts; "
+            "write error or leave the key out",
+        ),
+        ("critic.enable=True", "critic.enable: found True; GRPO has no critic; write False or "
+         "leave the key out"),
+        (
+            "custom_reward_function.reward_kwargs.scale=2",
+            "custom_reward_function.reward_kwargs.scale: found 2; put constants into the reward "
+            "file; leave the key out",
+        ),
+        # True is not 1: rollout.data_parallel_size=True would be a mistake.
+        (
+            "actor_rollout_ref.rollout.data_parallel_size=True",
+            "actor_rollout_ref.rollout.data_parallel_size: found True; use "
+            "launch.rollout_workers; write 1 or leave the key out",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_of_another_run_are_refused(tmp_path, setting, message):
+    assert load_error(tmp_path, setting) == (message,)
+
+
+def test_notes_of_one_reason_are_one_line(tmp_path):
+    found = notes(tmp_path, *(f"critic.optim.{name}=1" for name in ("a", "b", "c", "d")))
+    assert found == ["critic.optim.a and 3 more: ignored; GRPO has no critic"]
+
+
+def test_reward_function_under_its_new_name(tmp_path):
+    """Newer verl has custom_reward_function under reward."""
+    text = MINIMAL.replace("custom_reward_function: {path: reward.py}", "")
+    loaded = load(tmp_path, "reward.custom_reward_function.path=reward.py", text=text)
+    assert loaded.config == load(tmp_path).config
+
+
+def test_reward_function_without_path_is_none(tmp_path):
+    """verl's own files hold {path: null, name: compute_score}."""
+    loaded = load(tmp_path, "custom_reward_function={path: null, name: compute_score}")
+    assert loaded.config.custom_reward_function is None
+
+
+def test_table_hides_none_of_our_keys():
+    assert [key for key in all_keys() if find_foreign(key)] == []
+    assert set(HINTS) <= set(all_keys())
+    assert find_foreign(f"{ACTOR}.nonsense") is None
+
+
+def test_every_entry_of_the_table_is_reached():
+    """An entry behind a wider pattern would never count."""
+    for entry in FOREIGN:
+        example = entry.pattern.replace("*", "zzz")
+        assert find_foreign(example) is entry, entry.pattern

@@ -1,0 +1,404 @@
+"""Rules across settings: each refused combination names the key, what was found and the fix, and
+what is not forbidden passes."""
+
+import pytest
+
+from pipeline.config.rules.check import config_problems
+from pipeline.config.rules.pods import InstalledGpus
+from tests.unit.config.settings import (
+    ACTOR,
+    MEGATRON,
+    OVERRIDE,
+    QWEN3,
+    QWEN3_MOE,
+    R3,
+    RECORD,
+    REPLAY,
+    ROLLOUT,
+    load,
+    notes,
+    problems,
+    the_problem,
+)
+
+
+@pytest.mark.parametrize("mode", ["disabled", "R2"])
+def test_small_settings_are_right(tmp_path, mode):
+    assert problems(tmp_path, f"{REPLAY}.mode={mode}") == []
+    assert notes(tmp_path, f"{REPLAY}.mode={mode}") == []
+
+
+class TestReplay:
+    def test_r3_without_the_rollout_flag(self, tmp_path):
+        assert the_problem(tmp_path, f"{REPLAY}.mode=R3") == (
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay: found False, but "
+            "actor_rollout_ref.actor.router_replay.mode=R3 replays what the rollout engine chose; "
+            "add the line actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
+        )
+
+    def test_r3_with_the_rollout_flag(self, tmp_path):
+        assert problems(tmp_path, *R3) == []
+        assert notes(tmp_path, *R3) == []
+
+    @pytest.mark.parametrize(
+        ("mode", "note"),
+        [
+            ("R2", "R2 replays the trainer's own"),
+            ("disabled", "not replayed (actor_rollout_ref.actor.router_replay.mode is disabled)"),
+        ],
+    )
+    def test_flag_without_r3_is_noted(self, tmp_path, mode, note):
+        """verl's published R2 example sets both; the flag alone is an audit."""
+        settings = (f"{REPLAY}.mode={mode}", f"{RECORD}=True")
+        assert problems(tmp_path, *settings) == []
+        assert note in "\n".join(notes(tmp_path, *settings))
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            "moe_router_fusion=True",
+            "moe_router_load_balancing_type=sinkhorn",
+            "moe_router_load_balancing_type=[sinkhorn,none]",
+            "moe_expert_capacity_factor=1.25",
+            "moe_expert_capacity_factor=0",
+            "moe_router_padding_for_quantization=True",
+            "moe_router_padding_for_fp8=True",
+            "moe_router_force_load_balancing=True",
+            "moe_input_jitter_eps=0.01",
+            "enable_cuda_graph=True",
+            "external_cuda_graph=True",
+            "cuda_graph_impl=local",
+            "cuda_graph_impl=transformer_engine",
+            "moe_enable_routing_replay=True",
+        ],
+    )
+    def test_router_settings_are_refused_by_name(self, tmp_path, setting):
+        """Each would make replay do nothing, or something else, in silence."""
+        name = setting.split("=")[0]
+        for mode in (("actor_rollout_ref.actor.router_replay.mode=R2",), R3):
+            problem = the_problem(tmp_path, *mode, f"{OVERRIDE}.{name}={setting.split('=')[1]}")
+            assert problem.startswith(f"{OVERRIDE}.{name}: found ")
+            assert "leave it out" in problem
+        assert problems(tmp_path, f"{OVERRIDE}.{setting}") == []  # disabled: no business of ours
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            "moe_router_fusion=False",
+            "moe_router_load_balancing_type=none",
+            "moe_expert_capacity_factor=null",
+            "moe_input_jitter_eps=null",
+            "cuda_graph_impl=none",
+            "moe_z_loss_coeff=0.001",
+            "moe_aux_loss_coeff=0.0",
+            "recompute_granularity=full",
+        ],
+    )
+    def test_harmless_router_settings_pass(self, tmp_path, setting):
+        assert problems(tmp_path, *R3, f"{OVERRIDE}.{setting}") == []
+
+    def test_cuda_graphs_beside_the_router_pass(self, tmp_path):
+        graphs = f"{OVERRIDE}={{cuda_graph_impl: transformer_engine, cuda_graph_scope: SCOPE}}"
+        assert problems(tmp_path, *R3, graphs.replace("SCOPE", "[attn]")) == []
+        assert the_problem(tmp_path, *R3, graphs.replace("SCOPE", "[attn, moe_router]"))
+
+    @pytest.mark.parametrize(("setting", "fix"), [("top_p=0.9", "1.0"), ("top_k=20", "-1")])
+    def test_renormalised_sampling(self, tmp_path, setting, fix):
+        name, value = setting.split("=")
+        assert the_problem(tmp_path, *R3, f"{ROLLOUT}.{setting}") == (
+            f"{ROLLOUT}.{name}: found {value}; with replay on, the engine's log-probs must be of "
+            f"the whole distribution, not of what sampling keeps of it; write {fix}"
+        )
+        assert problems(tmp_path, f"{ROLLOUT}.{setting}") == []
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            [f"{OVERRIDE}.moe_aux_loss_coeff=0.001"],
+            [f"{OVERRIDE}.moe_aux_loss_coeff=[0.001]"],
+            [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss"],  # coefficient of the model
+        ],
+    )
+    def test_auxiliary_loss_must_be_acknowledged(self, tmp_path, settings):
+        problem = the_problem(tmp_path, *R3, *settings)
+        assert problem.startswith(f"{OVERRIDE}.moe_aux_loss_coeff: found ")
+        assert "accept it with actor_rollout_ref.actor.router_replay.allow_aux_loss=True" in problem
+        assert problems(tmp_path, *R3, *settings, f"{REPLAY}.allow_aux_loss=True") == []
+        assert problems(tmp_path, *settings) == []
+
+    @pytest.mark.parametrize(
+        ("settings", "key"), [(R3, f"{REPLAY}.mode"), ((f"{RECORD}=True",), RECORD)]
+    )
+    def test_dense_model(self, tmp_path, settings, key):
+        problem = the_problem(tmp_path, *settings, model=QWEN3)
+        assert problem.startswith(f"{key}: found ")
+        assert "(model_type 'qwen3') has no MoE layers" in problem
+        assert problems(tmp_path, model=QWEN3) == []
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        "model",
+        [
+            {**QWEN3_MOE, "model_type": "new_moe"},
+            {**QWEN3, "model_type": "new_dense"},
+            {**QWEN3_MOE, "model_type": "glm4_moe", "first_k_dense_replace": 1},
+        ],
+    )
+    def test_only_families_that_can_be_trained(self, tmp_path, model):
+        assert the_problem(tmp_path, model=model) == (
+            f"actor_rollout_ref.model.path: config.json has model_type='{model['model_type']}', "
+            "expected one that can be trained: deepseek_v3, llama, mixtral, qwen2, qwen2_moe, "
+            "qwen3, qwen3_moe"
+        )
+
+    def test_what_the_trainer_would_ignore(self, tmp_path):
+        """The trainer refuses the same, after the start of all processes."""
+        problem = the_problem(tmp_path, model={**QWEN3_MOE, "hidden_act": "gelu"})
+        assert problem.startswith(
+            "actor_rollout_ref.model.path: config.json has hidden_act='gelu', expected silu: "
+        )
+
+
+class TestRecordSets:
+    REPLAYED = (*R3, f"{REPLAY}.replay_file=old/set")
+
+    def test_replay_needs_neither_workers_nor_reward(self, tmp_path):
+        config = load(tmp_path, *self.REPLAYED).config
+        config = config.model_copy(update={"custom_reward_function": None})
+        assert config_problems(config, QWEN3_MOE) == []
+
+    def test_replay_with_workers(self, tmp_path):
+        assert the_problem(tmp_path, *self.REPLAYED, "launch.rollout_workers=2") == (
+            "launch.rollout_workers: found 2, but with "
+            "actor_rollout_ref.actor.router_replay.replay_file no rollout runs; write 0, or leave "
+            "one of the two out"
+        )
+        assert problems(tmp_path, *self.REPLAYED, "launch.rollout_workers=0") == []
+
+    def test_replay_with_validation(self, tmp_path):
+        problem = the_problem(tmp_path, *self.REPLAYED, "data.val_files=val.parquet")
+        assert problem.startswith("data.val_files: found val.parquet, but with")
+
+    def test_record_where_it_is_read(self, tmp_path):
+        """The same folder in another spelling is the same folder."""
+        for place in ("old/set", "./old/../old/set"):
+            problem = the_problem(tmp_path, *self.REPLAYED, f"{REPLAY}.record_file={place}")
+            assert problem.startswith(f"{REPLAY}.record_file: found {place}, the same as")
+        assert problems(tmp_path, *self.REPLAYED, f"{REPLAY}.record_file=new") == []
+
+    @pytest.mark.parametrize("name", ["record_file", "replay_file"])
+    def test_the_run_itself(self, tmp_path, name):
+        place = "outputs/store/test"
+        problem = the_problem(tmp_path, *R3, f"{REPLAY}.{name}={place}")
+        assert problem.startswith(f"{REPLAY}.{name}: found {place}, which is the run itself")
+
+    @pytest.mark.parametrize("name", ["record_file", "replay_file"])
+    def test_mode_disabled(self, tmp_path, name):
+        problem = the_problem(tmp_path, f"{REPLAY}.{name}=set")
+        assert problem.startswith(f"{REPLAY}.{name}: found set, but {REPLAY}.mode is disabled")
+
+
+class TestInputs:
+    def test_no_reward_function(self, tmp_path):
+        config = load(tmp_path).config.model_copy(update={"custom_reward_function": None})
+        assert config_problems(config, QWEN3_MOE) == [
+            "custom_reward_function.path: missing, expected a Python file with the reward "
+            "function; add the line custom_reward_function.path=PATH"
+        ]
+
+    def test_no_prompts(self, tmp_path):
+        assert the_problem(tmp_path, "data.train_files=null").startswith("data.train_files: found")
+
+    def test_no_workers(self, tmp_path):
+        assert "write 1 or more" in the_problem(tmp_path, "launch.rollout_workers=0")
+
+    def test_batches(self, tmp_path):
+        problem = the_problem(
+            tmp_path, "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=12"
+        )
+        assert problem == (
+            "actor_rollout_ref.actor.ppo_mini_batch_size: found 12, expected a divisor of "
+            "data.train_batch_size=32 (both count prompts); write 8"
+        )
+        assert "at most data.train_batch_size=32" in the_problem(
+            tmp_path, "launch.rollout_shards=33"
+        )
+        assert "at least launch.rollout_workers=3" in the_problem(
+            tmp_path, "launch.rollout_shards=2", "launch.rollout_workers=3"
+        )
+
+    def test_pods_share_no_folder(self, tmp_path):
+        config = load(tmp_path, "trainer.nnodes=2", "store.uri=/data").config
+        [problem] = config_problems(config, QWEN3_MOE, on_cluster=InstalledGpus())
+        assert (
+            problem == "store.uri: found /data, expected s3://BUCKET/PREFIX: pods share no folder"
+        )
+
+    def test_one_machine(self, tmp_path):
+        problem = the_problem(tmp_path, "trainer.nnodes=2", "trainer.n_gpus_per_node=1")
+        assert problem.startswith("trainer.nnodes: found 2, expected 1")
+
+    def test_longer_than_the_model(self, tmp_path):
+        problem = the_problem(tmp_path, "data.max_response_length=2000")
+        assert problem == (
+            "data.max_response_length: found 2000, with data.max_prompt_length=512 that is 2512 "
+            "tokens, but the model has 2048 positions; write at most 1536, or shorten "
+            "max_prompt_length"
+        )
+        yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+        [other] = problems(tmp_path, "data.max_response_length=2000", model={**QWEN3_MOE, **yarn})
+        assert "rope_type='yarn'" in other
+
+
+class TestLayout:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            ["trainer.n_gpus_per_node=2", f"{MEGATRON}.tensor_model_parallel_size=2"],
+            ["trainer.n_gpus_per_node=2", f"{MEGATRON}.pipeline_model_parallel_size=2"],
+            [
+                "trainer.n_gpus_per_node=2",
+                f"{MEGATRON}.pipeline_model_parallel_size=2",
+                f"{MEGATRON}.virtual_pipeline_model_parallel_size=2",
+            ],
+            ["trainer.n_gpus_per_node=2", f"{MEGATRON}.expert_model_parallel_size=2"],
+            ["trainer.n_gpus_per_node=2"],
+            [
+                "trainer.n_gpus_per_node=8",
+                f"{MEGATRON}.tensor_model_parallel_size=2",
+                f"{MEGATRON}.expert_model_parallel_size=8",
+                f"{MEGATRON}.expert_tensor_parallel_size=1",
+            ],
+        ],
+    )
+    def test_layouts_that_fit(self, tmp_path, settings):
+        assert problems(tmp_path, *R3, *settings) == []
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            (
+                ["trainer.n_gpus_per_node=3", f"{MEGATRON}.tensor_model_parallel_size=2"],
+                "trainer.n_gpus_per_node: found 3, expected a multiple of 2 ranks: "
+                f"{MEGATRON}.tensor_model_parallel_size=2 times "
+                f"{MEGATRON}.pipeline_model_parallel_size=1; write a multiple, or smaller sizes",
+            ),
+            (
+                ["trainer.n_gpus_per_node=2", f"{MEGATRON}.expert_model_parallel_size=4"],
+                "trainer.n_gpus_per_node: found 2, expected a multiple of 4 ranks: "
+                f"{MEGATRON}.expert_model_parallel_size=4 times "
+                f"{MEGATRON}.expert_tensor_parallel_size=1 times "
+                f"{MEGATRON}.pipeline_model_parallel_size=1; write a multiple, or smaller sizes",
+            ),
+            (
+                [
+                    "trainer.n_gpus_per_node=2",
+                    f"{MEGATRON}.tensor_model_parallel_size=2",
+                    f"{MEGATRON}.expert_tensor_parallel_size=1",
+                ],
+                f"{MEGATRON}.expert_tensor_parallel_size: found 1, expected 2 like "
+                f"{MEGATRON}.tensor_model_parallel_size: with "
+                f"{MEGATRON}.expert_model_parallel_size=1 Megatron-core would train each "
+                "tensor-parallel rank's experts apart, silently; write 2 or null",
+            ),
+            (
+                [f"{MEGATRON}.virtual_pipeline_model_parallel_size=2"],
+                f"{MEGATRON}.virtual_pipeline_model_parallel_size: found 2, but "
+                f"{MEGATRON}.pipeline_model_parallel_size is 1; write null, or more pipeline "
+                "stages",
+            ),
+            (
+                ["trainer.n_gpus_per_node=3", f"{MEGATRON}.pipeline_model_parallel_size=3"],
+                f"{MEGATRON}.pipeline_model_parallel_size: found 3, expected a divisor of the "
+                "model's num_hidden_layers=4; write one of 1, 2, 4",
+            ),
+            (
+                [
+                    "trainer.n_gpus_per_node=2",
+                    f"{MEGATRON}.pipeline_model_parallel_size=2",
+                    f"{MEGATRON}.virtual_pipeline_model_parallel_size=3",
+                ],
+                f"{MEGATRON}.pipeline_model_parallel_size times "
+                f"{MEGATRON}.virtual_pipeline_model_parallel_size: found 6, expected a divisor of "
+                "the model's num_hidden_layers=4; write one of 1, 2, 4",
+            ),
+            (
+                ["trainer.n_gpus_per_node=4", f"{MEGATRON}.tensor_model_parallel_size=4"],
+                f"{MEGATRON}.tensor_model_parallel_size: found 4, expected a divisor of the "
+                "model's num_key_value_heads=2; write one of 1, 2",
+            ),
+            (
+                ["trainer.n_gpus_per_node=3", f"{MEGATRON}.expert_model_parallel_size=3"],
+                f"{MEGATRON}.expert_model_parallel_size: found 3, expected a divisor of the "
+                "model's experts=16; write one of 1, 2, 4, 8, 16",
+            ),
+            (
+                [
+                    "trainer.n_gpus_per_node=2",
+                    f"{MEGATRON}.tensor_model_parallel_size=2",
+                    f"{MEGATRON}.sequence_parallel=False",
+                ],
+                f"{MEGATRON}.sequence_parallel: found False; Megatron-core trains experts under "
+                "tensor parallelism only with it; write True",
+            ),
+            (
+                [f"{OVERRIDE}.tensor_model_parallel_size=2"],
+                f"{OVERRIDE}.tensor_model_parallel_size: found 2, which has a setting of its own; "
+                f"write {MEGATRON}.tensor_model_parallel_size instead",
+            ),
+            (
+                [f"{OVERRIDE}.moe_router_topk=2"],
+                f"{OVERRIDE}.moe_router_topk: found 2, which the model's config.json decides; "
+                "leave it out",
+            ),
+            (
+                [
+                    "trainer.n_gpus_per_node=2",
+                    f"{MEGATRON}.pipeline_model_parallel_size=2",
+                    f"{MEGATRON}.virtual_pipeline_model_parallel_size=2",
+                    f"{OVERRIDE}.overlap_p2p_comm=False",
+                ],
+                f"{OVERRIDE}.overlap_p2p_comm: found False; with "
+                f"{MEGATRON}.virtual_pipeline_model_parallel_size Megatron-core would silently "
+                "exchange activations for gradients; leave it out, which makes it true",
+            ),
+            (
+                [
+                    "trainer.n_gpus_per_node=2",
+                    f"{MEGATRON}.pipeline_model_parallel_size=2",
+                    f"{MEGATRON}.virtual_pipeline_model_parallel_size=2",
+                    f"{OVERRIDE}.batch_p2p_comm=True",
+                ],
+                f"{OVERRIDE}.batch_p2p_comm: found True; with "
+                f"{MEGATRON}.virtual_pipeline_model_parallel_size Megatron-core would silently "
+                "exchange activations for gradients; leave it out, which makes it false",
+            ),
+            (
+                [
+                    "trainer.n_gpus_per_node=16",
+                    "data.train_batch_size=1",
+                    f"{ACTOR}.ppo_mini_batch_size=1",
+                ],
+                f"{ACTOR}.ppo_mini_batch_size: found 1, with rollout.n that is 8 samples for 16 "
+                "data-parallel ranks; write more, or use fewer ranks",
+            ),
+        ],
+    )
+    def test_layouts_that_do_not(self, tmp_path, settings, message):
+        """Refused with replay disabled too: Megatron-core is wrong by itself, or cannot start."""
+        assert the_problem(tmp_path, *settings) == message
+
+    def test_dense_model_without_expert_parallelism(self, tmp_path):
+        settings = ["trainer.n_gpus_per_node=2", f"{MEGATRON}.expert_model_parallel_size=2"]
+        assert "the model has no MoE layers; write 1" in the_problem(
+            tmp_path, *settings, model=QWEN3
+        )
+
+
+def test_all_problems_are_shown_together(tmp_path):
+    found = problems(
+        tmp_path, f"{REPLAY}.mode=R3", f"{ROLLOUT}.top_p=0.5", "trainer.n_gpus_per_node=3",
+        f"{MEGATRON}.tensor_model_parallel_size=2", "data.train_files=null",
+    )  # fmt: skip
+    assert len(found) == 4

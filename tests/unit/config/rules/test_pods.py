@@ -1,0 +1,55 @@
+"""GPUs of pods against what runs in them."""
+
+import pytest
+
+from pipeline.config.rules.check import config_problems
+from pipeline.config.rules.pods import InstalledGpus
+from tests.unit.config.settings import ROLLOUT, load
+
+ON_S3 = "store.uri=s3://runs/retrace"
+NO_NUMBERS = InstalledGpus()
+USED = ("trainer.n_gpus_per_node=8", f"{ROLLOUT}.tensor_model_parallel_size=4")
+
+
+def found(folder, *settings, installed=NO_NUMBERS, on_cluster=True):
+    config = load(folder, ON_S3, *settings).config
+    return config_problems(config, None, installed if on_cluster else None)
+
+
+@pytest.mark.parametrize("training", ["null", "0", "8"])
+@pytest.mark.parametrize("rollout", ["null", "0", "4"])
+def test_as_many_as_are_used_or_none(tmp_path, training, rollout):
+    pods = (
+        f"launch.kubernetes.training.gpus={training}",
+        f"launch.kubernetes.rollout.gpus={rollout}",
+    )
+    assert found(tmp_path, *USED, *pods) == []
+    installed = InstalledGpus(*(None if n == "null" else int(n) for n in (rollout, training)))
+    assert found(tmp_path, *USED, installed=installed) == []
+
+
+@pytest.mark.parametrize("gpus", [1, 7, 16])
+def test_another_number_of_the_run(tmp_path, gpus):
+    pods = (f"launch.kubernetes.training.gpus={gpus}", f"launch.kubernetes.rollout.gpus={gpus}")
+    training, rollout = found(tmp_path, *USED, *pods)
+    assert training == (
+        f"launch.kubernetes.training.gpus: found {gpus} (of the run, or else of the installation), "
+        "expected 8 like trainer.n_gpus_per_node, or 0 for a run on CPU; write "
+        f"launch.kubernetes.training.gpus=8, or trainer.n_gpus_per_node={gpus}"
+    )
+    assert rollout.startswith(
+        f"launch.kubernetes.rollout.gpus: found {gpus} (of the run, or else of the installation), "
+        f"expected 4 like {ROLLOUT}.tensor_model_parallel_size, or 0"
+    )
+
+
+def test_another_number_of_the_installation(tmp_path):
+    """The run's own number is in its place, not beside it."""
+    [problem] = found(tmp_path, *USED, installed=InstalledGpus(rollout=4, training=4))
+    assert problem.startswith("launch.kubernetes.training.gpus: found 4 ")
+    right = "launch.kubernetes.training.gpus=8"
+    assert found(tmp_path, *USED, right, installed=InstalledGpus(training=4)) == []
+
+
+def test_runs_elsewhere_have_no_pods(tmp_path):
+    assert found(tmp_path, *USED, "launch.kubernetes.training.gpus=1", on_cluster=False) == []

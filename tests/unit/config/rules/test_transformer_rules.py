@@ -1,0 +1,150 @@
+"""The table of TransformerConfig, on fields that Megatron-core's own class has."""
+
+from typing import Any
+
+import pytest
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from pipeline.config.rules.transformer_fields import FIELDS
+from pipeline.config.rules.transformer_rules import (
+    FIXED,
+    MEGATRON,
+    OF_THE_MODEL,
+    OVERRIDE,
+    OWNED,
+    REFUSED,
+    field_problems,
+    has_auxiliary_loss,
+    intended_fields,
+)
+from pipeline.config.tree import Megatron, RouterReplay
+
+R3 = RouterReplay(mode="R3")
+AS_MBRIDGE: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_moe_experts": 8,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "moe_router_load_balancing_type": "none",
+    "moe_aux_loss_coeff": 0.001,
+    "add_bias_linear": False,
+}
+
+
+def found(replay: RouterReplay = R3, **settings: Any) -> list[str]:
+    """The problems of Megatron-core's class with these settings; what it refuses is set after."""
+    config = TransformerConfig(**AS_MBRIDGE)
+    try:
+        config = TransformerConfig(**{**AS_MBRIDGE, **settings})
+    except (AssertionError, ValueError):
+        vars(config).update(settings)
+    return field_problems(vars(config), replay)
+
+
+def test_the_table_speaks_of_fields_and_settings_that_exist():
+    named = [*OWNED, *OF_THE_MODEL, *FIXED]
+    assert len(set(named)) == len(named)
+    assert {*named, *(rule.field for rule in REFUSED)} <= set(FIELDS)
+    assert set(OWNED.values()) <= set(Megatron.model_fields)
+    assert {rule.accepted_by for rule in REFUSED} - {None} <= set(RouterReplay.model_fields)
+
+
+def test_what_mbridge_makes_passes():
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("moe_router_fusion", {"moe_router_fusion": True}),
+        ("moe_router_load_balancing_type", {"moe_router_load_balancing_type": "sinkhorn"}),
+        ("moe_expert_capacity_factor", {"moe_expert_capacity_factor": 1.0}),
+        ("moe_router_padding_for_quantization", {"moe_router_padding_for_quantization": True}),
+        ("moe_router_force_load_balancing", {"moe_router_force_load_balancing": True}),
+        ("moe_input_jitter_eps", {"moe_input_jitter_eps": 0.1}),
+        ("moe_input_jitter_eps", {"moe_input_jitter_eps": 0.0}),
+        ("moe_enable_routing_replay", {"moe_enable_routing_replay": True}),
+        ("cuda_graph_impl", {"cuda_graph_impl": "local"}),
+        ("cuda_graph_impl", {"cuda_graph_impl": "local", "cuda_graph_scope": ["attn"]}),
+        ("cuda_graph_impl", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": []}),
+        (
+            "cuda_graph_impl",
+            {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]},
+        ),
+        ("moe_aux_loss_coeff", {"moe_router_load_balancing_type": ["seq_aux_loss"]}),
+        ("moe_aux_loss_coeff", {"moe_router_load_balancing_type": "global_aux_loss"}),
+    ],
+)
+def test_fields_under_which_replay_would_do_nothing(field, settings):
+    """Whatever path they came by into Megatron's own config; without replay they are allowed."""
+    [problem] = found(**settings)
+    assert problem.startswith(f"{OVERRIDE}.{field}: found {settings.get(field, 0.001)!r}; with ")
+    assert found(RouterReplay(), **settings) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn"]},
+        {"moe_router_load_balancing_type": "aux_loss"},
+        {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.0},
+    ],
+)
+def test_fields_that_replay_works_with(settings):
+    assert found(RouterReplay(mode="R3", allow_aux_loss=True), **settings) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        (f"{OVERRIDE}.attention_dropout: found 0.1", {"attention_dropout": 0.1}),
+        (f"{OVERRIDE}.hidden_dropout: found 0.2", {"hidden_dropout": 0.2}),
+        (
+            f"{MEGATRON}.sequence_parallel: found False",
+            {"tensor_model_parallel_size": 2, "sequence_parallel": False},
+        ),
+        (
+            f"{OVERRIDE}.num_layers_in_first_pipeline_stage: found 3",
+            {"num_layers_in_first_pipeline_stage": 3},
+        ),
+    ],
+)
+def test_fields_that_are_always_refused(key, settings):
+    [problem] = found(RouterReplay(), **settings)
+    assert problem.startswith(key)
+
+
+def test_sequence_parallel_is_for_experts():
+    dense = {"tensor_model_parallel_size": 2, "sequence_parallel": False, "num_moe_experts": None}
+    assert found(**dense) == []
+
+
+@pytest.mark.parametrize("wrong", [{"overlap_p2p_comm": False}, {"batch_p2p_comm": True}])
+def test_virtual_pipeline_with_batched_exchange_is_refused(wrong):
+    """At PP2 an activation would arrive as a gradient."""
+    right = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    stages = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+    stages |= {"num_layers": 4, "pipeline_dtype": "x"}
+    assert found(**stages, **right) == []
+    [problem] = found(**stages, **{**right, **wrong})
+    assert problem.startswith(f"{OVERRIDE}.{next(iter(wrong))}: found ")
+    assert found(**wrong) == []
+
+
+def test_the_auxiliary_loss_needs_kind_and_coefficient():
+    def on(kind: Any, coefficient: Any) -> bool:
+        fields = {"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": coefficient}
+        return has_auxiliary_loss(fields)
+
+    assert on("aux_loss", 0.1)
+    assert on(["none", "seq_aux_loss"], [0.0, 0.1])
+    assert not on("none", 0.1)
+    assert not on("aux_loss", 0.0)
+
+
+def test_check_sees_every_refused_field_that_is_no_override():
+    """A rule about a field that `intended_fields` lacks would fire in the trainer alone, late."""
+    seen = intended_fields(Megatron(), {}, None)
+    assert {rule.field for rule in REFUSED if rule.field in OWNED} <= seen.keys()

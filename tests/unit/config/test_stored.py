@@ -1,0 +1,162 @@
+"""New settings and new defaults never change a run that is there already."""
+
+import copy
+import json
+
+import pytest
+from pydantic import Field
+
+from pipeline.config import keys, stored
+from pipeline.config.identity import differing
+from pipeline.config.section import FOR_WORKERS, Section, formerly
+from pipeline.config.stored import read_stored, with_former_values
+from pipeline.config.tree import RunConfig, Trainer
+from pipeline.errors import InputError
+from tests.paths import ROOT
+
+OLD = json.loads((ROOT / "tests/data/quickstart-0.1.0/run.json").read_text())["config"]
+
+
+class Curriculum(Section):
+    start: int = Field(7, json_schema_extra=formerly(0))
+    names: list[str] = Field(["a"], json_schema_extra=formerly([]))
+
+
+class GrownTrainer(Trainer):
+    grown: int = Field(5, json_schema_extra=formerly(3))
+    patience: int = Field(5, json_schema_extra=FOR_WORKERS | formerly(2))
+    curriculum: Curriculum = Field(default_factory=Curriculum)
+    other: Curriculum | None = Field(None, json_schema_extra=formerly(None))
+
+
+class Grown(RunConfig):
+    trainer: GrownTrainer
+
+
+class Unmarked(RunConfig):
+    novelty: int = 5
+
+
+@pytest.fixture
+def tree(monkeypatch):
+    """Put another tree in the place of today's."""
+
+    def put(other: type[RunConfig]) -> None:
+        for module in (keys, stored):
+            monkeypatch.setattr(module, "RunConfig", other)
+        keys.all_keys.cache_clear()
+
+    yield put
+    keys.all_keys.cache_clear()
+
+
+def test_every_setting_is_in_the_old_run_or_says_what_old_runs_had():
+    """Whoever adds a setting decides: mark it with `formerly`."""
+    found = keys.all_keys().values()
+
+    def told(key: keys.Key) -> bool:
+        value = OLD
+        for part in key.name.split("."):
+            if value is None:
+                return True
+            if part not in value:
+                return key.is_new
+            value = value[part]
+        return True
+
+    undecided = [key.name for key in found if key.section is None and not told(key)]
+    assert undecided == [], "give these json_schema_extra=formerly(VALUE)"
+
+
+def test_an_old_run_is_read_as_it_was():
+    before = copy.deepcopy(OLD)
+    config = read_stored(OLD, "run.json")
+    assert config.model_dump(mode="json") == OLD == before
+
+
+def test_a_new_setting_has_the_value_of_old_runs_and_not_the_default(tree):
+    tree(Grown)
+    old = read_stored(OLD, "run.json")
+    assert (old.trainer.grown, old.trainer.patience) == (3, 2)
+    assert old.trainer.curriculum == Curriculum(start=0, names=[])
+    assert old.trainer.other is None
+    assert old.trainer.seed == OLD["trainer"]["seed"]
+
+
+def test_attaching_compares_with_the_value_of_old_runs(tree):
+    """Today's default is another value; operational settings may differ."""
+    tree(Grown)
+    new = Grown.model_validate(OLD)
+    assert differing(read_stored(OLD, "run.json"), new) == {
+        "trainer.grown": (3, 5),
+        "trainer.curriculum.start": (0, 7),
+        "trainer.curriculum.names": ([], ["a"]),
+    }
+
+
+def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
+    """Attaching with yesterday's file goes on as yesterday; what is written counts as written."""
+    tree(Grown)
+    unwritten = copy.deepcopy(OLD)
+    config, taken = with_former_values(Grown.model_validate(unwritten), OLD)
+    expected = {
+        "trainer.grown": 3,
+        "trainer.curriculum.start": 0,
+        "trainer.curriculum.names": [],
+    }
+    assert taken == expected
+    assert differing(read_stored(OLD, "run.json"), config) == {}
+    assert config.trainer.patience == 5  # operational: today's default
+
+    written = copy.deepcopy(OLD)
+    written["trainer"] |= {"grown": 5, "curriculum": {"start": 1}}
+    config, taken = with_former_values(Grown.model_validate(written), OLD)
+    assert taken == {"trainer.curriculum.names": []}
+    assert set(differing(read_stored(OLD, "run.json"), config)) == {
+        "trainer.grown",
+        "trainer.curriculum.start",
+    }
+
+
+def test_a_run_as_new_as_the_settings_gives_nothing_away(tree):
+    """A default that the run has stored is the run's: there is nothing to take over."""
+    tree(Grown)
+    today = Grown.model_validate(OLD)
+    assert with_former_values(today, today.model_dump(mode="json")) == (today, {})
+
+
+def test_a_run_that_has_the_setting_keeps_it(tree):
+    tree(Grown)
+    settings = copy.deepcopy(OLD)
+    settings["trainer"] |= {"grown": 8, "other": {"start": 1, "names": []}}
+    config = read_stored(settings, "run.json")
+    assert config.trainer.grown == 8
+    assert config.trainer.other == Curriculum(start=1, names=[])
+
+
+def test_a_setting_of_which_nobody_knows_what_old_runs_had_is_refused(tree):
+    tree(Unmarked)
+    with pytest.raises(InputError) as caught:
+        read_stored(OLD, "run.json")
+    assert caught.value.problems == (
+        "run.json: novelty: found no value, and what runs had before this setting existed is not "
+        "known; use the version of retrace that made the run",
+    )
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    settings = copy.deepcopy(OLD)
+    del settings["trainer"]["seed"], settings["data"]["shuffle"]
+    with pytest.raises(InputError) as caught:
+        read_stored(settings, "run.json")
+    assert [problem.split(": ")[1] for problem in caught.value.problems] == [
+        "data.shuffle",
+        "trainer.seed",
+    ]
+    settings = {**OLD, "gone": 1, "reward": {"on_error": "ignore"}}
+    with pytest.raises(InputError) as caught:
+        read_stored(settings, "run.json")
+    assert [problem.split(": ")[1] for problem in caught.value.problems] == [
+        "reward.on_error",
+        "gone",
+    ]

@@ -1,0 +1,101 @@
+"""Files of a small run: model folder, prompts in verl's layout, reward file, settings."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config.reading.load import load_config
+from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
+from pipeline.inputs.check import check_inputs
+from pipeline.inputs.checked import CheckedInputs
+
+REPLAY = "actor_rollout_ref.actor.router_replay"
+R3 = (f"{REPLAY}.mode=R3", "actor_rollout_ref.rollout.enable_rollout_routing_replay=True")
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str == ground_truth)
+"""
+
+
+def verl_rows(count: int) -> list[dict[str, Any]]:
+    """Prompts as verl's own preprocessing writes them."""
+    return [
+        {
+            "data_source": "add",
+            "prompt": [{"role": "user", "content": f"{number} + {number} = ?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(2 * number)},
+            "extra_info": {"index": number},
+        }
+        for number in range(count)
+    ]
+
+
+def write_prompts(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """A Parquet file of rows."""
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def write_inputs(folder: Path, model: Path) -> Path:
+    """Everything that a run needs; the settings file."""
+    write_prompts(folder / "train.parquet", verl_rows(10))
+    (folder / "reward.py").write_text(REWARD)
+    settings = folder / "config.yaml"
+    settings.write_text(
+        f"""
+data:
+  train_files: {folder}/train.parquet
+  train_batch_size: 4
+  max_prompt_length: 32
+  max_response_length: 8
+actor_rollout_ref:
+  model: {{path: {model}}}
+  actor: {{ppo_mini_batch_size: 4}}
+  rollout: {{n: 2}}
+custom_reward_function: {{path: {folder}/reward.py}}
+trainer: {{experiment_name: test, total_training_steps: 2}}
+store: {{uri: {folder}/store}}
+"""
+    )
+    return settings
+
+
+def load(settings: Path, *overrides: str) -> RunConfig:
+    """The settings with overrides."""
+    return load_config(settings, overrides).config
+
+
+def check(settings: Path, *overrides: str) -> CheckedInputs:
+    """The checked inputs."""
+    return check_inputs(load(settings, *overrides))
+
+
+def check_error(settings: Path, *overrides: str) -> tuple[str, ...]:
+    """The problems that checking finds."""
+    with pytest.raises(InputError) as caught:
+        check(settings, *overrides)
+    return caught.value.problems
+
+
+def the_error(settings: Path, *overrides: str) -> str:
+    """The one problem that checking finds."""
+    (problem,) = check_error(settings, *overrides)
+    return problem
+
+
+def error_with_file(settings: Path, model: Path, name: str, content: str | None) -> str:
+    """The one problem after a file of a copy of the model is replaced, or removed (None)."""
+    copy = settings.parent / "copy"
+    shutil.copytree(model, copy)
+    if content is None:
+        (copy / name).unlink()
+    else:
+        (copy / name).write_text(content)
+    return the_error(settings, f"actor_rollout_ref.model.path={copy}")

@@ -1,0 +1,137 @@
+"""The same name again attaches only to the same run; what differs is named."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.keys import Key
+from pipeline.inputs.stage import prepare, stage
+from pipeline.run import keys
+from pipeline.run.amendments import write_amendment
+from pipeline.run.commit import put_file
+from pipeline.run.description import description_json, read_created
+from pipeline.run.run_config import config_of
+from pipeline.store import open_store
+from tests.paths import ROOT
+from tests.unit.inputs.small_inputs import REPLAY, check, load, the_error, verl_rows, write_prompts
+
+
+def test_another_run_of_the_same_name(settings):
+    """Every differing key with both values, and the ways out."""
+    prepare(load(settings))
+    problem = the_error(
+        settings, "trainer.seed=2", "actor_rollout_ref.actor.optim.lr=0.5",
+        f"{REPLAY}.mode=R2", "trainer.total_training_steps=9",
+    )  # fmt: skip
+    uri = open_store(f"{settings.parent}/store/test").uri
+    assert problem == (
+        f"trainer.experiment_name: the run 'test' in {uri} exists with other settings; choose "
+        "another trainer.experiment_name, or go on with the old values:\n"
+        "  actor_rollout_ref.actor.optim.lr: it has 1e-06, now 0.5\n"
+        "  actor_rollout_ref.actor.router_replay.mode: it has 'disabled', now 'R2'\n"
+        "  trainer.seed: it has 1, now 2"
+    )
+
+
+def test_paths_may_change_but_not_contents(settings, model):
+    """Inputs are compared by content."""
+    prepare(load(settings))
+    elsewhere = settings.parent / "elsewhere"
+    elsewhere.mkdir()
+    copies = [shutil.copy(settings.parent / name, elsewhere) for name in
+              ("train.parquet", "reward.py")]  # fmt: skip
+    shutil.copytree(model, elsewhere / "model")
+    moved = (
+        f"data.train_files={copies[0]}",
+        f"custom_reward_function.path={copies[1]}",
+        f"actor_rollout_ref.model.path={elsewhere}/model",
+    )
+    prepare(load(settings, *moved))
+
+    Path(copies[1]).write_text(Path(copies[1]).read_text() + "# changed\n")
+    write_prompts(Path(copies[0]), verl_rows(9))
+    weights = elsewhere / "model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    problem = the_error(settings, *moved, f"data.val_files={copies[0]}")
+    assert "data.train_files: it has 10 prompts, now 9, with other content" in problem
+    assert "data.val_files: it has none, now prompts" in problem
+    assert "custom_reward_function.path: it has SHA-256" in problem
+    assert "actor_rollout_ref.model.path: model.safetensors: it has SHA-256" in problem
+
+
+def test_broken_or_newer_run_json(settings):
+    run = prepare(load(settings))
+    store, whole = run.store, description_json(run.description)
+    less = {name: value for name, value in whole["config"].items() if name != "algorithm"}
+    for body, message in (
+        ({"format": 2}, "format 2, expected 1"),
+        ({**whole, "config": less}, "algorithm.adv_estimator: found no value, and what"),
+        ({**whole, "config": {**whole["config"], "new": 1}}, "new: found 1: Extra inputs are not"),
+        ({"format": 1, "name": "test"}, "cannot be read: run.json"),
+        ({"format": 1, "name": "test"}, "it has no 'config'"),
+    ):
+        store.delete(keys.run_json())
+        store.create(keys.run_json(), json.dumps(body).encode())
+        assert message in the_error(settings)
+
+
+@pytest.fixture
+def old_run(tmp_path, monkeypatch):
+    """The quickstart as an older commit left it, in a store of its own: overrides that name it."""
+    monkeypatch.chdir(ROOT)
+    shutil.copytree(ROOT / "tests/data/quickstart-0.1.0", tmp_path / "store/quickstart")
+    return f"store.uri={tmp_path}/store", f"trainer.default_local_dir={tmp_path}"
+
+
+def test_a_run_of_an_older_commit_is_attached_to(old_run):
+    """Its run.json stays as it is; later settings have the values that it was made with."""
+    settings = ROOT / "examples/quickstart.yaml"
+    inputs = check(settings, *old_run)
+    before = {info.key: inputs.store.read(info.key) for info in inputs.store.list("")}
+    run = stage(inputs)
+    assert run.description == read_created(inputs.store)
+    assert config_of(run.description).trainer.total_training_steps == 8
+    after = {info.key: inputs.store.read(info.key) for info in inputs.store.list("")}
+    assert after.keys() - before.keys() == {keys.policy(0)}
+    assert {key: after[key] for key in before} == before
+
+
+def test_a_setting_newer_than_the_run_keeps_what_the_run_did(old_run, tmp_path, monkeypatch):
+    """As if max_staleness had come after the run, which was made without any overlap."""
+    name = "trainer.max_staleness"
+    monkeypatch.setattr(Key, "is_new", property(lambda key: key.name == name))
+    monkeypatch.setattr(Key, "former", property(lambda key: 1))
+    path = tmp_path / "store/quickstart/run.json"
+    body = json.loads(path.read_text())
+    del body["config"]["trainer"]["max_staleness"], body["content_sha256"]
+    path.write_text(json.dumps(body))
+
+    settings = ROOT / "examples/quickstart.yaml"
+    inputs = check(settings, *old_run)
+    assert inputs.config.trainer.max_staleness == 1
+    assert inputs.notes[0] == (
+        "trainer.max_staleness: 1, as before this setting existed: the run is older"
+    )
+    assert config_of(stage(inputs).description).trainer.max_staleness == 1
+    problem = the_error(settings, *old_run, f"{name}=0")
+    assert problem.splitlines()[1:] == [f"  {name}: it has 1, now 0"]
+
+
+def test_a_run_of_an_older_commit_refuses_other_settings(old_run):
+    settings = ROOT / "examples/quickstart.yaml"
+    problem = the_error(settings, *old_run, "trainer.seed=2", "trainer.save_freq=3")
+    assert problem.splitlines()[1:] == ["  trainer.seed: it has 1, now 2"]
+
+
+def test_amendments_are_part_of_the_run(settings):
+    """What an attempt amended is what the next one must ask for."""
+    store = prepare(load(settings)).store
+    reward = settings.parent / "reward.py"
+    reward.write_text(reward.read_text() + "# mended\n")
+    assert "custom_reward_function.path: it has SHA-256" in the_error(settings)
+    mended = put_file(store, "inputs/mended/reward.py", reward)
+    write_amendment(store, "mended", 0, {"inputs.reward": mended, "trainer.seed": 2})
+    assert "trainer.seed: it has 2, now 1" in the_error(settings)
+    assert prepare(load(settings, "trainer.seed=2")).description.inputs.reward == mended

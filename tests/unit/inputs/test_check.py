@@ -1,0 +1,129 @@
+"""Checking inputs: bad input is a clear error before anything starts, all of it at once, and
+nothing is left behind."""
+
+import json
+import shutil
+
+import pytest
+
+from pipeline.inputs.stage import prepare
+from tests.tiny_models import make_tiny
+from tests.unit.inputs.small_inputs import (
+    R3,
+    REPLAY,
+    check,
+    check_error,
+    error_with_file,
+    load,
+    the_error,
+)
+
+
+def test_checking_leaves_nothing_behind(settings):
+    """Not even folders: those that are not there yet are the run's to make."""
+    before = sorted(settings.parent.rglob("*"))
+    check(
+        settings, *R3, f"{REPLAY}.record_file={settings.parent}/sets/one",
+        f"trainer.default_local_dir={settings.parent}/logs",
+    )  # fmt: skip
+    assert sorted(settings.parent.rglob("*")) == before
+
+
+def test_fewer_prompts_than_a_step_needs(settings):
+    assert the_error(settings, "data.train_batch_size=12") == (
+        "data.train_batch_size: found 12, but data.train_files has 10 prompts; write at most "
+        "10, or add prompts"
+    )
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_other_inputs_are_checked_without_a_model(settings, model, name):
+    copy = shutil.copytree(model, settings.parent / "copy")
+    (copy / name).unlink()
+    found = check_error(
+        settings, f"actor_rollout_ref.model.path={copy}", "data.train_files=absent.parquet",
+        "custom_reward_function.path=absent.py",
+    )  # fmt: skip
+    assert [problem.split(":")[0] for problem in found] == [
+        "actor_rollout_ref.model.path",
+        "data.train_files",
+        "custom_reward_function.path",
+    ]
+
+
+def test_tokenizer_of_another_model(settings, model):
+    config = json.loads((model / "config.json").read_text())
+    problem = error_with_file(
+        settings, model, "config.json", json.dumps({**config, "vocab_size": 100})
+    )
+    assert "the model's vocab_size is 100: the tokenizer is another model's" in problem
+
+
+def test_dense_model(settings, tmp_path):
+    """Refused with replay on; without, the run has no geometry."""
+    dense = make_tiny(tmp_path / "dense", "qwen3")
+    path = f"actor_rollout_ref.model.path={dense}"
+    assert "has no MoE layers" in the_error(settings, path, *R3)
+    run = prepare(load(settings, path))
+    assert run.geometry is None
+    assert run.description.geometry is None
+
+
+def test_reward_file_without_the_function(settings):
+    path = settings.parent / "reward.py"
+    path.write_text("def score(text): return 1.0")
+    assert the_error(settings) == (
+        f"custom_reward_function.path: {path}: found functions score, expected one named "
+        "compute_score; rename it, or set custom_reward_function.name"
+    )
+
+
+def test_unwritable_store(settings):
+    """A file lies where a folder is needed: nobody, not even root, can write below it."""
+    problem = the_error(settings, f"store.uri={settings}/store")
+    assert problem.startswith(f"store.uri: found {settings}/store, which cannot be written: ")
+    assert problem.endswith("; choose another place")
+
+
+def test_unwritable_local_folder(settings):
+    problem = the_error(settings, f"trainer.default_local_dir={settings}/logs")
+    assert problem.startswith(
+        f"trainer.default_local_dir: found {settings}/logs, which cannot be written: "
+    )
+
+
+def test_unknown_kind_of_store(settings):
+    assert "scheme 'ftp' is not known" in the_error(settings, "store.uri=ftp://host/store")
+
+
+def test_credentials_in_a_place_are_refused_and_not_repeated(settings):
+    for override in ("store.uri=s3://key:hidden@bucket/a", "store.endpoint=http://a:hidden@b"):
+        [problem] = check_error(settings, override)
+        assert "credentials" in problem
+        assert "hidden" not in problem
+
+
+def test_endpoint_that_is_no_url(settings):
+    problem = the_error(settings, "store.endpoint=localhost:9000")
+    assert problem.startswith("store.endpoint: found 'localhost:9000', expected https://HOST")
+
+
+def test_local_folder_elsewhere(settings):
+    problem = the_error(settings, "trainer.default_local_dir=s3://bucket/logs")
+    assert problem.endswith("expected a folder of this machine")
+
+
+def test_all_problems_are_shown_together(settings):
+    found = check_error(
+        settings, f"{REPLAY}.mode=R3", "data.train_files=absent.parquet",
+        "custom_reward_function.path=absent.py", f"store.uri={settings}",
+        "trainer.n_gpus_per_node=3",
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+    )  # fmt: skip
+    assert [problem.split(":")[0] for problem in found] == [
+        "actor_rollout_ref.rollout.enable_rollout_routing_replay",
+        "trainer.n_gpus_per_node",
+        "data.train_files",
+        "custom_reward_function.path",
+        "store.uri",
+    ]

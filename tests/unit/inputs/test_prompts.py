@@ -1,0 +1,124 @@
+"""Prompt files in verl's layout: what is wrong with a file or a row is named, and the staged table
+holds the tokens of transformers' own tokenizer."""
+
+import io
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from pipeline.inputs.prompts import SCHEMA
+from pipeline.inputs.stage import prepare
+from pipeline.run.commit import read_data
+from tests.unit.inputs.small_inputs import (
+    check,
+    check_error,
+    load,
+    the_error,
+    verl_rows,
+    write_prompts,
+)
+
+
+def test_staged_table(settings, model):
+    """Token ids are those of transformers' AutoTokenizer with the generation prompt."""
+    run = prepare(load(settings))
+    data = read_data(run.store, run.description.inputs.prompts)
+    table = pq.read_table(io.BytesIO(data))
+    assert table.schema.equals(SCHEMA)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for number, row in enumerate(table.to_pylist()):
+        messages = verl_rows(10)[number]["prompt"]
+        assert row["prompt_id"] == number
+        assert json.loads(row["messages"]) == messages
+        assert row["token_ids"] == tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        assert (row["data_source"], json.loads(row["ground_truth"])) == ("add", str(2 * number))
+        assert json.loads(row["extra_info"]) == {"index": number}
+
+
+@pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
+def test_missing_column_names_those_that_are_there(settings, column):
+    rows = [{k: v for k, v in row.items() if k != column} for row in verl_rows(10)]
+    path = write_prompts(settings.parent / "train.parquet", rows)
+    there = ", ".join(rows[0])
+    assert the_error(settings).startswith(
+        f"data.train_files: {path} has no column {column!r} (found {there}); add it"
+    )
+
+
+def test_other_column_names(settings):
+    rows = [{**row, "messages": row["prompt"], "prompt": "x"} for row in verl_rows(10)]
+    write_prompts(settings.parent / "train.parquet", rows)
+    assert check(settings, "data.prompt_key=messages").prompt_count == 10
+
+
+def test_without_extra_info(settings):
+    rows = [{k: v for k, v in row.items() if k != "extra_info"} for row in verl_rows(10)]
+    write_prompts(settings.parent / "train.parquet", rows)
+    assert check(settings).prompts.table["extra_info"].to_pylist() == [None] * 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": "1 + 1"}, "row 0: column 'prompt' has '1 + 1', expected a list of {role, "
+         "content} texts (2 of 2 rows are wrong)"),
+        ({"prompt": []}, "row 0: column 'prompt' has [], expected a list"),
+        ({"prompt": [{"role": "user"}]}, "row 0: column 'prompt' has [{'role': 'user'}], "),
+        ({"data_source": 1}, "row 0: column 'data_source' has 1, expected text"),
+        ({"reward_model": {"style": "rule"}}, "row 0: column 'reward_model' has {'style': "
+         "'rule'}, expected a struct with ground_truth"),
+        ({"extra_info": {"raw": b"x"}}, "row 0: column 'extra_info' has {'raw': b'x'}, not "
+         "JSON"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_not_verls(settings, change, message):
+    rows = [{**row, **change} for row in verl_rows(2)]
+    path = write_prompts(settings.parent / "train.parquet", rows)
+    assert f"data.train_files: {path}, {message}" in the_error(settings)
+
+
+def test_empty_file(settings):
+    path = settings.parent / "train.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    assert the_error(settings) == (
+        f"data.train_files: {path} has no rows; write at least one prompt into it"
+    )
+
+
+def test_missing_and_unreadable_files_are_shown_together(settings):
+    problems = check_error(
+        settings, "data.train_files=absent.parquet", f"data.val_files={settings}"
+    )
+    assert problems[0].startswith("data.train_files: no file absent.parquet (from ")
+    assert problems[1].startswith(f"data.val_files: {settings} cannot be read as Parquet: ")
+
+
+def test_prompts_over_the_limit(settings):
+    """How many, an example, and both ways out; or they are dropped and that is said."""
+    rows = verl_rows(10)
+    for number in (3, 7):
+        rows[number]["prompt"][0]["content"] = "1 + 1 " * number
+    path = write_prompts(settings.parent / "train.parquet", rows)
+    limit = "data.max_prompt_length=20"
+    problem = the_error(settings, limit)
+    longest = int(problem.split("has ")[1].split(";")[0])
+    assert problem == (
+        "data.max_prompt_length: 2 of 10 prompts of data.train_files have more than 20 tokens; "
+        f"the longest, row 7 of {path}, has {longest}; write {longest}, or drop them with "
+        "data.filter_overlong_prompts=True"
+    )
+    assert check(settings, f"data.max_prompt_length={longest}").prompt_count == 10
+    inputs = check(settings, limit, "data.filter_overlong_prompts=True")
+    assert inputs.prompt_count == 8
+    assert inputs.prompts.table["prompt_id"].to_pylist() == list(range(8))
+    assert inputs.notes == (
+        "data.train_files: 2 prompts dropped, longer than data.max_prompt_length; 8 are left "
+        "(data.filter_overlong_prompts=True)",
+    )
+    assert "all 10 prompts have more than data.max_prompt_length=2" in the_error(
+        settings, "data.max_prompt_length=2", "data.filter_overlong_prompts=True"
+    )

@@ -1,0 +1,78 @@
+"""Staging: inputs are put into the store once, and a start that was cut off is completed."""
+
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.inputs.stage import prepare, stage
+from pipeline.run import keys
+from pipeline.run.commit import DataFile, read_commit, read_data
+from pipeline.run.description import parse_description
+from pipeline.run.policy import fetch_policy
+from pipeline.store import open_store
+from pipeline.traces import Geometry
+from tests.unit.inputs.small_inputs import check, load, verl_rows, write_prompts
+
+
+def test_run_json(settings):
+    """run.json holds the resolved config, every input by digest, and the routing's shape."""
+    config = load(settings)
+    run = prepare(config)
+    body = read_commit(run.store, keys.run_json())
+    assert parse_description(body, run.uri) == run.description
+    assert body["format"] == 1
+    assert body["config"] == config.model_dump(mode="json")
+    assert body["geometry"] == {"experts": 16, "topk": 4, "layers": [1, 2, 3]}
+    assert run.geometry == Geometry(16, 4, (1, 2, 3))
+    assert {"retrace", "python", "transformers"} <= set(body["versions"])
+    assert (run.name, run.prompt_count, run.val_prompt_count) == ("test", 10, 0)
+    assert run.uri == open_store(f"{settings.parent}/store/test").uri
+    assert body["inputs"]["val_prompts"] is None
+    reward = read_data(run.store, DataFile(**body["inputs"]["reward"]))
+    assert reward == (settings.parent / "reward.py").read_bytes()
+
+
+def test_policy_0_is_the_staged_model(settings, model, tmp_path):
+    """It refers to the staged files; code beside a model is never staged."""
+    run = prepare(load(settings))
+    fetch_policy(run.store, 0, tmp_path / "policy")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "policy").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in model.iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(files)
+
+
+def test_again_changes_nothing(settings):
+    run = prepare(load(settings))
+    before = {info.key: run.store.read(info.key) for info in run.store.list("")}
+    again = prepare(load(settings, "trainer.total_training_steps=7", "launch.rollout_workers=2"))
+    assert again.description == run.description
+    assert {info.key: run.store.read(info.key) for info in run.store.list("")} == before
+
+
+def test_two_flows_at_once(settings):
+    """Both have checked before either creates the run: one wins, the other attaches to it, or
+    is refused if it is another run."""
+    inputs, same = check(settings), check(settings)
+    other = check(settings, "trainer.seed=5")
+    first = stage(inputs)
+    assert stage(same).description == first.description
+    with pytest.raises(InputError, match=r"trainer\.seed: it has 1, now 5"):
+        stage(other)
+
+
+def test_interrupted_staging_is_completed(settings):
+    """Killed between two objects: the next start makes what is missing."""
+    run = prepare(load(settings))
+    run.store.delete(keys.policy(0))
+    run.store.delete(keys.run_json())
+    run.store.delete(run.description.inputs.reward.key)
+    assert prepare(load(settings)).description.inputs == run.description.inputs
+
+
+def test_several_files_and_validation(settings):
+    more = write_prompts(settings.parent / "more.parquet", verl_rows(3))
+    config = load(
+        settings, f"data.train_files=[{settings.parent}/train.parquet,{more}]",
+        f"data.val_files={more}",
+    )  # fmt: skip
+    run = prepare(config)
+    assert (run.prompt_count, run.val_prompt_count) == (13, 3)

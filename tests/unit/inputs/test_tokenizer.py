@@ -1,0 +1,19 @@
+"""The model's tokenizer and chat template: a missing or broken one is named."""
+
+import pytest
+
+from tests.unit.inputs.small_inputs import error_with_file
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", None, "has no tokenizer.json; write one with transformers"),
+        ("tokenizer.json", "{}", "cannot be read: "),
+        ("chat_template.jinja", None, "has no chat template; add chat_template.jinja"),
+        ("chat_template.jinja", "{{ raise_exception('no') }}", "the model's chat template "
+         "refuses it: no"),
+    ],
+)  # fmt: skip
+def test_missing_or_broken_files(settings, model, name, content, message):
+    assert message in error_with_file(settings, model, name, content)

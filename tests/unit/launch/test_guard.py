@@ -1,0 +1,45 @@
+"""A guarded command does not outlive its launcher, and its exit code is passed on."""
+
+import signal
+import subprocess
+import sys
+import time
+
+from tests.patience import PATIENCE_S
+
+
+def test_the_guard_ends_with_the_exit_code_of_a_killed_command():
+    command = [sys.executable, "-m", "pipeline.launch.guard", sys.executable, "-c"]
+    guard = subprocess.Popen(
+        [*command, "import time; time.sleep(600)"], stdin=subprocess.PIPE, text=True
+    )
+    time.sleep(0.5)
+    guard.stdin.close()
+    assert guard.wait(PATIENCE_S) == 128 + signal.SIGKILL
+
+
+def guarded(program: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pipeline.launch.guard", sys.executable, "-c", program]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_the_commands_own_exit_code_is_the_guards():
+    with guarded("raise SystemExit(78)") as guard:
+        assert guard.wait(PATIENCE_S) == 78
+
+
+def test_sigterm_reaches_the_command():
+    """Which ends in its own way; Ctrl-C does not, as the launcher handles it."""
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with guarded(program) as guard:
+        assert guard.stdout.readline() == "ready\n"
+        guard.send_signal(signal.SIGINT)
+        guard.send_signal(signal.SIGTERM)
+        assert guard.wait(PATIENCE_S) == 143

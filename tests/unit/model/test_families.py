@@ -1,0 +1,146 @@
+"""Which layers are MoE layers is what the family's own model code in transformers does; what the
+trainer would ignore is named, in whatever way a config spells it."""
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from pipeline.errors import InputError
+from pipeline.model.families import TRAINED, moe_geometry, training_problems
+from pipeline.model.geometry import Geometry
+from tests.tiny_models import FAMILIES, tiny_config
+
+VARIANTS = [
+    ("qwen3_moe", {}),
+    ("qwen3_moe", {"decoder_sparse_step": 2}),
+    ("qwen3_moe", {"mlp_only_layers": [0, 2]}),
+    ("qwen2_moe", {"decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+    ("mixtral", {}),
+    ("deepseek_v3", {"first_k_dense_replace": 2}),
+    ("qwen3", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "overrides"), VARIANTS)
+def test_equals_the_models_own_layers(family, overrides):
+    """The layers with a router in transformers' model are those that the config is read to have."""
+    config = tiny_config(family, **overrides)
+    model = AutoModelForCausalLM.from_config(config)
+    layers = tuple(
+        index
+        for index, layer in enumerate(model.model.layers)
+        if any(name.endswith("experts") for name, _ in layer.named_modules())
+    )
+    geometry = moe_geometry(config.to_dict())
+    assert (geometry.layers if geometry else ()) == layers
+    if geometry:
+        shape = FAMILIES[family]
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        assert geometry.experts == next(shape[name] for name in names if name in shape)
+        assert geometry.topk == shape["num_experts_per_tok"]
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+def test_both_names_of_the_number_of_experts(name):
+    """transformers 5 writes num_local_experts where published checkpoints have num_experts."""
+    config = {"model_type": "qwen3_moe", "num_hidden_layers": 1, "num_experts_per_tok": 2, name: 8}
+    assert moe_geometry(config) == Geometry(8, 2, (0,))
+
+
+def test_glm4_moe():
+    config = {"model_type": "glm4_moe", "num_hidden_layers": 3, "n_routed_experts": 128,
+              "num_experts_per_tok": 8, "first_k_dense_replace": 1}  # fmt: skip
+    assert moe_geometry(config) == Geometry(128, 8, (1, 2))
+
+
+def test_no_experts_is_dense():
+    config = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "num_experts_per_tok": 2}
+    assert moe_geometry({**config, "num_experts": 0}) is None
+    assert moe_geometry({**config, "num_experts": 8, "mlp_only_layers": [0, 1]}) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"num_local_experts": 8}, "num_experts_per_tok=None"),
+        ({"num_experts_per_tok": 2}, "num_local_experts=None"),
+        ({"num_local_experts": "8", "num_experts_per_tok": 2}, "num_local_experts='8'"),
+    ],
+)
+def test_broken_config_is_named(config, name):
+    """A number that is missing is never taken for a dense model."""
+    with pytest.raises(InputError, match=f"config.json has {name}, expected an integer"):
+        moe_geometry({"model_type": "mixtral", "num_hidden_layers": 2, **config})
+
+
+@pytest.mark.parametrize("config", [{"model_type": "gpt2"}, {"model_type": "x", "num_experts": 4}])
+def test_a_family_that_is_not_known_is_refused(config):
+    """Dense or not: it may have experts by a name that is not known."""
+    with pytest.raises(InputError, match="expected one that can be trained: deepseek_v3, llama"):
+        moe_geometry(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiny_models_can_be_trained(family):
+    assert training_problems(tiny_config(family).to_dict()) == []
+
+
+def test_families_that_cannot_be_trained():
+    [problem] = training_problems({"model_type": "glm4_moe", "hidden_act": "gelu"})
+    assert problem == (
+        "has model_type='glm4_moe', expected one that can be trained: " + ", ".join(TRAINED)
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "part"),
+    [
+        ("mixtral", {"sliding_window": 64}, "sliding_window=64"),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 64}, "sliding_window=64"),
+        ("qwen3_moe", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("qwen3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+         "rope_type='linear', expected default:"),
+        ("deepseek_v3", {"topk_group": 4}, "topk_group=4"),
+        ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob=False"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave=False"),
+    ],
+)  # fmt: skip
+def test_what_megatron_would_ignore_is_named(family, overrides, part):
+    """In what transformers makes of a config, and in the file as it is written."""
+    for config in (tiny_config(family, **overrides).to_dict(), {**FAMILIES[family], **overrides}):
+        [problem] = training_problems(config)
+        assert part in problem
+
+
+QWEN3_MOE_30B = {
+    "model_type": "qwen3_moe", "hidden_act": "silu", "rope_scaling": None, "rope_theta": 1000000.0,
+    "sliding_window": None, "use_sliding_window": False, "norm_topk_prob": True,
+}  # fmt: skip
+QWEN_MOE_A2_7B = {
+    "model_type": "qwen2_moe", "hidden_act": "silu", "rope_theta": 1000000.0,
+    "sliding_window": 32768, "use_sliding_window": False, "norm_topk_prob": False,
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "hidden_act": "silu", "n_group": 8, "topk_group": 4,
+    "num_experts_per_tok": 8, "norm_topk_prob": True, "rope_theta": 10000,
+    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+}  # fmt: skip
+"""Fields of the published files, in the words of transformers 4."""
+
+
+@pytest.mark.parametrize(
+    ("published", "change", "part"),
+    [
+        (QWEN3_MOE_30B, {}, None),
+        (QWEN3_MOE_30B, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
+        (QWEN3_MOE_30B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (QWEN_MOE_A2_7B, {}, None),
+        (QWEN_MOE_A2_7B, {"use_sliding_window": True}, "sliding_window=32768"),
+        (DEEPSEEK_V3, {}, None),
+        (DEEPSEEK_V3, {"quantization_config": {"quant_method": "fp8"}}, "convert the weights"),
+        (DEEPSEEK_V3, {"rope_scaling": {"type": "linear"}}, "'linear', expected default or yarn:"),
+    ],
+)
+def test_published_files(published, change, part):
+    problems = training_problems({**published, **change})
+    assert len(problems) == (part is not None)
+    assert all(part in problem for problem in problems)

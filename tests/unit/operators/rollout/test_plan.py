@@ -1,0 +1,115 @@
+"""Which samples a worker makes of a plan, and with which policy it starts: no engine."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operators.rollout.prompts import Prompts, shards_of, wanted_of
+from operators.rollout.scoring import Scorer
+from operators.rollout.types import RolloutError
+from operators.rollout.worker import first_open_step, version_at_start
+from pipeline.rl.rewards import RewardError
+from pipeline.run import keys
+from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
+from pipeline.store import open_store
+from pipeline.traces import expected_ids, sampling_seed
+
+
+def prompts(rows=12):
+    return Prompts(
+        pa.table(
+            {
+                "token_ids": [[2, 10 + row] for row in range(rows)],
+                "data_source": ["sums"] * rows,
+                "ground_truth": [json.dumps({"answer": row}) for row in range(rows)],
+                "extra_info": [None if row % 2 else json.dumps([row]) for row in range(rows)],
+            }
+        ),
+        "inputs/x/prompts.parquet",
+    )
+
+
+def common(count=7, shards=3, n=2):
+    return {
+        "prompts": tuple(PlannedPrompt(row, row % 2) for row in range(count)),
+        "n": n,
+        "sampling": Sampling(1.0, 0.9, -1, 5),
+        "shards": shards,
+        "routes": True,
+        "seed": 3,
+    }
+
+
+def plan(**parts):
+    return StepPlan(**common(**parts), step=4, policy_version=4)
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
+def test_workers_and_shards_cover_a_plan_once(count, shards, workers, n):
+    """Every sample of a plan is made by exactly one worker, groups stay together."""
+    body = plan(count=count, shards=shards, n=n)
+    made = [
+        wanted.id
+        for worker in range(workers)
+        for shard in shards_of(worker, workers, shards)
+        for wanted in wanted_of(body, shard, prompts())
+    ]
+    assert len(made) == len(set(made))
+    assert sorted(made) == sorted(expected_ids(body))
+    for shard in range(shards):
+        groups = [wanted.group for wanted in wanted_of(body, shard, prompts())]
+        assert all(groups.count(group) == n for group in groups)
+
+
+def test_a_sample_carries_what_engine_and_reward_need():
+    [first, second, *_] = wanted_of(plan(), 1, prompts())
+    assert (first.id, first.group, first.prompt_id) == ("000004/1.1/0", "000004/1.1", "1.1")
+    assert second.id == "000004/1.1/1"
+    assert first.request.prompt_tokens == (2, 11)
+    assert first.request.seed == sampling_seed(3, "000004/1.1/0") != second.seed
+    assert first.prompt.ground_truth == {"answer": 1}
+    assert first.prompt.extra_info is None
+
+
+def test_validation_ids_are_their_own():
+    [first, *_] = wanted_of(ValidationPlan(**common(), policy_version=4), 0, prompts())
+    assert (first.id, first.group) == ("val-000004/0/0", "val-000004/0")
+
+
+def test_a_plan_of_other_prompts_is_refused():
+    with pytest.raises(RolloutError, match=r"prompts\.parquet has rows 0\.\.4, .*names row 5"):
+        wanted_of(plan(), 2, prompts(rows=5))
+
+
+def test_start_takes_the_newest_policy_that_the_next_step_may_use(tmp_path):
+    """Sealed steps are passed over; a policy that the trainer has not made yet is not waited for,
+    and with staleness the newest one may be newer than the step's own.
+    """
+    store = open_store(str(tmp_path))
+    assert first_open_step(store, 5) == 0
+    assert version_at_start(store, 0, 0) == 0
+    for step in range(3):
+        store.create(keys.manifest(step), b"{}")
+    for version in range(3):
+        store.create(keys.policy(version), b"{}")
+    assert first_open_step(store, 5) == 3
+    assert first_open_step(store, 3) == 3
+    assert version_at_start(store, 3, 0) == 2
+    store.create(keys.policy(3), b"{}")
+    assert version_at_start(store, 3, 0) == 3
+    assert version_at_start(store, 3, 1) == 2
+
+
+def test_a_reward_that_raises_is_an_error_or_a_reason():
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        raise ValueError(solution_str)
+
+    [wanted, *_] = wanted_of(plan(), 0, prompts())
+    with pytest.raises(RewardError, match="000004/0/0"):
+        Scorer(compute_score, mask_errors=False)(wanted, "text")
+    scored = Scorer(compute_score, mask_errors=True)(wanted, "text")
+    assert scored.reward is None
+    assert "ValueError: text" in scored.error

@@ -1,0 +1,136 @@
+"""What lets reading go on beside computing: lazy lay-outs, and the loader of the next step."""
+
+import threading
+import types
+
+import numpy as np
+import pytest
+
+from operators.training.batches.ahead import Ahead
+from operators.training.batches.layout import LayoutRules, make_layout
+from operators.training.batches.micro_batch import Slice
+from operators.training.passes.share import lay_out_share, make_replayers
+from pipeline.store import StoreError
+from tests.unit.operators.training.batches.test_layout import GEOMETRY, coded_routes, make_sample
+
+LIMIT_S = 30
+
+
+@pytest.fixture
+def step():
+    """Six samples in three micro-batches of one rank, of which nothing has been read yet."""
+    ids = [f"000000/{i}/0" for i in range(6)]
+    layout = make_layout(0, np.arange(6), np.full(6, 7), LayoutRules(0, 6, 2, 1, 1))
+    (mini_batch,) = layout.mini_batches
+    batches = [tuple(ids[row] for row in rows) for rows in mini_batch.shares[0].tolist()]
+    data = types.SimpleNamespace(
+        samples={}, advantages=dict.fromkeys(ids, 1.0), micro_batches=lambda *_: batches
+    )
+    position = types.SimpleNamespace(dp_rank=0, sequence=Slice())
+    rank = types.SimpleNamespace(geometry=GEOMETRY, position=position)
+    return rank, data, mini_batch, batches
+
+
+def arrive(data, routes, ids):
+    for id in ids:
+        data.samples[id] = make_sample(id, 3, 5)
+        routes[id] = coded_routes(data.samples[id])
+
+
+def test_a_micro_batch_is_laid_out_from_its_own_samples_and_routes_alone(step):
+    """The others may still be on their way: making the lay-out and the replayers asks for none."""
+    rank, data, mini_batch, ids = step
+    routes = {}
+    batches = lay_out_share(rank, data, mini_batch, routes)
+    replayers = make_replayers(GEOMETRY, batches)
+    assert (len(batches), sorted(replayers)) == (3, [1, 3])
+    for number in range(3):
+        with pytest.raises(KeyError):
+            batches[number]
+        arrive(data, routes, ids[number])
+        assert batches[number].ids == ids[number]
+
+
+def test_a_micro_batch_is_laid_out_once_in_a_pass(step):
+    """Virtual pipeline stages, every layer's replayer and the loss ask for it again."""
+    rank, data, mini_batch, ids = step
+    routes = {}
+    arrive(data, routes, sum(ids, ()))
+    batches = lay_out_share(rank, data, mini_batch, routes)
+    assert batches[1] is batches[1]
+    assert [batch.ids for batch in batches] == ids
+
+
+class Loader:
+    """Loads steps when they may, and notes which in which thread."""
+
+    def __init__(self):
+        self.sealed = threading.Event()
+        self.loaded = threading.Event()
+        self.loads = []
+        self.closed = []
+        self.error = None
+
+    def load(self, step):
+        self.loads.append((step, threading.current_thread() is threading.main_thread()))
+        self.loaded.set()
+        if self.error is not None:
+            raise self.error
+        return types.SimpleNamespace(step=step, close=lambda: self.closed.append(step))
+
+    def is_sealed(self, step):
+        return self.sealed.is_set()
+
+
+def test_a_step_that_is_sealed_meanwhile_is_loaded_beside():
+    loader = Loader()
+    ahead = Ahead(loader.load, loader.is_sealed)
+    ahead.prepare(4)
+    assert not loader.loads
+    loader.sealed.set()
+    assert loader.loaded.wait(LIMIT_S)
+    assert ahead.take(4).step == 4
+    assert loader.loads == [(4, False)]
+    ahead.close()
+    assert not loader.closed
+
+
+def test_a_step_that_was_not_seen_to_be_sealed_is_loaded_by_who_wants_it():
+    """It does not wait for the thread's next look, and nothing is loaded twice."""
+    loader = Loader()
+    ahead = Ahead(loader.load, loader.is_sealed)
+    ahead.prepare(4)
+    assert ahead.take(4).step == 4
+    ahead.close()
+    assert loader.loads == [(4, True)]
+
+
+def test_what_loading_ahead_raises_is_raised_when_the_step_is_wanted():
+    loader = Loader()
+    loader.sealed.set()
+    loader.error = StoreError("read steps/000004/manifest.json: the server is gone")
+    ahead = Ahead(loader.load, loader.is_sealed)
+    ahead.prepare(4)
+    assert loader.loaded.wait(LIMIT_S)
+    with pytest.raises(StoreError, match="the server is gone"):
+        ahead.take(4)
+    ahead.close()
+
+
+def test_a_step_that_is_never_wanted_is_closed():
+    """The run was stopped: its threads must end with it."""
+    loader = Loader()
+    loader.sealed.set()
+    ahead = Ahead(loader.load, loader.is_sealed)
+    ahead.prepare(4)
+    assert loader.loaded.wait(LIMIT_S)
+    ahead.close()
+    assert loader.closed == [4]
+
+
+def test_closing_does_not_wait_for_a_step_that_is_never_sealed():
+    loader = Loader()
+    ahead = Ahead(loader.load, loader.is_sealed)
+    ahead.prepare(4)
+    ahead.close()
+    assert not loader.loads

@@ -1,0 +1,119 @@
+"""What a training rank reads of a sealed step, and what it refuses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from operators.training.batches.step_data import (
+    layout_rules,
+    load_step,
+    records_routes,
+    replays_recorded,
+)
+from operators.training.errors import ReplayError
+from pipeline.config.tree import RunConfig
+from pipeline.run.commit import new_write_id
+from pipeline.store import Store, open_store
+from pipeline.traces import (
+    Geometry,
+    Provenance,
+    Routes,
+    Sample,
+    VersionSpan,
+    open_manifest,
+    seal,
+    write_shard,
+)
+
+GEOMETRY = Geometry(experts=8, topk=2, layers=(1, 2))
+
+
+def config(**replay: object) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "data": {},
+            "actor_rollout_ref": {"model": {"path": "m"}, "actor": {"router_replay": replay}},
+            "trainer": {"experiment_name": "x"},
+        }
+    )
+
+
+def sealed(folder: Path, geometry: Geometry | None) -> Store:
+    store = open_store(str(folder))
+    samples = []
+    for k, reward in enumerate([0.0, 2.0, None]):
+        routes = None
+        if geometry:
+            sets = np.tile(np.array([k, k + 1], np.uint8), (4, len(geometry.layers), 1))
+            routes = Routes(sets, np.ones(4, bool))
+        samples.append(
+            Sample(
+                id=f"000000/0/{k}",
+                group="000000/0",
+                prompt_id="0",
+                prompt_tokens_P=np.arange(2, dtype=np.uint32),
+                response_tokens_G=np.arange(3, dtype=np.uint32),
+                loss_mask_G=np.ones(3, bool),
+                logprobs_G=np.zeros(3, np.float32),
+                finish_reason="stop",
+                version_spans=(VersionSpan(0, 0, 3),),
+                seed=0,
+                reward=reward,
+                reward_error=None if reward is not None else "raised",
+                extras={},
+                routes=routes,
+            )
+        )
+    provenance = Provenance("R3", 0, "test") if geometry else None
+    write_shard(store, 0, 0, new_write_id(), samples, geometry, provenance)
+    seal(store, 0, 1, lambda _: [s.id for s in samples], 0)
+    return store
+
+
+def load(store: Store, settings: RunConfig, geometry: Geometry | None, dp_rank=0, dp=1):
+    rules = layout_rules(settings, dp)
+    return load_step(store, open_manifest(store, 0), settings, rules, dp_rank, geometry)
+
+
+def test_a_rank_reads_its_share_and_its_layers(tmp_path):
+    """Two data-parallel ranks hold all samples between them, routes of the stage's layer only, and
+    each knows the advantages of its own, which the other's rewards decide, too."""
+    store = sealed(tmp_path, GEOMETRY)
+    stage = Geometry(8, 2, (2,))
+    parts = [load(store, config(mode="R3"), stage, dp_rank, 2) for dp_rank in (0, 1)]
+    ids = [set(part.samples) for part in parts]
+    assert ids[0] | ids[1] == {f"000000/0/{k}" for k in range(3)}
+    assert not ids[0] & ids[1]
+    for part in parts:
+        assert part.routes.keys() == part.samples.keys()
+        assert all(routes.sets_TLK.shape == (4, 1, 2) for routes in part.routes.values())
+    advantages = parts[0].advantages | parts[1].advantages
+    assert advantages["000000/0/2"] == 0  # masked
+    assert advantages["000000/0/1"] == pytest.approx(2**-0.5, rel=1e-4)
+
+
+def test_a_step_without_routes_is_not_replayed(tmp_path):
+    store = sealed(tmp_path, None)
+    with pytest.raises(ReplayError, match="enable_rollout_routing_replay=True"):
+        load(store, config(mode="R3"), GEOMETRY)
+    assert load(store, config(mode="R2"), GEOMETRY).routes is None
+
+
+@pytest.mark.parametrize("other", [Geometry(16, 2, (1, 2)), Geometry(8, 2, (0, 1))])
+def test_routes_of_another_model_are_refused(tmp_path, other):
+    """Other sizes, or a layer that the routes do not have: never shifted, never filled."""
+    with pytest.raises(ReplayError, match="the routes are another model's"):
+        load(sealed(tmp_path, GEOMETRY), config(mode="R3"), other)
+
+
+def test_which_mode_records_and_which_replays():
+    """With replay_file, R2 takes what an earlier log-prob pass recorded."""
+    cases = {
+        "disabled": (config(mode="disabled"), False, False),
+        "R2": (config(mode="R2"), True, False),
+        "R2 from file": (config(mode="R2", replay_file="set"), False, True),
+        "R3": (config(mode="R3"), False, True),
+    }
+    for settings, does_record, does_replay in cases.values():
+        assert (records_routes(settings), replays_recorded(settings)) == (does_record, does_replay)

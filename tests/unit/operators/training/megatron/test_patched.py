@@ -1,0 +1,57 @@
+"""What is patched in Megatron-core, and that other source of it is refused."""
+
+import hashlib
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from megatron.core.transformer.moe.router import TopKRouter
+
+from operators.training.megatron import patched
+
+
+class TestPaddingMask:
+    def counter(self, experts):
+        return SimpleNamespace(
+            enable_expert_bias=True, local_tokens_per_expert=torch.zeros(experts)
+        )
+
+    def test_counts_only_real_tokens(self):
+        """4 tokens, 4 experts, K=2, the last token is padding."""
+        routing_map = torch.tensor(
+            [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]], dtype=torch.bool
+        )
+        padding = torch.tensor([False, False, False, True])
+        router = self.counter(4)
+        patched._apply_expert_bias(router, routing_map, padding)
+        assert router.local_tokens_per_expert.tolist() == [1, 2, 2, 1]
+
+    def test_upstream_is_wrong_without_an_error_when_tokens_are_as_many_as_experts(self):
+        """The reason of the patch; when this fails, Megatron-core has mended it: drop the patch."""
+        upstream = inspect.unwrap(patched.UPSTREAM_APPLY_EXPERT_BIAS)
+        routing_map = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]], dtype=torch.bool)
+        padding = torch.tensor([False, False, True])
+        router = self.counter(3)
+        upstream(router, routing_map, padding)
+        assert router.local_tokens_per_expert.tolist() == [2, 2, 0]
+        with pytest.raises(RuntimeError):
+            upstream(self.counter(3), routing_map[:2], padding[:2])
+
+    def test_is_bound_once_and_again(self):
+        patched.count_tokens_without_padding()
+        patched.count_tokens_without_padding()
+        assert TopKRouter._apply_expert_bias is patched._apply_expert_bias
+
+
+def test_a_patch_refuses_source_it_does_not_know():
+    """Another release of a patched library stops the start and says which function to read."""
+
+    def function():
+        return 1
+
+    known = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+    patched.require_source(function, known, "some_patch")
+    with pytest.raises(patched.PatchError, match=r"function.*some_patch.*0000") as error:
+        patched.require_source(function, "0" * 16, "some_patch")
+    assert known in str(error.value)

@@ -1,0 +1,46 @@
+"""Metrics of a step, added up over ranks and passes."""
+
+import pytest
+
+from operators.training.replay.counts import LayerCounts
+from operators.training.step_metrics import (
+    RankReport,
+    agreement_by_layer,
+    replay_metrics,
+    total_counts,
+    training_metrics,
+)
+from pipeline.rl.mismatch import Mismatch
+
+
+def test_counts_of_ranks_add_up_by_layer():
+    """Each pass for itself: the log-prob pass does not hide what an update did."""
+    of_ranks = [{1: LayerCounts(3, 1, 2, 3)}, {1: LayerCounts(5, 0, 1, 4)}]
+    of_ranks += [{2: LayerCounts(8, 1, 3, 4)}]
+    reports = [RankReport(counts={"log-prob pass": c, "update epoch 0": {}}) for c in of_ranks]
+    of_passes = total_counts([*reports, RankReport()])
+    assert of_passes["update epoch 0"] == {}
+    total = of_passes["log-prob pass"]
+    assert total == {1: LayerCounts(8, 1, 3, 7), 2: LayerCounts(8, 1, 3, 4)}
+    assert agreement_by_layer(total) == {"1": 7 / 8, "2": 0.5}
+    metrics = replay_metrics(total)
+    assert metrics["replay/rows"] == 8
+    assert metrics["replay/coverage"] == 8 / 9
+    assert metrics["replay/agreement"] == 11 / 16
+    assert set(replay_metrics({}).values()) == {None}
+
+
+def test_losses_are_means_over_the_tokens_of_all_ranks():
+    """Mean over mini-batches of the mean over tokens; some ranks report none."""
+    reports = [
+        RankReport(Mismatch(2, 0.5, 1), None, [{"tokens": 2.0, "policy": 4.0}] * 2),
+        RankReport(),
+        RankReport(Mismatch(6, 0.3, 0), None, [{"tokens": 6.0, "policy": 0.0}] * 2),
+    ]
+    metrics = training_metrics(reports, {}, [1.0, 3.0])
+    assert metrics["loss/policy"] == 0.5
+    assert metrics["grad_norm"] == 2.0
+    assert metrics["mismatch/kl"] == pytest.approx(0.1)
+    assert metrics["mismatch/extreme_share"] == 1 / 8
+    assert metrics["mismatch/kl_native"] is None
+    assert metrics["loss/kl"] is None

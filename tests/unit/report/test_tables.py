@@ -1,0 +1,22 @@
+"""The tables and lines that people see of a run."""
+
+from pipeline.report.run_metrics import StepMetrics
+from pipeline.report.tables import closing_table, step_line
+from tests.unit.report.values import VALUES, text_of
+
+
+def test_the_closing_table_fits_80_characters_and_shows_what_was_not_measured():
+    steps = [StepMetrics(0, VALUES), StepMetrics(1, VALUES)]
+    text = text_of(closing_table(steps, {0: 0.25, 2: 0.75}))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "…" not in text
+    first, second, end = [line.split() for line in text.splitlines() if "0." in line]
+    assert first[:4] == ["0", "0.500", "1.5e-03", "—"]
+    assert (first[-1], second[-1], end[-1]) == ("0.250", "12.3", "0.750")
+
+
+def test_the_line_of_a_step_leaves_out_what_was_not_measured():
+    line = step_line(StepMetrics(1, VALUES), 8)
+    assert line.startswith("step 1 of 8")
+    assert "reward 0.500" in line
+    assert "native" not in line

@@ -1,0 +1,20 @@
+"""Metrics of a step, and what a terminal would show of tables."""
+
+import io
+
+from rich.console import Console
+
+VALUES = {
+    "reward/mean": 0.5,
+    "mismatch/kl": 1.5e-3,
+    "mismatch/kl_native": None,
+    "replay/coverage": 1.0,
+    "time/train_s": 12.34,
+}
+
+
+def text_of(*renderables: object, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for renderable in renderables:
+        console.print(renderable)
+    return console.file.getvalue()

@@ -1,0 +1,190 @@
+"""`retrace.open_run` on runs and on recorded sets."""
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+import retrace
+from pipeline.run import keys
+from pipeline.run.commit import commit, new_write_id
+from pipeline.run.plan import publish_plan
+from pipeline.run.policy import publish_policy
+from pipeline.traces import write_recorded_set
+from pipeline.upkeep.prune import prune
+from tests.samples import (
+    GEOMETRY,
+    equal,
+    make_samples,
+    make_validation_plan,
+    sealed_r2,
+    sealed_r3,
+    without_routes,
+    write_run,
+)
+from tests.stored_runs import long_run
+
+SAMPLES = make_samples()
+WORDS = Tokenizer(WordLevel({f"word{i}": i for i in range(100)}, unk_token="word0"))
+
+
+@pytest.fixture(params=["R3", "R2"])
+def run(request, tmp_path):
+    store = retrace.open_store(str(tmp_path / "run"))
+    write_run(store, SAMPLES, request.param, WORDS.to_str().encode())
+    (sealed_r3 if request.param == "R3" else sealed_r2)(store, SAMPLES)
+    return retrace.open_run(store.uri)
+
+
+@pytest.fixture
+def recorded(run, tmp_path):
+    """The recorded set of the run."""
+    store = retrace.open_store(str(tmp_path / "set"))
+    write_recorded_set(run.store, store, 0)
+    return retrace.open_run(store.uri)
+
+
+def test_samples_with_tokens_text_reward_and_routes(run):
+    """The routes are those of the training: of R2 the trainer's own, of R3 the engine's."""
+    step = run.step(0)
+    found = {sample.id: sample for sample in step.samples()}
+    assert sorted(found) == sorted(sample.id for sample in SAMPLES)
+    for expected in SAMPLES:
+        sample = found[expected.id]
+        assert np.array_equal(sample.tokens_S, expected.tokens_S)
+        assert sample.reward == expected.reward
+        assert equal(sample.routes, expected.routes)
+        assert sample.routes.sets_TLK.shape == (len(expected.tokens_S) - 1, 3, 4)
+        assert sample.prompt_text == " ".join(f"word{i}" for i in expected.prompt_tokens_P)
+        assert sample.response_text == run.text(expected.response_tokens_G)
+    assert step.manifest.geometry == GEOMETRY
+    assert (step.number, step.pruned, run.steps()) == (0, False, [0])
+
+
+def test_some_samples_and_layers(run):
+    step = run.step(0)
+    ids = [SAMPLES[4].id, SAMPLES[1].id]
+    some = list(step.samples(ids, layers=[5]))
+    assert [sample.id for sample in some] == ids
+    assert np.array_equal(
+        some[0].routes.sets_TLK[SAMPLES[4].routes.valid_T],
+        SAMPLES[4].routes.sets_TLK[SAMPLES[4].routes.valid_T][:, [2]],
+    )
+    assert step.sample(ids[0], layers=()).routes is None
+    with pytest.raises(retrace.TraceError, match=r"no routes of layers \[3\]"):
+        step.sample(ids[0], layers=[3])
+    with pytest.raises(retrace.TraceError, match="000000/9/0"):
+        step.sample("000000/9/0")
+
+
+def test_the_table_of_a_step(run):
+    table = run.step(0).table()
+    rewards = dict(zip(*(table[name].to_pylist() for name in ("id", "reward")), strict=True))
+    assert rewards == {sample.id: sample.reward for sample in SAMPLES}
+    assert not {"samples", "routes"} & set(table.column_names)
+
+
+def test_a_step_without_routes(tmp_path):
+    store = retrace.open_store(str(tmp_path))
+    retrace.write_step(store, 0, without_routes(SAMPLES), None, None)
+    step = retrace.open_run(tmp_path).step(0)
+    assert [sample.routes for sample in step.samples()] == [None] * len(SAMPLES)
+    with pytest.raises(retrace.TraceError, match="its samples have no routes"):
+        step.sample(SAMPLES[0].id, layers=[1])
+
+
+def test_metrics_are_a_table(run):
+    """A row per step, a column per metric; null where a step did not measure it."""
+    for step, metrics in enumerate([{"b": 1, "a": 0.5}, {"a": None, "c": 2.0}]):
+        commit(run.store, keys.metrics(step), {"step": step, "metrics": metrics}, new_write_id())
+    assert run.metrics().equals(
+        pa.table(
+            {
+                "step": pa.array([0, 1], pa.int64()),
+                "a": pa.array([0.5, None], pa.float64()),
+                "b": pa.array([1.0, None], pa.float64()),
+                "c": pa.array([None, 2.0], pa.float64()),
+            }
+        )
+    )
+
+
+def test_a_run_without_a_finished_step_has_no_metrics(run):
+    assert run.metrics().column_names == ["step"]
+    assert run.metrics().num_rows == 0
+
+
+def test_policies(run, tmp_path):
+    for version in (0, 3):
+        folder = tmp_path / f"weights{version}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"weights%d" % version)
+        publish_policy(run.store, version, folder)
+    assert run.policies() == [0, 3]
+    fetched = run.fetch_policy(3, tmp_path / "fetched")
+    assert (fetched / "model.safetensors").read_bytes() == b"weights3"
+    with pytest.raises(retrace.TraceError, match=r"version 2 is not there .*: \[0, 3\]$"):
+        run.fetch_policy(2, tmp_path / "other")
+
+
+def test_validations(run):
+    """Those that are finished."""
+    for version in (0, 2):
+        publish_plan(run.store, make_validation_plan(version=version))
+    for shard in range(2):
+        body = {"reward_sum": 1.5, "count": 3}
+        commit(run.store, keys.validation(0, shard), body, new_write_id())
+    assert run.validations() == [retrace.Validation(version=0, samples=6, reward=0.5)]
+
+
+def test_the_description(run):
+    assert not run.recorded_set
+    mode = run.step(0).manifest.provenance.kind
+    assert run.description.settings["actor_rollout_ref"]["actor"]["router_replay"]["mode"] == mode
+    assert run.description.geometry == GEOMETRY
+
+
+def test_a_recorded_set_has_samples_and_says_what_it_lacks(recorded):
+    assert recorded.recorded_set
+    sample = recorded.step(0).sample(SAMPLES[3].id)
+    assert equal(sample.routes, SAMPLES[3].routes)
+    assert sample.reward == SAMPLES[3].reward
+    for what in (lambda: sample.prompt_text, lambda: recorded.text([1])):
+        with pytest.raises(retrace.TraceError, match="no tokenizer is stored there"):
+            what()
+    lacking = {
+        "description": lambda: recorded.description,
+        "metrics": recorded.metrics,
+        "validations": recorded.validations,
+        "policies": recorded.policies,
+    }
+    for what, ask in lacking.items():
+        says = f"{recorded.uri}: no {what} there: it has sealed steps and no run.json"
+        with pytest.raises(retrace.TraceError, match=re.escape(says)):
+            ask()
+
+
+def test_a_pruned_step_has_its_table_alone(tmp_path):
+    store = retrace.open_store(str(tmp_path))
+    long_run(store, 3, (1, 2))
+    assert [pruned.step for pruned in prune(store, 2)] == [0]
+    step = retrace.open_run(tmp_path).step(0)
+    assert step.pruned
+    assert step.table().num_rows == 6
+    assert step.manifest.provenance.kind == "R3"
+    with pytest.raises(retrace.TraceError, match=r"step 0 of .*: its samples and routes were remo"):
+        next(step.samples())
+
+
+def test_what_is_not_there_is_named(run, tmp_path):
+    with pytest.raises(retrace.TraceError, match=r"step 4 is not sealed; sealed steps: \[0\]"):
+        run.step(4)
+    with pytest.raises(retrace.TraceError, match=f"a store of 1 runs; .*: {tmp_path}/run"):
+        retrace.open_run(tmp_path)
+    with pytest.raises(retrace.TraceError, match="no sealed step there"):
+        retrace.open_run(tmp_path / "nothing")
+    with pytest.raises(retrace.StoreError, match="scheme 'ftp' is not known"):
+        retrace.open_run("ftp://bucket/run")

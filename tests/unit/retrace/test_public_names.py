@@ -1,0 +1,47 @@
+"""What `import retrace` offers is documented. What it needs: tests/unit/traces/test_alone.py."""
+
+import inspect
+import tomllib
+
+import retrace
+from tests.paths import ROOT
+
+NAMES = [name for name in retrace.__all__ if name != "__version__"]
+
+
+def documented(name: str) -> list[str]:
+    """A public name and its public members that this project defines, without a docstring."""
+    value = getattr(retrace, name)
+    code = inspect.isclass(value) or inspect.isfunction(value)
+    missing = [name] if code and not value.__doc__ else []
+    if inspect.isclass(value):
+        members = {
+            member: found
+            for base in value.__mro__
+            if base.__module__.partition(".")[0] in ("retrace", "pipeline")
+            for member, found in vars(base).items()
+            if not member.startswith("_") and (callable(found) or hasattr(found, "__get__"))
+        }
+        missing += [f"{name}.{member}" for member, found in members.items() if not found.__doc__]
+    return missing
+
+
+def test_every_name_is_there_and_documented():
+    assert [line for name in NAMES for line in documented(name)] == []
+
+
+def test_the_page_names_every_name():
+    page = (ROOT / "docs/library.md").read_text()
+    assert [name for name in NAMES if name not in page] == []
+
+
+def test_nothing_else_is_public():
+    """What the package's modules import does not become a name of the package."""
+    modules = {"extras", "opened", "sealed", "starting", "tokenizer"}
+    found = {name for name in vars(retrace) if not name.startswith("_")}
+    assert found - modules == set(NAMES)
+
+
+def test_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert retrace.__version__ == project["version"]

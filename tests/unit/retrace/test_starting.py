@@ -1,0 +1,121 @@
+"""`retrace.check` and `retrace.run`: what they take, what they return, what they refuse."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+import retrace
+from retrace import starting
+from tests.samples import make_samples, write_run
+from tests.tiny_models import make_tiny
+from tests.unit.inputs.small_inputs import write_inputs
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    return write_inputs(folder, make_tiny(folder / "model", "qwen3_moe"))
+
+
+@pytest.mark.parametrize("form", ["path", "text", "mapping"])
+def test_right_input(settings, form):
+    content = yaml.safe_load(settings.read_text())
+    config = {"path": settings, "text": str(settings), "mapping": content}[form]
+    ready = retrace.check(config, {"trainer.project_name": "x"}, trainer={"seed": 3})
+    assert ready.uri == f"file://{settings.parent}/store/test"
+    assert (ready.prompts, ready.val_prompts) == (10, 0)
+    assert ready.geometry == retrace.Geometry(16, 4, (0, 1, 2, 3))
+    assert ready.notes == ("trainer.project_name: ignored; the run's name is experiment_name",)
+    assert ready.settings["trainer"]["seed"] == 3
+    assert ready.settings["trainer"]["total_training_steps"] == 2, "merged, not replaced"
+    assert not (settings.parent / "store").exists()
+    assert content == yaml.safe_load(settings.read_text()), "left as it was"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"trainer.seed": 7, "data.train_files": ["train.parquet"]},
+        {"trainer": {"seed": 7}, "data.train_files": ("train.parquet",)},
+        {"trainer.seed": 7, "data.train_files": Path("train.parquet")},
+        ["trainer.seed=7", "data.train_files=train.parquet"],
+        "trainer.seed=7",
+    ],
+)
+def test_forms_of_overrides(settings, overrides, monkeypatch):
+    monkeypatch.chdir(settings.parent)  # paths are relative to it
+    assert retrace.check(settings, overrides).settings["trainer"]["seed"] == 7
+
+
+def test_groups_come_last(settings):
+    ready = retrace.check(settings, {"trainer.seed": 7}, trainer={"seed": 8})
+    assert ready.settings["trainer"]["seed"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "groups", "says"),
+    [
+        (({"trainer.nnode": 2},), {}, "trainer.nnode: unknown key; did you mean trainer.nnodes?"),
+        (({"trainer..seed": 2},), {}, "'trainer..seed': expected the dotted key of a setting"),
+        (({3: 2},), {}, "3: expected the dotted key of a setting, such as trainer.seed"),
+        (({"trainer": {3: 2}},), {}, "settings: found the key 3, expected the name of a setting"),
+        ((), {"trainr": {"seed": 2}}, "trainr: unknown key; did you mean trainer?"),
+        ((), {"trainer": {"seed": "2"}}, "trainer.seed: found '2' (text), expected an integer"),
+    ],
+)
+def test_what_is_no_setting_is_refused(settings, arguments, groups, says):
+    with pytest.raises(retrace.InputError) as caught:
+        retrace.check(settings, *arguments, **groups)
+    (problem,) = caught.value.problems
+    assert problem.startswith(says)
+    assert caught.value.__notes__ == ["further checks were not made: correct these first"]
+
+
+def test_all_problems_with_what_else_is_to_be_known(settings):
+    with pytest.raises(retrace.InputError) as caught:
+        retrace.check(
+            settings,
+            ["trainer.project_name=x"],
+            data={"train_files": "a.parquet"},
+            launch={"rollout_workers": 0},
+        )
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "launch.rollout_workers",
+        "data.train_files",
+    ]
+    assert caught.value.notes == (
+        "trainer.project_name: ignored; the run's name is experiment_name",
+    )
+
+
+@pytest.fixture
+def flow(settings, tmp_path, monkeypatch):
+    """In place of the flow: it leaves a run's description, and the inputs that it was given."""
+    given = []
+
+    def run_flow(inputs):
+        store = retrace.open_store(str(tmp_path / "run"))
+        write_run(store, make_samples(), "R3")
+        given.append(inputs)
+        return store.uri
+
+    monkeypatch.setattr("pipeline.flows.local.run_flow", run_flow)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    for name in starting._PREFECT:
+        monkeypatch.setenv(name, "the user's")
+    return given
+
+
+def test_a_run_is_checked_run_and_opened(settings, flow):
+    run = retrace.run(settings, {"trainer.total_training_steps": 1})
+    assert run.description.setting("actor_rollout_ref.actor.router_replay.mode") == "R3"
+    assert [inputs.config.trainer.total_training_steps for inputs in flow] == [1]
+    assert {os.environ[name] for name in starting._PREFECT} == {"the user's"}
+
+
+def test_nothing_runs_with_wrong_input(settings, flow):
+    with pytest.raises(retrace.InputError):
+        retrace.run(settings, {"trainer.total_training_steps": 0})
+    assert flow == []

@@ -1,0 +1,134 @@
+"""Advantages, losses and mismatch against the formulas written out for one number at a time."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.rl.advantages import grpo_advantages
+from pipeline.rl.losses import importance_weight, kl_estimate, policy_loss
+from pipeline.rl.mismatch import Mismatch, mismatch
+from pipeline.rl.schedule import learning_rate
+
+reals = st.floats(-3, 3, width=32)
+
+
+def test_grpo_is_the_group_mean_and_unbiased_deviation():
+    """Rewards 1, 2, 3, 6: mean 3, variance ((-2)^2 + 1 + 0 + 9) / 3."""
+    found = grpo_advantages(np.array([1.0, 2, 3, 6]), ["a"] * 4, normalise=True)
+    std = math.sqrt(14 / 3) + 1e-6
+    assert found == pytest.approx([-2 / std, -1 / std, 0, 3 / std])
+    assert found.dtype == np.float32
+    assert grpo_advantages(np.array([1.0, 2, 3, 6]), ["a"] * 4, False) == pytest.approx(
+        [-2, -1, 0, 3]
+    )
+
+
+def test_groups_are_apart_and_their_order_does_not_matter():
+    found = grpo_advantages(np.array([1.0, 10, 3, 20]), ["a", "b", "a", "b"], normalise=False)
+    assert found == pytest.approx([-1, -5, 1, 5])
+
+
+def test_equal_rewards_teach_nothing():
+    assert (grpo_advantages(np.ones(4), ["a"] * 4, normalise=True) == 0).all()
+
+
+def test_masked_samples_are_out_of_mean_and_deviation():
+    found = grpo_advantages(np.array([1.0, np.nan, 3]), ["a"] * 3, normalise=False)
+    assert found == pytest.approx([-1, 0, 1])
+    assert (grpo_advantages(np.full(2, np.nan), ["a", "a"], normalise=True) == 0).all()
+
+
+def test_a_group_of_one_keeps_its_reward():
+    """As in verl: mean 0, deviation 1. Also when masking leaves one."""
+    found = grpo_advantages(np.array([2.0, np.nan, 5]), ["a", "a", "b"], normalise=True)
+    assert found == pytest.approx([2, 0, 5], rel=1e-5)
+
+
+def plain_policy_loss(new, old, advantage, low, high, c):
+    ratio = math.exp(min(max(new - old, -20), 20))
+    limited = min(max(ratio, 1 - low), 1 + high)
+    loss = max(-advantage * ratio, -advantage * limited)
+    return min(loss, -advantage * c) if advantage < 0 else loss
+
+
+@given(st.lists(st.tuples(reals, reals, reals), min_size=1, max_size=20))
+@settings(deadline=None)
+def test_policy_loss_is_its_formula(rows):
+    new, old, advantages = torch.tensor(rows).T
+    found = policy_loss(new, old, advantages, clip_low=0.2, clip_high=0.3, clip_c=3.0)
+    expected = [plain_policy_loss(*row, 0.2, 0.3, 3.0) for row in rows]
+    assert found.loss_BN.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_policy_loss_counts_where_it_was_clipped():
+    """Ratios e, 1/e, 1, e^3 with advantages 1, -1, 1, -1: clipped above, clipped below, free, and
+    held by the dual clip."""
+    new = torch.tensor([1.0, -1.0, 0.0, 3.0])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    found = policy_loss(new, torch.zeros(4), advantages, clip_low=0.2, clip_high=0.2, clip_c=3.0)
+    assert found.loss_BN.tolist() == pytest.approx([-1.2, 0.8, -1.0, 3.0])
+    assert found.clipped_BN.tolist() == [True, True, False, False]
+    assert found.dual_clipped_BN.tolist() == [False, False, False, True]
+
+
+def test_on_policy_gradient_is_the_advantage():
+    """At ratio 1 the gradient of the loss by the log-prob is -A: the policy gradient."""
+    new = torch.zeros(3, requires_grad=True)
+    advantages = torch.tensor([0.5, -2.0, 0.0])
+    loss = policy_loss(new, torch.zeros(3), advantages, clip_low=0.2, clip_high=0.2, clip_c=3.0)
+    loss.loss_BN.sum().backward()
+    assert new.grad.tolist() == pytest.approx([-0.5, 2.0, 0.0])
+
+
+@given(reals, reals)
+@settings(deadline=None)
+def test_kl_estimators_are_their_formulas(policy, reference):
+    d = reference - policy
+    expected = {
+        "kl": -d,
+        "abs": abs(d),
+        "mse": d * d / 2,
+        "low_var_kl": min(max(math.exp(d) - d - 1, -10), 10),
+    }
+    for estimator, value in expected.items():
+        found = kl_estimate(torch.tensor([policy]), torch.tensor([reference]), estimator)
+        assert found.item() == pytest.approx(value, rel=1e-4, abs=1e-5)
+
+
+def test_low_var_kl_is_clamped_like_verl():
+    found = kl_estimate(torch.zeros(2), torch.tensor([50.0, -50.0]), "low_var_kl")
+    assert found.tolist() == [10.0, 10.0]
+
+
+def test_importance_weight_is_truncated_and_has_no_gradient():
+    old = torch.tensor([0.0, 1.0, -1.0], requires_grad=True)
+    weight = importance_weight(old, torch.zeros(3), threshold=2.0)
+    assert weight.tolist() == pytest.approx([1.0, 2.0, math.exp(-1)])
+    assert not weight.requires_grad
+
+
+def test_mismatch_adds_over_ranks():
+    """k3 by token, and a token is extreme if the probabilities differ by more than 2 either way."""
+    trainer = np.array([0.0, -1.0, -2.0], np.float32)
+    engine = np.array([0.0, -1.5, -1.0], np.float32)
+    whole = mismatch(trainer, engine)
+    expected = [0.0, math.exp(0.5) - 0.5 - 1, math.exp(-1) + 1 - 1]
+    assert whole.kl == pytest.approx(sum(expected) / 3)
+    assert whole.extreme_share == pytest.approx(1 / 3)
+    parts = mismatch(trainer[:1], engine[:1]) + mismatch(trainer[1:], engine[1:])
+    assert parts.kl == pytest.approx(whole.kl)
+    assert parts.extreme == whole.extreme
+
+
+def test_nothing_measured_is_none_and_not_zero():
+    assert Mismatch(0, 0.0, 0).kl is None
+    assert Mismatch(0, 0.0, 0).extreme_share is None
+
+
+def test_learning_rate_warms_up_from_zero():
+    assert [learning_rate(step, 1.0, 4) for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
+    assert learning_rate(0, 1.0, 0) == 1.0

@@ -1,0 +1,28 @@
+"""Data files that are fetched: compared with what their commit says of them."""
+
+import hashlib
+
+import pytest
+
+from pipeline.run.commit import CorruptObjectError, DataFile, fetch_file
+from pipeline.store import ObjectMissingError
+from tests.memory_store import MemoryStore
+
+
+@pytest.mark.parametrize(
+    ("size", "sha256", "said"),
+    [
+        (8, hashlib.sha256(b"content").hexdigest(), "key in memory://test: 7 bytes, .* says 8"),
+        (7, "0" * 64, r"key in memory://test: SHA-256 ed7002b439e9ac84\.\.\., .* 0000000000000000"),
+    ],
+)
+def test_a_data_file_that_is_not_right_is_refused(tmp_path, size, sha256, said):
+    store = MemoryStore({"key": b"content"})
+    with pytest.raises(CorruptObjectError, match=f"{said}.*; throw it away"):
+        fetch_file(store, DataFile("key", size, sha256), tmp_path / "file", "throw it away")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lost_data_file_is_missing(tmp_path):
+    with pytest.raises(ObjectMissingError, match="key in memory://test: no such object; restore"):
+        fetch_file(MemoryStore(), DataFile("key", 7, "0" * 64), tmp_path / "file")

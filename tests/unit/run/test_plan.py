@@ -1,0 +1,117 @@
+"""plan.json: the stored bytes, and what a broken one is refused with."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError, commit, content_digest, read_commit
+from pipeline.run.plan import (
+    PlannedPrompt,
+    Sampling,
+    StepPlan,
+    ValidationPlan,
+    find_plan,
+    plan_json,
+    publish_plan,
+    read_plan,
+)
+from pipeline.store import ObjectMissingError, open_store
+
+COMMON = {
+    "policy_version": 3,
+    "prompts": (PlannedPrompt(row=7, epoch=0), PlannedPrompt(row=2, epoch=1)),
+    "n": 2,
+    "sampling": Sampling(temperature=0.5, top_p=1.0, top_k=-1, max_tokens=7),
+    "routes": True,
+    "seed": 9,
+    "shards": 2,
+}
+STEP = StepPlan(**COMMON, step=4)
+VALIDATION = ValidationPlan(**COMMON)
+STORED = {
+    "policy_version": 3,
+    "prompts": [{"row": 7, "epoch": 0}, {"row": 2, "epoch": 1}],
+    "n": 2,
+    "sampling": {"temperature": 0.5, "top_p": 1.0, "top_k": -1, "max_tokens": 7},
+    "routes": True,
+    "seed": 9,
+    "shards": 2,
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("plan", "key", "step"),
+    [(STEP, "steps/000004/plan.json", 4), (VALIDATION, "validations/000003/plan.json", 3)],
+)
+def test_what_is_stored(store, plan, key, step):
+    """Keys and values as runs had them before there were classes; a validation's `step` is its
+    policy version."""
+    assert publish_plan(store, plan) == plan
+    assert plan.key == key
+    body = read_commit(store, key)
+    assert {name: body[name] for name in body if name not in ("attempt", "content_sha256")} == {
+        **STORED,
+        "step": step,
+    }
+    assert body["content_sha256"] == content_digest(body)
+    assert read_plan(store, key) == plan == find_plan(store, key)
+
+
+def test_a_plan_is_published_once(store):
+    """A later attempt with other shards goes on with the plan that is there."""
+    publish_plan(store, STEP)
+    assert publish_plan(store, replace(STEP, shards=5)) == STEP
+
+
+def test_shards_share_the_prompts():
+    assert STEP.prompts_of(0) == STEP.prompts[:1]
+    assert STEP.prompts_of(1) == STEP.prompts[1:]
+    assert STEP.shard_key(1) == keys.rollout(4, 1)
+    assert VALIDATION.shard_key(1) == keys.validation(3, 1)
+
+
+def test_a_missing_plan(store):
+    assert find_plan(store, keys.plan(4)) is None
+    with pytest.raises(ObjectMissingError):
+        read_plan(store, keys.plan(4))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"n": None}, "n: None is no number"),
+        ({"shards": 0}, "shards: 0, expected at least 1"),
+        ({"prompts": 3}, "prompts: 3 is no list"),
+        ({"prompts": [{"row": 1}]}, "prompts: it has no 'epoch'"),
+        ({"prompts": [7]}, "prompts: 7 is no object"),
+        ({"sampling": {"temperature": 1.0, "top_p": 1.0}}, "sampling: it has no 'top_k'"),
+        ({"sampling": {**STORED["sampling"], "top_p": True}}, "sampling: top_p: True is no number"),
+        ({"routes": 1}, "routes: 1 is neither true nor false"),
+        ({"step": 5}, "step 5, expected 4"),
+    ],
+)
+def test_a_broken_plan_is_refused(store, change, says):
+    commit(store, keys.plan(4), {**plan_json(STEP), **change}, "a")
+    with pytest.raises(CorruptObjectError, match=f"steps/000004/plan.json in .*{says}"):
+        read_plan(store, keys.plan(4))
+
+
+@pytest.mark.parametrize("name", [*STORED, "step"])
+def test_whatever_a_plan_lacks_is_named(store, name):
+    body = plan_json(VALIDATION)
+    del body[name]
+    commit(store, keys.validation_plan(3), body, "a")
+    with pytest.raises(CorruptObjectError, match=f"it has no '{name}'"):
+        find_plan(store, keys.validation_plan(3))
+
+
+def test_a_validation_is_of_the_policy_that_its_key_names(store):
+    commit(store, keys.validation_plan(4), {**plan_json(VALIDATION), "step": 4}, "a")
+    with pytest.raises(CorruptObjectError, match="policy_version 3, expected 4"):
+        read_plan(store, keys.validation_plan(4))

@@ -1,0 +1,129 @@
+"""What needs no server of the s3:// store: which requests are made, what a failure means."""
+
+import subprocess
+import sys
+
+import boto3
+import pytest
+from botocore import exceptions as boto
+from botocore.exceptions import ClientError
+from botocore.stub import Stubber
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.tree import StoreSettings
+from pipeline.store.s3_errors import Kind, judge
+from pipeline.store.s3_ranges import PIECE, spans
+from pipeline.store.schemes import make_container
+from pipeline.store.settings import environment, use_settings
+
+sizes = st.one_of(st.integers(0, 3000), st.integers(0, 3 * PIECE))
+offsets = st.one_of(st.integers(0, 20_000), st.integers(0, 10 * PIECE))
+
+
+@given(st.lists(st.tuples(offsets, sizes), max_size=20))
+def test_spans_fetch_every_range_and_little_else(ranges):
+    """Each range lies in exactly one span; no request is larger than a piece, and the bytes between
+    neighbours are at most 1/20 of what is wanted, or 4 KiB."""
+    found = spans(ranges)
+    members = [member for span in found for member in span.members]
+    assert sorted(members) == [(n, *r) for n, r in enumerate(ranges) if r[1]]
+    for span in found:
+        for _, offset, length in span.members:
+            assert span.offset <= offset
+            assert offset + length <= span.end
+        pieces = span.pieces()
+        assert [a for a, _ in pieces[1:]] == [b for _, b in pieces[:-1]]
+        assert (pieces[0][0], pieces[-1][1]) == (span.offset, span.end)
+        assert all(0 < b - a <= PIECE for a, b in pieces)
+        assert len(pieces) == 1 or len(span.members) == 1
+        wanted = sum(length for _, _, length in span.members)
+        assert span.end - span.offset <= wanted + max(4096, wanted // 20)
+
+
+def test_neighbours_are_one_request():
+    """Column chunks that lie one behind the other, as a pipeline stage reads them."""
+    chunks = [(1000 + 75_000 * i, 75_000) for i in range(24)]
+    [span] = spans(chunks)
+    assert (span.offset, span.end) == (1000, 1000 + 24 * 75_000)
+    assert len(spans([(0, 75_000), (75_000 * 24, 75_000)])) == 2
+
+
+def answer(status: int, code: str) -> ClientError:
+    body = {
+        "Error": {"Code": code, "Message": "text"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(body, "PutObject")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (answer(404, "NoSuchKey"), Kind.MISSING),
+        (answer(404, "404"), Kind.MISSING),
+        (answer(404, "NoSuchUpload"), Kind.GONE),
+        (answer(404, "NoSuchBucket"), Kind.FATAL),
+        (answer(409, "ConditionalRequestConflict"), Kind.RETRY),
+        (answer(409, "BucketAlreadyExists"), Kind.FATAL),
+        (answer(412, "PreconditionFailed"), Kind.EXISTS),
+        (answer(416, "InvalidRange"), Kind.BEYOND),
+        (answer(403, "AccessDenied"), Kind.FATAL),
+        (answer(403, "403"), Kind.FATAL),
+        (answer(400, "ExpiredToken"), Kind.CREDENTIALS),
+        (answer(403, "InvalidAccessKeyId"), Kind.CREDENTIALS),
+        (answer(403, "RequestTimeTooSkewed"), Kind.FATAL),
+        (answer(400, "RequestTimeout"), Kind.RETRY),
+        (answer(400, "BadDigest"), Kind.RETRY),
+        (answer(400, "InvalidArgument"), Kind.FATAL),
+        (answer(429, "TooManyRequests"), Kind.RETRY),
+        (answer(500, "InternalError"), Kind.RETRY),
+        (answer(501, "NotImplemented"), Kind.FATAL),
+        (answer(503, "SlowDown"), Kind.RETRY),
+        (boto.EndpointConnectionError(endpoint_url="http://x"), Kind.RETRY),
+        (boto.ConnectionClosedError(endpoint_url="http://x"), Kind.RETRY),
+        (boto.ReadTimeoutError(endpoint_url="http://x"), Kind.RETRY),
+        (boto.ConnectTimeoutError(endpoint_url="http://x"), Kind.RETRY),
+        (boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), Kind.RETRY),
+        (boto.SSLError(endpoint_url="https://x", error="EOF occurred"), Kind.RETRY),
+        (boto.SSLError(endpoint_url="x", error="CERTIFICATE_VERIFY_FAILED"), Kind.FATAL),
+        (boto.NoCredentialsError(), Kind.FATAL),
+        (boto.ParamValidationError(report="x"), Kind.FATAL),
+    ],
+)
+def test_what_a_failure_means(error, kind):
+    verdict = judge(error)
+    assert verdict.kind is kind
+    assert verdict.text
+    assert verdict.fix or kind in (Kind.MISSING, Kind.EXISTS, Kind.BEYOND)
+
+
+def test_settings_reach_workers_as_environment(monkeypatch):
+    """What is not set is left to the environment."""
+    settings = StoreSettings(endpoint="https://host", path_style=True, ca_bundle="/ca.pem")
+    assert environment(settings) == {
+        "AWS_ENDPOINT_URL_S3": "https://host",
+        "AWS_CA_BUNDLE": "/ca.pem",
+        "RETRACE_S3_PATH_STYLE": "true",
+    }
+    assert environment(StoreSettings()) == {}
+    for name in (*environment(settings), "AWS_REGION"):
+        monkeypatch.setenv(name, "before")
+    use_settings(StoreSettings(region="eu-1", path_style=False))
+    program = "import os; print(os.environ['AWS_REGION'], os.environ['RETRACE_S3_PATH_STYLE'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["eu-1", "false"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_bucket_of_a_store_is_made_if_it_is_missing(there, monkeypatch):
+    client = boto3.client("s3", region_name="us-east-1", endpoint_url="http://localhost")
+    monkeypatch.setattr("pipeline.store.s3_client._make_client", lambda: client)
+    with Stubber(client) as server:
+        if there:
+            server.add_response("head_bucket", {}, {"Bucket": "my-bucket"})
+        else:
+            server.add_client_error("head_bucket", "404", http_status_code=404)
+            server.add_response("create_bucket", {}, {"Bucket": "my-bucket"})
+        assert make_container("s3://my-bucket/runs", 1.0) is not there
+        server.assert_no_pending_responses()

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.traces import Geometry, Routes, TraceError
+from pipeline.traces.format.codec import canonical, checked, decode, decode_segments, encode
+from tests.samples import random_sets
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[Geometry, int, np.random.Generator]:
+    """A geometry of one layer (E up to 1024, K up to 16), a number of rows, a source of sets."""
+    experts = draw(st.one_of(st.integers(1, 1024), st.sampled_from([255, 256, 257])))
+    topk = draw(st.integers(1, min(16, experts)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    return Geometry(experts, topk, (0,)), draw(st.integers(0, 40)), rng
+
+
+@given(shapes())
+def test_sets_survive(shape):
+    """What is decoded is what was encoded, sorted, in K or 2K bytes a row."""
+    geometry, rows, rng = shape
+    sets_TK = random_sets(rng, rows, geometry)[:, 0]
+    shuffled_TK = rng.permuted(sets_TK, axis=1)
+    data = encode(shuffled_TK, geometry.experts)
+    assert len(data) == rows * geometry.topk * np.dtype(geometry.dtype).itemsize
+    found = decode(data, rows, geometry.topk, geometry.experts)
+    assert found.dtype == geometry.dtype
+    assert np.array_equal(found, sets_TK)
+
+
+@given(shapes(), st.lists(st.integers(0, 9), max_size=5))
+def test_segments_decode_together(shape, tokens):
+    """Several segments in one go give what each gives alone, empty ones included."""
+    geometry, _, rng = shape
+    sets = [random_sets(rng, rows, geometry)[:, 0] for rows in tokens]
+    parts = [encode(s, geometry.experts) for s in sets]
+    found = decode_segments(parts, tokens, geometry.topk, geometry.experts)
+    assert np.array_equal(found, np.concatenate([found[:0], *sets]))
+
+
+@given(st.binary(max_size=200), st.integers(0, 30), st.integers(1, 8), st.integers(8, 600))
+def test_any_bytes_give_sets_or_an_error(data, tokens, topk, experts):
+    """No bytes decode to a row that is no set of K ids below E."""
+    try:
+        sets_TK = decode(data, tokens, topk, experts).astype(np.int64)
+    except TraceError:
+        return
+    assert sets_TK.shape == (tokens, topk)
+    assert (np.diff(sets_TK, axis=1) > 0).all()
+    assert (sets_TK < experts).all()
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (np.array([[0, 16]]), "expert id 16: expected 0..15"),
+        (np.array([[-1, 3]]), "expert id -1: expected 0..15"),
+        (np.array([[1, 2], [3, 3]]), r"row \[1\] names an expert twice: \[3, 3\]"),
+        (np.array([[0.0, 1.0]]), "float64"),
+    ],
+)
+def test_wrong_ids_are_refused(sets, says):
+    with pytest.raises(TraceError, match=says):
+        checked(sets, 16)
+
+
+def test_more_than_256_experts_do_not_wrap():
+    """Ids that uint8 would wrap to others come back as they were; what does not fit is refused."""
+    sets_TK = np.array([[0, 255, 256, 383]], np.int64)
+    assert decode(encode(sets_TK, 384), 1, 4, 384).tolist() == sets_TK.tolist()
+    with pytest.raises(TraceError, match="expert id 256: expected 0"):
+        encode(sets_TK, 256)
+
+
+def test_largest_gaps_do_not_wrap():
+    """The sum of K gaps of 255 exceeds one byte; it is refused, not taken modulo 256."""
+    with pytest.raises(TraceError, match=r"expert id \d+: expected 0..255"):
+        decode(bytes([255] * 16), 1, 16, 256)
+
+
+def test_the_bytes_of_the_specification():
+    assert encode(np.array([[20, 3, 8, 7], [0, 1, 2, 3]]), 64) == bytes([3, 3, 0, 11, 0, 0, 0, 0])
+    assert encode(np.array([[1, 300], [2, 3]]), 512) == bytes([1, 42, 2, 0, 0, 1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        Routes(np.zeros((3, 1, 2), np.uint8), np.zeros(4, bool)),
+        Routes(np.zeros((4, 1, 3), np.uint8), np.zeros(4, bool)),
+        Routes(np.zeros((5, 1, 2), np.uint8), np.zeros(5, bool)),
+        Routes(np.zeros((4, 1, 2), np.uint8), np.zeros(4, np.uint8)),
+    ],
+)
+def test_wrong_shapes_are_refused(routes):
+    """One row too few or too many, another K, validity that is no bool."""
+    with pytest.raises(TraceError, match=r"expected"):
+        canonical(routes, Geometry(8, 2, (0,)), 4)
+
+
+def test_rows_that_are_not_valid_hold_no_meaning():
+    """Whatever a producer left in them, they are stored alike, and the input is not changed."""
+    sets = np.array([[[7, 7]], [[3, 1]]], np.uint8)
+    made = canonical(Routes(sets, np.array([False, True])), Geometry(8, 2, (0,)), 2)
+    assert made.sets_TLK.tolist() == [[[0, 1]], [[1, 3]]]
+    assert sets.tolist() == [[[7, 7]], [[3, 1]]]

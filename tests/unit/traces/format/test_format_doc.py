@@ -1,0 +1,161 @@
+"""docs/trace-format.md is enough to read a shard: its example is run as it stands."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.model.geometry import MOST_EXPERTS, MOST_TOPK
+from pipeline.run.commit import content_digest, read_commit
+from pipeline.store import open_store
+from pipeline.traces import (
+    Geometry,
+    Routes,
+    VersionSpan,
+    routes_digest,
+    seal,
+    token_digest,
+    write_shard,
+)
+from pipeline.traces.format.codec import decode, encode
+from pipeline.traces.format.digests import validity_bits
+from pipeline.traces.format.schema import (
+    FORMAT,
+    MANIFEST,
+    SAMPLES,
+    SEGMENT,
+    file_metadata,
+)
+from pipeline.traces.write.segments import ROW_GROUP_TOKENS
+from tests.paths import ROOT
+from tests.samples import R3, make_samples
+
+PAGE = (ROOT / "docs/trace-format.md").read_text()
+
+CHECK = """
+import sys
+assert not [name for name in sys.modules if name.split(".")[0] in ("pipeline", "operators")]
+np.savez("out.npz", **{f"{id} {part}": array for id, pair in routes.items()
+                       for part, array in zip(("sets", "valid"), pair)})
+"""
+
+
+@pytest.mark.parametrize("experts", [16, 300])
+def test_the_example_decodes_a_shard(tmp_path, experts):
+    """With pyarrow and numpy alone, in a process of its own, without any module of this project."""
+    geometry = Geometry(experts, 4, (1, 2, 5))
+    samples = make_samples(geometry=geometry)
+    write_shard(open_store(str(tmp_path)), 0, 0, "aaaaaaaa", samples, geometry, R3)
+    for role in ("samples", "routes"):
+        file = tmp_path / f"steps/000000/rollout/00000.aaaaaaaa.{role}.parquet"
+        file.rename(tmp_path / f"00000.{role}.parquet")
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    command = [sys.executable, "-I", "-c", example + CHECK]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
+    found = np.load(tmp_path / "out.npz")
+    for sample in samples:
+        valid = sample.routes.valid_T
+        assert np.array_equal(found[f"{sample.id} valid"], valid)
+        assert np.array_equal(found[f"{sample.id} sets"][valid], sample.routes.sets_TLK[valid])
+
+
+def test_the_page_names_every_column_and_key():
+    """What a file has and the page does not name, nobody could read in ten years."""
+    names = {*SAMPLES.names, *SEGMENT.names, *MANIFEST.names}
+    names |= set(file_metadata("routes", Geometry(16, 4, (1,)), R3))
+    assert not [name for name in names if f"`{name}`" not in PAGE]
+    assert f"version {FORMAT}" in PAGE
+
+
+def vectors(*header: str) -> list[list[str]]:
+    """The rows of the page's table with this header."""
+    lines = PAGE.splitlines()
+    start = lines.index(f"| {' | '.join(header)} |") + 2
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append(line.strip("| ").split(" | "))
+    assert rows
+    return rows
+
+
+@pytest.mark.parametrize("row", vectors("sets", "E", "coded bytes"))
+def test_vectors_of_the_coding(row):
+    sets_TK, experts, data = np.array(json.loads(row[0])), int(row[1]), bytes.fromhex(row[2])
+    assert encode(sets_TK, experts) == data
+    assert decode(data, *sets_TK.shape, experts).tolist() == sets_TK.tolist()
+
+
+def test_the_worked_examples_of_the_coding():
+    for sets, experts, _, data in vectors("sets", "E", "gaps", "bytes"):
+        sets_TK = json.loads(f"[{sets}]".replace("{", "[").replace("}", "]"))
+        written = bytes.fromhex(re.sub("`|then", "", data))
+        assert encode(np.array(sets_TK), int(experts)) == written
+
+
+def test_vectors_of_digests():
+    for row in vectors("valid rows", "validity"):
+        assert validity_bits(np.array(json.loads(row[0]), bool)) == bytes.fromhex(row[1])
+    for tokens, digest in vectors("tokens", "token digest"):
+        assert token_digest(np.array(json.loads(tokens))) == digest
+    for sets, valid, experts, digest in vectors(
+        "sets [S - 1, L, K]", "valid rows", "E", "routes digest"
+    ):
+        routes = Routes(np.array(json.loads(sets)), np.array(json.loads(valid), bool))
+        _, L, K = routes.sets_TLK.shape
+        assert routes_digest(routes, Geometry(int(experts), K, tuple(range(L)))) == digest
+    for body, canonical, digest in vectors(
+        "object without `content_sha256`", "canonical form", "content digest"
+    ):
+        assert content_digest(json.loads(body)) == digest
+        assert hashlib.sha256(canonical.encode()).hexdigest() == digest
+
+
+def test_the_drawn_group(tmp_path):
+    """The project cuts the drawn example as the page says."""
+    letters = dict(re.findall(r"^(000003/17/\d) +((?:[a-n]   )+)", PAGE, re.MULTILINE))
+    assert len(letters) == 3
+    base = make_samples(prompts=1, n=3, known=1.0, geometry=Geometry(99, 1, (0,)))
+    samples = []
+    for (id, drawn), sample in zip(letters.items(), base, strict=True):
+        sets_TLK = np.array([[[ord(letter) - ord("a")]] for letter in drawn.split()])
+        G = len(sets_TLK) - 4
+        tokens = {"prompt_tokens_P": np.arange(5), "response_tokens_G": np.arange(G)}
+        lists = {"loss_mask_G": np.ones(G, bool), "logprobs_G": np.zeros(G, np.float32)}
+        place = {"id": id, "group": "000003/17", "version_spans": (VersionSpan(0, 0, G),)}
+        routes = Routes(sets_TLK, np.ones(len(sets_TLK), bool))
+        samples.append(replace(sample, **tokens, **lists, **place, routes=routes))
+    store = open_store(str(tmp_path))
+    write_shard(store, 3, 0, "aaaaaaaa", samples, Geometry(99, 1, (0,)), R3)
+    rollout = tmp_path / "steps/000003/rollout"
+    for row in pq.read_table(rollout / "00000.aaaaaaaa.samples.parquet").to_pylist():
+        places = " ".join(f"({p['row']}, {p['tokens']})" for p in row["segments"])
+        assert f"{row['id']}   {places}\n" in PAGE
+    table = pq.read_table(rollout / "00000.aaaaaaaa.routes.parquet").to_pylist()
+    for number, row in enumerate(table):
+        held = " ".join(chr(ord("a") + i) for i in row["layer_00000"])
+        line = f"{number:<6}{row['owner']:<14}{row['token_start']:<14}{row['tokens']:<9}{held}\n"
+        assert line in PAGE
+
+
+def test_the_page_names_the_limits():
+    assert f"| E | {MOST_EXPERTS:,} |" in PAGE
+    assert f"| K | {MOST_TOPK}, " in PAGE
+    assert f"| tokens of a segment or row group | {ROW_GROUP_TOKENS:,}: " in PAGE
+
+
+def test_the_page_names_every_key_of_a_commit(tmp_path):
+    store, samples = open_store(str(tmp_path)), make_samples()
+    body = write_shard(store, 0, 0, "aaaaaaaa", samples, Geometry(16, 4, (1, 2, 5)), R3).body
+    seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0)
+    sealed = read_commit(store, "steps/000000/manifest.json")
+    names = {*body, *body["files"][0], *body["files"][0]["row_groups"][0]}
+    names |= {*sealed, *sealed["data"][0], *sealed["counts"]}
+    assert not [name for name in names if f"`{name}`" not in PAGE]

@@ -1,0 +1,81 @@
+"""A second writer, written from docs/trace-format.md alone, is read by the project."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.store import open_store
+from pipeline.traces import Geometry, read_manifest, read_routes, read_samples, write_recorded_set
+from pipeline.upkeep.verify import verify
+from tests.samples import equal, make_samples
+from tests.unit.traces.format.independent_writer import write_step
+from tests.unit.traces.format.test_independent_reader import assert_reads
+
+PROGRAM = """
+import runpy, sys
+import independent_writer
+assert not [name for name in sys.modules if name.split(".")[0] in ("pipeline", "operators")]
+"""
+
+
+def write_as_a_stranger(root: Path, geometry: Geometry) -> list:
+    samples = make_samples(geometry=geometry)
+    rows = [
+        {
+            "id": sample.id,
+            "group": sample.group,
+            "prompt_id": sample.prompt_id,
+            "prompt_tokens": sample.prompt_tokens_P.tolist(),
+            "response_tokens": sample.response_tokens_G.tolist(),
+            "loss_mask": sample.loss_mask_G.tolist(),
+            "logprobs": sample.logprobs_G.tolist(),
+            "finish_reason": sample.finish_reason,
+            "reward": sample.reward,
+            "sets": sample.routes.sets_TLK.copy(),
+            "valid": sample.routes.valid_T,
+        }
+        for sample in samples
+    ]
+    write_step(root, 0, rows, geometry.experts, geometry.topk, list(geometry.layers))
+    return samples
+
+
+@pytest.mark.parametrize("experts", [16, 300])
+def test_the_project_reads_and_verifies_what_a_stranger_wrote(tmp_path, experts):
+    samples = write_as_a_stranger(tmp_path, Geometry(experts, 4, (1, 2, 5)))
+    store = open_store(str(tmp_path))
+    assert [str(problem) for problem in verify(store).problems] == []
+    manifest = read_manifest(store, 0)
+    ids = [sample.id for sample in samples]
+    routes, some = read_routes(store, manifest, ids), read_routes(store, manifest, ids, [5])
+    for sample, found in zip(samples, read_samples(store, manifest, ids), strict=True):
+        assert equal(routes[sample.id], sample.routes)
+        assert np.array_equal(some[sample.id].sets_TLK, routes[sample.id].sets_TLK[:, 2:])
+        assert np.array_equal(found.tokens_S, sample.tokens_S)
+        assert np.array_equal(found.logprobs_G, sample.logprobs_G)
+        assert (found.reward, found.version_spans) == (sample.reward, sample.version_spans)
+
+
+def test_the_second_reader_reads_the_second_writer(tmp_path):
+    assert_reads(tmp_path, write_as_a_stranger(tmp_path, Geometry(300, 4, (1, 2, 5))))
+
+
+def test_a_record_set_can_be_made_of_it(tmp_path):
+    write_as_a_stranger(tmp_path / "a", Geometry(16, 4, (1, 2, 5)))
+    source, target = open_store(str(tmp_path / "a")), open_store(str(tmp_path / "b"))
+    write_recorded_set(source, target, 0)
+    assert [str(problem) for problem in verify(target).problems] == []
+
+
+def test_the_writer_imports_nothing_of_the_project():
+    folder = Path(__file__).parent
+    command = [
+        sys.executable,
+        "-I",
+        "-c",
+        f"import sys; sys.path.append({str(folder)!r})" + PROGRAM,
+    ]
+    subprocess.run(command, check=True, timeout=120)

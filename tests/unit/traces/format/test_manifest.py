@@ -1,0 +1,125 @@
+"""A sealed step's manifest: read as a whole or in part, and by a version that knows less."""
+
+import itertools
+import json
+import sys
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.run.commit import content_digest, new_write_id
+from pipeline.store import ObjectMissingError
+from pipeline.traces import (
+    TraceError,
+    read_manifest,
+    read_routes,
+    read_samples,
+    seal,
+    write_shard,
+)
+from pipeline.traces.format.manifest import sealed_steps
+from tests.samples import (
+    GEOMETRY,
+    R3,
+    by_shard,
+    make_samples,
+    sealed_r3,
+    write_shards,
+)
+
+
+def test_sealed_steps(store):
+    """Steps in the making are not among them."""
+    sealed_r3(store, make_samples())
+    samples = make_samples(step=12)
+    write_shard(store, 12, 0, new_write_id(), samples, GEOMETRY, R3)
+    assert sealed_steps(store) == [0]
+    seal(store, 12, 1, lambda _: [s.id for s in samples], 0)
+    assert sealed_steps(store) == [0, 12]
+    with pytest.raises(ObjectMissingError, match=r"steps/000003/manifest\.json"):
+        read_manifest(store, 3)
+
+
+@pytest.fixture
+def many(store, monkeypatch):
+    """A sealed step of two shards, 24 samples and row groups of 5."""
+    monkeypatch.setattr(sys.modules[seal.__module__], "ROW_GROUP_SAMPLES", 5)
+    samples = make_samples(prompts=8, n=3)
+    write_shards(store, samples)
+    return seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 23), unique=True))
+def test_some_rows_are_as_in_the_whole(many, rows):
+    """Whatever rows are wanted, in their order; the head is the whole's."""
+    whole, some = many.all(), many.select(rows)
+    assert some.rows.equals(whole.rows.take(pa.array(rows, pa.int64())).combine_chunks())
+    assert replace(some, rows=None) == replace(whole, rows=None)
+
+
+def test_only_the_row_groups_of_wanted_rows_are_read(many):
+    fetched = []
+
+    class Noting:
+        uri = many.store.uri
+
+        def read_ranges(self, key, ranges):
+            fetched.extend(ranges)
+            return many.store.read_ranges(key, ranges)
+
+    replace(many, store=Noting()).select([5, 9, 20])
+    chunks = [chunk for g in (1, 4) for chunk in many.file.row_groups[g].chunks]
+    assert set(fetched) == {(r.offset, r.length) for r in [*chunks, many.file.footer]}
+
+
+def test_columns_come_alone_and_groups_as_codes(many):
+    table = many.columns(["group", "rows_total"])
+    assert table["rows_total"].to_pylist() == many.all().rows["rows_total"].to_pylist()
+    assert pa.types.is_dictionary(table["group"].type)
+    assert table["group"].to_pylist() == many.all().rows["group"].to_pylist()
+
+
+def test_rows_that_there_are_not_are_refused(many):
+    for rows in ([24], [-1, 3]):
+        with pytest.raises(TraceError, match=r"step 0: rows .* of 24"):
+            many.select(rows)
+
+
+def test_a_groups_samples_are_neighbours(many):
+    groups = many.all().rows["group"].to_pylist()
+    assert len([1 for a, b in itertools.pairwise(groups) if a != b]) == len(set(groups)) - 1
+
+
+def test_keys_that_a_later_version_adds_are_ignored(store, tmp_path):
+    """At every level of a commit."""
+    samples = make_samples()
+    expected = sealed_r3(store, samples)
+    path = tmp_path / "steps/000000/manifest.json"
+    body = json.loads(path.read_text())
+    (rows,) = body["files"]
+    for part in (body, rows, *rows["row_groups"], *body["data"], body["provenance"]):
+        part["new"] = {"of": "a later version"}
+    body["geometry"]["new"] = 1
+    body["format"] = "1.9"
+    del body["content_sha256"]
+    path.write_text(json.dumps({**body, "content_sha256": content_digest(body)}))
+    assert read_manifest(store, 0).rows.equals(expected.rows)
+
+
+def test_a_file_of_a_role_that_a_later_version_adds_is_passed_over(store, tmp_path):
+    """Beside samples and routes, in a shard's commit; the shard is sealed and read without it."""
+    samples = make_samples()
+    write_shards(store, samples)
+    path = tmp_path / "steps/000000/rollout/00000.json"
+    body = json.loads(path.read_text())
+    (file,) = (file for file in body["files"] if file["role"] == "samples")
+    body["files"].insert(0, {**file, "role": "router_scores", "sha256": "f" * 64})
+    del body["content_sha256"]
+    path.write_text(json.dumps({**body, "content_sha256": content_digest(body)}))
+    manifest = seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0).all()
+    assert len(read_routes(store, manifest, manifest.ids)) == len(samples)
+    assert len(read_samples(store, manifest, manifest.ids)) == len(samples)

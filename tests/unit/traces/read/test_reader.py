@@ -1,0 +1,88 @@
+"""Only what is wanted is fetched, and what is not there is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.run.commit import new_write_id, read_commit
+from pipeline.traces import (
+    Geometry,
+    Routes,
+    TraceError,
+    read_routes,
+    read_samples,
+    seal,
+    write_shard,
+)
+from tests.samples import (
+    R3,
+    equal,
+    make_samples,
+    random_sets,
+    sealed_r3,
+)
+
+
+class Counting:
+    """A store that notes which bytes are read."""
+
+    def __init__(self, store) -> None:
+        self._store = store
+        self.uri = store.uri
+        self.ranges: list[tuple[str, int, int]] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def read_ranges(self, key: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        self.ranges += [(key, *range_) for range_ in ranges]
+        return self._store.read_ranges(key, ranges)
+
+
+def test_a_slice_fetches_its_own_bytes_alone(store, monkeypatch, small_row_groups):
+    """Two neighbouring layers of one sample: of each of its row groups the segments' columns and
+    the two layers, and the footer. No byte of another layer or row group."""
+    rng = np.random.default_rng(0)
+    geometry = Geometry(64, 8, tuple(range(8)))
+    samples = [
+        replace(s, routes=Routes(random_sets(rng, len(s.tokens_S) - 1, geometry), s.routes.valid_T))
+        for s in make_samples(prompts=6, n=2)
+    ]
+    write_shard(store, 0, 0, new_write_id(), samples, geometry, R3)
+    manifest = seal(store, 0, 1, lambda _: [s.id for s in samples], 0).all()
+    counting = Counting(store)
+    wanted = samples[5]
+    found = read_routes(counting, manifest, [wanted.id], [3, 4])
+    assert equal(found[wanted.id], Routes(wanted.routes.sets_TLK[:, 3:5], wanted.routes.valid_T))
+
+    (file,) = (
+        f
+        for f in read_commit(store, "steps/000000/rollout/00000.json")["files"]
+        if f["role"] == "routes"
+    )
+    (row,) = (r for r in manifest.rows.to_pylist() if r["id"] == wanted.id)
+    firsts = np.cumsum([0, *(g["rows"] for g in file["row_groups"])])
+    groups = {
+        int(np.searchsorted(firsts, p["row"], "right")) - 1 for p in row["routes"][0]["segments"]
+    }
+    assert len(groups) < len(file["row_groups"])
+    names = ("owner", "token_start", "tokens", "validity", "layer_00003", "layer_00004")
+    chunks = [
+        chunk[:2]
+        for g in groups
+        for leaf, chunk in zip(file["leaves"], file["row_groups"][g]["chunks"], strict=True)
+        if leaf in names
+    ]
+    needed = {at + i for at, length in (*chunks, file["footer"][:2]) for i in range(length)}
+    fetched = [at + i for _, at, length in counting.ranges for i in range(length)]
+    assert len(fetched) == len(needed)
+    assert set(fetched) == needed
+
+
+def test_unknown_samples_and_layers_are_refused(store):
+    manifest = sealed_r3(store, make_samples())
+    with pytest.raises(TraceError, match="unknown: 000000/9/0"):
+        read_samples(store, manifest, ["000000/9/0"])
+    with pytest.raises(TraceError, match=r"no routes of layers \[0, 4\]; it has \(1, 2, 5\)"):
+        read_routes(store, manifest, manifest.ids, [4, 1, 0])

@@ -1,0 +1,37 @@
+"""Traces where every package but pyarrow, numpy, boto3 and what these require is hidden."""
+
+import os
+import subprocess
+import sys
+
+from tests.paths import ROOT
+from tests.traces_alone import closure
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", ROOT / "tests/traces_alone.py", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_traces_need_pyarrow_numpy_and_boto3_alone(tmp_path):
+    done = run(tmp_path / "store", "--hide")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "store/steps/000000/manifest.json").is_file()
+
+
+def test_the_program_notices_other_packages(tmp_path):
+    """Or the test above would prove nothing."""
+    done = run(tmp_path / "store")
+    assert "proves nothing" in done.stderr
+    assert done.returncode == 1
+
+
+def test_what_boto3_requires_is_not_hidden():
+    found = set(closure(["boto3"]))
+    assert {"boto3", "botocore", "urllib3", "python-dateutil"} <= found
+    assert not found & {"pydantic", "pyyaml", "awscrt"}

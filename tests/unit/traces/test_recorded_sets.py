@@ -1,0 +1,282 @@
+"""Recorded sets, and runs that replay them."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.run.commit import new_write_id
+from pipeline.run.plan import publish_plan
+from pipeline.store import ObjectMissingError, open_store
+from pipeline.traces import (
+    Geometry,
+    TraceError,
+    read_manifest,
+    read_routes,
+    read_samples,
+    routes_digest,
+    seal,
+    seal_replay,
+    used_routes,
+    write_recorded_set,
+    write_shard,
+)
+from pipeline.upkeep.verify import verify
+from tests.samples import (
+    GEOMETRY,
+    R2,
+    R3,
+    equal,
+    layers_of,
+    make_plan,
+    make_samples,
+    sealed_r2,
+    sealed_r3,
+    without_routes,
+    write_run,
+    write_stage,
+)
+
+SAMPLES = make_samples()
+SEALED = {"R3": sealed_r3, "R2": sealed_r2}
+
+
+@pytest.fixture
+def stores(tmp_path):
+    """A run, a recorded set, and a run that replays."""
+    return [open_store(str(tmp_path / name)) for name in ("run", "set", "again")]
+
+
+def assert_same(store, samples=SAMPLES) -> None:
+    """The sealed step holds these samples with their routes."""
+    manifest = read_manifest(store, 0)
+    routes = read_routes(store, manifest, manifest.ids)
+    for sample in samples:
+        assert equal(routes[sample.id], sample.routes)
+    for layers in ((5,), (1, 2)):
+        some = read_routes(store, manifest, manifest.ids, layers)
+        assert all(equal(some[s.id], layers_of(s.routes, layers)) for s in samples)
+    rows = manifest.rows.to_pylist()
+    by_id = {sample.id: sample for sample in samples}
+    assert [r["routes_digest"] for r in rows] == [
+        routes_digest(by_id[r["id"]].routes, GEOMETRY) for r in rows
+    ]
+    found = read_samples(store, manifest, manifest.ids)
+    assert all((s.tokens_S == by_id[s.id].tokens_S).all() for s in found)
+    assert not verify(store).problems
+
+
+@pytest.mark.parametrize("kind", ["R3", "R2"])
+def test_a_step_survives_recording_and_replay(stores, kind):
+    """run -> set -> run -> set: samples, routes and digests stay the same; R2 joins the files of
+    all stages and data-parallel ranks. Doing it again changes nothing."""
+    run, record, again = stores
+    SEALED[kind](run, SAMPLES)
+    for _ in range(2):
+        write_recorded_set(run, record, 0)
+    assert_same(record)
+    assert read_manifest(record, 0).provenance == {"R3": R3, "R2": R2}[kind]
+    write_run(again, SAMPLES, kind)
+    for _ in range(2):
+        seal_replay(again, record, 0, make_plan())
+    assert_same(again)
+    objects = {info.key: again.read(info.key) for info in again.list("")}
+    seal_replay(again, record, 0, make_plan())
+    assert {info.key: again.read(info.key) for info in again.list("")} == objects
+
+    third = open_store(again.uri + "-set")
+    write_recorded_set(again, third, 0)
+    assert_same(third)
+
+
+def test_a_set_says_how_it_was_sampled(stores):
+    """The step's plan goes along, so that a replay at another temperature can be refused."""
+    run, record, _ = stores
+    sealed_r3(run, SAMPLES)
+    plan = publish_plan(run, make_plan()).key
+    for _ in range(2):
+        write_recorded_set(run, record, 0)
+    assert record.read(plan) == run.read(plan)
+
+
+@pytest.mark.parametrize("kind", ["R3", "R2"])
+def test_a_run_can_be_replayed_without_a_set(stores, kind):
+    """A run's own steps serve as well; the replaying run owns copies, so the other may go."""
+    run, _, again = stores
+    SEALED[kind](run, SAMPLES)
+    write_run(again, SAMPLES, kind)
+    seal_replay(again, run, 0, make_plan())
+    for info in list(run.list("")):
+        run.delete(info.key)
+    assert_same(again)
+
+
+def test_an_audit_is_not_what_training_used(stores):
+    """In R2 the engine's routes may be recorded too; the set has the trainer's, and only them."""
+    run, record, _ = stores
+    sealed_r3(run, make_samples(seed=5))
+    theirs = make_samples(seed=5)
+    for sample in theirs:
+        sample.routes.sets_TLK[:] = np.arange(4) + 3
+    for stage, layers in ((0, (1, 2)), (1, (5,))):
+        write_stage(run, stage, 0, layers, theirs)
+    write_recorded_set(run, record, 0)
+    assert_same(record, theirs)
+    keys = [info.key for info in record.list("")]
+    assert not [key for key in keys if "rollout" in key and key.endswith("routes.parquet")]
+
+
+def test_a_set_of_another_run_is_not_overwritten(stores):
+    run, record, other = stores
+    sealed_r3(run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    sealed_r3(other, make_samples(seed=3))
+    with pytest.raises(TraceError, match=r"other samples or routes than .*choose another record_f"):
+        write_recorded_set(other, record, 0)
+    assert_same(record)
+
+
+def test_a_set_cut_short_is_completed(stores):
+    """The writer died between two objects: the next one goes on, and compares what is there."""
+    run, record, _ = stores
+    sealed_r3(run, SAMPLES)
+    first = next(iter(run.list("steps/000000/rollout/"))).key
+    record.create(first, run.read(first))
+    write_recorded_set(run, record, 0)
+    assert_same(record)
+    broken = open_store(record.uri + "-broken")
+    broken.create(first, b"something else")
+    with pytest.raises(TraceError, match="it is there with other content"):
+        write_recorded_set(run, broken, 0)
+
+
+def test_a_step_without_routes_makes_no_set(stores):
+    run, record, _ = stores
+    samples = without_routes(SAMPLES)
+    write_shard(run, 0, 0, new_write_id(), samples, None, None)
+    seal(run, 0, 1, lambda _: [s.id for s in samples], 0)
+    with pytest.raises(TraceError, match="no routes were recorded"):
+        write_recorded_set(run, record, 0)
+
+
+def changed_tokens(samples):
+    """Another tokenizer or prompt file: the last sample's prompt differs in one token."""
+    *rest, last = samples
+    prompt_P = last.prompt_tokens_P.copy()
+    prompt_P[-1] += 1
+    return [*rest, replace(last, prompt_tokens_P=prompt_P)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "mode", "plan", "says"),
+    [
+        (
+            changed_tokens(SAMPLES),
+            "R3",
+            make_plan(),
+            r"sample 000000/2/0 has token digest [0-9a-f]{64}, with this run's prompt and "
+            r"tokenizer it is [0-9a-f]{64}; use the data.train_files",
+        ),
+        (SAMPLES[:4], "R3", make_plan(), "sample 000000/2/0 is of prompt 2, which this run has no"),
+        (
+            SAMPLES,
+            "R2",
+            make_plan(),
+            "its routes are of kind R3, not R2; set router_replay.mode=R3",
+        ),
+        (SAMPLES, "R3", make_plan(prompts=2), "not expected: 000000/2/0, 000000/2/1"),
+        (SAMPLES, "R3", make_plan(n=3), "missing: 000000/0/2, 000000/1/2, 000000/2/2"),
+        (SAMPLES, "R3", make_plan(version=1), r"policy versions \(0,\)"),
+    ],
+)
+def test_a_set_that_does_not_fit_is_refused(stores, samples, mode, plan, says):
+    """Another tokenizer, other prompts, another kind, another batch, another version. Nothing is
+    sealed then."""
+    run, record, again = stores
+    sealed_r3(run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    write_run(again, samples, mode)
+    with pytest.raises(TraceError, match=says):
+        seal_replay(again, record, 0, plan)
+    assert not list(again.list("steps/"))
+
+
+def test_another_model_is_refused(stores):
+    run, record, again = stores
+    geometry = Geometry(32, 4, (1, 2, 5))
+    samples = make_samples(geometry=geometry)
+    write_shard(run, 0, 0, new_write_id(), samples, geometry, R3)
+    seal(run, 0, 1, lambda _: [s.id for s in samples], 0)
+    write_recorded_set(run, record, 0)
+    write_run(again, samples, "R3")
+    with pytest.raises(TraceError, match=r"experts=32.*this run's model has .*experts=16"):
+        seal_replay(again, record, 0, make_plan())
+
+
+def test_a_set_that_lacks_the_step_is_named(stores):
+    run, record, again = stores
+    sealed_r3(run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    write_run(again, SAMPLES, "R3")
+    with pytest.raises(ObjectMissingError, match=r"steps/000001/manifest\.json"):
+        seal_replay(again, record, 1, make_plan(step=1))
+
+
+def stages(*written):
+    """Commits of (stage, dp rank, layers, samples)."""
+
+    def write(store) -> None:
+        write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
+        seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0)
+        for stage, dp_rank, layers, samples in written:
+            write_stage(store, stage, dp_rank, layers, samples)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (
+            stages((0, 0, (1, 2), SAMPLES), (1, 0, (5,), SAMPLES[1:])),
+            "sample 000000/0/0 has routes",
+        ),
+        (stages((0, 0, (1, 2), SAMPLES), (1, 0, (2, 5), SAMPLES)), r"layers \[1, 2, 2, 5\]"),
+        (
+            stages((0, 0, (1, 2, 5), SAMPLES[:4]), (0, 1, (1, 2, 5), SAMPLES[2:])),
+            r"sample 000000/1/0 has routes of layers \[1, 1, 2, 2, 5, 5\]",
+        ),
+        (
+            stages((0, 0, (1, 2, 5), [*SAMPLES, *make_samples(prompts=4)[6:]])),
+            "sample 000000/3/0 is not in the step's manifest",
+        ),
+    ],
+)
+def test_trainers_files_that_do_not_join_are_refused(stores, write, says):
+    """A rank's file is missing a sample, two stages have one layer, two ranks one sample, or a
+    sample is nobody's."""
+    run, record, _ = stores
+    write(run)
+    for attempt in (lambda: used_routes(run, 0), lambda: write_recorded_set(run, record, 0)):
+        with pytest.raises(TraceError, match=says):
+            attempt()
+    assert any(re.search(says, problem.text) for problem in verify(run).problems)
+
+
+def test_trainers_rows_that_are_not_the_samples_are_refused(stores):
+    """One row too few of one sample, in one stage."""
+    run, record, _ = stores
+    short = replace(
+        SAMPLES[3],
+        routes=replace(
+            SAMPLES[3].routes,
+            sets_TLK=SAMPLES[3].routes.sets_TLK[:-1],
+            valid_T=SAMPLES[3].routes.valid_T[:-1],
+        ),
+    )
+    samples = [*SAMPLES[:3], short, *SAMPLES[4:]]
+    stages((0, 0, (1, 2), SAMPLES), (1, 0, (5,), samples))(run)
+    with pytest.raises(TraceError, match=r"sample 000000/1/1: \d+ rows of routes, expected \d+"):
+        write_recorded_set(run, record, 0)
+    assert any("sample 000000/1/1" in p.text for p in verify(run).problems)

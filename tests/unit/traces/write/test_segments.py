@@ -1,0 +1,135 @@
+"""How rows of routes are cut into segments and row groups, and which samples share them."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.run.commit import new_write_id, read_commit
+from pipeline.store import open_store
+from pipeline.traces import (
+    Routes,
+    VersionSpan,
+    read_routes,
+    seal,
+    write_shard,
+)
+from pipeline.traces.write import segments as segments_module
+from tests.samples import (
+    GEOMETRY,
+    R3,
+    equal,
+    make_samples,
+    random_sets,
+    sealed_r3,
+)
+
+
+def routes_file(store):
+    """The rows of shard 0's routes file."""
+    body = read_commit(store, "steps/000000/rollout/00000.json")
+    (key,) = (f["key"] for f in body["files"] if f["role"] == "routes")
+    return pq.read_table(io.BytesIO(store.read(key))).to_pylist()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32), st.integers(2, 4), st.data())
+def test_each_sample_shares_what_equals_the_first_ones_prompt(tmp_path, seed, n, data):
+    """Sharing ends at the first row that differs in sets or validity, never leaves the prompt, and
+    the one sample that differs does not keep the others from sharing; all read back equal."""
+    samples = make_samples(prompts=1, n=n, seed=seed)
+    P = len(samples[0].prompt_tokens_P)
+    victim = data.draw(st.integers(1, n - 1))
+    shortest = min(P, len(samples[victim].routes.valid_T))
+    differs = data.draw(st.integers(0, shortest))
+    if differs < shortest:
+        of_victim = samples[victim].routes
+        sets, valid = of_victim.sets_TLK.copy(), of_victim.valid_T.copy()
+        if data.draw(st.booleans()):
+            valid[differs] = False
+        else:
+            id = next(i for i in range(16) if i not in sets[differs, 1])
+            sets[differs, 1] = np.sort([id, *sets[differs, 1, 1:]])
+        samples[victim] = replace(samples[victim], routes=Routes(sets, valid))
+    store = open_store(str(tmp_path / new_write_id()))
+    write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, R3)
+    manifest = seal(store, 0, 1, lambda _: [s.id for s in samples], 0).all()
+    rows = routes_file(store)
+    for i, sample in enumerate(samples):
+        (part,) = manifest.select([sample.id])["routes"][0].as_py()
+        owners = {rows[p["row"]]["owner"]: p["tokens"] for p in part["segments"]}
+        common = differs if i == victim else min(P, len(sample.routes.valid_T))
+        assert owners.get(sample.group, 0) == common
+        assert set(owners) <= {sample.group, sample.id}
+    stored = sum(row["tokens"] for row in rows)
+    own = sum(len(s.routes.valid_T) for s in samples)
+    most = [min(P, len(s.routes.valid_T)) for s in samples[1:]]
+    most[victim - 1] = differs
+    assert stored == own - sum(most)
+    found = read_routes(store, manifest, manifest.ids)
+    assert all(equal(found[s.id], s.routes) for s in samples)
+
+
+def test_prompts_that_differ_are_not_shared(store):
+    """Equal rows of different tokens are a coincidence."""
+    one, two = make_samples(prompts=1, n=2)
+    two = replace(two, prompt_tokens_P=one.prompt_tokens_P + 1)
+    write_shard(store, 0, 0, new_write_id(), [one, two], GEOMETRY, R3)
+    assert [row["owner"] for row in routes_file(store)] == [one.group, one.id, two.id]
+
+
+def test_a_long_sample_is_cut_into_segments(store, small_row_groups):
+    """No segment and no row group is longer than a row group may be."""
+    rng = np.random.default_rng(0)
+    (sample,) = make_samples(prompts=1, n=1)
+    G = 200
+    T = len(sample.prompt_tokens_P) + G - 1
+    sample = replace(
+        sample,
+        response_tokens_G=np.arange(G, dtype=np.uint32),
+        loss_mask_G=np.ones(G, bool),
+        logprobs_G=np.zeros(G, np.float32),
+        version_spans=(VersionSpan(0, 0, G),),
+        routes=Routes(random_sets(rng, T, GEOMETRY), rng.random(T) < 0.5),
+    )
+    write_shard(store, 0, 0, new_write_id(), [sample], GEOMETRY, R3)
+    rows = routes_file(store)
+    assert len(rows) > 3
+    assert max(row["tokens"] for row in rows) <= segments_module.ROW_GROUP_TOKENS
+    manifest = seal(store, 0, 1, lambda _: [sample.id], 0).all()
+    assert equal(read_routes(store, manifest, [sample.id])[sample.id], sample.routes)
+
+
+def test_row_groups_are_cut_by_tokens(store, small_row_groups):
+    """A row group is full, or ends half full where a group ends; no group lies in two of them if it
+    fits into one."""
+    sealed_r3(store, make_samples(prompts=6))
+    for info in store.list("steps/000000/rollout/"):
+        if info.key.endswith(".routes.parquet"):
+            file = pq.ParquetFile(f"{store.uri.removeprefix('file://')}/{info.key}")
+            assert file.num_row_groups > 2
+            for g in range(file.num_row_groups):
+                tokens = sum(file.read_row_group(g)["tokens"].to_pylist())
+                assert 5 <= tokens <= 10 or g == file.num_row_groups - 1
+
+
+def test_sharing_makes_files_smaller(store, tmp_path):
+    """Of sixteen samples of a long prompt its rows are stored once."""
+    rng = np.random.default_rng(0)
+    sample = make_samples(prompts=1, n=1, known=1.0)[0]
+    prompt_P = rng.integers(0, 100, 400).astype(np.uint32)
+    sets = random_sets(rng, 400 + len(sample.response_tokens_G) - 1, GEOMETRY)
+    routes = Routes(sets, np.ones(len(sets), np.bool_))
+    sample = replace(sample, prompt_tokens_P=prompt_P, routes=routes)
+    samples = [replace(sample, id=f"000000/0/{k}") for k in range(16)]
+    alone = open_store(str(tmp_path / "alone"))
+    write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, R3)
+    write_shard(alone, 0, 0, new_write_id(), samples[:1], GEOMETRY, R3)
+    sizes = [
+        next(f["size"] for f in read_commit(s, "steps/000000/rollout/00000.json")["files"])
+        for s in (store, alone)
+    ]
+    assert sizes[0] < 1.5 * sizes[1]

@@ -1,0 +1,210 @@
+"""`prune` frees space, keeps what a restart needs, and leaves a run that everything understands."""
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli.traces import app
+from pipeline.run import keys
+from pipeline.run.commit import commit, read_commit
+from pipeline.store import open_store
+from pipeline.store.file import FileStore
+from pipeline.traces import TraceError, read_manifest, write_recorded_set
+from pipeline.traces.recorded_sets import check_replay, expected_of, seal_replay
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.prune import prune
+from pipeline.upkeep.sweep import sweep
+from pipeline.upkeep.verify import verify
+from tests.samples import make_plan, sealed_r2, write_run
+from tests.stored_runs import SAMPLES, long_run, rewrite, write_checkpoint, write_step
+
+
+@pytest.fixture
+def run(tmp_path) -> FileStore:
+    """Five steps; a restart may begin at policy 3, or at policy 4 whose step 3 is trained."""
+    store = open_store(str(tmp_path / "run"))
+    long_run(store, 5, (3, 4))
+    return store
+
+
+def data_keys(store, step: int) -> set[str]:
+    infos = store.list(keys.step_prefix(step))
+    return {
+        info.key for info in infos if info.key.endswith((".samples.parquet", ".routes.parquet"))
+    }
+
+
+def test_old_steps_lose_samples_and_routes(run):
+    before = {step: data_keys(run, step) for step in range(5)}
+    sizes = [sum(run.size(key) for key in before[step]) for step in range(5)]
+    expected = [(step, 4, sizes[step]) for step in range(3)]
+    planned = [(p.step, p.files, p.size) for p in prune(run, 2, dry_run=True)]
+    assert planned == expected
+    assert {step: data_keys(run, step) for step in range(5)} == before
+    assert [(p.step, p.files, p.size) for p in prune(run, 2)] == expected
+    for step in range(5):
+        assert data_keys(run, step) == (before[step] if step > 2 else set())
+    report = verify(run)
+    assert not report.problems
+    assert (report.steps, report.pruned, report.samples) == (5, 3, 30)
+    assert not list(prune(run, 2))
+    swept = Report(run.uri)
+    assert not list(sweep(run, 0.0, swept))
+    assert not swept.problems
+    # What tells of the step is still there.
+    assert read_manifest(run, 0).rows["token_digest"].null_count == 0
+
+
+def test_routes_of_the_trainer_go_too(tmp_path):
+    store = open_store(str(tmp_path))
+    sealed_r2(store, SAMPLES)
+    assert len(data_keys(store, 0)) == 5
+    (pruned,) = prune(store, 0)
+    assert (pruned.files, data_keys(store, 0)) == (5, set())
+    assert not verify(store).problems
+
+
+def test_objects_of_a_record_set_go_too(run, tmp_path):
+    record, again = open_store(str(tmp_path / "set")), open_store(str(tmp_path / "again"))
+    write_recorded_set(run, record, 0)
+    write_run(again, SAMPLES, "R3")
+    seal_replay(again, record, 0, make_plan())
+    commit(again, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
+    write_checkpoint(again, 1)
+    (pruned,) = prune(again, 0)
+    assert pruned.files == 4
+    assert not verify(again).problems
+    assert not verify(record).problems
+
+
+@pytest.mark.parametrize("done", range(1, 5))
+def test_killed_in_between(run, tmp_path, done):
+    """The marker is first, then the files; the next call completes what one has begun, even one
+    that would keep the step."""
+
+    class Killed(BaseException):
+        pass
+
+    class Failing(FileStore):
+        left = done
+
+        def delete(self, key: str) -> None:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            super().delete(key)
+
+    with pytest.raises(Killed):
+        list(prune(Failing(tmp_path / "run"), 2))
+    assert len(data_keys(run, 0)) == 4 - done
+    assert run.size(keys.pruned(0)) is not None
+    assert not verify(run).problems
+    begun = 0 if done < 4 else 1
+    assert [pruned.step for pruned in prune(run, 5)] == [begun]
+    assert not data_keys(run, begun)
+    assert len(data_keys(run, begun + 1)) == 4
+    assert not verify(run).problems
+
+
+def test_killed_before_the_first_file(run, tmp_path):
+    """As soon as the marker is there the step is pruned for everyone."""
+    commit(run, keys.pruned(0), {"step": 0, "data": sorted(data_keys(run, 0))}, "a")
+    assert verify(run).pruned == 1
+    assert next(prune(run, 4)).files == 4
+
+
+def test_what_a_restart_needs_stays(run):
+    """The last two checkpoints: the newest may be damaged."""
+    with pytest.raises(TraceError, match=r"checkpoint of policy 3 .* keep at least 2 steps"):
+        list(prune(run, 1))
+    assert not list(run.list(keys.pruned(0)))
+    # A checkpoint whose step has no metrics is not one that a restart may begin at.
+    write_step(run, 5)
+    write_checkpoint(run, 6)
+    run.delete(keys.metrics(5))
+    with pytest.raises(TraceError, match=r"checkpoint of policy 3 .* keep at least 3 steps"):
+        list(prune(run, 2))
+    commit(run, keys.metrics(5), {"step": 5, "metrics": {}}, "a")
+    assert [pruned.step for pruned in prune(run, 2)] == [0, 1, 2, 3]
+
+
+def test_a_run_without_checkpoints_needs_everything(tmp_path):
+    store = open_store(str(tmp_path / "run"))
+    long_run(store, 2, ())
+    with pytest.raises(TraceError, match=r"restart from the first step .* at least 2 steps"):
+        list(prune(store, 1))
+    write_checkpoint(store, 2)
+    assert [pruned.step for pruned in prune(store, 1)] == [0]
+
+
+def test_steps_that_the_record_file_lacks_stay(run, tmp_path):
+    """An attached flow writes them; without their routes it could not."""
+    record = open_store(str(tmp_path / "set"))
+    config = read_commit(run, keys.run_json())["config"]
+    config["actor_rollout_ref"]["actor"]["router_replay"]["record_file"] = record.uri
+    rewrite(tmp_path / "run" / keys.run_json(), {"config": config})
+    write_recorded_set(run, record, 0)
+    with pytest.raises(TraceError, match=r"step 1: router_replay.record_file .* not got it yet"):
+        list(prune(run, 2))
+    for step in (1, 2):
+        write_recorded_set(run, record, step)
+    assert len(list(prune(run, 2))) == 3
+    # The attached flow asks again for every finished step.
+    for step in range(5):
+        write_recorded_set(run, record, step)
+    assert not verify(record).problems
+
+
+def test_a_pruned_step_is_neither_recorded_nor_replayed(run, tmp_path):
+    list(prune(run, 2))
+    with pytest.raises(TraceError, match=r"its samples and routes were removed"):
+        write_recorded_set(run, open_store(str(tmp_path / "set")), 1)
+    with pytest.raises(TraceError, match=r"its samples and routes were removed"):
+        check_replay(run, 1, expected_of(run, 1, None))
+
+
+def test_damage_of_what_is_left_is_found(run, tmp_path):
+    """verify of a pruned step: manifest, rows and commits are still compared."""
+    list(prune(run, 2))
+    for path in sorted((tmp_path / "run" / "steps" / "000001").rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            path.write_bytes(content[: len(content) // 2])
+            key = path.relative_to(tmp_path / "run").as_posix()
+            assert {problem.key for problem in verify(run).problems} == {key}
+            path.write_bytes(content)
+
+
+def command(*arguments: object, expect: int = 0) -> list[str]:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == expect, result.output
+    return result.output.splitlines()
+
+
+def test_commands(run, tmp_path):
+    """Each says that a step was pruned; none fails for it unless it was asked for that step's
+    routes."""
+    (error,) = command("prune", run.uri, "--keep-steps", 1, expect=2)
+    assert "keep at least 2 steps" in error
+    *steps, last = command("prune", run.uri, "--keep-steps", 2, "--dry-run")
+    assert [line.split(":")[0] for line in steps] == ["step 0", "step 1", "step 2"]
+    assert last.startswith("would remove samples and routes of 3 steps: 12 files, ")
+    *again, last = command("prune", run.uri, "--keep-steps", 2)
+    assert again == steps
+    assert last.startswith("removed samples and routes of 3 steps: 12 files, ")
+    assert command("prune", run.uri, "--keep-steps", 2) == [
+        "removed samples and routes of 0 steps: 0 files, 0 bytes"
+    ]
+    listed = [line.split("│")[1].strip() for line in command("ls", run.uri) if "vllm" in line]
+    assert listed == ["0 (pruned)", "1 (pruned)", "2 (pruned)", "3", "4"]
+    assert "step 1, pruned" in command("ls", run.uri, "--step", 1)[0]
+    (good,) = command("verify", run.uri)
+    assert good.startswith("all good; checked: 5 sealed steps, 3 of them pruned, 30 samples, ")
+    gone = "step 1: pruned, its routes were removed"
+    assert gone in command("stats", run.uri)
+    assert command("stats", run.uri, "--step", 1)[0] == gone
+    (error,) = command("show", run.uri, "000001/1/1", expect=2)
+    assert "its samples and routes were removed (steps/000001/pruned.json)" in error
+    assert gone in command("export", run.uri, "--out", tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["000003", "000004"]
+    (error,) = command("export", run.uri, "--out", tmp_path / "one", "--step", 1, expect=2)
+    assert "its samples and routes were removed" in error

@@ -1,0 +1,154 @@
+"""`verify` reads everything that a run's commits name, and calls what is wrong by its own name.
+
+What is damaged, lost or swapped: tests/unit/traces/test_damage.py.
+"""
+
+import json
+
+import pytest
+
+from pipeline.run import keys
+from pipeline.run.amendments import write_amendment
+from pipeline.run.commit import (
+    CONTENT_SHA256,
+    CorruptObjectError,
+    read_commit,
+)
+from pipeline.run.plan import publish_plan
+from pipeline.store import open_store
+from pipeline.traces import write_recorded_set
+from pipeline.upkeep.verify import verify
+from tests.data_files import put_data
+from tests.samples import make_plan, make_samples, make_validation_plan, sealed_r3
+from tests.stored_runs import rewrite, whole_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of one step, one policy, one checkpoint and one validation of two shards."""
+    store = open_store(str(tmp_path / "run"))
+    whole_run(store, tmp_path)
+    assert not verify(store).problems
+    return store
+
+
+def objects(tmp_path) -> list:
+    return sorted(path for path in (tmp_path / "run").rglob("*") if path.is_file())
+
+
+def named(store) -> set[str]:
+    return {problem.key for problem in verify(store).problems}
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        (keys.run_json(), {"inputs": {}}),
+        (keys.run_json(), {"geometry": {"experts": 16}}),
+        (keys.plan(0), {"prompts": 3}),
+        (keys.plan(0), {"step": 1}),
+        (keys.plan(0), {"sampling": {"temperature": 1}}),
+        (keys.metrics(0), {"step": 1}),
+        (keys.policy(1), {"sha256": "0" * 64}),
+        (keys.policy(1), {"files": [{"key": "policies/000001/x"}]}),
+        (keys.policy(1), {"version": 2}),
+        (keys.checkpoint(1), {"version": 2}),
+        (keys.validation_plan(0), {"prompts": None}),
+        (keys.validation_plan(0), {"step": 1}),
+        (keys.validation_plan(0), {"policy_version": 1}),
+        (keys.validation(0, 1), {"shard": 0}),
+        (keys.validation(0, 1), {"count": 1}),
+        (keys.validation(0, 1), {"files": []}),
+    ],
+)
+def test_json_that_says_something_else_is_named(run, tmp_path, key, change):
+    rewrite(tmp_path / "run" / key, change)
+    assert named(run) == {key}
+
+
+def test_json_that_was_changed_is_named(run, tmp_path):
+    """Each object's own digest tells, and none may be without."""
+    for path in objects(tmp_path):
+        content = path.read_bytes()
+        body = json.loads(content) if path.suffix == ".json" else {}
+        if "attempt" not in body:
+            continue  # a data file
+        key = path.relative_to(tmp_path / "run").as_posix()
+        for changed in ({**body, "more": 1}, {**body, "attempt": "b"}):
+            path.write_text(json.dumps(changed))
+            with pytest.raises(CorruptObjectError, match=f"{key}.*its content has SHA-256"):
+                read_commit(run, key)
+            assert key in named(run)
+        del body[CONTENT_SHA256]
+        path.write_text(json.dumps(body))
+        assert key in named(run)
+        path.write_bytes(content)
+    assert not verify(run).problems
+
+
+def test_samples_of_another_validation_are_found(run, tmp_path):
+    """Files and counts are right, but not what the plan asks of this shard."""
+    (tmp_path / "run" / keys.validation_plan(0)).unlink()
+    publish_plan(run, make_validation_plan(prompts=4))
+    (problem,) = verify(run).problems
+    assert problem.key == keys.validation(0, 1)
+    assert "missing: val-000000/3/0, val-000000/3/1" in problem.text
+
+
+def test_amendments_and_the_files_that_they_name_are_checked(run, tmp_path):
+    """Broken, lost, out of order, or with a file that is not what it was."""
+    mended = put_data(run, keys.input_file("2" * 64, "reward.py"), b"mended")
+    for changes in ({"inputs.reward": mended}, {"trainer.seed": 3}):
+        write_amendment(run, "why", 1, changes)
+    report = verify(run)
+    assert not report.problems
+    assert mended.key in report.seen
+
+    first = tmp_path / "run" / keys.amendment(0)
+    content = first.read_bytes()
+    for change in ({"number": 1}, {"changes": {"inputs.model": {}}}, {"reason": None}):
+        rewrite(first, change)
+        assert named(run) == {keys.amendment(0)}
+        first.write_bytes(content)
+    first.write_bytes(content.replace(b"why", b"who"))
+    assert named(run) == {keys.amendment(0)}
+    first.unlink()
+    (problem,) = verify(run).problems
+    assert problem.key == keys.amendment(0)
+    assert problem.text == f"no such object, but {keys.amendment(1)} is there"
+    first.write_bytes(content)
+    rewrite(tmp_path / "run" / keys.amendment(1), {"from_step": 0})
+    assert named(run) == {keys.amendment(1)}
+    (tmp_path / "run" / keys.amendment(1)).unlink()
+    (tmp_path / "run" / mended.key).write_bytes(b"meddled")
+    assert named(run) == {mended.key}
+
+
+def test_a_single_step_is_checked_alone(run, tmp_path):
+    """Damage elsewhere is not its problem."""
+    for path in (tmp_path / "run").rglob("*.safetensors"):
+        path.unlink()
+    assert named(run)
+    report = verify(run, 0)
+    assert not report.problems
+    assert (report.steps, report.policies, report.validations) == (1, 0, 0)
+
+
+def test_a_record_set_has_steps_only(run, tmp_path):
+    record = open_store(str(tmp_path / "set"))
+    write_recorded_set(run, record, 0)
+    report = verify(record)
+    assert not report.problems
+    assert (report.steps, report.inputs) == (1, 0)
+
+
+def test_a_plan_of_other_samples_is_found(tmp_path):
+    """verify compares the manifest with the plan that stands beside it."""
+    store = open_store(str(tmp_path))
+    sealed_r3(store, make_samples())
+    publish_plan(store, make_plan())
+    assert not verify(store).problems
+    store.delete("steps/000000/plan.json")
+    publish_plan(store, make_plan(prompts=4))
+    (problem,) = verify(store).problems
+    assert "missing: 000000/3/0, 000000/3/1" in problem.text
