@@ -12,6 +12,7 @@ from operators.exits import exit_code
 from operators.training.errors import ReplayError, UpdateError
 from operators.training.worker import exit_on_sigterm, run
 from pipeline.errors import InputError
+from pipeline.orphans import die_with_parent
 from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
 from pipeline.traces import TraceError
@@ -21,6 +22,7 @@ log = logging.getLogger("operators.training")
 
 def main() -> int:
     """Parse the arguments, train, and return the exit code."""
+    die_with_parent()  # torchrun, which starts its ranks without asking for this
     parser = argparse.ArgumentParser(prog="operators.training", description=__doc__)
     parser.add_argument("--run-uri", required=True, help="the run's root in the object store")
     parser.add_argument("--attempt", required=True, type=int, help="number of the flow's start")

@@ -3,7 +3,8 @@
 The launcher holds the other end of this process's standard input. When that pipe closes, for
 whatever reason (kill -9 included), every descendant of the command is killed. The guard is their
 subreaper, so a rank whose torchrun died is still found. The guard ends with the command's exit
-code, 128 + N for a command killed by signal N. SIGTERM is passed on to the command.
+code, 128 + N for a command killed by signal N. SIGTERM is passed on to the command. When the guard
+itself is killed, the kernel kills the command: see `pipeline.orphans`.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ import sys
 
 import psutil
 
+from pipeline.orphans import GUARD, die_with_parent
+
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.2
 
@@ -24,7 +27,9 @@ def main(command: list[str]) -> int:
     """Run the command under guard and return its exit code."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    os.environ[GUARD] = str(os.getpid())
+    # preexec_fn is safe here: this process has one thread.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
     signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
     while child.poll() is None:

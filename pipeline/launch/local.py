@@ -150,6 +150,9 @@ def _environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
+        # `python -m` puts the current folder first on the path, where a folder called pipeline
+        # would hide this package. A variable, because torchrun starts Python by itself.
+        "PYTHONSAFEPATH": "1",
     }
 
 

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pipeline.launch.base import Stage, StageFailedError
-from pipeline.launch.local import LocalWorkers, local_workers
+from pipeline.launch.local import LocalWorkers, local_workers, training_stage
 from pipeline.run.wait import wait_for_any
 from pipeline.store import open_store
 from tests.patience import PATIENCE_S, eventually
@@ -162,3 +163,20 @@ def test_the_cause_is_shown_and_not_torchruns_report_of_it(tmp_path: Path):
     with pytest.raises(StageFailedError) as error:
         wait_for_any(open_store(str(tmp_path)), ["never"], PATIENCE_S, "nobody", workers.check)
     assert str(error.value).splitlines()[1:] == [f"  | {log[1]}"]
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_folder_named_pipeline_where_the_run_starts_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torchrun: bool
+):
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline/__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+    stage = training_stage("unused", 0, ranks=1, max_restarts=0, threads=1)
+    prefix = stage.commands[0][: stage.commands[0].index("operators.training")]
+    command = (*(prefix if torchrun else (sys.executable, "-m")), "pipeline.exits")
+    stage = replace(stage, commands=(command,))
+    with local_workers(tmp_path / "logs", [stage], print) as workers:
+        [worker] = workers._workers
+        code = worker.process.wait(PATIENCE_S)
+    assert code == 0, (tmp_path / "logs/training-0.log").read_text()
