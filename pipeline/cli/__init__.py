@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from pipeline import __version__
 from pipeline.cli import traces
 from pipeline.cli.check import run_check
+from pipeline.cli.epilog import epilog
 from pipeline.cli.run import run_run
 
 _app = typer.Typer(
@@ -14,7 +16,15 @@ _app = typer.Typer(
     help="Record and replay MoE routing between vLLM rollouts and Megatron training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=epilog(
+        "docs/commands.md (README.md to begin with)",
+        "0: done; 2: the input is wrong; others: see the command's own help",
+        "retrace check my.yaml",
+        "retrace run my.yaml trainer.total_training_steps=200",
+        "retrace traces ls outputs/store/quickstart",
+    ),
 )
 _app.add_typer(traces.app, name="traces")
 
@@ -25,20 +35,54 @@ _Overrides = Annotated[
 ]
 
 
-@_app.command()
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"retrace {__version__}")
+        raise typer.Exit
+
+
+@_app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Takes the options that stand before a command."""
+
+
+@_app.command(
+    epilog=epilog(
+        "docs/config.md (every setting), README.md",
+        "0: finished; 1: failed; 2: the input is wrong and nothing was started; "
+        "130: ended by Ctrl-C",
+        "retrace run examples/quickstart.yaml",
+        "retrace run my.yaml trainer.experiment_name=second trainer.total_training_steps=200",
+        'retrace run my.yaml actor_rollout_ref.actor.router_replay.mode="R2"',
+    )
+)
 def run(config: _Config, overrides: _Overrides = None) -> None:
     """Run, or attach to, the run that CONFIG.yaml describes.
 
-    Exit code 0: finished; 1: failed; 2: the input is wrong and nothing was started.
+    A run of that name which was interrupted goes on; one that is finished is left as it is.
     """
     raise typer.Exit(run_run(config, overrides or []))
 
 
-@_app.command()
+@_app.command(
+    epilog=epilog(
+        "docs/config.md",
+        "0: a run may start; 2: it may not, and every error was printed",
+        "retrace check examples/quickstart.yaml",
+        "retrace check my.yaml data.train_batch_size=64",
+    )
+)
 def check(config: _Config, overrides: _Overrides = None) -> None:
     """Check CONFIG.yaml and everything it names; start nothing.
 
-    Exit code 0: a run may start; 2: the errors, all of them.
+    Settings, model, prompts, reward function and store are checked, and all errors are shown.
     """
     raise typer.Exit(run_check(config, overrides or []))
 

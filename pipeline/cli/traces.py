@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli import upkeep
+from pipeline.cli.epilog import LOOKED, epilog
 from pipeline.cli.runs import Run, open_run, print_, refusing
 from pipeline.cli.trace_tables import (
     STATS_NOTE,
@@ -26,13 +27,35 @@ from pipeline.upkeep.export import export, export_for
 from pipeline.upkeep.stats import step_stats
 from pipeline.upkeep.verify import verify
 
+_PAGE = "docs/trace-format.md, docs/library.md (the same in Python)"
+_RUN = "outputs/store/quickstart"
+
 app = typer.Typer(
     help="List, show, check, measure and export traces; free the space of old ones.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="rich",
+    epilog=epilog(
+        _PAGE, LOOKED, f"retrace traces ls {_RUN}", f"retrace traces show {_RUN} 000000/1261/0"
+    ),
 )
-app.command("sweep")(upkeep.sweep_)
-app.command("prune")(upkeep.prune_)
+app.command(
+    "sweep",
+    epilog=epilog(
+        "docs/store.md",
+        "0: done; 1: what a damaged commit may name was left; 2: no run there",
+        f"retrace traces sweep {_RUN} --dry-run",
+        f"retrace traces sweep {_RUN} --older-than 12h",
+    ),
+)(upkeep.sweep_)
+app.command(
+    "prune",
+    epilog=epilog(
+        "docs/store.md",
+        "0: done; 2: no run there, or a restart would need what is to go, and nothing was removed",
+        f"retrace traces prune {_RUN} --keep-steps 20 --dry-run",
+    ),
+)(upkeep.prune_)
 
 _Step = Annotated[int | None, typer.Option("--step", min=0, help="This step only.")]
 
@@ -41,7 +64,10 @@ _Form = Literal["npy", "pt", "verl", "slime"]
 _SAMPLE_ID = re.compile(r"\d{6}/[^/]+/\d+")
 
 
-@app.command("ls")
+@app.command(
+    "ls",
+    epilog=epilog(_PAGE, LOOKED, f"retrace traces ls {_RUN}", f"retrace traces ls {_RUN} --step 3"),
+)
 def list_(run: Run, step: _Step = None) -> None:
     """List the sealed steps, or the samples of one."""
     with refusing():
@@ -52,7 +78,14 @@ def list_(run: Run, step: _Step = None) -> None:
             print_(samples_table(_manifest(opened.store, step), is_pruned(opened.store, step)))
 
 
-@app.command()
+@app.command(
+    epilog=epilog(
+        _PAGE,
+        LOOKED,
+        f"retrace traces show {_RUN} 000000/1261/0",
+        f"retrace traces show {_RUN} 000000/1261/0 --layer 0 --layer 3",
+    )
+)
 def show(
     run: Run,
     sample: Annotated[str, typer.Argument(help="A sample's id, such as 000003/17/2.")],
@@ -78,9 +111,17 @@ def show(
         print_(sample_table(found.sample(sample, layers), layers))
 
 
-@app.command("verify")
+@app.command(
+    "verify",
+    epilog=epilog(
+        "docs/trace-format.md",
+        "0: all good; 1: something is wrong, each problem is a line; 2: no run there",
+        f"retrace traces verify {_RUN}",
+        f"retrace traces verify {_RUN} --step 3",
+    ),
+)
 def verify_(run: Run, step: _Step = None) -> None:
-    """Check every digest, length, id and join. Exit code 1: something is wrong.
+    """Check every digest, length, id and join.
 
     Of a run also the staged inputs, policies, checkpoints and validations; with --step that step
     only.
@@ -98,7 +139,7 @@ def verify_(run: Run, step: _Step = None) -> None:
     print_(f"all good; {seen(report)}")
 
 
-@app.command()
+@app.command(epilog=epilog("docs/replay.md", LOOKED, f"retrace traces stats {_RUN} --step 0"))
 def stats(run: Run, step: _Step = None) -> None:
     """Expert load and agreement by layer, valid rows, bytes."""
     with refusing():
@@ -113,7 +154,15 @@ def stats(run: Run, step: _Step = None) -> None:
     print_(STATS_NOTE)
 
 
-@app.command("export")
+@app.command(
+    "export",
+    epilog=epilog(
+        "docs/trace-format.md",
+        LOOKED,
+        f"retrace traces export {_RUN} --out routes",
+        f"retrace traces export {_RUN} --out verl --format verl --step 3",
+    ),
+)
 def export_(
     run: Run,
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")],

@@ -31,7 +31,7 @@ def sweep_(
 ) -> None:
     """Remove what killed workers left: files that no commit names, unfinished uploads.
 
-    A run may go on meanwhile. Exit code 1: what a damaged commit may name was left where it is.
+    A run may go on meanwhile. What a damaged commit may name is left where it is.
     """
     with refusing():
         limit_s = _seconds(older_than)
@@ -59,7 +59,7 @@ def prune_(
     """Remove samples and routes of all sealed steps but the last N.
 
     Manifests (ids, lengths, rewards, digests), plans and metrics stay. What a restart of the run
-    needs is never removed: then nothing is, and the exit code is 2.
+    needs is never removed: then nothing is.
     """
     with refusing():
         steps = files = size = 0
