@@ -82,8 +82,9 @@ lock: install ## Compile requirements/cpu.txt anew from requirements/cpu.in
 	  --override requirements/overrides.txt --no-emit-index-url --no-emit-find-links \
 	  --no-emit-package retrace-moe --custom-compile-command "make lock" -o requirements/cpu.txt
 
-docs: install ## Generate docs/config.md from the settings tree, the chart's README from its values
+docs: install ## Generate docs/config.md, the tables of docs/from-verl.md and the chart's README
 	$(BIN)/python -m pipeline.config.docs
+	$(BIN)/python -m tests.verl_verdicts
 	$(BIN)/python scripts/chart_readme.py
 
 images: $(IMAGES:%=image-%) ## Build the three images; TAG, DEVICE=cuda, BUILD: see images/README.md

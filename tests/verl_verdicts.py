@@ -1,0 +1,128 @@
+"""What becomes of the settings of verl's example scripts.
+
+`python -m tests.verl_verdicts` writes tests/unit/config/verl/verdicts.json and the tables of
+docs/from-verl.md, so that a changed verdict shows in a commit. Model, data and reward of each
+script are replaced by the tiny example's; all else is read as `retrace check` reads it.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from pipeline.config.reading.load import load_config
+from pipeline.config.reading.verl import find_foreign
+from pipeline.errors import InputError
+from tests.paths import ROOT
+
+FOLDER = ROOT / "tests/unit/config/verl"
+PAGE = ROOT / "docs/from-verl.md"
+OWN = (
+    "actor_rollout_ref.model.path=examples/addition/model",
+    "data.train_files=examples/addition/train.parquet",
+    "data.val_files=examples/addition/val.parquet",
+    "custom_reward_function.path=examples/addition/reward.py",
+)
+"""What replaces the script's."""
+
+_NAMED = re.compile(
+    r"^(?P<ours>[\w.]+)(?: \(written as (?P<written>[\w.]+)\))?: (?P<text>.*)", re.S
+)
+
+_VALUE = re.compile(r"found .*?(; |, (?=expected))")
+"""What an error says of the one value."""
+
+
+@cache
+def examples() -> dict[str, list[str]]:
+    """The arguments that each script gives to verl's trainer."""
+    scripts: dict[str, list[str]] = json.loads((FOLDER / "examples.json").read_text())["scripts"]
+    return scripts
+
+
+def settings_of(arguments: list[str]) -> list[str]:
+    """The `key=value` among a script's arguments."""
+    return [argument for argument in arguments if not argument.startswith("--")]
+
+
+def verdict(settings: list[str]) -> dict[str, Any]:
+    """How many settings are accepted and how many ignored, and each refused one with the reason."""
+    keys = dict.fromkeys(setting.partition("=")[0].lstrip("+") for setting in settings)
+    problems: dict[str, str] = {}
+    try:
+        load_config({}, [*settings, *OWN])
+    except InputError as error:
+        for problem in error.problems:
+            named = _NAMED.match(problem)
+            assert named is not None, problem
+            problems[named["written"] or named["ours"]] = named["text"]
+    # An unknown group is one error for all keys below it.
+    refused = {
+        key: text
+        for named, text in problems.items()
+        for key in [key for key in keys if f"{key}.".startswith(f"{named}.")] or [named]
+    }
+    ignored = [key for key in keys if key not in refused and find_foreign(key) is not None]
+    return {
+        "accepted": len(keys.keys() - refused.keys() - set(ignored)),
+        "ignored": len(ignored),
+        "refused": refused,
+    }
+
+
+def verdicts() -> dict[str, dict[str, Any]]:
+    """The verdict of each script."""
+    return {script: verdict(settings_of(arguments)) for script, arguments in examples().items()}
+
+
+def tables() -> str:
+    """The verdicts as the tables of docs/from-verl.md."""
+    found = verdicts()
+    total = Counter[str]()
+    for of_script in found.values():
+        total.update(accepted=of_script["accepted"], ignored=of_script["ignored"])
+        total.update(refused=len(of_script["refused"]))
+    return "".join(_lines(found, total))
+
+
+def _lines(found: dict[str, dict[str, Any]], total: Counter[str]) -> Iterator[str]:
+    yield (
+        f"Of {total.total():,} settings {total['accepted']:,} are accepted, {total['ignored']:,} "
+        f"have no effect here and are ignored with a note, {total['refused']:,} are refused.\n\n"
+    )
+    yield "| script | accepted | ignored | refused | refused keys |\n|---|---|---|---|---|\n"
+    for script, of_script in found.items():
+        refused = of_script["refused"]
+        keys = ", ".join(f"`{_short(key)}`" for key in refused)
+        yield (
+            f"| {script.removeprefix('examples/')} | {of_script['accepted']} "
+            f"| {of_script['ignored']} | {len(refused)} | {keys} |\n"
+        )
+    yield "\nWhat is refused, and in how many of the scripts:\n\n"
+    yield "| key | scripts | why, and the fix |\n|---|---|---|\n"
+    scripts = Counter(
+        (key, _VALUE.sub("", text)) for v in found.values() for key, text in v["refused"].items()
+    )
+    for (key, text), count in sorted(scripts.items(), key=lambda item: (-item[1], item[0])):
+        yield f"| `{_short(key)}` | {count} | {text} |\n"
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("actor_rollout_ref.")
+
+
+def render(page: str) -> str:
+    """The page with its tables made anew."""
+    return re.sub(
+        r"(?s)(<!-- verdicts: [^\n]*-->\n).*?(<!-- end of verdicts -->)",
+        lambda marks: f"{marks[1]}\n{tables()}\n{marks[2]}",
+        page,
+    )
+
+
+if __name__ == "__main__":
+    content = json.dumps(verdicts(), indent=1, ensure_ascii=False) + "\n"
+    (FOLDER / "verdicts.json").write_text(content, encoding="utf-8")
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
