@@ -51,10 +51,19 @@ class ReadyRun:
         """Run it in this process, as `retrace.run` does."""
         for name, value in _PREFECT.items():
             os.environ.setdefault(name, value)
-        from pipeline.flows.local import run_flow
+        # Imported here: readers of traces have no use for rich.
+        from rich.console import Console
 
-        _refuse_unreachable_server()
-        return open_run(run_flow(self._inputs))
+        from pipeline.report.display import Display
+
+        with Display(Console(stderr=True)) as display:
+            display.phase("flow", "starting Prefect")
+            from pipeline.flows.local import report, run_flow  # takes seconds
+
+            _refuse_unreachable_server()
+            run = open_run(run_flow(self._inputs, display))
+        report(self._inputs.config, run.store)
+        return run
 
 
 def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:

@@ -18,12 +18,13 @@ def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
 
     Prints notes and errors, or what the run is going to be, on stderr.
     """
+    console = _console()
+    console.print(f"checking {path}", markup=False)  # tokenizers and prompts take a while
     try:
         ready = retrace.check(path, overrides)
     except retrace.InputError as error:
         print_errors(error)
         return None
-    console = _console()
     _print(console, "note", "yellow", ready.notes)
     routing = "dense"
     if (geometry := ready.geometry) is not None:

@@ -25,10 +25,11 @@ from pipeline.report.loggers import local_folder, tensorboard_folder
 from pipeline.report.run_metrics import all_metrics, validation_rewards
 from pipeline.report.tables import closing_table, summary
 from pipeline.run.attempts import Attempt, begin_attempt, validations_of
+from pipeline.store import Store
 from pipeline.store.settings import use_settings
 
 
-def run_flow(inputs: CheckedInputs) -> str:
+def run_flow(inputs: CheckedInputs, display: Display) -> str:
     """Run, or attach to, the run of checked inputs, as a Prefect flow. Returns the run's URI.
 
     Raises what `stage` and `drive` raise.
@@ -42,16 +43,15 @@ def run_flow(inputs: CheckedInputs) -> str:
         validate_parameters=False,
     )
     def retrace(config: RunConfig) -> str:
-        return _run(config, inputs)
+        return _run(config, inputs, display)
 
     return retrace(inputs.config)
 
 
-def _run(config: RunConfig, inputs: CheckedInputs) -> str:
+def _run(config: RunConfig, inputs: CheckedInputs, display: Display) -> str:
     use_settings(config.store)  # the workers inherit them
     name = config.trainer.experiment_name
     with (
-        Display(Console(stderr=True)) as display,
         warnings_of("pipeline.store", display.line),
         Artifacts(name, display.line) as artifacts,
     ):
@@ -60,7 +60,6 @@ def _run(config: RunConfig, inputs: CheckedInputs) -> str:
         display.phase("flow", None)
         host = WorkerHost(begin_attempt, partial(_workers, display))
         drive(config, run, display, artifacts, host)
-    _report(config, run)
     return run.uri
 
 
@@ -92,10 +91,11 @@ def log_folder(config: RunConfig) -> Path:
     return local_folder(config) / "logs"
 
 
-def _report(config: RunConfig, run: StagedRun) -> None:
+def report(config: RunConfig, store: Store) -> None:
+    """Print a finished run's results, and where they lie."""
     console = Console(highlight=False, soft_wrap=True)
-    rewards = validation_rewards(run.store, validations_of(config))
-    steps = all_metrics(run.store)
+    rewards = validation_rewards(store, validations_of(config))
+    steps = all_metrics(store)
     console.print(closing_table(steps, rewards))
     for line in summary(steps, rewards):
         console.print(line)

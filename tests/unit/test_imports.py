@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 EXTRAS = "prefect fastapi httpx transformers tensorboard psutil kubernetes prefect_kubernetes torch"
 
 
@@ -56,6 +58,32 @@ def test_a_run_without_the_flow_extra_says_what_to_install():
     done = run_without("prefect transformers", program)
     assert done.returncode == 0, done.stderr
     assert done.stderr == 2 * (
+        "checking examples/quickstart.yaml\n"
         "error: this installation of retrace has no prefect, transformers, which `retrace run` "
         "and `retrace check` need; install the extra: pip install 'retrace-moe[flow]'\n"
     )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["check", "quickstart.yaml"], ["run", "quickstart.yaml"]]
+)
+def test_the_first_line_is_printed_before_anything_heavy_is_imported(arguments: list[str]):
+    """Users see at once that something happens: Prefect and tokenizers take seconds."""
+    program = (
+        "import sys\n"
+        "heavy = {'prefect', 'transformers', 'tokenizers', 'boto3', 'fastapi'}\n"
+        "class FirstLine:\n"
+        "    def __init__(self, stream):\n"
+        "        self.stream = stream\n"
+        "    def __getattr__(self, name):\n"
+        "        return getattr(self.stream, name)\n"
+        "    def write(self, text):\n"
+        "        print(sorted(heavy & set(sys.modules)), file=sys.__stdout__, flush=True)\n"
+        "        raise SystemExit(7)\n"
+        "from pipeline.cli import main\n"
+        f"sys.argv[1:] = {arguments!r}\n"
+        "sys.stdout, sys.stderr = FirstLine(sys.stdout), FirstLine(sys.stderr)\n"
+        "main()\n"
+    )
+    done = run_without("", program)
+    assert (done.returncode, done.stdout) == (7, "[]\n"), done.stderr

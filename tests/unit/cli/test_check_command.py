@@ -55,8 +55,10 @@ def done(settings) -> dict[str, tuple[int, list[str]]]:
     )
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
+    for _, said in found:
+        assert said.startswith(f"checking {settings}\n")
     return {
-        case: (code, said.splitlines()) for case, (code, said) in zip(CASES, found, strict=True)
+        case: (code, said.splitlines()[1:]) for case, (code, said) in zip(CASES, found, strict=True)
     }
 
 

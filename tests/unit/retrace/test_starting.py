@@ -95,13 +95,14 @@ def flow(settings, tmp_path, monkeypatch):
     """In place of the flow: it leaves a run's description, and the inputs that it was given."""
     given = []
 
-    def run_flow(inputs):
+    def run_flow(inputs, display):
         store = retrace.open_store(str(tmp_path / "run"))
         write_run(store, make_samples(), "R3")
         given.append(inputs)
         return store.uri
 
     monkeypatch.setattr("pipeline.flows.local.run_flow", run_flow)
+    monkeypatch.setattr("pipeline.flows.local.report", lambda config, store: None)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     for name in starting._PREFECT:
         monkeypatch.setenv(name, "the user's")
