@@ -59,6 +59,8 @@ from pipeline.traces import (
     used_routes,
     write_step,
 )
+from pipeline.upkeep.remove import remove_run
+from pipeline.upkeep.run_list import ListedRun, list_runs
 from retrace.opened import Run, open_run
 from retrace.sealed import SealedStep, StepSample
 from retrace.starting import ReadyRun, check, run
@@ -69,6 +71,7 @@ __all__ = [
     "InputError",
     "Kind",
     "LaunchError",
+    "ListedRun",
     "Manifest",
     "ObjectExistsError",
     "ObjectMissingError",
@@ -93,6 +96,7 @@ __all__ = [
     "__version__",
     "check",
     "dense_routes",
+    "list_runs",
     "new_sample",
     "new_write_id",
     "open_manifest",
@@ -101,6 +105,7 @@ __all__ = [
     "read_manifest",
     "read_routes",
     "read_samples",
+    "remove_run",
     "routes_digest",
     "run",
     "seal",

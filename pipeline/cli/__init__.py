@@ -1,4 +1,4 @@
-"""The `retrace` command: run, check, traces."""
+"""The `retrace` command: run, check, runs, traces."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pipeline import __version__
-from pipeline.cli import traces
+from pipeline.cli import traces, whole_runs
 from pipeline.cli.check import run_check
 from pipeline.cli.epilog import epilog
 from pipeline.cli.run import run_run
@@ -26,6 +26,7 @@ _app = typer.Typer(
         "retrace traces ls outputs/store/quickstart",
     ),
 )
+_app.add_typer(whole_runs.app, name="runs")
 _app.add_typer(traces.app, name="traces")
 
 _Config = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.")]

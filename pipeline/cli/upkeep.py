@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.runs import Run, open_run, print_, refusing
+from pipeline.cli.runs import Run, age, open_run, print_, refusing
 from pipeline.traces import TraceError
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import prune
@@ -39,7 +39,7 @@ def sweep_(
         report = Report(store.uri)
         objects = size = 0
         for debris in sweep(store, limit_s, report, dry_run):
-            print_(f"{debris.key}: {debris.size:,} bytes, {_age(debris.age_s)} old, {debris.what}")
+            print_(f"{debris.key}: {debris.size:,} bytes, {age(debris.age_s)} old, {debris.what}")
             objects += 1
             size += debris.size
     for problem in report.problems:
@@ -78,12 +78,6 @@ def _seconds(age: str) -> float:
     if match is None:
         raise TraceError(f"--older-than {age!r}: expected a number and s, m, h or d, such as 24h")
     return float(match[1]) * _SECONDS[match[2]]
-
-
-def _age(seconds: float) -> str:
-    """In its largest whole unit: '3 d', '5 h', '12 s'."""
-    unit = next((unit for unit in "dhm" if seconds >= _SECONDS[unit]), "s")
-    return f"{seconds / _SECONDS[unit]:.0f} {unit}"
 
 
 def _verb(dry_run: bool) -> str:

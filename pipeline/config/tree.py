@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipeline.config.launch import Launch
 from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, Section
-from pipeline.store.schemes import CREDENTIALS, REMOTE_URI, STORE_SHAPES
+from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE_SHAPES
 
 
 class Data(Section):
@@ -288,7 +288,7 @@ class StoreSettings(Section):
     """The object store that rollout, training and flow share."""
 
     uri: str = Field(
-        "outputs/store",
+        DEFAULT_STORE,
         description=f"Folder, {STORE_SHAPES} of the object store. {CREDENTIALS}",
     )
     endpoint: str | None = Field(

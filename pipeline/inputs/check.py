@@ -122,7 +122,16 @@ def _check_reward(config: RunConfig) -> bytes | None:
 def _check_store(config: RunConfig) -> Store:
     """The run's store, after checking that objects can be created in it."""
     _probe("store.uri", config.store.uri)
-    return open_store(config.run_uri)
+    store = open_store(config.run_uri)
+    if store.size(keys.removal()) is not None:
+        raise InputError(
+            [
+                f"trainer.experiment_name: the removal of the run at {config.run_uri} was begun "
+                f"and did not end; complete it with `retrace runs rm {config.run_uri}`, or choose "
+                "another name"
+            ]
+        )
+    return store
 
 
 def _check_local_folder(config: RunConfig) -> None:

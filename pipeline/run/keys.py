@@ -12,6 +12,11 @@ def run_json() -> str:
     return "run.json"
 
 
+def removal() -> str:
+    """Says that the run is being removed: nothing attaches to it any more."""
+    return "removal.json"
+
+
 def inputs() -> str:
     """Prefix of all staged inputs."""
     return "inputs/"
@@ -183,6 +188,15 @@ _NUMBERED = re.compile(r"/(\d{6})/[^/]+\.json$")
 def number_of(key: str) -> int | None:
     """The step or version in the key of a commit object: 'steps/000003/plan.json' -> 3."""
     match = _NUMBERED.search("/" + key)
+    return int(match.group(1)) if match else None
+
+
+_ATTEMPT = re.compile(r"attempts/(\d{3,})\.json")
+
+
+def attempt_number(key: str) -> int | None:
+    """The number in the key of an attempt: 'attempts/002.json' -> 2; None: no attempt."""
+    match = _ATTEMPT.fullmatch(key)
     return int(match.group(1)) if match else None
 
 

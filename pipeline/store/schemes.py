@@ -4,6 +4,7 @@ All differences between the kinds are columns of SCHEMES. Nothing outside pipeli
 remote scheme; docs/store.md explains how to add one.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -13,6 +14,12 @@ from urllib.parse import unquote
 
 from pipeline.store.base import Store, StoreError
 from pipeline.store.file import FileStore
+
+DEFAULT_STORE = "outputs/store"
+"""Where runs lie if nothing else is said: a folder below the working directory."""
+
+EXAMPLE_STORE = "s3://team/runs"
+"""A store that every machine reaches, for examples in messages and help."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _FILE_URI = re.compile(r"file:(?://(?P<host>[^/?#]*))?(?P<path>[^?#]*)", re.IGNORECASE)
@@ -34,6 +41,8 @@ class Scheme:
     """Opens the store at a URI without connecting to it. Raises StoreError for a wrong URI."""
     make_container: Callable[[str, float], bool]
     """See `make_container`."""
+    remove_empty_folders: Callable[[str], None] = lambda uri: None
+    """See `remove_empty_folders`."""
 
 
 def _folder(uri: str) -> Path:
@@ -52,6 +61,12 @@ def _open_folder(uri: str) -> Store:
     return FileStore(_folder(uri))
 
 
+def _remove_empty_folders(uri: str) -> None:
+    for folder, _, _ in os.walk(_folder(uri), topdown=False):
+        with contextlib.suppress(OSError):  # something lies in it
+            os.rmdir(folder)
+
+
 # Backends with their own clients are imported late: importing boto3 takes a third of a second.
 
 
@@ -67,7 +82,15 @@ def _make_bucket(uri: str, patience_s: float) -> bool:
     return make_bucket(uri, patience_s)
 
 
-_FOLDER = Scheme("file", "file:// URI", "", False, _open_folder, lambda uri, patience_s: False)
+_FOLDER = Scheme(
+    "file",
+    "file:// URI",
+    "",
+    False,
+    _open_folder,
+    lambda uri, patience_s: False,
+    _remove_empty_folders,
+)
 _BOTO3 = "as boto3 finds them: environment, profile, web identity"
 SCHEMES = (
     _FOLDER,
@@ -110,6 +133,11 @@ def make_container(uri: str, patience_s: float) -> bool:
     first object makes them. Raises StoreError.
     """
     return _known_scheme(uri).make_container(uri, patience_s)
+
+
+def remove_empty_folders(uri: str) -> None:
+    """Remove the folders in which no object is left, where a store has folders."""
+    _known_scheme(uri).remove_empty_folders(uri)
 
 
 def is_remote(place: str) -> bool:

@@ -1,0 +1,112 @@
+"""`retrace runs`: list the runs of a store, remove one."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+
+import retrace
+from pipeline.cli.epilog import LOOKED, epilog
+from pipeline.cli.runs import Run, age, print_, refusing
+from pipeline.store.schemes import DEFAULT_STORE, EXAMPLE_STORE
+from pipeline.upkeep.remove import removable_run
+
+app = typer.Typer(
+    help="List the runs of a store; remove one.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    epilog=epilog(
+        "docs/commands.md, docs/run-folder.md",
+        "0: done; 2: it is not there, or may not be removed",
+        "retrace runs ls",
+        f"retrace runs ls {EXAMPLE_STORE}",
+        "retrace runs rm quickstart",
+    ),
+)
+
+_SAYS = {"failed", "damaged", "half removed", "no run"}
+"""States whose message is shown below the table."""
+
+
+@app.command(
+    "ls",
+    epilog=epilog(
+        "docs/commands.md", LOOKED, "retrace runs ls", f"retrace runs ls {EXAMPLE_STORE}"
+    ),
+)
+def list_(
+    store: Annotated[
+        str, typer.Argument(metavar="[STORE]", help="Folder or URI that holds runs.")
+    ] = DEFAULT_STORE,
+) -> None:
+    """List the runs of a store: state, steps, last reward, size, age.
+
+    What is damaged, and what is no run, is listed too.
+    """
+    with refusing():
+        found = list(retrace.list_runs(store))
+    if not found:
+        print_(f"no runs in {store}")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("name", "state", "step", "reward", "size", "created", "last write"):
+        right = column in ("step", "reward", "size")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    now_s = time.time()
+    for run in found:
+        table.add_row(
+            run.name,
+            run.state,
+            _steps(run),
+            "—" if run.reward is None else f"{run.reward:.3f}",
+            decimal(run.size),
+            f"{age(now_s - run.created_s)} ago",
+            f"{age(now_s - run.modified_s)} ago",
+        )
+    print_(table)
+    for run in found:
+        if run.state in _SAYS and run.message:
+            print_(f"{run.name}: {run.message.splitlines()[0]}")
+
+
+@app.command(
+    "rm",
+    epilog=epilog(
+        "docs/run-folder.md",
+        "0: removed; 1: not confirmed; 2: no run is there, or it is at work",
+        "retrace runs rm quickstart",
+        f"retrace runs rm {EXAMPLE_STORE}/first --yes",
+    ),
+)
+def remove(
+    run: Run,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Also a run whose records say that it is at work, as after kill -9."
+        ),
+    ] = False,
+) -> None:
+    """Remove a run: samples, routes, policies, checkpoints, everything in its store.
+
+    Logs and TensorBoard files stay. An interrupted removal is completed by the same command.
+    """
+    with refusing():
+        found = removable_run(run, force)
+        if not yes:
+            typer.confirm(
+                f"Remove {run} ({found.state}, {_steps(found)} steps, {decimal(found.size)})?",
+                abort=True,
+            )
+        print_(f"removed {run}: {decimal(retrace.remove_run(run, force))} freed")
+
+
+def _steps(run: retrace.ListedRun) -> str:
+    if run.state in ("no run", "damaged", "half removed"):
+        return "—"
+    total = "" if run.total_steps is None else f"/{run.total_steps}"
+    return f"{run.finished_steps}{total}"

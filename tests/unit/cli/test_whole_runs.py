@@ -1,0 +1,88 @@
+"""`retrace runs`: what it prints, asks and refuses."""
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli import _app
+from pipeline.run.attempts import end_attempt
+from tests.attempts import make_attempt
+from tests.unit.upkeep.test_whole_runs import make_run
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """The default store of a working directory: a finished run, a failed one, something else."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, reason in (("done", "finished"), ("broken", "failed")):
+        run = make_run(tmp_path / "outputs/store" / name, 3)
+        end_attempt(run, make_attempt(run, 0, 3), reason, "no space left\nmore of it")
+    (tmp_path / "outputs/store/photos").mkdir()
+    (tmp_path / "outputs/store/photos/cat.png").write_bytes(b"cat")
+    return tmp_path / "outputs/store"
+
+
+def command(*words: str, answer: str = "", expect: int = 0) -> str:
+    result = CliRunner().invoke(_app, ["runs", *words], input=answer)
+    assert result.exit_code == expect, result.output
+    return result.output
+
+
+def test_ls_of_the_default_store(store):
+    lines = command("ls").splitlines()
+    assert lines[0].split() == [
+        "name",
+        "state",
+        "step",
+        "reward",
+        "size",
+        "created",
+        "last",
+        "write",
+    ]
+    rows = {line.split()[0]: line.split()[1:4] for line in lines[1:4]}
+    assert rows == {
+        "broken": ["failed", "3/3", "0.750"],
+        "done": ["finished", "3/3", "0.750"],
+        "photos": ["no", "run", "—"],
+    }
+    assert lines[4:] == [
+        "broken: no space left",
+        "photos: neither run.json nor a sealed step is there",
+    ]
+    assert all(len(line) <= 80 for line in lines)
+    assert command("ls", str(store)) == "\n".join(lines) + "\n"
+
+
+def test_rm_asks(store):
+    """A run may be given by its name."""
+    asked = command("rm", "done", answer="n\n", expect=1)
+    assert asked.startswith("Remove outputs/store/done (finished, 3/3 steps, ")
+    assert (store / "done").is_dir()
+    assert "freed" in command("rm", "done", answer="y\n")
+    assert not (store / "done").exists()
+    assert "freed" in command("rm", str(store / "broken"), "--yes")
+    assert command("rm", "done", expect=2).startswith("error: done: expected a run, found nothing")
+
+
+def test_rm_of_a_run_at_work(store):
+    run = make_run(store / "busy", 1)
+    make_attempt(run, 0, 8)
+    assert "remove it with --force" in command("rm", "busy", "--yes", expect=2)
+    assert (store / "busy/run.json").is_file()
+    assert "freed" in command("rm", "busy", "--yes", "--force")
+    assert not (store / "busy").exists()
+
+
+def test_names_are_completed(store):
+    done = CliRunner().invoke(
+        _app,
+        [],
+        prog_name="retrace",
+        env={
+            "_RETRACE_COMPLETE": "complete_bash",
+            "COMP_WORDS": "retrace runs rm d",
+            "COMP_CWORD": "3",
+        },
+    )
+    assert done.output.split() == ["done"]

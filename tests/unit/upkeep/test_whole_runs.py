@@ -1,0 +1,146 @@
+"""Listing the runs of a store, and removing one."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import retrace
+from pipeline.run import keys
+from pipeline.run.attempts import end_attempt
+from pipeline.run.commit import commit, new_write_id
+from pipeline.run.description import description_json, read_created
+from pipeline.store import Store, open_store
+from pipeline.store.file import FileStore
+from tests.attempts import make_attempt
+from tests.memory_store import MemoryStore
+from tests.samples import make_samples, sealed_r3, write_run
+from tests.stored_runs import whole_run
+
+
+def make_run(place: Path, steps: int) -> Store:
+    """A run of 8 steps, some of them trained."""
+    made = MemoryStore()
+    write_run(made, make_samples(), "R3")
+    run = replace(read_created(made), settings={"trainer": {"total_training_steps": 8}})
+    store = open_store(str(place))
+    commit(store, keys.run_json(), description_json(run), new_write_id())
+    for step in range(steps):
+        metrics = {"reward/mean": 0.25 * (step + 1)}
+        commit(store, keys.metrics(step), {"step": step, "metrics": metrics}, new_write_id())
+    return store
+
+
+def listed(place: Path) -> dict[str, retrace.ListedRun]:
+    return {run.name: run for run in retrace.list_runs(place)}
+
+
+def test_how_runs_are(tmp_path):
+    """The state is that of the newest attempt; its number of steps replaces the run's."""
+    runs = tmp_path / "store"
+    make_run(runs / "new", 0)
+    for reason in ("finished", "failed", "cancelled"):
+        store = make_run(runs / reason, 3)
+        end_attempt(store, make_attempt(store, 0, 8), "failed", "an older reason")
+        end_attempt(store, make_attempt(store, 1, 3), reason, f"why it {reason}")
+    make_attempt(make_run(runs / "at-work", 2), 0, 5)
+    killed = make_run(runs / "killed", 2)
+    make_attempt(killed, 0, 5)
+    for path in (runs / "killed").rglob("*"):
+        os.utime(path, (1_000_000, 1_000_000))
+    found = listed(runs)
+    assert {
+        name: (run.state, run.finished_steps, run.total_steps) for name, run in found.items()
+    } == {
+        "at-work": ("running", 2, 5),
+        "cancelled": ("cancelled", 3, 3),
+        "failed": ("failed", 3, 3),
+        "finished": ("finished", 3, 3),
+        "killed": ("killed", 2, 5),
+        "new": ("never started", 0, 8),
+    }
+    assert found["failed"].message == "why it failed"
+    assert (found["new"].reward, found["failed"].reward) == (None, 0.75)
+    assert found["killed"].modified_s == 1_000_000
+    sizes = [path.stat().st_size for path in (runs / "failed").rglob("*") if path.is_file()]
+    assert found["failed"].size == sum(sizes)
+
+
+def test_what_is_damaged_or_no_run_is_named(tmp_path):
+    make_run(tmp_path / "store/whole", 1)
+    make_run(tmp_path / "store/cut", 1)
+    (tmp_path / "store/cut/run.json").write_text("{")
+    (tmp_path / "store/photos").mkdir()
+    (tmp_path / "store/photos/cat.png").write_bytes(b"cat")
+    sealed_r3(open_store(str(tmp_path / "store/set")), make_samples())
+    found = listed(tmp_path / "store")
+    assert {name: run.state for name, run in found.items()} == {
+        "cut": "damaged",
+        "photos": "no run",
+        "set": "recorded set",
+        "whole": "never started",
+    }
+    assert "run.json" in found["cut"].message
+    assert found["photos"].size == 3
+
+
+def test_removing_leaves_nothing(tmp_path):
+    whole_run(open_store(str(tmp_path / "store/first")), tmp_path)
+    make_run(tmp_path / "store/second", 1)
+    (tmp_path / "store/first/steps/000000/.tmp-0123").write_bytes(b"unfinished")
+    size = sum(p.stat().st_size for p in (tmp_path / "store/first").rglob("*") if p.is_file())
+    assert retrace.remove_run(tmp_path / "store/first", force=True) == size
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["second"]
+
+
+class Killed(BaseException):
+    """What stands for a kill at a deletion."""
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, -2, -1])
+def test_an_interrupted_removal_is_recognised_and_completed(tmp_path, monkeypatch, after):
+    """Wherever it was killed: the run is listed as half removed, or it is gone."""
+    place = tmp_path / "store/first"
+    whole_run(open_store(str(place)), tmp_path)
+    objects = len(list(open_store(str(place)).list(""))) + 1
+    left = after if after >= 0 else objects + after
+    delete = FileStore.delete
+
+    def dying(self: FileStore, key: str) -> None:
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        delete(self, key)
+
+    monkeypatch.setattr(FileStore, "delete", dying)
+    with pytest.raises(Killed):
+        retrace.remove_run(place, force=True)
+    monkeypatch.undo()
+    assert listed(tmp_path / "store")["first"].state == "half removed"
+    retrace.remove_run(place)
+    assert listed(tmp_path / "store") == {}
+    assert not place.exists()
+
+
+def test_what_is_refused(tmp_path):
+    """Nothing is removed of what is no run, or of a run at work."""
+    store = make_run(tmp_path / "store/run", 1)
+    attempt = make_attempt(store, 0, 8)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat.png").write_bytes(b"cat")
+    sealed_r3(open_store(str(tmp_path / "set")), make_samples())
+    for place, says in (
+        ("store/run", "the run is at work"),
+        ("photos", "expected a run, found neither run.json nor a sealed step"),
+        ("set", "expected a run, found a recorded set"),
+        ("nothing", "expected a run, found nothing"),
+        ("store", "expected a run, found neither"),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(retrace.InputError, match=says):
+            retrace.remove_run(tmp_path / place)
+        assert sorted(tmp_path.rglob("*")) == before
+    end_attempt(store, attempt, "cancelled", "")
+    assert retrace.remove_run(tmp_path / "store/run") > 0
