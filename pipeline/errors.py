@@ -1,9 +1,17 @@
-"""The one error for a user's input: settings, files, data."""
+"""The one error for a user's input (settings, files, data), and what no restart mends."""
 
 from collections.abc import Sequence
 
 
-class InputError(Exception):
+class LastingError(Exception):
+    """An error that a restart would meet again, so that none is tried.
+
+    Classes of errors derive from it: damaged or unusable input, a reward function that raises, a
+    store that is full or refuses its credentials.
+    """
+
+
+class InputError(LastingError):
     """Unusable settings or files, found before anything starts.
 
     `problems` holds all problems, not only the first. Each names the key or the file, what was

@@ -1,17 +1,20 @@
 """`torchrun ... -m operators.training --run-uri URI --attempt N`: one training rank.
 
 Exit code 0: all steps are trained, or the attempt was stopped. 1: an error, which a line of the log
-with " ERROR " or a traceback says; torchrun writes more after it. 143: SIGTERM.
+says (RANK_FAILED, at level ERROR; with the traceback if it is none of ours); torchrun writes more
+after it. 78: an error that a restart would meet again. 143: SIGTERM.
 """
 
 import argparse
 import logging
+import os
 import sys
 
 from operators.exits import exit_code
 from operators.training.errors import ReplayError, UpdateError
 from operators.training.worker import exit_on_sigterm, run
 from pipeline.errors import InputError
+from pipeline.exits import RANK_FAILED
 from pipeline.orphans import die_with_parent
 from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
@@ -35,9 +38,11 @@ def main() -> int:
     known = (UpdateError, ReplayError, TraceError, InputError, StoreError, WaitTimeoutError)
     try:
         run(arguments.run_uri, arguments.attempt)
-    except known as error:
-        # One line, however many problems an InputError lists: the launcher shows lines.
-        log.error("%s: %s", type(error).__name__, "; ".join(str(error).splitlines()))
+    except Exception as error:
+        # Written before this process ends, at which the other ranks fail too, so that the launcher
+        # can tell the cause by its time. One line, however many problems an InputError lists.
+        what = f"{type(error).__name__}: {'; '.join(str(error).splitlines())}"
+        log.error(RANK_FAILED, os.environ["RANK"], what, exc_info=not isinstance(error, known))
         return exit_code(error)
     return 0
 

@@ -1,9 +1,11 @@
 """Errors that end a training step."""
 
+from pipeline.errors import LastingError
 
-class ReplayError(Exception):
+
+class ReplayError(LastingError):
     """A pass did not use its routes correctly; the text names layer, found and expected."""
 
 
-class UpdateError(Exception):
+class UpdateError(LastingError):
     """An optimizer step was impossible."""

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.exits import CONFIGURATION_ERROR
 from pipeline.launch.base import Stage, StageFailedError
 from pipeline.launch.commands import rollout_command, training_command
-from pipeline.launch.tail import last_lines, rank_exit_codes
+from pipeline.launch.tail import rank_exit_codes, why_ended
 
 _START_MARK = "=== start of worker"
 _KILLED = 128 + signal.SIGKILL
@@ -50,7 +51,8 @@ class LocalWorkers:
             self._workers.append(_Worker(stage, index, log, _spawn(stage, index, log)))
 
     def check(self) -> bool:
-        """Restart workers that ended with an error; StageFailedError when too many did.
+        """Restart workers that ended with an error; StageFailedError when too many did, or when one
+        met what a restart would meet again.
 
         Always False: this machine has no queue.
         """
@@ -65,12 +67,19 @@ class LocalWorkers:
                     worker.ended = True
                     continue
                 stage = worker.stage
-                how = _how_it_ended(code, worker.log)
-                if self._restarts[stage.name] >= stage.max_restarts:
+                log = _last_start(worker.log)
+                codes = {code, *rank_exit_codes(log)}
+                how = _how_it_ended(code, codes)
+                lasting = CONFIGURATION_ERROR in codes
+                if lasting or self._restarts[stage.name] >= stage.max_restarts:
+                    when = (
+                        "and was not restarted, as it would meet the same error again"
+                        if lasting
+                        else f"after {self._restarts[stage.name]} restarts (launch.max_restarts)"
+                    )
                     self._failure = (
-                        f"{stage.name} worker {worker.index} ended with {how} after "
-                        f"{self._restarts[stage.name]} restarts (launch.max_restarts). "
-                        f"The end of {worker.log}:\n{_tail(worker.log)}"
+                        f"{stage.name} worker {worker.index} ended with {how} {when}. "
+                        f"From {worker.log}:\n{why_ended([log])}"
                     )
                     raise StageFailedError(self._failure)
                 self._restarts[stage.name] += 1
@@ -171,21 +180,16 @@ def _spawn(stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _how_it_ended(code: int, log: Path) -> str:
-    """A worker's exit code. A worker or rank that was killed gets a hint: we did not kill it."""
-    killed = code in (_KILLED, -signal.SIGKILL)
-    if not killed and -signal.SIGKILL not in rank_exit_codes(_last_start(log)):
+def _how_it_ended(code: int, codes: Collection[int]) -> str:
+    """A worker's exit code; `codes` has those of its ranks too. A worker or rank that was killed
+    gets a hint: we did not kill it."""
+    if not {_KILLED, -signal.SIGKILL} & set(codes):
         return f"exit code {code}"
     return (
         f"exit code {code} (killed by SIGKILL: perhaps by the kernel, which ran out of memory and "
         "says so in `dmesg`; then lower actor_rollout_ref.rollout.cpu_kv_cache_gib, "
         "actor_rollout_ref.rollout.trace_buffer_mib or launch.rollout_workers)"
     )
-
-
-def _tail(log: Path) -> str:
-    """Why the worker ended: lines from the log of its last start."""
-    return last_lines(_last_start(log))
 
 
 def _last_start(log: Path) -> str:

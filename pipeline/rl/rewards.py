@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import LastingError
+
 RewardFunction = Callable[..., Any]
 
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Names of the arguments, which are passed by keyword, as in verl."""
 
 
-class RewardError(Exception):
+class RewardError(LastingError):
     """A reward file or a reward cannot be used; the text names the file or the sample."""
 
 

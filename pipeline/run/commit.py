@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import LastingError
 from pipeline.store.base import ObjectExistsError, ObjectMissingError, Store, StoreError
 from pipeline.store.download import downloaded
 
@@ -26,7 +27,7 @@ _WRITE_ID = "attempt"
 _RESTORE = "restore the object or remake the step"
 
 
-class CorruptObjectError(StoreError):
+class CorruptObjectError(StoreError, LastingError):
     """An object's content differs from its commit, or is not valid."""
 
 

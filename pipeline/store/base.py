@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
+from pipeline.errors import LastingError
+
 
 class StoreError(Exception):
     """A store operation failed; the text names key, operation and store."""
@@ -21,8 +23,9 @@ class ObjectExistsError(StoreError):
     """A conditional create found that the object exists."""
 
 
-class RefusedError(StoreError):
-    """The request was refused, and would be again: credentials, permissions, a missing bucket."""
+class RefusedError(StoreError, LastingError):
+    """The request was refused, and would be again: credentials, permissions, a missing bucket, a
+    full disk."""
 
 
 @dataclass(frozen=True)

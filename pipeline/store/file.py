@@ -14,12 +14,16 @@ from pipeline.store.base import (
     ObjectExistsError,
     ObjectInfo,
     ObjectMissingError,
+    RefusedError,
     StoreError,
     check_key,
     file_pieces,
 )
 
 _TEMPORARY = ".tmp-"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_REFUSED = {*_FULL, errno.EACCES, errno.EPERM, errno.EROFS}
+"""What another try would meet again, until somebody mends it."""
 
 
 class FileStore:
@@ -185,9 +189,10 @@ class _FileUpload:
         try:
             yield
         except OSError as error:  # also FileExistsError: a file where a folder is needed
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in _FULL
             fix = "; what was committed is safe: free some space and start again" if full else ""
-            raise StoreError(f"{self._what}: {error}{fix}") from error
+            kind = RefusedError if error.errno in _REFUSED else StoreError
+            raise kind(f"{self._what}: {error}{fix}") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,11 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import LastingError
+
 Kind = Literal["R2", "R3"]
 """R2: recorded by the trainer's log-prob pass; R3: recorded by the rollout engine."""
 
 
-class TraceError(Exception):
+class TraceError(LastingError):
     """A trace is wrong; the text names the object or sample, what was found and what expected."""
 
 

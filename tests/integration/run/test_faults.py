@@ -96,16 +96,15 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
 
 
 def test_reward_that_raises_names_the_sample(tmp_path: Path):
-    """The run fails with the sample's id and the reward function's own error, in exit code 1."""
+    """The run fails with the sample's id and the reward function's own error, in exit code 1, and
+    no worker is started again to meet it once more."""
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    raise KeyError('no such rubric')\n"
     )
-    settings = small(
-        tmp_path, "raises", f"custom_reward_function.path={reward}", "launch.max_restarts=0"
-    )
-    printed = run(*settings, expect=1)
+    printed = run(*small(tmp_path, "raises", f"custom_reward_function.path={reward}"), expect=1)
+    assert ": restart " not in printed
     assert "no such rubric" in printed
     assert "000000/" in printed
 

@@ -93,7 +93,8 @@ def test_a_known_error_is_a_line_of_the_log(tiny_model: Path, tmp_path: Path):
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     line = (
-        r"\d{4}-\d\d-\d\d [\d:,]+ ERROR operators.training: ReplayError: step 0: the manifest has"
+        r"\d{4}-\d\d-\d\d [\d:,]+ ERROR operators.training: rank 0 failed: ReplayError: step 0: "
+        "the manifest has"
     )
     assert len(re.findall(f"^{line}", output, re.MULTILINE)) == 1
     assert "operators/training/" not in output  # of our files' frames

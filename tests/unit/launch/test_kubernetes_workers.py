@@ -23,6 +23,8 @@ class Server:
         self.services: list[str] = []
         self.pod_list: list[dict] = []
         self.log = "INFO fine\nERROR no expert left\n"
+        self.logs: dict[str, str] = {}
+        """Of single pods."""
         self.silent = 0
         self.refuses = ""
 
@@ -61,7 +63,7 @@ class Server:
         return None
 
     def log_tail(self, pod: str, lines: int) -> str:
-        return self.log
+        return self.logs.get(pod, self.log)
 
     def fail(self, name: str, exit_code: int = 1) -> None:
         """A Job of one pod that ended with an exit code."""
@@ -223,6 +225,32 @@ def test_a_configuration_error_is_not_tried_again(server: Server, where: str):
     with pytest.raises(StageFailedError):
         made.check()
     assert gangs(server) == ["train-0"]
+
+
+def test_the_cause_is_shown_though_its_pod_failed_second_and_is_gone(server: Server):
+    """Node 1 lost its peer, and its torchrun ended first; the Job controller then deletes node 0's
+    pod, in which the store was full."""
+    line = "2026-11-22 10:00:01,{ms} ERROR operators.training: rank {rank} failed: {what}\n"
+    full = line.format(ms=100, rank=0, what="StoreError: No space left on device")
+    closed = line.format(ms=200, rank=1, what="RuntimeError: Connection closed by peer")
+    made = started(server)
+    name = next(name for name in server.objects if "-train-" in name)
+    server.fail(name)
+    [failed] = server.pod_list
+    failed["metadata"] |= {"name": "node-1", "annotations": {names.INDEX_OF_POD: "1"}}
+    running = server._pod(name, "Running", {"running": {}}, [])
+    running["metadata"] |= {"name": "node-0", "uid": "node-0"}
+    server.pod_list.append(running)
+    server.logs = {"node-1": closed, "node-0": full}
+    made.check()  # the Job's failure is believed once no pod runs
+    server.pod_list.remove(running)
+    del server.logs["node-0"]
+    failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = 78
+    with pytest.raises(StageFailedError) as error:
+        made.check()
+    text = str(error.value)
+    assert "training node 0 (pod node-0)" in text
+    assert f"  | {full}rank 1 then ended: RuntimeError: Connection closed by peer" in text
 
 
 def restarts(made: KubernetesWorkers) -> list[str]:

@@ -91,6 +91,27 @@ def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
     assert (tmp_path / "rollout-0.log").read_text().count("no expert left") == 3
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print('10:00 ERROR RewardError: no such rubric'); raise SystemExit(78)",
+        "print('10:00 ERROR RewardError: no such rubric\\ntorch.distributed.elastic\\n'"
+        "'  exitcode  : 78 (pid: 7)'); raise SystemExit(1)",
+    ],
+    ids=["worker", "rank below torchrun"],
+)
+def test_what_a_restart_would_meet_again_fails_at_once(tmp_path: Path, program: str):
+    said: list[str] = []
+    workers = LocalWorkers(tmp_path, said.append)
+    workers.start(Stage("rollout", ((sys.executable, "-c", program),), 3, {}))
+    with pytest.raises(StageFailedError) as error:
+        wait_for_any(open_store(str(tmp_path)), ["never"], PATIENCE_S, "nobody", workers.check)
+    assert said == []
+    assert "and was not restarted, as it would meet the same error again" in str(error.value)
+    assert "no such rubric" in str(error.value)
+    assert (tmp_path / "rollout-0.log").read_text().count("no such rubric") == 1
+
+
 RANK_KILLED = """
 print("E1121 torch/distributed/elastic/multiprocessing/api.py:1026] failed (exitcode: -9) rank: 0")
 print("  exitcode  : -9 (pid: 7)")

@@ -1,6 +1,7 @@
-"""What is quoted of a worker's log, and what torchrun's report says of its ranks."""
+"""What is quoted of a worker's log, which rank is called the cause, and what torchrun's report says
+of its ranks."""
 
-from pipeline.launch.tail import LINES, last_lines, rank_exit_codes
+from pipeline.launch.tail import LINES, failed_first, last_lines, rank_exit_codes, why_ended
 
 REPORT = """\
 E1121 03:58 torch/distributed/elastic/multiprocessing/api.py:1026] failed (exitcode: 1)
@@ -27,3 +28,54 @@ def test_the_first_error_is_at_its_head_and_torchruns_report_is_left_out():
 def test_exit_codes_of_ranks():
     assert rank_exit_codes(REPORT) == {1, -9, 78}
     assert rank_exit_codes("10:00 INFO a") == set()
+
+
+def rank_line(second: str, rank: int, what: str) -> str:
+    return f"2026-11-22 10:00:{second} ERROR operators.training: rank {rank} failed: {what}"
+
+
+FULL = "OSError: [Errno 28] No space left on device"
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:25543"
+INFO = "2026-11-22 10:00:00,000 INFO operators.training.worker: step 0"
+
+
+def test_the_first_rank_to_fail_is_quoted_and_the_others_follow():
+    """However long the others' tracebacks are, which used to push the cause out of sight."""
+    cause = [rank_line("01,100", 0, FULL), "Traceback (most recent call last):", "  save()"]
+    echo = [rank_line("01,200", 1, CLOSED), "Traceback (most recent call last):", *["  x"] * 60]
+    said = why_ended(["\n".join([INFO, *cause, *echo, REPORT])])
+    assert said.splitlines() == [
+        *(f"  | {line}" for line in cause),
+        f"rank 1 then ended: {CLOSED}",
+    ]
+
+
+def test_the_first_is_found_among_the_logs_of_several_nodes():
+    """By its time; a node whose clock is behind is not believed to have lost its peer first."""
+    late, early = rank_line("02,000", 3, FULL), rank_line("01,000", 1, "ValueError: a")
+    assert failed_first([late, f"{INFO}\n{early}"]) == 1
+    echo = rank_line("00,900", 2, CLOSED)
+    assert failed_first([echo, late]) == 1
+    assert why_ended([echo, late]).splitlines() == [f"  | {late}", f"rank 2 then ended: {CLOSED}"]
+    assert failed_first(["no line of a rank"]) is None
+
+
+def test_a_killed_rank_is_the_cause_of_what_the_others_lost():
+    """It wrote nothing; torchrun's report has its signal. Another rank's own error comes first."""
+    report = (
+        "torch.distributed.elastic\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 7)\n"
+    )
+    echo = rank_line("01,000", 1, CLOSED)
+    said = why_ended([f"{echo}\n{report}"]).splitlines()
+    assert said == ["rank 0: killed by signal 9", f"rank 1 then ended: {CLOSED}"]
+    own = rank_line("01,000", 1, FULL)
+    said = why_ended([f"{own}\n{report}"]).splitlines()
+    assert said == [f"  | {own}", "rank 0 then ended: killed by signal 9"]
+
+
+def test_the_first_error_of_a_long_log_stays_in_sight():
+    log = "\n".join(["10:00 ERROR the cause", *(f"{n} lines" for n in range(100))])
+    quoted = last_lines(log).splitlines()
+    assert quoted[0] == "  | 10:00 ERROR the cause"
+    assert quoted[-1] == "  | 99 lines"
+    assert len(quoted) == LINES

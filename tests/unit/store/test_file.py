@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.run.commit import commit, read_commit
 from pipeline.run.wait import wait_for_any
-from pipeline.store import StoreError, open_store
+from pipeline.store import RefusedError, StoreError, open_store
 from tests.store_conformance import StoreConformance
 
 
@@ -89,7 +89,7 @@ def test_a_full_disk(small_disk, tmp_path, size):
             store.create(f"steps/{i}.data", data)
             made.append(i)
 
-    with pytest.raises(StoreError, match=r"No space left on device.*free some space"):
+    with pytest.raises(RefusedError, match=r"No space left on device.*free some space"):
         fill()
     with pytest.raises(StoreError, match="No space left on device"):
         store.create_from_file("steps/more", path)

@@ -1,0 +1,22 @@
+"""Rank 0 meets a full disk while the others wait for it: the rank's own program around a run that
+fails. Started by test_failing_ranks."""
+
+import sys
+
+import torch.distributed as dist
+
+from operators.training import __main__ as program
+from pipeline.store import RefusedError
+
+
+def _run(run_uri: str, attempt: int) -> None:
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        raise RefusedError("create checkpoints/000001/x: [Errno 28] No space left on device")
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    program.run = _run
+    sys.exit(program.main())
