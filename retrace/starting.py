@@ -105,7 +105,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         prompts=inputs.prompt_count,
         val_prompts=inputs.val_prompt_count,
         geometry=inputs.geometry,
-        settings=loaded.config.model_dump(mode="json"),
+        settings=inputs.config.model_dump(mode="json"),
         notes=(*loaded.notes, *inputs.notes),
         _inputs=inputs,
     )

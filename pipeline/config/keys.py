@@ -1,11 +1,12 @@
 """A flat list of the settings by dotted key, for messages, docs and the test that freezes them."""
 
+import copy
 import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
@@ -20,6 +21,7 @@ _NAMES = {
     str: "text",
     type(None): "null",
 }
+_Section = TypeVar("_Section", bound=BaseModel)
 _PLURALS = {int: "integers", float: "numbers", str: "texts"}
 
 
@@ -85,6 +87,22 @@ def value_at(config: BaseModel, key: str) -> Any:
             return None
         value = getattr(value, part)
     return value
+
+
+def is_set(config: BaseModel, key: str) -> bool:
+    """Whether the user wrote the setting of a dotted key, and not the tree's defaults."""
+    first, _, rest = key.partition(".")
+    if first not in config.model_fields_set:
+        return False
+    below = getattr(config, first)
+    return not rest or (isinstance(below, BaseModel) and is_set(below, rest))
+
+
+def with_value(section: _Section, key: str, value: Any) -> _Section:
+    """A group of settings with another value of a dotted key, which counts as written."""
+    first, _, rest = key.partition(".")
+    below = copy.deepcopy(value) if not rest else with_value(getattr(section, first), rest, value)
+    return section.model_copy(update={first: below})
 
 
 def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:

@@ -6,11 +6,11 @@ default, so that a new default changes no old run.
 
 import copy
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from pipeline.config.keys import Key, all_keys, setting_keys, value_at
+from pipeline.config.keys import Key, all_keys, is_set, setting_keys, value_at, with_value
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 
@@ -60,11 +60,11 @@ def with_former_values(
         and not key.operational
         and _group_is_used(config, key.name)
         and not _is_stored(stored, key.name)
-        and not _is_written(config, key.name)
+        and not is_set(config, key.name)
         and value_at(config, key.name) != key.former
     }
     for name, value in taken.items():
-        config = _replaced(config, name, value)
+        config = with_value(config, name, value)
     return config, taken
 
 
@@ -80,24 +80,6 @@ def _is_stored(settings: Mapping[str, Any], name: str) -> bool:
             return False
         value = value[part]
     return True
-
-
-def _is_written(config: BaseModel, name: str) -> bool:
-    """Whether the user wrote a setting, and not the tree's defaults."""
-    first, _, rest = name.partition(".")
-    below = getattr(config, first)
-    if first not in config.model_fields_set:
-        return False
-    return not rest or (isinstance(below, BaseModel) and _is_written(below, rest))
-
-
-_Section = TypeVar("_Section", bound=BaseModel)
-
-
-def _replaced(section: _Section, name: str, value: Any) -> _Section:
-    first, _, rest = name.partition(".")
-    below = copy.deepcopy(value) if not rest else _replaced(getattr(section, first), rest, value)
-    return section.model_copy(update={first: below})
 
 
 def _complete(settings: dict[str, Any], key: Key) -> bool:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.config.launch import Launch
-from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, Section
+from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, Section, formerly
+from pipeline.config.trainer import Trainer
 from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE_SHAPES
 
 
@@ -86,6 +87,13 @@ class Optim(Section):
 
     lr: float = Field(1e-6, gt=0, description="Learning rate after warm-up.")
     lr_warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up from 0.")
+    lr_warmup_steps_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        json_schema_extra=formerly(0.0),
+        description="Share of the run's steps that are warm-up where lr_warmup_steps is 0.",
+    )
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
     betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="Adam betas.")
     clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
@@ -242,48 +250,6 @@ class Reward(Section):
     )
 
 
-class Trainer(Section):
-    """The run."""
-
-    experiment_name: str = Field(
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$",
-        description="Name of the run. The same name again attaches to the run.",
-    )
-    total_training_steps: int = Field(
-        10, ge=1, json_schema_extra=FOR_WORKERS, description="Steps of the run."
-    )
-    nnodes: int = Field(1, ge=1, description="Training nodes.")
-    n_gpus_per_node: int = Field(1, ge=1, description="Training ranks per node (also on CPU).")
-    save_freq: int = Field(
-        10, ge=1, json_schema_extra=FOR_WORKERS, description="Steps between checkpoints."
-    )
-    test_freq: int = Field(
-        -1,
-        ge=-1,
-        json_schema_extra=OPERATIONAL,
-        description="Steps between validations; -1 or 0: none but before and after the run.",
-    )
-    val_before_train: bool = Field(
-        True, json_schema_extra=OPERATIONAL, description="Validate policy 0."
-    )
-    logger: list[Literal["console", "tensorboard"]] = Field(
-        ["console"], json_schema_extra=OPERATIONAL, description="Where metrics go."
-    )
-    default_local_dir: str = Field(
-        "outputs",
-        json_schema_extra=OPERATIONAL,
-        description="Folder for logs and TensorBoard files: <this>/<experiment_name>/...",
-    )
-    seed: int = Field(1, ge=0, description="Seed of sampling and of the layout's shuffle.")
-    max_staleness: int = Field(
-        0,
-        ge=0,
-        le=1,
-        description="How many policy versions a step's rollouts may lag; 1 overlaps rollout and "
-        "training.",
-    )
-
-
 class StoreSettings(Section):
     """The object store that rollout, training and flow share."""
 
@@ -332,5 +298,5 @@ class RunConfig(Section):
 
     @property
     def run_uri(self) -> str:
-        """Where the run lies: <store.uri>/<trainer.experiment_name>."""
-        return f"{self.store.uri.rstrip('/')}/{self.trainer.experiment_name}"
+        """Where the run lies: <store.uri>/<its folder's name>."""
+        return f"{self.store.uri.rstrip('/')}/{self.trainer.run_name}"

@@ -142,7 +142,7 @@ def load_preset(
 def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
     """Take the run to its end. Raises what `prepare` and `drive` raise."""
     config = loaded.config
-    name = config.trainer.experiment_name
+    name = config.trainer.run_name
     log = get_run_logger()
     use_settings(config.store)
     owner = str(flow_run.id)
@@ -155,6 +155,7 @@ def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
             screen.phase("flow", "checking and staging inputs")
             gpus = InstalledGpus(cluster.rollout.gpus, cluster.training.gpus)
             run = prepare(config, on_cluster=gpus)
+            config = run.config
             screen.phase("flow", None)
             for note in run.notes:
                 screen.line(f"note: {note}")

@@ -39,7 +39,7 @@ def run_flow(inputs: CheckedInputs, display: Display) -> str:
     # the tokenised prompts.
     @flow(
         name="retrace",
-        flow_run_name="{config.trainer.experiment_name}",
+        flow_run_name="{config.trainer.run_name}",
         validate_parameters=False,
     )
     def retrace(config: RunConfig) -> str:
@@ -50,7 +50,7 @@ def run_flow(inputs: CheckedInputs, display: Display) -> str:
 
 def _run(config: RunConfig, inputs: CheckedInputs, display: Display) -> str:
     use_settings(config.store)  # the workers inherit them
-    name = config.trainer.experiment_name
+    name = config.trainer.run_name
     with (
         warnings_of("pipeline.store", display.line),
         Artifacts(name, display.line) as artifacts,

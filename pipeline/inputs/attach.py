@@ -47,7 +47,7 @@ def settings_of_older_run(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]
 
 def attach_problems(inputs: CheckedInputs) -> list[str]:
     """The reasons why these inputs cannot continue the run of the same name, if it exists."""
-    name = inputs.config.trainer.experiment_name
+    name = inputs.config.trainer.run_name
     where = f"trainer.experiment_name: the run {name!r} in {inputs.store.uri}"
     try:
         run = find_description(inputs.store)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.config.rules.check import config_notes, config_problems
+from pipeline.config.rules.check import config_notes, config_problems, rank_notes
 from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
@@ -21,6 +21,7 @@ from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.fetch import local_file
 from pipeline.inputs.model_folder import ModelFolder, find_model
 from pipeline.inputs.prompts import PromptTable, read_rows, tokenise_rows
+from pipeline.inputs.run_length import with_run_length
 from pipeline.inputs.tokenizer import ChatTokenizer
 from pipeline.model.families import moe_geometry
 from pipeline.rl.rewards import RewardError, load_reward
@@ -49,6 +50,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     _try(problems, partial(_check_local_folder, config))
     if problems or model is None or prompts is None or store is None:
         raise InputError(problems)
+    config, length_notes = with_run_length(config, prompts.table.num_rows)
     inputs = CheckedInputs(
         config=config,
         store=store,
@@ -57,7 +59,13 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
         reward=reward,
         model=model,
         geometry=moe_geometry(model.config),
-        notes=(*former_notes, *config_notes(config), *_filter_notes(prompts, val_prompts)),
+        notes=(
+            *former_notes,
+            *length_notes,
+            *config_notes(config),
+            *(rank_notes(config) if on_cluster is None else ()),
+            *_filter_notes(prompts, val_prompts),
+        ),
     )
     problems += attach_problems(inputs)
     problems += _record_problems(inputs)

@@ -47,6 +47,8 @@ class StagedRun:
     uri: str
     """The run's own root."""
     store: Store
+    config: RunConfig
+    """Settings of this start, with every number resolved."""
     description: RunDescription
     """Its original description, with all amendments."""
     geometry: Geometry | None
@@ -85,9 +87,10 @@ def stage(inputs: CheckedInputs) -> StagedRun:
         raise InputError(problems)
     refer_policy(store, 0, list(run.inputs.model.values()))
     return StagedRun(
-        name=inputs.config.trainer.experiment_name,
+        name=inputs.config.trainer.run_name,
         uri=store.uri,
         store=store,
+        config=inputs.config,
         description=run,
         geometry=inputs.geometry,
         prompt_count=inputs.prompt_count,
@@ -100,7 +103,7 @@ def _description(inputs: CheckedInputs) -> RunDescription:
     """Stage all inputs and describe their run."""
     store, val_prompts, reward = inputs.store, inputs.val_prompts, inputs.reward
     return RunDescription(
-        name=inputs.config.trainer.experiment_name,
+        name=inputs.config.trainer.run_name,
         settings=inputs.config.model_dump(mode="json"),
         inputs=StagedInputs(
             prompts=_stage_table(store, inputs.prompts),

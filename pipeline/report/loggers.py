@@ -14,7 +14,7 @@ def tensorboard_folder(config: RunConfig) -> Path:
 
 def local_folder(config: RunConfig) -> Path:
     """Where a run's logs and TensorBoard files lie on the flow's machine."""
-    return Path(config.trainer.default_local_dir, config.trainer.experiment_name)
+    return Path(config.trainer.default_local_dir, config.trainer.run_name)
 
 
 class Logger(Protocol):

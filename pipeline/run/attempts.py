@@ -130,7 +130,7 @@ def _take(store: Store, config: RunConfig, number: int, owner: str | None) -> At
 
 def _at_work(config: RunConfig, flow_run: str) -> str:
     return (
-        f"trainer.experiment_name: the run {config.trainer.experiment_name!r} is at work in flow "
+        f"trainer.experiment_name: the run {config.trainer.run_name!r} is at work in flow "
         f"run {flow_run}; wait for it, cancel it, or choose another name"
     )
 

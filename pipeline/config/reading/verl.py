@@ -28,8 +28,6 @@ HINTS = {
     "algorithm.adv_estimator": "only GRPO is supported so far; write grpo",
     "algorithm.rollout_correction.rollout_is": "only weights per token are supported; write token "
     "or null",
-    "trainer.experiment_name": "use small letters, digits and hyphens, at most 40: the name also "
-    "names objects and jobs",
     "trainer.logger": "only console and tensorboard are supported so far; write "
     "[console,tensorboard]",
     "trainer.save_freq": "a restart needs checkpoints, so they cannot be switched off; write how "
@@ -188,7 +186,6 @@ _GROUPS: dict[str, list[tuple[Any, ...]]] = {
         ("profiler.* profile.*", _NO_PROFILER),
     ],
     "actor_rollout_ref.actor.optim.": [
-        ("lr_warmup_steps_ratio", "use lr_warmup_steps", (None, 0)),
         ("lr_warmup_init min_lr", "warm-up starts from 0 and the rate does not decay", (None, 0)),
         ("lr_decay_style", "the rate does not decay", (None, "constant")),
         ("weight_decay_incr_style", "the weight decay is constant", (None, "constant")),
@@ -259,7 +256,6 @@ _GROUPS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "trainer.": [
         ("project_name", "the run's name is experiment_name"),
-        ("total_epochs", "use total_training_steps; prompts are shuffled anew in each epoch"),
         ("resume_mode", "the same experiment_name resumes; another starts anew", ("auto",)),
         ("resume_from_path default_hdfs_dir", "the run's state lies in store.uri", _NONE),
         ("val_only", "use val_before_train with a run of its own", _OFF),

@@ -45,9 +45,7 @@ def config_problems(
             wrong = training_problems(hf_config)
             problems += [f"actor_rollout_ref.model.path: config.json {text}" for text in wrong]
     problems += _batch_problems(config)
-    if on_cluster is None:
-        problems += _machine_problems(config)
-    else:
+    if on_cluster is not None:
         problems += _cluster_problems(config)
         problems += gpu_problems(config, on_cluster)
     problems += _input_problems(config)
@@ -65,7 +63,23 @@ def config_problems(
 
 def config_notes(config: RunConfig) -> list[str]:
     """Notes on settings that are accepted, but may not have the effect that the user expects."""
-    return replay_notes(config)
+    return [*_name_notes(config), *replay_notes(config)]
+
+
+def rank_notes(config: RunConfig) -> list[str]:
+    """Notes on settings of nodes where all workers are processes of one machine."""
+    trainer = config.trainer
+    if trainer.nnodes == 1:
+        return []
+    return [
+        f"trainer.nnodes: {trainer.nnodes} nodes of {trainer.n_gpus_per_node} are "
+        f"{trainer.nnodes * trainer.n_gpus_per_node} ranks, all on this machine"
+    ]
+
+
+def _name_notes(config: RunConfig) -> list[str]:
+    name, folder = config.trainer.experiment_name, config.trainer.run_name
+    return [] if name == folder else [f"trainer.experiment_name: {name!r} has the folder {folder}"]
 
 
 def _batch_problems(config: RunConfig) -> list[str]:
@@ -90,15 +104,6 @@ def _batch_problems(config: RunConfig) -> list[str]:
             f"launch.rollout_workers={workers}; a worker without a shard would never have work"
         )
     return problems
-
-
-def _machine_problems(config: RunConfig) -> list[str]:
-    if config.trainer.nnodes == 1:
-        return []
-    return [
-        f"trainer.nnodes: found {config.trainer.nnodes}, expected 1: workers are processes of "
-        "this machine; write trainer.nnodes=1 and all ranks into trainer.n_gpus_per_node"
-    ]
 
 
 def _cluster_problems(config: RunConfig) -> list[str]:

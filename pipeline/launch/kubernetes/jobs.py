@@ -48,7 +48,7 @@ class ClusterLaunch:
     @property
     def run(self) -> str:
         """The run's name."""
-        return self.config.trainer.experiment_name
+        return self.config.trainer.run_name
 
     def labels(self, component: str) -> dict[str, str]:
         """Labels of a Job, its pods and its Service."""

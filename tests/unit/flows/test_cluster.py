@@ -22,7 +22,8 @@ def test_the_report_names_the_run_and_where_its_data_are(monkeypatch: pytest.Mon
             "store": {"uri": "memory://"},
         }
     )
-    lines = _report(config, StagedRun("first", store.uri, store, {}, None, 1, 0, ())).splitlines()
+    run = StagedRun("first", store.uri, store, config, {}, None, 1, 0, ())
+    lines = _report(config, run).splitlines()
     assert lines[:2] == ["# Run first", "1 of 3 steps are finished."]
     assert "reward   0.250 in step 0, 0.250 in the last" in lines
     assert f"retrace traces ls {store.uri}" in lines

@@ -115,7 +115,7 @@ def take(store: Store, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tab
             "store": {"uri": "memory://"},
         }
     )
-    run = StagedRun("test", store.uri, store, {}, None, 1, 0, ())
+    run = StagedRun("test", store.uri, store, config, {}, None, 1, 0, ())
     monkeypatch.setattr(module, "rollout", Done())
     monkeypatch.setattr(module, "train", train)
 

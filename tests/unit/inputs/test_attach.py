@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.keys import Key
+from pipeline.config.keys import all_keys
+from pipeline.config.section import formerly
 from pipeline.inputs.stage import prepare, stage
 from pipeline.run import keys
 from pipeline.run.amendments import write_amendment
@@ -101,8 +102,8 @@ def test_a_run_of_an_older_commit_is_attached_to(old_run):
 def test_a_setting_newer_than_the_run_keeps_what_the_run_did(old_run, tmp_path, monkeypatch):
     """As if max_staleness had come after the run, which was made without any overlap."""
     name = "trainer.max_staleness"
-    monkeypatch.setattr(Key, "is_new", property(lambda key: key.name == name))
-    monkeypatch.setattr(Key, "former", property(lambda key: 1))
+    marked = all_keys()[name].field
+    monkeypatch.setattr(marked, "json_schema_extra", formerly(1))
     path = tmp_path / "store/quickstart/run.json"
     body = json.loads(path.read_text())
     del body["config"]["trainer"]["max_staleness"], body["content_sha256"]

@@ -3,7 +3,7 @@ what is not forbidden passes."""
 
 import pytest
 
-from pipeline.config.rules.check import config_problems
+from pipeline.config.rules.check import config_problems, rank_notes
 from pipeline.config.rules.pods import InstalledGpus
 from tests.unit.config.settings import (
     ACTOR,
@@ -235,9 +235,12 @@ class TestInputs:
             problem == "store.uri: found /data, expected s3://BUCKET/PREFIX: pods share no folder"
         )
 
-    def test_one_machine(self, tmp_path):
-        problem = the_problem(tmp_path, "trainer.nnodes=2", "trainer.n_gpus_per_node=1")
-        assert problem.startswith("trainer.nnodes: found 2, expected 1")
+    def test_nodes_are_ranks_of_one_machine(self, tmp_path):
+        nodes = ("trainer.nnodes=2", "trainer.n_gpus_per_node=3")
+        assert problems(tmp_path, *nodes, f"{MEGATRON}.tensor_model_parallel_size=2") == []
+        assert rank_notes(load(tmp_path, *nodes).config) == [
+            "trainer.nnodes: 2 nodes of 3 are 6 ranks, all on this machine"
+        ]
 
     def test_longer_than_the_model(self, tmp_path):
         problem = the_problem(tmp_path, "data.max_response_length=2000")

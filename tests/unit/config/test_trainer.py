@@ -1,0 +1,40 @@
+"""Names of runs as verl's users write them, and the folders that they have."""
+
+import pytest
+
+from pipeline.config.trainer import folder_name
+from tests.unit.config.settings import load, notes
+
+
+@pytest.mark.parametrize("name", ["a", "dsv3-32nodes", "0" * 40])
+def test_a_name_that_can_be_a_folder_is_one(name):
+    assert folder_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("deepseek_llm_7b_math_megatron", "deepseek-llm-7b-math-megatron-e5e963ea"),
+        ("Qwen3.5 (a/b)", "qwen3-5-a-b-"),
+        ("x" * 41, "x" * 31 + "-"),
+        ("a" * 30 + "_b", "a" * 30 + "-"),
+        ("_", "run-"),
+        ("-a", "a-"),
+    ],
+)
+def test_other_names_are_shortened_and_stay_apart(name, folder):
+    """The digest keeps names apart that differ only in what a folder's name cannot have."""
+    derived = folder_name(name)
+    assert derived.startswith(folder)
+    assert len(derived) <= 40
+    assert folder_name(derived) == derived, "no name that a folder can have"
+    assert folder_name(name + "_") != derived
+
+
+def test_the_folder_is_said(tmp_path):
+    written = "trainer.experiment_name=Qwen3_30B"
+    config = load(tmp_path, written).config
+    assert config.run_uri == f"outputs/store/{config.trainer.run_name}"
+    assert notes(tmp_path, written) == [
+        f"trainer.experiment_name: 'Qwen3_30B' has the folder {config.trainer.run_name}"
+    ]
