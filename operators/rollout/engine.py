@@ -13,6 +13,7 @@ import json
 import logging
 import struct
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from operators.rollout.routes import routes_of
 from operators.rollout.types import Finished, Generation, Request, RolloutError
 from operators.rollout.vllm_environment import prepare_environment
+from pipeline import progress
 from pipeline.config.tree import Rollout
 from pipeline.model.geometry import Geometry
 from pipeline.run.plan import Sampling
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import WeightVersionSpan
+    from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.worker.gpu_worker import Worker
 
 log = logging.getLogger(__name__)
@@ -114,6 +117,7 @@ class RolloutEngine:
 
         engine = self._llm.llm_engine
         left: dict[str, Request] = {}
+        ended = 0  # tokens of the responses that have finished
         try:
             for request in requests:
                 prompt = tokens_input(list(request.prompt_tokens))
@@ -122,7 +126,12 @@ class RolloutEngine:
             while left:
                 for output in engine.step():
                     if output.finished:
-                        yield self._finished(left.pop(output.request_id), output)
+                        finished = self._finished(left.pop(output.request_id), output)
+                        ended += len(finished.tokens_G)
+                        yield finished
+                progress.count(
+                    len(requests) - len(left), partial(_tokens, ended, engine.output_processor)
+                )
         finally:
             if left:
                 engine.abort_request(list(left))
@@ -234,6 +243,14 @@ def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_
         use_tqdm_on_load=False,
         seed=0,  # every request has its own seed
         **arguments,
+    )
+
+
+def _tokens(ended: int, unfinished: "OutputProcessor") -> int:
+    """Tokens so far: of responses that have ended, and of those that are being made."""
+    states = unfinished.request_states.values()
+    return ended + sum(
+        state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None
     )
 
 

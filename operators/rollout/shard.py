@@ -16,6 +16,7 @@ from operators.rollout.handover import Handover
 from operators.rollout.prompts import Prompts, Wanted, wanted_of
 from operators.rollout.sample_maker import Engine, SampleMaker
 from operators.rollout.scoring import Scorer
+from pipeline import progress
 from pipeline.run import keys
 from pipeline.run.commit import Committed, commit, file_list, new_write_id
 from pipeline.run.plan import Plan, Sampling, StepPlan
@@ -78,6 +79,7 @@ class ShardMaker:
         """
         plan = task.plan
         wanted = wanted_of(plan, shard, task.prompts)
+        progress.say(f"{task.name} shard {shard}: generating", len(wanted), "samples")
         if isinstance(plan, StepPlan):
             maker, spent, committed = self._make_step(plan, shard, wanted)
         else:
@@ -127,6 +129,7 @@ def stream(
         for finished in responses:
             handover.put(finished, finished.nbytes)
         generation_s = time.monotonic() - started
+        progress.say("scoring and writing the last samples")
         handover.finish()
     return Spent(started, generation_s, handover.blocked_s)
 

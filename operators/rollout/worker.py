@@ -28,6 +28,7 @@ from operators.rollout.prompts import Prompts, shards_of
 from operators.rollout.scoring import Scorer
 from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.types import RolloutError
+from pipeline import progress
 from pipeline.config.tree import RunConfig
 from pipeline.rl.rewards import load_reward
 from pipeline.run import keys
@@ -106,6 +107,7 @@ class Worker:
         wanted.extend(keys.validation_plan(version) for version in self.validations)
         # Between two plans lie at most the other workers' part of a rollout and a training step,
         # and both may include a worker's start. The flow, which waits for each, gives up first.
+        progress.say("waiting for the next step")
         launch = self.inputs.config.launch
         timeout_s = 2 * (launch.start_timeout_s + launch.step_timeout_s)
         found = wait_for_any(self.store, wanted, timeout_s, "the flow")
@@ -133,11 +135,13 @@ class Worker:
         """Wait for a policy and load it; False: stopped while waiting."""
         if version == self.engine.version:
             return True
+        progress.say(f"waiting for policy {version}")
         wanted = [keys.stop(self.attempt.number), keys.policy(version)]
         launch = self.inputs.config.launch
         timeout_s = launch.start_timeout_s + launch.step_timeout_s
         if wait_for_any(self.store, wanted, timeout_s, "the trainer") == wanted[0]:
             return False
+        progress.say(f"loading policy {version}")
         started = time.monotonic()
         with scratch_folder("policy") as folder:
             fetch_policy(self.store, version, folder)
@@ -218,6 +222,7 @@ def version_at_start(store: Store, step: int, max_staleness: int) -> int:
 
 def start_engine(store: Store, inputs: Inputs, version: int) -> RolloutEngine:
     """Start an engine with a policy version."""
+    progress.say(f"starting the engine with policy {version}")
     started = time.monotonic()
     config = inputs.config
     rollout = config.actor_rollout_ref.rollout

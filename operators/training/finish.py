@@ -21,6 +21,7 @@ from operators.training.rank import Rank
 from operators.training.step import Trained
 from operators.training.step_metrics import agreement_by_layer, manifest_metrics
 from operators.training.stored_routes import store_routes
+from pipeline import progress
 from pipeline.run import keys
 from pipeline.run.commit import DataFile, commit, find_commit, new_write_id, sha256_of_file
 from pipeline.run.policy import policy_digest, publish_policy
@@ -56,9 +57,11 @@ class StepFinisher:
             return
         routes_drift = 0
         if trained.recorded is not None:
+            progress.say(f"step {step}: writing routes")
             routes_drift = store_routes(self.store, self.rank, step, trained.recorded)
         policy_sha256 = self._publish(step + 1, None)
         if checkpoint_due and agreed(lambda: self.store.size(keys.checkpoint(step + 1)) is None):
+            progress.say(f"writing the checkpoint of policy {step + 1}")
             checkpoint.save(self.store, step + 1, self.model)
         if dist.get_rank() == 0:
             self._commit_metrics(data, trained, started, policy_sha256, routes_drift)
@@ -70,6 +73,7 @@ class StepFinisher:
         `known` is the digest of a version whose step is complete; nothing is written then, even if
         the version itself was removed. All ranks call. Returns the digest of the stored version.
         """
+        progress.say(f"writing policy {policy_version}")
         with scratch_folder("policy") as folder:
             export_hf(self.model, self.source, folder)
             stored, ours = agreed(lambda: _digests(self.store, folder, policy_version, known))

@@ -34,6 +34,7 @@ from operators.training.step_metrics import (
     total_counts,
     training_metrics,
 )
+from pipeline import progress
 from pipeline.rl.mismatch import Mismatch
 from pipeline.traces.format.types import Routes
 
@@ -59,12 +60,14 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
     started = time.monotonic()
     routes: Mapping[str, Routes] | None = data.routes
     recorded, native = None, None
+    _say(data, "log-probs")
     if records_routes(config):
         logprob_pass = recording_pass(rank, data)
         routes = recorded = logprob_pass.routes
     elif routes is not None:
         logprob_pass = replaying_pass(rank, data, routes)
         if _measures_native(rank, data.step):
+            _say(data, "log-probs with native routing")
             native = native_pass(rank, data, rank.chunks).logprobs
     else:
         logprob_pass = native_pass(rank, data, rank.chunks)
@@ -72,6 +75,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
         native = logprob_pass.logprobs  # the pass was native
     reference = None
     if rank.reference is not None:
+        _say(data, "log-probs of the reference")
         reference = native_pass(rank, data, rank.reference).logprobs
     forward_s = time.monotonic() - started
 
@@ -107,6 +111,10 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
     first = next(iter(of_passes.values()), {})
     metrics = training_metrics(reports, first, updates.grad_norms)
     return Trained(metrics, first, recorded)
+
+
+def _say(data: StepData, what: str) -> None:
+    progress.say(f"step {data.step}: {what}", len(data.layout.epoch(0)), "mini-batches")
 
 
 def _measures_native(rank: Rank, step: int) -> bool:

@@ -36,6 +36,7 @@ from operators.training.megatron import checkpoint, parallel
 from operators.training.rank import Rank, make_rank
 from operators.training.retention import remove_expired
 from operators.training.step import train_step
+from pipeline import progress
 from pipeline.run import keys
 from pipeline.run.amendments import description_now
 from pipeline.run.attempts import in_force, read_attempt
@@ -77,6 +78,7 @@ class TrainingLoop:
     def _train(self, step: int) -> None:
         """Train and finish a sealed step."""
         trainer = self.rank.config.trainer
+        progress.say(f"step {step}: reading samples")
         started = time.monotonic()
         data = self.ahead.take(step)
         waited_s = time.monotonic() - started
@@ -95,6 +97,7 @@ class TrainingLoop:
 
         Raises WaitTimeoutError on every rank.
         """
+        progress.say(f"waiting for the samples of step {step}")
         manifest = keys.manifest(step)
         wanted = [keys.stop(self.attempt), manifest]  # if both exist, the first counts
         # The first step includes the start of the rollout engine.
@@ -120,10 +123,12 @@ def run(run_uri: str, attempt_number: int) -> None:
     position = parallel.start(config.actor_rollout_ref.actor.megatron)
     if dist.get_rank() != 0:  # rank 0 logs for all
         logging.getLogger().setLevel(logging.WARNING)
+    progress.say("loading the model")
     with folder_of_node("model", lambda folder: fetch_policy(store, 0, folder)) as folder:
         rank, model = make_rank(config, position, folder)
         version = agreed(lambda: checkpoint.latest(store)) or 0
         if version:
+            progress.say(f"loading the checkpoint of policy {version}")
             checkpoint.load(store, version, model)
             logger.info("continue from the checkpoint of policy %d", version)
         say_ready()

@@ -84,7 +84,7 @@ def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list
     recent = _recent_metrics(context.run.store, first)
     validations = [validate.submit(context, v) for v in to_validate if v < first]
     for step in range(first, total):
-        context.screen.phase("run", f"step {step} of {total}")
+        context.screen.step(step, total)
         if step in to_validate:
             validations.append(validate.submit(context, step))
         for ahead in range(step, min(step + staleness, total - 1) + 1):

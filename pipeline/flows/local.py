@@ -82,7 +82,9 @@ def _workers(
         ),
     ]
     display.phase("workers", f"starting; logs in {log_folder(config)}")
-    with local_workers(log_folder(config), stages, display.line) as workers:
+    with local_workers(
+        log_folder(config), stages, display.line, display.progress_folder
+    ) as workers:
         yield workers
 
 

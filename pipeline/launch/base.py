@@ -57,5 +57,8 @@ class Screen(Protocol):
     def phase(self, who: str, what: str | None) -> None:
         """Show what a part of the run is doing now; None: it has finished."""
 
+    def step(self, step: int, total: int) -> None:
+        """Show that a step of `total` begins."""
+
     def line(self, text: str) -> None:
         """Show that something happened."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline import progress
 from pipeline.exits import CONFIGURATION_ERROR
 from pipeline.launch.base import Stage, StageFailedError
 from pipeline.launch.commands import rollout_command, training_command
@@ -38,6 +39,8 @@ class LocalWorkers:
     """Log files: <stage>-<index>.log, appended to by each restart."""
     show: Callable[[str], None]
     """Shows a line: a worker was restarted."""
+    progress_folder: Path | None = None
+    """Where each worker says what it does, in <stage>-<index>.json; None: nobody wants to know."""
     _workers: list[_Worker] = field(default_factory=list)
     _restarts: dict[str, int] = field(default_factory=dict)
     _failure: str | None = None
@@ -48,7 +51,7 @@ class LocalWorkers:
         self._restarts[stage.name] = 0
         for index in range(len(stage.commands)):
             log = self.folder / f"{stage.name}-{index}.log"
-            self._workers.append(_Worker(stage, index, log, _spawn(stage, index, log)))
+            self._workers.append(_Worker(stage, index, log, self._spawn(stage, index, log)))
 
     def check(self) -> bool:
         """Restart workers that ended with an error; StageFailedError when too many did, or when one
@@ -87,7 +90,7 @@ class LocalWorkers:
                     f"{stage.name} worker {worker.index} ended with {how}: restart "
                     f"{self._restarts[stage.name]} of {stage.max_restarts}, see {worker.log}"
                 )
-                worker.process = _spawn(stage, worker.index, worker.log)
+                worker.process = self._spawn(stage, worker.index, worker.log)
         return False
 
     def stop(self, grace_s: float) -> None:
@@ -111,14 +114,24 @@ class LocalWorkers:
         """Local workers die with the process that started them."""
         return False
 
+    def _spawn(self, stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
+        environment = stage.environment
+        if self.progress_folder is not None:
+            says = progress.environment(self.progress_folder / f"{stage.name}-{index}.json")
+            environment = {**environment, **says}
+        return _spawn(stage.commands[index], environment, f"{stage.name} {index}", log)
+
 
 @contextlib.contextmanager
 def local_workers(
-    folder: Path, stages: Sequence[Stage], show: Callable[[str], None]
+    folder: Path,
+    stages: Sequence[Stage],
+    show: Callable[[str], None],
+    progress_folder: Path | None = None,
 ) -> Iterator[LocalWorkers]:
     """Start stages as local processes; nothing of them is left after the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    workers = LocalWorkers(folder, show)
+    workers = LocalWorkers(folder, show, progress_folder)
     try:
         for stage in stages:
             workers.start(stage)
@@ -165,17 +178,19 @@ def _environment(threads: int) -> dict[str, str]:
     }
 
 
-def _spawn(stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
-    command = (sys.executable, "-m", "pipeline.launch.guard", *stage.commands[index])
+def _spawn(
+    command: Sequence[str], environment: dict[str, str], name: str, log: Path
+) -> subprocess.Popen[bytes]:
+    guarded = (sys.executable, "-m", "pipeline.launch.guard", *command)
     with log.open("ab") as output:
-        output.write(f"{_START_MARK} {stage.name} {index}\n".encode())
+        output.write(f"{_START_MARK} {name}\n".encode())
         output.flush()
         return subprocess.Popen(
-            command,
+            guarded,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **stage.environment},
+            env={**os.environ, **environment},
             start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops in order
         )
 

@@ -5,32 +5,57 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
-from rich.status import Status
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.progress import Progress, read_progress
+from pipeline.scratch import scratch_folder
 
 _WARNINGS_EVERY_S = 10.0
+_REFRESHES_PER_S = 4
+_BAR_WIDTH = 12
 
 
 class Display:
     """Shows what is happening. Safe to use from several threads.
 
-    On a terminal the present phases are one live line with a clock; elsewhere (logs, CI) each new
-    phase is a separate line.
+    On a terminal the present phases, and what each worker does, are shown live below the lines that
+    stay; elsewhere (logs, CI, NO_COLOR, TERM=dumb) each new phase is a separate line.
     """
+
+    progress_folder: Path | None = None
+    """Where workers say what they do, a file each: NAME.json. None: it is not shown."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._status = Status("starting", console=console)
+        self._is_live = console.is_interactive and not console.no_color
+        self._spinner = Spinner("dots")
+        # Replaced, never changed: the live display reads it in a thread of its own.
         self._phases: dict[str, str] = {}
         self._last_shown: dict[str, str] = {}
         self._lock = threading.Lock()
         self._started_s = time.monotonic()
+        self._pace = Pace()
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> "Display":
-        if self.console.is_terminal:
-            self._status.start()
+        if self._is_live:
+            self.progress_folder = self._open.enter_context(scratch_folder("progress"))
+            self._open.enter_context(
+                Live(
+                    self,
+                    console=self.console,
+                    refresh_per_second=_REFRESHES_PER_S,
+                    transient=True,
+                )
+            )
         return self
 
     def __exit__(
@@ -39,32 +64,86 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._status.stop()
+        self._open.close()
 
     def phase(self, who: str, what: str | None) -> None:
         """Show what a part of the run is doing now; None: it has finished."""
         with self._lock:
-            if what is None:
-                self._phases.pop(who, None)
-            else:
-                self._phases[who] = what
-            if self.console.is_terminal:
-                text = " · ".join(f"{who}: {what}" for who, what in self._phases.items())
-                self._status.update(f"{self._elapsed()} {text}")
-            elif what is not None and self._last_shown.get(who) != what:
-                self._last_shown[who] = what
-                self.console.print(
-                    f"{self._elapsed()} {who}: {what}", highlight=False, soft_wrap=True
-                )
+            self._phases = _changed(self._phases, who, what)
+            if self._is_live or what is None or self._last_shown.get(who) == what:
+                return
+            self._last_shown[who] = what
+        self.line(f"{who}: {what}")
+
+    def step(self, step: int, total: int) -> None:
+        """Show that a step of `total` begins."""
+        self._pace.begin(total - step, time.monotonic())
+        self.phase("run", f"step {step} of {total}")
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
-        with self._lock:
-            self.console.print(f"{self._elapsed()} {text}", highlight=False, soft_wrap=True)
+        self.console.print(
+            f"[{_clock(self._elapsed_s())}] {text}", markup=False, highlight=False, soft_wrap=True
+        )
 
-    def _elapsed(self) -> str:
-        minutes, seconds = divmod(int(time.monotonic() - self._started_s), 60)
-        return f"\\[{minutes:02d}:{seconds:02d}]"
+    def __rich__(self) -> RenderableType:
+        """The live part."""
+        return Group(self._head(), self._workers())
+
+    def _head(self) -> RenderableType:
+        phases = dict(self._phases)
+        run = phases.pop("run", None)
+        parts = [f"{who}: {what}" for who, what in phases.items()]
+        if run is not None:
+            left_s = self._pace.left_s(time.monotonic())
+            parts.insert(0, run if left_s is None else f"{run}, about {_clock(left_s)} left")
+        self._spinner.update(text=Text(f"[{_clock(self._elapsed_s())}] {' · '.join(parts)}"))
+        return self._spinner
+
+    def _workers(self) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, style="bold")
+        table.add_column()
+        table.add_column(width=_BAR_WIDTH)
+        table.add_column(justify="right", no_wrap=True)
+        for name, progress in self._of_workers():
+            bar: RenderableType = ""
+            if progress.total:
+                bar = ProgressBar(progress.total, progress.finished, _BAR_WIDTH)
+            since = _clock(time.time() - progress.started_s)
+            table.add_row(name, Text(progress.text), bar, since)
+        return table
+
+    def _of_workers(self) -> list[tuple[str, Progress]]:
+        if self.progress_folder is None:
+            return []
+        files = sorted(self.progress_folder.glob("*.json"), key=lambda path: _in_order(path.stem))
+        return [(path.stem, read_progress(path)) for path in files]
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+
+class Pace:
+    """How long the rest of a run takes, from the steps that were finished since it was started."""
+
+    def __init__(self) -> None:
+        self._begun_s: list[float] = []
+        self._remaining = 0
+
+    def begin(self, remaining: int, now_s: float) -> None:
+        """A step begins; `remaining` steps are left, this one included."""
+        self._begun_s = [*self._begun_s, now_s]
+        self._remaining = remaining
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds to the end of the last step; None: no step has been finished yet."""
+        # The first step includes the start of the engines: it counts as long as it is the only one.
+        begun_s = self._begun_s[1:] if len(self._begun_s) > 2 else self._begun_s
+        if len(begun_s) < 2:
+            return None
+        mean_s = (begun_s[-1] - begun_s[0]) / (len(begun_s) - 1)
+        return max(0.0, mean_s - (now_s - begun_s[-1])) + mean_s * (self._remaining - 1)
 
 
 class LogDisplay:
@@ -82,19 +161,38 @@ class LogDisplay:
     def phase(self, who: str, what: str | None) -> None:
         """Show what a part of the run is doing now; None: it has finished."""
         with self._lock:
-            if what is None:
-                self._phases.pop(who, None)
-            else:
-                self._phases[who] = what
-                if self._last_shown.get(who) != what:
-                    self._last_shown[who] = what
-                    self._log(f"{who}: {what}")
+            self._phases = _changed(self._phases, who, what)
+            if what is not None and self._last_shown.get(who) != what:
+                self._last_shown[who] = what
+                self._log(f"{who}: {what}")
             text = " · ".join(f"{who}: {what}" for who, what in self._phases.items())
         self._show(text)
+
+    def step(self, step: int, total: int) -> None:
+        """Show that a step of `total` begins."""
+        self.phase("run", f"step {step} of {total}")
 
     def line(self, text: str) -> None:
         """Show that something happened."""
         self._log(text)
+
+
+def _changed(phases: dict[str, str], who: str, what: str | None) -> dict[str, str]:
+    if what is not None:
+        return {**phases, who: what}
+    return {other: text for other, text in phases.items() if other != who}
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and seconds. Example: '03:12'."""
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    return f"{minutes:02d}:{rest:02d}"
+
+
+def _in_order(name: str) -> tuple[str, int]:
+    """Sorts rollout-10 behind rollout-2."""
+    stage, _, index = name.rpartition("-")
+    return stage, int(index)
 
 
 @contextlib.contextmanager

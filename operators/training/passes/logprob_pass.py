@@ -16,6 +16,7 @@ from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Recorder, Replayer, bound
 from operators.training.replay.recording import make_recorders, recorded_routes
+from pipeline import progress
 from pipeline.traces.format.types import Routes
 
 LogProbs = dict[str, npt.NDArray[np.float32]]
@@ -37,7 +38,7 @@ class LogProbPass:
 def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbPass:
     """Compute log-probs of the trained model or the reference, with native routing."""
     found = LogProbPass()
-    for mini_batch in data.layout.epoch(0):
+    for mini_batch in progress.counted(data.layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
         _forward(rank, data, chunks, batches, {}, found)
     return found
@@ -46,7 +47,7 @@ def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbP
 def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
     """Compute log-probs of the trained model with native routing, and record its routes (R2)."""
     found = LogProbPass()
-    for mini_batch in data.layout.epoch(0):
+    for mini_batch in progress.counted(data.layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
         if rank.geometry is None:
             raise ValueError("a dense model has no routes to record")
@@ -60,7 +61,7 @@ def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
 def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> LogProbPass:
     """Compute log-probs of the trained model with recorded routes."""
     found = LogProbPass()
-    for mini_batch in data.layout.epoch(0):
+    for mini_batch in progress.counted(data.layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
         if rank.geometry is None:
             raise ValueError("a dense model cannot replay routes")

@@ -18,6 +18,7 @@ from operators.training.passes.share import lay_out_share, make_replayers
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
+from pipeline import progress
 from pipeline.rl.schedule import learning_rate
 from pipeline.traces.format.types import Routes
 
@@ -56,7 +57,8 @@ def update(
     lr = learning_rate(data.step, optim.lr, optim.lr_warmup_steps)
     for group in rank.optimizer.param_groups:
         group["lr"] = lr
-    for number, mini_batch in enumerate(data.layout.mini_batches):
+    progress.say(f"step {data.step}: updates", len(data.layout.mini_batches), "mini-batches")
+    for number, mini_batch in enumerate(progress.counted(data.layout.mini_batches)):
         reports, counts = gradients(rank, data, mini_batch, compared, routes)
         done, grad_norm, _ = rank.optimizer.step()
         if not done or not math.isfinite(grad_norm):

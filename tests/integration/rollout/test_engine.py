@@ -8,7 +8,9 @@ import pytest
 from operators.rollout import cpu_vllm
 from operators.rollout.engine import RolloutEngine, _sampling_params
 from operators.rollout.types import Request, RolloutError
+from pipeline import progress
 from pipeline.config.tree import Rollout
+from pipeline.progress import read_progress
 from pipeline.run.plan import Sampling
 from pipeline.traces import Geometry, VersionSpan
 from tests.integration.rollout.agreement import assert_agrees
@@ -144,6 +146,23 @@ def test_responses_come_as_they_finish(engine):
         use_tqdm=False,
     )
     assert [found[request.id] for request in asked] == [o.outputs[0].token_ids for o in outputs]
+
+
+def test_the_display_is_told_how_far_generation_is(engine, tmp_path, monkeypatch):
+    """Tokens are counted as they are made: none of the samples has finished yet."""
+    path = tmp_path / "rollout-0.json"
+    monkeypatch.setenv(*progress.environment(path).popitem())
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    asked = requests(9, lengths=(40, 40))
+    progress.say("generating", len(asked), "samples")
+    with closing(engine.generate(asked, SAMPLING)) as responses:
+        next(responses)
+        early = read_progress(path)
+        list(responses)
+    late = read_progress(path)
+    assert early.finished == 0
+    assert early.tokens_per_s > 0
+    assert (late.finished, late.total) == (len(asked), len(asked))
 
 
 def test_an_iterator_that_is_closed_aborts_what_is_left(engine, policies):

@@ -50,6 +50,7 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     assert [plan["policy_version"] for plan in plans] == [0, 0, 1]
     assert [plan["shards"] for plan in plans] == [2, 2, 2]
     assert "validation of policy 0" in printed
+    assert printed.replace("\n", "").isprintable(), "a pipe gets no control characters"
     assert "validation of policy 3" in printed
     assert list((tmp_path / "wide/tensorboard").glob("events*"))
     assert not workers(store.uri, "operators.rollout")

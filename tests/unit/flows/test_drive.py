@@ -64,6 +64,7 @@ class Screen:
         self.lines: list[str] = []
 
     def phase(self, who: str, what: str | None) -> None: ...
+    def step(self, step: int, total: int) -> None: ...
 
     def line(self, text: str) -> None:
         self.lines.append(text)

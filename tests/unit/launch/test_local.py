@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.launch.base import Stage, StageFailedError
 from pipeline.launch.local import LocalWorkers, local_workers, training_stage
+from pipeline.progress import read_progress
 from pipeline.run.wait import wait_for_any
 from pipeline.store import open_store
 from tests.patience import PATIENCE_S, eventually
@@ -110,6 +111,18 @@ def test_what_a_restart_would_meet_again_fails_at_once(tmp_path: Path, program: 
     assert "and was not restarted, as it would meet the same error again" in str(error.value)
     assert "no such rubric" in str(error.value)
     assert (tmp_path / "rollout-0.log").read_text().count("no such rubric") == 1
+
+
+def test_a_worker_says_what_it_does_until_it_is_restarted(tmp_path: Path):
+    says = "from pipeline import progress; progress.say('log-probs'); raise SystemExit(3)"
+    workers = LocalWorkers(tmp_path, print, tmp_path)
+    workers.start(Stage("training", ((sys.executable, "-c", says),), 1, {}))
+    said = tmp_path / "training-0.json"
+    wait_until(lambda: read_progress(said).text == "log-probs")
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    workers._workers[0].stage = Stage("training", (command,), 1, {})
+    wait_until(lambda: workers.check() or read_progress(said).text == "starting")
+    workers.stop(0.0)
 
 
 RANK_KILLED = """

@@ -3,9 +3,91 @@
 import io
 import logging
 
+import pytest
 from rich.console import Console
 
-from pipeline.report.display import Display, warnings_of
+from pipeline import progress
+from pipeline.report.display import Display, Pace, warnings_of
+
+
+def terminal(**more: object) -> Console:
+    """A console on a terminal of 100 columns."""
+    return Console(
+        file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm", **more}
+    )
+
+
+def live_lines(display: Display) -> list[str]:
+    """The live part as text, without the clocks."""
+    console = Console(file=io.StringIO(), width=100)
+    console.print(display)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_on_a_terminal_the_live_part_says_what_each_worker_does(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RANK", raising=False)
+    console = terminal()
+    with Display(console) as display:
+        folder = display.progress_folder
+        assert folder is not None
+        for worker in ("rollout-0", "rollout-2", "rollout-10"):
+            said = progress.environment(folder / f"{worker}.json")
+        monkeypatch.setenv(*said.popitem())
+        progress.say("step 3 shard 10: generating", 64, "samples")
+        display.phase("training", "step 3: 256 samples")
+        display.step(3, 8)
+        display.line("step 2 of 8: reward 0.5 [red]")
+        head, *workers = live_lines(display)
+    assert head.endswith("] step 3 of 8 · training: step 3: 256 samples")
+    assert [line.split("  ")[:2] for line in workers] == [
+        ["rollout-0", " starting"],
+        ["rollout-2", " starting"],
+        ["rollout-10", "step 3 shard 10: generating, 0 of 64 samples"],
+    ]
+    shown = console.file.getvalue()
+    assert "] step 2 of 8: reward 0.5 [red]\n" in shown
+    assert "\x1b[?25h" in shown[shown.rindex("\x1b[?25l") :], "the cursor is shown again"
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "console",
+    [
+        Console(file=io.StringIO(), width=100),
+        terminal(NO_COLOR="1"),
+        terminal(TERM="dumb"),
+    ],
+    ids=["pipe", "NO_COLOR", "dumb"],
+)
+def test_plain_lines_without_control_characters(console: Console):
+    with Display(console) as display:
+        assert display.progress_folder is None
+        display.phase("flow", "staging inputs")
+        display.step(0, 8)
+        display.line("step 0 of 8: reward 0.5")
+    printed = console.file.getvalue()
+    assert [line.split("] ")[1] for line in printed.splitlines()] == [
+        "flow: staging inputs",
+        "run: step 0 of 8",
+        "step 0 of 8: reward 0.5",
+    ]
+    assert printed.replace("\n", "").isprintable()
+
+
+def test_the_time_that_is_left():
+    """From the mean of the finished steps. The first includes the start of the engines: it counts
+    while there is no other."""
+    pace = Pace()
+    pace.begin(4, 100.0)
+    assert pace.left_s(130.0) is None
+    pace.begin(3, 150.0)
+    assert pace.left_s(150.0) == 150.0
+    assert pace.left_s(160.0) == 140.0
+    pace.begin(2, 170.0)
+    assert pace.left_s(175.0) == 35.0
+    assert pace.left_s(195.0) == 20.0, "a step that takes longer than the mean is nearly done"
+    pace.begin(1, 180.0)
+    assert pace.left_s(180.0) == 15.0
 
 
 def test_outside_a_terminal_each_new_phase_is_a_line():
