@@ -14,6 +14,8 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import IO
 
 import psutil
 
@@ -21,6 +23,31 @@ from pipeline.orphans import GUARD, die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.2
+
+
+def start_guarded(
+    command: Sequence[str], output: IO[bytes], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a command under a guard, both in a session of their own: Ctrl-C in a terminal reaches
+    the launcher alone, which stops in order.
+
+    `output` takes what they print; `environment` is added to the launcher's own. The command is
+    killed when the process's standard input is closed, and whenever this process ends.
+    """
+    return subprocess.Popen(
+        (sys.executable, "-m", "pipeline.launch.guard", *command),
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={
+            **os.environ,
+            # `python -m` puts the current folder first on the path, where a folder called pipeline
+            # would hide this package. A variable, because torchrun starts Python by itself.
+            "PYTHONSAFEPATH": "1",
+            **environment,
+        },
+        start_new_session=True,
+    )
 
 
 def main(command: list[str]) -> int:

@@ -15,6 +15,7 @@ from pipeline import progress
 from pipeline.exits import CONFIGURATION_ERROR
 from pipeline.launch.base import Stage, StageFailedError
 from pipeline.launch.commands import rollout_command, training_command
+from pipeline.launch.guard import start_guarded
 from pipeline.launch.tail import rank_exit_codes, why_ended
 
 _START_MARK = "=== start of worker"
@@ -172,27 +173,16 @@ def _environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
-        # `python -m` puts the current folder first on the path, where a folder called pipeline
-        # would hide this package. A variable, because torchrun starts Python by itself.
-        "PYTHONSAFEPATH": "1",
     }
 
 
 def _spawn(
     command: Sequence[str], environment: dict[str, str], name: str, log: Path
 ) -> subprocess.Popen[bytes]:
-    guarded = (sys.executable, "-m", "pipeline.launch.guard", *command)
     with log.open("ab") as output:
         output.write(f"{_START_MARK} {name}\n".encode())
         output.flush()
-        return subprocess.Popen(
-            guarded,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops in order
-        )
+        return start_guarded(command, output, environment)
 
 
 def _how_it_ended(code: int, codes: Collection[int]) -> str:
