@@ -24,7 +24,7 @@ _PREFECT = {
     "DO_NOT_TRACK": "1",
     # The terminal shows the run's own display; Prefect's log lines stay in its UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    # The ephemeral server shares the cores with a start of other things.
+    # The run's own server shares the cores with a start of other things.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
 }
 
@@ -55,14 +55,18 @@ class ReadyRun:
         from rich.console import Console
 
         from pipeline.report.display import Display
+        from pipeline.report.loggers import log_folder
 
+        config = self._inputs.config
         with Display(Console(stderr=True)) as display:
             display.phase("flow", "starting Prefect")
-            from pipeline.flows.local import report, run_flow  # takes seconds
+            from pipeline.flows.server import prefect_server
 
-            _refuse_unreachable_server()
-            run = open_run(run_flow(self._inputs, display))
-        report(self._inputs.config, run.store)
+            with prefect_server(log_folder(config)) as server:
+                from pipeline.flows.local import report, run_flow  # seconds, while it starts
+
+                run = open_run(run_flow(self._inputs, display, server))
+        report(config, run.store)
         return run
 
 
@@ -118,8 +122,9 @@ def run(config: Config, overrides: Overrides = (), **groups: Any) -> Run:
     printed. A run of that name which was interrupted goes on; one that is finished is opened. To
     check first and run later: `ready = check(...)`, `ready.run()`.
 
-    It uses Prefect's ephemeral server, or that of PREFECT_API_URL. Prefect reads its settings from
-    the environment when it is imported, so variables that are not set get Retrace's defaults here.
+    It starts a Prefect server for itself, or uses that of PREFECT_API_URL. Prefect reads its
+    settings from the environment when it is imported, so variables that are not set get Retrace's
+    defaults here.
 
     Raises InputError before anything starts; LaunchError when workers cannot start or end too
     often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
@@ -131,21 +136,3 @@ def _in_order(overrides: Overrides) -> Sequence[str | tuple[str, Any]]:
     if isinstance(overrides, Mapping):
         return list(overrides.items())
     return [overrides] if isinstance(overrides, str) else overrides
-
-
-def _refuse_unreachable_server() -> None:
-    """Raise InputError if the user named a Prefect server and it does not answer."""
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL
-
-    url = PREFECT_API_URL.value()
-    if url is None:
-        return
-    error = get_client(sync_client=True).api_healthcheck()
-    if error is not None:
-        raise InputError(
-            [
-                f"PREFECT_API_URL: found {url}, which cannot be reached: {error}; start that "
-                "server, or unset the variable to use an embedded one"
-            ]
-        ) from error

@@ -1,5 +1,6 @@
 """The `retrace` command: run, check, runs, traces."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 from pipeline import __version__
 from pipeline.cli import traces, whole_runs
 from pipeline.cli.check import run_check
+from pipeline.cli.ending import end_by_signals
 from pipeline.cli.epilog import epilog
 from pipeline.cli.run import run_run
 
@@ -58,7 +60,7 @@ def _options(
     epilog=epilog(
         "docs/config.md (every setting), README.md",
         "0: finished; 1: failed; 2: the input is wrong and nothing was started; "
-        "130: ended by Ctrl-C",
+        "130: ended by Ctrl-C; 143: by SIGTERM",
         "retrace run examples/quickstart.yaml",
         "retrace run my.yaml trainer.experiment_name=second trainer.total_training_steps=200",
         'retrace run my.yaml actor_rollout_ref.actor.router_replay.mode="R2"',
@@ -69,7 +71,7 @@ def run(config: _Config, overrides: _Overrides = None) -> None:
 
     A run of that name which was interrupted goes on; one that is finished is left as it is.
     """
-    raise typer.Exit(run_run(config, overrides or []))
+    raise typer.Exit(end_by_signals(partial(run_run, config, overrides or [])))
 
 
 @_app.command(

@@ -21,7 +21,7 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
         print_errors(error)
         return 2
     except (
-        retrace.StageFailedError,
+        retrace.LaunchError,
         retrace.WaitTimeoutError,
         retrace.StoreError,
         retrace.TraceError,
@@ -31,7 +31,4 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         errors.print("The same command again goes on from what is committed.")
         return 1
-    except KeyboardInterrupt:
-        errors.print("stopped; the same command again goes on from what is committed")
-        return 130
     return 0

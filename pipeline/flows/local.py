@@ -1,9 +1,12 @@
 """The flow of a run whose workers are processes of this machine."""
 
 import contextlib
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from rich.console import Console
@@ -21,7 +24,7 @@ from pipeline.launch.local import (
     training_stage,
 )
 from pipeline.report.display import Display, warnings_of
-from pipeline.report.loggers import local_folder, tensorboard_folder
+from pipeline.report.loggers import log_folder, tensorboard_folder
 from pipeline.report.run_metrics import all_metrics, validation_rewards
 from pipeline.report.tables import closing_table, summary
 from pipeline.run.attempts import Attempt, begin_attempt, validations_of
@@ -29,11 +32,13 @@ from pipeline.store import Store
 from pipeline.store.settings import use_settings
 
 
-def run_flow(inputs: CheckedInputs, display: Display) -> str:
+def run_flow(inputs: CheckedInputs, display: Display, server: AbstractContextManager[None]) -> str:
     """Run, or attach to, the run of checked inputs, as a Prefect flow. Returns the run's URI.
 
-    Raises what `stage` and `drive` raise.
+    Inputs are staged while the Prefect server starts; in `server` it is up, and flows report to it.
+    Raises what `stage` and `drive` raise, and LaunchError when the server does not come up.
     """
+    handler = signal.getsignal(signal.SIGTERM)
 
     # Prefect stores the parameters of a flow: it gets the settings, which the UI shows, and not
     # the tokenised prompts.
@@ -43,24 +48,29 @@ def run_flow(inputs: CheckedInputs, display: Display) -> str:
         validate_parameters=False,
     )
     def retrace(config: RunConfig) -> str:
-        return _run(config, inputs, display)
+        _keep_sigterm(handler)
+        with Artifacts(config.trainer.run_name, display.line) as artifacts:
+            host = WorkerHost(begin_attempt, partial(_workers, display))
+            drive(config, run, display, artifacts, host)
+        return run.uri
 
-    return retrace(inputs.config)
-
-
-def _run(config: RunConfig, inputs: CheckedInputs, display: Display) -> str:
+    config = inputs.config
     use_settings(config.store)  # the workers inherit them
-    name = config.trainer.run_name
-    with (
-        warnings_of("pipeline.store", display.line),
-        Artifacts(name, display.line) as artifacts,
-    ):
+    with warnings_of("pipeline.store", display.line):
         display.phase("flow", "staging inputs")
         run = stage(inputs)
-        display.phase("flow", None)
-        host = WorkerHost(begin_attempt, partial(_workers, display))
-        drive(config, run, display, artifacts, host)
-    return run.uri
+        display.phase("flow", "starting Prefect's server")
+        with server:
+            display.phase("flow", None)
+            return retrace(config)
+
+
+def _keep_sigterm(handler: Any) -> None:
+    """Leave SIGTERM to the program that has a handler of its own: for the time of a flow Prefect
+    takes its place, and restores it afterwards."""
+    # Handlers belong to the main thread; in others Prefect sets none.
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager
@@ -86,11 +96,6 @@ def _workers(
         log_folder(config), stages, display.line, display.progress_folder
     ) as workers:
         yield workers
-
-
-def log_folder(config: RunConfig) -> Path:
-    """Where the workers' logs lie on this machine."""
-    return local_folder(config) / "logs"
 
 
 def report(config: RunConfig, store: Store) -> None:

@@ -17,6 +17,11 @@ def local_folder(config: RunConfig) -> Path:
     return Path(config.trainer.default_local_dir, config.trainer.run_name)
 
 
+def log_folder(config: RunConfig) -> Path:
+    """Where the logs of a run's local processes lie."""
+    return local_folder(config) / "logs"
+
+
 class Logger(Protocol):
     """One place that takes metrics."""
 
