@@ -2,6 +2,7 @@
 tests/integration/run has the whole."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from pipeline.cli.run import run_run
 from pipeline.config.tree import RunConfig
-from pipeline.flows import local
+from pipeline.flows import local, server
 from pipeline.inputs.stage import StagedRun
 from pipeline.inputs.tokenizer import ChatTokenizer
 from pipeline.run import keys
@@ -45,9 +46,9 @@ def test_prompts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     driven: list[StagedRun] = []
     monkeypatch.setattr(ChatTokenizer, "encode", counting)
     monkeypatch.setattr(local, "flow", flow)
+    monkeypatch.setattr(server, "prefect_server", lambda _: nullcontext(nullcontext()))
     monkeypatch.setattr(local, "drive", lambda config, run, *_: driven.append(run))
     monkeypatch.setattr(starting, "_PREFECT", {})  # they would stay in this process's environment
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
     assert run_run(settings, [f"data.val_files={tmp_path}/val.parquet"]) == 0
     assert tokenised == [10, 3]

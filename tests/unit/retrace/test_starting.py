@@ -1,6 +1,7 @@
 """`retrace.check` and `retrace.run`: what they take, what they return, what they refuse."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -95,15 +96,15 @@ def flow(settings, tmp_path, monkeypatch):
     """In place of the flow: it leaves a run's description, and the inputs that it was given."""
     given = []
 
-    def run_flow(inputs, display):
+    def run_flow(inputs, display, server):
         store = retrace.open_store(str(tmp_path / "run"))
         write_run(store, make_samples(), "R3")
         given.append(inputs)
         return store.uri
 
     monkeypatch.setattr("pipeline.flows.local.run_flow", run_flow)
+    monkeypatch.setattr("pipeline.flows.server.prefect_server", nullcontext)
     monkeypatch.setattr("pipeline.flows.local.report", lambda config, store: None)
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
     for name in starting._PREFECT:
         monkeypatch.setenv(name, "the user's")
     return given
