@@ -22,6 +22,7 @@ from pipeline import __version__
 from pipeline.errors import InputError
 from pipeline.launch.base import LaunchError, StageFailedError
 from pipeline.report.run_metrics import Validation
+from pipeline.run.amendments import Amendment
 from pipeline.run.commit import CorruptObjectError, new_write_id
 from pipeline.run.description import RunDescription
 from pipeline.run.wait import WaitTimeoutError
@@ -66,6 +67,7 @@ from retrace.sealed import SealedStep, StepSample
 from retrace.starting import ReadyRun, check, run
 
 __all__ = [
+    "Amendment",
     "CorruptObjectError",
     "Geometry",
     "InputError",

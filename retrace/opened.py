@@ -10,7 +10,12 @@ import pyarrow as pa
 
 from pipeline.report.run_metrics import Validation, all_metrics, read_validation
 from pipeline.run import keys
-from pipeline.run.amendments import description_now
+from pipeline.run.amendments import (
+    Amendment,
+    description_at,
+    description_now,
+    read_amendments,
+)
 from pipeline.run.description import RunDescription
 from pipeline.run.policy import fetch_policy
 from pipeline.store import ObjectMissingError, Store, open_store
@@ -46,6 +51,22 @@ class Run:
         """
         self._only_of_a_run("description")
         return description_now(self.store)
+
+    def description_at(self, step: int) -> RunDescription:
+        """What the run was when a step was made: run.json with the amendments up to that step.
+
+        Raises as `description`.
+        """
+        self._only_of_a_run("description")
+        return description_at(self.store, step)
+
+    def amendments(self) -> list[Amendment]:
+        """What later starts changed of the run, in order; each holds from its `from_step` on.
+
+        Raises as `description`.
+        """
+        self._only_of_a_run("amendments")
+        return read_amendments(self.store)
 
     def steps(self) -> list[int]:
         """Numbers of the sealed steps, ascending; the last one may not be trained yet."""

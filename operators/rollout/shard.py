@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.handover import Handover
@@ -18,8 +19,10 @@ from operators.rollout.sample_maker import Engine, SampleMaker
 from operators.rollout.scoring import Scorer
 from pipeline import progress
 from pipeline.run import keys
+from pipeline.run.amendments import refuse_amended
 from pipeline.run.commit import Committed, commit, file_list, new_write_id
 from pipeline.run.plan import Plan, Sampling, StepPlan
+from pipeline.run.uses import AMENDMENTS
 from pipeline.store import Store
 from pipeline.traces import Geometry, Provenance, Sample, ShardWriter, write_samples
 
@@ -69,13 +72,15 @@ class ShardMaker:
     """Index of the worker, for the commits."""
     buffer_bytes: int
     """Maximum memory of samples that are generated but not yet written."""
+    amendments: int
+    """How many amendments of the run the worker knows; with more, nothing is committed."""
 
     def make(self, task: Task, shard: int) -> None:
         """Make and commit a shard; the engine must have the task's policy loaded.
 
         Samples are encoded and uploaded while others are generated. Raises RolloutError,
-        TraceError and RewardError, each naming the sample, and StoreError; an error aborts the
-        engine's other requests, and nothing is committed.
+        TraceError and RewardError, each naming the sample, and StoreError, also when the run was
+        amended; an error aborts the engine's other requests, and nothing is committed.
         """
         plan = task.plan
         wanted = wanted_of(plan, shard, task.prompts)
@@ -90,8 +95,13 @@ class ShardMaker:
         samples: list[Sample] = []
         maker = SampleMaker(self.engine, self.scorer, wanted, samples.append, routes=False)
         spent = stream(self.engine, wanted, plan.sampling, maker, self.buffer_bytes)
-        committed = _commit_validation(self.store, plan, shard, samples, spent.generation_s)
-        return maker, spent, committed
+        body = _validation_body(plan, shard, samples, spent.generation_s)
+        write_id = new_write_id()
+        key = keys.validation_file(plan.policy_version, shard, write_id)
+        body["files"] = file_list([write_samples(self.store, key, samples)])
+        refuse_amended(self.store, self.amendments)
+        known = {AMENDMENTS: self.amendments}
+        return maker, spent, commit(self.store, plan.shard_key(shard), body | known, write_id)
 
     def _make_step(self, plan: StepPlan, shard: int, wanted: Sequence[Wanted]) -> Made:
         geometry = self.geometry if plan.routes else None
@@ -108,7 +118,9 @@ class ShardMaker:
             spent = stream(self.engine, wanted, plan.sampling, maker, half)
             maker.finish(writer.finish)
             seconds = facts(maker, spent, writer.upload_s)
-            committed = writer.commit({"worker": self.worker, **seconds})
+            refuse_amended(self.store, self.amendments)
+            known = {"worker": self.worker, AMENDMENTS: self.amendments}
+            committed = writer.commit({**known, **seconds})
         return maker, spent, committed
 
 
@@ -152,23 +164,19 @@ def facts(maker: SampleMaker, spent: Spent, upload_s: float) -> dict[str, float]
     }
 
 
-def _commit_validation(
-    store: Store, plan: Plan, shard: int, samples: list[Sample], generated_s: float
-) -> Committed:
-    write_id, version = new_write_id(), plan.policy_version
-    file = write_samples(store, keys.validation_file(version, shard, write_id), samples)
+def _validation_body(
+    plan: Plan, shard: int, samples: list[Sample], generated_s: float
+) -> dict[str, Any]:
     rewards = [sample.reward for sample in samples if sample.reward is not None]
-    body = {
-        "version": version,
+    return {
+        "version": plan.policy_version,
         "shard": shard,
         "count": len(rewards),
         "masked": len(samples) - len(rewards),
         "reward_sum": sum(rewards),
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         "time_s": generated_s,
-        "files": file_list([file]),
     }
-    return commit(store, plan.shard_key(shard), body, write_id)
 
 
 def _log(task: Task, shard: int, maker: SampleMaker, spent: Spent, committed: Committed) -> None:

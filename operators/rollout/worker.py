@@ -32,9 +32,10 @@ from pipeline import progress
 from pipeline.config.tree import RunConfig
 from pipeline.rl.rewards import load_reward
 from pipeline.run import keys
-from pipeline.run.amendments import description_now
+from pipeline.run.amendments import amended, read_amendments
 from pipeline.run.attempts import Attempt, in_force, read_attempt
 from pipeline.run.commit import read_data
+from pipeline.run.description import read_created
 from pipeline.run.plan import StepPlan, read_plan
 from pipeline.run.policy import fetch_policy
 from pipeline.run.run_config import config_of
@@ -58,6 +59,8 @@ class Inputs:
     val_prompts: Prompts | None
     """None: the run validates nothing."""
     scorer: Scorer
+    amendments: int
+    """How many amendments of the run they are made with."""
 
 
 @dataclass
@@ -83,6 +86,7 @@ class Worker:
             geometry=self.inputs.geometry,
             worker=self.index,
             buffer_bytes=self.inputs.config.actor_rollout_ref.rollout.trace_buffer_mib << 20,
+            amendments=self.inputs.amendments,
         )
         while (task := self._next_task()) is not None and self._load(task.plan.policy_version):
             for shard in self._missing(task):
@@ -182,7 +186,8 @@ def run(run_uri: str, index: int, attempt_number: int) -> None:
 
 def read_inputs(store: Store, attempt: Attempt) -> Inputs:
     """Read the run's inputs. Raises RolloutError when the run has no reward function."""
-    run = description_now(store)
+    amendments = read_amendments(store)
+    run = amended(read_created(store), amendments)
     config, staged = in_force(config_of(run), attempt), run.inputs
     reward_function = config.custom_reward_function
     if staged.reward is None or reward_function is None:
@@ -200,6 +205,7 @@ def read_inputs(store: Store, attempt: Attempt) -> Inputs:
             load_reward(read_data(store, staged.reward), reward_function.name),
             mask_errors=config.reward.on_error == "mask",
         ),
+        amendments=len(amendments),
     )
 
 

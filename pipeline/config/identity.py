@@ -23,3 +23,17 @@ def differing(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Old and new value of every identity setting in which two configs differ."""
     before, after = identity(old), identity(new)
     return {key: (before[key], after[key]) for key in after if before[key] != after[key]}
+
+
+_OF_INPUTS = {"reward": ("custom_reward_function.", "reward."), "prompts": ("data.",)}
+
+
+def input_of(key: str) -> str | None:
+    """The input of a run, as StagedInputs names it, that an identity setting belongs to.
+
+    Such a setting may be amended as long as the input may. None: the setting may not be amended.
+    """
+    for name, prefixes in _OF_INPUTS.items():
+        if key.startswith(prefixes):
+            return name
+    return None

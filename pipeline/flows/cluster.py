@@ -38,7 +38,7 @@ from pipeline.launch.kubernetes.workers import kubernetes_workers
 from pipeline.report.display import LogDisplay, warnings_of
 from pipeline.report.run_metrics import all_metrics, validation_rewards
 from pipeline.report.tables import summary
-from pipeline.run.attempts import Attempt, continue_attempt, validations_of
+from pipeline.run.attempts import Attempt, continue_attempt, end_attempts_of, validations_of
 from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
 from pipeline.store.settings import ENDPOINT, use_settings
@@ -154,11 +154,13 @@ def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
                 screen.line(f"note: {note}")
             screen.phase("flow", "checking and staging inputs")
             gpus = InstalledGpus(cluster.rollout.gpus, cluster.training.gpus)
-            run = prepare(config, on_cluster=gpus)
+            run = prepare(config, gpus, partial(end_attempts_of, config, owner, _is_over))
             config = run.config
             screen.phase("flow", None)
             for note in run.notes:
                 screen.line(f"note: {note}")
+            if run.amended is not None:
+                screen.line(f"the run is amended: {run.amended}")
             host = WorkerHost(
                 partial(continue_attempt, owner, _is_over),
                 partial(_workers, cluster, screen, owner),

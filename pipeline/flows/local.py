@@ -59,6 +59,8 @@ def run_flow(inputs: CheckedInputs, display: Display, server: AbstractContextMan
     with warnings_of("pipeline.store", display.line):
         display.phase("flow", "staging inputs")
         run = stage(inputs)
+        if run.amended is not None:
+            display.line(f"the run is amended: {run.amended}")
         display.phase("flow", "starting Prefect's server")
         with server:
             display.phase("flow", None)

@@ -25,6 +25,7 @@ from pipeline.run import keys
 from pipeline.run.attempts import Attempt
 from pipeline.run.plan import Plan, publish_plan
 from pipeline.run.planning import make_plan, make_validation_plan
+from pipeline.run.uses import refuse_outdated
 from pipeline.run.wait import wait_for_any
 from pipeline.store import open_store
 from pipeline.traces import read_manifest, seal, seal_replay, shard_ids, write_recorded_set
@@ -104,6 +105,7 @@ def _await_shards(context: Context, what: str, plan: Plan) -> None:
     for shard in range(plan.shards):
         context.screen.phase("rollout", f"{what}: {shard}/{plan.shards} shards")
         _wait(context, plan.shard_key(shard), f"rollout worker {shard % workers}")
+    refuse_outdated(context.run.store, map(plan.shard_key, range(plan.shards)))
 
 
 def _wait(context: Context, key: str, maker: str) -> None:

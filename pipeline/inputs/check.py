@@ -16,7 +16,7 @@ from pipeline.config.rules.check import config_notes, config_problems, rank_note
 from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
-from pipeline.inputs.attach import attach_problems, settings_of_older_run
+from pipeline.inputs.attach import attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.fetch import local_file
 from pipeline.inputs.model_folder import ModelFolder, find_model
@@ -67,12 +67,13 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
             *_filter_notes(prompts, val_prompts),
         ),
     )
-    problems += attach_problems(inputs)
+    mended = _try(problems, partial(attach, inputs))
     problems += _record_problems(inputs)
     problems += _replay_problems(inputs)
     if problems:
         raise InputError(problems)
-    return replace(inputs, notes=(*inputs.notes, *_replay_notes(inputs)))
+    amendment = () if mended is None else (f"the run will be amended: {mended.reason}",)
+    return replace(inputs, notes=(*inputs.notes, *amendment, *_replay_notes(inputs)))
 
 
 def _check_prompts(

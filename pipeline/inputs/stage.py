@@ -7,25 +7,37 @@ Everything may be repeated at any time: objects that exist are not written again
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from typing import Any
 
 from pipeline import __version__
 from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
-from pipeline.errors import InputError
-from pipeline.inputs.attach import attach_problems, digest_of
+from pipeline.inputs.attach import attach, digest_of
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import with_weights
 from pipeline.inputs.prompts import PromptTable
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
-from pipeline.run.amendments import find_description
+from pipeline.run.amendments import (
+    Amendment,
+    description_now,
+    find_description,
+    write_amendment,
+)
+from pipeline.run.attempts import end_attempts
 from pipeline.run.commit import DataFile, sha256
 from pipeline.run.description import RunDescription, StagedInputs, create_description
 from pipeline.run.policy import refer_policy
 from pipeline.store import ObjectExistsError, Store
+from pipeline.traces.format.manifest import sealed_steps
+
+Fence = Callable[[Store], None]
+"""Ends the earlier attempts of a run, or raises InputError while one may not be ended."""
 
 _PACKAGES = (
     "transformers",
@@ -50,7 +62,7 @@ class StagedRun:
     config: RunConfig
     """Settings of this start, with every number resolved."""
     description: RunDescription
-    """Its original description, with all amendments."""
+    """Its original description, with all amendments, those of this start included."""
     geometry: Geometry | None
     """None: a dense model."""
     prompt_count: int
@@ -59,32 +71,35 @@ class StagedRun:
     """Rows of the staged validation table; 0 without one."""
     notes: tuple[str, ...]
     """Notes for the user that are not errors."""
+    amended: str | None = None
+    """What this start has amended the run with, and why it may be; None: nothing."""
 
 
-def prepare(config: RunConfig, on_cluster: InstalledGpus | None = None) -> StagedRun:
-    """Validate everything, then create or attach the run and publish policy 0.
+def prepare(
+    config: RunConfig, on_cluster: InstalledGpus | None = None, fence: Fence = end_attempts
+) -> StagedRun:
+    """Validate everything, then create or attach the run and publish policy 0; as `stage`.
 
     Raises InputError with all problems, before anything is written into the run; StoreError.
     """
-    return stage(check_inputs(config, on_cluster))
+    return stage(check_inputs(config, on_cluster), fence)
 
 
-def stage(inputs: CheckedInputs) -> StagedRun:
-    """Put checked inputs into the store, and create the run or attach to it.
+def stage(inputs: CheckedInputs, fence: Fence = end_attempts) -> StagedRun:
+    """Put checked inputs into the store; create the run, attach to it or amend it.
 
-    Raises InputError when another flow has just created a different run of the same name, or the
-    model's weights cannot be fetched; StoreError.
+    Before a run is amended, `fence` ends its earlier attempts. Raises InputError when it cannot,
+    when another flow has just created a different run of the same name, or the model's weights
+    cannot be fetched; StoreError.
     """
     store = inputs.store
-    run = find_description(store)
+    run, ours, amended = find_description(store), None, None
     if run is None:
         ours = _description(inputs)
         run = create_description(store, ours)
-        problems = [] if run == ours else attach_problems(inputs)  # else another flow was first
-    else:
-        problems = attach_problems(inputs)  # it may have been created since the inputs were checked
-    if problems:
-        raise InputError(problems)
+    if run != ours:  # it was there, or another flow was first
+        amended = _amend(inputs, fence)
+        run = description_now(store)
     refer_policy(store, 0, list(run.inputs.model.values()))
     return StagedRun(
         name=inputs.config.trainer.run_name,
@@ -96,24 +111,58 @@ def stage(inputs: CheckedInputs) -> StagedRun:
         prompt_count=inputs.prompt_count,
         val_prompt_count=inputs.val_prompt_count,
         notes=inputs.notes,
+        amended=amended,
     )
+
+
+def _amend(inputs: CheckedInputs, fence: Fence) -> str | None:
+    """Amend the run where inputs differ that it has not used; what was amended and why it may be.
+
+    The last look at what is used comes after everything slow, right before the commit.
+    """
+    mended = attach(inputs)
+    while mended is not None:
+        changes = {f"inputs.{name}": _STAGES[name](inputs) for name in mended.inputs}
+        sealed = set(sealed_steps(inputs.store))
+        from_step = next(step for step in count() if step not in sealed)
+        amendment = Amendment(
+            mended.number, mended.reason, from_step, {**changes, **mended.settings}
+        )
+        fence(inputs.store)
+        if attach(inputs) == mended and write_amendment(inputs.store, amendment):
+            return mended.reason
+        mended = attach(inputs)  # another start was at work meanwhile
+    return None
 
 
 def _description(inputs: CheckedInputs) -> RunDescription:
     """Stage all inputs and describe their run."""
-    store, val_prompts, reward = inputs.store, inputs.val_prompts, inputs.reward
     return RunDescription(
         name=inputs.config.trainer.run_name,
         settings=inputs.config.model_dump(mode="json"),
         inputs=StagedInputs(
-            prompts=_stage_table(store, inputs.prompts),
-            val_prompts=None if val_prompts is None else _stage_table(store, val_prompts),
-            reward=None if reward is None else _stage_bytes(store, "reward.py", reward),
+            prompts=_stage_prompts(inputs),
+            val_prompts=_stage_val_prompts(inputs),
+            reward=_stage_reward(inputs),
             model=_stage_model(inputs),
         ),
         geometry=inputs.geometry,
         versions=_versions(),
     )
+
+
+def _stage_prompts(inputs: CheckedInputs) -> DataFile:
+    return _stage_table(inputs.store, inputs.prompts)
+
+
+def _stage_val_prompts(inputs: CheckedInputs) -> DataFile | None:
+    table = inputs.val_prompts
+    return None if table is None else _stage_table(inputs.store, table)
+
+
+def _stage_reward(inputs: CheckedInputs) -> DataFile | None:
+    reward = inputs.reward
+    return None if reward is None else _stage_bytes(inputs.store, "reward.py", reward)
 
 
 def _stage_model(inputs: CheckedInputs) -> dict[str, DataFile]:
@@ -140,6 +189,15 @@ def _stage_bytes(store: Store, name: str, data: bytes) -> DataFile:
     with contextlib.suppress(ObjectExistsError):
         store.create(file.key, data)
     return file
+
+
+_STAGES: dict[str, Callable[[CheckedInputs], Any]] = {
+    "prompts": _stage_prompts,
+    "val_prompts": _stage_val_prompts,
+    "reward": _stage_reward,
+    "model": _stage_model,
+}
+"""Of each input that a run may be amended with: what stages it."""
 
 
 def _versions() -> dict[str, str]:

@@ -5,9 +5,8 @@ the run's identity, writes an amendment before its workers start. It changes not
 has made so far: steps before `from_step` keep the description that they were made with.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from pipeline.run import keys
@@ -21,14 +20,25 @@ from pipeline.run.commit import (
 from pipeline.run.description import (
     RunDescription,
     parse_file,
+    parse_files,
+    parse_optional_file,
     read_created,
     with_settings,
 )
 from pipeline.run.parse import field, mapping, number, text
-from pipeline.store.base import ObjectMissingError, Store
+from pipeline.store.base import ObjectMissingError, Store, StoreError
 
 _INPUTS = "inputs."
-_AMENDABLE = ("prompts", "val_prompts", "reward")
+_AMENDABLE: Mapping[str, Callable[[Any], Any]] = {
+    "prompts": parse_file,
+    "val_prompts": parse_optional_file,
+    "reward": parse_optional_file,
+    "model": parse_files,
+}
+
+
+class AmendedError(StoreError):
+    """The run was amended since this worker read its description: it must not commit any more."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,23 @@ class Amendment:
     from_step: int
     """The first step made with the changes."""
     changes: Mapping[str, Any]
-    """Settings by dotted key, such as trainer.nnodes, and staged files (DataFile): inputs.prompts,
-    inputs.val_prompts and inputs.reward."""
+    """Settings by dotted key, such as trainer.nnodes, and inputs: inputs.prompts,
+    inputs.val_prompts and inputs.reward are a staged file (DataFile; the last two may be None),
+    inputs.model is staged files by name."""
 
     def files(self) -> list[DataFile]:
         """The staged files among the changes."""
-        return [value for value in self.changes.values() if isinstance(value, DataFile)]
+        found: list[DataFile] = []
+        for name in self.inputs:
+            value = self.changes[_INPUTS + name]
+            found += value.values() if name == "model" else [] if value is None else [value]
+        return found
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The changed inputs, as StagedInputs names them."""
+        names = (name for name in self.changes if name.startswith(_INPUTS))
+        return frozenset(name.removeprefix(_INPUTS) for name in names)
 
 
 def description_at(store: Store, step: int) -> RunDescription:
@@ -87,32 +108,41 @@ def read_amendments(store: Store) -> list[Amendment]:
     return found
 
 
-def write_amendment(
-    store: Store, reason: str, from_step: int, changes: Mapping[str, Any]
-) -> Amendment:
-    """Write an amendment under the next free number; the run's workers must have ended.
+def write_amendment(store: Store, amendment: Amendment) -> bool:
+    """Write an amendment, unless another process has written one of that number: False.
 
-    Raises ValueError for an amendment that readers would refuse, or when a step before `from_step`
-    is not sealed yet: an attempt has one description, which must hold for all steps that it makes.
+    The run's workers must have ended. Raises ValueError for an amendment that readers would refuse,
+    or when a step before `from_step` is not sealed yet: an attempt has one description, which must
+    hold for all steps that it makes.
     """
-    earlier = read_amendments(store)
+    from_step = amendment.from_step
     if from_step and store.size(keys.manifest(from_step - 1)) is None:
         raise ValueError(f"from_step {from_step}: step {from_step - 1} is not sealed yet")
-    while True:
-        body = {
-            "number": len(earlier),
-            "reason": reason,
-            "from_step": from_step,
-            "changes": {name: _stored(value) for name, value in changes.items()},
-        }
-        try:
-            amendment = parse_amendment(body, earlier, store.uri)
-            amended(read_created(store), [*earlier, amendment])
-        except CorruptObjectError as error:
-            raise ValueError(str(error)) from error
-        if commit(store, keys.amendment(len(earlier)), body, new_write_id()).ours:
-            return amendment
-        earlier = read_amendments(store)
+    body = {
+        "number": amendment.number,
+        "reason": amendment.reason,
+        "from_step": from_step,
+        "changes": {name: _stored(value) for name, value in amendment.changes.items()},
+    }
+    earlier = read_amendments(store)[: amendment.number]
+    try:
+        amended(read_created(store), [*earlier, parse_amendment(body, earlier, store.uri)])
+    except CorruptObjectError as error:
+        raise ValueError(str(error)) from error
+    return commit(store, keys.amendment(amendment.number), body, new_write_id()).ours
+
+
+def refuse_amended(store: Store, amendments: int) -> None:
+    """Raise AmendedError if the run has more amendments than a worker knew when it started.
+
+    Asked right before a commit: the attempt of such a worker is over, but it may not know yet.
+    """
+    key = keys.amendment(amendments)
+    if store.size(key) is not None:
+        raise AmendedError(
+            f"{key} in {store.uri}: the run was amended after this worker had started, by a later "
+            "start of the run, which has workers of its own; nothing more is committed here"
+        )
 
 
 def amended(run: RunDescription, amendments: Iterable[Amendment]) -> RunDescription:
@@ -160,17 +190,19 @@ def parse_amendment(body: Mapping[str, Any], earlier: list[Amendment], uri: str)
 
 def _changes(value: Any) -> dict[str, Any]:
     body = mapping(value)
-    return {name: field(body, name, partial(_change, name)) for name in body}
+    return {name: field(body, name, _parser(name)) for name in body}
 
 
-def _change(name: str, value: Any) -> Any:
+def _parser(name: str) -> Callable[[Any], Any]:
     if not name.startswith(_INPUTS):
-        return value
+        return lambda value: value
     if name.removeprefix(_INPUTS) not in _AMENDABLE:
         expected = ", ".join(_INPUTS + name for name in _AMENDABLE)
-        raise ValueError(f"expected a setting or one of {expected}")
-    return parse_file(value)
+        raise ValueError(f"{name}: expected a setting or one of {expected}")
+    return _AMENDABLE[name.removeprefix(_INPUTS)]
 
 
 def _stored(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _stored(part) for name, part in value.items()}
     return asdict(value) if isinstance(value, DataFile) else value

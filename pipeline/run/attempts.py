@@ -121,6 +121,32 @@ def continue_attempt(
         # Another flow run took the number first: look at its attempt.
 
 
+def end_attempts(store: Store) -> None:
+    """End every attempt of a run that has not ended: its workers must make nothing any more.
+
+    For flows of one machine, whose workers end with them: one that was killed left no stop object.
+    """
+    for number in range(_attempts(store)):
+        if store.size(keys.stop(number)) is None:
+            attempt = read_attempt(store, number)
+            end_attempt(store, attempt, "cancelled", "the run is amended by a later start")
+
+
+def end_attempts_of(
+    config: RunConfig, owner: str, is_over: Callable[[str], bool], store: Store
+) -> None:
+    """Do the same for the flow run `owner`, whose own attempt is ended too.
+
+    Raises InputError while another flow run is not over.
+    """
+    for number in range(_attempts(store)):
+        other = read_commit(store, keys.attempt(number)).get("owner")
+        ended = store.size(keys.stop(number)) is not None
+        if not ended and other not in (None, owner) and not is_over(other):
+            raise InputError([_at_work(config, other)])
+    end_attempts(store)
+
+
 def _take(store: Store, config: RunConfig, number: int, owner: str | None) -> Attempt | None:
     """Write the attempt with this number; None: another process has written it."""
     attempt = attempt_of(config, number)

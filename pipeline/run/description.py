@@ -117,6 +117,17 @@ def parse_file(value: Any) -> DataFile:
     )
 
 
+def parse_optional_file(value: Any) -> DataFile | None:
+    """Parse the entry of a data file that may be absent (null). Raises TypeError, ValueError."""
+    return None if value is None else parse_file(value)
+
+
+def parse_files(value: Any) -> dict[str, DataFile]:
+    """Parse entries of data files by name. Raises TypeError, ValueError."""
+    body = mapping(value)
+    return {name: field(body, name, parse_file) for name in body}
+
+
 def with_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Copy settings with other values, by dotted key.
 
@@ -138,16 +149,7 @@ def _inputs(value: Any) -> StagedInputs:
     body = mapping(value)
     return StagedInputs(
         prompts=field(body, "prompts", parse_file),
-        val_prompts=field(body, "val_prompts", _file_or_none),
-        reward=field(body, "reward", _file_or_none),
-        model=field(body, "model", _files_by_name),
+        val_prompts=field(body, "val_prompts", parse_optional_file),
+        reward=field(body, "reward", parse_optional_file),
+        model=field(body, "model", parse_files),
     )
-
-
-def _file_or_none(value: Any) -> DataFile | None:
-    return None if value is None else parse_file(value)
-
-
-def _files_by_name(value: Any) -> dict[str, DataFile]:
-    body = mapping(value)
-    return {name: field(body, name, parse_file) for name in body}

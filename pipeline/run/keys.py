@@ -200,6 +200,14 @@ def attempt_number(key: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+_SHARD = re.compile(r"(?:steps/\d{6}/rollout|validations/\d{6})/\d{5}\.json")
+
+
+def commits_shard(key: str) -> bool:
+    """Whether a key is that of a committed shard, of a step or of a validation."""
+    return _SHARD.fullmatch(key) is not None
+
+
 _FOLDER = re.compile(r"^[a-z]+/(\d{6})/")
 
 

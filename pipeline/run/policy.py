@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.run import keys
+from pipeline.run.amendments import read_amendments
 from pipeline.run.commit import (
     Committed,
     CorruptObjectError,
@@ -48,7 +49,8 @@ def refer_policy(store: Store, version: int, files: Sequence[DataFile]) -> Commi
 def fetch_policy(store: Store, version: int, folder: Path) -> None:
     """Download a policy version into a folder, each file checked against its digest.
 
-    Memory is bounded, however large the files are.
+    Memory is bounded, however large the files are. Version 0 is the model of the run's description:
+    where that was amended, the commit of policy 0 still lists the files of run.json.
     Raises ObjectMissingError, CorruptObjectError (also for a commit of something else), StoreError.
     """
     body = read_commit(store, keys.policy(version))
@@ -59,7 +61,11 @@ def fetch_policy(store: Store, version: int, folder: Path) -> None:
             "restore the object"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for file in files_in(body):
+    files = files_in(body)
+    for amendment in read_amendments(store) if version == 0 else ():
+        if "model" in amendment.inputs:
+            files = list(amendment.changes["inputs.model"].values())
+    for file in files:
         fetch_file(store, file, folder / _name(file))
 
 

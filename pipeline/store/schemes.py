@@ -146,6 +146,12 @@ def is_remote(place: str) -> bool:
     return scheme is not None and scheme.remote
 
 
+def place_in(store: Store, key: str) -> str:
+    """How a setting names an object in a store, or a folder of objects: by its path or its URI."""
+    uri = f"{store.uri}/{key}"
+    return str(_folder(uri)) if _find(uri) is _FOLDER else uri
+
+
 def same_place(one: str, other: str) -> bool:
     """Whether two paths or URIs name the same store, judging by the names alone."""
     return _canonical(one) == _canonical(other)

@@ -10,6 +10,7 @@ from pipeline.store import Store
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify_run import (
     find_signed_description,
+    verify_amended,
     verify_attempts,
     verify_checkpoints,
     verify_inputs,
@@ -42,6 +43,7 @@ def verify(store: Store, step: int | None = None) -> Report:
     verify_policies(store, report)
     verify_checkpoints(store, report)
     verify_validations(store, report)
+    verify_amended(store, report)
     return report
 
 

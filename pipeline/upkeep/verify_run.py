@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.run import keys
-from pipeline.run.amendments import Amendment, amended, parse_amendment
+from pipeline.run.amendments import Amendment, amended, parse_amendment, read_amendments
 from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, DataFile, files_in, find_commit
 from pipeline.run.description import RunDescription, parse_description
 from pipeline.run.plan import Plan, parse_plan
 from pipeline.run.policy import policy_digest
-from pipeline.store import Store
+from pipeline.run.uses import outdated_shards, outdated_text
+from pipeline.store import Store, StoreError
 from pipeline.traces.format.ids import check_ids, shard_ids
 from pipeline.traces.read.reader import read_sample_file
 from pipeline.upkeep.problems import Report
@@ -63,6 +64,16 @@ def verify_attempts(store: Store, report: Report) -> None:
                 _ = body["reason"]
             elif info.key != keys.attempt(body["number"]):
                 raise CorruptObjectError(f"{info.key}: of attempt {body['number']}")
+
+
+def verify_amended(store: Store, report: Report) -> None:
+    """Check that each shard was made with the inputs that the amendments give its step."""
+    try:
+        found = outdated_shards(store, read_amendments(store))
+        for key, amendment in found:
+            report.add(key, outdated_text(amendment))
+    except StoreError:
+        return  # the broken object is in the report already, by its own check
 
 
 def verify_policies(store: Store, report: Report) -> None:

@@ -156,7 +156,7 @@ def copy_of(folder, to):
 def make(store, inputs, engine, scorer, buffer_bytes):
     """Make step 0 and return its samples and routes."""
     task = Task(read_plan(store, keys.plan(0)), inputs.prompts)
-    maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, buffer_bytes)
+    maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, buffer_bytes, 0)
     for shard in range(2):
         maker.make(task, shard)
     return sealed(store, 0)

@@ -14,6 +14,10 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.checked import CheckedInputs
+from pipeline.run import keys
+from pipeline.run.amendments import read_amendments
+from pipeline.run.commit import commit, new_write_id
+from pipeline.store import Store
 
 REPLAY = "actor_rollout_ref.actor.router_replay"
 R3 = (f"{REPLAY}.mode=R3", "actor_rollout_ref.rollout.enable_rollout_routing_replay=True")
@@ -99,3 +103,9 @@ def error_with_file(settings: Path, model: Path, name: str, content: str | None)
     else:
         (copy / name).write_text(content)
     return the_error(settings, f"actor_rollout_ref.model.path={copy}")
+
+
+def use(store: Store, key: str = keys.rollout(0, 0)) -> None:
+    """As if a worker had committed a shard, or something else."""
+    known = {"amendments": len(read_amendments(store))}
+    commit(store, key, {**known, "maker": known}, new_write_id())

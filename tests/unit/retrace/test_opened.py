@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 
 import retrace
 from pipeline.run import keys
+from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
 from pipeline.run.policy import publish_policy
@@ -147,6 +148,16 @@ def test_the_description(run):
     assert run.description.geometry == GEOMETRY
 
 
+def test_the_description_of_each_step(run):
+    """An amendment holds from its step on."""
+    amendment = Amendment(0, "why", 1, {"trainer.seed": 7})
+    assert write_amendment(run.store, amendment)
+    assert run.amendments() == [amendment]
+    assert run.description_at(0) != run.description
+    assert run.description_at(1) == run.description
+    assert run.description.setting("trainer.seed") == 7
+
+
 def test_a_recorded_set_has_samples_and_says_what_it_lacks(recorded):
     assert recorded.recorded_set
     sample = recorded.step(0).sample(SAMPLES[3].id)
@@ -157,6 +168,7 @@ def test_a_recorded_set_has_samples_and_says_what_it_lacks(recorded):
             what()
     lacking = {
         "description": lambda: recorded.description,
+        "amendments": recorded.amendments,
         "metrics": recorded.metrics,
         "validations": recorded.validations,
         "policies": recorded.policies,

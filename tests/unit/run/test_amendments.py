@@ -4,11 +4,13 @@ import pytest
 
 from pipeline.run import keys
 from pipeline.run.amendments import (
+    AmendedError,
     Amendment,
     description_at,
     description_now,
     find_description,
     read_amendments,
+    refuse_amended,
     write_amendment,
 )
 from pipeline.run.commit import CorruptObjectError, DataFile, commit, read_commit
@@ -44,10 +46,11 @@ def test_without_a_run(tmp_path):
 
 def test_each_holds_from_its_step_on(store):
     """A mended input and a setting; what was made before them is described as it was."""
-    first = write_amendment(store, "the reward file is mended", 1, {"inputs.reward": MENDED})
-    second = write_amendment(store, "more nodes", 2, {"trainer.seed": 4, "trainer.nnodes": 2})
+    first = Amendment(0, "the reward file is mended", 1, {"inputs.reward": MENDED})
+    second = Amendment(1, "more nodes", 2, {"trainer.seed": 4, "trainer.nnodes": 2})
+    assert write_amendment(store, first)
+    assert write_amendment(store, second)
     assert read_amendments(store) == [first, second]
-    assert second == Amendment(1, "more nodes", 2, {"trainer.seed": 4, "trainer.nnodes": 2})
     assert description_at(store, 0) == RUN
     assert description_at(store, 1).inputs.reward == MENDED == first.files()[0]
     assert description_at(store, 1).settings == RUN.settings
@@ -58,19 +61,33 @@ def test_each_holds_from_its_step_on(store):
     assert create_description(store, RUN) == RUN, "run.json itself stays as it was written"
 
 
-def test_of_two_at_once_one_is_the_next(store, monkeypatch):
-    """The other is written between this one's look and its commit."""
-    list_store = store.list
+def test_inputs_of_every_kind(store):
+    """Validation prompts and the reward function may come or go; the model is all its files."""
+    model = {"config.json": MENDED, "model.safetensors": MENDED}
+    changes = {"inputs.model": model, "inputs.val_prompts": MENDED, "inputs.reward": None}
+    one = Amendment(0, "why", 0, changes)
+    assert write_amendment(store, one)
+    assert read_amendments(store) == [one]
+    assert one.files() == [MENDED] * 3
+    assert one.inputs == {"model", "val_prompts", "reward"}
+    inputs = description_now(store).inputs
+    assert (inputs.model, inputs.val_prompts, inputs.reward) == (model, MENDED, None)
+    assert inputs.prompts == RUN.inputs.prompts
 
-    def other_writes_meanwhile(prefix: str):
-        found = list(list_store(prefix))
-        monkeypatch.undo()
-        write_amendment(store, "other", 0, {"trainer.seed": 4})
-        return found
 
-    monkeypatch.setattr(store, "list", other_writes_meanwhile)
-    assert write_amendment(store, "ours", 0, {"trainer.seed": 5}).number == 1
-    assert [one.reason for one in read_amendments(store)] == ["other", "ours"]
+def test_of_two_at_once_one_is_written(store):
+    """The other must look again: what it found may not hold beside the first."""
+    assert write_amendment(store, Amendment(0, "ours", 0, {"trainer.seed": 5}))
+    assert not write_amendment(store, Amendment(0, "other", 0, {"trainer.seed": 4}))
+    assert [one.reason for one in read_amendments(store)] == ["ours"]
+
+
+def test_a_worker_that_does_not_know_of_it_is_refused(store):
+    refuse_amended(store, 0)
+    assert write_amendment(store, Amendment(0, "why", 0, {"trainer.seed": 5}))
+    with pytest.raises(AmendedError, match=r"amendments/000\.json in .*nothing more is committed"):
+        refuse_amended(store, 0)
+    refuse_amended(store, 1)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +95,16 @@ def test_of_two_at_once_one_is_the_next(store, monkeypatch):
     [
         (3, {"trainer.seed": 4}, "from_step 3: step 2 is not sealed yet"),
         (0, {}, "reason or changes are empty"),
-        (0, {"inputs.model": MENDED}, "inputs.model: expected a setting or one of inputs.prompts"),
+        (0, {"inputs.other": MENDED}, "inputs.other: expected a setting or one of inputs.prompts"),
+        (0, {"inputs.prompts": None}, "inputs.prompts: None is no object"),
+        (0, {"inputs.model": {"config.json": 1}}, "inputs.model: config.json: 1 is no object"),
         (0, {"inputs.reward": "reward.py"}, "inputs.reward: 'reward.py' is no object"),
         (0, {"trainer.seed.x": 4}, "trainer.seed.x: seed is 3, not a group"),
     ],
 )
 def test_what_no_reader_takes_is_not_written(store, from_step, changes, says):
     with pytest.raises(ValueError, match=says):
-        write_amendment(store, "why", from_step, changes)
+        write_amendment(store, Amendment(0, "why", from_step, changes))
     assert read_amendments(store) == []
 
 
@@ -106,7 +125,7 @@ def test_a_broken_amendment_is_refused(store, change, says):
 
 
 def test_steps_do_not_go_backwards(store):
-    write_amendment(store, "why", 2, {"trainer.seed": 4})
+    write_amendment(store, Amendment(0, "why", 2, {"trainer.seed": 4}))
     commit(store, keys.amendment(1), {**GOOD, "number": 1, "from_step": 1}, "a")
     with pytest.raises(CorruptObjectError, match="from_step 1, expected at least 2, as in amend"):
         read_amendments(store)
@@ -120,7 +139,7 @@ def test_a_gap_is_refused(store, key):
 
 
 def test_one_that_was_changed_is_refused(store, tmp_path):
-    write_amendment(store, "why", 0, {"trainer.seed": 4})
+    write_amendment(store, Amendment(0, "why", 0, {"trainer.seed": 4}))
     path = tmp_path / keys.amendment(0)
     path.write_bytes(path.read_bytes().replace(b"why", b"who"))
     with pytest.raises(CorruptObjectError, match="its content has SHA-256"):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli.traces import app
 from pipeline.run import keys
-from pipeline.run.amendments import write_amendment
+from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import new_write_id
 from pipeline.store import open_store
 from pipeline.traces import write_recorded_set, write_samples, write_shard
@@ -155,7 +155,7 @@ def test_inputs_of_amendments_stay(tmp_path):
     write_run(store, SAMPLES, "R3")
     mended = put_data(store, keys.input_file("2" * 64, "prompts.parquet"), b"mended")
     debris = put_data(store, keys.input_file("3" * 64, "reward.py"), b"debris")
-    write_amendment(store, "mended", 0, {"inputs.prompts": mended})
+    write_amendment(store, Amendment(0, "mended", 0, {"inputs.prompts": mended}))
     path = tmp_path / keys.amendment(0)
     content = path.read_bytes()
     path.write_bytes(content.replace(b"mended", b"broken"))

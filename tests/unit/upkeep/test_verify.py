@@ -8,7 +8,7 @@ import json
 import pytest
 
 from pipeline.run import keys
-from pipeline.run.amendments import write_amendment
+from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import (
     CONTENT_SHA256,
     CorruptObjectError,
@@ -98,15 +98,16 @@ def test_samples_of_another_validation_are_found(run, tmp_path):
 def test_amendments_and_the_files_that_they_name_are_checked(run, tmp_path):
     """Broken, lost, out of order, or with a file that is not what it was."""
     mended = put_data(run, keys.input_file("2" * 64, "reward.py"), b"mended")
-    for changes in ({"inputs.reward": mended}, {"trainer.seed": 3}):
-        write_amendment(run, "why", 1, changes)
+    model = {"inputs.model": {"model.safetensors": mended}}
+    for number, changes in enumerate(({"inputs.reward": mended}, model)):
+        write_amendment(run, Amendment(number, "why", 1, changes))
     report = verify(run)
     assert not report.problems
     assert mended.key in report.seen
 
     first = tmp_path / "run" / keys.amendment(0)
     content = first.read_bytes()
-    for change in ({"number": 1}, {"changes": {"inputs.model": {}}}, {"reason": None}):
+    for change in ({"number": 1}, {"changes": {"inputs.model": 1}}, {"reason": None}):
         rewrite(first, change)
         assert named(run) == {keys.amendment(0)}
         first.write_bytes(content)
