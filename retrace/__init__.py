@@ -20,6 +20,7 @@ failed LaunchError, below it StageFailedError, and WaitTimeoutError.
 
 from pipeline import __version__
 from pipeline.errors import InputError
+from pipeline.inputs.writes import Writes
 from pipeline.launch.base import LaunchError, StageFailedError
 from pipeline.report.run_metrics import Validation
 from pipeline.run.amendments import Amendment
@@ -95,6 +96,7 @@ __all__ = [
     "Validation",
     "VersionSpan",
     "WaitTimeoutError",
+    "Writes",
     "__version__",
     "check",
     "dense_routes",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
+from pipeline.inputs.writes import Writes
 from pipeline.model.geometry import Geometry
 from pipeline.store.settings import use_settings
 from retrace.extras import need_flow
@@ -41,6 +42,8 @@ class ReadyRun:
     """Validation prompts; 0: no validation."""
     geometry: Geometry | None
     """Experts, top-k and MoE layers of the model; None: a dense model."""
+    writes: Writes | None
+    """How much it writes into its store; None: its model is not here and does not say its size."""
     settings: Mapping[str, Any] = field(repr=False)
     """The resolved settings, as groups within groups."""
     notes: tuple[str, ...]
@@ -109,6 +112,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         prompts=inputs.prompt_count,
         val_prompts=inputs.val_prompt_count,
         geometry=inputs.geometry,
+        writes=inputs.writes,
         settings=inputs.config.model_dump(mode="json"),
         notes=(*loaded.notes, *inputs.notes),
         _inputs=inputs,

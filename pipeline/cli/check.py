@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 
 import retrace
 
@@ -37,7 +38,19 @@ def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
         f"run {ready.uri}",
         markup=False,
     )
+    if ready.writes is not None:
+        console.print(writes_line(ready.writes), markup=False)
     return ready
+
+
+def writes_line(writes: retrace.Writes) -> str:
+    """How much a run writes into its store, for people."""
+    routes = f", routes up to {decimal(writes.routes)}" if writes.routes else ""
+    return (
+        f"it writes per step: a policy of {decimal(writes.policy)}, samples up to "
+        f"{decimal(writes.samples)}{routes}; every {writes.save_freq} steps and at the end "
+        f"a checkpoint of about {decimal(writes.checkpoint)}"
+    )
 
 
 def print_errors(error: retrace.InputError) -> None:

@@ -24,13 +24,13 @@ from pipeline.launch.base import LaunchError, Screen, Workers
 from pipeline.report.loggers import Logger, TensorBoardLogger, tensorboard_folder
 from pipeline.report.run_metrics import (
     StepMetrics,
-    finished_steps,
     read_metrics,
     read_validation,
 )
 from pipeline.report.tables import SHOWN_STEPS, recent_table, step_line
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt, end_attempt, in_force
+from pipeline.run.restarts import finished_steps
 from pipeline.store import Store, StoreError
 
 _STOP_GRACE_S = 30.0

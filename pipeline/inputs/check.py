@@ -22,6 +22,7 @@ from pipeline.inputs.fetch import local_file
 from pipeline.inputs.model_folder import ModelFolder, find_model
 from pipeline.inputs.prompts import PromptTable, read_rows, tokenise_rows
 from pipeline.inputs.run_length import with_run_length
+from pipeline.inputs.space import space_problems, writes_of
 from pipeline.inputs.tokenizer import ChatTokenizer
 from pipeline.model.families import moe_geometry
 from pipeline.rl.rewards import RewardError, load_reward
@@ -51,6 +52,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     if problems or model is None or prompts is None or store is None:
         raise InputError(problems)
     config, length_notes = with_run_length(config, prompts.table.num_rows)
+    geometry = moe_geometry(model.config)
     inputs = CheckedInputs(
         config=config,
         store=store,
@@ -58,7 +60,8 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
         val_prompts=val_prompts,
         reward=reward,
         model=model,
-        geometry=moe_geometry(model.config),
+        geometry=geometry,
+        writes=writes_of(config, model, geometry, prompts),
         notes=(
             *former_notes,
             *length_notes,
@@ -70,6 +73,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     mended = _try(problems, partial(attach, inputs))
     problems += _record_problems(inputs)
     problems += _replay_problems(inputs)
+    problems += [] if problems else space_problems(inputs)
     if problems:
         raise InputError(problems)
     amendment = () if mended is None else (f"the run will be amended: {mended.reason}",)

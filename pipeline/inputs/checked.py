@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.model_folder import ModelFolder
 from pipeline.inputs.prompts import PromptTable
+from pipeline.inputs.writes import Writes
 from pipeline.store import Store
 from pipeline.traces import Geometry
 
@@ -24,6 +25,8 @@ class CheckedInputs:
     model: ModelFolder
     geometry: Geometry | None
     """None: a dense model."""
+    writes: Writes | None
+    """None: the model is not here, and does not say how large it is."""
     notes: tuple[str, ...]
     """Notes for the user: worth knowing, but not errors."""
 

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from pipeline.errors import InputError
 from pipeline.inputs.fetch import fetch_files, remote_names
+from pipeline.inputs.weight_files import check_weights
 from pipeline.store import is_remote
 from pipeline.store.schemes import REMOTE_URI
 
@@ -35,6 +36,8 @@ class ModelFolder:
     """config.json."""
     small_files: tuple[str, ...]
     weight_files: tuple[str, ...]
+    parameters: int | None = None
+    """Numbers in all weights; None: they are not here, and no index says how many there are."""
 
 
 def find_model(path: str) -> ModelFolder:
@@ -61,11 +64,11 @@ def find_model(path: str) -> ModelFolder:
     config = _read_json(folder, "config.json")
     small = tuple(sorted({file.name for pattern in _SMALL_FILES for file in folder.glob(pattern)}))
     model = ModelFolder(folder, remote, config, small, _weights(folder))
-    return model if remote else _complete(model)
+    return replace(model, parameters=_indexed(model)) if remote else _complete(model)
 
 
 def with_weights(model: ModelFolder) -> ModelFolder:
-    """The same model with its weights on this machine. Raises InputError."""
+    """The same model with its weights on this machine. Raises InputError, also of damaged ones."""
     if model.remote is None:
         return model
     folder = _fetch(model.remote, [*_SMALL_FILES, *model.weight_files])
@@ -74,12 +77,26 @@ def with_weights(model: ModelFolder) -> ModelFolder:
 
 def _weights(folder: Path) -> tuple[str, ...]:
     """Names of the safetensors, by the index if there is one."""
-    if (folder / _INDEX).is_file():
-        names = _read_json(folder, _INDEX).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise InputError([f"{_KEY}: {folder / _INDEX} has no weight_map; fetch it again"])
-        return tuple(sorted({str(name) for name in names.values()}))
-    return (_SINGLE,)
+    return tuple(sorted(set(_weight_map(folder).values()))) or (_SINGLE,)
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """The file of each tensor, by the index; {} without one."""
+    if not (folder / _INDEX).is_file():
+        return {}
+    names = _read_json(folder, _INDEX).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise InputError([f"{_KEY}: {folder / _INDEX} has no weight_map; fetch it again"])
+    return {str(tensor): str(name) for tensor, name in names.items()}
+
+
+def _indexed(model: ModelFolder) -> int | None:
+    """The number of parameters by the index of a model that is not here; None: it does not say."""
+    if not (model.folder / _INDEX).is_file():
+        return None
+    total = (_read_json(model.folder, _INDEX).get("metadata") or {}).get("total_size")
+    dtype = str(model.config.get("dtype", model.config.get("torch_dtype", "bfloat16")))
+    return total // (4 if dtype == "float32" else 2) if isinstance(total, int) else None
 
 
 def _complete(model: ModelFolder) -> ModelFolder:
@@ -94,7 +111,8 @@ def _complete(model: ModelFolder) -> ModelFolder:
                 "as safetensors: save the model with save_pretrained"
             ]
         )
-    return model
+    parameters = check_weights(_KEY, model.folder, model.weight_files, _weight_map(model.folder))
+    return replace(model, parameters=parameters)
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -25,15 +25,6 @@ def read_metrics(store: Store, step: int) -> StepMetrics | None:
     return None if body is None else StepMetrics(step, dict(body["metrics"]))
 
 
-def finished_steps(store: Store) -> int:
-    """How many steps are finished, from step 0 on. One listing; no object is read."""
-    finished = 0
-    for info in store.list(keys.steps()):  # in the order of steps, as the list is in key order
-        if info.key == keys.metrics(finished):
-            finished += 1
-    return finished
-
-
 def all_metrics(store: Store) -> list[StepMetrics]:
     """Metrics of the finished steps from step 0 on, up to the first unfinished one.
 

@@ -1,4 +1,4 @@
-"""The policy versions from which a run's training can restart."""
+"""How far a run has come, and the policy versions from which its training can restart."""
 
 from pipeline.run import keys
 from pipeline.store.base import Store
@@ -6,6 +6,15 @@ from pipeline.store.base import Store
 KEPT = 2
 """Checkpoints that stay, as the newest may turn out to be damaged: the trainer removes older ones,
 and `retrace traces prune` leaves the samples that a restart from the oldest of these needs."""
+
+
+def finished_steps(store: Store) -> int:
+    """How many steps are finished, from step 0 on. One listing; no object is read."""
+    finished = 0
+    for info in store.list(keys.steps()):  # in the order of steps, as the list is in key order
+        if info.key == keys.metrics(finished):
+            finished += 1
+    return finished
 
 
 def restarts(store: Store) -> list[int]:

@@ -7,6 +7,7 @@ remote scheme; docs/store.md explains how to add one.
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ class Scheme:
     """See `make_container`."""
     remove_empty_folders: Callable[[str], None] = lambda uri: None
     """See `remove_empty_folders`."""
+    free_bytes: Callable[[str], int | None] = lambda uri: None
+    """See `free_bytes`."""
 
 
 def _folder(uri: str) -> Path:
@@ -65,6 +68,13 @@ def _remove_empty_folders(uri: str) -> None:
     for folder, _, _ in os.walk(_folder(uri), topdown=False):
         with contextlib.suppress(OSError):  # something lies in it
             os.rmdir(folder)
+
+
+def _free_on_disk(uri: str) -> int:
+    folder = _folder(uri).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 # Backends with their own clients are imported late: importing boto3 takes a third of a second.
@@ -90,6 +100,7 @@ _FOLDER = Scheme(
     _open_folder,
     lambda uri, patience_s: False,
     _remove_empty_folders,
+    _free_on_disk,
 )
 _BOTO3 = "as boto3 finds them: environment, profile, web identity"
 SCHEMES = (
@@ -138,6 +149,14 @@ def make_container(uri: str, patience_s: float) -> bool:
 def remove_empty_folders(uri: str) -> None:
     """Remove the folders in which no object is left, where a store has folders."""
     _known_scheme(uri).remove_empty_folders(uri)
+
+
+def free_bytes(uri: str) -> int | None:
+    """How many bytes the disk of a store still takes; None: its kind has no such limit.
+
+    A folder that the first object would make need not be there. Raises StoreError.
+    """
+    return _known_scheme(uri).free_bytes(uri)
 
 
 def is_remote(place: str) -> bool:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import retrace
 from pipeline.report.run_metrics import all_metrics
 from pipeline.run import keys
 from pipeline.run.commit import read_commit
 from pipeline.store import open_store
 from tests.integration.run.conftest import Query
-from tests.integration.run.retrace_runs import command, run, small, workers
+from tests.integration.run.retrace_runs import EXAMPLE, command, run, small, workers
 from tests.metrics import OF_A_RUN
 
 pytestmark = pytest.mark.integration
@@ -69,6 +70,15 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     assert artifacts["wide-progress"]["data"] == 100.0
     rows = json.loads(artifacts["wide-metrics"]["data"])
     assert [row["reward/mean"] for row in rows] == [s.values["reward/mean"] for s in steps]
+
+    writes = retrace.check(EXAMPLE, settings).writes  # what `retrace check` says before a run
+    for estimated, prefixes, least, most in (
+        (writes.policy, ["policies/000003/"], 0.9, 1.1),
+        (writes.checkpoint, ["checkpoints/000003/"], 0.7, 1.1),
+        (writes.step - writes.policy, [f"steps/00000{n}/" for n in range(3)], 0.5, 8.0),
+    ):
+        written = [info.size for prefix in prefixes for info in store.list(prefix)]
+        assert least < estimated * len(prefixes) / sum(written) < most, prefixes
 
     # The same command again finds nothing to do, and says so.
     assert "3 steps are finished already" in run(*settings)

@@ -1,7 +1,14 @@
 """The model's folder: what is missing or cannot be read is named."""
 
+import json
+import math
+import shutil
+from pathlib import Path
+
 import pytest
 
+from pipeline.errors import InputError
+from pipeline.inputs.model_folder import find_model
 from tests.unit.inputs.small_inputs import error_with_file, the_error
 
 
@@ -34,4 +41,83 @@ def test_hub_that_is_not_reached(settings, monkeypatch):
     assert problem.startswith(
         "actor_rollout_ref.model.path: nobody/no-such-model is not a folder here and could not "
         "be fetched from the Hugging Face hub: "
+    )
+
+
+NAME = "model.safetensors"
+
+
+@pytest.fixture
+def weights(model: Path, tmp_path: Path) -> Path:
+    """The weight file of a copy of the model."""
+    shutil.copytree(model, tmp_path / "damaged")
+    return tmp_path / "damaged" / NAME
+
+
+def problems_of(weights: Path) -> tuple[str, ...]:
+    with pytest.raises(InputError) as caught:
+        find_model(str(weights.parent))
+    return caught.value.problems
+
+
+def with_header(header: object, size: int) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(size)
+
+
+def tensor(begin: int, end: int) -> dict:
+    return {"dtype": "F32", "shape": [(end - begin) // 4], "data_offsets": [begin, end]}
+
+
+def test_whole_weights_are_counted(model: Path):
+    """As the library that wrote them counts."""
+    safetensors = pytest.importorskip("safetensors")
+    with safetensors.safe_open(model / NAME, framework="np") as source:
+        shapes = [source.get_slice(name).get_shape() for name in source.keys()]  # noqa: SIM118
+    assert find_model(str(model)).parameters == sum(math.prod(shape) for shape in shapes)
+
+
+@pytest.mark.parametrize("change", [-1, -1000, 1])
+def test_a_file_of_another_size_is_refused(weights: Path, change: int):
+    """A download that was cut short, which took minutes of restarts before."""
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:change] if change < 0 else whole + bytes(change))
+    [problem] = problems_of(weights)
+    assert problem == (
+        f"actor_rollout_ref.model.path: {weights} is damaged: found {len(whole) + change} bytes, "
+        f"expected {len(whole)} from its header; download it again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "found 0 bytes, expected at least 8, as its header alone has 0"),
+        ((10**6).to_bytes(8, "little") + b"{}", "found 10 bytes, expected at least 1000008"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, not the file"),
+        (with_header([], 0), "its header does not describe tensors"),
+        (with_header({"a": {"dtype": "F32"}}, 0), "its header does not describe tensors"),
+        (with_header({"a": tensor(4, 8)}, 8), "tensor a are 4 to 8, expected to begin at 0"),
+        (with_header({"a": tensor(0, 8), "b": tensor(4, 12)}, 12), "expected to begin at 8"),
+    ],
+)  # fmt: skip
+def test_damaged_headers(weights: Path, content: bytes, message: str):
+    weights.write_bytes(content)
+    [problem] = problems_of(weights)
+    assert f"{weights} is damaged: " in problem
+    assert message in problem
+
+
+def test_every_damaged_file_is_named_and_every_tensor_is_looked_for(weights: Path):
+    parts = [weights.with_name(f"model-{number}.safetensors") for number in range(3)]
+    parts[0].write_bytes(with_header({"a": tensor(0, 8)}, 8))
+    parts[1].write_bytes(with_header({"b": tensor(0, 8)}, 7))
+    parts[2].write_bytes(with_header({"c": tensor(0, 8)}, 8))
+    names = {"a": parts[0].name, "b": parts[1].name, "c": parts[2].name, "d": parts[2].name}
+    index = weights.with_name("model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": names}))
+    damaged, lacking = problems_of(weights)
+    assert f"{parts[1]} is damaged" in damaged
+    assert f"{parts[2]} lacks 1 tensors which the model's index says it has, the first is d" in (
+        lacking
     )
