@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
+from pipeline.extras import need
 from pipeline.inputs.writes import Writes
 from pipeline.model.geometry import Geometry
 from pipeline.store.settings import use_settings
-from retrace.extras import need_flow
 from retrace.opened import Run, open_run
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ class ReadyRun:
 
     def run(self) -> Run:
         """Run it in this process, as `retrace.run` does."""
+        if self._inputs.config.actor_rollout_ref.actor.router_replay.replay_file is None:
+            need("rollout-cpu", "a rollout worker")
+        need("training", "a training rank")
         for name, value in _PREFECT.items():
             os.environ.setdefault(name, value)
         # Imported here: readers of traces have no use for rich.
@@ -98,7 +101,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         error.add_note("further checks were not made: correct these first")
         raise
     try:
-        need_flow()
+        need("flow", "a run")
         use_settings(loaded.config.store)
         # Imported here: the tokenizer library takes seconds.
         from pipeline.inputs.check import check_inputs

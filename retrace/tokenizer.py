@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.extras import need
 from pipeline.run.amendments import find_description
 from pipeline.run.commit import DataFile, read_data
 from pipeline.store import Store, StoreError
@@ -51,6 +52,7 @@ class StagedTokenizer:
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
         # Imported here: whoever wants arrays alone does not need the package.
+        need("", "the text of tokens")
         from tokenizers import Tokenizer
 
         if self._file is None:

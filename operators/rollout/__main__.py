@@ -15,6 +15,7 @@ from operators.exits import exit_code
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import run
 from pipeline.errors import InputError
+from pipeline.extras import need
 from pipeline.rl.rewards import RewardError
 from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
@@ -37,6 +38,7 @@ def main() -> int:
     )
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        need("rollout-cpu", "a rollout worker")
         run(arguments.run_uri, arguments.worker, arguments.attempt)
     except _KNOWN as error:
         log.error("%s: %s", type(error).__name__, "; ".join(str(error).splitlines()))

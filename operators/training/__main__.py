@@ -12,9 +12,9 @@ import sys
 
 from operators.exits import exit_code
 from operators.training.errors import ReplayError, UpdateError
-from operators.training.worker import exit_on_sigterm, run
 from pipeline.errors import InputError
 from pipeline.exits import RANK_FAILED
+from pipeline.extras import need
 from pipeline.orphans import die_with_parent
 from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
@@ -34,9 +34,12 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("megatron").setLevel(logging.WARNING)  # it lists every parameter
-    exit_on_sigterm()
     known = (UpdateError, ReplayError, TraceError, InputError, StoreError, WaitTimeoutError)
     try:
+        need("training", "a training rank")
+        from operators.training.worker import exit_on_sigterm, run  # imports the extra's packages
+
+        exit_on_sigterm()
         run(arguments.run_uri, arguments.attempt)
     except Exception as error:
         # Written before this process ends, at which the other ranks fail too, so that the launcher

@@ -1,9 +1,16 @@
 """`pipeline` stays light: looking at traces, or driving a run, needs no engine."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 
 import pytest
+
+from pipeline import extras
+from pipeline.exits import CONFIGURATION_ERROR
+from tests.paths import ROOT
 
 EXTRAS = "prefect fastapi httpx transformers tensorboard psutil kubernetes prefect_kubernetes torch"
 
@@ -59,9 +66,86 @@ def test_a_run_without_the_flow_extra_says_what_to_install():
     assert done.returncode == 0, done.stderr
     assert done.stderr == 2 * (
         "checking examples/quickstart.yaml\n"
-        "error: this installation of retrace has no prefect, transformers, which `retrace run` "
-        "and `retrace check` need; install the extra: pip install 'retrace-moe[flow]'\n"
+        "error: this installation of retrace has no prefect, transformers, which a run needs: "
+        "pip install 'retrace-moe[flow]'\n"
     )
+
+
+def test_a_run_without_engines_says_what_to_install():
+    """Before anything is started; `check` may be for a run elsewhere."""
+    program = (
+        "from pipeline.cli import main\n"
+        "sys.argv[1:] = ['COMMAND', 'examples/quickstart.yaml']\n"
+        "main()\n"
+    )
+    done = run_without("vllm", program.replace("COMMAND", "run"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "error: this installation of retrace has no vllm, which a rollout worker needs: "
+        "pip install 'retrace-moe[rollout-cpu]' (on GPUs: vLLM itself, of the version in "
+        "images/README.md)"
+    )
+    done = run_without("vllm", program.replace("COMMAND", "check"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "program", "says"),
+    [
+        ("vllm", "rollout", "a rollout worker needs: pip install 'retrace-moe[rollout-cpu]'"),
+        ("megatron", "training", "a training rank needs: pip install 'retrace-moe[training]'"),
+    ],
+)
+def test_a_worker_without_its_extra_says_what_to_install(package: str, program: str, says: str):
+    """In one line, and no restart is tried."""
+    done = run_without(
+        package,
+        "import os, runpy\n"
+        "os.environ['RANK'] = '0'\n"
+        "sys.argv[1:] = ['--run-uri', 'none', '--attempt', '0', *WORKER]\n".replace(
+            "WORKER", "['--worker', '0']" if program == "rollout" else "[]"
+        )
+        + f"runpy.run_module('operators.{program}', run_name='__main__')\n",
+    )
+    assert done.returncode == CONFIGURATION_ERROR, done.stderr
+    [line] = done.stderr.splitlines()
+    assert f"this installation of retrace has no {package}, which {says}" in line
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "extra"),
+    [
+        ("kubernetes", "pipeline.launch.kubernetes.api", "[kubernetes]"),
+        ("prefect_kubernetes", "pipeline.installation.register", "[kubernetes]"),
+        ("tokenizers", "retrace.tokenizer", ""),
+    ],
+)
+def test_a_part_without_its_package_says_what_to_install(package: str, module: str, extra: str):
+    program = (
+        "import importlib\n"
+        "from pipeline.errors import InputError\n"
+        "try:\n"
+        f"    module = importlib.import_module({module!r})\n"
+        "    module.StagedTokenizer.__dict__['_tokenizer'].func(None)\n"
+        "except InputError as error:\n"
+        "    print(error)\n"
+    )
+    done = run_without(package, program)
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    assert line.startswith(f"this installation of retrace has no {package}, which ")
+    assert line.endswith(f"needs: pip install 'retrace-moe{extra}'")
+
+
+def test_extras_are_those_of_the_distribution():
+    """Each with packages that it asks for, under the names that are imported."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    providers = packages_distributions()
+    for extra, packages in extras.EXTRAS.items():
+        lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
+        asked = {re.split(r"[=<>\[ ]", line)[0] for line in lines}
+        for package in packages:
+            assert asked & {name.replace("_", "-").lower() for name in providers[package]}, package
 
 
 @pytest.mark.parametrize(

@@ -9,3 +9,7 @@ watch.py     what a Job and its pods are doing
 notices.py   what people see of all this
 workers.py   create or attach, watch, restart the gang, stop
 """
+
+from pipeline.extras import need
+
+need("kubernetes", "a run on Kubernetes")
