@@ -72,6 +72,7 @@ def _end_at_once(code: int, how: str) -> NoReturn:
 
 def _say(line: str) -> None:
     """Print a line: above the live display while there is one, which has sys.stderr then."""
+    over_echo = "\r" if sys.stderr.isatty() else ""  # the terminal's "^C"
     with contextlib.suppress(OSError):  # Ctrl-C has ended the reader of the pipe too
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{over_echo}{line}\n")
         sys.stderr.flush()

@@ -1,0 +1,100 @@
+"""Every way to end `retrace run`: nothing stays behind, and the same command goes on."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.run import keys
+from pipeline.run.commit import read_commit
+from pipeline.store import Store, open_store
+from tests.integration.run.retrace_runs import EXAMPLE, RETRACE, small, workers
+from tests.integration.run.terminal import Shown, all_end, in_a_pipe, on_a_terminal
+from tests.paths import ROOT
+from tests.patience import eventually
+
+pytestmark = pytest.mark.integration
+
+IN_ORDER = "stopping in order, which may take 15 s; a second one stops at once"
+GO_ON = "the same command again goes on from what is committed"
+
+
+@pytest.fixture
+def without_a_prefect_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has to start one, whose database is the test's."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+
+
+def at_work(run: Shown, ready: Callable[[], bool]) -> list[psutil.Process]:
+    """What the run has started, once it is `ready`: among it one Prefect server, under a guard."""
+
+    def look() -> bool:
+        assert run.process.poll() is None, run.text()
+        return ready()
+
+    eventually(look, run.text)
+    found = run.descendants()
+    lines = [" ".join(process.cmdline()) for process in found]
+    servers = [line for line in lines if "prefect.server" in line]
+    assert len([line for line in servers if "pipeline.launch.guard" in line]) == 1, lines
+    assert len(servers) == 2, lines  # that guard, and the server below it
+    return found
+
+
+def has_workers(store: Store) -> bool:
+    both = ("operators.rollout", "operators.training")
+    return all(workers(store.uri, module) for module in both)
+
+
+def reason(store: Store, attempt: int) -> str:
+    return str(read_commit(store, keys.stop(attempt))["reason"])
+
+
+@pytest.mark.usefixtures("without_a_prefect_server")
+def test_each_way_to_end_a_run(tmp_path: Path):
+    """One run on a terminal, ended by Ctrl-C while it trains, then by SIGTERM, by Ctrl-C pressed
+    twice, and, in a pipe, by kill -9. Each start goes on where the one before it ended."""
+    settings = small(tmp_path, "ended", "trainer.total_training_steps=20")
+    command = [*RETRACE, "run", str(EXAMPLE), *settings]
+    store = open_store(str(tmp_path / "store/ended"))
+
+    with on_a_terminal(command, ROOT) as run:
+        started = at_work(run, lambda: store.size(keys.manifest(1)) is not None)
+        run.press_ctrl_c()
+        assert run.ended() == 130
+        all_end(started)
+        assert f"Ctrl-C: {IN_ORDER}" in run.text()
+        assert run.text().rstrip().endswith(f"stopped; {GO_ON}")
+        assert "Traceback" not in run.text()
+        assert reason(store, 0) == "cancelled"
+        assert store.size(keys.metrics(18)) is None, "ended too late to test anything"
+
+    with on_a_terminal(command, ROOT) as run:
+        started = at_work(run, lambda: has_workers(store))
+        assert re.search(r"\d+ steps are finished already", run.text())
+        run.process.terminate()
+        assert run.ended() == 143
+        all_end(started)
+        assert f"SIGTERM: {IN_ORDER}" in run.text()
+        assert run.text().rstrip().endswith(f"stopped; {GO_ON}")
+        assert "Traceback" not in run.text()
+        assert reason(store, 1) == "cancelled"
+
+    with on_a_terminal(command, ROOT) as run:
+        started = at_work(run, lambda: has_workers(store))
+        run.press_ctrl_c()
+        eventually(lambda: IN_ORDER in run.text(), run.text)
+        run.press_ctrl_c()
+        assert run.ended() == 130
+        all_end(started)
+        assert f"stopped at once; {GO_ON}" in run.text()
+        assert "Traceback" not in run.text()
+
+    with in_a_pipe(command, ROOT) as run:
+        started = at_work(run, lambda: has_workers(store))
+        run.process.kill()
+        assert run.ended() == -9
+        all_end(started)

@@ -1,0 +1,121 @@
+"""Signals end a command in order, and at once when they come again. Each case is a process."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.patience import PATIENCE_S
+
+SAYS = "stopping in order, which may take 15 s; a second one stops at once\n"
+GO_ON = "the same command again goes on from what is committed\n"
+IN_ORDER = """
+    try:
+        say("working")
+        time.sleep(600)
+    finally:
+        say("in order")
+"""
+NEVER_IN_ORDER = """
+    try:
+        say("working")
+        time.sleep(600)
+    finally:
+        say("not yet")
+        time.sleep(600)
+"""
+
+
+@contextmanager
+def working(work: str, setup: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A command whose `work` has said "working"."""
+    program = (
+        "import signal, sys, time\n"
+        "from pipeline.cli import ending\n"
+        "def say(text): print(text, flush=True)\n"
+        f"{textwrap.dedent(setup)}\n"
+        f"def work():\n{textwrap.indent(textwrap.dedent(work), '    ')}\n"
+        "sys.exit(ending.end_by_signals(work))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "working\n"
+        try:
+            yield command
+        finally:
+            command.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)]
+)
+def test_the_first_signal_ends_in_order(number: signal.Signals, name: str, code: int):
+    with working(IN_ORDER) as command:
+        command.send_signal(number)
+        out, errors = command.communicate(timeout=PATIENCE_S)
+    assert (command.returncode, out) == (code, "in order\n")
+    assert errors == f"{name}: {SAYS}stopped; {GO_ON}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        (signal.SIGINT, signal.SIGINT, 130),
+        (signal.SIGINT, signal.SIGTERM, 130),
+        (signal.SIGTERM, signal.SIGINT, 143),
+    ],
+)
+def test_the_second_signal_ends_at_once(first: signal.Signals, second: signal.Signals, code: int):
+    with working(NEVER_IN_ORDER) as command:
+        command.send_signal(first)
+        assert command.stdout.readline() == "not yet\n"
+        command.send_signal(second)
+        _, errors = command.communicate(timeout=PATIENCE_S)
+    assert command.returncode == code
+    assert errors.endswith(f"{SAYS}stopped at once; {GO_ON}")
+
+
+def test_what_does_not_end_in_order_is_ended_by_the_clock():
+    with working(NEVER_IN_ORDER, "ending._LIMIT_S = 0.5") as command:
+        command.send_signal(signal.SIGTERM)
+        _, errors = command.communicate(timeout=PATIENCE_S)
+    assert command.returncode == 143
+    assert errors.endswith(f"so stopped at once; {GO_ON}")
+
+
+def test_an_error_that_comes_of_ending_is_not_shown():
+    work = """
+        try:
+            say("working")
+            time.sleep(600)
+        except KeyboardInterrupt:
+            raise RuntimeError("the server is gone")
+    """
+    with working(work) as command:
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=PATIENCE_S)
+    assert (command.returncode, errors) == (130, f"Ctrl-C: {SAYS}stopped; {GO_ON}")
+
+
+def test_without_a_signal_codes_and_errors_are_the_commands_own():
+    with working("say('working'); return 7") as command:
+        assert command.communicate(timeout=PATIENCE_S) == ("", "")
+        assert command.returncode == 7
+    with working("say('working'); raise RuntimeError('ours')") as command:
+        _, errors = command.communicate(timeout=PATIENCE_S)
+        assert errors.endswith("RuntimeError: ours\n")
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    """A script's jobs in the background are not ended by the Ctrl-C that ends the script."""
+    with working(IN_ORDER, "signal.signal(signal.SIGINT, signal.SIG_IGN)") as command:
+        command.send_signal(signal.SIGINT)
+        command.send_signal(signal.SIGTERM)
+        _, errors = command.communicate(timeout=PATIENCE_S)
+    assert (command.returncode, errors) == (143, f"SIGTERM: {SAYS}stopped; {GO_ON}")
