@@ -1,0 +1,79 @@
+"""verl's YAML files: Hydra composes `defaults` and overrides, OmegaConf resolves `${...}`.
+
+Hydra and OmegaConf are the extra `verl`, and are imported where they are needed.
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+
+
+def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The resolved content of a Hydra file with overrides of its command line.
+
+    Values that the file leaves open (`???`) are left out. Raises InputError: the extra is not
+    installed, Hydra refuses the file or an override, a value cannot be resolved.
+    """
+    need_hydra(f"{path}: a file with defaults or ${{...}}")
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not path.is_file():
+        raise InputError([f"{path}: the settings file cannot be read: it is not there"])
+    try:
+        with initialize_config_dir(config_dir=str(path.parent.resolve()), version_base=None):
+            composed = hydra_compose(path.stem, overrides=list(overrides))
+            return _resolved(composed)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError([f"{path}: {_said(error)}"]) from error
+
+
+def resolve(settings: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Settings with every `${...}` resolved. Raises InputError as `compose` does."""
+    need_hydra(f"{origin}: a value with ${{...}}")
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return _resolved(OmegaConf.create(settings))
+    except OmegaConfBaseException as error:
+        raise InputError([f"{origin}: {_said(error)}"]) from error
+
+
+def need_hydra(what: str) -> None:
+    """Raise InputError when the extra `verl` is not installed; `what` needs it."""
+    if find_spec("hydra") is None:
+        raise InputError(
+            [
+                f"{what} needs Hydra, which is not installed; install the extra: "
+                "pip install 'retrace-moe[verl]'"
+            ]
+        )
+
+
+def _resolved(composed: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    content = OmegaConf.to_container(composed, resolve=True)
+    if not isinstance(content, dict):
+        raise InputError([f"found a {type(content).__name__} at the top, expected a group"])
+    return {str(key): value for key, value in _without_open(content).items()}
+
+
+def _without_open(group: dict[Any, Any]) -> dict[Any, Any]:
+    return {
+        key: _without_open(value) if isinstance(value, dict) else value
+        for key, value in group.items()
+        if value != "???"
+    }
+
+
+def _said(error: Exception) -> str:
+    """What the library says, in one line, with its cause: Hydra's own text often only wraps it."""
+    texts = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
+    return "; ".join(" ".join(text.split()) for text in texts if text)

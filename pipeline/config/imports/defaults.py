@@ -1,0 +1,35 @@
+"""verl's defaults where ours differ: what a verl script means that leaves a setting out."""
+
+from typing import Any
+
+VERL_DEFAULTS: dict[str, Any] = {
+    "data.train_batch_size": 1024,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+    "actor_rollout_ref.actor.clip_ratio_low": 0.2,
+    "actor_rollout_ref.actor.clip_ratio_high": 0.2,
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+    "actor_rollout_ref.rollout.enforce_eager": False,
+    "algorithm.adv_estimator": "gae",
+    "trainer.total_epochs": 30,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.save_freq": -1,
+}
+"""As of verl 0.9. clip_ratio has no effect in verl: these two replace it unless they are null."""
+
+NOT_IMPORTED: dict[str, str] = {
+    "data.train_files": "an example's file",
+    "data.val_files": "an example's file",
+    "data.seed": "null in verl: another order of the prompts in each start",
+    "actor_rollout_ref.model.path": "an example's model",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl has none and asks for it",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": "-1 in verl: no warm-up, or by the ratio",
+    "actor_rollout_ref.actor.megatron.override_transformer_config": "values that Megatron-core has",
+    "custom_reward_function.name": "null before verl 0.7 meant compute_score too",
+    "trainer.experiment_name": "an example's name",
+    "trainer.total_training_steps": "null in verl: trainer.total_epochs decides",
+    "trainer.logger": "console and wandb; wandb is not supported",
+    "trainer.default_local_dir": "checkpoints lie in store.uri",
+}
+"""Other settings whose defaults differ, with what verl has, or why it means nothing here."""

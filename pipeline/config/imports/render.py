@@ -1,0 +1,126 @@
+"""Sorted settings as a YAML file that reads well: ours in our order, with what is to be decided."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from pipeline.config.imports.sort import SortedSettings
+from pipeline.config.keys import all_keys
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A line of the file: a setting, or one that is to be decided, which is a comment."""
+
+    key: str
+    value: Any
+    comment: str
+    """Behind a setting; the reason of a TODO."""
+    todo: bool = False
+
+
+def render(
+    settings: SortedSettings, origin: str, comments: Mapping[str, str], notes: Sequence[str]
+) -> str:
+    """The file. `comments` stand behind settings, by key; `notes` at the top."""
+    entries = [_Entry(key, value, comments.get(key, "")) for key, value in settings.kept.items()]
+    todos = [_Entry(key, value, text, True) for key, (value, text) in settings.refused.items()]
+    todos += [_Entry(key, ..., text, True) for key, text in settings.missing.items()]
+    groups = {group for key in settings.kept for group in _groups(key)}
+    placed = [todo for todo in todos if todo.key.rpartition(".")[0] in groups]
+    elsewhere = [todo for todo in todos if todo not in placed]
+    order = {name: place for place, name in enumerate(all_keys())}
+    entries = sorted([*entries, *placed], key=lambda entry: _place(entry.key, order))
+    lines = [
+        *_head(settings, origin, notes),
+        *_elsewhere(elsewhere),
+        *_body(entries),
+        *_tail(settings.ignored),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _head(settings: SortedSettings, origin: str, notes: Sequence[str]) -> Iterator[str]:
+    dropped = sum(map(len, settings.ignored.values()))
+    todos = len(settings.refused) + len(settings.missing)
+    yield from _comment(f"Settings of a Retrace run, imported from verl's {origin}.")
+    yield from _comment(
+        f"{len(settings.kept)} settings; {dropped} of verl's have no effect here and are listed at "
+        f"the end; {todos} are to be decided: see TODO. Every key: docs/config.md."
+    )
+    for note in notes:
+        yield from _comment(f"- {note}")
+
+
+def _elsewhere(todos: Sequence[_Entry]) -> Iterator[str]:
+    if todos:
+        yield ""
+    for todo in todos:
+        yield from _todo(todo, todo.key, "")
+
+
+def _body(entries: Sequence[_Entry]) -> Iterator[str]:
+    opened: list[str] = []
+    for entry in entries:
+        *path, name = entry.key.split(".")
+        common = 0
+        while common < min(len(path), len(opened)) and path[common] == opened[common]:
+            common += 1
+        for depth in range(common, len(path)):
+            if depth == 0:
+                yield ""
+            yield f"{'  ' * depth}{path[depth]}:"
+        opened = path
+        indent = "  " * len(path)
+        if entry.todo:
+            yield from _todo(entry, name, indent)
+        else:
+            behind = f" # {entry.comment}" if entry.comment else ""
+            yield f"{indent}{name}: {_yaml(entry.value)}{behind}"
+
+
+def _todo(todo: _Entry, name: str, indent: str) -> Iterator[str]:
+    written = "..." if todo.value is ... else _yaml(todo.value)
+    yield f"{indent}# TODO {name}: {written}"
+    yield from _comment(todo.comment, f"{indent}#   ")
+
+
+def _tail(ignored: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    if ignored:
+        yield ""
+        yield "# Left out, as it has no effect here:"
+    for reason, keys in ignored.items():
+        yield from _comment(f"{reason}: {', '.join(keys)}", "# - ", "#   ")
+
+
+def _comment(text: str, first: str = "# ", more: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()),
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=first if more is None else more,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _yaml(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...").strip()
+
+
+def _groups(key: str) -> Iterator[str]:
+    parts = key.split(".")[:-1]
+    yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _place(key: str, order: Mapping[str, int]) -> tuple[int, bool]:
+    """By the nearest setting of ours: a key itself, or the group that it would belong to."""
+    known = [key, *reversed(list(_groups(key)))]
+    nearest = next((name for name in known if name in order), None)
+    return (len(order) if nearest is None else order[nearest], nearest != key)

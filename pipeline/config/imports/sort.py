@@ -1,0 +1,98 @@
+"""verl's settings by what becomes of them here: kept, without effect, refused, missing."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.config.keys import all_keys
+from pipeline.config.reading.load import load_config
+from pipeline.config.reading.verl import ALIASES, find_foreign
+from pipeline.errors import InputError
+
+_PROBLEM = re.compile(
+    r"(?P<key>[\w.-]+)(?: \(written as (?P<written>[\w.-]+)\))?: (?P<text>.*)", re.DOTALL
+)
+_ROUNDS = 10
+"""Each takes out what was refused; what hid behind it shows in the next."""
+
+
+@dataclass
+class SortedSettings:
+    """What becomes of each setting. Keys are ours in `kept` and `missing`, verl's elsewhere."""
+
+    kept: dict[str, Any] = field(default_factory=dict)
+    ignored: dict[str, list[str]] = field(default_factory=dict)
+    """Keys without effect here, by reason."""
+    refused: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    """The value, and the reason with the fix."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """What must be added, and what is expected."""
+
+
+def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
+    """Sort settings, by dotted key, as the reader of settings treats them.
+
+    A null that is refused says nothing, and counts as without effect.
+    """
+    result = SortedSettings()
+    left = dict(settings)
+    for _ in range(_ROUNDS):
+        problems = _problems(left)
+        result.missing = {}
+        for named, text in problems.items():
+            found = [key for key in left if _is_below(key, named)]
+            for key in found:
+                _take_out(result, key, left.pop(key), text)
+            if not found:
+                result.missing[named] = text
+        if len(result.missing) == len(problems):
+            break
+    for key, value in left.items():
+        ours = _our_spelling(key)
+        foreign = find_foreign(key)
+        if foreign is None and _is_ours(ours):
+            result.kept[ours] = value
+        else:
+            reason = foreign.reason if foreign is not None else "accepted, and without effect"
+            result.ignored.setdefault(reason, []).append(key)
+    return result
+
+
+def _take_out(result: SortedSettings, key: str, value: Any, text: str) -> None:
+    if value is None:
+        result.ignored.setdefault("null, and so not set", []).append(key)
+    else:
+        result.refused[key] = (value, text)
+
+
+def _problems(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the reader says, by the key as the user wrote it."""
+    try:
+        load_config({}, list(settings.items()))
+    except InputError as error:
+        found = [_PROBLEM.fullmatch(problem) for problem in error.problems]
+        return {
+            problem["written"] or problem["key"]: problem["text"]
+            for problem in found
+            if problem is not None
+        }
+    return {}
+
+
+def _is_below(key: str, group: str) -> bool:
+    return f"{key}.".startswith(f"{group}.")
+
+
+def _our_spelling(key: str) -> str:
+    for other, ours in ALIASES.items():
+        if _is_below(key, other):
+            return ours + key.removeprefix(other)
+    return key
+
+
+def _is_ours(key: str) -> bool:
+    """Whether it is a setting, or lies within one whose value is a mapping."""
+    parts = key.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return any(name in all_keys() and all_keys()[name].section is None for name in prefixes)

@@ -1,0 +1,156 @@
+"""Importing a verl job: a shell script, or a YAML file of Hydra, becomes a settings file of ours.
+
+script ─► bash ─► key=value ─┐
+                             ├─► verl's defaults below them ─► sorted ─► YAML with TODO comments
+YAML ─► Hydra, OmegaConf ────┘
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.imports.compose import compose, resolve
+from pipeline.config.imports.defaults import VERL_DEFAULTS
+from pipeline.config.imports.render import render
+from pipeline.config.imports.script import read_script, unknown_part
+from pipeline.config.imports.sort import SortedSettings, sort_settings
+from pipeline.config.keys import all_keys
+from pipeline.config.reading.read import read_file, read_override
+from pipeline.errors import InputError
+
+_OWN_NAMES = ("ppo_trainer", "ppo_megatron_trainer")
+"""Hydra files of verl itself, whose defaults are those of VERL_DEFAULTS."""
+_OPTIONS = {
+    "--config-path": "path", "-cp": "path", "--config-dir": "path", "-cd": "path",
+    "--config-name": "name", "-cn": "name",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImportedSettings:
+    """The settings file of a verl job."""
+
+    text: str
+    settings: SortedSettings
+
+
+def import_verl(
+    source: Path, overrides: Sequence[str], variables: Mapping[str, str]
+) -> ImportedSettings:
+    """The settings file of a verl script (.sh), or of a YAML file for verl.
+
+    `overrides` are further `key=value` of verl's command line; `variables` are the environment of
+    the script. Raises InputError: what cannot be read, with its line or key.
+    """
+    notes: tuple[str, ...] = ()
+    if source.suffix == ".sh":
+        command = read_script(source, variables)
+        arguments, notes = [*command.arguments, *overrides], command.notes
+        settings, defaults = _of_command(source, arguments)
+    else:
+        settings, defaults = _of_file(source, overrides), {}
+    given = {**defaults, **settings}
+    unknown = {key: text for key, value in given.items() if (text := _unknown(value))}
+    result = sort_settings({k: v for k, v in given.items() if k not in unknown})
+    result.refused.update({key: (given[key], text) for key, text in unknown.items()})
+    comments = {
+        key: f"verl's default; here it would be {_our_default(key)}"
+        for key in result.kept.keys() & defaults.keys()
+        if key not in settings
+    }
+    return ImportedSettings(render(result, source.name, comments, notes), result)
+
+
+def _of_command(source: Path, arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a command line of verl, and the defaults below them."""
+    options, overrides = _options(arguments)
+    name = Path(options.get("name", _OWN_NAMES[0])).stem
+    if name not in _OWN_NAMES:
+        return _of_file(Path(options.get("path", "."), f"{name}.yaml"), overrides), {}
+    settings = _of_overrides(source, overrides)
+    defaults = dict(VERL_DEFAULTS)
+    if settings.get("trainer.total_training_steps") is not None:
+        del defaults["trainer.total_epochs"]
+    return settings, defaults
+
+
+def _of_file(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    content = read_file(path)
+    if "defaults" in content or any(_interpolated(value) for _, value in _leaves(content)):
+        return dict(_leaves(compose(path, overrides)))
+    settings = {key: value for key, value in _leaves(content) if value != "???"}
+    return settings | _of_overrides(path, overrides)
+
+
+def _of_overrides(source: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The settings by dotted key; the last of several for one key counts."""
+    settings: dict[str, Any] = {}
+    problems: list[str] = []
+    for override in overrides:
+        if override.startswith("~"):
+            settings.pop(override[1:].partition("=")[0], None)
+            continue
+        try:
+            parts, value = read_override(override)
+        except InputError as error:
+            problems += [f"{source}: {problem}" for problem in error.problems]
+        else:
+            settings.update(_leaves(value, ".".join(parts) + ".") if _is_group(value) else
+                            [(".".join(parts), value)])  # fmt: skip
+    if problems:
+        raise InputError(problems)
+    if any(_interpolated(value) for value in settings.values()):
+        settings = dict(_leaves(resolve(_nested(settings), str(source))))
+    return settings
+
+
+def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Hydra's options that say which file is meant, and the overrides."""
+    options: dict[str, str] = {}
+    overrides: list[str] = []
+    left = iter(arguments)
+    for argument in left:
+        option, _, value = argument.partition("=")
+        if option in _OPTIONS:
+            options[_OPTIONS[option]] = value or next(left, "")
+        elif not argument.startswith("-"):
+            overrides.append(argument)
+    return options, overrides
+
+
+def _unknown(value: Any) -> str | None:
+    texts = value if isinstance(value, list) else [value]
+    return next((found for t in texts if isinstance(t, str) and (found := unknown_part(t))), None)
+
+
+def _our_default(key: str) -> Any:
+    default = all_keys()[key].field.get_default(call_default_factory=True, validated_data={})
+    return "null" if default is None else default
+
+
+def _interpolated(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value)
+
+
+def _leaves(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in group.items():
+        if _is_group(value):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, name = key.split(".")
+        group = root
+        for part in path:
+            group = group.setdefault(part, {})
+        group[name] = value
+    return root
