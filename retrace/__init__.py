@@ -63,6 +63,7 @@ from pipeline.traces import (
 )
 from pipeline.upkeep.remove import remove_run
 from pipeline.upkeep.run_list import ListedRun, list_runs
+from retrace.imports import import_verl
 from retrace.opened import Run, open_run
 from retrace.sealed import SealedStep, StepSample
 from retrace.starting import ReadyRun, check, run
@@ -100,6 +101,7 @@ __all__ = [
     "__version__",
     "check",
     "dense_routes",
+    "import_verl",
     "list_runs",
     "new_sample",
     "new_write_id",

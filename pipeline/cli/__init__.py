@@ -1,4 +1,4 @@
-"""The `retrace` command: run, check, runs, traces."""
+"""The `retrace` command: run, check, import-verl, runs, traces."""
 
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from pipeline.cli import traces, whole_runs
 from pipeline.cli.check import run_check
 from pipeline.cli.ending import end_by_signals
 from pipeline.cli.epilog import epilog
+from pipeline.cli.import_verl import run_import_verl
 from pipeline.cli.run import run_run
 
 _app = typer.Typer(
@@ -30,6 +31,9 @@ _app = typer.Typer(
 )
 _app.add_typer(whole_runs.app, name="runs")
 _app.add_typer(traces.app, name="traces")
+
+# An option of verl's command line among the overrides is refused there, with what to do.
+_VERL_OPTIONS = {"ignore_unknown_options": True}
 
 _Config = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.")]
 _Overrides = Annotated[
@@ -57,6 +61,7 @@ def _options(
 
 
 @_app.command(
+    context_settings=_VERL_OPTIONS,
     epilog=epilog(
         "docs/config.md (every setting), README.md",
         "0: finished; 1: failed; 2: the input is wrong and nothing was started; "
@@ -64,7 +69,7 @@ def _options(
         "retrace run examples/quickstart.yaml",
         "retrace run my.yaml trainer.experiment_name=second trainer.total_training_steps=200",
         'retrace run my.yaml actor_rollout_ref.actor.router_replay.mode="R2"',
-    )
+    ),
 )
 def run(config: _Config, overrides: _Overrides = None) -> None:
     """Run, or attach to, the run that CONFIG.yaml describes.
@@ -75,12 +80,13 @@ def run(config: _Config, overrides: _Overrides = None) -> None:
 
 
 @_app.command(
+    context_settings=_VERL_OPTIONS,
     epilog=epilog(
         "docs/config.md",
         "0: a run may start; 2: it may not, and every error was printed",
         "retrace check examples/quickstart.yaml",
         "retrace check my.yaml data.train_batch_size=64",
-    )
+    ),
 )
 def check(config: _Config, overrides: _Overrides = None) -> None:
     """Check CONFIG.yaml and everything it names; start nothing.
@@ -88,6 +94,41 @@ def check(config: _Config, overrides: _Overrides = None) -> None:
     Settings, model, prompts, reward function and store are checked, and all errors are shown.
     """
     raise typer.Exit(run_check(config, overrides or []))
+
+
+@_app.command(
+    "import-verl",
+    epilog=epilog(
+        "docs/from-verl.md",
+        "0: the file is written; 2: it is not, and every error was printed",
+        "retrace import-verl run_qwen3_30b.sh -o my.yaml",
+        "retrace import-verl run_qwen3_30b.sh -o my.yaml trainer.nnodes=2",
+        "retrace import-verl configs/my_ppo.yaml -o my.yaml trainer.nnodes=2",
+    ),
+)
+def import_verl(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A shell script that starts verl.trainer.main_ppo, a YAML file for verl, or the "
+            "folder of --config-name.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="MY.yaml", help="The file to write.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[VERL_ARGUMENT]...", help="Further arguments of verl."),
+    ] = None,
+) -> None:
+    """Write the settings file of a verl job, with a TODO for each key that you must decide.
+
+    bash evaluates a script, but starts no program and writes no file. YAML with defaults or ${...}
+    needs the extra `verl`.
+    """
+    raise typer.Exit(run_import_verl(source, output, arguments or []))
 
 
 def main() -> None:

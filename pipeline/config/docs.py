@@ -25,7 +25,8 @@ users write them (a leading `+` or `++` is accepted and means nothing):
 
 Everything is checked before anything starts, and all problems are shown together; `retrace check`
 does only that. Unknown keys are refused. Names are verl's where verl has one. Relative paths are
-relative to the working directory. Interpolation (`${...}`) is not supported.
+relative to the working directory. Hydra's `defaults` and interpolation (`${...}`) are not read:
+`retrace import-verl` makes one file of them ([from-verl.md](from-verl.md)).
 
 A run is attached again by its name (`trainer.experiment_name`). Settings marked ↻ may change then;
 all others are the run's identity, and another value is refused. Of inputs (marked #) the content

@@ -76,4 +76,10 @@ def _without_open(group: dict[Any, Any]) -> dict[Any, Any]:
 def _said(error: Exception) -> str:
     """What the library says, in one line, with its cause: Hydra's own text often only wraps it."""
     texts = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
-    return "; ".join(" ".join(text.split()) for text in texts if text)
+    said = "; ".join(" ".join(text.split()) for text in texts if text)
+    if "Could not load" not in said:
+        return said
+    return (
+        f"{said}; where it is a file of verl itself, install verl or add its folder to the file: "
+        "hydra: {searchpath: [file:///.../verl/trainer/config]}"
+    )

@@ -18,7 +18,7 @@ VERL_DEFAULTS: dict[str, Any] = {
 }
 """As of verl 0.9. clip_ratio has no effect in verl: these two replace it unless they are null."""
 
-NOT_IMPORTED: dict[str, str] = {
+OTHER_DEFAULTS: dict[str, str] = {
     "data.train_files": "an example's file",
     "data.val_files": "an example's file",
     "data.seed": "null in verl: another order of the prompts in each start",

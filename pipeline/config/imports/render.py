@@ -34,8 +34,7 @@ def render(
     groups = {group for key in settings.kept for group in _groups(key)}
     placed = [todo for todo in todos if todo.key.rpartition(".")[0] in groups]
     elsewhere = [todo for todo in todos if todo not in placed]
-    order = {name: place for place, name in enumerate(all_keys())}
-    entries = sorted([*entries, *placed], key=lambda entry: _place(entry.key, order))
+    entries = sorted([*entries, *placed], key=lambda entry: _place(entry.key))
     lines = [
         *_head(settings, origin, notes),
         *_elsewhere(elsewhere),
@@ -58,10 +57,15 @@ def _head(settings: SortedSettings, origin: str, notes: Sequence[str]) -> Iterat
 
 
 def _elsewhere(todos: Sequence[_Entry]) -> Iterator[str]:
-    if todos:
-        yield ""
+    """Those without a group among the settings, one reason once."""
+    by_reason: dict[str, list[_Entry]] = {}
     for todo in todos:
-        yield from _todo(todo, todo.key, "")
+        by_reason.setdefault(todo.comment, []).append(todo)
+    for reason, of_reason in by_reason.items():
+        yield ""
+        for todo in of_reason:
+            yield f"# TODO {todo.key}: {_shown(todo.value)}"
+        yield from _comment(reason, "#   ")
 
 
 def _body(entries: Sequence[_Entry]) -> Iterator[str]:
@@ -85,9 +89,12 @@ def _body(entries: Sequence[_Entry]) -> Iterator[str]:
 
 
 def _todo(todo: _Entry, name: str, indent: str) -> Iterator[str]:
-    written = "..." if todo.value is ... else _yaml(todo.value)
-    yield f"{indent}# TODO {name}: {written}"
+    yield f"{indent}# TODO {name}: {_shown(todo.value)}"
     yield from _comment(todo.comment, f"{indent}#   ")
+
+
+def _shown(value: Any) -> str:
+    return "..." if value is ... else _yaml(value)
 
 
 def _tail(ignored: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -119,8 +126,10 @@ def _groups(key: str) -> Iterator[str]:
     yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
 
-def _place(key: str, order: Mapping[str, int]) -> tuple[int, bool]:
-    """By the nearest setting of ours: a key itself, or the group that it would belong to."""
-    known = [key, *reversed(list(_groups(key)))]
-    nearest = next((name for name in known if name in order), None)
-    return (len(order) if nearest is None else order[nearest], nearest != key)
+def _place(key: str) -> tuple[int, bool]:
+    """By the nearest setting of ours: a key itself, or the end of the group it would belong to."""
+    for nearest in (key, *reversed(list(_groups(key)))):
+        if nearest in all_keys():
+            below = [n for n, name in enumerate(all_keys()) if f"{name}.".startswith(f"{nearest}.")]
+            return below[-1], nearest != key
+    return len(all_keys()), True

@@ -6,7 +6,6 @@ an empty PATH, and a function takes down each command that is then not found. Th
 is one of them.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -37,7 +36,7 @@ dirname() { case $1 in */*) printf '%s\n' "${1%/*}";; *) echo .;; esac; }
 basename() { local name=${1##*/}; printf '%s\n' "${name%"${2-}"}"; }
 """
 _UNKNOWN = re.compile(r"@not-known:(?P<line>\d+):(?P<command>[^@]*)@")
-_REDIRECTION = re.compile(r"(?<=\s)(?:\d|&)?>>?\s*[^\s&|;<>()]+")
+_REDIRECTION = re.compile(r"""(?<=\s)(?:\d|&)?>>?\s*(?:"[^"]*"|'[^']*'|[^\s&|;<>()"'])+""")
 _COMPLAINT = re.compile(r"^.*?: line (?P<line>\d+): (?P<text>.*)$")
 
 
@@ -83,7 +82,9 @@ def unknown_part(value: str) -> str | None:
     found = _UNKNOWN.search(value)
     if found is None:
         return None
-    return f"line {found['line']} of the script takes it from `{found['command']}`, which was not run"
+    return (
+        f"line {found['line']} of the script takes it from `{found['command']}`, which was not run"
+    )
 
 
 def _evaluate(
@@ -115,7 +116,7 @@ def _evaluate(
 
 
 def _probes(text: str) -> str:
-    """The lines that ask whether a program succeeds, `$(... && echo yes || echo no)`: it does not."""
+    """The lines with `$(PROGRAM && echo yes || echo no)`, as words: none succeeds."""
     lines = [
         str(number)
         for number, line in enumerate(text.splitlines(), start=1)
@@ -185,8 +186,3 @@ def _not_one(path: Path, records: list[list[str]], lines: list[str]) -> str:
 
 def _modules(command: list[str]) -> list[int]:
     return [i for i, argument in enumerate(command[:-1]) if argument == "-m"]
-
-
-def environment() -> dict[str, str]:
-    """The variables of this process: what a script would see if it was run from here."""
-    return dict(os.environ)

@@ -13,6 +13,8 @@ from pipeline.errors import InputError
 _PROBLEM = re.compile(
     r"(?P<key>[\w.-]+)(?: \(written as (?P<written>[\w.-]+)\))?: (?P<text>.*)", re.DOTALL
 )
+_VALUE = re.compile(r"^(item \d+: )?found .*?(; |, (?=expected))", re.DOTALL)
+"""What a problem says of the value, which stands beside it."""
 _ROUNDS = 10
 """Each takes out what was refused; what hid behind it shows in the next."""
 
@@ -38,15 +40,15 @@ def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
     result = SortedSettings()
     left = dict(settings)
     for _ in range(_ROUNDS):
-        problems = _problems(left)
+        before = len(left)
         result.missing = {}
-        for named, text in problems.items():
+        for named, text in _problems(left).items():
             found = [key for key in left if _is_below(key, named)]
             for key in found:
                 _take_out(result, key, left.pop(key), text)
-            if not found:
+            if not found and named not in result.refused:
                 result.missing[named] = text
-        if len(result.missing) == len(problems):
+        if len(left) == before:
             break
     for key, value in left.items():
         ours = _our_spelling(key)
@@ -63,7 +65,7 @@ def _take_out(result: SortedSettings, key: str, value: Any, text: str) -> None:
     if value is None:
         result.ignored.setdefault("null, and so not set", []).append(key)
     else:
-        result.refused[key] = (value, text)
+        result.refused[key] = (value, _VALUE.sub("", text))
 
 
 def _problems(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -66,7 +66,8 @@ def _load(settings: dict[str, Any], problems: list[str]) -> LoadedConfig:
         key: value for key, value in _leaves(settings) if isinstance(value, str) and "${" in value
     }
     problems += [
-        f"{key}: found {value!r}; interpolation is not supported, write the value itself"
+        f"{key}: found {value!r}; interpolation is not supported; write the value itself, or "
+        "let `retrace import-verl` resolve the file"
         for key, value in interpolated.items()
     ]
     _drop_empty_reward(settings)

@@ -45,6 +45,15 @@ _Loader.add_implicit_resolver(
 
 def read_file(path: Path) -> dict[str, Any]:
     """Read the settings in a YAML file. Raises InputError: missing, not YAML, not a mapping."""
+    if path.name.startswith("--config"):
+        raise InputError([_verl_option(str(path))])
+    if path.suffix == ".sh":
+        raise InputError(
+            [
+                f"{path}: found a shell script, expected a settings file; make one of a script for "
+                f"verl: retrace import-verl {path} -o my.yaml"
+            ]
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,6 +72,13 @@ def read_file(path: Path) -> dict[str, Any]:
             [f"{path}: found a {type(content).__name__} at the top, expected `key: value` lines"]
         )
     return content
+
+
+def _verl_option(text: str) -> str:
+    return (
+        f"{text}: an option of verl's command line, which names a folder or file of settings; make "
+        "one file of them: retrace import-verl FOLDER/NAME.yaml -o my.yaml"
+    )
 
 
 def read_mapping(settings: Mapping[Any, Any]) -> dict[str, Any]:
@@ -99,6 +115,8 @@ def read_override(text: str) -> tuple[list[str], Any]:
     anyway. The value is YAML, so mode="R2", mode=R2 and mode='R2' are the same.
     """
     match = _OVERRIDE.match(text)
+    if text.startswith("--config"):
+        raise InputError([_verl_option(text)])
     if match is None:
         hint = "; a setting is removed by not writing it" if text.startswith("~") else ""
         raise InputError([f"{text}: expected key.path=value{hint}"])

@@ -117,7 +117,9 @@ _GRPO_ONLY = "GRPO does not use it"
 _ANYWHERE = [
     Foreign("*_target_", "Hydra's marker of classes means nothing here"),
     Foreign("hydra.*", "Hydra is not used"),
-    Foreign("defaults", "Hydra's list of other files is not read; write the settings out", ()),
+    Foreign(
+        "defaults", "Hydra's list of other files: `retrace import-verl` makes one file of all", ()
+    ),
 ]
 
 # Group of keys -> (names, reason, harmless values; without them every value is harmless).

@@ -160,7 +160,7 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         (
             "trainer.default_local_dir=out/${trainer.experiment_name}",
             "trainer.default_local_dir: found 'out/${trainer.experiment_name}'; interpolation is "
-            "not supported, write the value itself",
+            "not supported; write the value itself, or let `retrace import-verl` resolve the file",
         ),
     ],
 )  # fmt: skip
@@ -239,3 +239,31 @@ class TestOtherSpelling:
     def test_errors_name_what_was_written(self, tmp_path):
         (problem,) = load_error(tmp_path, f"{self.OTHER}.mode=R4")
         assert problem.startswith(f"{REPLAY}.mode (written as {self.OTHER}.mode): found 'R4'")
+
+
+@pytest.mark.parametrize(
+    ("path", "overrides", "message"),
+    [
+        (
+            "run.sh",
+            (),
+            "run.sh: found a shell script, expected a settings file; make one of a script for "
+            "verl: retrace import-verl run.sh -o my.yaml",
+        ),
+        (
+            "--config-name=mine",
+            (),
+            "--config-name=mine: an option of verl's command line, which names a folder or file "
+            "of settings; make one file of them: retrace import-verl FOLDER/NAME.yaml -o my.yaml",
+        ),
+        (None, ("--config-path=x",), "--config-path=x: an option of verl's command line"),
+        (None, ("defaults=[base]",), "`retrace import-verl` makes one file of all"),
+        (None, ("data.seed=${trainer.seed}",), "let `retrace import-verl` resolve the file"),
+    ],
+)
+def test_what_belongs_to_verl_points_to_the_import(tmp_path, path, overrides, message):
+    minimal = tmp_path / "config.yaml"
+    minimal.write_text(MINIMAL)
+    with pytest.raises(InputError) as caught:
+        load_config(path or minimal, overrides)
+    assert message in str(caught.value)

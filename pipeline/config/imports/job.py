@@ -6,7 +6,6 @@ YAML ─► Hydra, OmegaConf ────┘
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pipeline.config.imports.compose import compose, resolve
 from pipeline.config.imports.defaults import VERL_DEFAULTS
 from pipeline.config.imports.render import render
 from pipeline.config.imports.script import read_script, unknown_part
-from pipeline.config.imports.sort import SortedSettings, sort_settings
+from pipeline.config.imports.sort import sort_settings
 from pipeline.config.keys import all_keys
 from pipeline.config.reading.read import read_file, read_override
 from pipeline.errors import InputError
@@ -27,29 +26,24 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ImportedSettings:
-    """The settings file of a verl job."""
-
-    text: str
-    settings: SortedSettings
-
-
-def import_verl(
-    source: Path, overrides: Sequence[str], variables: Mapping[str, str]
-) -> ImportedSettings:
+def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
     """The settings file of a verl script (.sh), or of a YAML file for verl.
 
-    `overrides` are further `key=value` of verl's command line; `variables` are the environment of
-    the script. Raises InputError: what cannot be read, with its line or key.
+    `arguments` are further ones of verl's command line; with `--config-name=NAME` among them the
+    source is a folder, as after verl's `--config-path`. `variables` are the script's environment.
+    Raises InputError: what cannot be read, with its line or key.
     """
     notes: tuple[str, ...] = ()
+    origin = source.name
     if source.suffix == ".sh":
         command = read_script(source, variables)
-        arguments, notes = [*command.arguments, *overrides], command.notes
-        settings, defaults = _of_command(source, arguments)
+        notes = command.notes
+        settings, defaults = _of_command(source, [*command.arguments, *arguments])
     else:
-        settings, defaults = _of_file(source, overrides), {}
+        options, overrides = _options(arguments)
+        path = source / f"{Path(options['name']).stem}.yaml" if "name" in options else source
+        origin = path.name
+        settings, defaults = _of_file(path, overrides), {}
     given = {**defaults, **settings}
     unknown = {key: text for key, value in given.items() if (text := _unknown(value))}
     result = sort_settings({k: v for k, v in given.items() if k not in unknown})
@@ -59,7 +53,7 @@ def import_verl(
         for key in result.kept.keys() & defaults.keys()
         if key not in settings
     }
-    return ImportedSettings(render(result, source.name, comments, notes), result)
+    return render(result, origin, comments, notes)
 
 
 def _of_command(source: Path, arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,6 +84,10 @@ def _of_overrides(source: Path, overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         if override.startswith("~"):
             settings.pop(override[1:].partition("=")[0], None)
+            continue
+        key, _, text = override.partition("=")
+        if unknown_part(text):  # it need not be YAML
+            settings[key.lstrip("+")] = text
             continue
         try:
             parts, value = read_override(override)

@@ -1,0 +1,28 @@
+"""`retrace import-verl`: a verl job as a settings file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+import retrace
+from pipeline.cli.check import print_errors
+
+
+def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int:
+    """Write the settings file of a verl job; the exit code of the command."""
+    try:
+        if target.exists():
+            raise retrace.InputError(
+                [f"{target}: this file is there already; remove it, or name another one"]
+            )
+        text = retrace.import_verl(source, arguments)
+    except retrace.InputError as error:
+        print_errors(error)
+        return 2
+    target.write_text(text, encoding="utf-8")
+    todos = sum(line.lstrip().startswith("# TODO ") for line in text.splitlines())
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    first = f"decide its {todos} TODO lines, then " if todos else ""
+    console.print(f"{target} is written; {first}run: retrace check {target}", markup=False)
+    return 0

@@ -1,0 +1,150 @@
+"""A verl job becomes a settings file that the reader takes, but for what its TODO lines say."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.config.imports.defaults import OTHER_DEFAULTS, VERL_DEFAULTS
+from pipeline.config.imports.job import import_verl
+from pipeline.config.keys import setting_keys, value_at
+from pipeline.config.reading.load import load_config
+from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
+from tests.verl_jobs import NEWEST, generated, revisions, write_generated, write_script
+from tests.verl_verdicts import examples, settings_of
+
+TODO = re.compile(r"^( *)# TODO ([\w.-]+): ", re.MULTILINE)
+
+
+def todos(text: str) -> set[str]:
+    """The last parts of the keys that are to be decided."""
+    return {found[2].rpartition(".")[2] for found in TODO.finditer(text)}
+
+
+def check_import(folder: Path, text: str) -> None:
+    """The reader's remaining problems are settings to be added, which the TODO lines say."""
+    path = folder / "my.yaml"
+    path.write_text(text)
+    problems, notes = read(path)
+    assert [problem for problem in problems if ": missing, " not in problem] == []
+    assert {problem.partition(":")[0].rpartition(".")[2] for problem in problems} <= todos(text)
+    assert [note for note in notes if "ignored" in note] == []  # only what has an effect is written
+
+
+def read(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Problems and notes of the reader."""
+    try:
+        return (), load_config(path).notes
+    except InputError as error:
+        return error.problems, error.notes
+
+
+@pytest.mark.parametrize("name", examples())
+def test_scripts_round_trip(tmp_path, name):
+    text = import_verl(write_script(tmp_path, name), [], {})
+    check_import(tmp_path, text)
+    for setting in settings_of(examples()[name]):
+        key = setting.partition("=")[0].lstrip("+")
+        assert re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", text), key
+
+
+@pytest.mark.parametrize("revision", revisions())
+def test_generated_files_round_trip(tmp_path, revision):
+    text = import_verl(write_generated(tmp_path, revision), ["trainer.nnodes=2"], {})
+    check_import(tmp_path, text)
+    content = yaml.safe_load(text)
+    assert content["trainer"]["nnodes"] == 2
+    assert content["data"]["train_batch_size"] == 1024
+
+
+def test_the_file_reads_in_our_order(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo trainer.nnodes=2 data.train_batch_size=64 "
+        "actor_rollout_ref.rollout.name=sglang actor_rollout_ref.actor.clip_ratio=0.3 "
+        "+ray_kwargs.ray_init.num_cpus=4 nonsense.x=1 trainer.total_training_steps=7 "
+        "algorithm.adv_estimator=grpo trainer.experiment_name=$(date)\n"
+    )
+    text = import_verl(script, ["data.train_batch_size=32"], {})
+    assert [line for line in text.splitlines() if re.match("[a-z]", line)] == [
+        "data:",
+        "actor_rollout_ref:",
+        "algorithm:",
+        "trainer:",
+    ]
+    assert "\n  train_batch_size: 32\n" in text
+    assert "\n    n: 1 # verl's default; here it would be 8\n" in text
+    assert "\n    # TODO name: sglang\n    #   " in text
+    assert "\n# TODO nonsense.x: 1\n" in text
+    assert "ray_kwargs.ray_init.num_cpus" in text.partition("# Left out")[2]
+    assert "line 1 of the script takes it from `date`" in " ".join(text.split())
+    assert "total_epochs" not in text
+
+
+def test_defaults_and_interpolation_are_composed(tmp_path):
+    (tmp_path / "base.yaml").write_text("data: {max_prompt_length: 7, train_batch_size: 4}\n")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "defaults: [base, _self_]\n"
+        "data: {train_batch_size: 16, max_response_length: '${data.max_prompt_length}'}\n"
+        "actor_rollout_ref: {model: {path: '???'}}\n"
+    )
+    for source, arguments in ((mine, []), (tmp_path, ["--config-name=mine"])):
+        text = import_verl(source, [*arguments, "data.train_batch_size=32"], {})
+        assert yaml.safe_load(text)["data"] == {
+            "train_batch_size": 32,
+            "max_prompt_length": 7,
+            "max_response_length": 7,
+        }
+        assert "# TODO actor_rollout_ref.model.path: ..." in text
+
+
+def test_a_script_with_a_file_of_its_own(tmp_path):
+    (tmp_path / "mine.yaml").write_text("data: {train_batch_size: 16}\n")
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"python3 -m verl.trainer.main_ppo --config-path={tmp_path} --config-name mine\n"
+    )
+    assert yaml.safe_load(import_verl(script, [], {})) == {"data": {"train_batch_size": 16}}
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        ("a: ${nowhere}\n", [], "Interpolation key 'nowhere' not found"),
+        ("defaults: [ppo_trainer]\n", [], "install verl or add its folder to the file: hydra:"),
+        ("data: {n: 1}\n", ["data"], "data: expected key.path=value"),
+    ],
+)
+def test_what_cannot_be_resolved_is_named(tmp_path, content, arguments, message):
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(InputError, match=re.escape(message)):
+        import_verl(tmp_path / "mine.yaml", arguments, {})
+
+
+def test_the_missing_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hydra", None)
+    (tmp_path / "mine.yaml").write_text("defaults: [base]\n")
+    with pytest.raises(InputError, match=re.escape("pip install 'retrace-moe[verl]'")):
+        import_verl(tmp_path / "mine.yaml", [], {})
+
+
+def test_defaults_of_verl_are_known():
+    """Every setting whose default differs is imported, or is in the table of others with why."""
+    verl = generated(NEWEST)
+    ours = RunConfig.model_validate(
+        {"actor_rollout_ref": {"model": {"path": "x"}}, "trainer": {"experiment_name": "x"}}
+        | {"custom_reward_function": {"path": "x"}}
+    )
+    assert {key: verl[key] for key in VERL_DEFAULTS} == VERL_DEFAULTS
+    differing = {
+        key.name
+        for key in setting_keys()
+        if key.name in verl and verl[key.name] not in ("???", value_at(ours, key.name))
+    }
+    others = differing - VERL_DEFAULTS.keys() - {"custom_reward_function.path"}
+    assert others == OTHER_DEFAULTS.keys() & differing
+    assert VERL_DEFAULTS.keys() <= differing

@@ -1,0 +1,128 @@
+"""A verl script is evaluated by bash, and nothing that it names is started or written."""
+
+import pytest
+
+from pipeline.config.imports import script
+from pipeline.config.imports.script import TrainerCommand, read_script, unknown_part
+from pipeline.errors import InputError
+
+TRAINER = "python3 -m verl.trainer.main_ppo"
+
+
+def read(folder, text, **variables) -> TrainerCommand:
+    path = folder / "run.sh"
+    path.write_text(text)
+    return read_script(path, variables)
+
+
+def problem(folder, text, **variables) -> str:
+    with pytest.raises(InputError) as caught:
+        read(folder, text, **variables)
+    return str(caught.value).replace(str(folder), "")
+
+
+def test_what_scripts_of_verl_are_made_of(tmp_path):
+    command = read(
+        tmp_path,
+        f"""#!/usr/bin/env bash
+set -xeuo pipefail
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+ulimit -n 65535
+SCRIPT_DIR=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+DEVICE=${{DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}}
+case "$DEVICE" in gpu) TP=${{TP:-2}} ;; npu) TP=8 ;; esac
+prompt=512; response=$((prompt * 4))
+[ "$TP" -gt 1 ] && sequence=True || sequence=False
+DATA=(
+    data.max_prompt_length=$prompt  # tokens
+    data.max_response_length=${{response}}
+    data.train_files="['a b.parquet','c.parquet']"
+)
+DATA+=(trainer.nnodes=${{NNODES:-1}})
+if [ "${{QUANTIZE:-}}" = fp8 ]; then DATA+=(rollout.quantization=fp8); fi
+mkdir -p logs
+exec {TRAINER} --config-name=ppo_megatron_trainer \\
+    "${{DATA[@]}}" tp=$TP \\
+    sequence=$sequence "$@" > logs/train.log 2>&1 | tee logs/$DEVICE.log
+""",
+        NNODES="4",
+    )
+    assert command.arguments == (
+        "--config-name=ppo_megatron_trainer",
+        "data.max_prompt_length=512",
+        "data.max_response_length=2048",
+        "data.train_files=['a b.parquet','c.parquet']",
+        "trainer.nnodes=4",
+        "tp=2",
+        "sequence=True",
+    )
+    assert "line 17: `mkdir` was not run" in command.notes
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["python", "nohup python3 -u", "ray job submit --no-wait -- python3", "uv run python"],
+)
+def test_the_trainer_behind_another_command(tmp_path, launcher):
+    text = f"{launcher} -m verl.trainer.main_ppo a=1 &\nwait\n"
+    assert read(tmp_path, text).arguments == ("a=1",)
+
+
+def test_nothing_is_started_and_nothing_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = """touch by-name
+echo text > redirected
+echo text > "quoted one"
+/usr/bin/touch by-path
+. ./other.sh
+PATH=/usr/bin:/bin
+touch by-new-path
+python3 -m verl.trainer.main_ppo a=1
+"""
+    (tmp_path / "other.sh").write_text("python3 -m verl.trainer.main_ppo sourced=1")
+    found = problem(tmp_path, text, PATH="/usr/bin:/bin", BASH_ENV=str(tmp_path / "other.sh"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.sh", "run.sh"]
+    assert "line 4: /usr/bin/touch: restricted" in found
+    assert "line 5: .: ./other.sh: restricted" in found
+    assert "line 6: PATH: readonly variable" in found
+
+
+def test_an_unknown_part_names_its_line(tmp_path):
+    command = read(tmp_path, f"GPUS=$(nproc)\n{TRAINER} a=$GPUS b=run-$(date +%m)\n")
+    first, second = command.arguments
+    assert unknown_part(first) == ("line 1 of the script takes it from `nproc`, which was not run")
+    assert "line 2 of the script takes it from `date`" in (unknown_part(second) or "")
+    assert unknown_part("a=1") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            f"set -u\n\n{TRAINER} a=$HDFS_ROOT\n",
+            "/run.sh, line 3: HDFS_ROOT: unbound variable; set it before the command: "
+            "HDFS_ROOT=... retrace import-verl ...",
+        ),
+        (
+            f"{TRAINER} a=$(( $(nproc) / 2 ))\n",
+            "no program is run and no file written or sourced here; write the value itself",
+        ),
+        (f"for x in 1 2; do {TRAINER} a=$x; done\n", "lines 1, 1 each start"),
+        (
+            "python3 -m verl.trainer.sft_trainer a=1\n",
+            "/run.sh: it starts verl.trainer.sft_trainer, expected python3 -m "
+            "verl.trainer.main_ppo; other trainers cannot be imported",
+        ),
+        ("echo hello\n", "/run.sh: it starts no module"),
+        (f"if true; then\n{TRAINER}\n", "syntax error"),
+    ],
+)
+def test_what_cannot_be_read_names_the_line(tmp_path, text, message):
+    assert message in problem(tmp_path, text)
+
+
+def test_a_script_that_waits_for_a_program(tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "_LONGEST_S", 1.0)
+    assert "does not end by itself" in problem(
+        tmp_path, f"until ray status; do :; done\n{TRAINER}\n"
+    )
