@@ -64,6 +64,7 @@ from pipeline.traces import (
 from pipeline.upkeep.remove import remove_run
 from pipeline.upkeep.run_list import ListedRun, list_runs
 from retrace.imports import import_verl
+from retrace.local_logs import log_files
 from retrace.opened import Run, open_run
 from retrace.sealed import SealedStep, StepSample
 from retrace.starting import ReadyRun, check, run
@@ -103,6 +104,7 @@ __all__ = [
     "dense_routes",
     "import_verl",
     "list_runs",
+    "log_files",
     "new_sample",
     "new_write_id",
     "open_manifest",

@@ -1,4 +1,4 @@
-"""The `retrace` command: run, check, import-verl, runs, traces."""
+"""The `retrace` command: run, check, import-verl, logs, runs, traces."""
 
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from pipeline.cli.check import run_check
 from pipeline.cli.ending import end_by_signals
 from pipeline.cli.epilog import epilog
 from pipeline.cli.import_verl import run_import_verl
+from pipeline.cli.logs import logs
 from pipeline.cli.run import run_run
 
 _app = typer.Typer(
@@ -129,6 +130,18 @@ def import_verl(
     needs the extra `verl`.
     """
     raise typer.Exit(run_import_verl(source, output, arguments or []))
+
+
+_app.command(
+    "logs",
+    epilog=epilog(
+        "docs/commands.md",
+        "0: done; 2: no logs are here; 130: ended by Ctrl-C",
+        "retrace logs quickstart",
+        "retrace logs my.yaml --worker training-0 -f",
+        "retrace logs outputs/store/quickstart -n 500",
+    ),
+)(logs)
 
 
 def main() -> None:

@@ -1,0 +1,77 @@
+"""The logs of a run's workers on this machine."""
+
+from pathlib import Path
+
+from pipeline.errors import InputError
+from pipeline.run import keys
+from pipeline.run.commit import read_commit
+from pipeline.store import Store, open_store, shown_uri
+from pipeline.store.settings import use_settings
+from retrace.opened import open_run
+
+
+def log_files(run: str | Path) -> list[Path]:
+    """The log of each worker, such as rollout-0.log, by name; `run`: a run or its settings file.
+
+    They lie where `retrace run` was called, below `trainer.default_local_dir`. Raises InputError
+    where there are none, which names the command that shows them for a run on Kubernetes;
+    TraceError when there is no run; StoreError.
+    """
+    # Imported here: readers of traces have no use for pydantic and YAML.
+    from pipeline.config.reading.load import load_config
+    from pipeline.report.loggers import log_folder
+    from pipeline.run.run_config import config_of
+
+    if Path(run).suffix in (".yaml", ".yml") and Path(run).is_file():
+        config = load_config(run).config
+        use_settings(config.store)
+        store = open_store(config.run_uri)
+    else:
+        opened = open_run(run)
+        store = opened.store
+        config = config_of(opened.description)
+    folder = log_folder(config)
+    found = sorted(folder.glob("*.log"))
+    if found:
+        return found
+    name = config.trainer.run_name
+    if (flow_run := _flow_run(store)) is not None:
+        raise InputError([_on_kubernetes(name, flow_run)])
+    raise InputError(
+        [
+            f"{folder}: no logs of the run {name!r} there ({shown_uri(store.uri)}); call this in "
+            "the folder and on the machine where `retrace run` was called, or give the settings "
+            "file, if trainer.default_local_dir was changed since"
+        ]
+    )
+
+
+def _flow_run(store: Store) -> str | None:
+    """The flow run on Kubernetes that owns the newest attempt."""
+    numbers = [keys.attempt_number(info.key) for info in store.list(keys.attempts())]
+    started = [number for number in numbers if number is not None]
+    if not started:
+        return None
+    owner = read_commit(store, keys.attempt(max(started))).get("owner")
+    return None if owner is None else str(owner)
+
+
+def _on_kubernetes(name: str, flow_run: str) -> str:
+    # Imported here: only such a run needs it.
+    from pipeline.launch.kubernetes.names import (
+        COMPONENT,
+        FLOW_RUN_OF_FLOW_POD,
+        ROLLOUT,
+        RUN,
+        TRAINING,
+        selector,
+    )
+
+    def command(labels: dict[str, str]) -> str:
+        return f"kubectl --namespace NAMESPACE logs --prefix --tail=50 -f -l {selector(labels)}"
+
+    return (
+        f"the run {name!r} is on Kubernetes, where its pods have the logs: "
+        f"{command({RUN: name, COMPONENT: ROLLOUT})}; {command({RUN: name, COMPONENT: TRAINING})}; "
+        f"of the flow: {command({FLOW_RUN_OF_FLOW_POD: flow_run})}"
+    )
