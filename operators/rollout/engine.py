@@ -62,8 +62,9 @@ class RolloutEngine:
     ) -> None:
         if routes and geometry is None:
             raise RolloutError(
-                "routes of a model without MoE layers were asked for: "
-                "set actor_rollout_ref.rollout.enable_rollout_routing_replay=False"
+                "routes of a model without MoE layers were asked for; start a new run (another "
+                "trainer.experiment_name) with "
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay=False"
             )
         self._geometry = geometry if routes else None
         prepare_environment(rollout.enforce_eager)

@@ -192,8 +192,8 @@ def read_inputs(store: Store, attempt: Attempt) -> Inputs:
     reward_function = config.custom_reward_function
     if staged.reward is None or reward_function is None:
         raise RolloutError(
-            "run.json names no reward function: a run that replays a trace set "
-            "(router_replay.replay_file) has no rollout workers"
+            "run.json names no reward function: a run that replays traces "
+            "(actor_rollout_ref.actor.router_replay.replay_file) has no rollout workers"
         )
     val = staged.val_prompts
     return Inputs(

@@ -55,8 +55,9 @@ def make_rank(config: RunConfig, position: RankPosition, folder: Path) -> tuple[
         )
     elif replays_recorded(config) or records_routes(config):
         raise ReplayError(
-            f"actor.router_replay.mode is {actor.router_replay.mode}, but the model has no MoE "
-            "layers: set it to disabled"
+            "actor_rollout_ref.actor.router_replay.mode is "
+            f"{actor.router_replay.mode}, but the model has no MoE layers; start a new run "
+            "(another trainer.experiment_name) with disabled"
         )
     rank = Rank(
         config=config,

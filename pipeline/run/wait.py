@@ -38,7 +38,8 @@ def wait_for_any(
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(
                 f"waited {timeout_s:.0f} s for {' or '.join(keys)} in {store.uri}; "
-                f"{maker} should have made it: look at its log, or raise the timeout"
+                f"{maker} should have made it: look at its log, or raise "
+                "launch.step_timeout_s"
             )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)

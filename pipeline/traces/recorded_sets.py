@@ -29,6 +29,7 @@ from pipeline.traces.read.training import digested, used_routes
 from pipeline.traces.write.seal import write_manifest
 
 _SAMPLES_AT_ONCE = 256
+_MODE = "actor_rollout_ref.actor.router_replay.mode"
 _COMPARED_PRUNED = ["id", "token_digest", "reward"]
 _COMPARED = [*_COMPARED_PRUNED, "routes_digest"]
 
@@ -126,7 +127,7 @@ def seal_replay(run: Store, source: Store, step: int, plan: Plan | None) -> Mani
 def expected_of(run: Store, step: int, plan: Plan | None) -> Expected:
     """What a run expects of a replayed step, from its description and the step's plan."""
     description = description_at(run, step)
-    mode = description.setting("actor_rollout_ref.actor.router_replay.mode")
+    mode = description.setting(_MODE)
     prompts = description.inputs.prompts
     table = pq.read_table(io.BytesIO(read_data(run, prompts)), columns=["prompt_id", "token_ids"])
     tokens = {
@@ -147,7 +148,7 @@ def _check_routes(name: str, manifest: Manifest, expected: Expected) -> None:
         return
     kind = manifest.provenance.kind if manifest.provenance else None
     if kind != expected.kind:
-        fix = f"set router_replay.mode={kind}" if kind else "it cannot be replayed"
+        fix = f"set {_MODE}={kind}" if kind else "it cannot be replayed"
         raise TraceError(f"{name}: its routes are of kind {kind}, not {expected.kind}; {fix}")
     if manifest.geometry != expected.geometry:
         raise TraceError(

@@ -83,8 +83,8 @@ def _refuse_unrecorded(store: Store, new: list[int]) -> None:
     missing = [step for step in new if target.size(keys.manifest(step)) is None]
     if missing:
         raise TraceError(
-            f"step {missing[0]}: router_replay.record_file {record_file} has not got it yet, and "
-            "the run would fail to write it; let the run write it, or keep the step"
+            f"step {missing[0]}: the recorded set {record_file} has not got it yet, and the run "
+            "would fail to write it; let the run write it, or keep the step"
         )
 
 

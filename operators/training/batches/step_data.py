@@ -156,7 +156,8 @@ def _check_geometry(manifest: Manifest, geometry: Geometry) -> None:
     found = manifest.geometry
     if found is None:
         raise ReplayError(
-            f"step {manifest.step}: the manifest has no routes to replay; set "
+            f"step {manifest.step}: the manifest has no routes to replay; start a new "
+            "run (another trainer.experiment_name) with "
             "actor_rollout_ref.rollout.enable_rollout_routing_replay=True, or "
             "actor_rollout_ref.actor.router_replay.mode=disabled"
         )

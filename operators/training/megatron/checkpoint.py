@@ -169,8 +169,8 @@ def refuse_other_layout(version: int, saved: dict[str, Any], here: dict[str, Any
     problems = [
         f"checkpoint of policy {version} was saved with "
         f"actor_rollout_ref.actor.megatron.{key} {saved[name]}, this attempt has {here[name]}: "
-        "optimizer state cannot be loaded across that; set it back, or start a new run with "
-        f"actor_rollout_ref.model.path at policies/{version:06d} (weights only)"
+        "optimizer state cannot be loaded across that; set it back, or start a new run (another "
+        "trainer.experiment_name) from this policy, of which only the weights are loaded then"
         for name, key in _FIXED.items()
         if saved[name] != here[name]
     ]

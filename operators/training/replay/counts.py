@@ -65,7 +65,8 @@ def check_passes(
     if valid == 0:
         raise ReplayError(
             f"step {step}: none of the {rows} rows has a valid recording, so replay would do "
-            "nothing; look at `retrace traces stats`, or set router_replay.mode=disabled"
+            "nothing; look at `retrace traces stats`, or start a new run (another "
+            "trainer.experiment_name) with actor_rollout_ref.actor.router_replay.mode=disabled"
         )
     if not passes:
         raise ReplayError(

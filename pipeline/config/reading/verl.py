@@ -172,7 +172,7 @@ _GROUPS: dict[str, list[tuple[Any, ...]]] = {
     "actor_rollout_ref.actor.": [
         ("ppo_micro_batch_size", "use ppo_micro_batch_size_per_gpu", _NONE),
         ("use_dynamic_bsz ppo_max_token_len_per_gpu ppo_infer_max_token_len_per_gpu", _MICRO),
-        ("grad_clip", "use optim.clip_grad", _NONE),
+        ("grad_clip", "use actor_rollout_ref.actor.optim.clip_grad", _NONE),
         ("fsdp_config.* ulysses_sequence_parallel_size", "for FSDP, which is not used here"),
         ("policy_loss.loss_mode", "only PPO's clipped loss is supported so far", ("vanilla",)),
         ("policy_loss.* tau_pos tau_neg", "for other losses than PPO's clipped loss"),
@@ -239,7 +239,7 @@ _GROUPS: dict[str, list[tuple[Any, ...]]] = {
         ("profiler.*", _NO_PROFILER),
     ],
     "algorithm.": [
-        ("use_kl_in_reward", "use actor.use_kl_loss", _OFF),
+        ("use_kl_in_reward", "use actor_rollout_ref.actor.use_kl_loss", _OFF),
         ("use_pf_ppo", _GRPO_ONLY, _OFF),
         ("gamma lam kl_penalty kl_ctrl.* pf_ppo.*", _GRPO_ONLY),
         ("rollout_correction.rollout_rs", "samples are not rejected by their weight", _NONE),

@@ -200,10 +200,15 @@ def _length_problems(config: RunConfig, hf_config: Mapping[str, Any]) -> list[st
     scaled = rope_type(hf_config) != "default"
     if not isinstance(longest, int) or scaled or prompt + response <= longest:
         return []
+    if prompt >= longest:
+        return [
+            f"data.max_prompt_length: found {prompt}, but the model has {longest} positions, of "
+            f"which a response needs some; write at most {max(longest - response, longest // 2)}"
+        ]
     return [
         f"data.max_response_length: found {response}, with data.max_prompt_length={prompt} that is "
         f"{prompt + response} tokens, but the model has {longest} positions; write at most "
-        f"{max(longest - prompt, 0)}, or shorten max_prompt_length"
+        f"{longest - prompt}, or shorten data.max_prompt_length"
     ]
 
 

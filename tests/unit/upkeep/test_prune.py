@@ -143,7 +143,7 @@ def test_steps_that_the_record_file_lacks_stay(run, tmp_path):
     config["actor_rollout_ref"]["actor"]["router_replay"]["record_file"] = record.uri
     rewrite(tmp_path / "run" / keys.run_json(), {"config": config})
     write_recorded_set(run, record, 0)
-    with pytest.raises(TraceError, match=r"step 1: router_replay.record_file .* not got it yet"):
+    with pytest.raises(TraceError, match=r"step 1: the recorded set .* not got it yet"):
         list(prune(run, 2))
     for step in (1, 2):
         write_recorded_set(run, record, step)

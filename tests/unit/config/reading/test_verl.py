@@ -84,7 +84,7 @@ def test_published_example_loads(tmp_path):
         ("actor_rollout_ref.hybrid_engine=True", "always separate processes (disaggregated)"),
         ("actor_rollout_ref.rollout.mode=async", "the engine runs by itself"),
         ("data.truncation=error", "prompts are never cut"),
-        ("algorithm.use_kl_in_reward=False", "use actor.use_kl_loss"),
+        ("algorithm.use_kl_in_reward=False", "use actor_rollout_ref.actor.use_kl_loss"),
         ("actor_rollout_ref.ref.megatron.param_offload=True", "the reference is policy 0"),
         ("actor_rollout_ref.rollout.calculate_log_probs=True", "always recorded"),
         ("critic.optim.lr=1e-5", "GRPO has no critic"),
@@ -103,7 +103,8 @@ def test_harmless_settings_are_noted(tmp_path, setting, reason):
     [
         (
             "algorithm.use_kl_in_reward=True",
-            "algorithm.use_kl_in_reward: found True; use actor.use_kl_loss; write False or leave "
+            "algorithm.use_kl_in_reward: found True; use "
+            "actor_rollout_ref.actor.use_kl_loss; write False or leave "
             "the key out",
         ),
         (

@@ -247,7 +247,7 @@ class TestInputs:
         assert problem == (
             "data.max_response_length: found 2000, with data.max_prompt_length=512 that is 2512 "
             "tokens, but the model has 2048 positions; write at most 1536, or shorten "
-            "max_prompt_length"
+            "data.max_prompt_length"
         )
         yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
         [other] = problems(tmp_path, "data.max_response_length=2000", model={**QWEN3_MOE, **yarn})
