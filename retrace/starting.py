@@ -62,14 +62,21 @@ class ReadyRun:
 
         from pipeline.report.display import Display
         from pipeline.report.loggers import log_folder
+        from pipeline.report.outcome import is_complete, report
 
-        config = self._inputs.config
+        config, store = self._inputs.config, self._inputs.store
+        if is_complete(config, store):  # without Prefect, which takes seconds to start
+            Console(stderr=True, highlight=False, soft_wrap=True).print(
+                f"{self.uri}: finished, nothing is left to do", markup=False
+            )
+            report(config, store)
+            return open_run(self.uri)
         with Display(Console(stderr=True)) as display:
             display.phase("flow", "starting Prefect")
             from pipeline.flows.server import prefect_server
 
             with prefect_server(log_folder(config)) as server:
-                from pipeline.flows.local import report, run_flow  # seconds, while it starts
+                from pipeline.flows.local import run_flow  # seconds, while it starts
 
                 run = open_run(run_flow(self._inputs, display, server))
         report(config, run.store)

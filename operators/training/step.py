@@ -29,6 +29,7 @@ from operators.training.replay.counts import Counts, check_passes
 from operators.training.step_metrics import (
     Metrics,
     RankReport,
+    finish_reasons_of,
     gather,
     mismatch_of,
     total_counts,
@@ -101,16 +102,22 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
                 "time/update_s": update_s,
             },
             fetched_bytes=None if data.routes is None else data.routes.fetched_bytes,
+            finish_reasons=finish_reasons_of(data) if position.speaks_for_tokens else {},
         )
     )
     of_passes = total_counts(reports)
     if replays_recorded(config) or records_routes(config):
-        valid, rows = valid_rows(data.columns)
-        valid = rows if records_routes(config) else valid
-        check_passes(data.step, of_passes, rank.routers, valid, rows)
+        _check(rank, data, of_passes)
     first = next(iter(of_passes.values()), {})
     metrics = training_metrics(reports, first, updates.grad_norms)
     return Trained(metrics, first, recorded)
+
+
+def _check(rank: Rank, data: StepData, of_passes: Mapping[str, Counts]) -> None:
+    """Raise ReplayError unless every pass has used all recorded rows."""
+    valid, rows = valid_rows(data.columns)
+    valid = rows if records_routes(rank.config) else valid
+    check_passes(data.step, of_passes, rank.routers, valid, rows)
 
 
 def _say(data: StepData, what: str) -> None:

@@ -3,6 +3,7 @@
 The value of a key that was not measured is None; the key is never absent.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ class RankReport:
     times_s: Sums = field(default_factory=dict)
     fetched_bytes: int | None = None
     """Bytes of recorded routes fetched from the store; None: none are read."""
+    finish_reasons: Mapping[str, int] = field(default_factory=dict)
+    """Samples by why generation ended."""
 
 
 def gather(report: RankReport) -> list[RankReport]:
@@ -54,6 +57,11 @@ def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
         mask_G = sample.loss_mask_G
         total += mismatch(logprobs[id][mask_G], sample.logprobs_G[mask_G])
     return total
+
+
+def finish_reasons_of(data: StepData) -> Counter[str]:
+    """This data-parallel rank's samples, by why generation ended."""
+    return Counter(data.samples[id].finish_reason for id in data.ids.values())
 
 
 def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:
@@ -80,6 +88,7 @@ def training_metrics(
     native = _total(report.mismatch_native for report in reports)
     times = {key for report in reports for key in report.times_s}
     fetched = [r.fetched_bytes for r in reports if r.fetched_bytes is not None]
+    reasons = sum((Counter(report.finish_reasons) for report in reports), Counter[str]())
     return {
         "loss/policy": mean("policy"),
         "loss/kl": mean("kl"),
@@ -90,6 +99,8 @@ def training_metrics(
         "loss/is_weight": mean("is_weight"),
         "loss/tokens": sum(sums["tokens"] for sums in mini_batches),
         "grad_norm": float(np.mean(grad_norms)),
+        "response/truncated": reasons["length"],
+        "response/aborted": reasons["abort"],
         "mismatch/kl": None if replayed is None else replayed.kl,
         "mismatch/extreme_share": None if replayed is None else replayed.extreme_share,
         "mismatch/kl_native": None if native is None else native.kl,
@@ -135,6 +146,7 @@ def manifest_metrics(store: Store, step: int, columns: pa.Table) -> Metrics:
     return {
         "reward/mean": pc.mean(rewards).as_py(),
         "reward/masked": rewards.null_count,
+        "response/count": len(rewards),
         "response/length_mean": pc.mean(lengths).as_py(),
         "response/length_max": pc.max(lengths).as_py(),
         **_rollout_times(store, step),

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 import retrace
+from pipeline.store import is_remote, open_store
 
 
 def run_check(path: Path, overrides: Sequence[str]) -> int:
@@ -21,6 +22,8 @@ def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
     """
     console = _console()
     console.print(f"checking {path}", markup=False)  # tokenizers and prompts take a while
+    if (line := _finished_line(path, overrides)) is not None:
+        console.print(line, markup=False)
     try:
         ready = retrace.check(path, overrides)
     except retrace.InputError as error:
@@ -51,6 +54,20 @@ def writes_line(writes: retrace.Writes) -> str:
         f"{decimal(writes.samples)}{routes}; every {writes.save_freq} steps and at the end "
         f"a checkpoint of about {decimal(writes.checkpoint)}"
     )
+
+
+def _finished_line(path: Path, overrides: Sequence[str]) -> str | None:
+    """What to say of a run that is finished, before its inputs are checked, which takes seconds."""
+    # Imported here: they take a second, in which the first line should stand already.
+    from pipeline.config.reading.load import load_config
+    from pipeline.report.outcome import finished_line
+
+    try:
+        config = load_config(path, overrides).config
+        # A server that does not answer is waited for by the check alone.
+        return None if is_remote(config.store.uri) else finished_line(open_store(config.run_uri))
+    except (retrace.InputError, retrace.StoreError):
+        return None  # the check says what is wrong
 
 
 def print_errors(error: retrace.InputError) -> None:

@@ -22,15 +22,10 @@ from pipeline.flows.steps import Context, record, rollout, train, validate
 from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import LaunchError, Screen, Workers
 from pipeline.report.loggers import Logger, TensorBoardLogger, tensorboard_folder
-from pipeline.report.run_metrics import (
-    StepMetrics,
-    read_metrics,
-    read_validation,
-)
-from pipeline.report.tables import SHOWN_STEPS, recent_table, step_line
-from pipeline.run import keys
-from pipeline.run.attempts import Attempt, end_attempt, in_force
-from pipeline.run.restarts import finished_steps
+from pipeline.report.run_metrics import StepMetrics, missing_validations, read_metrics
+from pipeline.report.tables import SHOWN_STEPS, recent_table, repeated_line, step_line
+from pipeline.run.attempts import Attempt, attempt_count, end_attempt, in_force
+from pipeline.run.restarts import finished_steps, repeated_steps
 from pipeline.store import Store, StoreError
 
 _STOP_GRACE_S = 30.0
@@ -56,11 +51,17 @@ def drive(
     often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
     """
     artifacts.link("store", run.uri)
+    attempts = attempt_count(run.store)
     attempt = host.begin(run.store, config)
     config = in_force(config, attempt)
     finished = finished_steps(run.store)
     if finished:
         screen.line(f"attached to {run.uri}: {finished} steps are finished already")
+    # Trainers of an attempt that goes on have their state.
+    if attempt.number >= attempts and 0 < finished < config.trainer.total_training_steps:
+        repeated = repeated_steps(run.store, finished)
+        if repeated:
+            screen.line(repeated_line(repeated))
     for step in range(finished):  # an earlier start may have ended before it wrote them
         record(config, run, step)
     to_validate = _to_validate(run, attempt, finished, screen)
@@ -113,11 +114,10 @@ def _recent_metrics(store: Store, finished: int) -> deque[StepMetrics]:
 
 def _to_validate(run: StagedRun, attempt: Attempt, finished: int, screen: Screen) -> list[int]:
     """The versions whose validation is missing and still possible."""
-    missing = [v for v in attempt.validations if read_validation(run.store, v) is None]
-    gone = [v for v in missing if v <= finished and run.store.size(keys.policy(v)) is None]
+    missing, gone = missing_validations(run.store, attempt.validations, finished)
     if gone:
         screen.line(f"policies {gone} are not validated: they are no longer in the store")
-    return [v for v in missing if v not in gone]
+    return missing
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from prefect import flow
-from rich.console import Console
 
 from pipeline.config.tree import RunConfig
 from pipeline.flows.artifacts import Artifacts
@@ -24,11 +23,8 @@ from pipeline.launch.local import (
     training_stage,
 )
 from pipeline.report.display import Display, warnings_of
-from pipeline.report.loggers import log_folder, tensorboard_folder
-from pipeline.report.run_metrics import all_metrics, validation_rewards
-from pipeline.report.tables import closing_table, summary
-from pipeline.run.attempts import Attempt, begin_attempt, validations_of
-from pipeline.store import Store
+from pipeline.report.loggers import log_folder
+from pipeline.run.attempts import Attempt, begin_attempt
 from pipeline.store.settings import use_settings
 
 
@@ -98,18 +94,3 @@ def _workers(
         log_folder(config), stages, display.line, display.progress_folder
     ) as workers:
         yield workers
-
-
-def report(config: RunConfig, store: Store) -> None:
-    """Print a finished run's results, and where they lie."""
-    console = Console(highlight=False, soft_wrap=True)
-    rewards = validation_rewards(store, validations_of(config))
-    steps = all_metrics(store)
-    console.print(closing_table(steps, rewards))
-    for line in summary(steps, rewards):
-        console.print(line)
-    console.print(f"run      {config.run_uri}")
-    console.print(f"logs     {log_folder(config)}")
-    if "tensorboard" in config.trainer.logger:
-        console.print(f"curves   tensorboard --logdir {tensorboard_folder(config)}")
-    console.print(f"traces   retrace traces ls {config.run_uri}")

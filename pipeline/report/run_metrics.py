@@ -61,6 +61,16 @@ def read_validation(store: Store, version: int) -> Validation | None:
     return Validation(version, count, total / count if count else None)
 
 
+def missing_validations(
+    store: Store, versions: Iterable[int], finished: int
+) -> tuple[list[int], list[int]]:
+    """The versions whose validation is missing: those that can be validated, and those whose policy
+    is no longer in the store. `finished` steps are finished."""
+    missing = [version for version in versions if read_validation(store, version) is None]
+    gone = [v for v in missing if v <= finished and store.size(keys.policy(v)) is None]
+    return [version for version in missing if version not in gone], gone
+
+
 def validation_rewards(store: Store, versions: Iterable[int]) -> dict[int, float | None]:
     """Mean reward of each policy version whose validation is complete."""
     found = (read_validation(store, version) for version in versions)

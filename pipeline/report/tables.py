@@ -34,6 +34,9 @@ COLUMNS = (
     Column("time/train_s", "train s", ".1f"),
 )
 
+SHARES = ("reward/masked", "response/truncated", "response/aborted")
+"""Metrics that count samples, shown as shares where they are not zero."""
+
 SHOWN_STEPS = 100
 """The most rows of the table in Prefect's UI, which every step sends as a whole."""
 
@@ -93,10 +96,30 @@ def summary(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]
 
 
 def step_line(step: StepMetrics, total: int) -> str:
-    """One line for a finished step."""
+    """One line for a finished step, with the shares of samples that something happened to."""
     parts = [f"{column.heading} {column.text(step.values)}" for column in COLUMNS]
     shown = [part for part in parts if not part.endswith("—")]
+    samples = step.values.get("response/count")
+    for key in SHARES:
+        count = step.values.get(key)
+        if count and samples:  # not of a step of an older version, which has no count
+            name = key.rpartition("/")[2]
+            shown.append(f"{name} {count / samples:.1%} ({count:.0f} of {samples:.0f})")
     return f"step {step.step} of {total}: {', '.join(shown)}"
+
+
+def repeated_line(steps: range) -> str:
+    """One line for finished steps that a restart trains again before it goes on.
+
+    Example: no checkpoint yet: training steps 0 to 2 again (3 steps) before step 3.
+    """
+    since = (
+        f"the last checkpoint is of policy {steps.start}" if steps.start else "no checkpoint yet"
+    )
+    which, count = f"step {steps.start}", ""
+    if len(steps) > 1:
+        which, count = f"steps {steps.start} to {steps[-1]}", f" ({len(steps)} steps)"
+    return f"{since}: training {which} again{count} before step {steps.stop}"
 
 
 def _validation_text(validation: Mapping[int, float | None], version: int) -> str:

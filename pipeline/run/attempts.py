@@ -89,7 +89,7 @@ def parse_attempt(body: Mapping[str, Any], key: str, uri: str) -> Attempt:
 
 def begin_attempt(store: Store, config: RunConfig) -> Attempt:
     """Write attempts/NNN.json with the next free number. The attempt ends with its process."""
-    number = _attempts(store)
+    number = attempt_count(store)
     while (attempt := _take(store, config, number, None)) is None:
         number += 1
     return attempt
@@ -104,7 +104,7 @@ def continue_attempt(
     flow run is not over: a run has one flow at a time.
     """
     while True:
-        newest = _attempts(store) - 1
+        newest = attempt_count(store) - 1
         if newest >= 0 and store.size(keys.stop(newest)) is None:
             body = read_commit(store, keys.attempt(newest))
             attempt = parse_attempt(body, keys.attempt(newest), store.uri)
@@ -126,7 +126,7 @@ def end_attempts(store: Store) -> None:
 
     For flows of one machine, whose workers end with them: one that was killed left no stop object.
     """
-    for number in range(_attempts(store)):
+    for number in range(attempt_count(store)):
         if store.size(keys.stop(number)) is None:
             attempt = read_attempt(store, number)
             end_attempt(store, attempt, "cancelled", "the run is amended by a later start")
@@ -139,7 +139,7 @@ def end_attempts_of(
 
     Raises InputError while another flow run is not over.
     """
-    for number in range(_attempts(store)):
+    for number in range(attempt_count(store)):
         other = read_commit(store, keys.attempt(number)).get("owner")
         ended = store.size(keys.stop(number)) is not None
         if not ended and other not in (None, owner) and not is_over(other):
@@ -161,7 +161,8 @@ def _at_work(config: RunConfig, flow_run: str) -> str:
     )
 
 
-def _attempts(store: Store) -> int:
+def attempt_count(store: Store) -> int:
+    """How many attempts a run has had."""
     return sum(1 for info in store.list(keys.attempts()) if not info.key.endswith(".stop.json"))
 
 

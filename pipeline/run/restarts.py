@@ -17,6 +17,12 @@ def finished_steps(store: Store) -> int:
     return finished
 
 
+def repeated_steps(store: Store, finished: int) -> range:
+    """The finished steps that training makes again when it starts anew: those since the newest
+    checkpoint, as a trainer's state is in its checkpoints alone."""
+    return range(max(restarts(store), default=0), finished)
+
+
 def restarts(store: Store) -> list[int]:
     """Versions of the checkpoints at which a restart may begin, ascending.
 

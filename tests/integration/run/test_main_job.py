@@ -80,9 +80,11 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
         written = [info.size for prefix in prefixes for info in store.list(prefix)]
         assert least < estimated * len(prefixes) / sum(written) < most, prefixes
 
-    # The same command again finds nothing to do, and says so.
-    assert "3 steps are finished already" in run(*settings)
-    assert read_commit(store, keys.stop(1))["reason"] == "finished"  # nobody waits for anything
+    # The same command again finds nothing to do, says so, and starts nothing.
+    again = run(*settings)
+    assert "all 3 steps are finished already" in again
+    assert "finished, nothing is left to do" in again
+    assert store.size(keys.attempt(1)) is None
     again = run(*settings, "trainer.test_freq=1")
     assert "validation of policy 1" in again
     assert "validation of policy 2" in again

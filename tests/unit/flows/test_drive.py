@@ -102,8 +102,10 @@ def train(context: Context, step: int) -> StepMetrics:
     return found
 
 
-def take(store: Store, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tables, Screen]:
-    """Take a run of so many steps to its end."""
+def take(
+    store: Store, steps: int, monkeypatch: pytest.MonkeyPatch, attempt: int | None = None
+) -> tuple[Tables, Screen]:
+    """Take a run of so many steps to its end, in a new attempt or one that is there."""
     config = RunConfig.model_validate(
         {
             "data": {"train_files": "t.parquet"},
@@ -124,7 +126,9 @@ def take(store: Store, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tab
     def launch(config: RunConfig, run: StagedRun, attempt: Attempt) -> Iterator[Workers]:
         yield Workers()
 
-    number = sum(not info.key.endswith("stop.json") for info in store.list(keys.attempts()))
+    number = attempt
+    if number is None:
+        number = sum(not info.key.endswith("stop.json") for info in store.list(keys.attempts()))
     host = WorkerHost(lambda store, _: make_attempt(store, number, steps), launch)
     tables, screen = Tables(), Screen()
     drive(config, run, screen, tables, host)
@@ -175,3 +179,35 @@ def test_the_table_of_metrics_shows_the_newest_steps(monkeypatch: pytest.MonkeyP
     assert f"{SHOWN_STEPS} of {steps} finished steps" in description
     assert f"{store.uri}/steps/*/metrics.json" in description
     assert max(len(rows) for rows, _ in again.tables) == SHOWN_STEPS
+
+
+@pytest.mark.parametrize(
+    ("finished", "checkpoint", "says"),
+    [
+        (1, None, ["no checkpoint yet: training step 0 again before step 1"]),
+        (3, None, ["no checkpoint yet: training steps 0 to 2 again (3 steps) before step 3"]),
+        (3, 2, ["the last checkpoint is of policy 2: training step 2 again before step 3"]),
+        (3, 3, []),
+        (0, None, []),
+        (4, 2, []),  # nothing is trained any more
+    ],
+)
+def test_what_a_restart_trains_again_is_said(
+    monkeypatch: pytest.MonkeyPatch, finished: int, checkpoint: int | None, says: list[str]
+):
+    """It takes as long as it took before, and no step of it appears."""
+    store = CountingStore()
+    for step in range(finished):
+        finish(store, step)
+    if checkpoint is not None:
+        commit(store, keys.checkpoint(checkpoint), {}, new_write_id())
+    _, screen = take(store, 4, monkeypatch)
+    assert [line for line in screen.lines if "again" in line] == says
+
+
+def test_workers_that_a_flow_attaches_to_train_nothing_again(monkeypatch: pytest.MonkeyPatch):
+    store = CountingStore()
+    finish(store, 0)
+    make_attempt(store, 0, 4)
+    _, screen = take(store, 4, monkeypatch, attempt=0)
+    assert not [line for line in screen.lines if "again" in line]

@@ -20,3 +20,14 @@ def test_the_line_of_a_step_leaves_out_what_was_not_measured():
     assert line.startswith("step 1 of 8")
     assert "reward 0.500" in line
     assert "native" not in line
+
+
+def test_the_line_of_a_step_has_shares_of_samples_where_they_are_not_zero():
+    counts = {"reward/masked": 25, "response/truncated": 0, "response/aborted": None}
+    line = step_line(StepMetrics(1, {**VALUES, "response/count": 64, **counts}), 8)
+    assert line.endswith("train s 12.3, masked 39.1% (25 of 64)")
+    counts = {"reward/masked": 0, "response/truncated": 64, "response/aborted": 1}
+    line = step_line(StepMetrics(1, {**VALUES, "response/count": 64, **counts}), 8)
+    assert line.endswith("train s 12.3, truncated 100.0% (64 of 64), aborted 1.6% (1 of 64)")
+    of_an_older_version = step_line(StepMetrics(1, {**VALUES, "reward/masked": 25}), 8)
+    assert of_an_older_version.endswith("train s 12.3")

@@ -8,7 +8,12 @@ import pytest
 import yaml
 
 import retrace
+from pipeline.cli.check import run_check
+from pipeline.inputs.stage import stage
+from pipeline.run import keys
+from pipeline.run.commit import commit
 from retrace import starting
+from tests.attempts import make_attempt
 from tests.samples import make_samples, write_run
 from tests.tiny_models import make_tiny
 from tests.unit.inputs.small_inputs import write_inputs
@@ -104,7 +109,7 @@ def flow(settings, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pipeline.flows.local.run_flow", run_flow)
     monkeypatch.setattr("pipeline.flows.server.prefect_server", nullcontext)
-    monkeypatch.setattr("pipeline.flows.local.report", lambda config, store: None)
+    monkeypatch.setattr("pipeline.report.outcome.report", lambda config, store: None)
     for name in starting._PREFECT:
         monkeypatch.setenv(name, "the user's")
     return given
@@ -121,3 +126,43 @@ def test_nothing_runs_with_wrong_input(settings, flow):
     with pytest.raises(retrace.InputError):
         retrace.run(settings, {"trainer.total_training_steps": 0})
     assert flow == []
+
+
+def finish(settings: Path, overrides: dict[str, str]) -> retrace.Store:
+    """The run of the settings as its only start left it: two steps, finished."""
+    run = stage(retrace.check(settings, overrides)._inputs)
+    make_attempt(run.store, 0, steps=2)
+    for step in range(2):
+        body = {"metrics": {"reward/mean": 0.5 + step}}
+        commit(run.store, keys.metrics(step), body, retrace.new_write_id())
+    return run.store
+
+
+def test_a_finished_run_is_opened_without_a_flow(settings, flow, tmp_path, capsys):
+    """And nothing is written. With more steps it goes on."""
+    overrides = {"store.uri": str(tmp_path / "store")}
+    store = finish(settings, overrides)
+    before = [info.key for info in store.list("")]
+    run = retrace.run(settings, overrides)
+    assert (run.uri, run.metrics()["step"].to_pylist()) == (store.uri, [0, 1])
+    assert "finished, nothing is left to do" in capsys.readouterr().err
+    assert [info.key for info in store.list("")] == before
+    assert flow == []
+    retrace.run(settings, {**overrides, "trainer.total_training_steps": 3})
+    assert len(flow) == 1
+
+
+def test_that_a_run_is_finished_is_said_before_its_inputs_are_checked(
+    settings, tmp_path, capsys, monkeypatch
+):
+    place = f"store.uri={tmp_path}/store"
+    store = finish(settings, {"store.uri": f"{tmp_path}/store"})
+
+    def check(*_: object) -> None:
+        said = capsys.readouterr().err.splitlines()
+        assert said == [f"checking {settings}", f"{store.uri}: all 2 steps are finished already"]
+        raise retrace.InputError(["stop here"])
+
+    monkeypatch.setattr(retrace, "check", check)
+    assert run_check(settings, [place]) == 2
+    assert capsys.readouterr().err == "error: stop here\n"

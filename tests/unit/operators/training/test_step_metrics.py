@@ -44,3 +44,15 @@ def test_losses_are_means_over_the_tokens_of_all_ranks():
     assert metrics["mismatch/extreme_share"] == 1 / 8
     assert metrics["mismatch/kl_native"] is None
     assert metrics["loss/kl"] is None
+
+
+def test_reasons_why_samples_ended_add_up_over_ranks():
+    update = [{"tokens": 2.0, "policy": 4.0}]
+    reports = [
+        RankReport(updates=update, finish_reasons={"stop": 5, "length": 2}),
+        RankReport(updates=update, finish_reasons={"length": 1, "abort": 1}),
+        RankReport(),
+    ]
+    metrics = training_metrics(reports, {}, [1.0])
+    assert metrics["response/truncated"] == 3
+    assert metrics["response/aborted"] == 1
