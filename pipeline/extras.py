@@ -13,6 +13,7 @@ EXTRAS = {
     "kubernetes": ("asyncpg", "kubernetes", "prefect_kubernetes"),
     "rollout-cpu": ("torch", "vllm"),
     "training": ("einops", "mbridge", "megatron", "psutil", "safetensors", "torch", "transformers"),
+    "verl": ("hydra",),
 }
 """Packages by extra, under the names that are imported. '' is no extra: what lacks these was
 installed with --no-deps, for traces alone."""

@@ -9,16 +9,21 @@ from typing import Any
 import yaml
 
 from tests.paths import ROOT
-from tests.verl_verdicts import examples
 
+FOLDER = ROOT / "tests/unit/config/verl"
 NEWEST = "v0.9.0"
 
 
 @cache
+def examples() -> dict[str, list[str]]:
+    """The arguments that each example script gives to verl's trainer."""
+    scripts: dict[str, list[str]] = json.loads((FOLDER / "examples.json").read_text())["scripts"]
+    return scripts
+
+
+@cache
 def _defaults() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(
-        (ROOT / "tests/unit/config/verl/defaults.json").read_text()
-    )
+    content: dict[str, Any] = json.loads((FOLDER / "defaults.json").read_text())
     return content
 
 

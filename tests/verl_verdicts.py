@@ -7,17 +7,21 @@ script are replaced by the tiny example's; all else is read as `retrace check` r
 
 import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from pathlib import Path
 from typing import Any
 
+from pipeline.config.imports.defaults import OTHER_DEFAULTS, VERL_DEFAULTS
+from pipeline.config.imports.job import import_verl
+from pipeline.config.keys import setting_keys
 from pipeline.config.reading.load import load_config
 from pipeline.config.reading.verl import find_foreign
 from pipeline.errors import InputError
 from tests.paths import ROOT
+from tests.verl_jobs import FOLDER, NEWEST, examples, generated
 
-FOLDER = ROOT / "tests/unit/config/verl"
 PAGE = ROOT / "docs/from-verl.md"
 OWN = (
     "actor_rollout_ref.model.path=examples/addition/model",
@@ -33,13 +37,6 @@ _NAMED = re.compile(
 
 _VALUE = re.compile(r"found .*?(; |, (?=expected))")
 """What an error says of the one value."""
-
-
-@cache
-def examples() -> dict[str, list[str]]:
-    """The arguments that each script gives to verl's trainer."""
-    scripts: dict[str, list[str]] = json.loads((FOLDER / "examples.json").read_text())["scripts"]
-    return scripts
 
 
 def settings_of(arguments: list[str]) -> list[str]:
@@ -106,20 +103,56 @@ def _lines(found: dict[str, dict[str, Any]], total: Counter[str]) -> Iterator[st
         (key, _VALUE.sub("", text)) for v in found.values() for key, text in v["refused"].items()
     )
     for (key, text), count in sorted(scripts.items(), key=lambda item: (-item[1], item[0])):
-        yield f"| `{_short(key)}` | {count} | {text} |\n"
+        yield f"| `{_short(key)}` | {count} | {text.replace('|', chr(92) + '|')} |\n"
 
 
 def _short(key: str) -> str:
     return key.removeprefix("actor_rollout_ref.")
 
 
+def other_defaults() -> str:
+    """The settings whose default differs, as a table of docs/from-verl.md."""
+    verl = generated(NEWEST)
+    rows = []
+    for key in setting_keys():
+        reason = OTHER_DEFAULTS.get(key.name, "")
+        if key.name in {**VERL_DEFAULTS, **OTHER_DEFAULTS} and "an example's" not in reason:
+            ours = key.field.get_default(call_default_factory=True, validated_data={})
+            what = f"not written: {reason}" if reason else "writes verl's"
+            theirs = _value(verl.get(key.name, ...))
+            rows.append(f"| `{_short(key.name)}` | {theirs} | {_value(ours)} | {what} |\n")
+    return "| key | verl 0.9 | here | `import-verl` |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def _value(value: Any) -> str:
+    if value is ...:
+        return "several"
+    return "null" if value is None else f"`{json.dumps(value)}`"
+
+
+def imported() -> str:
+    """The settings file of the page's script."""
+    script = re.search(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert script is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "run_qwen3_30b.sh")
+        path.write_text(script[1])
+        return f"```yaml\n{import_verl(path, [], {'HOME': '/home/me'})}```\n"
+
+
 def render(page: str) -> str:
-    """The page with its tables made anew."""
-    return re.sub(
-        r"(?s)(<!-- verdicts: [^\n]*-->\n).*?(<!-- end of verdicts -->)",
-        lambda marks: f"{marks[1]}\n{tables()}\n{marks[2]}",
-        page,
-    )
+    """The page with its generated parts made anew."""
+    for name, part in (
+        ("imported", imported),
+        ("other defaults", other_defaults),
+        ("verdicts", tables),
+    ):
+        page = re.sub(
+            rf"(?s)(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)",
+            lambda marks, part=part: f"{marks[1]}\n{part()}\n{marks[2]}",
+            page,
+        )
+    return page
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ Hydra and OmegaConf are the extra `verl`, and are imported where they are needed
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.extras import need
 
 
 def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     Values that the file leaves open (`???`) are left out. Raises InputError: the extra is not
     installed, Hydra refuses the file or an override, a value cannot be resolved.
     """
-    need_hydra(f"{path}: a file with defaults or ${{...}}")
+    need("verl", f"`retrace import-verl` of {path} with `defaults` or `${{...}}`")
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -35,7 +35,7 @@ def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 def resolve(settings: dict[str, Any], origin: str) -> dict[str, Any]:
     """Settings with every `${...}` resolved. Raises InputError as `compose` does."""
-    need_hydra(f"{origin}: a value with ${{...}}")
+    need("verl", f"`retrace import-verl` of {origin} with `${{...}}`")
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -43,17 +43,6 @@ def resolve(settings: dict[str, Any], origin: str) -> dict[str, Any]:
         return _resolved(OmegaConf.create(settings))
     except OmegaConfBaseException as error:
         raise InputError([f"{origin}: {_said(error)}"]) from error
-
-
-def need_hydra(what: str) -> None:
-    """Raise InputError when the extra `verl` is not installed; `what` needs it."""
-    if find_spec("hydra") is None:
-        raise InputError(
-            [
-                f"{what} needs Hydra, which is not installed; install the extra: "
-                "pip install 'retrace-moe[verl]'"
-            ]
-        )
 
 
 def _resolved(composed: Any) -> dict[str, Any]:

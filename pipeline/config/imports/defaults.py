@@ -21,15 +21,16 @@ VERL_DEFAULTS: dict[str, Any] = {
 OTHER_DEFAULTS: dict[str, str] = {
     "data.train_files": "an example's file",
     "data.val_files": "an example's file",
-    "data.seed": "null in verl: another order of the prompts in each start",
+    "data.seed": "no number in verl; here the order of the prompts follows from it",
     "actor_rollout_ref.model.path": "an example's model",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl has none and asks for it",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps": "-1 in verl: no warm-up, or by the ratio",
-    "actor_rollout_ref.actor.megatron.override_transformer_config": "values that Megatron-core has",
-    "custom_reward_function.name": "null before verl 0.7 meant compute_score too",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl refuses to start without one",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": "-1 means none, or lr_warmup_steps_ratio",
+    "actor_rollout_ref.actor.megatron.override_transformer_config": "attention_backend=flash, and "
+    "no recomputation",
+    "custom_reward_function.name": "compute_score in verl too, under reward.custom_reward_function",
     "trainer.experiment_name": "an example's name",
-    "trainer.total_training_steps": "null in verl: trainer.total_epochs decides",
-    "trainer.logger": "console and wandb; wandb is not supported",
-    "trainer.default_local_dir": "checkpoints lie in store.uri",
+    "trainer.total_training_steps": "trainer.total_epochs decides in verl",
+    "trainer.logger": "wandb is not supported",
+    "trainer.default_local_dir": "checkpoints lie in store.uri; this is for logs",
 }
-"""Other settings whose defaults differ, with what verl has, or why it means nothing here."""
+"""Other settings whose defaults differ, and why an import does not write verl's."""

@@ -3,7 +3,8 @@
 import json
 
 from pipeline.config.reading.read import read_override
-from tests.verl_verdicts import FOLDER, PAGE, examples, render, settings_of, verdicts
+from tests.verl_jobs import FOLDER, examples
+from tests.verl_verdicts import PAGE, render, settings_of, verdicts
 
 COMMAND = "python -m tests.verl_verdicts"
 
@@ -31,5 +32,7 @@ def test_verdicts_are_those_on_record():
 
 def test_the_page_shows_them():
     page = PAGE.read_text()
-    assert "<!-- verdicts: " in page
+    for part in ("imported", "other defaults", "verdicts"):
+        assert f"<!-- {part}: " in page
+        assert f"<!-- end of {part} -->" in page
     assert render(page) == page, f"run `{COMMAND}`"

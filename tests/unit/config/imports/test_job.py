@@ -1,20 +1,27 @@
 """A verl job becomes a settings file that the reader takes, but for what its TODO lines say."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pipeline import extras
 from pipeline.config.imports.defaults import OTHER_DEFAULTS, VERL_DEFAULTS
 from pipeline.config.imports.job import import_verl
 from pipeline.config.keys import setting_keys, value_at
 from pipeline.config.reading.load import load_config
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
-from tests.verl_jobs import NEWEST, generated, revisions, write_generated, write_script
-from tests.verl_verdicts import examples, settings_of
+from tests.verl_jobs import (
+    NEWEST,
+    examples,
+    generated,
+    revisions,
+    write_generated,
+    write_script,
+)
+from tests.verl_verdicts import settings_of
 
 TODO = re.compile(r"^( *)# TODO ([\w.-]+): ", re.MULTILINE)
 
@@ -126,7 +133,7 @@ def test_what_cannot_be_resolved_is_named(tmp_path, content, arguments, message)
 
 
 def test_the_missing_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "hydra", None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     (tmp_path / "mine.yaml").write_text("defaults: [base]\n")
     with pytest.raises(InputError, match=re.escape("pip install 'retrace-moe[verl]'")):
         import_verl(tmp_path / "mine.yaml", [], {})
