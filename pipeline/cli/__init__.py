@@ -69,7 +69,8 @@ def _options(
         "130: ended by Ctrl-C; 143: by SIGTERM",
         "retrace run examples/quickstart.yaml",
         "retrace run my.yaml trainer.experiment_name=second trainer.total_training_steps=200",
-        'retrace run my.yaml actor_rollout_ref.actor.router_replay.mode="R2"',
+        "retrace run my.yaml trainer.experiment_name=r2 "
+        'actor_rollout_ref.actor.router_replay.mode="R2"',
     ),
 )
 def run(config: _Config, overrides: _Overrides = None) -> None:
