@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 
@@ -52,11 +53,11 @@ def test_settings_store_and_traces_need_no_extra():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_without_the_flow_extra_says_what_to_install():
+def test_a_run_without_the_flow_extra_says_what_to_install(tmp_path: Path):
     program = (
         "from pipeline.cli import main\n"
         "for command in ('run', 'check'):\n"
-        "    sys.argv[1:] = [command, 'examples/quickstart.yaml']\n"
+        f"    sys.argv[1:] = [command, 'examples/quickstart.yaml', 'store.uri={tmp_path}']\n"
         "    try:\n"
         "        main()\n"
         "    except SystemExit as end:\n"
@@ -71,11 +72,11 @@ def test_a_run_without_the_flow_extra_says_what_to_install():
     )
 
 
-def test_a_run_without_engines_says_what_to_install():
+def test_a_run_without_engines_says_what_to_install(tmp_path: Path):
     """Before anything is started; `check` may be for a run elsewhere."""
     program = (
         "from pipeline.cli import main\n"
-        "sys.argv[1:] = ['COMMAND', 'examples/quickstart.yaml']\n"
+        f"sys.argv[1:] = ['COMMAND', 'examples/quickstart.yaml', 'store.uri={tmp_path}']\n"
         "main()\n"
     )
     done = run_without("vllm", program.replace("COMMAND", "run"))
