@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 from pipeline.config.keys import Key, all_keys
+from pipeline.config.reading.foreign import Concern, Foreign
 from pipeline.config.reading.verl import ALIASES, FOREIGN
 from pipeline.model.families import FAMILIES
 
@@ -54,21 +55,33 @@ other than twice `topk_group`, and a rotary embedding that is not interleaved.
 _FOREIGN = """
 ## verl's other settings
 
-A file written for verl may hold settings that have no meaning here. What would not change the run
-is accepted with a note; what would make it another run than the one asked for is refused. In names,
-`*` stands for any characters. The first line that matches counts.
+A file written for verl may hold settings that have no counterpart here. Nothing that alters a
+number is ignored: what is ignored, with a note, concerns
 
-| verl's key | outcome | reason |
-|---|---|---|
+{kinds}
+
+All else is refused, with the reason and what to write. Null and an empty group say nothing, and are
+ignored. In names, `*` stands for any characters. The first line that matches counts.
+
+| verl's key | outcome | concerns | reason |
+|---|---|---|---|
 """
 
 
 def render() -> str:
     """The whole page."""
     parts = [_INTRODUCTION, *_sections(), _MODELS, *_families(), _REFUSED_MODELS]
-    parts += [_aliases(), _FOREIGN]
-    parts += [f"| `{f.pattern}` | {f.outcome} | {f.reason} |\n" for f in FOREIGN]
+    kinds = "\n".join(f"- **{concern.name.lower()}**: {concern.value};" for concern in Concern)
+    parts += [_aliases(), _FOREIGN.format(kinds=kinds)]
+    parts += [
+        f"| `{f.pattern}` | {f.outcome} | {f.concern.name.lower()}{_unless(f)} | {f.reason} |\n"
+        for f in FOREIGN
+    ]
     return "".join(parts)
+
+
+def _unless(entry: Foreign) -> str:
+    return f" (`{entry.guard}`)" if entry.guard else ""
 
 
 def _families() -> Iterator[str]:

@@ -37,7 +37,13 @@ class Data(Section):
     filter_overlong_prompts: bool = Field(
         False,
         description="true: drop prompts over max_prompt_length and say how many; "
-        "false: refuse to start if there are any.",
+        "false: see truncation.",
+    )
+    truncation: Literal["error", "left", "right", "middle"] = Field(
+        "error",
+        json_schema_extra=formerly("error"),
+        description="Prompts over max_prompt_length that are not dropped: refuse to start, or cut "
+        "that side of their tokens (middle: keep both ends).",
     )
     shuffle: bool = Field(True, description="Shuffle prompts anew in each epoch.")
     seed: int = Field(1, ge=0, description="Seed of the prompt order.")

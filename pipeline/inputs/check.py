@@ -67,7 +67,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
             *length_notes,
             *config_notes(config),
             *(rank_notes(config) if on_cluster is None else ()),
-            *_filter_notes(prompts, val_prompts),
+            *_filter_notes(config.data.truncation, prompts, val_prompts),
         ),
     )
     mended = _try(problems, partial(attach, inputs))
@@ -263,12 +263,17 @@ def _tokens_by_row(inputs: CheckedInputs) -> dict[str, npt.NDArray[np.uint32]]:
     return {str(row): np.asarray(ids, np.uint32) for row, ids in enumerate(column)}
 
 
-def _filter_notes(*tables: PromptTable | None) -> Iterator[str]:
+def _filter_notes(truncation: str, *tables: PromptTable | None) -> Iterator[str]:
     for key, table in zip(("data.train_files", "data.val_files"), tables, strict=True):
         if table is not None and table.dropped:
             yield (
                 f"{key}: {table.dropped} prompts dropped, longer than data.max_prompt_length; "
                 f"{table.table.num_rows} are left (data.filter_overlong_prompts=True)"
+            )
+        if table is not None and table.cut:
+            yield (
+                f"{key}: {table.cut} prompts cut to data.max_prompt_length, at the "
+                f"{truncation} (data.truncation)"
             )
 
 

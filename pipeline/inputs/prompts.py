@@ -44,6 +44,8 @@ class PromptTable:
     """SCHEMA, one row per prompt."""
     dropped: int
     """Prompts left out because they are longer than max_prompt_length."""
+    cut: int
+    """Prompts whose tokens were cut to max_prompt_length."""
     longest: int
     """Tokens of the longest prompt that was found."""
 
@@ -90,20 +92,21 @@ def tokenise_rows(
     """The table of prompts that is staged.
 
     Raises InputError for prompts that the chat template refuses, or that are longer than
-    `data.max_prompt_length` unless they are filtered.
+    `data.max_prompt_length` unless they are filtered or cut.
     """
     tokens = _tokenise(key, rows, tokenizer)
     lengths = [len(ids) for ids in tokens]
-    keep = [index for index, length in enumerate(lengths) if length <= data.max_prompt_length]
-    dropped = len(rows) - len(keep)
-    if dropped and not data.filter_overlong_prompts:
+    fitting = [index for index, length in enumerate(lengths) if length <= data.max_prompt_length]
+    overlong = len(rows) - len(fitting)
+    keep = fitting if data.filter_overlong_prompts else list(range(len(rows)))
+    if overlong and not data.filter_overlong_prompts and data.truncation == "error":
         worst = lengths.index(max(lengths))
         raise InputError(
             [
-                f"data.max_prompt_length: {dropped} of {len(rows)} prompts of {key} have more than "
-                f"{data.max_prompt_length} tokens; the longest, {rows[worst].where}, has "
-                f"{lengths[worst]}; write {lengths[worst]}, or drop them with "
-                "data.filter_overlong_prompts=True"
+                f"data.max_prompt_length: {overlong} of {len(rows)} prompts of {key} have more "
+                f"than {data.max_prompt_length} tokens; the longest, {rows[worst].where}, has "
+                f"{lengths[worst]}; write {lengths[worst]}, drop them with "
+                "data.filter_overlong_prompts=True, or cut them with data.truncation"
             ]
         )
     if not keep:
@@ -114,8 +117,24 @@ def tokenise_rows(
             ]
         )
     return PromptTable(
-        _table([rows[i] for i in keep], [tokens[i] for i in keep]), dropped, max(lengths)
+        table=_table([rows[i] for i in keep], [_cut(tokens[i], data) for i in keep]),
+        dropped=len(rows) - len(keep),
+        cut=len(keep) - len(fitting),
+        longest=max(lengths),
     )
+
+
+def _cut(tokens: list[int], data: Data) -> list[int]:
+    """At most max_prompt_length tokens; of an odd number, `middle` keeps one more of the end."""
+    most = data.max_prompt_length
+    if len(tokens) <= most:
+        return tokens
+    if data.truncation == "left":
+        return tokens[-most:]
+    if data.truncation == "right":
+        return tokens[:most]
+    begin = most // 2
+    return tokens[:begin] + tokens[begin - most :]
 
 
 def _read_file(key: str, name: str, data: Data) -> list[Row]:

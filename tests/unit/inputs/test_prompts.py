@@ -108,8 +108,8 @@ def test_prompts_over_the_limit(settings):
     longest = int(problem.split("has ")[1].split(";")[0])
     assert problem == (
         "data.max_prompt_length: 2 of 10 prompts of data.train_files have more than 20 tokens; "
-        f"the longest, row 7 of {path}, has {longest}; write {longest}, or drop them with "
-        "data.filter_overlong_prompts=True"
+        f"the longest, row 7 of {path}, has {longest}; write {longest}, drop them with "
+        "data.filter_overlong_prompts=True, or cut them with data.truncation"
     )
     assert check(settings, f"data.max_prompt_length={longest}").prompt_count == 10
     inputs = check(settings, limit, "data.filter_overlong_prompts=True")
@@ -119,6 +119,34 @@ def test_prompts_over_the_limit(settings):
         "data.train_files: 2 prompts dropped, longer than data.max_prompt_length; 8 are left "
         "(data.filter_overlong_prompts=True)",
     )
-    assert "all 10 prompts have more than data.max_prompt_length=2" in the_error(
+    assert "all 10 prompts have more than data.max_prompt_length=2 " in the_error(
         settings, "data.max_prompt_length=2", "data.filter_overlong_prompts=True"
     )
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"),
+    [
+        ("left", lambda ids: ids[-7:]),
+        ("right", lambda ids: ids[:7]),
+        ("middle", lambda ids: ids[:3] + ids[-4:]),
+    ],
+)
+def test_prompts_over_the_limit_are_cut_as_in_verl(settings, side, kept):
+    """Of an odd number of tokens, verl keeps one more of the end."""
+    whole = check(settings).prompts.table["token_ids"].to_pylist()
+    inputs = check(settings, "data.max_prompt_length=7", f"data.truncation={side}")
+    assert min(map(len, whole)) > 7
+    assert inputs.prompts.table["token_ids"].to_pylist() == [kept(ids) for ids in whole]
+    assert inputs.notes == (
+        f"data.train_files: 10 prompts cut to data.max_prompt_length, at the {side} "
+        "(data.truncation)",
+    )
+
+
+def test_dropping_comes_before_cutting(settings):
+    """Nothing is left to cut, as in verl."""
+    both = ("data.filter_overlong_prompts=True", "data.truncation=left")
+    table = check(settings, "data.max_prompt_length=20", *both).prompts
+    assert table.cut == 0
+    assert "were dropped" in the_error(settings, "data.max_prompt_length=7", *both)

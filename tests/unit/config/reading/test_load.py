@@ -125,12 +125,6 @@ def test_unknown_keys_name_the_nearest(tmp_path):
             "supported so far; write vllm, or leave the key out",
         ),
         (
-            "trainer.save_freq=-1",
-            "trainer.save_freq: found -1 (an integer), expected an integer >= 1; a restart needs "
-            "checkpoints, so they cannot be switched off; write how many steps may be trained "
-            "again, for example 10",
-        ),
-        (
             "actor_rollout_ref.model=3",
             "actor_rollout_ref.model: found 3 (an integer), expected a group of settings; "
             "correct it",

@@ -1,0 +1,120 @@
+"""verl's other ways of writing our settings: second names, and values that mean a default.
+
+Two names with two values are an error, unless one of the values only says the default, as verl's
+own files do for everything.
+"""
+
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from pipeline.config.keys import all_keys
+from pipeline.config.reading.dotted import ABSENT, get, leaves, put, take
+from pipeline.config.reading.verl import ALIASES
+from pipeline.errors import InputError
+
+_OPTIM = "actor_rollout_ref.actor.optim"
+_MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+_DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
+
+_UNSET = {
+    "trainer.total_training_steps": "",
+    f"{_OPTIM}.lr_warmup_steps": "",
+    f"{_OPTIM}.lr_warmup_steps_ratio": "",
+    "data.seed": "data.seed: null, so it is the default",
+}
+"""Settings whose null in verl means that they are not written, and what is said of it."""
+
+
+def one_spelling(settings: dict[str, Any], problems: list[str]) -> dict[str, str]:
+    """Move settings from verl's other spellings to ours; return the user's spelling by our key."""
+    written: dict[str, str] = {}
+    for other, ours in ALIASES.items():
+        group = take(settings, other)
+        if group is None:
+            continue
+        if not isinstance(group, dict):
+            problems.append(f"{other}: found {group!r}, expected a group of settings")
+            continue
+        for name, value in leaves(group):
+            key, there = f"{ours}.{name}", get(settings, f"{ours}.{name}")
+            if name.endswith("_target_") or (there is not ABSENT and _says_nothing(key, value)):
+                continue
+            if there is ABSENT or there == value or _says_nothing(key, there):
+                written[key] = f"{other}.{name}"
+                try:
+                    put(settings, key.split("."), value)
+                except InputError as error:
+                    problems += error.problems
+            else:
+                problems.append(
+                    f"{other}.{name}: found {value!r}, but {key}, another spelling of the same "
+                    f"setting, is {there!r}; keep {key} and remove the other"
+                )
+    return written
+
+
+def _says_nothing(key: str, value: Any) -> bool:
+    """Whether a value is null or the default, as in files that write every setting."""
+    known = all_keys().get(key)
+    if value is None or known is None or known.section is not None:
+        return value is None
+    default = known.field.default
+    return default is not PydanticUndefined and bool(value == default)
+
+
+def plain_values(settings: dict[str, Any]) -> list[str]:
+    """Take out values that mean "not written" in verl; return notes where that is worth one."""
+    notes = [
+        note
+        for key, note in _UNSET.items()
+        if get(settings, key) is None and take(settings, key) is None and note
+    ]
+    steps = get(settings, f"{_OPTIM}.lr_warmup_steps")
+    if _is_below(steps, 0):  # verl then takes the ratio, whose default is 0
+        take(settings, f"{_OPTIM}.lr_warmup_steps")
+    every = get(settings, "trainer.save_freq")
+    if _is_below(every, 1):
+        take(settings, "trainer.save_freq")
+        default = all_keys()["trainer.save_freq"].field.default
+        notes.append(
+            f"trainer.save_freq: {every} is read as {default}: a restart needs checkpoints; only "
+            "the newest stay"
+        )
+    if get(settings, _MICRO) is None and get(settings, _DYNAMIC) is True:
+        take(settings, _MICRO)
+    return notes + _loggers(settings)
+
+
+_ELSEWHERE = (
+    "wandb",
+    "mlflow",
+    "swanlab",
+    "vemlp_wandb",
+    "clearml",
+    "trackio",
+    "file",
+)
+"""Loggers of verl that are not built yet."""
+
+
+def _loggers(settings: dict[str, Any]) -> list[str]:
+    key = "trainer.logger"
+    found = get(settings, key)
+    names = [found] if isinstance(found, str) else found
+    if not isinstance(names, list):
+        return []
+    missing = [name for name in names if name in _ELSEWHERE]
+    rest = [name for name in names if name not in _ELSEWHERE]
+    if isinstance(found, str) or missing:
+        put(settings, key.split("."), rest or ["console"])
+    if not missing:
+        return []
+    return [
+        f"{key}: {', '.join(missing)} is not supported yet; metrics go to "
+        f"{', '.join(map(str, rest)) or 'console'}, and all of them are in the store"
+    ]
+
+
+def _is_below(value: Any, bound: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value < bound

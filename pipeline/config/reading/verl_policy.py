@@ -1,0 +1,328 @@
+"""verl's settings under actor_rollout_ref that are not ours: model, actor, reference, rollout."""
+
+from dataclasses import replace
+from typing import Any
+
+from pipeline.config.keys import value_at
+from pipeline.config.reading.entries import (
+    Entries,
+    elsewhere,
+    off,
+    records,
+    refused,
+    same,
+    seeds,
+    speed,
+    unread,
+    with_prefix,
+)
+from pipeline.config.reading.foreign import Agreement, needs_setting, same_value
+from pipeline.config.tree import RunConfig
+
+_ACTOR = "actor_rollout_ref.actor"
+_MODEL = "actor_rollout_ref.model"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_OVERRIDE = f"{_ACTOR}.megatron.override_transformer_config"
+_PATH = f"{_MODEL}.path"
+
+_NO_CODE = "code that comes with a model is never run: config.json and tokenizer.json decide"
+_NO_CUT = "batches of the engine are its own affair"
+_NO_DDP = "the settings of Megatron's data parallelism are fixed"
+_NO_FSDP = "for FSDP, which is not used here"
+_NO_LORA = "adapters are not supported; all weights are trained"
+_NO_MTP = "multi-token prediction is not supported"
+_NO_OPTIMIZER = "the optimizer has no further settings"
+_NO_PROFILER = "there is no profiler here"
+_NO_QAT = "quantized training is not supported"
+_ONE_MODEL = "the model's config is used as it is"
+_RESIDENT = "rollout and training are separate processes, each with its own memory"
+_SINGLE_TURN = "rollouts have one turn, without tools"
+_STORE = "weights come through the store"
+
+_SPEED_FIELDS = (
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_modules",
+    "recompute_num_layers",
+    "gradient_accumulation_fusion",
+    "sequence_parallel",
+    "attention_backend",
+    "use_flash_attn",
+)
+"""Fields of TransformerConfig that change no number of a forward pass but its rounding."""
+
+
+def _long_enough(config: RunConfig, _: str, length: int) -> bool:
+    return length >= config.data.max_prompt_length + config.data.max_response_length
+
+
+def _greedy_or_sampled(config: RunConfig, _: str, sampled: bool) -> bool:
+    return sampled or config.actor_rollout_ref.rollout.val_kwargs.temperature == 0
+
+
+def _logged(config: RunConfig, _: str, logged: bool) -> bool:
+    return logged or config.algorithm.rollout_correction.rollout_is is None
+
+
+def _no_ratio(config: RunConfig, _: str, __: int) -> bool:
+    return config.actor_rollout_ref.actor.optim.lr_warmup_steps_ratio == 0
+
+
+def _as_the_actor(config: RunConfig, key: str, value: Any) -> bool:
+    """The reference's model counts only with a KL loss, and is the actor's."""
+    actor = config.actor_rollout_ref.actor
+    name = key.rpartition(".")[2]
+    return not actor.use_kl_loss or value == actor.megatron.override_transformer_config.get(name)
+
+
+def _one_dtype(config: RunConfig, _: str, value: Any) -> bool:
+    return bool(value == value_at(config, f"{_ACTOR}.megatron.dtype"))
+
+
+_LENGTH = Agreement(
+    _long_enough, "write at least data.max_prompt_length + data.max_response_length, or null"
+)
+
+_ENGINE: Entries = [
+    *speed("*_offload", "nothing is offloaded: " + _RESIDENT),
+    *speed("use_mbridge vanilla_mbridge", "weights are converted by mbridge"),
+    *speed("use_remove_padding pad_* entropy_from_logits_*", "micro-batches are padded"),
+    *speed("dist_ckpt_* distrib_optim_*", "checkpoints have a form of their own"),
+    *off("dynamic_context_parallel", "context parallelism is not supported yet"),
+    *unread("max_seqlen_per_dp_cp_rank", "for context parallelism", "dynamic_context_parallel"),
+    *off("use_megatron_fsdp", "Megatron-FSDP is not supported; weights are cut by TP, PP and EP"),
+    *off("use_dist_checkpointing", "the model starts from the HF weights of model.path"),
+    *unread("dist_checkpointing_*", "see use_dist_checkpointing", "use_dist_checkpointing"),
+    *same("override_ddp_config.grad_reduce_in_fp32", "gradients are summed in fp32", True),
+    *speed("override_ddp_config.overlap_* override_ddp_config.bucket_size", _NO_DDP),
+    *speed("override_ddp_config.align_param_gather", _NO_DDP),
+    *refused("override_ddp_config override_ddp_config.*", _NO_DDP),
+    *refused("override_mcore_model_config override_mcore_model_config.*", _ONE_MODEL),
+    *off("qat.enable", _NO_QAT),
+    *unread("qat.*", _NO_QAT, "qat.enable"),
+    *seeds("seed", "see trainer.seed"),
+]
+
+
+def _engine(prefix: str) -> Entries:
+    """The settings of Megatron of the actor or the reference."""
+    return [
+        replace(one, guard=f"{prefix}.{one.guard}" if one.guard else "")
+        for one in with_prefix(prefix, _ENGINE)
+    ]
+
+
+POLICY: Entries = [
+    *speed("actor_rollout_ref.hybrid_engine", _RESIDENT),
+    *speed("actor_rollout_ref.nccl_timeout", "see launch.step_timeout_s"),
+    *with_prefix(
+        _MODEL,
+        same("hf_config_path tokenizer_path", "config and tokenizer lie in the model's folder"),
+        same("custom_chat_template", "the chat template is the tokenizer's"),
+        unread("trust_remote_code", _NO_CODE, _PATH),
+        same("external_lib", "no further module is imported"),
+        off("override_config.moe_config.freeze_moe_router", "the router is trained"),
+        refused("override_config override_config.*", _ONE_MODEL),
+        same("lora_rank lora.rank", _NO_LORA, 0),
+        same("lora_adapter_path lora.adapter_path", _NO_LORA),
+        unread("lora_alpha target_modules exclude_modules", _NO_LORA, f"{_MODEL}.lora_rank"),
+        unread("lora.*", _NO_LORA, f"{_MODEL}.lora.rank"),
+        off("mtp.enable", _NO_MTP),
+        unread("mtp.*", _NO_MTP, f"{_MODEL}.mtp.enable"),
+        speed("tiled_mlp.* use_liger enable_activation_offload", "the model is Megatron-core's"),
+        speed(
+            "enable_gradient_checkpointing",
+            "see actor.megatron.override_transformer_config.recompute_granularity",
+        ),
+        speed(
+            "use_remove_padding use_fused_kernels fused_kernel_options.* use_shm",
+            "Megatron-core decides by override_transformer_config",
+        ),
+    ),
+    *with_prefix(
+        _ACTOR,
+        same("model_engine", "training is done by Megatron-core", "megatron"),
+        same("ppo_micro_batch_size", f"use {_ACTOR}.ppo_micro_batch_size_per_gpu"),
+        elsewhere(
+            "use_dynamic_bsz",
+            "micro-batches are not cut by tokens yet, but by samples",
+            needs_setting(
+                f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+                f"write {_ACTOR}.ppo_micro_batch_size_per_gpu=N, how many samples of "
+                "data.max_prompt_length + data.max_response_length tokens fit at once",
+            ),
+        ),
+        speed(
+            "ppo_max_token_len_per_gpu ppo_infer_max_token_len_per_gpu",
+            "micro-batches are cut by ppo_micro_batch_size_per_gpu",
+        ),
+        unread("grad_clip", f"use {_ACTOR}.optim.clip_grad", f"{_ACTOR}.strategy"),
+        unread("fsdp_config.* ulysses_sequence_parallel_size", _NO_FSDP, f"{_ACTOR}.strategy"),
+        same("policy_loss.loss_mode", "only PPO's clipped loss is supported so far", "vanilla"),
+        unread(
+            "policy_loss.* tau_pos tau_neg",
+            "for other losses than PPO's clipped loss",
+            f"{_ACTOR}.policy_loss.loss_mode",
+        ),
+        unread("loss_scale_factor", "for other modes than token-mean", f"{_ACTOR}.loss_agg_mode"),
+        same("tis_imp_ratio_cap", "use algorithm.rollout_correction.rollout_is_threshold", -1),
+        off("use_rollout_log_probs", "old log-probs are the trainer's own"),
+        speed("use_prefix_grouper", "samples of a group are not packed together"),
+        same("load_weight", "training starts from the model's weights", True),
+        records("checkpoint.*", "a checkpoint holds everything that a restart needs"),
+        seeds("shuffle data_loader_seed", "mini-batches are drawn by trainer.seed"),
+        elsewhere("rollout_n", "it is rollout.n", same_value(f"{_ROLLOUT}.n")),
+        records("calculate_entropy", "see entropy_coeff"),
+        unread(
+            "calculate_sum_pi_squared", "for another advantage estimator", "algorithm.adv_estimator"
+        ),
+        speed("use_torch_compile use_fused_kernels entropy_*checkpointing", "for FSDP's actor"),
+        speed("entropy_from_logits_*", "for FSDP's actor"),
+        unread("freeze_vision_tower", "models are of text alone", _PATH),
+        off("qat.enable", _NO_QAT),
+        unread("qat.*", _NO_QAT, f"{_ACTOR}.qat.enable"),
+        records("profiler.* profile.*", _NO_PROFILER),
+    ),
+    *with_prefix(
+        f"{_ACTOR}.optim",
+        same("lr_warmup_init", "warm-up starts from 0", 0),
+        same("lr_decay_style", "the rate does not decay", "constant"),
+        unread("min_lr lr_wsd_*", "the rate does not decay", f"{_ACTOR}.optim.lr_decay_style"),
+        elsewhere(
+            "lr_decay_steps",
+            "warm-up's share is of the run's steps",
+            Agreement(_no_ratio, "write lr_warmup_steps in place of lr_warmup_steps_ratio"),
+        ),
+        same("weight_decay_incr_style", "the weight decay is constant", "constant"),
+        same("optimizer", "the optimizer is Adam", "adam"),
+        unread(
+            "muon_* use_layer_wise_distributed_optimizer",
+            "the optimizer is Adam",
+            f"{_ACTOR}.optim.optimizer",
+        ),
+        same("*_dtype", "gradients and the optimizer's state are fp32", "fp32"),
+        speed("*optimizer_cpu_offload *optimizer_offload_fraction", "nothing is offloaded"),
+        speed("*overlap_cpu_optimizer_d2h_h2d", "nothing is offloaded"),
+        speed("*use_precision_aware_optimizer", "the optimizer's state is fp32"),
+        refused("override_optimizer_config override_optimizer_config.*", _NO_OPTIMIZER),
+        off("use_checkpoint_opt_param_scheduler", "the schedule follows from the step"),
+        unread(
+            "total_training_steps",
+            "verl writes trainer.total_training_steps there",
+            "trainer.total_training_steps",
+        ),
+    ),
+    *_engine(f"{_ACTOR}.megatron"),
+    *off(f"{_ACTOR}.megatron.forward_only", "the actor is trained"),
+    *with_prefix(
+        "actor_rollout_ref.ref",
+        same("strategy model_engine", "the reference is computed by Megatron-core", "megatron"),
+        same("load_weight", "the reference is policy 0", True),
+        same("*router_replay.mode", "the reference routes by its own choice", "disabled"),
+        unread(
+            "*router_replay.*",
+            "see actor.router_replay",
+            "actor_rollout_ref.ref.router_replay.mode",
+        ),
+        elsewhere("rollout_n", "it is rollout.n", same_value(f"{_ROLLOUT}.n")),
+        speed("log_prob_* entropy_from_logits_*", "log-probs come in the actor's micro-batches"),
+        speed("use_torch_compile", "for FSDP"),
+        unread("fsdp_config.* ulysses_sequence_parallel_size", _NO_FSDP, f"{_ACTOR}.strategy"),
+        records("profiler.*", _NO_PROFILER),
+    ),
+    *with_prefix(
+        "actor_rollout_ref.ref.megatron",
+        speed("*_parallel_size sequence_parallel", "the reference has the actor's layout"),
+        speed("use_distributed_optimizer forward_only", "the reference is not trained"),
+        elsewhere(
+            "dtype",
+            "the reference has the actor's type",
+            Agreement(_one_dtype, f"change {_ACTOR}.megatron.dtype, or leave the key out"),
+        ),
+        *(
+            speed(f"override_transformer_config.{name}", "the reference is computed as the actor")
+            for name in _SPEED_FIELDS
+        ),
+        elsewhere(
+            "override_transformer_config.*",
+            "the reference is computed as the actor",
+            Agreement(_as_the_actor, f"write the same in {_OVERRIDE}, or leave the key out"),
+        ),
+    ),
+    *_engine("actor_rollout_ref.ref.megatron"),
+    *with_prefix(
+        _ROLLOUT,
+        speed("mode nnodes n_gpus_per_node", "engines run by themselves: see launch"),
+        elsewhere(
+            "prompt_length", "it is data.max_prompt_length", same_value("data.max_prompt_length")
+        ),
+        elsewhere(
+            "response_length",
+            "it is data.max_response_length",
+            same_value("data.max_response_length"),
+        ),
+        elsewhere("max_model_len", "responses would be cut before their length", _LENGTH),
+        elsewhere(
+            "calculate_log_probs",
+            "the engine's log-probs are always recorded, and rollout_is uses them",
+            Agreement(_logged, "write True, or algorithm.rollout_correction.rollout_is=null"),
+        ),
+        same("logprobs_mode", "of the distribution sampled from", "processed_logprobs"),
+        speed("log_prob_*", "log-probs are computed in the trainer's micro-batches"),
+        off("ignore_eos", "responses end at the end token"),
+        same("do_sample", "the actor's rollouts are sampled", True),
+        elsewhere(
+            "val_kwargs.do_sample",
+            "val_kwargs.temperature decides: 0 is greedy",
+            Agreement(
+                _greedy_or_sampled,
+                "write val_kwargs.temperature=0 for greedy, or val_kwargs.do_sample=True",
+            ),
+        ),
+        seeds("seed full_determinism", "each sample has a seed of its own, from trainer.seed"),
+        speed("data_parallel_size", "use launch.rollout_workers for more engines"),
+        speed("expert_parallel_size moe_tensor_parallel_size", "an engine's experts are cut by TP"),
+        same("pipeline_model_parallel_size", "engines have one pipeline stage", 1),
+        speed("disaggregation.*", "engines do prefill and decoding both"),
+        same("over_sample_rate", "each plan names its samples", 0),
+        off("skip_rollout skip.enable", "see router_replay.replay_file"),
+        unread("skip.*", "see router_replay.replay_file", f"{_ROLLOUT}.skip.enable"),
+        unread("skip_dump_dir", "see router_replay.replay_file", f"{_ROLLOUT}.skip_rollout"),
+        same("quantization quantization_config_file", "quantized rollouts are not supported"),
+        off("qat.enable", _NO_QAT),
+        unread("qat.*", _NO_QAT, f"{_ROLLOUT}.qat.enable"),
+        unread("limit_images", "models are of text alone", _PATH),
+        elsewhere("engine_kwargs.vllm.max_model_len", "responses would be cut", _LENGTH),
+        speed(
+            "engine_kwargs.vllm.compilation_config.* engine_kwargs.vllm.async_scheduling "
+            "engine_kwargs.vllm.additional_config.enable_cpu_binding "
+            "engine_kwargs.vllm.disable_mm_preprocessor_cache",
+            _NO_CUT,
+        ),
+        refused("engine_kwargs.vllm engine_kwargs.vllm.*", "the engine has no further arguments"),
+        unread("engine_kwargs.*", "for another engine", f"{_ROLLOUT}.name"),
+        off("multi_turn.enable", _SINGLE_TURN),
+        same("multi_turn.*_path agent.agent_loop_config_path", _SINGLE_TURN),
+        unread("multi_turn.*", _SINGLE_TURN, f"{_ROLLOUT}.multi_turn.enable"),
+        same("agent.default_agent_loop", _SINGLE_TURN, "single_turn_agent"),
+        same("agent.custom_async_server.path", "the engine is vLLM as it is"),
+        unread(
+            "agent.custom_async_server.name",
+            "the engine is vLLM as it is",
+            f"{_ROLLOUT}.agent.custom_async_server.path",
+        ),
+        speed("agent.num_workers", "engines run by themselves: see launch"),
+        off("mtp.enable", _NO_MTP),
+        unread("mtp.*", _NO_MTP, f"{_ROLLOUT}.mtp.enable"),
+        speed("load_format layered_summon checkpoint_engine.* update_weights_*", _STORE),
+        speed("layer_name_map.*", _STORE),
+        speed("free_cache_engine multi_stage_wake_up", _RESIDENT),
+        speed("enable_chunked_prefill enable_prefix_caching scheduling_policy", _NO_CUT),
+        speed("cudagraph_capture_sizes skip_tokenizer_init", _NO_CUT),
+        records(
+            "disable_log_stats trace.* prometheus.* moe_load_balance_*", "see the run's report"
+        ),
+        records("profiler.*", _NO_PROFILER),
+    ),
+]
+"""In the order of matching: entries for single keys come before those for their group."""
