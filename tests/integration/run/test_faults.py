@@ -7,12 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+import retrace
 from pipeline.report.run_metrics import all_metrics
 from pipeline.run import keys
 from pipeline.run.commit import read_commit, sha256
 from pipeline.store import Store, open_store
 from pipeline.traces import read_manifest
-from tests.integration.run.retrace_runs import command, run, small, start, workers
+from tests.integration.run.retrace_runs import EXAMPLE, command, run, small, start, workers
 from tests.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("on_prefect_server")]
@@ -95,18 +96,43 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
         assert ours == theirs, f"step {step}"
 
 
-def test_reward_that_raises_names_the_sample(tmp_path: Path):
+def test_reward_that_raises_is_mended(tmp_path: Path):
     """The run fails with the sample's id and the reward function's own error, in exit code 1, and
-    no worker is started again to meet it once more."""
+    no worker is started again to meet it once more. With the file mended the same command goes on;
+    once it has scored, another file is refused, with the settings of a run that takes it."""
     reward = tmp_path / "reward.py"
-    reward.write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    raise KeyError('no such rubric')\n"
+    signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+    reward.write_text(signature + "    raise KeyError('no such rubric')\n")
+    settings = small(
+        tmp_path,
+        "raises",
+        f"custom_reward_function.path={reward}",
+        "trainer.total_training_steps=1",
     )
-    printed = run(*small(tmp_path, "raises", f"custom_reward_function.path={reward}"), expect=1)
+    printed = run(*settings, expect=1)
     assert ": restart " not in printed
     assert "no such rubric" in printed
     assert "000000/" in printed
+
+    mended = signature + "    return len(solution_str) % 2\n"
+    reward.write_text(mended)
+    printed = run(*settings)
+    assert "the run is amended: the reward function (custom_reward_function.path: " in printed
+    assert "as it has scored no sample yet" in printed
+    uri = f"{tmp_path}/store/raises"
+    opened = retrace.open_run(uri)
+    [amendment] = opened.amendments()
+    assert (amendment.number, amendment.from_step) == (0, 0)
+    assert {sample.reward for sample in opened.step(0).samples()} <= {0.0, 1.0}
+    [shard] = read_manifest(opened.store, 0).files[:1]
+    assert read_commit(opened.store, shard.commit)["maker"]["amendments"] == 1
+    command("traces", "verify", uri)
+
+    reward.write_text(mended + "# another\n")
+    printed = run(*settings, expect=2)
+    words = printed.rpartition(": add ")[2].split()[:2]
+    assert words[0] == "trainer.experiment_name=raises-2"
+    command("check", str(EXAMPLE), *settings, *words)
 
 
 def test_a_prefect_server_that_does_not_answer_is_refused(
