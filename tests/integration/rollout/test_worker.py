@@ -14,8 +14,10 @@ from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.worker import Worker, read_inputs, start_engine
 from pipeline.rl.rewards import RewardError
 from pipeline.run import keys
+from pipeline.run.amendments import AmendedError, Amendment, write_amendment
 from pipeline.run.attempts import read_attempt
 from pipeline.run.commit import find_commit, read_commit
+from pipeline.run.description import read_created
 from pipeline.run.plan import read_plan
 from pipeline.store import open_store
 from pipeline.traces import expected_ids, read_manifest, read_routes, read_samples, seal, shard_ids
@@ -186,6 +188,19 @@ def test_a_reward_that_raises_fails_or_masks(begun, tmp_path):
         else:
             assert sample.reward is not None
             assert sample.reward_error is None
+
+
+def test_a_shard_on_its_way_while_the_run_is_amended(begun, tmp_path):
+    """A later start has amended the run: what this worker makes is of the earlier inputs."""
+    folder, inputs, engine = begun
+    store = copy_of(folder, tmp_path / "run")
+    mended = read_created(store).inputs.reward
+    assert write_amendment(store, Amendment(0, "mended", 0, {"inputs.reward": mended}))
+    masked = Scorer(inputs.scorer.function, mask_errors=True)
+    with pytest.raises(AmendedError, match=r"amendments/000\.json in .*nothing more is committed"):
+        make(store, inputs, engine, masked, 1 << 20)
+    assert store.size(keys.rollout(0, 0)) is None
+    assert read_inputs(store, read_attempt(store, 0)).amendments == 1
 
 
 def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
