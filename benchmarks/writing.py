@@ -51,8 +51,9 @@ import numpy as np
 from benchmarks.simulated import GEOMETRY, PROMPT, RESPONSE, SimulatedEngine
 from operators.rollout.prompts import Prompt, Wanted
 from operators.rollout.sample_maker import SampleMaker
-from operators.rollout.scoring import Scorer
+from operators.rollout.scoring import RewardCode, Scorer
 from operators.rollout.shard import facts, stream
+from pipeline.config.tree import Reward
 from pipeline.run.commit import new_write_id
 from pipeline.run.plan import Sampling
 from pipeline.store import open_store
@@ -88,8 +89,7 @@ def wanted(samples: int) -> list[Wanted]:
     return found
 
 
-def no_reward(**_: Any) -> float:
-    return 0.0
+NO_REWARD = RewardCode(b"def compute_score(**_): return 0.0")
 
 
 def run(case: Case) -> dict[str, float]:
@@ -99,7 +99,6 @@ def run(case: Case) -> dict[str, float]:
     engine = SimulatedEngine(case.rate, np.ascontiguousarray(recorded.swapaxes(1, 2)), case.seed)
     todo = wanted(case.samples)
     sampling = Sampling(1.0, 1.0, -1, RESPONSE)
-    scorer = Scorer(no_reward, mask_errors=False)
     if case.store is None:
         started = time.monotonic()
         tokens = 0
@@ -112,7 +111,10 @@ def run(case: Case) -> dict[str, float]:
     provenance = Provenance("R3", 0, "simulated")
     step = time.time_ns() % 1_000_000  # an empty place, also when the store is not
     held = 0
-    with ShardWriter(store, step, 0, new_write_id(), GEOMETRY, provenance, GROUP, half) as writer:
+    with (
+        Scorer(NO_REWARD, Reward(), start_timeout_s=60.0) as scorer,
+        ShardWriter(store, step, 0, new_write_id(), GEOMETRY, provenance, GROUP, half) as writer,
+    ):
 
         def add(sample: Any) -> None:
             nonlocal held

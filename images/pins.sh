@@ -17,6 +17,7 @@ compile base.txt pyproject.toml
 compile flow.txt pyproject.toml --extra flow --extra kubernetes
 echo torch | compile torch.txt -
 compile rollout.txt pyproject.toml --extra rollout-cpu
+compile reward.txt pyproject.toml --extra reward
 compile training.txt pyproject.toml --extra training
 # On CUDA, torch and what it needs are the base image's own.
 grep -vxFf /pins/torch.txt /pins/training.txt >/pins/training-cuda.txt

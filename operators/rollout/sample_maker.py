@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from operators.rollout.prompts import Wanted
-from operators.rollout.scoring import Scorer
+from operators.rollout.scoring import Scored, Scorer
 from operators.rollout.types import Finished, Generation, Request
 from pipeline.run.plan import Sampling
 from pipeline.traces import Sample
@@ -29,8 +32,16 @@ class Engine(Protocol):
         """Decode a response without special tokens."""
 
 
+@dataclass(frozen=True)
+class Response:
+    """A finished response whose reward is being computed."""
+
+    finished: Finished
+    scored: Future[Scored]
+
+
 class SampleMaker:
-    """Reads, scores and adds responses, one per call; counts them and the seconds spent.
+    """Reads responses, waits for their rewards and adds them; counts them and the seconds spent.
 
     `routes`: whether the samples keep their routes. Work on arrays is counted in CPU seconds, as
     waiting for Python's lock or for a core delays no other work.
@@ -53,24 +64,32 @@ class SampleMaker:
         self.capture_s = 0.0
         """CPU seconds: routes from the engine's array to checked, sorted sets."""
         self.score_s = 0.0
-        """Seconds: decoding and reward function."""
+        """Seconds of waiting for rewards that were not there yet."""
         self.add_s = 0.0
         """CPU seconds: encoding, digests, handing bytes to the store."""
         self.samples = self.tokens = 0
         """Samples, and tokens of their responses."""
         self.masked = 0
-        """Samples without a reward, because the reward function raised."""
+        """Samples without a reward, because the reward function failed."""
         self.lacking = 0
         """Samples without routes for some rows."""
 
-    def __call__(self, finished: Finished) -> None:
+    def score(self, finished: Finished) -> Response:
+        """Have a response scored, from the engine's thread; the rest is done by the call."""
+        wanted = self._wanted[finished.request.id]
+        text = partial(self._engine.text, finished.tokens_G)
+        return Response(finished, self._scorer.submit(wanted, text))
+
+    def __call__(self, response: Response) -> None:
         """Make one sample."""
+        finished = response.finished
         started = time.thread_time()
         generation = self._engine.read(finished)
         self.capture_s += time.thread_time() - started
         started = time.monotonic()
-        sample = self._sample(self._wanted[finished.request.id], generation)
+        scored = response.scored.result()
         self.score_s += time.monotonic() - started
+        sample = self._sample(self._wanted[finished.request.id], generation, scored)
         started = time.thread_time()
         self._add(sample)
         self.add_s += time.thread_time() - started
@@ -85,8 +104,7 @@ class SampleMaker:
         work()
         self.add_s += time.thread_time() - started
 
-    def _sample(self, wanted: Wanted, generation: Generation) -> Sample:
-        scored = self._scorer(wanted, self._engine.text(generation.tokens_G))
+    def _sample(self, wanted: Wanted, generation: Generation, scored: Scored) -> Sample:
         return Sample(
             id=wanted.id,
             group=wanted.group,

@@ -1,10 +1,52 @@
-"""Rewards, computed in the rollout worker: users' code runs in its writer's thread (handover)."""
+"""Rewards, computed by processes of their own: users' code reaches neither engine nor credentials.
 
+    engine's thread    finished response ──► submit ─┐
+    N threads          decode ─► one process each, a sample at a time, at most reward.timeout_s
+    writer's thread    waits for the sample's future, in the order of the responses
+
+A process that hangs, crashes or is killed takes its own sample with it, and the next sample gets a
+new process. Messages are JSON, never pickles, so that what users' code returns cannot run here.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import LifoQueue
+from types import TracebackType
+from typing import Any, Self
 
 from operators.rollout.prompts import Wanted
-from pipeline.rl.rewards import RewardError, RewardFunction, score
+from pipeline.config.tree import Reward
+from pipeline.rl.data_sources import find_scorer
+from pipeline.rl.rewards import MEND, RewardError, at_sample
+
+_PASSED = {
+    "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_HOME", "HOME", "LANG", "LANGUAGE",
+    "LD_LIBRARY_PATH", "LOGNAME", "NVIDIA_VISIBLE_DEVICES", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE",
+    "TMPDIR", "TOKENIZERS_PARALLELISM", "TZ", "USER", "VIRTUAL_ENV",
+}  # fmt: skip
+_PASSED_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "PYTHON", "REWARD_")
+"""The environment of reward processes. What is not named here stays out: credentials of the store
+and of Prefect, and whatever else a worker is given. REWARD_ is the users' own."""
+
+
+@dataclass(frozen=True)
+class RewardCode:
+    """The code that scores a run's samples. Example: RewardCode(b'def compute_score...', ...)."""
+
+    source: bytes | None
+    """The reward file; None: the built-in scorers, by data_source."""
+    name: str = "compute_score"
+    """The function in the file."""
 
 
 @dataclass(frozen=True)
@@ -16,27 +58,204 @@ class Scored:
     extras: dict[str, Any]
 
 
-@dataclass(frozen=True)
+class _EndedError(Exception):
+    """The process of a sample ended, or was ended; the text says how."""
+
+
 class Scorer:
-    """The run's reward function, and the handling of its errors."""
+    """The run's reward function in `settings.num_workers` processes, started when first needed.
 
-    function: RewardFunction
-    mask_errors: bool
-    """reward.on_error: True for 'mask' (the sample has no reward), False for 'fail'."""
+    The constructor raises RewardError when the code cannot be loaded within `start_timeout_s`.
+    Leaving the block ends the processes and cancels what waits.
+    """
 
-    def __call__(self, wanted: Wanted, text: str) -> Scored:
-        """Score a response. Raises RewardError, naming the sample, unless errors are masked."""
+    def __init__(self, code: RewardCode, settings: Reward, start_timeout_s: float) -> None:
+        self._code = code
+        self._settings = settings
+        self._processes = [
+            _RewardProcess(code, start_timeout_s) for _ in range(settings.num_workers)
+        ]
         try:
-            found = score(
-                self.function,
-                sample_id=wanted.id,
-                data_source=wanted.prompt.data_source,
-                solution_str=text,
-                ground_truth=wanted.prompt.ground_truth,
-                extra_info=wanted.prompt.extra_info,
+            self._processes[0].start()
+        except _EndedError as error:
+            raise RewardError(f"reward file: while it was loaded, {error}; mend it") from error
+        # Last in, first out: as few processes are started as are needed at once.
+        self._idle: LifoQueue[_RewardProcess] = LifoQueue()
+        for process in reversed(self._processes):
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(settings.num_workers, thread_name_prefix="reward")
+
+    def submit(self, wanted: Wanted, text: Callable[[], str]) -> Future[Scored]:
+        """Score a response, whose text is decoded in a thread too.
+
+        The future raises RewardError, naming the sample, unless errors are masked.
+        """
+        return self._threads.submit(self._scored, wanted, text)
+
+    def close(self) -> None:
+        """End all processes, also those that hang."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.stop()
+        self._threads.shutdown(wait=True)
+        for process in self._processes:
+            process.end()
+
+    def _scored(self, wanted: Wanted, text: Callable[[], str]) -> Scored:
+        prompt = wanted.prompt
+        sample = {
+            "sample_id": wanted.id,
+            "data_source": prompt.data_source,
+            "solution_str": text(),
+            "ground_truth": prompt.ground_truth,
+            "extra_info": prompt.extra_info,
+        }
+        process = self._idle.get()
+        try:
+            answer = process.ask(sample, self._settings.timeout_s)
+        except _EndedError as end:
+            answer = self._without_answer(wanted, str(end))
+        finally:
+            self._idle.put(process)
+        error = answer.get("error")
+        if error is None:
+            return Scored(answer["reward"], None, answer["extras"])
+        if self._settings.on_error == "fail":
+            raise RewardError(error)
+        return Scored(None, error, {})
+
+    def _without_answer(self, wanted: Wanted, how: str) -> dict[str, Any]:
+        source = wanted.prompt.data_source
+        if self._code.source is None and (scorer := find_scorer(source)) is not None:
+            # As in verl: an answer that cannot be compared is not the right one.
+            return {"reward": scorer.wrong_reward, "extras": {"acc": False}}
+        return {
+            "error": f"{at_sample(wanted.id, source)}: the reward function was called and {how}; "
+            + MEND
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class _RewardProcess:
+    """A process that scores one sample at a time. All but `stop` is for one thread at a time."""
+
+    code: RewardCode
+    start_timeout_s: float
+    _process: subprocess.Popen[bytes] | None = None
+    _connection: Connection | None = None
+    _stopped: bool = False
+
+    def start(self) -> None:
+        """Start the process and load the code.
+
+        Raises RewardError when the code cannot be used, _EndedError when it ends the process.
+        """
+        self._connection, theirs = Pipe()
+        with theirs:
+            descriptor = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "operators.rollout.reward_process", str(descriptor)],
+                stdin=subprocess.DEVNULL,
+                env=reward_environment(),
+                pass_fds=(descriptor,),
+                start_new_session=True,  # so that what the function starts can be ended with it
             )
-        except RewardError as error:
-            if not self.mask_errors:
-                raise
-            return Scored(None, str(error), {})
-        return Scored(found.reward, None, found.extras)
+        if self._stopped:  # by another thread, which may have found no process yet
+            self._kill()
+        source = self.code.source
+        message = {
+            "source": None if source is None else source.decode("latin-1"),  # a byte, a letter
+            "name": self.code.name,
+            "memory_bytes": _memory_bytes(),
+        }
+        error = self._exchange(message, self.start_timeout_s, "launch.start_timeout_s").get("error")
+        if error is not None:
+            self.end()
+            raise RewardError(error)
+
+    def ask(self, sample: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
+        """The answer to a sample. Raises _EndedError, saying how the process ended instead."""
+        if self._connection is None:
+            try:
+                self.start()
+            except RewardError as error:  # this file could be loaded before
+                raise _EndedError(f"after an earlier end of its process, {error}") from error
+        return self._exchange(sample, timeout_s, "reward.timeout_s")
+
+    def stop(self) -> None:
+        """End the process for good, whatever it does; another thread may be waiting for it."""
+        self._stopped = True
+        self._kill()
+
+    def end(self) -> int:
+        """Kill and reap the process, and return its exit code; 0 if there is none."""
+        self._kill()
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if connection is not None:
+            connection.close()
+        return 0 if process is None else process.wait()
+
+    def _exchange(
+        self, message: dict[str, Any], limit_s: float | None, limit: str
+    ) -> dict[str, Any]:
+        assert self._connection is not None
+        try:
+            self._connection.send_bytes(json.dumps(message).encode())
+            if not self._connection.poll(limit_s):
+                self.end()
+                raise _EndedError(f"it did not return within {limit}={limit_s:g} s and was ended")
+            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            raise _EndedError(_how_it_ended(self.end())) from error
+        return answer
+
+    def _kill(self) -> None:
+        """Kill the process and what it started. The exit code of one that has ended stays."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def reward_environment() -> dict[str, str]:
+    """The environment of the processes that run users' code: no credentials.
+
+    They import what this process can import. Python's hashes are the same in all of them, so that
+    a function that goes through a set finds the same order after a restart.
+    """
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED or name.startswith(_PASSED_PREFIXES)
+    }
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    return {"PYTHONHASHSEED": "0", **passed, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def _how_it_ended(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "its process was killed (SIGKILL: perhaps by the kernel, for want of memory)"
+    if code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    return f"its process ended with exit code {code}"
+
+
+def _memory_bytes() -> int:
+    """Memory that a reward process may use: half of what the container or the machine has."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total // 2

@@ -1,7 +1,9 @@
 """One shard: generate, score, commit.
 
 engine's thread    step, step, step ──► finished responses ─┐  put: waits when memory is full
-writer's thread                                             └► check, score, encode, upload
+reward's threads                                            ├► decode, score
+writer's thread                                             └► check, wait for the reward, encode,
+                                                               upload
 engine's thread    last token ──► waits for the thread ──► files finished ──► commit
 """
 
@@ -139,7 +141,7 @@ def stream(
         Handover(maker, buffer_bytes, "writer") as handover,
     ):
         for finished in responses:
-            handover.put(finished, finished.nbytes)
+            handover.put(maker.score(finished), finished.nbytes)
         generation_s = time.monotonic() - started
         progress.say("scoring and writing the last samples")
         handover.finish()
@@ -197,7 +199,7 @@ def _log(task: Task, shard: int, maker: SampleMaker, spent: Spent, committed: Co
         log.warning(
             "%s shard %d: the engine stood still for %.1f s, because the writer's memory was full: "
             "raise actor_rollout_ref.rollout.trace_buffer_mib, or look at the store and the reward "
-            "function (%.1f s)",
+            "function (waited for it %.1f s: raise reward.num_workers)",
             task.name,
             shard,
             spent.blocked_s,

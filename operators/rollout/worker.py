@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.prompts import Prompts, shards_of
-from operators.rollout.scoring import Scorer
+from operators.rollout.scoring import RewardCode, Scorer
 from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.types import RolloutError
 from pipeline import progress
 from pipeline.config.tree import RunConfig
-from pipeline.rl.rewards import load_reward
 from pipeline.run import keys
 from pipeline.run.amendments import amended, read_amendments
 from pipeline.run.attempts import Attempt, in_force, read_attempt
@@ -58,7 +57,7 @@ class Inputs:
     prompts: Prompts
     val_prompts: Prompts | None
     """None: the run validates nothing."""
-    scorer: Scorer
+    code: RewardCode
     amendments: int
     """How many amendments of the run they are made with."""
 
@@ -72,6 +71,7 @@ class Worker:
     attempt: Attempt
     inputs: Inputs
     engine: RolloutEngine
+    scorer: Scorer
     step: int
     """The first step that may still need shards of this worker."""
     validations: list[int]
@@ -82,7 +82,7 @@ class Worker:
         maker = ShardMaker(
             store=self.store,
             engine=self.engine,
-            scorer=self.inputs.scorer,
+            scorer=self.scorer,
             geometry=self.inputs.geometry,
             worker=self.index,
             buffer_bytes=self.inputs.config.actor_rollout_ref.rollout.trace_buffer_mib << 20,
@@ -179,34 +179,40 @@ def run(run_uri: str, index: int, attempt_number: int) -> None:
     trainer = inputs.config.trainer
     step = first_open_step(store, trainer.total_training_steps)
     version = version_at_start(store, step, trainer.max_staleness)
-    with closing(start_engine(store, inputs, version)) as engine:
+    with start_scorer(inputs) as scorer, closing(start_engine(store, inputs, version)) as engine:
         say_ready()
-        Worker(store, index, attempt, inputs, engine, step, list(attempt.validations)).run()
+        validations = list(attempt.validations)
+        Worker(store, index, attempt, inputs, engine, scorer, step, validations).run()
 
 
 def read_inputs(store: Store, attempt: Attempt) -> Inputs:
-    """Read the run's inputs. Raises RolloutError when the run has no reward function."""
+    """Read the run's inputs. Raises RolloutError for a run whose samples are there already."""
     amendments = read_amendments(store)
     run = amended(read_created(store), amendments)
     config, staged = in_force(config_of(run), attempt), run.inputs
-    reward_function = config.custom_reward_function
-    if staged.reward is None or reward_function is None:
+    if config.actor_rollout_ref.actor.router_replay.replay_file is not None:
         raise RolloutError(
-            "run.json names no reward function: a run that replays traces "
-            "(actor_rollout_ref.actor.router_replay.replay_file) has no rollout workers"
+            "run.json names traces to replay (actor_rollout_ref.actor.router_replay.replay_file): "
+            "such a run has no rollout workers"
         )
+    function = config.custom_reward_function
+    code = RewardCode(None)
+    if staged.reward is not None and function is not None:
+        code = RewardCode(read_data(store, staged.reward), function.name)
     val = staged.val_prompts
     return Inputs(
         config=config,
         geometry=run.geometry,
         prompts=Prompts.read(store, staged.prompts),
         val_prompts=None if val is None else Prompts.read(store, val),
-        scorer=Scorer(
-            load_reward(read_data(store, staged.reward), reward_function.name),
-            mask_errors=config.reward.on_error == "mask",
-        ),
+        code=code,
         amendments=len(amendments),
     )
+
+
+def start_scorer(inputs: Inputs) -> Scorer:
+    """Start scoring in processes of its own; close it. Raises RewardError for unusable code."""
+    return Scorer(inputs.code, inputs.config.reward, inputs.config.launch.start_timeout_s)
 
 
 def first_open_step(store: Store, total: int) -> int:

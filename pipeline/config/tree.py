@@ -247,12 +247,27 @@ class CustomRewardFunction(Section):
 
 
 class Reward(Section):
-    """What happens around the reward function."""
+    """What happens around the reward function: [rewards.md](rewards.md)."""
 
     on_error: Literal["fail", "mask"] = Field(
         "fail",
         description="A reward function that raises: fail the step naming the sample, or mask the "
-        "sample (no part of its group's mean nor of the loss; counted).",
+        "sample (no part of its group's mean nor of the loss; counted). So does one that does not "
+        "return in time, or that ends its process.",
+    )
+    timeout_s: float | None = Field(
+        60.0,
+        gt=0,
+        json_schema_extra=FOR_WORKERS | formerly(None),
+        description="Seconds that one call of the reward function may take before its process is "
+        "ended; null: no limit.",
+    )
+    num_workers: int = Field(
+        8,
+        ge=1,
+        json_schema_extra=FOR_WORKERS | formerly(1),
+        description="Processes in each rollout worker that run the reward function, one sample "
+        "each at a time, started when needed; raise it for functions that wait for a server.",
     )
 
 
@@ -295,7 +310,8 @@ class RunConfig(Section):
     actor_rollout_ref: ActorRolloutRef
     algorithm: Algorithm = Field(default_factory=Algorithm)
     custom_reward_function: CustomRewardFunction | None = Field(
-        None, description="The reward function; required unless replay_file is set."
+        None,
+        description="The reward function; null: built-in scorers by data_source (docs/rewards.md).",
     )
     reward: Reward = Field(default_factory=Reward)
     trainer: Trainer

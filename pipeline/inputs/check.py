@@ -18,14 +18,13 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.attach import attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
-from pipeline.inputs.fetch import local_file
 from pipeline.inputs.model_folder import ModelFolder, find_model
 from pipeline.inputs.prompts import PromptTable, read_rows, tokenise_rows
+from pipeline.inputs.reward_file import check_reward, unscored_problems
 from pipeline.inputs.run_length import with_run_length
 from pipeline.inputs.space import space_problems, writes_of
 from pipeline.inputs.tokenizer import ChatTokenizer
 from pipeline.model.families import moe_geometry
-from pipeline.rl.rewards import RewardError, load_reward
 from pipeline.run import keys
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan
@@ -46,7 +45,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     model = _try(problems, lambda: find_model(config.actor_rollout_ref.model.path))
     problems += config_problems(config, model.config if model else None, on_cluster)
     prompts, val_prompts = _check_prompts(config, model, problems)
-    reward = _try(problems, partial(_check_reward, config))
+    reward = _try(problems, partial(check_reward, config.custom_reward_function))
     store = _try(problems, partial(_check_store, config))
     _try(problems, partial(_check_local_folder, config))
     if problems or model is None or prompts is None or store is None:
@@ -58,7 +57,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
         store=store,
         prompts=prompts,
         val_prompts=val_prompts,
-        reward=reward,
+        reward=reward.content if reward else None,
         model=model,
         geometry=geometry,
         writes=writes_of(config, model, geometry, prompts),
@@ -68,6 +67,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
             *config_notes(config),
             *(rank_notes(config) if on_cluster is None else ()),
             *_filter_notes(config.data.truncation, prompts, val_prompts),
+            *(reward.notes if reward else ()),
         ),
     )
     mended = _try(problems, partial(attach, inputs))
@@ -92,6 +92,8 @@ def _check_prompts(
         ("data.val_files", config.data.val_files),
     ):
         rows = _try(problems, partial(read_rows, key, files, config.data)) if files else None
+        if rows is not None:
+            problems += unscored_problems(config, key, rows)
         table = None
         if rows is not None and tokenizer is not None:
             table = _try(problems, partial(tokenise_rows, key, rows, config.data, tokenizer))
@@ -118,18 +120,6 @@ def _vocabulary_problems(key: str, table: PromptTable, model: ModelFolder) -> li
         f"actor_rollout_ref.model.path: a prompt of {key} has token id {largest}, but the model's "
         f"vocab_size is {size}: the tokenizer is another model's; put the model's own beside it"
     ]
-
-
-def _check_reward(config: RunConfig) -> bytes | None:
-    reward = config.custom_reward_function
-    if reward is None:
-        return None
-    path = local_file("custom_reward_function.path", reward.path)
-    try:
-        load_reward(path, reward.name)
-    except RewardError as error:
-        raise InputError([f"custom_reward_function.path: {error}"]) from error
-    return path.read_bytes()
 
 
 def _check_store(config: RunConfig) -> Store:

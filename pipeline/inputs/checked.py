@@ -21,7 +21,7 @@ class CheckedInputs:
     val_prompts: PromptTable | None
     """None: no validation."""
     reward: bytes | None
-    """The reward file; None: samples come from a replay_file, with their rewards."""
+    """The reward file; None: the built-in scorers, or a replay_file, whose samples have rewards."""
     model: ModelFolder
     geometry: Geometry | None
     """None: a dense model."""

@@ -60,12 +60,19 @@ class PromptTable:
 class Row:
     """A prompt of a file, checked."""
 
-    where: str
-    """File and row, for messages."""
+    file: str
+    """Its name as the user wrote it."""
+    number: int
+    """Row of the file, from 0."""
     messages: list[dict[str, Any]]
     data_source: str
     ground_truth: str
     extra_info: str | None
+
+    @property
+    def where(self) -> str:
+        """File and row, for messages."""
+        return f"row {self.number} of {self.file}"
 
 
 def read_rows(key: str, files: str | Sequence[str], data: Data) -> list[Row]:
@@ -178,7 +185,7 @@ def _checked_rows(key: str, name: str, data: Data, records: list[dict[str, Any]]
     wrong: list[str] = []
     for number, record in enumerate(records):
         try:
-            rows.append(_row(f"row {number} of {name}", record, data))
+            rows.append(_row(name, number, record, data))
         except ValueError as error:
             wrong.append(f"row {number}: {error}")
     if wrong:
@@ -187,7 +194,7 @@ def _checked_rows(key: str, name: str, data: Data, records: list[dict[str, Any]]
     return rows
 
 
-def _row(where: str, record: dict[str, Any], data: Data) -> Row:
+def _row(file: str, number: int, record: dict[str, Any], data: Data) -> Row:
     """Check a row. Raises ValueError that describes what is wrong with it."""
     source = record[data.reward_fn_key]
     if not isinstance(source, str):
@@ -197,9 +204,15 @@ def _row(where: str, record: dict[str, Any], data: Data) -> Row:
         raise ValueError(
             f"column 'reward_model' has {_short(reward_model)}, expected a struct with ground_truth"
         )
+    if reward_model["ground_truth"] is None:
+        raise ValueError(
+            "column 'reward_model' has a null ground_truth, expected what the reward function "
+            "compares with; write it into the row, or remove the row"
+        )
     extra_info = record.get("extra_info")
     return Row(
-        where,
+        file,
+        number,
         _messages(data.prompt_key, record[data.prompt_key]),
         source,
         _json("reward_model.ground_truth", reward_model["ground_truth"]),

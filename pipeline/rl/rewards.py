@@ -12,9 +12,9 @@ import math
 import numbers
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.util import decode_source
 from typing import Any
 
 from pipeline.errors import LastingError
@@ -23,6 +23,10 @@ RewardFunction = Callable[..., Any]
 
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Names of the arguments, which are passed by keyword, as in verl."""
+
+
+MEND = "mend it, or set reward.on_error=mask to leave such samples out"
+"""What to do about a reward function that fails."""
 
 
 class RewardError(LastingError):
@@ -39,20 +43,13 @@ class Score:
     """JSON values that the function returned beside the score."""
 
 
-def load_reward(source: bytes | Path, name: str) -> RewardFunction:
-    """Load the function `name` of a reward file, given by path or content.
+def load_reward(content: bytes, name: str) -> RewardFunction:
+    """Run a reward file and return its function `name`; for the processes that score samples.
 
     The file must be self-contained: its folder is not searched for other modules. Raises
-    RewardError when it cannot be read or run, or has no such function with verl's four parameters.
+    RewardError when it cannot be run, or has no such function with verl's four parameters.
     """
-    if isinstance(source, Path):
-        label = str(source)
-        try:
-            content = source.read_bytes()
-        except OSError as error:
-            raise RewardError(f"{label}: the reward file cannot be read: {error}") from error
-    else:
-        label, content = "reward file", source
+    label = "reward file"
     module = _run(label, content)
     function: RewardFunction | None = getattr(module, name, None)
     if not callable(function):
@@ -61,12 +58,22 @@ def load_reward(source: bytes | Path, name: str) -> RewardFunction:
             for other, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__
         )
-        raise RewardError(
-            f"{label}: found {'no function' if not found else 'functions ' + ', '.join(found)}, "
-            f"expected one named {name}; rename it, or set custom_reward_function.name"
-        )
+        raise RewardError(f"{label}: {missing_function(found, name)}")
     _check_signature(label, name, function)
     return function
+
+
+def missing_function(functions: Sequence[str], name: str) -> str:
+    """Say that a file lacks the function `name`, and which it has."""
+    found = f"functions {', '.join(functions)}" if functions else "no function"
+    return (
+        f"found {found}, expected one named {name}; rename it, or set custom_reward_function.name"
+    )
+
+
+def wrong_call(name: str, what: str) -> str:
+    """Say that a file's function cannot be called as verl's."""
+    return f"{name} {what}; expected a plain function {name}({', '.join(PARAMETERS)})"
 
 
 def score(
@@ -83,7 +90,7 @@ def score(
     Raises RewardError, naming the sample, when the function raises or returns anything but a finite
     number or a dict with a finite "score" and JSON values. A missing reward never becomes 0.
     """
-    where = f"sample {sample_id} (data source {data_source!r})"
+    where = at_sample(sample_id, data_source)
     try:
         result = function(
             data_source=data_source,
@@ -91,10 +98,9 @@ def score(
             ground_truth=ground_truth,
             extra_info=extra_info,
         )
-    except (Exception, SystemExit) as error:  # users' code may raise anything
+    except BaseException as error:  # users' code may raise anything
         raise RewardError(
-            f"{where}: the reward function raised {type(error).__name__}: {error}; mend it, or "
-            "set reward.on_error=mask to leave such samples out"
+            f"{where}: the reward function raised {type(error).__name__}: {error}; {MEND}"
         ) from error
     if not isinstance(result, dict):
         return Score(_finite(where, "", result), {})
@@ -109,6 +115,11 @@ def score(
     return Score(_finite(where, ' under "score"', result["score"]), extras)
 
 
+def at_sample(sample_id: str, data_source: str) -> str:
+    """The beginning of messages about a sample's reward."""
+    return f"sample {sample_id} (data source {data_source!r})"
+
+
 def _run(label: str, content: bytes) -> types.ModuleType:
     digest = hashlib.sha256(content).hexdigest()
     module = types.ModuleType(f"retrace_reward_{digest[:16]}")
@@ -116,15 +127,15 @@ def _run(label: str, content: bytes) -> types.ModuleType:
     # Dataclasses look up their module by name, and tracebacks look up source lines.
     sys.modules[module.__name__] = module
     try:
-        text = content.decode()
+        text = decode_source(content)
         linecache.cache[module.__file__] = (len(text), None, text.splitlines(True), module.__file__)
-        exec(compile(text, module.__file__, "exec"), module.__dict__)
+        exec(compile(content, module.__file__, "exec"), module.__dict__)
     except ModuleNotFoundError as error:
         raise RewardError(
             f"{label}: it imports {error.name!r}, which is not installed; a reward file must be "
             "self-contained: put the code into it, or install the package for the workers"
         ) from error
-    except (Exception, SystemExit) as error:  # users' code may raise anything
+    except BaseException as error:  # users' code may raise anything
         raise RewardError(
             f"{label}: running it raised {type(error).__name__}: {error}; it must run by itself"
         ) from error
@@ -132,17 +143,17 @@ def _run(label: str, content: bytes) -> types.ModuleType:
 
 
 def _check_signature(label: str, name: str, function: RewardFunction) -> None:
-    expected = f"{name}({', '.join(PARAMETERS)})"
     if inspect.iscoroutinefunction(function):
-        raise RewardError(f"{label}: {name} is async, expected a plain function {expected}")
-    signature = inspect.signature(function)
+        raise RewardError(f"{label}: {wrong_call(name, 'is async')}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # of a compiled function: calling it will show
     try:
         signature.bind(**dict.fromkeys(PARAMETERS))
     except TypeError as error:
-        raise RewardError(
-            f"{label}: found {name}{signature}, which cannot be called as {expected} with these "
-            f"names: {error}; rename its parameters"
-        ) from error
+        what = f"has the parameters {signature}: {error}"
+        raise RewardError(f"{label}: {wrong_call(name, what)}") from error
 
 
 def _finite(where: str, place: str, value: Any) -> float:

@@ -27,7 +27,7 @@ class StagedInputs:
     val_prompts: DataFile | None
     """None: the run validates nothing."""
     reward: DataFile | None
-    """None: samples come from a recorded set, with their rewards."""
+    """None: the built-in scorers, or samples of a recorded set, which have their rewards."""
     model: Mapping[str, DataFile]
     """Weights, config and tokenizer of policy 0, by file name."""
 

@@ -159,7 +159,6 @@ _REWARD = [
         same("reward_manager.name", _ONE_REWARD, "naive"),
         same("reward_manager.module.path", _ONE_REWARD),
         unread("reward_manager.module.name", _ONE_REWARD, "reward.reward_manager.source"),
-        speed("num_workers", "rewards are computed in the rollout workers"),
         refused("reward_kwargs reward_kwargs.*", "put constants into the reward file"),
     ),
 ]

@@ -128,11 +128,6 @@ def _input_problems(config: RunConfig) -> list[str]:
             "data.train_files: found nothing, expected Parquet file(s) with prompts; "
             "add the line data.train_files=PATH"
         )
-    if config.custom_reward_function is None and replay_file is None:
-        problems.append(
-            "custom_reward_function.path: missing, expected a Python file with the reward "
-            "function; add the line custom_reward_function.path=PATH"
-        )
     if config.launch.rollout_workers == 0 and replay_file is None:
         problems.append(
             "launch.rollout_workers: found 0, but without "

@@ -11,7 +11,7 @@ import pytest
 from operators.rollout.handover import Handover
 from operators.rollout.scoring import Scorer
 from operators.rollout.shard import ShardMaker, Task
-from operators.rollout.worker import Worker, read_inputs, start_engine
+from operators.rollout.worker import Worker, read_inputs, start_engine, start_scorer
 from pipeline.rl.rewards import RewardError
 from pipeline.run import keys
 from pipeline.run.amendments import AmendedError, Amendment, write_amendment
@@ -155,12 +155,14 @@ def copy_of(folder, to):
     return open_store(str(to))
 
 
-def make(store, inputs, engine, scorer, buffer_bytes):
-    """Make step 0 and return its samples and routes."""
+def make(store, inputs, engine, buffer_bytes):
+    """Make step 0 with failing rewards masked, and return its samples and routes."""
     task = Task(read_plan(store, keys.plan(0)), inputs.prompts)
-    maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, buffer_bytes, 0)
-    for shard in range(2):
-        maker.make(task, shard)
+    settings = inputs.config.reward.model_copy(update={"on_error": "mask"})
+    with Scorer(inputs.code, settings, PATIENCE_S) as scorer:
+        maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, buffer_bytes, 0)
+        for shard in range(2):
+            maker.make(task, shard)
     return sealed(store, 0)
 
 
@@ -172,15 +174,16 @@ def test_a_reward_that_raises_fails_or_masks(begun, tmp_path):
     folder, inputs, engine = begun
     store = copy_of(folder, tmp_path / "run")
     attempt = read_attempt(store, 0)
-    worker = Worker(store, 0, attempt, inputs, engine, 0, [])
-    with pytest.raises(RewardError, match=r"sample 000000/2/\d .*KeyError: 'no such rubric'"):
-        worker.run()
+    with (
+        start_scorer(inputs) as scorer,
+        pytest.raises(RewardError, match=r"sample 000000/2/\d .*KeyError: 'no such rubric'"),
+    ):
+        Worker(store, 0, attempt, inputs, engine, scorer, 0, []).run()
     assert not engine._llm.llm_engine.has_unfinished_requests()
     assert not list(store.list("steps/000000/rollout/"))
     assert not list(store.debris("steps/"))
 
-    masked = Scorer(inputs.scorer.function, mask_errors=True)
-    samples, _ = make(store, inputs, engine, masked, 1 << 20)
+    samples, _ = make(store, inputs, engine, 1 << 20)
     for sample in samples:
         if sample.prompt_id == "2":
             assert sample.reward is None
@@ -209,8 +212,7 @@ def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
     what the writer's thread spent, by part.
     """
     folder, inputs, engine = begun
-    masked = Scorer(inputs.scorer.function, mask_errors=True)
-    large = make(copy_of(folder, tmp_path / "large"), inputs, engine, masked, 1 << 30)
+    large = make(copy_of(folder, tmp_path / "large"), inputs, engine, 1 << 30)
 
     held, sizes = [], []
 
@@ -223,7 +225,7 @@ def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
     monkeypatch.setattr("operators.rollout.shard.Handover", Counted)
     limit = 2 << 10
     store = copy_of(folder, tmp_path / "small")
-    small = make(store, inputs, engine, masked, 2 * limit)
+    small = make(store, inputs, engine, 2 * limit)
     assert sum(sizes) > 8 * limit
     assert max(held) <= max(limit, *sizes)
     for one, other in zip(large[0], small[0], strict=True):
@@ -233,7 +235,7 @@ def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
         np.testing.assert_array_equal(large[1][one.id].sets_TLK, small[1][one.id].sets_TLK)
     for shard in range(2):
         maker = read_commit(store, keys.rollout(0, shard))["maker"]
-        assert maker.pop("worker") == 0
+        assert (maker.pop("worker"), maker.pop("amendments")) == (0, 0)
         assert set(maker) == {
             "generation_s",
             "score_s",
@@ -253,7 +255,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     flag = pathlib.Path({flag!r})
     if not flag.exists():
         flag.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGKILL)  # the worker
     return 1.0
 """
 

@@ -71,6 +71,9 @@ def test_without_extra_info(settings):
         ({"data_source": 1}, "row 0: column 'data_source' has 1, expected text"),
         ({"reward_model": {"style": "rule"}}, "row 0: column 'reward_model' has {'style': "
          "'rule'}, expected a struct with ground_truth"),
+        ({"reward_model": {"ground_truth": None}}, "row 0: column 'reward_model' has a null "
+         "ground_truth, expected what the reward function compares with; write it into the row, or "
+         "remove the row"),
         ({"extra_info": {"raw": b"x"}}, "row 0: column 'extra_info' has {'raw': b'x'}, not "
          "JSON"),
     ],

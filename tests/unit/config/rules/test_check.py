@@ -200,13 +200,6 @@ class TestRecordSets:
 
 
 class TestInputs:
-    def test_no_reward_function(self, tmp_path):
-        config = load(tmp_path).config.model_copy(update={"custom_reward_function": None})
-        assert config_problems(config, QWEN3_MOE) == [
-            "custom_reward_function.path: missing, expected a Python file with the reward "
-            "function; add the line custom_reward_function.path=PATH"
-        ]
-
     def test_no_prompts(self, tmp_path):
         assert the_problem(tmp_path, "data.train_files=null").startswith("data.train_files: found")
 

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.rollout.prompts import Prompts, shards_of, wanted_of
-from operators.rollout.scoring import Scorer
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import first_open_step, version_at_start
-from pipeline.rl.rewards import RewardError
 from pipeline.run import keys
 from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
 from pipeline.store import open_store
@@ -101,15 +99,3 @@ def test_start_takes_the_newest_policy_that_the_next_step_may_use(tmp_path):
     store.create(keys.policy(3), b"{}")
     assert version_at_start(store, 3, 0) == 3
     assert version_at_start(store, 3, 1) == 2
-
-
-def test_a_reward_that_raises_is_an_error_or_a_reason():
-    def compute_score(data_source, solution_str, ground_truth, extra_info):
-        raise ValueError(solution_str)
-
-    [wanted, *_] = wanted_of(plan(), 0, prompts())
-    with pytest.raises(RewardError, match="000004/0/0"):
-        Scorer(compute_score, mask_errors=False)(wanted, "text")
-    scored = Scorer(compute_score, mask_errors=True)(wanted, "text")
-    assert scored.reward is None
-    assert "ValueError: text" in scored.error

@@ -1,0 +1,183 @@
+"""What can be said of a reward file without running it: from its syntax tree.
+
+Users' code runs in the rollout workers alone. Whoever checks it before (`retrace check`, the flow,
+which hold credentials of the store and of Prefect) only reads it: what is certainly wrong is
+refused, what only running it would show is said as a note.
+"""
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+
+from pipeline.rl.rewards import PARAMETERS, RewardError, missing_function, wrong_call
+
+_BLOCKS = (ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While, ast.Match)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_NO_FUNCTIONS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set)
+_UNSEEN = {"exec", "globals", "vars", "setattr", "locals"}
+"""Calls by which a file may make names that its text does not show."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def check_source(content: bytes, label: str, name: str) -> list[str]:
+    """Check that a reward file has the function `name` with verl's four parameters.
+
+    Nothing of the file is executed. Returns notes on what cannot be known before workers run it.
+    Raises RewardError, which begins with `label`, for what is certainly wrong.
+    """
+    try:
+        tree = ast.parse(content, label)
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+        raise RewardError(f"{label}: it is not Python: {error}; mend it") from error
+    notes = _check_binding(tree, label, name)
+    return [*notes, *_import_notes(tree, label)]
+
+
+def _check_binding(tree: ast.Module, label: str, name: str, alias_of: str = "") -> list[str]:
+    """Check what `name` stands for at the end of the module; `alias_of`: the name looked for."""
+    wanted = alias_of or name
+    bindings = [(node, sure) for node, sure in _statements(tree.body) if name in _bound(node)]
+    if not bindings:
+        if _may_make_names(tree):
+            return [_unknown(label, wanted, "it is made while the file runs")]
+        raise RewardError(f"{label}: {missing_function(_functions(tree), wanted)}")
+    node, sure = bindings[-1]
+    try:
+        return _check_bound(tree, node, label, name, wanted)
+    except RewardError:
+        if sure:
+            raise
+        return [_unknown(label, wanted, "it depends on a condition")]
+
+
+def _check_bound(tree: ast.Module, node: ast.stmt, label: str, name: str, wanted: str) -> list[str]:
+    if isinstance(node, Function):
+        if node.decorator_list:
+            return [_unknown(label, wanted, "it is decorated")]
+        if isinstance(node, ast.AsyncFunctionDef):
+            raise RewardError(f"{label}: {wrong_call(wanted, 'is async')}")
+        _check_parameters(label, wanted, node.args)
+        return []
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            return [_unknown(label, wanted, f"it is imported from {node.module}")]
+        what = "is a module" if isinstance(node, ast.Import) else "comes from a relative import"
+        raise RewardError(f"{label}: {wrong_call(wanted, what)}")
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if isinstance(value, ast.Lambda):
+        _check_parameters(label, wanted, value.args)
+        return []
+    if isinstance(value, ast.Name) and name == wanted != value.id:
+        return _check_binding(tree, label, value.id, wanted)
+    if isinstance(value, _NO_FUNCTIONS):
+        raise RewardError(f"{label}: {wrong_call(wanted, f'is {ast.unparse(value)}')}")
+    return [_unknown(label, wanted, "it is not written as a function")]
+
+
+def _check_parameters(label: str, name: str, found: ast.arguments) -> None:
+    signature = _signature(found)
+    try:
+        signature.bind(**dict.fromkeys(PARAMETERS))
+    except TypeError as error:
+        what = f"has the parameters {signature}: {error}"
+        raise RewardError(f"{label}: {wrong_call(name, what)}") from error
+
+
+def _signature(found: ast.arguments) -> inspect.Signature:
+    """The signature of a function's text; any default will do."""
+    kinds = inspect.Parameter
+    positional = [*found.posonlyargs, *found.args]
+    without = len(positional) - len(found.defaults)
+    parameters = [
+        kinds(
+            argument.arg,
+            kinds.POSITIONAL_ONLY
+            if index < len(found.posonlyargs)
+            else kinds.POSITIONAL_OR_KEYWORD,
+            default=kinds.empty if index < without else ...,
+        )
+        for index, argument in enumerate(positional)
+    ]
+    if found.vararg:
+        parameters.append(kinds(found.vararg.arg, kinds.VAR_POSITIONAL))
+    for argument, default in zip(found.kwonlyargs, found.kw_defaults, strict=True):
+        value = kinds.empty if default is None else ...
+        parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=value))
+    if found.kwarg:
+        parameters.append(kinds(found.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)
+
+
+def _statements(body: Sequence[ast.stmt], sure: bool = True) -> Iterator[tuple[ast.stmt, bool]]:
+    """The module's own statements in order, and whether each certainly runs."""
+    for node in body:
+        yield node, sure
+        if isinstance(node, _BLOCKS):
+            for inner in ast.iter_child_nodes(node):
+                if isinstance(inner, ast.stmt):
+                    yield from _statements([inner], False)
+                elif isinstance(inner, ast.ExceptHandler | ast.match_case):
+                    yield from _statements(inner.body, False)
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that a statement itself binds, without those of blocks and functions in it."""
+    if isinstance(node, Function | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return {
+        inner.id
+        for inner in _own_nodes(node)
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    }
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for inner in ast.iter_child_nodes(node):
+        if not isinstance(inner, (*_SCOPES, ast.stmt)):
+            yield from _own_nodes(inner)
+
+
+def _functions(tree: ast.Module) -> list[str]:
+    return sorted(node.name for node, _ in _statements(tree.body) if isinstance(node, Function))
+
+
+def _may_make_names(tree: ast.Module) -> bool:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            return True
+        if isinstance(node, ast.Global):
+            return True
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id in _UNSEEN:
+            return True
+    return False
+
+
+def _import_notes(tree: ast.Module, label: str) -> Iterator[str]:
+    """Packages that the file certainly imports and this machine does not have."""
+    for node, sure in _statements(tree.body):
+        names: list[str] = []
+        if sure and isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif sure and isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for package in {name.partition(".")[0] for name in names}:
+            if package not in sys.modules and importlib.util.find_spec(package) is None:
+                yield (
+                    f"{label}: it imports {package!r}, which is not installed here; the rollout "
+                    "workers need it (the folder of the reward file is not searched: put the code "
+                    "into the file, or install the package)"
+                )
+
+
+def _unknown(label: str, name: str, why: str) -> str:
+    return (
+        f"{label}: whether {name} takes {', '.join(PARAMETERS)} is not known before the rollout "
+        f"workers run the file: {why}"
+    )

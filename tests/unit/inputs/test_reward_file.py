@@ -1,0 +1,79 @@
+"""What scores a run's samples is checked without running it: reward files by their text, prompts
+without one by their data sources.
+"""
+
+import pytest
+
+from pipeline.inputs.stage import prepare
+from tests.unit.inputs.small_inputs import (
+    check,
+    check_error,
+    load,
+    the_error,
+    verl_rows,
+    write_prompts,
+)
+
+NO_FILE = "custom_reward_function.path=null"
+
+
+def test_checking_and_staging_run_nothing_of_the_file(settings):
+    """The flow holds credentials of the store and of Prefect: users' code must not meet them."""
+    path, marker = settings.parent / "reward.py", settings.parent / "ran"
+    path.write_text(f"open({str(marker)!r}, 'w')\nraise SystemExit\n{path.read_text()}")
+    run = prepare(load(settings))
+    assert not marker.exists()
+    assert run.store.read(run.description.inputs.reward.key) == path.read_bytes()
+
+
+def test_what_only_the_workers_can_see_is_a_note(settings):
+    path = settings.parent / "reward.py"
+    path.write_text("from not_there import compute_score")
+    notes = [note for note in check(settings).notes if "custom_reward_function" in note]
+    assert [note.startswith(f"custom_reward_function.path: {path}: ") for note in notes] == [
+        True
+    ] * 2
+    assert "is not known before the rollout workers run the file" in notes[0]
+    assert "it imports 'not_there', which is not installed here" in notes[1]
+
+
+@pytest.mark.parametrize("source", ["def compute_score(a): 1", "\xff\n".encode("latin-1"), ""])
+def test_a_file_that_is_certainly_wrong_is_refused(settings, source):
+    path = settings.parent / "reward.py"
+    path.write_bytes(source if isinstance(source, bytes) else source.encode())
+    assert the_error(settings).startswith(f"custom_reward_function.path: {path}: ")
+
+
+def with_sources(*sources):
+    return [
+        row | {"data_source": source} for row, source in zip(verl_rows(10), sources, strict=True)
+    ]
+
+
+def test_without_a_file_the_built_in_scorers_are_used(settings):
+    sources = ["openai/gsm8k", "lighteval/MATH", "aime2024", "math_dapo", "numina_cn_k12"] * 2
+    write_prompts(settings.parent / "train.parquet", with_sources(*sources))
+    inputs = check(settings, NO_FILE)
+    assert inputs.reward is None
+    run = prepare(load(settings, NO_FILE))
+    assert run.description.inputs.reward is None
+    assert prepare(load(settings, NO_FILE)).description == run.description
+
+
+def test_data_sources_without_a_scorer_are_named_by_file(settings):
+    train, val = settings.parent / "train.parquet", settings.parent / "val.parquet"
+    write_prompts(train, with_sources(*["openai/gsm8k"] * 7, "codecontests", "taco", "taco"))
+    write_prompts(val, verl_rows(2))
+    files = f"data.val_files={val}"
+    problems = check_error(settings, NO_FILE, files)
+    assert [problem.split(" has prompts with ")[0] for problem in problems] == [
+        f"data.train_files: {train}",
+        f"data.val_files: {val}",
+    ]
+    assert "data_source 'codecontests' (1), 'taco' (2), which no built-in" in problems[0]
+    assert "(there are some for openai/gsm8k, lighteval/MATH, " in problems[0]
+    assert problems[0].endswith(
+        "; write compute_score(data_source, solution_str, ground_truth, extra_info) into a Python "
+        "file and set custom_reward_function.path"
+    )
+    assert check(settings, files).reward is not None, "a reward file scores them all"

@@ -1,0 +1,311 @@
+"""Rewards in processes of their own: what users' code does there names its sample and harms no
+other, and shows it no credentials.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from operators.rollout.prompts import Prompt, Wanted
+from operators.rollout.scoring import RewardCode, Scorer
+from pipeline.config.tree import Reward
+from pipeline.rl.rewards import RewardError
+from tests.patience import PATIENCE_S, eventually
+
+HEAD = """
+import json, os, signal, sys, time
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+"""
+BY_TEXT = (
+    HEAD
+    + """
+    if solution_str == "hang": time.sleep(10**6)
+    if solution_str == "exit": os._exit(3)
+    if solution_str == "crash": os.kill(os.getpid(), signal.SIGSEGV)
+    if solution_str == "killed": os.kill(os.getpid(), signal.SIGKILL)
+    if solution_str == "memory": bytearray(1 << 50)
+    if solution_str == "raise": raise KeyError("no such rubric")
+    if solution_str == "closed": os.closerange(3, 100)
+    return {"score": len(solution_str), "truth": ground_truth, "info": extra_info, "é": "ü→"}
+"""
+)
+
+
+def wanted(number: int, source: str = "by-hand", truth: object = "7") -> Wanted:
+    prompt = Prompt((1, 2), source, truth, {"row": number})
+    return Wanted(f"000000/{number}/0", f"000000/{number}", str(number), prompt, number)
+
+
+def scorer(source: str | None, **settings) -> Scorer:
+    code = RewardCode(None if source is None else source.encode())
+    found = {"timeout_s": PATIENCE_S, "num_workers": 2, **settings}
+    return Scorer(code, Reward(**found), PATIENCE_S)
+
+
+def scores(scorer: Scorer, *texts: str):
+    futures = [
+        scorer.submit(wanted(number), lambda text=text: text) for number, text in enumerate(texts)
+    ]
+    return [future.result(PATIENCE_S) for future in futures]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("exit", "the reward function was called and its process ended with exit code 3; mend it"),
+        ("crash", "its process was ended by SIGSEGV"),
+        ("killed", "its process was killed (SIGKILL: perhaps by the kernel, for want of memory)"),
+        ("memory", "the reward function raised MemoryError"),
+        ("raise", "the reward function raised KeyError: 'no such rubric'; mend it, or set "
+         "reward.on_error=mask"),
+        ("closed", "its process"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_the_samples_own(text, says):
+    """With mask its neighbours, before and after, in the same processes, have their rewards, each
+    its own. With fail, its future alone raises.
+    """
+    texts = ["a", "bb", text, "dddd", "eeeee", text, "ggggggg", "hhhhhhhh"]
+    with scorer(BY_TEXT, on_error="mask") as masking:
+        found = scores(masking, *texts)
+    for number, (one, given) in enumerate(zip(found, texts, strict=True)):
+        if given == text:
+            assert one.reward is None
+            assert one.extras == {}
+            where = f"sample 000000/{number}/0 (data source 'by-hand'): "
+            assert one.error.startswith(where)
+            assert says in one.error
+        else:
+            assert (one.reward, one.error) == (len(given), None)
+            assert one.extras == {"truth": "7", "info": {"row": number}, "é": "ü→"}
+    with scorer(BY_TEXT, on_error="fail", num_workers=1) as failing:
+        bad = failing.submit(wanted(0), lambda: text)
+        good = failing.submit(wanted(1), lambda: "bb")
+        with pytest.raises(RewardError, match="sample 000000/0/0"):
+            bad.result(PATIENCE_S)
+        assert good.result(PATIENCE_S).reward == 2
+
+
+def test_a_reward_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+    pids = tmp_path / "pids"
+    source = (
+        HEAD
+        + f"""
+    if solution_str == "hang":
+        import subprocess
+        child = subprocess.Popen(["sleep", "1000000"])
+        with open({str(pids)!r}, "w") as file: file.write(f"{{os.getpid()}} {{child.pid}}")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child.wait()
+    return 1
+"""
+    )
+    with scorer(source, on_error="mask", timeout_s=5.0, num_workers=1) as masking:
+        while not pids.exists():  # a busy machine may need more than the limit for this
+            hung, after = scores(masking, "hang", "fine")
+    assert hung.error == (
+        "sample 000000/0/0 (data source 'by-hand'): the reward function was called and it did not "
+        "return within reward.timeout_s=5 s and was ended; mend it, or set reward.on_error=mask to "
+        "leave such samples out"
+    )
+    assert after.reward == 1
+    for pid in map(int, pids.read_text().split()):
+        eventually(lambda pid=pid: not runs(pid), lambda pid=pid: f"{pid} runs")
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_reward_may_use_signals_and_leaves_none_behind():
+    """An alarm is for the main thread. One that is left on does not meet the next sample."""
+    source = (
+        HEAD
+        + """
+    def ring(number, frame): raise TimeoutError("rang")
+    if solution_str == "next":
+        time.sleep(0.3)
+        return signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    signal.signal(signal.SIGALRM, ring)
+    if solution_str == "left":
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return 1
+    signal.alarm(1)
+    time.sleep(10**6)
+"""
+    )
+    with scorer(source, on_error="mask", num_workers=1) as masking:
+        [rang, left, after] = scores(masking, "rings", "left", "next")
+    assert "raised TimeoutError: rang" in rang.error
+    assert (left.reward, after.reward) == (1, 1)
+
+
+def test_the_file_sees_no_credentials(tmp_path, monkeypatch):
+    """A reward file writes down its environment, its open files, and what its process was started
+    with: what the worker holds of the store, of Prefect and of the cluster is not there.
+    """
+    secrets = {
+        "AWS_ACCESS_KEY_ID": "s3cret-0", "AWS_SECRET_ACCESS_KEY": "s3cret-1",
+        "AWS_SESSION_TOKEN": "s3cret-2", "AWS_WEB_IDENTITY_TOKEN_FILE": "s3cret-3",
+        "AWS_PROFILE": "s3cret-4", "PREFECT_API_KEY": "s3cret-5", "PREFECT_API_AUTH_STRING":
+        "s3cret-6", "PREFECT_API_URL": "s3cret-7", "KUBERNETES_SERVICE_HOST": "s3cret-8",
+        "HF_TOKEN": "s3cret-9", "https_proxy": "http://u:s3cret@x", "SOMETHING_OF_OURS": "s3cret",
+    }  # fmt: skip
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("REWARD_JUDGE_KEY", "given")
+    secret_file = tmp_path / "open"
+    with secret_file.open("w") as opened:
+        os.set_inheritable(opened.fileno(), True)
+        source = """
+import os
+SEEN = {
+    "environment": dict(os.environ),
+    "initial": open("/proc/self/environ").read(),
+    "files": [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100)
+              if os.path.lexists(f"/proc/self/fd/{fd}")],
+    "modules": sorted(__import__("sys").modules),
+}
+def compute_score(**kwargs):
+    return {"score": 1, **SEEN}
+"""
+        with scorer(source) as scoring:
+            [found] = scores(scoring, "")
+    seen = found.extras
+    assert "s3cret" not in json.dumps([seen["environment"], seen["initial"], seen["files"]])
+    assert not secrets.keys() & seen["environment"].keys()
+    assert seen["environment"]["REWARD_JUDGE_KEY"] == "given"
+    assert seen["environment"]["PATH"] == os.environ["PATH"]
+    assert str(secret_file) not in seen["files"]
+    assert [name.partition(":")[0] for name in seen["files"]] == ["socket"]
+    heavy = {"torch", "vllm", "boto3", "prefect", "pydantic", "numpy"}
+    assert not heavy & {name.partition(".")[0] for name in seen["modules"]}
+
+
+def test_what_a_function_returns_does_not_run_here(tmp_path):
+    """Objects with code of their own are data when they arrive."""
+    marker = tmp_path / "ran"
+    source = f"""
+import os
+class Text(str):
+    def __reduce__(self): return os.system, ("touch {marker}",)
+def compute_score(**kwargs):
+    return {{"score": 1, "x": Text("plain")}}
+"""
+    with scorer(source) as scoring:
+        [found] = scores(scoring, "")
+    assert found.extras == {"x": "plain"}
+    assert type(found.extras["x"]) is str
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise ValueError('x')", "reward file: running it raised ValueError: x"),
+        ("import os; os._exit(9)", "reward file: while it was loaded, its process ended with exit "
+         "code 9; mend it"),
+        ("compute_score = 3", "reward file: found no function"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_loaded_fails_at_once(source, says):
+    """Whatever on_error says: no sample could be scored."""
+    with pytest.raises(RewardError) as caught:
+        scorer(source, on_error="mask")
+    assert says in str(caught.value)
+
+
+def test_samples_are_scored_side_by_side(tmp_path):
+    """With two processes, one sample waits for the other to begin."""
+    source = (
+        HEAD
+        + f"""
+    open({str(tmp_path)!r} + "/" + solution_str, "w")
+    while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
+    return 1
+"""
+    )
+    with scorer(source) as scoring:
+        assert [one.reward for one in scores(scoring, "a", "b")] == [1, 1]
+
+
+def test_sets_have_the_same_order_in_every_process(monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    source = HEAD + "    return {'score': 1, 'order': list({str(i) for i in range(50)})}"
+    orders = set()
+    for _ in range(2):
+        with scorer(source, num_workers=1) as scoring:
+            orders.add(tuple(scores(scoring, "")[0].extras["order"]))
+    assert len(orders) == 1
+
+
+def test_closing_ends_what_hangs(tmp_path):
+    source = (
+        HEAD
+        + f"""
+    open({str(tmp_path / "begun")!r}, "w").write(str(os.getpid()))
+    time.sleep(10**6)
+"""
+    )
+    scoring = scorer(source, timeout_s=None)
+    futures = [scoring.submit(wanted(number), lambda: "") for number in range(5)]
+    eventually((tmp_path / "begun").exists, lambda: "no sample was begun")
+    closing = threading.Thread(target=scoring.close)
+    closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert all(future.done() for future in futures)
+    assert not psutil.Process().children()
+
+
+def test_processes_end_with_a_worker_that_is_killed(tmp_path):
+    """Also one that is in the middle of a sample."""
+    source = (
+        HEAD
+        + f"""
+    open({str(tmp_path)!r} + "/" + str(os.getpid()), "w")
+    time.sleep(10**6)
+"""
+    )
+    program = f"""
+import time
+from tests.unit.operators.rollout.test_scoring import scorer, wanted
+scoring = scorer({source!r}, timeout_s=None)
+for number in range(2):
+    scoring.submit(wanted(number), lambda: "")
+time.sleep(10**6)
+"""
+    worker = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        eventually(lambda: len(list(tmp_path.iterdir())) == 2, lambda: "no two samples begun")
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    for path in tmp_path.iterdir():
+        eventually(lambda path=path: not runs(int(path.name)), lambda path=path: f"{path} runs")
+
+
+def test_without_a_file_the_data_source_decides():
+    """What the built-in scorers cannot compare in time is not right: 0, or -1 where verl has -1."""
+    with scorer(None) as scoring:
+        found = {
+            source: scoring.submit(wanted(0, source, "34"), lambda text=text: text)
+            for source, text in {"openai/gsm8k": "#### 34", "math_dapo": "Answer: $35$"}.items()
+        }
+        assert {source: future.result(PATIENCE_S).reward for source, future in found.items()} == {
+            "openai/gsm8k": 1.0,
+            "math_dapo": -1.0,
+        }
+    with scorer(None, timeout_s=0.01, num_workers=1) as scoring:
+        late = scoring.submit(wanted(2, "math_dapo", "3"), lambda: "Answer: 9^{9^{9^{9}}}")
+        assert late.result(PATIENCE_S).reward == -1.0
+        assert late.result().error is None
