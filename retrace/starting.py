@@ -52,11 +52,6 @@ class ReadyRun:
 
     def run(self) -> Run:
         """Run it in this process, as `retrace.run` does."""
-        if self._inputs.config.actor_rollout_ref.actor.router_replay.replay_file is None:
-            need("rollout-cpu", "a rollout worker")
-        need("training", "a training rank")
-        for name, value in _PREFECT.items():
-            os.environ.setdefault(name, value)
         # Imported here: readers of traces have no use for rich.
         from rich.console import Console
 
@@ -71,6 +66,11 @@ class ReadyRun:
             )
             report(config, store)
             return open_run(self.uri)
+        if config.actor_rollout_ref.actor.router_replay.replay_file is None:
+            need("rollout-cpu", "a rollout worker")
+        need("training", "a training rank")
+        for name, value in _PREFECT.items():
+            os.environ.setdefault(name, value)
         with Display(Console(stderr=True)) as display:
             display.phase("flow", "starting Prefect")
             from pipeline.flows.server import prefect_server

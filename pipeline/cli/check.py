@@ -49,9 +49,12 @@ def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
 def writes_line(writes: retrace.Writes) -> str:
     """How much a run writes into its store, for people."""
     routes = f", routes up to {decimal(writes.routes)}" if writes.routes else ""
+    when = "every step"
+    if writes.save_freq > 1:
+        when = f"every {writes.save_freq} steps and at the end"
     return (
         f"it writes per step: a policy of {decimal(writes.policy)}, samples up to "
-        f"{decimal(writes.samples)}{routes}; every {writes.save_freq} steps and at the end "
+        f"{decimal(writes.samples)}{routes}; {when} "
         f"a checkpoint of about {decimal(writes.checkpoint)}"
     )
 

@@ -7,6 +7,12 @@ from rich.console import Console
 
 import retrace
 from pipeline.cli.check import check, print_errors
+from pipeline.errors import LastingError
+
+_GO_ON = "The same command again goes on from what is committed."
+_GO_ON_ONCE_MENDED = (
+    "Mend the cause; then the same command goes on from what is committed, or says which one does."
+)
 
 
 def run_run(path: Path, overrides: Sequence[str]) -> int:
@@ -14,7 +20,7 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
     ready = check(path, overrides)
     if ready is None:
         return 2
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, soft_wrap=True)
     try:
         ready.run()
     except retrace.InputError as error:  # the name was taken since, weights were not fetched, ...
@@ -29,6 +35,6 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
     ) as error:
         errors.print(f"[red]failed:[/red] {type(error).__name__}")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        errors.print("The same command again goes on from what is committed.")
+        errors.print(_GO_ON_ONCE_MENDED if isinstance(error, LastingError) else _GO_ON)
         return 1
     return 0

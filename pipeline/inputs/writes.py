@@ -13,6 +13,8 @@ from pipeline.model.geometry import Geometry
 if TYPE_CHECKING:  # readers of traces import this, and have no use for settings
     from pipeline.config.tree import RunConfig
 
+_STEP = 40_000
+"""Bytes of a step without its samples: plan, commits, what each Parquet file says of itself."""
 _SAMPLE = 300
 """Bytes of a sample without its tokens, with its row of the manifest: ids, digests, offsets."""
 _TOKEN = 8
@@ -31,7 +33,7 @@ class Writes:
     """Bytes that a run writes. Example: Writes(170_000, 90_000, 1_900_000, 13_200_000, 8)."""
 
     samples: int
-    """Per step, at most: samples and their manifest."""
+    """Per step, at most: samples, their manifest, commits."""
     routes: int
     """Per step, at most; 0: none are recorded."""
     policy: int
@@ -62,7 +64,7 @@ def estimate(
         rows += tokens
     weight = _WEIGHT[actor.megatron.dtype]
     return Writes(
-        samples=round(samples * _SAMPLE + tokens * _TOKEN),
+        samples=round(_STEP + samples * _SAMPLE + tokens * _TOKEN),
         routes=round(rows * row_bytes(geometry)),
         policy=parameters * weight,
         checkpoint=parameters * (weight + _STATE),

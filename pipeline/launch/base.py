@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.errors import LastingError
+
 
 class LaunchError(Exception):
     """Workers cannot be started or watched; the message gives the reason and the fix."""
@@ -10,6 +12,10 @@ class LaunchError(Exception):
 
 class StageFailedError(LaunchError):
     """Workers of a stage ended too often; the message names the worker and ends with its log."""
+
+
+class StageLastingError(StageFailedError, LastingError):
+    """A worker met what a restart would meet again, so none was tried."""
 
 
 @dataclass(frozen=True)

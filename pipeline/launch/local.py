@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline import progress
 from pipeline.exits import CONFIGURATION_ERROR
-from pipeline.launch.base import Stage, StageFailedError
+from pipeline.launch.base import Stage, StageFailedError, StageLastingError
 from pipeline.launch.commands import rollout_command, training_command
 from pipeline.launch.guard import start_guarded
 from pipeline.launch.tail import rank_exit_codes, why_ended
@@ -44,7 +44,7 @@ class LocalWorkers:
     """Where each worker says what it does, in <stage>-<index>.json; None: nobody wants to know."""
     _workers: list[_Worker] = field(default_factory=list)
     _restarts: dict[str, int] = field(default_factory=dict)
-    _failure: str | None = None
+    _failure: StageFailedError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, stage: Stage) -> None:
@@ -62,7 +62,7 @@ class LocalWorkers:
         """
         with self._lock:
             if self._failure is not None:  # every thread that waits gets it
-                raise StageFailedError(self._failure)
+                raise self._failure
             for worker in self._workers:
                 code = worker.process.poll()
                 if code is None or worker.ended:
@@ -81,11 +81,12 @@ class LocalWorkers:
                         if lasting
                         else f"after {self._restarts[stage.name]} restarts (launch.max_restarts)"
                     )
-                    self._failure = (
+                    kind = StageLastingError if lasting else StageFailedError
+                    self._failure = kind(
                         f"{stage.name} worker {worker.index} ended with {how} {when}. "
                         f"From {worker.log}:\n{why_ended([log])}"
                     )
-                    raise StageFailedError(self._failure)
+                    raise self._failure
                 self._restarts[stage.name] += 1
                 self.show(
                     f"{stage.name} worker {worker.index} ended with {how}: restart "
@@ -100,7 +101,7 @@ class LocalWorkers:
         From now on `check` fails, so that no thread waits for workers that are gone.
         """
         with self._lock:
-            self._failure = self._failure or "the workers were stopped"
+            self._failure = self._failure or StageFailedError("the workers were stopped")
         deadline = time.monotonic() + grace_s
         for worker in self._workers:
             with contextlib.suppress(subprocess.TimeoutExpired):

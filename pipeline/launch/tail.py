@@ -13,6 +13,9 @@ from pipeline.exits import RANK_FAILED
 LINES = 25
 """The most lines of a log that are shown."""
 
+_ECHO_WIDTH = 160
+"""Characters that are shown of what followed from the cause."""
+
 _TORCHRUN_REPORT = re.compile(r"torch[./]distributed[./]elastic")
 _RANK_EXIT = re.compile(r"exitcode\s*:\s*(-?\d+)")
 _RANK_OF_EXIT = re.compile(r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-\d+)", re.MULTILINE)
@@ -55,7 +58,8 @@ def why_ended(logs: Sequence[str]) -> str:
         return last_lines(logs[0]) if logs else ""
     first, *others = failures
     cause = _quoted(_shortened(first.lines)) if first.lines else f"rank {first.rank}: {first.what}"
-    return "\n".join([cause, *(f"rank {other.rank} then ended: {other.what}" for other in others)])
+    echoes = [f"rank {one.rank} then ended: {one.what[:_ECHO_WIDTH]}" for one in others]
+    return "\n".join([cause, *echoes])
 
 
 def failed_first(logs: Sequence[str]) -> int | None:

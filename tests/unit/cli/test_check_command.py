@@ -69,7 +69,7 @@ def test_right_input(settings, done):
             "note: trainer.project_name: ignored; the run's name is experiment_name",
             f"{settings} is right: 10 prompts, 4 MoE layers, top-4 of 16 experts, routing replay "
             f"disabled, run file://{settings.parent}/store/fine",
-            "it writes per step: a policy of 1.1 MB, samples up to 3.9 kB; every 10 steps and at "
+            "it writes per step: a policy of 1.1 MB, samples up to 43.9 kB; every 10 steps and at "
             "the end a checkpoint of about 7.9 MB",
         ],
     )

@@ -1,6 +1,7 @@
 """`retrace run` up to the flow's first step. Prefect's decorator and the steps are stand-ins;
 tests/integration/run has the whole."""
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.flows import local, server
 from pipeline.inputs.stage import StagedRun
 from pipeline.inputs.tokenizer import ChatTokenizer
+from pipeline.launch.base import StageFailedError, StageLastingError
 from pipeline.run import keys
 from retrace import starting
 from tests.tiny_models import make_tiny
@@ -57,3 +59,27 @@ def test_prompts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run.store.size(keys.run_json()) is not None
     [config] = parameters
     assert isinstance(config, RunConfig)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (StageLastingError("the reward raised"), "Mend the cause; then the same command goes on"),
+        (StageFailedError("connection lost"), "The same command again goes on"),
+    ],
+)
+def test_the_advice_after_a_failure(
+    error: Exception, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """The same command again would meet again what no restart mends."""
+
+    class Ready:
+        def run(self) -> None:
+            raise error
+
+    program = sys.modules[run_run.__module__]  # a command has the same name as the module
+    monkeypatch.setattr(program, "check", lambda path, overrides: Ready())
+    assert run_run(Path("my.yaml"), []) == 1
+    _, text, last = capsys.readouterr().err.splitlines()
+    assert text == str(error)
+    assert last.startswith(advice)

@@ -24,7 +24,7 @@ def test_a_large_model_by_hand(settings):
     writes = estimate(config, QWEN3_30B, PARAMETERS, prompt_tokens=200)
     assert (writes.policy, writes.checkpoint) == (61_000_000_000, 427_000_000_000)
     assert 0.44e9 < writes.routes < 3 * 0.44e9
-    assert writes.samples == 2048 * 300 + 2048 * 2000 * 8
+    assert writes.samples == 40_000 + 2048 * 300 + 2048 * 2000 * 8
     assert writes.step == writes.policy + writes.samples + writes.routes
 
 

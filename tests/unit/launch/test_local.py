@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.launch.base import Stage, StageFailedError
+from pipeline.launch.base import Stage, StageFailedError, StageLastingError
 from pipeline.launch.local import LocalWorkers, local_workers, training_stage
 from pipeline.progress import read_progress
 from pipeline.run.wait import wait_for_any
@@ -105,7 +105,7 @@ def test_what_a_restart_would_meet_again_fails_at_once(tmp_path: Path, program: 
     said: list[str] = []
     workers = LocalWorkers(tmp_path, said.append)
     workers.start(Stage("rollout", ((sys.executable, "-c", program),), 3, {}))
-    with pytest.raises(StageFailedError) as error:
+    with pytest.raises(StageLastingError) as error:
         wait_for_any(open_store(str(tmp_path)), ["never"], PATIENCE_S, "nobody", workers.check)
     assert said == []
     assert "and was not restarted, as it would meet the same error again" in str(error.value)
