@@ -9,8 +9,6 @@ VERL_DEFAULTS: dict[str, Any] = {
     "actor_rollout_ref.actor.clip_ratio_high": 0.2,
     "actor_rollout_ref.rollout.n": 1,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
-    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
-    "actor_rollout_ref.rollout.enforce_eager": False,
     "algorithm.adv_estimator": "gae",
     "trainer.total_epochs": 30,
     "trainer.n_gpus_per_node": 8,
@@ -27,6 +25,8 @@ OTHER_DEFAULTS: dict[str, str] = {
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "-1 means none, or lr_warmup_steps_ratio",
     "actor_rollout_ref.actor.megatron.override_transformer_config": "attention_backend=flash, and "
     "no recomputation",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "the engine shares no GPU with the trainer",
+    "actor_rollout_ref.rollout.enforce_eager": "for speed alone; recording of routes wants it on",
     "custom_reward_function.name": "compute_score in verl too, under reward.custom_reward_function",
     "trainer.experiment_name": "an example's name",
     "trainer.total_training_steps": "trainer.total_epochs decides in verl",
