@@ -66,6 +66,8 @@ def test_each_way_to_end_a_run(tmp_path: Path):
         run.press_ctrl_c()
         assert run.ended() == 130
         all_end(started)
+        for shown in ("rollout-0", "starting the engine with policy 0", "training-0"):
+            assert shown in run.text(), "the live display says what each worker does"
         assert f"Ctrl-C: {IN_ORDER}" in run.text()
         assert run.text().rstrip().endswith(f"stopped; {GO_ON}")
         assert "Traceback" not in run.text()
