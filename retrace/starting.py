@@ -56,7 +56,7 @@ class ReadyRun:
         from rich.console import Console
 
         from pipeline.report.display import Display
-        from pipeline.report.loggers import log_folder
+        from pipeline.report.loggers import local_folder
         from pipeline.report.outcome import is_complete, report
 
         config, store = self._inputs.config, self._inputs.store
@@ -75,7 +75,7 @@ class ReadyRun:
             display.phase("flow", "starting Prefect")
             from pipeline.flows.server import prefect_server
 
-            with prefect_server(log_folder(config)) as server:
+            with prefect_server(local_folder(config)) as server:
                 from pipeline.flows.local import run_flow  # seconds, while it starts
 
                 run = open_run(run_flow(self._inputs, display, server))

@@ -13,12 +13,12 @@ def tensorboard_folder(config: RunConfig) -> Path:
 
 
 def local_folder(config: RunConfig) -> Path:
-    """Where a run's logs and TensorBoard files lie on the flow's machine."""
+    """Where a run's logs and TensorBoard files lie on the flow's machine, and its server's log."""
     return Path(config.trainer.default_local_dir, config.trainer.run_name)
 
 
 def log_folder(config: RunConfig) -> Path:
-    """Where the logs of a run's local processes lie."""
+    """Where the logs of a run's local workers lie."""
     return local_folder(config) / "logs"
 
 
