@@ -113,7 +113,7 @@ def tokenise_rows(
                 f"data.max_prompt_length: {overlong} of {len(rows)} prompts of {key} have more "
                 f"than {data.max_prompt_length} tokens; the longest, {rows[worst].where}, has "
                 f"{lengths[worst]}; write {lengths[worst]}, drop them with "
-                "data.filter_overlong_prompts=True, or cut them with data.truncation"
+                "data.filter_overlong_prompts=True, or cut them with data.truncation=left"
             ]
         )
     if not keep:

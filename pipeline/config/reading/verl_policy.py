@@ -148,15 +148,15 @@ POLICY: Entries = [
             "micro-batches are not cut by tokens yet, but by samples",
             needs_setting(
                 f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
-                f"write {_ACTOR}.ppo_micro_batch_size_per_gpu=N, how many samples of "
-                "data.max_prompt_length + data.max_response_length tokens fit at once",
+                f"write {_ACTOR}.ppo_micro_batch_size_per_gpu=1 or more, as many samples of "
+                "data.max_prompt_length + data.max_response_length tokens as fit at once",
             ),
         ),
         speed(
             "ppo_max_token_len_per_gpu ppo_infer_max_token_len_per_gpu",
             "micro-batches are cut by ppo_micro_batch_size_per_gpu",
         ),
-        unread("grad_clip", f"use {_ACTOR}.optim.clip_grad", f"{_ACTOR}.strategy"),
+        unread("grad_clip", "for FSDP: see optim.clip_grad", f"{_ACTOR}.strategy"),
         unread("fsdp_config.* ulysses_sequence_parallel_size", _NO_FSDP, f"{_ACTOR}.strategy"),
         same("policy_loss.loss_mode", "only PPO's clipped loss is supported so far", "vanilla"),
         unread(
@@ -273,10 +273,10 @@ POLICY: Entries = [
         same("do_sample", "the actor's rollouts are sampled", True),
         elsewhere(
             "val_kwargs.do_sample",
-            "val_kwargs.temperature decides: 0 is greedy",
+            "the temperature decides: 0 is greedy",
             Agreement(
                 _greedy_or_sampled,
-                "write val_kwargs.temperature=0 for greedy, or val_kwargs.do_sample=True",
+                "write actor_rollout_ref.rollout.val_kwargs.temperature=0 for greedy, or do_sample=True",
             ),
         ),
         seeds("seed full_determinism", "each sample has a seed of its own, from trainer.seed"),

@@ -78,8 +78,18 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     ),
     "long prompts": (
         ("data.max_prompt_length=12",),
-        "write 15, or drop them",
+        "write 15, drop them",
         ("data.max_prompt_length=15",),
+    ),
+    "long prompts, cut": (
+        ("data.max_prompt_length=12",),
+        "cut them with data.truncation=left",
+        ("data.truncation=left",),
+    ),
+    "use_dynamic_bsz": (
+        (f"{ACTOR}.use_dynamic_bsz=True",),
+        f"write {ACTOR}.ppo_micro_batch_size_per_gpu=1 or more",
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",),
     ),
     "no rollout": (
         ("launch.rollout_workers=0",),

@@ -112,7 +112,7 @@ def test_prompts_over_the_limit(settings):
     assert problem == (
         "data.max_prompt_length: 2 of 10 prompts of data.train_files have more than 20 tokens; "
         f"the longest, row 7 of {path}, has {longest}; write {longest}, drop them with "
-        "data.filter_overlong_prompts=True, or cut them with data.truncation"
+        "data.filter_overlong_prompts=True, or cut them with data.truncation=left"
     )
     assert check(settings, f"data.max_prompt_length={longest}").prompt_count == 10
     inputs = check(settings, limit, "data.filter_overlong_prompts=True")

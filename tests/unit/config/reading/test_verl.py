@@ -171,7 +171,7 @@ class TestDynamicBatches:
         for more in ([], [f"{ACTOR}.ppo_micro_batch_size_per_gpu=null"]):
             (problem,) = load_error(tmp_path, *self.DYNAMIC, *more)
             assert problem.startswith(f"{ACTOR}.use_dynamic_bsz: found True; micro-batches are")
-            assert f"write {ACTOR}.ppo_micro_batch_size_per_gpu=N" in problem
+            assert f"write {ACTOR}.ppo_micro_batch_size_per_gpu=1 or more" in problem
 
     def test_with_a_size(self, tmp_path):
         loaded = load(tmp_path, *self.DYNAMIC, f"{ACTOR}.ppo_micro_batch_size_per_gpu=2")
