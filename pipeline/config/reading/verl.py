@@ -35,6 +35,8 @@ HINTS = {
     "actor_rollout_ref.actor.megatron.context_parallel_size": "context parallelism is not "
     "supported yet; write 1",
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "write 0 for no warm-up",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl asks for it too: write 1 or "
+    "more, as many samples as fit at once",
     "actor_rollout_ref.actor.loss_agg_mode": "only token-mean is supported so far; write "
     "token-mean, or leave the key out",
     "algorithm.adv_estimator": "only GRPO is supported so far; write grpo",
@@ -161,6 +163,8 @@ _REWARD = [
         unread("reward_manager.module.name", _ONE_REWARD, "reward.reward_manager.source"),
         refused("reward_kwargs reward_kwargs.*", "put constants into the reward file"),
     ),
+    *same("*sandbox_fusion.url", "code is not run in a sandbox of its own"),
+    *unread("*sandbox_fusion.*", "code is not run in a sandbox", "sandbox_fusion.url"),
 ]
 
 FOREIGN: Entries = [

@@ -276,7 +276,8 @@ POLICY: Entries = [
             "the temperature decides: 0 is greedy",
             Agreement(
                 _greedy_or_sampled,
-                "write actor_rollout_ref.rollout.val_kwargs.temperature=0 for greedy, or do_sample=True",
+                "write actor_rollout_ref.rollout.val_kwargs.temperature=0 for greedy, "
+                "or do_sample=True",
             ),
         ),
         seeds("seed full_determinism", "each sample has a seed of its own, from trainer.seed"),

@@ -1,0 +1,108 @@
+"""verl's own files, in which every setting is written: only what is not built is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.imports.compose import resolve
+from pipeline.config.keys import setting_keys, value_at
+from pipeline.config.reading.load import load_config
+from pipeline.config.reading.read import read_file
+from pipeline.errors import InputError
+from tests.paths import ROOT
+from tests.unit.config.settings import ACTOR, REPLAY
+
+FILES = sorted((ROOT / "tests/unit/config/verl").glob("ppo_megatron_trainer-*.yaml"))
+MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+
+REFUSED = (
+    f"{MICRO}: found null, expected an integer >= 1; verl asks for it too: write 1 or more, as "
+    "many samples as fit at once",
+    "algorithm.adv_estimator: found 'gae' (text), expected grpo; only GRPO is supported so far; "
+    "write grpo",
+)
+"""For the files as they are, `${...}` resolved."""
+FIXED = (f"{MICRO}=4", "algorithm.adv_estimator=grpo")
+
+
+def resolved(path: Path) -> dict[str, Any]:
+    return resolve(read_file(path), path.name)
+
+
+def version(path: Path) -> str:
+    return path.stem.rpartition("-")[2]
+
+
+def test_there_are_files_of_each_version():
+    assert [version(path).rpartition(".")[0] for path in FILES] == [
+        "v0.6", "v0.6", "v0.7", "v0.8", "v0.9",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FILES, ids=version)
+class TestGeneratedFile:
+    def test_refusals_are_few_and_real(self, path):
+        with pytest.raises(InputError) as caught:
+            load_config(resolved(path))
+        assert caught.value.problems == REFUSED
+
+    def test_what_is_left_is_verls_run(self, path):
+        """All that verl's defaults say of numbers is in force, where ours are others too."""
+        loaded = load_config(resolved(path), FIXED)
+        expected = {
+            "data.train_batch_size": 1024,
+            "data.truncation": "error",
+            f"{ACTOR}.ppo_mini_batch_size": 256,
+            f"{ACTOR}.clip_ratio_high": 0.2,
+            f"{ACTOR}.optim.lr": 1e-6,
+            f"{ACTOR}.optim.lr_warmup_steps": 0,
+            f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
+            f"{REPLAY}.mode": "disabled",
+            "actor_rollout_ref.rollout.n": 1,
+            "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
+            "trainer.total_epochs": 30,
+            "trainer.n_gpus_per_node": 8,
+            "trainer.save_freq": 10,
+            "trainer.logger": ["console"],
+            "trainer.run_name": "gsm8k",
+        }
+        assert {key: value_at(loaded.config, key) for key in expected} == expected
+        assert "total_training_steps" not in loaded.config.trainer.model_fields_set
+        assert loaded.config.custom_reward_function is None
+
+    def test_two_names_of_replay(self, path):
+        """Both are written in each file; the one that says something counts."""
+        for name in (REPLAY, f"{ACTOR}.megatron.router_replay"):
+            config = load_config(resolved(path), [*FIXED, f"{name}.mode=R3"]).config
+            assert config.actor_rollout_ref.actor.router_replay.mode == "R3"
+
+    def test_as_it_is_it_points_to_the_import(self, path):
+        with pytest.raises(InputError) as caught:
+            load_config(path)
+        first, *others = caught.value.problems
+        assert first.startswith("trainer.default_local_dir: found 'checkpoints/${trainer.")
+        assert first.endswith("or let `retrace import-verl` resolve the file")
+        assert tuple(others) == REFUSED
+
+
+def test_every_setting_of_ours_that_verl_has_is_written_in_the_files():
+    """Else the files are not what the newest verl is."""
+    newest = resolved(FILES[-1])
+    own = {
+        "actor_rollout_ref.rollout.trace_buffer_mib",
+        "actor_rollout_ref.rollout.cpu_kv_cache_gib",
+        f"{REPLAY}.native_every",
+        f"{REPLAY}.allow_aux_loss",
+        "trainer.seed",
+        "trainer.max_staleness",
+    }
+    missing = set()
+    for key in setting_keys():
+        group: Any = newest
+        for part in key.name.split("."):
+            group = group.get(part, {}) if isinstance(group, dict) else {}
+        if group == {} and not key.name.startswith(("store.", "launch.", "reward.")):
+            missing.add(key.name)
+    left_open = {"actor_rollout_ref.rollout.name", f"{ACTOR}.megatron.override_transformer_config"}
+    assert missing - left_open == own
