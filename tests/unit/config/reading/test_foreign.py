@@ -37,7 +37,6 @@ class TestNothingThatAltersNumbersIsIgnored:
         sizes = {
             "data.val_batch_size": "a validation has no mini-batches",
             "trainer.max_*_ckpt_to_keep": "files",
-            "reward.num_workers": "processes",
         }
         words = entry.pattern.removeprefix("critic.").replace("log_prob", "")
         assert entry.pattern in sizes or not re.search(self.NUMBERS, words)
