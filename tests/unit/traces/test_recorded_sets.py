@@ -183,7 +183,7 @@ def changed_tokens(samples):
             SAMPLES,
             "R2",
             make_plan(),
-            "its routes are of kind R3, not R2; set router_replay.mode=R3",
+            "its routes are of kind R3, not R2; set actor_rollout_ref.actor.router_replay.mode=R3",
         ),
         (SAMPLES, "R3", make_plan(prompts=2), "not expected: 000000/2/0, 000000/2/1"),
         (SAMPLES, "R3", make_plan(n=3), "missing: 000000/0/2, 000000/1/2, 000000/2/2"),
