@@ -32,7 +32,7 @@ def end_by_signals(work: Callable[[], int]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # of a job in a script's background
             signal.signal(number, end.take)
     try:
-        return work()
+        code = work()
     except BaseException:
         if end.code is None:
             raise
@@ -40,6 +40,7 @@ def end_by_signals(work: Callable[[], int]) -> int:
         return end.code  # whatever the error was, it came of being ended
     finally:
         end.working = False
+    return code if end.code is None or code == 0 else end.code
 
 
 class _End:

@@ -89,18 +89,26 @@ def test_what_does_not_end_in_order_is_ended_by_the_clock():
     assert errors.endswith(f"so stopped at once; {GO_ON}")
 
 
-def test_an_error_that_comes_of_ending_is_not_shown():
-    work = """
+@pytest.mark.parametrize(
+    ("instead", "code", "says"),
+    [
+        ("raise RuntimeError('the server is gone')", 130, f"stopped; {GO_ON}"),
+        ("return 1", 130, ""),  # an error that the command has shown
+        ("return 0", 0, ""),  # it was finished already
+    ],
+)
+def test_what_comes_of_ending_is_no_failure(instead: str, code: int, says: str):
+    work = f"""
         try:
             say("working")
             time.sleep(600)
         except KeyboardInterrupt:
-            raise RuntimeError("the server is gone")
+            {instead}
     """
     with working(work) as command:
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=PATIENCE_S)
-    assert (command.returncode, errors) == (130, f"Ctrl-C: {SAYS}stopped; {GO_ON}")
+    assert (command.returncode, errors) == (code, f"Ctrl-C: {SAYS}{says}")
 
 
 def test_without_a_signal_codes_and_errors_are_the_commands_own():
