@@ -1,7 +1,8 @@
 """Checking a run's input, and running it in this process."""
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from pipeline.store.settings import use_settings
 from retrace.opened import Run, open_run
 
 if TYPE_CHECKING:
+    from pipeline.config.tree import RunConfig
     from pipeline.inputs.checked import CheckedInputs
 
 Config = str | Path | Mapping[str, Any]
@@ -48,10 +50,18 @@ class ReadyRun:
     """The resolved settings, as groups within groups."""
     notes: tuple[str, ...]
     """What its user should know though it is no error, such as keys without effect."""
+    machine: str
+    """What this machine has: cores, GPUs, memory."""
+    local_folder: Path
+    """Where logs and TensorBoard files lie on this machine."""
+    too_small: tuple[str, ...]
+    """Why this machine cannot run it, if it cannot; `run` raises InputError with these."""
     _inputs: "CheckedInputs" = field(repr=False)
 
     def run(self) -> Run:
         """Run it in this process, as `retrace.run` does."""
+        if self.too_small:
+            raise InputError(self.too_small)
         # Imported here: readers of traces have no use for rich.
         from rich.console import Console
 
@@ -100,10 +110,12 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
     Raises InputError with all problems; in `notes`, what is to be known of settings besides.
     """
     # Imported here: readers of traces have no use for pydantic and YAML.
-    from pipeline.config.reading.load import load_config
+    from pipeline.config.reading.load import SettingsError, load_config
 
     try:
         loaded = load_config(config, [*_in_order(overrides), *groups.items()])
+    except SettingsError as error:
+        raise _with_problems_of_rest(error.problems, error.wrong, error.rest) from error
     except InputError as error:
         error.add_note("further checks were not made: correct these first")
         raise
@@ -112,11 +124,16 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         use_settings(loaded.config.store)
         # Imported here: the tokenizer library takes seconds.
         from pipeline.inputs.check import check_inputs
+        from pipeline.inputs.machine import machine_notes, machine_problems, this_machine
+        from pipeline.report.loggers import local_folder
 
         inputs = check_inputs(loaded.config)
     except InputError as error:
         error.notes = loaded.notes
         raise
+    machine = this_machine()
+    too_small = tuple(machine_problems(inputs.config, inputs.writes, machine))
+    slow = () if too_small else machine_notes(inputs.config, machine)
     return ReadyRun(
         uri=inputs.store.uri,
         prompts=inputs.prompt_count,
@@ -124,7 +141,10 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         geometry=inputs.geometry,
         writes=inputs.writes,
         settings=inputs.config.model_dump(mode="json"),
-        notes=(*loaded.notes, *inputs.notes),
+        notes=(*loaded.notes, *inputs.notes, *slow),
+        machine=str(machine),
+        local_folder=local_folder(inputs.config),
+        too_small=too_small,
         _inputs=inputs,
     )
 
@@ -144,6 +164,32 @@ def run(config: Config, overrides: Overrides = (), **groups: Any) -> Run:
     often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
     """
     return check(config, overrides, **groups).run()
+
+
+def _with_problems_of_rest(
+    problems: Sequence[str], wrong: Collection[str], rest: "RunConfig | None"
+) -> InputError:
+    """Wrong settings, and what else is wrong as far as it does not depend on them."""
+    more: list[str] = []
+    if rest is not None:
+        try:
+            need("flow", "a run")
+        except InputError as lacking:
+            return InputError([*problems, *lacking.problems])
+        from pipeline.inputs.check import part_problems
+
+        use_settings(rest.store)
+        depends = re.compile("|".join(_mentions(key) for key in wrong) or "(?!)")
+        more = [text for text in part_problems(rest) if not depends.search(text)]
+    error = InputError([*problems, *more])
+    error.add_note("what depends on wrong settings was not checked: correct them first")
+    return error
+
+
+def _mentions(key: str) -> str:
+    """A pattern of texts about a setting: `model.path`, `path=`."""
+    *groups, name = map(re.escape, key.split("."))
+    return rf"\b{'[.]'.join([*groups[-1:], name])}\b|(?<![.\w]){name}="
 
 
 def _in_order(overrides: Overrides) -> Sequence[str | tuple[str, Any]]:

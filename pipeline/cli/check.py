@@ -30,20 +30,76 @@ def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
         print_errors(error)
         return None
     _print(console, "note", "yellow", ready.notes)
+    console.print(f"{path} is right: {_model(ready)}, run {ready.uri}", markup=False)
+    for name, text in summary(ready):
+        console.print(f"  {name:<10}{text}", markup=False)
+    _print(console, "warning", "yellow", ready.too_small)
+    if ready.too_small:
+        console.print("`retrace run` refuses it on this machine", markup=False)
+    return ready
+
+
+def _model(ready: retrace.ReadyRun) -> str:
     routing = "dense"
     if (geometry := ready.geometry) is not None:
         routing = (
             f"{len(geometry.layers)} MoE layers, top-{geometry.topk} of {geometry.experts} experts"
         )
     mode = ready.settings["actor_rollout_ref"]["actor"]["router_replay"]["mode"]
-    console.print(
-        f"{path} is right: {ready.prompts} prompts, {routing}, routing replay {mode}, "
-        f"run {ready.uri}",
-        markup=False,
-    )
+    return f"{ready.prompts} prompts, {routing}, routing replay {mode}"
+
+
+def summary(ready: retrace.ReadyRun) -> list[tuple[str, str]]:
+    """What a run is going to do, and where it writes: names and texts."""
+    trainer, data = ready.settings["trainer"], ready.settings["data"]
+    actor = ready.settings["actor_rollout_ref"]["actor"]
+    rollout = ready.settings["actor_rollout_ref"]["rollout"]
+    launch, megatron = ready.settings["launch"], actor["megatron"]
+    batch, steps = data["train_batch_size"], trainer["total_training_steps"]
+    workers = launch["rollout_workers"]
+    if workers is None:
+        workers = 1 if actor["router_replay"]["replay_file"] is None else 0
+    sizes = {
+        "TP": megatron["tensor_model_parallel_size"],
+        "PP": megatron["pipeline_model_parallel_size"],
+        "VPP": megatron["virtual_pipeline_model_parallel_size"],
+        "EP": megatron["expert_model_parallel_size"],
+        "expert-TP": megatron["expert_tensor_parallel_size"],
+    }
+    ranks = trainer["nnodes"] * trainer["n_gpus_per_node"]
+    engine = f"TP{rollout['tensor_model_parallel_size']}, {rollout['dtype']}"
+    layout = " ".join(f"{name}{size}" for name, size in sizes.items() if size is not None)
+    replicas = ranks // (sizes["TP"] * sizes["PP"])
+    lines = [
+        (
+            "steps",
+            f"{steps} of {batch} prompts x {rollout['n']} = {batch * rollout['n']} samples",
+        ),
+        (
+            "updates",
+            f"{batch // actor['ppo_mini_batch_size'] * actor['ppo_epochs']} a step, of "
+            f"{actor['ppo_mini_batch_size']} prompts",
+        ),
+        (
+            "training",
+            f"{_count(ranks, 'rank')}: {layout}, data-parallel {replicas}, {megatron['dtype']}",
+        ),
+        ("rollout", f"{_count(workers, 'worker')} of {engine}"),
+        ("machine", ready.machine),
+        ("store", ready.uri),
+        ("logs", f"{ready.local_folder / 'logs'}"),
+    ]
+    if "tensorboard" in trainer["logger"]:
+        lines.append(("curves", f"{ready.local_folder / 'tensorboard'}"))
+    if ready.val_prompts:
+        lines.insert(2, ("val", f"{ready.val_prompts} prompts"))
     if ready.writes is not None:
-        console.print(writes_line(ready.writes), markup=False)
-    return ready
+        lines.append(("writes", writes_line(ready.writes)))
+    return lines
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def writes_line(writes: retrace.Writes) -> str:
@@ -53,7 +109,7 @@ def writes_line(writes: retrace.Writes) -> str:
     if writes.save_freq > 1:
         when = f"every {writes.save_freq} steps and at the end"
     return (
-        f"it writes per step: a policy of {decimal(writes.policy)}, samples up to "
+        f"per step a policy of {decimal(writes.policy)}, samples up to "
         f"{decimal(writes.samples)}{routes}; {when} "
         f"a checkpoint of about {decimal(writes.checkpoint)}"
     )

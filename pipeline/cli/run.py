@@ -18,7 +18,7 @@ _GO_ON_ONCE_MENDED = (
 def run_run(path: Path, overrides: Sequence[str]) -> int:
     """Run the flow; the exit code of the command."""
     ready = check(path, overrides)
-    if ready is None:
+    if ready is None or ready.too_small:
         return 2
     errors = Console(stderr=True, soft_wrap=True)
     try:

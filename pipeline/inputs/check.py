@@ -7,7 +7,8 @@ failed, so that all problems are shown together.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,9 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.attach import attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
-from pipeline.inputs.model_folder import ModelFolder, find_model
+from pipeline.inputs.model_folder import ModelFolder, find_model, found_config, found_folder
 from pipeline.inputs.prompts import PromptTable, read_rows, tokenise_rows
-from pipeline.inputs.reward_file import check_reward, unscored_problems
+from pipeline.inputs.reward_file import RewardFile, check_reward, unscored_problems
 from pipeline.inputs.run_length import with_run_length
 from pipeline.inputs.space import space_problems, writes_of
 from pipeline.inputs.tokenizer import ChatTokenizer
@@ -42,12 +43,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     """
     problems: list[str] = []
     config, former_notes = settings_of_older_run(config)
-    model = _try(problems, lambda: find_model(config.actor_rollout_ref.model.path))
-    problems += config_problems(config, model.config if model else None, on_cluster)
-    prompts, val_prompts = _check_prompts(config, model, problems)
-    reward = _try(problems, partial(check_reward, config.custom_reward_function))
-    store = _try(problems, partial(_check_store, config))
-    _try(problems, partial(_check_local_folder, config))
+    model, prompts, val_prompts, reward, store = _parts(config, on_cluster, problems)
     if problems or model is None or prompts is None or store is None:
         raise InputError(problems)
     config, length_notes = with_run_length(config, prompts.table.num_rows)
@@ -80,11 +76,42 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     return replace(inputs, notes=(*inputs.notes, *amendment, *_replay_notes(inputs)))
 
 
+def part_problems(config: RunConfig) -> list[str]:
+    """Problems of settings, model, prompts, reward file and places, for workers on this machine.
+
+    For settings of which some are wrong, so that no run can be made of them or compared with them.
+    """
+    problems: list[str] = []
+    _parts(config, None, problems)
+    return problems
+
+
+def _parts(
+    config: RunConfig, on_cluster: InstalledGpus | None, problems: list[str]
+) -> tuple[
+    ModelFolder | None, PromptTable | None, PromptTable | None, RewardFile | None, Store | None
+]:
+    """Model, prompts, validation prompts, reward file and store; None: there is a problem."""
+    path = config.actor_rollout_ref.model.path
+    model = _try(problems, lambda: find_model(path))
+    # A model without weights has a config and a tokenizer that can be checked.
+    folder = model.folder if model else found_folder(path)
+    hf_config = model.config if model else found_config(path)
+    problems += config_problems(config, hf_config, on_cluster)
+    prompts, val_prompts = _check_prompts(config, folder, hf_config, problems)
+    reward = _try(problems, partial(check_reward, config.custom_reward_function))
+    store = _try(problems, partial(_check_store, config))
+    _try(problems, partial(_check_local_folder, config))
+    return model, prompts, val_prompts, reward, store
+
+
 def _check_prompts(
-    config: RunConfig, model: ModelFolder | None, problems: list[str]
+    config: RunConfig,
+    folder: Path | None,
+    hf_config: Mapping[str, Any] | None,
+    problems: list[str],
 ) -> tuple[PromptTable | None, PromptTable | None]:
     # Read the files without a model too, so that all their problems are shown at once.
-    folder = model.folder if model else None
     tokenizer = _try(problems, partial(ChatTokenizer, folder)) if folder else None
     tables: list[PromptTable | None] = []
     for key, files in (
@@ -97,8 +124,8 @@ def _check_prompts(
         table = None
         if rows is not None and tokenizer is not None:
             table = _try(problems, partial(tokenise_rows, key, rows, config.data, tokenizer))
-        if table is not None and model is not None:
-            problems += _vocabulary_problems(key, table, model)
+        if table is not None and hf_config is not None:
+            problems += _vocabulary_problems(key, table, hf_config)
         tables.append(table)
     prompts, val_prompts = tables
     if prompts is not None and prompts.table.num_rows < config.data.train_batch_size:
@@ -111,8 +138,8 @@ def _check_prompts(
     return prompts, val_prompts
 
 
-def _vocabulary_problems(key: str, table: PromptTable, model: ModelFolder) -> list[str]:
-    size = model.config.get("vocab_size")
+def _vocabulary_problems(key: str, table: PromptTable, hf_config: Mapping[str, Any]) -> list[str]:
+    size = hf_config.get("vocab_size")
     largest = max(max(ids) for ids in table.table["token_ids"].to_pylist())
     if not isinstance(size, int) or largest < size:
         return []

@@ -67,6 +67,20 @@ def find_model(path: str) -> ModelFolder:
     return replace(model, parameters=_indexed(model)) if remote else _complete(model)
 
 
+def found_folder(path: str) -> Path | None:
+    """The folder of a model that `find_model` refuses, if its tokenizer can be checked."""
+    folder = Path(path).expanduser()
+    return folder if (folder / "tokenizer.json").is_file() else None
+
+
+def found_config(path: str) -> Mapping[str, Any] | None:
+    """config.json of a model that `find_model` refuses; None where it cannot be read."""
+    try:
+        return _read_json(Path(path).expanduser(), "config.json")
+    except InputError:
+        return None
+
+
 def with_weights(model: ModelFolder) -> ModelFolder:
     """The same model with its weights on this machine. Raises InputError, also of damaged ones."""
     if model.remote is None:

@@ -11,10 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.config.keys import all_keys
 from pipeline.config.reading.dotted import ABSENT, get, leaves, put, take
 from pipeline.config.reading.foreign import IGNORED, Foreign
-from pipeline.config.reading.problems import problems_of
+from pipeline.config.reading.problems import problems_of, wrong_key
 from pipeline.config.reading.read import read_file, read_mapping, read_override, read_pair
 from pipeline.config.reading.spellings import one_spelling, plain_values
 from pipeline.config.reading.verl import find_foreign
@@ -29,6 +28,21 @@ class LoadedConfig:
     config: RunConfig
     notes: tuple[str, ...]
     """What was read in another way than written, and a line per group of keys without effect."""
+
+
+class SettingsError(InputError):
+    """Settings that cannot be used; the others of them can still be checked.
+
+    `rest` are the settings with those in `wrong`, by dotted key, left out (their defaults, or a
+    placeholder, in their place); None: nothing can be said about the others.
+    """
+
+    def __init__(
+        self, problems: Sequence[str], wrong: frozenset[str], rest: RunConfig | None
+    ) -> None:
+        super().__init__(problems)
+        self.wrong = wrong
+        self.rest = rest
 
 
 def load_config(
@@ -76,11 +90,12 @@ def _load(settings: dict[str, Any], problems: list[str]) -> LoadedConfig:
         config = RunConfig.model_validate(settings)
     except ValidationError as error:
         problems += problems_of(error, written, skip=interpolated)
-        rest = _without_errors(settings, error)
-        raise InputError(problems + (_disagreements(rest, foreign) if rest else [])) from error
+        wrong, rest = _without_wrong(settings, error)
+        problems += _disagreements(rest, foreign) if rest else []
+        raise SettingsError(problems, wrong | interpolated, rest) from error
     problems += _disagreements(config, foreign)
     if problems:
-        raise InputError(problems)
+        raise SettingsError(problems, frozenset(interpolated), config)
     return LoadedConfig(config, tuple(notes))
 
 
@@ -140,23 +155,21 @@ def _disagreements(config: RunConfig, foreign: list[tuple[str, Any, Foreign]]) -
     ]
 
 
-def _without_errors(settings: dict[str, Any], error: ValidationError) -> RunConfig | None:
-    """The settings without what is wrong with them: the rest can be compared with verl's."""
-    for details in error.errors():
-        key = ""
-        for part in details["loc"]:
-            longer = f"{key}.{part}" if key else str(part)
-            if longer not in all_keys() and key in all_keys() and all_keys()[key].section is None:
-                break
-            key = longer
+def _without_wrong(
+    settings: dict[str, Any], error: ValidationError
+) -> tuple[frozenset[str], RunConfig | None]:
+    """The keys that are wrong, and the settings without them: the rest can be checked."""
+    wrong = {wrong_key(details) for details in error.errors()}
+    for key in wrong:
         take(settings, key)
     for key in ("actor_rollout_ref.model.path", "trainer.experiment_name"):
         if get(settings, key) is ABSENT:
             put(settings, key.split("."), "missing")
+            wrong.add(key)
     try:
-        return RunConfig.model_validate(settings)
+        return frozenset(wrong), RunConfig.model_validate(settings)
     except (ValidationError, InputError):
-        return None
+        return frozenset(wrong), None
 
 
 def _drop_empty_reward(settings: dict[str, Any]) -> None:

@@ -33,6 +33,13 @@ def problems_of(error: ValidationError, written: dict[str, str], skip: set[str])
     return [text for key, text in found.items() if key not in skip]
 
 
+def wrong_key(details: ErrorDetails) -> str:
+    """The dotted key that an error of the settings tree is about, as it is in the settings."""
+    if details["type"] in ("extra_forbidden", "invalid_key", "missing"):
+        return ".".join(str(part) for part in details["loc"])
+    return _locate(details["loc"])[0].name
+
+
 def nearest_key(unknown: str) -> str | None:
     """The known key that the user most likely meant: the same name elsewhere, or a similar one."""
     group, _, name = unknown.rpartition(".")

@@ -31,6 +31,7 @@ print(json.dumps(found))
 """
 CASES = {
     "right": ("trainer.project_name=x", 'trainer.experiment_name="fine"'),
+    "too large": ("trainer.n_gpus_per_node=100000", "actor_rollout_ref.rollout.n=100000"),
     "wrong settings": ("trainer.nnode=2", "trainer.seed=x"),
     "wrong files": (
         "trainer.project_name=x",
@@ -63,17 +64,37 @@ def done(settings) -> dict[str, tuple[int, list[str]]]:
 
 
 def test_right_input(settings, done):
-    assert done["right"] == (
-        0,
-        [
-            "note: trainer.project_name: ignored; the run's name is experiment_name",
-            f"{settings} is right: 10 prompts, 4 MoE layers, top-4 of 16 experts, routing replay "
-            f"disabled, run file://{settings.parent}/store/fine",
-            "it writes per step: a policy of 1.1 MB, samples up to 43.9 kB; every 10 steps and at "
-            "the end a checkpoint of about 7.9 MB",
-        ],
+    """What the run is going to do, in lines, and where it writes."""
+    code, (note, right, *lines) = done["right"]
+    store = f"file://{settings.parent}/store/fine"
+    assert code == 0
+    assert note == "note: trainer.project_name: ignored; the run's name is experiment_name"
+    assert right == (
+        f"{settings} is right: 10 prompts, 4 MoE layers, top-4 of 16 experts, routing replay "
+        f"disabled, run {store}"
     )
+    told = dict(line.strip().split(maxsplit=1) for line in lines)
+    assert " cores, " in told.pop("machine")
+    assert told.pop("writes").startswith(
+        "per step a policy of 1.1 MB, samples up to 43.9 kB; every"
+    )
+    assert told == {
+        "steps": "2 of 4 prompts x 2 = 8 samples",
+        "updates": "1 a step, of 4 prompts",
+        "training": "1 rank: TP1 PP1 EP1, data-parallel 1, bfloat16",
+        "rollout": "1 worker of TP1, bfloat16",
+        "store": store,
+        "logs": "outputs/fine/logs",
+    }
     assert not (settings.parent / "store/fine").exists()
+
+
+def test_a_run_too_large_for_this_machine(done):
+    """It is right, but not here: `check` warns."""
+    code, lines = done["too large"]
+    assert code == 0
+    assert "warning: trainer.n_gpus_per_node: 100000 training ranks are asked for, but" in lines[-2]
+    assert lines[-1] == "`retrace run` refuses it on this machine"
 
 
 def test_wrong_settings(done):
@@ -82,7 +103,7 @@ def test_wrong_settings(done):
         [
             "error: trainer.seed: found 'x' (text), expected an integer >= 0; the default is 1",
             "error: trainer.nnode: unknown key; did you mean trainer.nnodes?",
-            "further checks were not made: correct these first",
+            "what depends on wrong settings was not checked: correct them first",
         ],
     )
 

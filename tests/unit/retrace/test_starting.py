@@ -1,6 +1,7 @@
 """`retrace.check` and `retrace.run`: what they take, what they return, what they refuse."""
 
 import os
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -60,6 +61,9 @@ def test_groups_come_last(settings):
     assert ready.settings["trainer"]["seed"] == 8
 
 
+NOT_CHECKED = "what depends on wrong settings was not checked: correct them first"
+
+
 @pytest.mark.parametrize(
     ("arguments", "groups", "says"),
     [
@@ -76,7 +80,62 @@ def test_what_is_no_setting_is_refused(settings, arguments, groups, says):
         retrace.check(settings, *arguments, **groups)
     (problem,) = caught.value.problems
     assert problem.startswith(says)
-    assert caught.value.__notes__ == ["further checks were not made: correct these first"]
+    assert caught.value.__notes__ == [NOT_CHECKED]
+
+
+def test_wrong_settings_hide_nothing_else(settings):
+    """Settings, model, prompts and reward file at once, but nothing that follows from a value that
+    was not given: of the batch size, whose default has 32 prompts, there is one line."""
+    with pytest.raises(retrace.InputError) as caught:
+        retrace.check(
+            settings,
+            {
+                "trainer.seed": "x",
+                "trainer.nnode": 2,
+                "data.train_batch_size": 0,
+                "data.val_files": "no.parquet",
+                "actor_rollout_ref.model.path": "no/model/here",
+                "custom_reward_function.name": "other",
+                "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size": 2,
+            },
+        )
+    assert sorted(problem.split(":")[0] for problem in caught.value.problems) == [
+        "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size",
+        "actor_rollout_ref.model.path",
+        "custom_reward_function.path",
+        "data.train_batch_size",
+        "data.val_files",
+        "trainer.nnode",
+        "trainer.seed",
+    ]
+    assert caught.value.__notes__ == [NOT_CHECKED]
+
+
+def test_missing_settings_hide_nothing_else(settings):
+    text = "data: {train_files: no.parquet}\ntrainer: {total_training_steps: 2}\n"
+    (settings.parent / "short.yaml").write_text(text)
+    with pytest.raises(retrace.InputError) as caught:
+        retrace.check(settings.parent / "short.yaml")
+    assert sorted(problem.split(":")[0] for problem in caught.value.problems) == [
+        "actor_rollout_ref.model.path",
+        "data.train_files",
+        "trainer.experiment_name",
+    ]
+
+
+def test_a_model_without_weights_is_checked_too(settings):
+    """Its config and its tokenizer."""
+    model = settings.parent / "light"
+    shutil.copytree(settings.parent / "model", model)
+    (model / "model.safetensors").unlink()
+    with pytest.raises(retrace.InputError) as caught:
+        retrace.check(
+            settings, {"actor_rollout_ref.model.path": model, "data.max_response_length": 10**6}
+        )
+    assert sorted(problem.split(":")[0] for problem in caught.value.problems) == [
+        "actor_rollout_ref.model.path",
+        "data.max_response_length",
+    ]
 
 
 def test_all_problems_with_what_else_is_to_be_known(settings):

@@ -1,0 +1,98 @@
+"""Whether this machine is large enough for a run whose workers are its processes."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from pipeline.config.tree import RunConfig
+from pipeline.inputs.writes import Writes
+from pipeline.run.attempts import attempt_of
+
+_MOST_PER_CORE = 4
+"""More processes than this on each core take hours for what takes minutes."""
+_WEIGHT = {"bfloat16": 2, "float32": 4}
+"""Bytes of a weight by dtype; of a gradient as many at least."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What processes here can use. Example: Machine(2, 0, 8 << 30)."""
+
+    cores: int
+    gpus: int
+    memory: int
+    """Bytes."""
+
+    def __str__(self) -> str:
+        gpus = f", {self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else ", no GPU"
+        return f"{self.cores} cores{gpus}, {decimal(self.memory)} of memory"
+
+
+def this_machine() -> Machine:
+    """The machine of this process; GPUs by the device files of NVIDIA's driver."""
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine) -> list[str]:
+    """What makes it hopeless to run it on this machine, with numbers.
+
+    Without GPUs: more than four processes of a kind for each core, or weights, gradients and
+    optimizer state that do not fit into memory. How much a GPU holds is not known here.
+    """
+    if machine.gpus:
+        return []
+    attempt = attempt_of(config, 0)
+    most = _MOST_PER_CORE * machine.cores
+    problems = []
+    for key, count, what in (
+        ("trainer.n_gpus_per_node", attempt.training_ranks, "training ranks"),
+        ("launch.rollout_workers", attempt.rollout_workers, "rollout workers"),
+    ):
+        if count > most:
+            problems.append(
+                f"{key}: {count} {what} are asked for, but this machine has {machine.cores} cores "
+                f"and no GPU; use at most {most} (four for each core), or a larger machine"
+            )
+    if writes is None:
+        return problems
+    needed = least_memory(config, writes, attempt.rollout_workers)
+    if needed > machine.memory:
+        problems.append(
+            f"actor_rollout_ref.model.path: training and rollout of this model hold "
+            f"{decimal(needed)} at least (weights, gradients, optimizer state), but this machine "
+            f"has {decimal(machine.memory)} of memory and no GPU; use a smaller model, or a larger "
+            "machine"
+        )
+    return problems
+
+
+def machine_notes(config: RunConfig, machine: Machine) -> list[str]:
+    """Where the machine is small for the run, and the run slow."""
+    attempt = attempt_of(config, 0)
+    tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if machine.gpus:
+        wanted = attempt.training_ranks + attempt.rollout_workers * tp
+        kind, there = "GPUs", machine.gpus
+    else:
+        wanted = max(attempt.training_ranks, attempt.rollout_workers)
+        kind, there = "cores", machine.cores
+    if wanted <= there:
+        return []
+    return [
+        f"this machine has {there} {kind}, the run's {attempt.training_ranks} training ranks and "
+        f"{attempt.rollout_workers} rollout workers (of {tp} processes) want {wanted}"
+    ]
+
+
+def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:
+    """Bytes that weights, gradients and optimizer state take, without activations and caches."""
+    actor = config.actor_rollout_ref.actor
+    weight = _WEIGHT[actor.megatron.dtype]
+    engine = _WEIGHT[config.actor_rollout_ref.rollout.dtype]
+    return writes.checkpoint + writes.policy + workers * (writes.policy // weight) * engine
