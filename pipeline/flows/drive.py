@@ -23,9 +23,9 @@ from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import LaunchError, Screen, Workers
 from pipeline.report.loggers import Logger, TensorBoardLogger, tensorboard_folder
 from pipeline.report.run_metrics import StepMetrics, missing_validations, read_metrics
-from pipeline.report.tables import SHOWN_STEPS, recent_table, repeated_line, step_line
+from pipeline.report.tables import SHOWN_STEPS, recent_table, step_line
 from pipeline.run.attempts import Attempt, attempt_count, end_attempt, in_force
-from pipeline.run.restarts import finished_steps, repeated_steps
+from pipeline.run.restarts import finished_steps, repeated_text
 from pipeline.store import Store, StoreError
 
 _STOP_GRACE_S = 30.0
@@ -59,9 +59,7 @@ def drive(
         screen.line(f"attached to {run.uri}: {finished} steps are finished already")
     # Trainers of an attempt that goes on have their state.
     if attempt.number >= attempts and 0 < finished < config.trainer.total_training_steps:
-        repeated = repeated_steps(run.store, finished)
-        if repeated:
-            screen.line(repeated_line(repeated))
+        _show(screen, repeated_text(run.store))
     for step in range(finished):  # an earlier start may have ended before it wrote them
         record(config, run, step)
     to_validate = _to_validate(run, attempt, finished, screen)
@@ -74,6 +72,11 @@ def drive(
             _steps(context, artifacts, finished, to_validate)
     else:  # workers of an attempt whose flow was lost at its very end may still wait for this
         end_attempt(run.store, attempt, "finished", "")
+
+
+def _show(screen: Screen, text: str | None) -> None:
+    if text is not None:
+        screen.line(text)
 
 
 def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list[int]) -> None:

@@ -1,9 +1,12 @@
 """What the flow needs of a launcher, whatever the workers run on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.errors import LastingError
+from pipeline.run.restarts import repeated_text
+from pipeline.store import StoreError, open_store
 
 
 class LaunchError(Exception):
@@ -33,6 +36,19 @@ class Stage:
     """Of the stage as a whole."""
     environment: dict[str, str]
     """Added to the launcher's own."""
+    repeats: Callable[[], str | None] = lambda: None
+    """What a restarted worker does again before it goes on, for people; None: nothing."""
+
+
+def repeats_of(run_uri: str) -> str | None:
+    """What a trainer of a run does again when it is started again, for people; None: nothing.
+
+    A store that does not answer is said too: it must not keep workers from being restarted.
+    """
+    try:
+        return repeated_text(open_store(run_uri))
+    except StoreError as error:
+        return f"which steps are trained again is not known: {error}"
 
 
 class Workers(Protocol):

@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pipeline import progress
 from pipeline.exits import CONFIGURATION_ERROR
-from pipeline.launch.base import Stage, StageFailedError, StageLastingError
+from pipeline.launch.base import Stage, StageFailedError, StageLastingError, repeats_of
 from pipeline.launch.commands import rollout_command, training_command
 from pipeline.launch.guard import start_guarded
 from pipeline.launch.tail import rank_exit_codes, why_ended
@@ -92,6 +93,8 @@ class LocalWorkers:
                     f"{stage.name} worker {worker.index} ended with {how}: restart "
                     f"{self._restarts[stage.name]} of {stage.max_restarts}, see {worker.log}"
                 )
+                if (again := stage.repeats()) is not None:
+                    self.show(again)
                 worker.process = self._spawn(stage, worker.index, worker.log)
         return False
 
@@ -157,7 +160,8 @@ def training_stage(
 ) -> Stage:
     """The training ranks of an attempt: one torchrun on this machine."""
     command = training_command(sys.executable, ["--standalone"], ranks, run_uri, attempt)
-    return Stage("training", (command,), max_restarts, _environment(threads))
+    again = partial(repeats_of, run_uri)
+    return Stage("training", (command,), max_restarts, _environment(threads), again)
 
 
 def threads_per_worker(workers: int, ranks: int, overlap: bool) -> int:

@@ -108,20 +108,6 @@ def step_line(step: StepMetrics, total: int) -> str:
     return f"step {step.step} of {total}: {', '.join(shown)}"
 
 
-def repeated_line(steps: range) -> str:
-    """One line for finished steps that a restart trains again before it goes on.
-
-    Example: no checkpoint yet: training steps 0 to 2 again (3 steps) before step 3.
-    """
-    since = (
-        f"the last checkpoint is of policy {steps.start}" if steps.start else "no checkpoint yet"
-    )
-    which, count = f"step {steps.start}", ""
-    if len(steps) > 1:
-        which, count = f"steps {steps.start} to {steps[-1]}", f" ({len(steps)} steps)"
-    return f"{since}: training {which} again{count} before step {steps.stop}"
-
-
 def _validation_text(validation: Mapping[int, float | None], version: int) -> str:
     return reward_text(validation[version]) if version in validation else ""
 

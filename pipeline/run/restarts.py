@@ -17,10 +17,20 @@ def finished_steps(store: Store) -> int:
     return finished
 
 
-def repeated_steps(store: Store, finished: int) -> range:
-    """The finished steps that training makes again when it starts anew: those since the newest
-    checkpoint, as a trainer's state is in its checkpoints alone."""
-    return range(max(restarts(store), default=0), finished)
+def repeated_text(store: Store) -> str | None:
+    """Which finished steps are trained again when training starts anew, for people; None: none.
+
+    They are those since the last checkpoint, as a trainer's state is in its checkpoints alone.
+    Example: no checkpoint yet: training steps 0 to 2 again (3 steps) before step 3.
+    """
+    first, finished = max(restarts(store), default=0), finished_steps(store)
+    if first >= finished:
+        return None
+    since = f"the last checkpoint is of policy {first}" if first else "no checkpoint yet"
+    which, count = f"step {first}", ""
+    if finished > first + 1:
+        which, count = f"steps {first} to {finished - 1}", f" ({finished - first} steps)"
+    return f"{since}: training {which} again{count} before step {finished}"
 
 
 def restarts(store: Store) -> list[int]:

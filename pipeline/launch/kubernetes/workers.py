@@ -10,11 +10,12 @@ it; after launch.start_timeout_s the run fails of it.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from pipeline.exits import CONFIGURATION_ERROR
-from pipeline.launch.base import LaunchError, Screen, StageFailedError
+from pipeline.launch.base import LaunchError, Screen, StageFailedError, repeats_of
 from pipeline.launch.kubernetes import names
 from pipeline.launch.kubernetes.api import Api, ApiUnavailableError
 from pipeline.launch.kubernetes.jobs import (
@@ -48,6 +49,8 @@ class KubernetesWorkers:
     launch: ClusterLaunch
     api: Api
     screen: Screen
+    repeats: Callable[[], str | None] = lambda: None
+    """What a new gang does again before it goes on, for people; None: nothing."""
     _failure: str | None = None
     _queued: bool = False
     _looked_s: float = -_LOOK_EVERY_S
@@ -201,6 +204,8 @@ class KubernetesWorkers:
         number = names.gang_of(gang.name) + 1
         count = "a disruption does not count" if disrupted else f"restart {restarts} of {limit}"
         self.screen.line(f"training gang {gang.name} was lost, making the next one: {count}")
+        if (again := self.repeats()) is not None:
+            self.screen.line(again)
         self._start_gang(number, restarts)
 
     def _start_gang(self, number: int, restarts: int) -> None:
@@ -287,7 +292,8 @@ def kubernetes_workers(launch: ClusterLaunch, screen: Screen) -> Iterator[Kubern
 
     Raises LaunchError.
     """
-    workers = KubernetesWorkers(launch, Api(launch.cluster.namespace), screen)
+    again = partial(repeats_of, launch.run_uri)
+    workers = KubernetesWorkers(launch, Api(launch.cluster.namespace), screen, again)
     try:
         _start(workers)
     except LaunchError:

@@ -151,7 +151,7 @@ def server() -> Server:
 
 
 def started(server: Server) -> KubernetesWorkers:
-    made = KubernetesWorkers(launch(), server, Screen())
+    made = KubernetesWorkers(launch(), server, Screen(), lambda: "training step 0 again")
     made.start()
     return made
 
@@ -178,6 +178,7 @@ def test_a_lost_gang_is_followed_by_the_next(server: Server):
     assert gangs(server) == ["train-0", "train-1"]
     [told] = [line for line in made.screen.lines if "failed: exit code 1" in line]
     assert "| ERROR no expert left" in told
+    assert made.screen.lines.count("training step 0 again") == 1
     latest = next(job for name, job in server.objects.items() if name.endswith("-train-1"))
     assert latest["metadata"]["annotations"][names.RESTARTS] == "1"
     assert latest["metadata"]["name"] in server.services

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.launch.base import Stage, StageFailedError, StageLastingError
+from pipeline.launch.base import Stage, StageFailedError, StageLastingError, repeats_of
 from pipeline.launch.local import LocalWorkers, local_workers, training_stage
 from pipeline.progress import read_progress
 from pipeline.run.wait import wait_for_any
@@ -74,7 +74,7 @@ def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
     said: list[str] = []
     workers = LocalWorkers(tmp_path, said.append)
     command = (sys.executable, "-c", "print('no expert left'); raise SystemExit(3)")
-    workers.start(Stage("rollout", (command,), 2, {}))
+    workers.start(Stage("rollout", (command,), 2, {}, lambda: "training step 0 again"))
 
     def check_forever() -> None:
         while True:
@@ -83,7 +83,8 @@ def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
 
     with pytest.raises(StageFailedError) as error:
         check_forever()
-    assert ["restart 1 of 2" in said[0], "restart 2 of 2" in said[1]] == [True, True]
+    assert ["restart 1 of 2" in said[0], "restart 2 of 2" in said[2]] == [True, True]
+    assert said[1::2] == ["training step 0 again"] * 2
     assert "rollout worker 0 ended with exit code 3 after 2 restarts" in str(error.value)
     assert "SIGKILL" not in str(error.value)
     assert "no expert left" in str(error.value)
@@ -214,3 +215,10 @@ def test_a_folder_named_pipeline_where_the_run_starts_hides_nothing(
         [worker] = workers._workers
         code = worker.process.wait(PATIENCE_S)
     assert code == 0, (tmp_path / "logs/training-0.log").read_text()
+
+
+def test_a_store_that_does_not_answer_keeps_nothing_from_being_restarted():
+    assert repeats_of("ftp://nowhere/run") == (
+        "which steps are trained again is not known: store 'ftp://nowhere/run': scheme 'ftp' is "
+        "not known; use a folder, file:// URI or s3://BUCKET/PREFIX"
+    )
