@@ -21,6 +21,7 @@ _UNSET = {
     "trainer.total_training_steps": "",
     f"{_OPTIM}.lr_warmup_steps": "",
     f"{_OPTIM}.lr_warmup_steps_ratio": "",
+    "custom_reward_function.name": "",
     "data.seed": "data.seed: null, so it is the default",
 }
 """Settings whose null in verl means that they are not written, and what is said of it."""

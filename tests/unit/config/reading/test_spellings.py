@@ -1,0 +1,97 @@
+"""verl's ways of writing our settings: values that mean a default, and two names of a group."""
+
+import pytest
+
+from pipeline.config.keys import is_set, value_at
+from tests.unit.config.settings import ACTOR, MINIMAL, REPLAY, load, load_error
+
+OPTIM = f"{ACTOR}.optim"
+OTHER = f"{ACTOR}.megatron.router_replay"
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "value", "note"),
+    [
+        ("trainer.total_training_steps=null", "trainer.total_training_steps", 10, None),
+        (f"{OPTIM}.lr_warmup_steps=-1", f"{OPTIM}.lr_warmup_steps", 0, None),
+        (f"{OPTIM}.lr_warmup_steps=null", f"{OPTIM}.lr_warmup_steps", 0, None),
+        (f"{OPTIM}.lr_warmup_steps_ratio=null", f"{OPTIM}.lr_warmup_steps_ratio", 0.0, None),
+        ("data.seed=null", "data.seed", 1, "data.seed: null, so it is the default"),
+        (
+            "trainer.save_freq=-1",
+            "trainer.save_freq",
+            10,
+            "trainer.save_freq: -1 is read as 10: a restart needs checkpoints; only the newest "
+            "stay",
+        ),
+        (
+            "trainer.logger=[console,wandb,tensorboard]",
+            "trainer.logger",
+            ["console", "tensorboard"],
+            "trainer.logger: wandb is not supported yet; metrics go to console, tensorboard, and "
+            "all of them are in the store",
+        ),
+        (
+            "trainer.logger=wandb",
+            "trainer.logger",
+            ["console"],
+            "trainer.logger: wandb is not supported yet; metrics go to console, and all of them "
+            "are in the store",
+        ),
+        ("trainer.logger=tensorboard", "trainer.logger", ["tensorboard"], None),
+        ("actor_rollout_ref.rollout.name=???", "actor_rollout_ref.rollout.name", "vllm", None),
+        ("trainer.test_freq=-1", "trainer.test_freq", -1, None),
+    ],
+)
+def test_values_that_mean_a_default(tmp_path, written, key, value, note):
+    loaded = load(tmp_path, written)
+    assert value_at(loaded.config, key) == value
+    assert loaded.notes == (() if note is None else (note,))
+
+
+def test_what_is_not_written_does_not_win(tmp_path):
+    """Else total_epochs would have no effect in verl's files."""
+    config = load(tmp_path, "trainer.total_training_steps=null", "trainer.total_epochs=2").config
+    assert not is_set(config, "trainer.total_training_steps")
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("trainer.save_freq=often", "trainer.save_freq: found 'often' (text)"),
+        ("trainer.save_freq=True", "trainer.save_freq: found True (true/false)"),
+        ("trainer.logger=[console,carrier_pigeon]", "trainer.logger: item 1: found 'carrier_pigeo"),
+        ("trainer.logger=3", "trainer.logger: found 3 (an integer)"),
+        ("trainer.experiment_name=???", "trainer.experiment_name: missing"),
+    ],
+)
+def test_other_values_are_wrong(tmp_path, written, message):
+    (problem,) = load_error(tmp_path, written)
+    assert problem.startswith(message)
+
+
+class TestTwoNames:
+    """verl's own files write every setting, under both names of a group."""
+
+    @pytest.mark.parametrize("default", ["null", "disabled"])
+    @pytest.mark.parametrize("names", [(REPLAY, OTHER), (OTHER, REPLAY)])
+    def test_the_one_that_says_something_counts(self, tmp_path, names, default):
+        one, two = names
+        config = load(tmp_path, f"{one}.mode={default}", f"{two}.mode=R2").config
+        assert config.actor_rollout_ref.actor.router_replay.mode == "R2"
+
+    def test_markers_of_classes_do_not_disagree(self, tmp_path):
+        both = (f"{REPLAY}._target_=a", f"{OTHER}._target_=b")
+        config = load(tmp_path, *both, f"{OTHER}.mode=R2").config
+        assert config.actor_rollout_ref.actor.router_replay.mode == "R2"
+
+    def test_an_empty_reward_beside_one(self, tmp_path):
+        empty = ("reward.custom_reward_function={path: null, name: compute_score}",)
+        assert load(tmp_path, *empty).config == load(tmp_path).config
+        text = MINIMAL.replace("{path: reward.py}", "{path: null, name: null}")
+        other = load(tmp_path, "reward.custom_reward_function.path=reward.py", text=text)
+        assert other.config.custom_reward_function.path == "reward.py"
+
+    def test_two_values_that_say_something_are_an_error(self, tmp_path):
+        (problem,) = load_error(tmp_path, f"{OTHER}.mode=R2", f"{REPLAY}.mode=R3")
+        assert problem.endswith(f"is 'R3'; keep {REPLAY}.mode and remove the other")
