@@ -31,7 +31,9 @@ relative to the working directory. Hydra's `defaults` and interpolation (`${...}
 
 A run is attached again by its name (`trainer.experiment_name`). Settings marked ↻ may change then;
 all others are the run's identity, and another value is refused. Of inputs (marked #) the content
-counts, not the path. `store.*` only says where the run is.
+counts, not the path. An input and the settings that go with it (a reward function with `reward.*`)
+may still be mended while nothing was made with them; [run-folder.md](run-folder.md) says until
+when. `store.*` only says where the run is.
 
 Where the default is **required**, the setting must be written.
 """

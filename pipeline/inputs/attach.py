@@ -158,13 +158,16 @@ def _refused(
     store = inputs.store
     names = [name for name in _INPUTS if name in texts]
     for name in names:
-        why = f"which {key} has used" if (key := first_use(store, name)) else None
-        if why is None and (key := _planned_otherwise(inputs, name)):
-            why = f"which {key} was planned with"
+        why = None
+        if key := first_use(store, name):
+            why = f"but {key} was made with the earlier one"
+        elif key := _planned_otherwise(inputs, name):
+            why = f"but {key} was planned with the earlier one"
         if why is not None:
             yield from (f"{text}, {why}" for text in texts[name])
             if name == "reward" and run.inputs.reward is not None:
-                yield f"(the earlier reward file: {place_in(store, run.inputs.reward.key)})"
+                place = place_in(store, run.inputs.reward.key)
+                yield f"(the earlier reward file is kept as {place})"
         elif name == "model" and inputs.geometry != run.geometry:
             yield from texts[name]
             yield f"(a model of other experts: {run.geometry}, now {inputs.geometry})"

@@ -94,12 +94,12 @@ def test_a_reward_function_that_has_scored(settings, used):
     mend_reward(settings)
     lines = the_error(settings).splitlines()
     assert lines[1].startswith("  custom_reward_function.path: it has SHA-256 ")
-    assert lines[1].endswith(f", which {used} has used")
+    assert lines[1].endswith(f", but {used} was made with the earlier one")
     assert lines[3] == (
         "go back to the old values, or go on with the new ones in a new run, from the beginning: "
         "add trainer.experiment_name=test-2"
     )
-    old = lines[2].removeprefix("  (the earlier reward file: ").removesuffix(")")
+    old = lines[2].removeprefix("  (the earlier reward file is kept as ").removesuffix(")")
     assert prepare(load(settings, f"custom_reward_function.path={old}")).amended is None
     new = lines[3].partition(": add ")[2].split()
     assert prepare(load(settings, *new)).uri.endswith("/test-2")
@@ -142,11 +142,11 @@ def test_prompts(settings):
     assert json.loads(found[3]) == "six"
 
     write_prompts(train, verl_rows(9))
-    assert f", which {keys.plan(0)} was planned with" in the_error(settings)
+    assert f", but {keys.plan(0)} was planned with the earlier one" in the_error(settings)
     write_prompts(train, rows)
     use(run.store)
     write_prompts(train, verl_rows(10))
-    assert f", which {keys.rollout(0, 0)} has used" in the_error(settings)
+    assert f", but {keys.rollout(0, 0)} was made with the earlier one" in the_error(settings)
 
 
 def test_validation_prompts(settings):
@@ -165,14 +165,12 @@ def test_validation_prompts(settings):
 
     publish_plan(store, make_validation_plan(with_more, run, 0, 1))
     write_prompts(more, verl_rows(4))
-    assert f"which {keys.validation_plan(0)} was planned" in the_error(
+    assert f"but {keys.validation_plan(0)} was planned" in the_error(
         settings, f"data.val_files={more}"
     )
     assert prepare(load(settings)).description.inputs.val_prompts is None
     use(store, keys.validation(0, 0))
-    assert f"which {keys.validation(0, 0)} has used" in the_error(
-        settings, f"data.val_files={more}"
-    )
+    assert f"but {keys.validation(0, 0)} was made" in the_error(settings, f"data.val_files={more}")
 
 
 def test_a_repaired_model(settings, model, tmp_path):
@@ -195,7 +193,7 @@ def test_a_repaired_model(settings, model, tmp_path):
 
     publish_policy(store, 1, model)
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert f", which {keys.policy(1)} has used" in the_error(settings, f"{MODEL}={broken}")
+    assert f", but {keys.policy(1)} was made" in the_error(settings, f"{MODEL}={broken}")
 
 
 def test_a_model_of_other_experts(settings, model, tmp_path):
@@ -214,7 +212,7 @@ def test_a_shard_that_is_committed_meanwhile(settings):
     store = prepare(load(settings)).store
     mend_reward(settings)
     inputs = check(settings)
-    with pytest.raises(InputError, match=f"which {keys.rollout(0, 0)} has used"):
+    with pytest.raises(InputError, match=f"but {keys.rollout(0, 0)} was made"):
         stage(inputs, use)
     assert read_amendments(store) == []
 
