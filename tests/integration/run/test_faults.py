@@ -60,6 +60,8 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
     wait_for(store, keys.manifest(1), flow, log)
     the_only(store, "operators.training").kill()
     assert store.size(keys.metrics(1)) is None, "the rank was killed too late to test anything"
+    again = "no checkpoint yet: training step 0 again before step 1"
+    eventually(lambda: again in log.read_text(), lambda: f"not said: {again}\n{log.read_text()}")
 
     wait_for(store, keys.manifest(2), flow, log)
     flow.kill()
