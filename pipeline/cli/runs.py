@@ -1,12 +1,14 @@
 """What the commands that look at a run have in common: opening it, refusing, printing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 import retrace
 from pipeline.store.schemes import DEFAULT_STORE
@@ -61,11 +63,39 @@ def open_run(run: str, sealed: bool = True) -> retrace.Run:
 
 def print_(what: Any) -> None:
     """Print a text as it is, or a table."""
-    # Cut to the terminal a table would hide experts; a pipe has no width to keep to.
+    # A pipe has no width to keep to.
     console = Console()
     if not console.is_terminal:
         console = Console(width=1_000)
     console.print(what, markup=False, highlight=False, soft_wrap=isinstance(what, str))
+
+
+Wide = Annotated[
+    bool, typer.Option("--wide", help="All columns, also those that do not fit the terminal.")
+]
+
+
+def print_table(table: Table, wide: bool, optional: Sequence[str]) -> None:
+    """Print a table. On a terminal, unless `wide`, columns that do not fit are left out and named.
+
+    `optional` are the headers of those that may be left out, the first of them first.
+    """
+    console = Console()
+    if wide or not console.is_terminal:
+        Console(width=10_000).print(table, highlight=False)
+        return
+    unlimited = console.options.update(width=10_000)
+    left_out: list[str] = []
+    there = {str(column.header) for column in table.columns}
+    for header in (header for header in optional if header in there):
+        if Measurement.get(console, unlimited, table).maximum <= console.width:
+            break
+        table.columns = [column for column in table.columns if column.header != header]
+        left_out.insert(0, header)
+    console.print(table, highlight=False)
+    if left_out:
+        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        print_(f"left out, as it does not fit: {names}; --wide shows all ({len(left_out)} more)")
 
 
 def age(seconds: float) -> str:

@@ -24,6 +24,9 @@ def _table(title: str | None, *columns: str) -> Table:
     return table
 
 
+LESS_NEEDED = ("engine", "tokens", "kind", "policy", "entropy", "load min")
+"""Columns that a narrow terminal may lack, the first of them first."""
+
 _TEXTS = {"kind", "engine", "id", "text"}
 
 
@@ -77,11 +80,7 @@ def sample_table(sample: StepSample, layers: Sequence[int]) -> Table:
     """The tokens of a sample, one a row, with the experts of these layers."""
     routes = sample.routes
     P = len(sample.prompt_tokens_P)
-    title = (
-        f"{sample.id}: {P} prompt and {len(sample.response_tokens_G)} response tokens, "
-        f"reward {_number(sample.reward, '.3f')}, finished by {sample.finish_reason}"
-    )
-    table = _table(title, "position", "token", "text", "log-prob", *(f"layer {i}" for i in layers))
+    table = _table(None, "position", "token", "text", "log-prob", *(f"layer {i}" for i in layers))
     for t, token in enumerate(sample.tokens_S.tolist()):
         text = repr(sample.tokenizer.text([token])) if sample.tokenizer.there else ""
         logprob = None if t < P else float(sample.logprobs_G[t - P])
@@ -92,6 +91,19 @@ def sample_table(sample: StepSample, layers: Sequence[int]) -> Table:
                 experts = [" ".join(map(str, sets_K)) for sets_K in routes.sets_TLK[t].tolist()]
         table.add_row(str(t), str(token), text, _number(logprob, ".3f"), *experts)
     return table
+
+
+def sample_lines(sample: StepSample) -> list[str]:
+    """What a sample is: lengths, reward and extras, and its texts if a tokenizer is there."""
+    extras = "".join(f", {name} {value}" for name, value in sample.extras.items())
+    lines = [
+        f"{sample.id}: {len(sample.prompt_tokens_P)} prompt and {len(sample.response_tokens_G)} "
+        f"response tokens, finished by {sample.finish_reason}",
+        f"reward    {sample.reward_error or _number(sample.reward, '.3f')}{extras}",
+    ]
+    if sample.tokenizer.there:
+        lines += [f"prompt    {sample.prompt_text!r}", f"response  {sample.response_text!r}"]
+    return lines
 
 
 STATS_NOTE = (

@@ -8,9 +8,11 @@ import typer
 
 from pipeline.cli import upkeep
 from pipeline.cli.epilog import LOOKED, epilog
-from pipeline.cli.runs import Run, open_run, print_, refusing
+from pipeline.cli.runs import Run, Wide, open_run, print_, print_table, refusing
 from pipeline.cli.trace_tables import (
+    LESS_NEEDED,
     STATS_NOTE,
+    sample_lines,
     sample_table,
     samples_table,
     seen,
@@ -68,14 +70,15 @@ _SAMPLE_ID = re.compile(r"\d{6}/[^/]+/\d+")
     "ls",
     epilog=epilog(_PAGE, LOOKED, f"retrace traces ls {_RUN}", f"retrace traces ls {_RUN} --step 3"),
 )
-def list_(run: Run, step: _Step = None) -> None:
+def list_(run: Run, step: _Step = None, wide: Wide = False) -> None:
     """List the sealed steps, or the samples of one."""
     with refusing():
         opened = open_run(run)
         if step is None:
-            print_(steps_table(opened))
+            print_table(steps_table(opened), wide, LESS_NEEDED)
         else:
-            print_(samples_table(_manifest(opened.store, step), is_pruned(opened.store, step)))
+            pruned = is_pruned(opened.store, step)
+            print_table(samples_table(_manifest(opened.store, step), pruned), wide, LESS_NEEDED)
 
 
 @app.command(
@@ -93,8 +96,12 @@ def show(
     layer: Annotated[
         list[int] | None, typer.Option("--layer", help="This MoE layer only (repeat for more).")
     ] = None,
+    wide: Wide = False,
 ) -> None:
-    """Show a sample's tokens with the experts that were chosen for each."""
+    """Show a sample: reward, texts, and its tokens with the experts that were chosen for each.
+
+    On a terminal the first layers that fit are shown; --layer chooses others.
+    """
     with refusing():
         if _SAMPLE_ID.fullmatch(run) and not _SAMPLE_ID.fullmatch(sample):
             raise TraceError(f"RUN {run!r} is a sample's id; give RUN first: show {sample} {run}")
@@ -108,7 +115,11 @@ def show(
             )
         geometry = found.manifest.geometry
         layers = () if geometry is None else layer or geometry.layers
-        print_(sample_table(found.sample(sample, layers), layers))
+        one = found.sample(sample, layers)
+        for line in sample_lines(one):
+            print_(line)
+        headers = [f"layer {layer}" for layer in reversed(layers)]
+        print_table(sample_table(one, layers), wide, headers)
 
 
 @app.command(
@@ -140,7 +151,7 @@ def verify_(run: Run, step: _Step = None) -> None:
 
 
 @app.command(epilog=epilog("docs/replay.md", LOOKED, f"retrace traces stats {_RUN} --step 0"))
-def stats(run: Run, step: _Step = None) -> None:
+def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
     """Expert load and agreement by layer, valid rows, bytes."""
     with refusing():
         store = open_run(run).store
@@ -150,7 +161,7 @@ def stats(run: Run, step: _Step = None) -> None:
                 continue
             found = step_stats(store, number)
             print_(stats_line(found))
-            print_(stats_table(found))
+            print_table(stats_table(found), wide, LESS_NEEDED)
     print_(STATS_NOTE)
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from rich.text import Text
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from typer.testing import CliRunner
@@ -79,6 +80,47 @@ def test_show(run, tmp_path):
     shown = command("show", record.uri, sample.id)
     assert f" {sample.tokens_S[0]} │" in shown
     assert "word" not in shown
+
+
+def on_terminal(columns: int, *arguments: object) -> list[str]:
+    """The lines of a command on a terminal of this width."""
+    env = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(columns)}
+    result = CliRunner(env=env).invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == 0, result.output
+    return Text.from_ansi(result.output).plain.splitlines()
+
+
+def test_a_terminal_gets_what_fits(run):
+    """The first layers, and the columns that matter; what is left out is said. Wide: all."""
+    sample = SAMPLES[3]
+    for columns, layers in ((60, ("layer 1",)), (72, ("layer 1", "layer 2"))):
+        lines = on_terminal(columns, "show", run.uri, sample.id)
+        assert max(len(line) for line in lines if "│" in line or "━" in line) <= columns
+        [header] = [line for line in lines if "position" in line]
+        assert [f"layer {i}" for i in (1, 2, 5) if f"layer {i}" in header] == list(layers)
+        assert lines[-1].startswith("left out, as it does not fit: layer")
+    assert "layer 5" in "".join(on_terminal(60, "show", run.uri, sample.id, "--wide"))
+    [header] = [x for x in on_terminal(72, "ls", run.uri) if "samples" in x]
+    assert "engine" not in header
+    assert [x for x in on_terminal(200, "ls", run.uri) if "engine" in x]
+
+
+def test_show_begins_with_reward_and_texts(run):
+    """The extras of the reward beside it."""
+    sample = SAMPLES[3]
+    P = len(sample.prompt_tokens_P)
+    prompt, response = (
+        " ".join(f"word{token}" for token in tokens)
+        for tokens in (sample.prompt_tokens_P, sample.response_tokens_G)
+    )
+    extras = "".join(f", {name} {value}" for name, value in sample.extras.items())
+    assert command("show", run.uri, sample.id).splitlines()[:4] == [
+        f"{sample.id}: {P} prompt and {len(sample.response_tokens_G)} response tokens, finished "
+        f"by {sample.finish_reason}",
+        f"reward    {sample.reward:.3f}{extras}",
+        f"prompt    '{prompt}'",
+        f"response  '{response}'",
+    ]
 
 
 def test_show_without_routes(tmp_path):
