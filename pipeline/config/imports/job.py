@@ -48,12 +48,10 @@ def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, 
     unknown = {key: text for key, value in given.items() if (text := _unknown(value))}
     result = sort_settings({k: v for k, v in given.items() if k not in unknown})
     result.refused.update({key: (given[key], text) for key, text in unknown.items()})
-    comments = {
-        key: f"verl's default; here it would be {_our_default(key)}"
-        for key in result.kept.keys() & defaults.keys()
-        if key not in settings
-    }
-    return render(result, origin, comments, notes)
+    for key in result.kept.keys() & defaults.keys() - settings.keys():
+        default = f"verl's default; here it would be {_our_default(key)}"
+        result.notes[key] = "; ".join(filter(None, [default, result.notes.get(key)]))
+    return render(result, origin, notes)
 
 
 def _of_command(source: Path, arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,11 +24,11 @@ class _Entry:
     todo: bool = False
 
 
-def render(
-    settings: SortedSettings, origin: str, comments: Mapping[str, str], notes: Sequence[str]
-) -> str:
-    """The file. `comments` stand behind settings, by key; `notes` at the top."""
-    entries = [_Entry(key, value, comments.get(key, "")) for key, value in settings.kept.items()]
+def render(settings: SortedSettings, origin: str, notes: Sequence[str]) -> str:
+    """The file; `notes` stand at its top."""
+    entries = [
+        _Entry(key, value, settings.notes.get(key, "")) for key, value in settings.kept.items()
+    ]
     todos = [_Entry(key, value, text, True) for key, (value, text) in settings.refused.items()]
     todos += [_Entry(key, ..., text, True) for key, text in settings.missing.items()]
     groups = {group for key in settings.kept for group in _groups(key)}
@@ -48,9 +48,10 @@ def _head(settings: SortedSettings, origin: str, notes: Sequence[str]) -> Iterat
     dropped = sum(map(len, settings.ignored.values()))
     todos = len(settings.refused) + len(settings.missing)
     yield from _comment(f"Settings of a Retrace run, imported from verl's {origin}.")
+    decide = f"to be decided, see TODO: {todos}" if todos else "nothing is to be decided"
     yield from _comment(
-        f"{len(settings.kept)} settings; {dropped} of verl's have no effect here and are listed at "
-        f"the end; {todos} are to be decided: see TODO. Every key: docs/config.md."
+        f"Settings: {len(settings.kept)}; without effect here, listed at the end: {dropped}; "
+        f"{decide}. Every key: docs/config.md."
     )
     for note in notes:
         yield from _comment(f"- {note}")
@@ -84,8 +85,18 @@ def _body(entries: Sequence[_Entry]) -> Iterator[str]:
         if entry.todo:
             yield from _todo(entry, name, indent)
         else:
-            behind = f" # {entry.comment}" if entry.comment else ""
-            yield f"{indent}{name}: {_yaml(entry.value)}{behind}"
+            yield from _setting(entry, f"{indent}{name}: {_yaml(entry.value)}", indent)
+
+
+def _setting(entry: _Entry, line: str, indent: str) -> Iterator[str]:
+    """A setting with its comment, which stands above it where it is long."""
+    if not entry.comment:
+        yield line
+    elif len(f"{line} # {entry.comment}") <= _WIDTH:
+        yield f"{line} # {entry.comment}"
+    else:
+        yield from _comment(entry.comment, f"{indent}# ")
+        yield line
 
 
 def _todo(todo: _Entry, name: str, indent: str) -> Iterator[str]:
@@ -97,12 +108,15 @@ def _shown(value: Any) -> str:
     return "..." if value is ... else _yaml(value)
 
 
-def _tail(ignored: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _tail(ignored: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     if ignored:
         yield ""
         yield "# Left out, as it has no effect here:"
-    for reason, keys in ignored.items():
-        yield from _comment(f"{reason}: {', '.join(keys)}", "# - ", "#   ")
+    for reason, settings in ignored.items():
+        # Markers of Hydra's classes would be half of the list.
+        shown = [f"{k}={_yaml(v)}" for k, v in settings.items() if not k.endswith("_target_")]
+        if shown:
+            yield from _comment(f"{', '.join(shown)}: {reason}", "# - ", "#   ")
 
 
 def _comment(text: str, first: str = "# ", more: str | None = None) -> list[str]:

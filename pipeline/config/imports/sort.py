@@ -24,12 +24,14 @@ class SortedSettings:
     """What becomes of each setting. Keys are ours in `kept` and `missing`, verl's elsewhere."""
 
     kept: dict[str, Any] = field(default_factory=dict)
-    ignored: dict[str, list[str]] = field(default_factory=dict)
-    """Keys without effect here, by reason."""
+    ignored: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By reason: the keys without effect here, with their values."""
     refused: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """The value, and the reason with the fix."""
     missing: dict[str, str] = field(default_factory=dict)
     """What must be added, and what is expected."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the reader notes on settings that are kept, such as another value that it takes."""
 
 
 def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
@@ -57,13 +59,24 @@ def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
             result.kept[ours] = value
         else:
             reason = foreign.reason if foreign is not None else "accepted, and without effect"
-            result.ignored.setdefault(reason, []).append(key)
+            result.ignored.setdefault(reason, {})[key] = value
+    result.notes = _comments(result)
     return result
+
+
+def _comments(result: SortedSettings) -> dict[str, str]:
+    """The reader's notes, by key, on what is kept; anything stands for what is missing."""
+    try:
+        loaded = load_config({}, [*result.kept.items(), *((key, "x") for key in result.missing)])
+    except InputError:  # a missing setting that takes no such text
+        return {}
+    found = [_PROBLEM.fullmatch(note) for note in loaded.notes]
+    return {note["key"]: note["text"] for note in found if note and note["key"] in result.kept}
 
 
 def _take_out(result: SortedSettings, key: str, value: Any, text: str) -> None:
     if value is None:
-        result.ignored.setdefault("null, and so not set", []).append(key)
+        result.ignored.setdefault("null, and so not set", {})[key] = value
     else:
         result.refused[key] = (value, _VALUE.sub("", text))
 

@@ -161,6 +161,8 @@ _REWARD = [
         same("reward_manager.name", _ONE_REWARD, "naive"),
         same("reward_manager.module.path", _ONE_REWARD),
         unread("reward_manager.module.name", _ONE_REWARD, "reward.reward_manager.source"),
+        same("sandbox_fusion.url", _ONE_REWARD),
+        unread("sandbox_fusion.*", _ONE_REWARD, "reward.sandbox_fusion.url"),
         refused("reward_kwargs reward_kwargs.*", "put constants into the reward file"),
     ),
     *same("*sandbox_fusion.url", "code is not run in a sandbox of its own"),
