@@ -74,6 +74,8 @@ def test_the_advice_after_a_failure(
     """The same command again would meet again what no restart mends."""
 
     class Ready:
+        too_small = ()
+
         def run(self) -> None:
             raise error
 
