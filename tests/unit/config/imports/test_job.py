@@ -95,6 +95,42 @@ def test_the_file_reads_in_our_order(tmp_path):
     )
 
 
+def test_defaults_and_interpolation_are_composed(tmp_path):
+    (tmp_path / "base.yaml").write_text("data: {max_prompt_length: 7, train_batch_size: 4}\n")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "defaults: [base, _self_]\n"
+        "data: {train_batch_size: 16, max_response_length: '${data.max_prompt_length}'}\n"
+        "actor_rollout_ref: {model: {path: '???'}}\n"
+    )
+    for source, arguments in ((mine, []), (tmp_path, ["--config-name=mine"])):
+        text = import_verl(source, [*arguments, "data.train_batch_size=32"], {})
+        assert yaml.safe_load(text)["data"] == {
+            "train_batch_size": 32,
+            "max_prompt_length": 7,
+            "max_response_length": 7,
+        }
+        assert "# TODO actor_rollout_ref.model.path: ..." in text
+
+
+def test_a_script_with_a_file_of_its_own(tmp_path):
+    (tmp_path / "mine.yaml").write_text("data: {train_batch_size: 16}\n")
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"python3 -m verl.trainer.main_ppo --config-path={tmp_path} --config-name mine\n"
+    )
+    assert yaml.safe_load(import_verl(script, [], {})) == {"data": {"train_batch_size": 16}}
+
+
+def test_interpolation_in_a_script_is_resolved(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo data.max_prompt_length=7 "
+        "data.max_response_length='${data.max_prompt_length}'\n"
+    )
+    assert yaml.safe_load(import_verl(script, [], {}))["data"]["max_response_length"] == 7
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
