@@ -53,7 +53,7 @@ from operators.rollout.prompts import Prompt, Wanted
 from operators.rollout.sample_maker import SampleMaker
 from operators.rollout.scoring import RewardCode, Scorer
 from operators.rollout.shard import facts, stream
-from pipeline.config.tree import Reward
+from pipeline.config.reward import Reward
 from pipeline.run.commit import new_write_id
 from pipeline.run.plan import Sampling
 from pipeline.store import open_store
@@ -112,7 +112,7 @@ def run(case: Case) -> dict[str, float]:
     step = time.time_ns() % 1_000_000  # an empty place, also when the store is not
     held = 0
     with (
-        Scorer(NO_REWARD, Reward(), start_timeout_s=60.0) as scorer,
+        Scorer(NO_REWARD, Reward(), 60.0, RESPONSE) as scorer,
         ShardWriter(store, step, 0, new_write_id(), GEOMETRY, provenance, GROUP, half) as writer,
     ):
 

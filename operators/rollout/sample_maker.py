@@ -78,7 +78,7 @@ class SampleMaker:
         """Have a response scored, from the engine's thread; the rest is done by the call."""
         wanted = self._wanted[finished.request.id]
         text = partial(self._engine.text, finished.tokens_G)
-        return Response(finished, self._scorer.submit(wanted, text))
+        return Response(finished, self._scorer.submit(wanted, text, len(finished.tokens_G)))
 
     def __call__(self, response: Response) -> None:
         """Make one sample."""

@@ -25,9 +25,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from operators.rollout.prompts import Wanted
-from pipeline.config.tree import Reward
+from pipeline.config.reward import Reward
 from pipeline.rl.data_sources import find_scorer
-from pipeline.rl.rewards import MEND, RewardError, at_sample
+from pipeline.rl.rewards import MEND, RewardError, at_sample, overlong_penalty
 
 _PASSED = {
     "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_HOME", "HOME", "LANG", "LANGUAGE",
@@ -65,13 +65,17 @@ class _EndedError(Exception):
 class Scorer:
     """The run's reward function in `settings.num_workers` processes, started when first needed.
 
+    `max_length`: of a response, in tokens, for the penalty on long ones.
     The constructor raises RewardError when the code cannot be loaded within `start_timeout_s`.
     Leaving the block ends the processes and cancels what waits.
     """
 
-    def __init__(self, code: RewardCode, settings: Reward, start_timeout_s: float) -> None:
+    def __init__(
+        self, code: RewardCode, settings: Reward, start_timeout_s: float, max_length: int
+    ) -> None:
         self._code = code
         self._settings = settings
+        self._max_length = max_length
         self._processes = [
             _RewardProcess(code, start_timeout_s) for _ in range(settings.num_workers)
         ]
@@ -85,12 +89,12 @@ class Scorer:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(settings.num_workers, thread_name_prefix="reward")
 
-    def submit(self, wanted: Wanted, text: Callable[[], str]) -> Future[Scored]:
-        """Score a response, whose text is decoded in a thread too.
+    def submit(self, wanted: Wanted, text: Callable[[], str], length: int) -> Future[Scored]:
+        """Score a response of `length` tokens, whose text is decoded in a thread too.
 
         The future raises RewardError, naming the sample, unless errors are masked.
         """
-        return self._threads.submit(self._scored, wanted, text)
+        return self._threads.submit(self._scored, wanted, text, length)
 
     def close(self) -> None:
         """End all processes, also those that hang."""
@@ -101,7 +105,7 @@ class Scorer:
         for process in self._processes:
             process.end()
 
-    def _scored(self, wanted: Wanted, text: Callable[[], str]) -> Scored:
+    def _scored(self, wanted: Wanted, text: Callable[[], str], length: int) -> Scored:
         prompt = wanted.prompt
         sample = {
             "sample_id": wanted.id,
@@ -119,10 +123,18 @@ class Scorer:
             self._idle.put(process)
         error = answer.get("error")
         if error is None:
-            return Scored(answer["reward"], None, answer["extras"])
+            return self._with_penalty(Scored(answer["reward"], None, answer["extras"]), length)
         if self._settings.on_error == "fail":
             raise RewardError(error)
         return Scored(None, error, {})
+
+    def _with_penalty(self, scored: Scored, length: int) -> Scored:
+        overlong = self._settings.reward_kwargs.overlong_buffer_cfg
+        if not overlong.enable or scored.reward is None:
+            return scored
+        penalty = overlong_penalty(length, self._max_length, overlong.len, overlong.penalty_factor)
+        extras = {**scored.extras, "overlong_reward": penalty}
+        return Scored(scored.reward + penalty, None, extras)
 
     def _without_answer(self, wanted: Wanted, how: str) -> dict[str, Any]:
         source = wanted.prompt.data_source

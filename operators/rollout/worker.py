@@ -212,7 +212,10 @@ def read_inputs(store: Store, attempt: Attempt) -> Inputs:
 
 def start_scorer(inputs: Inputs) -> Scorer:
     """Start scoring in processes of its own; close it. Raises RewardError for unusable code."""
-    return Scorer(inputs.code, inputs.config.reward, inputs.config.launch.start_timeout_s)
+    config = inputs.config
+    return Scorer(
+        inputs.code, config.reward, config.launch.start_timeout_s, config.data.max_response_length
+    )
 
 
 def first_open_step(store: Store, total: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.config.launch import Launch
+from pipeline.config.reward import Reward
 from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, Section, formerly
 from pipeline.config.trainer import Trainer
 from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE_SHAPES
@@ -244,31 +245,6 @@ class CustomRewardFunction(Section):
         "compute_score(data_source, solution_str, ground_truth, extra_info).",
     )
     name: str = Field("compute_score", description="Name of the function in that file.")
-
-
-class Reward(Section):
-    """What happens around the reward function: [rewards.md](rewards.md)."""
-
-    on_error: Literal["fail", "mask"] = Field(
-        "fail",
-        description="A reward function that raises: fail the step naming the sample, or mask the "
-        "sample (no part of its group's mean nor of the loss; counted). So does one that does not "
-        "return in time, or that ends its process.",
-    )
-    timeout_s: float | None = Field(
-        60.0,
-        gt=0,
-        json_schema_extra=FOR_WORKERS | formerly(None),
-        description="Seconds that one call of the reward function may take before its process is "
-        "ended; null: no limit.",
-    )
-    num_workers: int = Field(
-        8,
-        ge=1,
-        json_schema_extra=FOR_WORKERS | formerly(1),
-        description="Processes in each rollout worker that run the reward function, one sample "
-        "each at a time, started when needed; raise it for functions that wait for a server.",
-    )
 
 
 class StoreSettings(Section):

@@ -115,6 +115,15 @@ def score(
     return Score(_finite(where, ' under "score"', result["score"]), extras)
 
 
+def overlong_penalty(length: int, max_length: int, buffer: int, factor: float) -> float:
+    """What to add to the reward of a response of `length` tokens: verl's soft penalty of DAPO.
+
+    0 up to max_length - buffer tokens, then linear down to -factor at max_length.
+    """
+    excess = max(length - (max_length - buffer), 0)
+    return -excess / buffer * factor
+
+
 def at_sample(sample_id: str, data_source: str) -> str:
     """The beginning of messages about a sample's reward."""
     return f"sample {sample_id} (data source {data_source!r})"

@@ -24,6 +24,7 @@ from pipeline.config.reading.verl_policy import POLICY
 ALIASES = {
     "actor_rollout_ref.actor.megatron.router_replay": "actor_rollout_ref.actor.router_replay",
     "reward.custom_reward_function": "custom_reward_function",
+    "reward_model.reward_kwargs": "reward.reward_kwargs",
 }
 """Other spellings of a group, and ours. Two spellings with different values are an error."""
 
@@ -59,7 +60,9 @@ _NO_DISTILLATION = "distillation is not supported"
 _NO_PROFILER = "there is no profiler here"
 _NO_RAY = "Ray is not used"
 _NO_TEMPLATE_ARGUMENTS = "the chat template gets no further arguments"
-_ONE_REWARD = "rewards come from custom_reward_function"
+_ONE_REWARD = "rewards come from custom_reward_function, or from scorers of data sources"
+_EACH_SAMPLE = "each sample is scored by itself, in processes beside the engine"
+_MANAGERS = ("naive", "dapo", "prime")
 _PARQUET = "prompts are Parquet files"
 _SYNCHRONOUS = "steps follow each other; trainer.max_staleness=1 overlaps rollout and training"
 
@@ -142,14 +145,13 @@ _REWARD = [
     *with_prefix(
         "reward_model",
         off("enable", _ONE_REWARD),
-        same("reward_manager", _ONE_REWARD, "naive"),
-        refused("reward_kwargs reward_kwargs.*", "put constants into the reward file"),
+        same("reward_manager", _EACH_SAMPLE, *_MANAGERS),
         unread("*", _ONE_REWARD, "reward_model.enable"),
     ),
     *with_prefix(
         "reward_manager",
         same("source", _ONE_REWARD, "register"),
-        same("name", _ONE_REWARD, "naive"),
+        same("name", _EACH_SAMPLE, *_MANAGERS),
         same("module.path", _ONE_REWARD),
         unread("*", _ONE_REWARD, "reward_manager.source"),
     ),
@@ -158,12 +160,19 @@ _REWARD = [
         off("reward_model.enable", _ONE_REWARD),
         unread("reward_model.*", _ONE_REWARD, "reward.reward_model.enable"),
         same("reward_manager.source", _ONE_REWARD, "register"),
-        same("reward_manager.name", _ONE_REWARD, "naive"),
+        same("reward_manager.name", _EACH_SAMPLE, *_MANAGERS),
         same("reward_manager.module.path", _ONE_REWARD),
         unread("reward_manager.module.name", _ONE_REWARD, "reward.reward_manager.source"),
         same("sandbox_fusion.url", _ONE_REWARD),
         unread("sandbox_fusion.*", _ONE_REWARD, "reward.sandbox_fusion.url"),
-        refused("reward_kwargs reward_kwargs.*", "put constants into the reward file"),
+        elsewhere(
+            "reward_kwargs.max_resp_len",
+            "it is data.max_response_length",
+            same_value("data.max_response_length"),
+        ),
+        records(
+            "reward_kwargs.overlong_buffer_cfg.log", "the penalty is always stored with the sample"
+        ),
     ),
     *same("*sandbox_fusion.url", "code is not run in a sandbox of its own"),
     *unread("*sandbox_fusion.*", "code is not run in a sandbox", "sandbox_fusion.url"),

@@ -128,6 +128,13 @@ def _input_problems(config: RunConfig) -> list[str]:
             "data.train_files: found nothing, expected Parquet file(s) with prompts; "
             "add the line data.train_files=PATH"
         )
+    overlong = config.reward.reward_kwargs.overlong_buffer_cfg
+    longest = config.data.max_response_length
+    if overlong.enable and not 1 <= overlong.len <= longest:
+        problems.append(
+            f"reward.reward_kwargs.overlong_buffer_cfg.len: found {overlong.len}, expected 1 to "
+            f"data.max_response_length={longest}; write over how many tokens the penalty grows"
+        )
     if config.launch.rollout_workers == 0 and replay_file is None:
         problems.append(
             "launch.rollout_workers: found 0, but without "

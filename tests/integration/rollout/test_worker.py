@@ -159,7 +159,7 @@ def make(store, inputs, engine, buffer_bytes):
     """Make step 0 with failing rewards masked, and return its samples and routes."""
     task = Task(read_plan(store, keys.plan(0)), inputs.prompts)
     settings = inputs.config.reward.model_copy(update={"on_error": "mask"})
-    with Scorer(inputs.code, settings, PATIENCE_S) as scorer:
+    with Scorer(inputs.code, settings, PATIENCE_S, 24) as scorer:
         maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, buffer_bytes, 0)
         for shard in range(2):
             maker.make(task, shard)

@@ -37,6 +37,7 @@ class TestNothingThatAltersNumbersIsIgnored:
         sizes = {
             "data.val_batch_size": "a validation has no mini-batches",
             "trainer.max_*_ckpt_to_keep": "files",
+            "reward.reward_kwargs.overlong_buffer_cfg.log": "what is stored beside the reward",
         }
         words = entry.pattern.removeprefix("critic.").replace("log_prob", "")
         assert entry.pattern in sizes or not re.search(self.NUMBERS, words)
@@ -96,6 +97,7 @@ class TestNothingThatAltersNumbersIsIgnored:
             (f"{ROLLOUT}.calculate_log_probs", "True", "False"),
             (f"{ROLLOUT}.val_kwargs.do_sample", "True", "False"),
             ("data.gen_batch_size", "32", "96"),
+            ("reward.reward_kwargs.max_resp_len", "512", "256"),
         ],
     )
     def test_what_is_written_elsewhere_must_agree(self, tmp_path, key, good, bad):

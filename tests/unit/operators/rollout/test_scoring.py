@@ -14,7 +14,7 @@ import pytest
 
 from operators.rollout.prompts import Prompt, Wanted
 from operators.rollout.scoring import RewardCode, Scorer
-from pipeline.config.tree import Reward
+from pipeline.config.reward import Reward
 from pipeline.rl.rewards import RewardError
 from tests.patience import PATIENCE_S, eventually
 
@@ -37,6 +37,9 @@ BY_TEXT = (
 )
 
 
+MAX_LENGTH = 100
+
+
 def wanted(number: int, source: str = "by-hand", truth: object = "7") -> Wanted:
     prompt = Prompt((1, 2), source, truth, {"row": number})
     return Wanted(f"000000/{number}/0", f"000000/{number}", str(number), prompt, number)
@@ -45,12 +48,13 @@ def wanted(number: int, source: str = "by-hand", truth: object = "7") -> Wanted:
 def scorer(source: str | None, **settings) -> Scorer:
     code = RewardCode(None if source is None else source.encode())
     found = {"timeout_s": PATIENCE_S, "num_workers": 2, **settings}
-    return Scorer(code, Reward(**found), PATIENCE_S)
+    return Scorer(code, Reward.model_validate(found), PATIENCE_S, MAX_LENGTH)
 
 
 def scores(scorer: Scorer, *texts: str):
     futures = [
-        scorer.submit(wanted(number), lambda text=text: text) for number, text in enumerate(texts)
+        scorer.submit(wanted(number), lambda text=text: text, 5)
+        for number, text in enumerate(texts)
     ]
     return [future.result(PATIENCE_S) for future in futures]
 
@@ -85,8 +89,8 @@ def test_what_goes_wrong_is_the_samples_own(text, says):
             assert (one.reward, one.error) == (len(given), None)
             assert one.extras == {"truth": "7", "info": {"row": number}, "é": "ü→"}
     with scorer(BY_TEXT, on_error="fail", num_workers=1) as failing:
-        bad = failing.submit(wanted(0), lambda: text)
-        good = failing.submit(wanted(1), lambda: "bb")
+        bad = failing.submit(wanted(0), lambda: text, 5)
+        good = failing.submit(wanted(1), lambda: "bb", 5)
         with pytest.raises(RewardError, match="sample 000000/0/0"):
             bad.result(PATIENCE_S)
         assert good.result(PATIENCE_S).reward == 2
@@ -257,7 +261,7 @@ def test_closing_ends_what_hangs(tmp_path):
 """
     )
     scoring = scorer(source, timeout_s=None)
-    futures = [scoring.submit(wanted(number), lambda: "") for number in range(5)]
+    futures = [scoring.submit(wanted(number), lambda: "", 5) for number in range(5)]
     eventually((tmp_path / "begun").exists, lambda: "no sample was begun")
     closing = threading.Thread(target=scoring.close)
     closing.start()
@@ -281,7 +285,7 @@ import time
 from tests.unit.operators.rollout.test_scoring import scorer, wanted
 scoring = scorer({source!r}, timeout_s=None)
 for number in range(2):
-    scoring.submit(wanted(number), lambda: "")
+    scoring.submit(wanted(number), lambda: "", 5)
 time.sleep(10**6)
 """
     worker = subprocess.Popen([sys.executable, "-c", program])
@@ -298,7 +302,7 @@ def test_without_a_file_the_data_source_decides():
     """What the built-in scorers cannot compare in time is not right: 0, or -1 where verl has -1."""
     with scorer(None) as scoring:
         found = {
-            source: scoring.submit(wanted(0, source, "34"), lambda text=text: text)
+            source: scoring.submit(wanted(0, source, "34"), lambda text=text: text, 5)
             for source, text in {"openai/gsm8k": "#### 34", "math_dapo": "Answer: $35$"}.items()
         }
         assert {source: future.result(PATIENCE_S).reward for source, future in found.items()} == {
@@ -306,6 +310,28 @@ def test_without_a_file_the_data_source_decides():
             "math_dapo": -1.0,
         }
     with scorer(None, timeout_s=0.01, num_workers=1) as scoring:
-        late = scoring.submit(wanted(2, "math_dapo", "3"), lambda: "Answer: 9^{9^{9^{9}}}")
+        late = scoring.submit(wanted(2, "math_dapo", "3"), lambda: "Answer: 9^{9^{9^{9}}}", 5)
         assert late.result(PATIENCE_S).reward == -1.0
         assert late.result().error is None
+
+
+def test_the_penalty_on_long_responses_is_verls():
+    """As verl's reward manager dapo computes it, for each length; the score stays in the extras of
+    none, and a sample that is masked has no penalty.
+    """
+    overlong = {"enable": True, "len": 40, "penalty_factor": 0.5}
+    source = HEAD + "    return {'score': float(solution_str)}"
+    with scorer(
+        source, on_error="mask", reward_kwargs={"overlong_buffer_cfg": overlong}
+    ) as scoring:
+        lengths = [1, 59, 60, 61, 80, 100]
+        futures = [scoring.submit(wanted(length), lambda: "1", length) for length in lengths]
+        found = [future.result(PATIENCE_S) for future in futures]
+        masked = scoring.submit(wanted(7), lambda: "no number", 100).result(PATIENCE_S)
+    for length, one in zip(lengths, found, strict=True):
+        exceed = length - (MAX_LENGTH - 40)  # verl/workers/reward_manager/dapo.py
+        penalty = min(-exceed / 40 * 0.5, 0)
+        assert one.reward == 1 + penalty
+        assert one.extras == {"overlong_reward": penalty}
+    assert [one.reward for one in found] == [1, 1, 1, 0.9875, 0.75, 0.5]
+    assert (masked.reward, masked.extras) == (None, {})
