@@ -13,6 +13,7 @@ import numpy.typing as npt
 from operators.rollout.prompts import Wanted
 from operators.rollout.scoring import Scored, Scorer
 from operators.rollout.types import Finished, Generation, Request
+from pipeline.rl.extra_means import ExtraSums, add_extras
 from pipeline.run.plan import Sampling
 from pipeline.traces import Sample
 
@@ -73,6 +74,8 @@ class SampleMaker:
         """Samples without a reward, because the reward function failed."""
         self.lacking = 0
         """Samples without routes for some rows."""
+        self.extras: ExtraSums = {}
+        """What the reward function returned beside the score."""
 
     def score(self, finished: Finished) -> Response:
         """Have a response scored, from the engine's thread; the rest is done by the call."""
@@ -96,6 +99,7 @@ class SampleMaker:
         self.samples += 1
         self.tokens += len(sample.response_tokens_G)
         self.masked += sample.reward is None
+        add_extras(self.extras, sample.extras)
         self.lacking += sample.routes is not None and not sample.routes.valid_T.all()
 
     def finish(self, work: Callable[[], None]) -> None:

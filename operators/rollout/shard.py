@@ -122,7 +122,7 @@ class ShardMaker:
             seconds = facts(maker, spent, writer.upload_s)
             refuse_amended(self.store, self.amendments)
             known = {"worker": self.worker, AMENDMENTS: self.amendments}
-            committed = writer.commit({**known, **seconds})
+            committed = writer.commit({**known, **seconds, "extras": maker.extras})
         return maker, spent, committed
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from operators.training.batches.step_data import StepData
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.replay.counts import Counts, LayerCounts, added
+from pipeline.rl.extra_means import extra_means
 from pipeline.rl.mismatch import Mismatch, mismatch
 from pipeline.run import keys
 from pipeline.run.commit import read_commit
@@ -149,7 +150,7 @@ def manifest_metrics(store: Store, step: int, columns: pa.Table) -> Metrics:
         "response/count": len(rewards),
         "response/length_mean": pc.mean(lengths).as_py(),
         "response/length_max": pc.max(lengths).as_py(),
-        **_rollout_times(store, step),
+        **_rollout_metrics(store, step),
     }
 
 
@@ -161,18 +162,24 @@ _ROLLOUT_TIMES = {
 """Metrics as sums of values that rollout workers store in the commits of a step's shards."""
 
 
-def _rollout_times(store: Store, step: int) -> Metrics:
-    """Seconds of the busiest rollout worker; None if no shard commit of the step holds them."""
+def _rollout_metrics(store: Store, step: int) -> Metrics:
+    """Seconds of the busiest rollout worker, None if no commit of a shard holds them; and means of
+    what the reward function returned beside the score."""
     seconds: dict[str, dict[int, float]] = {key: {} for key in _ROLLOUT_TIMES}
+    extras = []
     for info in store.list(keys.step_prefix(step) + "rollout/"):
         if not info.key.endswith(".json"):
             continue
         maker = read_commit(store, info.key)["maker"]
+        extras.append(maker.get("extras", {}))  # an older worker stored none
         for key, parts in _ROLLOUT_TIMES.items():
             if all(part in maker for part in parts):
                 of_worker = seconds[key].get(maker["worker"], 0.0)
                 seconds[key][maker["worker"]] = of_worker + sum(maker[part] for part in parts)
-    return {key: max(of_workers.values(), default=None) for key, of_workers in seconds.items()}
+    return {
+        **{key: max(of_workers.values(), default=None) for key, of_workers in seconds.items()},
+        **{f"extra/{name}": mean for name, mean in extra_means(extras).items()},
+    }
 
 
 def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:

@@ -244,8 +244,9 @@ def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
             "upload_s",
             "blocked_s",
             "after_generation_s",
+            "extras",
         }
-        assert all(seconds >= 0 for seconds in maker.values())
+        assert all(seconds >= 0 for name, seconds in maker.items() if name != "extras")
 
 
 KILLS_ONCE = """
