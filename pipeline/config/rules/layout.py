@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config.rules.transformer_rules import MEGATRON
+from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE
 from pipeline.config.tree import Megatron, RunConfig
 from pipeline.model.geometry import Geometry
 
@@ -12,6 +12,9 @@ _PP = f"{MEGATRON}.pipeline_model_parallel_size"
 _VPP = f"{MEGATRON}.virtual_pipeline_model_parallel_size"
 _EP = f"{MEGATRON}.expert_model_parallel_size"
 _ETP = f"{MEGATRON}.expert_tensor_parallel_size"
+_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+_COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""Fields of override_transformer_config that count the embedding, or the loss, as a layer."""
 
 
 def layout_problems(
@@ -95,19 +98,46 @@ def _model_problems(
     config: RunConfig, hf_config: Mapping[str, Any], geometry: Geometry | None
 ) -> list[str]:
     megatron = config.actor_rollout_ref.actor.megatron
-    tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
-    chunks = pp * (megatron.virtual_pipeline_model_parallel_size or 1)
-    per_stage = _PP if chunks == pp else f"{_PP} times {_VPP}"
+    tp = megatron.tensor_model_parallel_size
     engine_tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    rules = [(per_stage, chunks, "num_hidden_layers")]
-    rules += [(_TP, tp, name) for name in ("num_attention_heads", "num_key_value_heads")]
+    rules = [(_TP, tp, name) for name in ("num_attention_heads", "num_key_value_heads")]
     rules += [(_TP, tp, "vocab_size"), (_TP, tp, "shared_expert_intermediate_size")]
     if geometry is None or len(geometry.layers) < hf_config["num_hidden_layers"]:
         rules.append((_TP, tp, "intermediate_size"))
     rules.append(
         ("actor_rollout_ref.rollout.tensor_model_parallel_size", engine_tp, "num_attention_heads")
     )
-    return _indivisible(rules, hf_config)
+    return [*_stage_problems(megatron, hf_config), *_indivisible(rules, hf_config)]
+
+
+def _stage_problems(megatron: Megatron, hf_config: Mapping[str, Any]) -> list[str]:
+    """Check that Megatron can cut the layers into stages and chunks, evenly or as asked for."""
+    pp, vpp = megatron.pipeline_model_parallel_size, megatron.virtual_pipeline_model_parallel_size
+    override, layers = megatron.override_transformer_config, hf_config["num_hidden_layers"]
+    ends = {name: override[name] for name in _ENDS if type(override.get(name)) is int}
+    counted = [name for name in _COUNTED if override.get(name) is True]
+    if not ends and not counted:
+        per_stage = _PP if vpp is None else f"{_PP} times {_VPP}"
+        return _indivisible([(per_stage, pp * (vpp or 1), "num_hidden_layers")], hf_config)
+    shown = ", ".join([*(f"{name}={ends[name]}" for name in ends), *counted])
+    found = f"{OVERRIDE}: found {shown} with {_PP}={pp} and num_hidden_layers={layers}"
+    if ends and counted:
+        return [f"{found}, expected one way to cut the layers; leave {counted[0]} out"]
+    if ends and pp == 1:
+        return [f"{found}, which is one stage; leave {next(iter(ends))} out, or write more stages"]
+    stages, rest = pp - len(ends), layers + len(counted) - sum(ends.values())
+    if stages < 0 or (rest if stages == 0 else rest < stages or rest % stages):
+        return [
+            f"{found}, which leaves {rest} layers for {max(stages, 0)} stages; write numbers that "
+            "leave each of them equally many"
+        ]
+    sizes = [*ends.values(), *([rest // stages] if stages else [])]
+    if vpp is not None and any(size % vpp for size in sizes):
+        return [
+            f"{found}, stages of {', '.join(map(str, sizes))} layers, expected multiples of "
+            f"{_VPP}={vpp}; write other numbers, or null for {_VPP}"
+        ]
+    return []
 
 
 def _moe_problems(

@@ -146,7 +146,6 @@ def _is_not_zero(value: Any, _: Fields) -> bool:
 
 _DIVERGE = "a log-prob pass and an update pass would differ"
 _GRAPH = "a CUDA graph over the router would repeat an old choice"
-_UNEVEN = "uneven pipeline stages are not supported yet"
 _VIRTUAL = (
     f"with {MEGATRON}.virtual_pipeline_model_parallel_size Megatron-core would silently exchange "
     "activations for gradients"
@@ -154,11 +153,12 @@ _VIRTUAL = (
 _OR_MODEL = "write 0.0, also where the value comes from the model's config.json"
 
 REFUSED = (
-    Refused("num_layers_in_first_pipeline_stage", _is_set, _UNEVEN),
-    Refused("num_layers_in_last_pipeline_stage", _is_set, _UNEVEN),
-    Refused("pipeline_model_parallel_layout", _is_set, _UNEVEN),
-    Refused("account_for_embedding_in_pipeline_split", _is_set, _UNEVEN),
-    Refused("account_for_loss_in_pipeline_split", _is_set, _UNEVEN),
+    Refused(
+        "pipeline_model_parallel_layout",
+        _is_set,
+        "a layout layer by layer is not supported yet",
+        "write num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage",
+    ),
     # A batched exchange posts both directions to one peer, matched in order: over two stages an
     # activation arrives as a gradient, without an error.
     Refused(

@@ -4,11 +4,15 @@ from typing import Any
 
 from pipeline.config.tree import Actor, Megatron, Optim
 
-LAYOUTS: dict[str, dict[str, int]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},
     "tp2": {"tensor_model_parallel_size": 2},
     "pp2": {"pipeline_model_parallel_size": 2},
     "pp2_vpp2": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+    "pp2_uneven": {
+        "pipeline_model_parallel_size": 2,
+        "override_transformer_config": {"num_layers_in_first_pipeline_stage": 1},
+    },
     "ep2": {"expert_model_parallel_size": 2},
 }
 """Name -> sizes; TP2 is with sequence parallelism. On one rank `dp2` is the layout of one rank."""

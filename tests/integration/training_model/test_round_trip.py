@@ -81,7 +81,7 @@ def test_routers_are_found_by_model_index(found, world, layout, case):
     assert sorted({layer for rank in ranks for layer in rank["routers"]}) == expected
     assert [rank["wrong_routers"] for rank in ranks] == [[]] * world
     if layout.startswith("pp2"):
-        first_stage = {"pp2": {0, 1}, "pp2_vpp2": {0, 2}}[layout]
+        first_stage = {"pp2": {0, 1}, "pp2_vpp2": {0, 2}, "pp2_uneven": {0}}[layout]
         assert [set(rank["routers"]) <= first_stage for rank in ranks] == [True, not expected]
 
 

@@ -44,10 +44,11 @@ class Layout:
     name: str
     ranks: int
     megatron: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
 
     def config(self, recompute: str) -> Any:
         """The run's settings in this layout."""
-        overrides = dict(RECOMPUTE[recompute])
+        overrides = {**RECOMPUTE[recompute], **self.overrides}
         return config_of(
             megatron={**self.megatron, "override_transformer_config": overrides},
             router_replay={"mode": "R2"},
@@ -58,7 +59,7 @@ TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
 LAYOUTS = [
     Layout("one", 1),
     Layout("tp2-sp", 2, {TP: 2}),
-    Layout("pp2", 2, {PP: 2}),
+    Layout("pp2-uneven", 2, {PP: 2}, {"num_layers_in_first_pipeline_stage": 1}),
     Layout("pp2-vpp2", 2, {PP: 2, "virtual_pipeline_model_parallel_size": 2}),
     Layout("ep2", 2, {"expert_model_parallel_size": 2}),
     Layout("dp2", 2),

@@ -57,7 +57,7 @@ def test_replay_of_the_native_choice_changes_no_bit(
     runs_per_micro_batch = 1 if recompute == "none" else 2
     for report in reports(found[topk], layout, recompute):
         assert report["logprobs_differ"] == 0
-        assert report["tensors"] > 100
+        assert report["tensors"] > 50  # on a stage of one layer too
         assert report["differ"] == 0
         assert report["left_at_routers"] == 0
         assert len(report["mini_batches"]) == 2

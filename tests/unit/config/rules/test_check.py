@@ -398,3 +398,53 @@ def test_all_problems_are_shown_together(tmp_path):
         f"{MEGATRON}.tensor_model_parallel_size=2", "data.train_files=null",
     )  # fmt: skip
     assert len(found) == 4
+
+
+class TestUnevenStages:
+    """Four layers, cut as Megatron-core can cut them."""
+
+    TWO = (f"{MEGATRON}.pipeline_model_parallel_size=2", "trainer.n_gpus_per_node=2")
+    THREE = (f"{MEGATRON}.pipeline_model_parallel_size=3", "trainer.n_gpus_per_node=3")
+    VPP = f"{MEGATRON}.virtual_pipeline_model_parallel_size=2"
+    FIRST = f"{OVERRIDE}.num_layers_in_first_pipeline_stage"
+    LAST = f"{OVERRIDE}.num_layers_in_last_pipeline_stage"
+    EMBEDDING = f"{OVERRIDE}.account_for_embedding_in_pipeline_split"
+    LOSS = f"{OVERRIDE}.account_for_loss_in_pipeline_split"
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            (*TWO, f"{FIRST}=1"),
+            (*TWO, f"{FIRST}=1", f"{LAST}=3"),
+            (*THREE, f"{LAST}=2"),
+            (*THREE, f"{FIRST}=1", f"{LAST}=1"),
+            (*THREE, f"{EMBEDDING}=True", f"{LOSS}=True"),
+            (*TWO, f"{EMBEDDING}=False", f"{FIRST}=null"),
+            (f"{EMBEDDING}=True",),
+        ],
+    )
+    def test_right(self, tmp_path, settings):
+        assert problems(tmp_path, *settings) == []
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ((*TWO, f"{FIRST}=4"), "which leaves 0 layers for 1 stages"),
+            ((*TWO, f"{FIRST}=1", f"{LAST}=1"), "which leaves 2 layers for 0 stages"),
+            ((f"{FIRST}=2", f"{LAST}=2"), "which is one stage; leave num_layers_in_first"),
+            ((*THREE, f"{FIRST}=1"), "which leaves 3 layers for 2 stages; write numbers that"),
+            ((*THREE, f"{LOSS}=True"), "which leaves 5 layers for 3 stages"),
+            ((*TWO, f"{FIRST}=1", f"{LOSS}=True"), "expected one way to cut the layers"),
+            ((*TWO, VPP, f"{FIRST}=1"), "stages of 1, 3 layers, expected multiples of"),
+        ],
+    )
+    def test_wrong(self, tmp_path, settings, message):
+        (problem,) = problems(tmp_path, *settings)
+        assert problem.startswith(f"{OVERRIDE}: found ")
+        assert message in problem
+
+    def test_layer_by_layer(self, tmp_path):
+        problem = the_problem(
+            tmp_path, *self.TWO, f"{OVERRIDE}.pipeline_model_parallel_layout=Et|L"
+        )
+        assert "a layout layer by layer is not supported yet; write num_layers_in_" in problem

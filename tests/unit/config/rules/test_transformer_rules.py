@@ -106,8 +106,8 @@ def test_fields_that_replay_works_with(settings):
             {"tensor_model_parallel_size": 2, "sequence_parallel": False},
         ),
         (
-            f"{OVERRIDE}.num_layers_in_first_pipeline_stage: found 3",
-            {"num_layers_in_first_pipeline_stage": 3},
+            f"{OVERRIDE}.pipeline_model_parallel_layout: found 'Et|L'",
+            {"pipeline_model_parallel_layout": "Et|L"},
         ),
     ],
 )
