@@ -22,6 +22,7 @@ _NAMES = {
     type(None): "null",
 }
 _Section = TypeVar("_Section", bound=BaseModel)
+_COUNTED = {str: "characters"}
 _PLURALS = {int: "integers", float: "numbers", str: "texts"}
 
 
@@ -128,7 +129,10 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 def _expected(field: FieldInfo) -> str:
     bounds = _bounds(field.metadata)
-    parts = [_describe(option, bounds) for option in _options(field.annotation)]
+    parts = [
+        _describe(option, bounds + _lengths(field.metadata, _COUNTED.get(option, "items")))
+        for option in _options(field.annotation)
+    ]
     return " or ".join(parts)
 
 
@@ -145,6 +149,16 @@ def _describe(annotation: Any, bounds: str) -> str:
     return _NAMES[annotation] + ("" if annotation is type(None) else bounds)
 
 
+def _lengths(metadata: list[Any], what: str) -> str:
+    """How many characters or items there may be: `of 1 to 200 characters`, `, 2 of them`."""
+    least = next((rule.min_length for rule in metadata if isinstance(rule, MinLen)), None)
+    most = next((rule.max_length for rule in metadata if isinstance(rule, MaxLen)), None)
+    if least is None or most is None:
+        return ""
+    count = str(least) if least == most else f"{least} to {most}"
+    return f", {count} of them" if what == "items" else f" of {count} {what}"
+
+
 def _bounds(metadata: list[Any]) -> str:
     text = ""
     for rule in metadata:
@@ -154,13 +168,11 @@ def _bounds(metadata: list[Any]) -> str:
             case Gt(gt=bound):
                 text += f" > {bound}"
             case Le(le=bound):
-                text += f" <= {bound}"
+                text += f"{' and' if text else ''} <= {bound}"
             case Lt(lt=bound):
-                text += f" < {bound}"
-            case MinLen(min_length=length):
-                text += f", at least {length}"
-            case MaxLen(max_length=length):
-                text += f", at most {length}"
+                text += f"{' and' if text else ''} < {bound}"
+            case MinLen() | MaxLen():
+                continue  # `_lengths`
             case _:
                 text += f" matching {rule.pattern}"
     return text

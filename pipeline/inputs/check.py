@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.config.rules.check import config_notes, config_problems, rank_notes
+from pipeline.config.rules.check import config_notes, config_problems, positions_of, rank_notes
 from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
@@ -113,6 +113,7 @@ def _check_prompts(
 ) -> tuple[PromptTable | None, PromptTable | None]:
     # Read the files without a model too, so that all their problems are shown at once.
     tokenizer = _try(problems, partial(ChatTokenizer, folder)) if folder else None
+    positions = None if hf_config is None else positions_of(hf_config)
     tables: list[PromptTable | None] = []
     for key, files in (
         ("data.train_files", config.data.train_files),
@@ -123,7 +124,8 @@ def _check_prompts(
             problems += unscored_problems(config, key, rows)
         table = None
         if rows is not None and tokenizer is not None:
-            table = _try(problems, partial(tokenise_rows, key, rows, config.data, tokenizer))
+            made = partial(tokenise_rows, key, rows, config.data, tokenizer, positions)
+            table = _try(problems, made)
         if table is not None and hf_config is not None:
             problems += _vocabulary_problems(key, table, hf_config)
         tables.append(table)

@@ -94,9 +94,13 @@ def read_rows(key: str, files: str | Sequence[str], data: Data) -> list[Row]:
 
 
 def tokenise_rows(
-    key: str, rows: Sequence[Row], data: Data, tokenizer: ChatTokenizer
+    key: str,
+    rows: Sequence[Row],
+    data: Data,
+    tokenizer: ChatTokenizer,
+    positions: int | None = None,
 ) -> PromptTable:
-    """The table of prompts that is staged.
+    """The table of prompts that is staged; `positions`: the most tokens of the model's samples.
 
     Raises InputError for prompts that the chat template refuses, or that are longer than
     `data.max_prompt_length` unless they are filtered or cut.
@@ -108,11 +112,17 @@ def tokenise_rows(
     keep = fitting if data.filter_overlong_prompts else list(range(len(rows)))
     if overlong and not data.filter_overlong_prompts and data.truncation == "error":
         worst = lengths.index(max(lengths))
+        fix = f"write {lengths[worst]}, "
+        if positions is not None and lengths[worst] + data.max_response_length > positions:
+            fix = (
+                f"with data.max_response_length={data.max_response_length} the model's {positions} "
+                "positions do not hold that: shorten them, "
+            )
         raise InputError(
             [
                 f"data.max_prompt_length: {overlong} of {len(rows)} prompts of {key} have more "
                 f"than {data.max_prompt_length} tokens; the longest, {rows[worst].where}, has "
-                f"{lengths[worst]}; write {lengths[worst]}, drop them with "
+                f"{lengths[worst]}; {fix}drop them with "
                 "data.filter_overlong_prompts=True, or cut them with data.truncation=left"
             ]
         )
@@ -174,7 +184,12 @@ def _read_file(key: str, name: str, data: Data) -> list[Row]:
         columns += ["extra_info"] if "extra_info" in found else []
         records = file.read(columns=columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise InputError([f"{key}: {name} cannot be read as Parquet: {error}"]) from error
+        raise InputError(
+            [
+                f"{key}: {name} cannot be read as Parquet: {error}; write prompts into "
+                "a Parquet file in verl's layout"
+            ]
+        ) from error
     if not records:
         raise InputError([f"{key}: {name} has no rows; write at least one prompt into it"])
     return _checked_rows(key, name, data, records)

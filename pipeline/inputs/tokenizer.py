@@ -56,5 +56,7 @@ class ChatTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids; the template has written all special tokens, so none are added."""
-        ids: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        ids: list[list[int]] = self._tokenizer(
+            list(texts), add_special_tokens=False, verbose=False
+        )["input_ids"]
         return ids

@@ -66,12 +66,21 @@ def _sentences(details: ErrorDetails) -> list[tuple[str, str]]:
     key, place = _locate(details["loc"])
     if details["type"] == "missing":
         return [
-            (name, f"missing, expected {all_keys()[name].expected}; add the line `{name}: ...`")
+            (name, f"missing, expected {all_keys()[name].expected}; {_how_to_add(name)}")
             for name in _required_below(key)
         ]
     text = f"found {_found(details['input'])}, expected {key.expected}"
     fix = _fix(key, details["input"])
     return [(key.name, f"{place}{text}; {fix}")]
+
+
+def _how_to_add(name: str) -> str:
+    """What may be copied: in a file the groups are nested."""
+    *groups, last = name.split(".")
+    nested = f"{last}: ..."
+    for group in reversed(groups):
+        nested = f"{group}: {{{nested}}}"
+    return f"add `{nested}` to the file, or {name}=... to the command"
 
 
 def _unknown(unknown: str) -> str:
@@ -116,6 +125,8 @@ def _found(value: Any) -> str:
 
 
 def _fix(key: Key, value: Any) -> str:
+    if key.section is not None:
+        return "write its settings below it"
     if key.name in HINTS:
         return HINTS[key.name]
     if isinstance(value, str):

@@ -43,6 +43,9 @@ _Loader.add_implicit_resolver(
 )
 
 
+_TYPES = {list: "a list", str: "text", int: "a number", float: "a number"}
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """Read the settings in a YAML file. Raises InputError: missing, not YAML, not a mapping."""
     if path.name.startswith("--config"):
@@ -56,20 +59,43 @@ def read_file(path: Path) -> dict[str, Any]:
         )
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except FileNotFoundError as error:
+        raise InputError(
+            [
+                f"{path}: the settings file cannot be read: it is not there (from {Path.cwd()}); "
+                "write the path of a YAML file, such as examples/quickstart.yaml"
+            ]
+        ) from error
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        found = "a folder" if path.is_dir() else "no text"
+        raise InputError(
+            [
+                f"{path}: the settings file cannot be read: it is {found}; write the path of a "
+                "YAML file"
+            ]
+        ) from error
+    except OSError as error:
         raise InputError([f"{path}: the settings file cannot be read: {error}"]) from error
     try:
         content = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputError([f"{path}{line}: {error.problem}"]) from error
+        tab = "'\\t'" in str(error.problem)
+        fix = "indent with spaces, not with tabs" if tab else "correct the YAML there, or above it"
+        twice = "remove one" in str(error.problem)
+        raise InputError(
+            [f"{path}{line}: {error.problem}" + ("" if twice else f"; {fix}")]
+        ) from error
     except yaml.YAMLError as error:
         raise InputError([f"{path}: not YAML: {error}"]) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise InputError(
-            [f"{path}: found a {type(content).__name__} at the top, expected `key: value` lines"]
+            [
+                f"{path}: found {_TYPES.get(type(content), 'a value')} at the top, expected "
+                "`key: value` lines"
+            ]
         )
     return content
 

@@ -195,12 +195,20 @@ def _recorded_set_problems(config: RunConfig) -> list[str]:
     return problems
 
 
-def _length_problems(config: RunConfig, hf_config: Mapping[str, Any]) -> list[str]:
+def positions_of(hf_config: Mapping[str, Any]) -> int | None:
+    """The most tokens of a sample; None: not known.
+
+    With a scaled RoPE the limit is higher than config.json's number; the engine checks it.
+    """
     longest = hf_config.get("max_position_embeddings")
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length
-    # With a scaled RoPE the limit is higher than this number; the engine checks it.
     scaled = rope_type(hf_config) != "default"
-    if not isinstance(longest, int) or scaled or prompt + response <= longest:
+    return None if scaled or not isinstance(longest, int) else longest
+
+
+def _length_problems(config: RunConfig, hf_config: Mapping[str, Any]) -> list[str]:
+    longest = positions_of(hf_config)
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    if longest is None or prompt + response <= longest:
         return []
     if prompt >= longest:
         return [

@@ -100,6 +100,18 @@ def test_missing_and_unreadable_files_are_shown_together(settings):
     assert problems[1].startswith(f"data.val_files: {settings} cannot be read as Parquet: ")
 
 
+def test_prompts_over_the_model(settings):
+    """A longer limit would not help: the advice is another one."""
+    rows = verl_rows(10)
+    rows[3]["prompt"][0]["content"] = "1 + 1 " * 2000
+    write_prompts(settings.parent / "train.parquet", rows)
+    problem = the_error(settings)
+    assert (
+        "; with data.max_response_length=8 the model's 512 positions do not hold that: shorten "
+        "them, drop them with data.filter_overlong_prompts=True, or cut them with "
+    ) in problem
+
+
 def test_prompts_over_the_limit(settings):
     """How many, an example, and both ways out; or they are dropped and that is said."""
     rows = verl_rows(10)

@@ -112,7 +112,7 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         (
             f"{ACTOR}.optim.betas=[0.9,x]",
             "actor_rollout_ref.actor.optim.betas: item 1: found 'x' (text), expected a list of "
-            "numbers, at least 2, at most 2; the default is [0.9, 0.999]",
+            "numbers, 2 of them; the default is [0.9, 0.999]",
         ),
         (
             "actor_rollout_ref.actor.strategy=fsdp",
@@ -127,7 +127,7 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         (
             "actor_rollout_ref.model=3",
             "actor_rollout_ref.model: found 3 (an integer), expected a group of settings; "
-            "correct it",
+            "write its settings below it",
         ),
         ("trainer.nnodes", "trainer.nnodes: expected key.path=value"),
         (
@@ -174,10 +174,12 @@ def test_all_problems_are_shown_together(tmp_path):
 
 def test_missing_settings_are_named(tmp_path):
     assert load_error(tmp_path, text="") == (
-        "actor_rollout_ref.model.path: missing, expected text; add the line "
-        "`actor_rollout_ref.model.path: ...`",
-        "trainer.experiment_name: missing, expected text, at "
-        "least 1, at most 200; add the line `trainer.experiment_name: ...`",
+        "actor_rollout_ref.model.path: missing, expected text; add "
+        "`actor_rollout_ref: {model: {path: ...}}` to the file, or "
+        "actor_rollout_ref.model.path=... to the command",
+        "trainer.experiment_name: missing, expected text of 1 to 200 characters; add "
+        "`trainer: {experiment_name: ...}` to the file, or trainer.experiment_name=... to the "
+        "command",
     )
 
 
@@ -197,6 +199,8 @@ def test_duplicate_yaml_key_is_refused(tmp_path):
         ("a: [", "expected the node content"),
         ("trainer.nnodes: 1", "trainer.nnodes: a key with dots in a YAML file; nest it"),
         ("1: 2", "1: unknown key"),
+        ("3", "found a number at the top, expected `key: value` lines"),
+        ("a:\n\tb: 1", "line 2: found character '\\t' that cannot start any token; indent with"),
     ],
 )
 def test_files_that_are_no_settings(tmp_path, text, message):
@@ -206,6 +210,11 @@ def test_files_that_are_no_settings(tmp_path, text, message):
 def test_missing_file(tmp_path):
     with pytest.raises(InputError, match=r"absent\.yaml: the settings file cannot be read"):
         load_config(tmp_path / "absent.yaml")
+    with pytest.raises(InputError, match="it is a folder; write the path of a YAML file"):
+        load_config(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\x84\xff")
+    with pytest.raises(InputError, match="it is no text; write the path of a YAML file"):
+        load_config(tmp_path / "binary.yaml")
 
 
 class TestOtherSpelling:
