@@ -199,9 +199,8 @@ def test_a_shard_on_its_way_while_the_run_is_amended(begun, tmp_path):
     store = copy_of(folder, tmp_path / "run")
     mended = read_created(store).inputs.reward
     assert write_amendment(store, Amendment(0, "mended", 0, {"inputs.reward": mended}))
-    masked = Scorer(inputs.scorer.function, mask_errors=True)
     with pytest.raises(AmendedError, match=r"amendments/000\.json in .*nothing more is committed"):
-        make(store, inputs, engine, masked, 1 << 20)
+        make(store, inputs, engine, 1 << 20)
     assert store.size(keys.rollout(0, 0)) is None
     assert read_inputs(store, read_attempt(store, 0)).amendments == 1
 
