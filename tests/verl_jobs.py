@@ -1,60 +1,52 @@
-"""verl's example scripts and generated YAML files, made again from the fixtures."""
+"""verl's example scripts and generated YAML files, which `scripts/verl_sources.py` copies.
+
+They are not part of this repository. Tests that compare with them carry `needs_verl`.
+"""
 
 import json
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.paths import ROOT
 
 FOLDER = ROOT / "tests/unit/config/verl"
-NEWEST = "v0.9.0"
+THERE = (FOLDER / "examples.json").exists()
+FILES = sorted(FOLDER.glob("ppo_megatron_trainer-*.yaml"))
+"""The generated file of each version, from the oldest."""
+
+needs_verl = pytest.mark.skipif(
+    not THERE,
+    reason="verl's own scripts and settings are no part of this repository; to compare with them: "
+    "python scripts/verl_sources.py CHECKOUT",
+)
 
 
 @cache
 def examples() -> dict[str, list[str]]:
-    """The arguments that each example script gives to verl's trainer."""
+    """The arguments that each example script gives to verl's trainer; none without verl's files."""
+    if not THERE:
+        return {}
     scripts: dict[str, list[str]] = json.loads((FOLDER / "examples.json").read_text())["scripts"]
     return scripts
 
 
-@cache
-def _defaults() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((FOLDER / "defaults.json").read_text())
-    return content
+def newest_defaults() -> dict[str, Any]:
+    """The settings of the newest generated file for Megatron, by dotted key, not resolved."""
+    return dict(_leaves(yaml.safe_load(FILES[-1].read_text())))
 
 
-def revisions() -> list[str]:
-    """The versions of verl whose generated file is known, from the oldest."""
-    return list(_defaults()["commits"])
-
-
-def generated(revision: str) -> dict[str, Any]:
-    """The settings of a version's generated file for Megatron, by dotted key, not resolved."""
-    until = revisions()[: revisions().index(revision) + 1]
-    found = {}
-    for key, changes in _defaults()["settings"].items():
-        known = [value for at, *value in changes if at in until]
-        if known and known[-1]:
-            found[key] = known[-1][0]
-    return found
-
-
-def write_generated(folder: Path, revision: str) -> Path:
-    """The generated file of a version."""
-    root: dict[str, Any] = {}
-    for key, value in generated(revision).items():
-        *path, name = key.split(".")
-        group = root
-        for part in path:
-            group = group.setdefault(part, {})
-        group[name] = value
-    target = folder / f"verl-{revision}.yaml"
-    target.write_text(yaml.safe_dump(root))
-    return target
+def _leaves(group: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in group.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def write_script(folder: Path, name: str) -> Path:

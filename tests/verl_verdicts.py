@@ -2,7 +2,9 @@
 
 `python -m tests.verl_verdicts` writes tests/unit/config/verl/verdicts.json and the tables of
 docs/from-verl.md, so that a changed verdict shows in a commit. Model, data and reward of each
-script are replaced by the tiny example's; all else is read as `retrace check` reads it.
+script are replaced by the tiny example's; all else is read as `retrace check` reads it. Without
+verl's scripts (`scripts/verl_sources.py`) the verdicts on record stay, and the page is made of
+them.
 """
 
 import json
@@ -20,9 +22,10 @@ from pipeline.config.reading.load import load_config
 from pipeline.config.reading.verl import find_foreign
 from pipeline.errors import InputError
 from tests.paths import ROOT
-from tests.verl_jobs import FOLDER, NEWEST, examples, generated
+from tests.verl_jobs import FOLDER, THERE, examples, newest_defaults
 
 PAGE = ROOT / "docs/from-verl.md"
+VERDICTS = FOLDER / "verdicts.json"
 OWN = (
     "actor_rollout_ref.model.path=examples/addition/model",
     "data.train_files=examples/addition/train.parquet",
@@ -45,8 +48,11 @@ def settings_of(arguments: list[str]) -> list[str]:
 
 
 def verdict(settings: list[str]) -> dict[str, Any]:
-    """How many settings are accepted and how many ignored, and each refused one with the reason."""
-    keys = dict.fromkeys(setting.partition("=")[0].lstrip("+") for setting in settings)
+    """How many settings are accepted and how many ignored, and each refused one with the reason.
+
+    Example: {"accepted": 20, "ignored": 3, "refused": {"actor.strategy=fsdp": "found 'fsdp' ..."}}
+    """
+    keys = {key_of(setting): setting.lstrip("+") for setting in settings}
     problems: dict[str, str] = {}
     try:
         load_config({}, [*settings, *OWN])
@@ -65,18 +71,29 @@ def verdict(settings: list[str]) -> dict[str, Any]:
     return {
         "accepted": len(keys.keys() - refused.keys() - set(ignored)),
         "ignored": len(ignored),
-        "refused": refused,
+        "refused": {keys.get(key, key): text for key, text in refused.items()},
     }
 
 
+def key_of(setting: str) -> str:
+    """The key of a `key=value` or `+key=value`."""
+    return setting.partition("=")[0].lstrip("+")
+
+
 def verdicts() -> dict[str, dict[str, Any]]:
-    """The verdict of each script."""
+    """The verdict of each of verl's scripts, found now."""
     return {script: verdict(settings_of(arguments)) for script, arguments in examples().items()}
 
 
+def stored_verdicts() -> dict[str, dict[str, Any]]:
+    """The verdicts on record."""
+    found: dict[str, dict[str, Any]] = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    return found
+
+
 def tables() -> str:
-    """The verdicts as the tables of docs/from-verl.md."""
-    found = verdicts()
+    """The verdicts on record as the tables of docs/from-verl.md."""
+    found = stored_verdicts()
     total = Counter[str]()
     for of_script in found.values():
         total.update(accepted=of_script["accepted"], ignored=of_script["ignored"])
@@ -92,7 +109,7 @@ def _lines(found: dict[str, dict[str, Any]], total: Counter[str]) -> Iterator[st
     yield "| script | accepted | ignored | refused | refused keys |\n|---|---|---|---|---|\n"
     for script, of_script in found.items():
         refused = of_script["refused"]
-        keys = ", ".join(f"`{_short(key)}`" for key in refused)
+        keys = ", ".join(f"`{_short(key_of(setting))}`" for setting in refused)
         yield (
             f"| {script.removeprefix('examples/')} | {of_script['accepted']} "
             f"| {of_script['ignored']} | {len(refused)} | {keys} |\n"
@@ -100,7 +117,9 @@ def _lines(found: dict[str, dict[str, Any]], total: Counter[str]) -> Iterator[st
     yield "\nWhat is refused, and in how many of the scripts:\n\n"
     yield "| key | scripts | why, and the fix |\n|---|---|---|\n"
     scripts = Counter(
-        (key, _VALUE.sub("", text)) for v in found.values() for key, text in v["refused"].items()
+        (key_of(setting), _VALUE.sub("", text))
+        for of_script in found.values()
+        for setting, text in of_script["refused"].items()
     )
     for (key, text), count in sorted(scripts.items(), key=lambda item: (-item[1], item[0])):
         yield f"| `{_short(key)}` | {count} | {text.replace('|', chr(92) + '|')} |\n"
@@ -112,7 +131,7 @@ def _short(key: str) -> str:
 
 def other_defaults() -> str:
     """The settings whose default differs, as a table of docs/from-verl.md."""
-    verl = generated(NEWEST)
+    verl = newest_defaults()
     rows = []
     for key in setting_keys():
         reason = OTHER_DEFAULTS.get(key.name, "")
@@ -141,12 +160,11 @@ def imported() -> str:
 
 
 def render(page: str) -> str:
-    """The page with its generated parts made anew."""
-    for name, part in (
-        ("imported", imported),
-        ("other defaults", other_defaults),
-        ("verdicts", tables),
-    ):
+    """The page with its generated parts made anew, those of verl's defaults only from its files."""
+    parts = {"imported": imported, "verdicts": tables}
+    if THERE:
+        parts["other defaults"] = other_defaults
+    for name, part in parts.items():
         page = re.sub(
             rf"(?s)(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)",
             lambda marks, part=part: f"{marks[1]}\n{part()}\n{marks[2]}",
@@ -156,6 +174,7 @@ def render(page: str) -> str:
 
 
 if __name__ == "__main__":
-    content = json.dumps(verdicts(), indent=1, ensure_ascii=False) + "\n"
-    (FOLDER / "verdicts.json").write_text(content, encoding="utf-8")
+    if THERE:
+        content = json.dumps(verdicts(), indent=1, ensure_ascii=False) + "\n"
+        VERDICTS.write_text(content, encoding="utf-8")
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,19 +1,34 @@
 """verl's 28 Megatron example scripts: every setting reaches a verdict, and the tables tell it."""
 
-import json
+import pytest
 
+from pipeline.config.reading.load import load_config
 from pipeline.config.reading.read import read_override
-from tests.verl_jobs import FOLDER, examples
-from tests.verl_verdicts import PAGE, render, settings_of, verdicts
+from pipeline.errors import InputError
+from tests.verl_jobs import examples, needs_verl
+from tests.verl_verdicts import (
+    OWN,
+    PAGE,
+    key_of,
+    render,
+    settings_of,
+    stored_verdicts,
+    verdicts,
+)
 
 COMMAND = "python -m tests.verl_verdicts"
+REFUSED = sorted(
+    {item for verdict in stored_verdicts().values() for item in verdict["refused"].items()}
+)
 
 
+@needs_verl
 def test_the_scripts_are_there():
     assert len(examples()) == 28
     assert sum(len(settings_of(arguments)) for arguments in examples().values()) == 1920
 
 
+@needs_verl
 def test_every_argument_is_a_setting():
     for script, arguments in examples().items():
         for setting in settings_of(arguments):
@@ -24,10 +39,28 @@ def test_every_argument_is_a_setting():
                 raise
 
 
+@needs_verl
 def test_verdicts_are_those_on_record():
     """A verdict that changes is a decision: `python -m tests.verl_verdicts` writes the new ones."""
-    stored = json.loads((FOLDER / "verdicts.json").read_text())
-    assert verdicts() == stored, f"run `{COMMAND}` and look at the difference"
+    assert verdicts() == stored_verdicts(), f"run `{COMMAND}` and look at the difference"
+
+
+def test_each_script_and_setting_is_on_record():
+    found = stored_verdicts().values()
+    counted = [v["accepted"] + v["ignored"] + len(v["refused"]) for v in found]
+    assert (len(counted), sum(counted)) == (28, 1920)
+
+
+@pytest.mark.parametrize(("setting", "message"), REFUSED)
+def test_what_is_refused_on_record_is_refused(setting: str, message: str):
+    """A feature that is built since takes its refusals off the record."""
+    micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+    others = [] if "use_dynamic_bsz" in setting else [f"{micro}=1"]
+    with pytest.raises(InputError) as caught:
+        load_config({}, [setting, *others, *OWN, "trainer.experiment_name=x"])
+    assert [problem for problem in caught.value.problems if key_of(setting) in problem] == [
+        f"{key_of(setting)}: {message}"
+    ]
 
 
 def test_the_page_shows_them():

@@ -1,10 +1,16 @@
-"""Make the fixture of verl's Megatron example scripts: what settings each gives to its trainer.
+"""Copy from verl what some tests compare with, into a folder that git ignores.
 
-`python scripts/verl_examples.py CHECKOUT REVISION` reads a git checkout of verl, bare or not, and
-writes tests/unit/config/verl/examples.json. A script counts if it starts `verl.trainer.main_ppo`
-with Megatron and needs no variable but HOME and RAY_DATA_HOME; the others are listed with what they
-start or lack. bash runs it with a `python3` that writes down its arguments, in an empty folder and
-with harmless programs alone, so that the settings are those that the script's own defaults give.
+`python scripts/verl_sources.py CHECKOUT` reads a git checkout of verl, bare or not, and writes into
+tests/unit/config/verl/:
+
+- `examples.json`: the arguments that each Megatron example script gives to verl's trainer. A script
+  counts if it starts `verl.trainer.main_ppo` with Megatron and needs no variable but HOME and
+  RAY_DATA_HOME; the others are listed with what they start or lack. bash runs it with a `python3`
+  that writes down its arguments, in an empty folder and with harmless programs alone, so that the
+  settings are those that the script's own defaults give.
+- `ppo_megatron_trainer-VERSION.yaml`: verl's generated file of settings, for each version.
+
+They are verl's and stay out of this repository; tests that need them say that they are skipped.
 """
 
 import json
@@ -15,7 +21,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-TARGET = Path("tests/unit/config/verl/examples.json")
+TARGET = Path("tests/unit/config/verl")
+VERSIONS = ("v0.6.0", "v0.6.1", "v0.7.0", "v0.8.0", "v0.9.0")
+GENERATED = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"
 HOME = "/home/user"
 VARIABLES = {"HOME": HOME, "RAY_DATA_HOME": f"{HOME}/verl"}
 RECORD = '#!/bin/bash\n[ "$1" = -m ] || exit 1\nprintf "%s\\0" "$@" > "$RECORD"\n'
@@ -33,9 +41,13 @@ STUBS = {
 HARMLESS = ("awk", "basename", "cat", "cut", "dirname", "env", "grep", "sed", "seq", "tr")
 
 
-def main(checkout: str, revision: str) -> None:
-    """Write the fixture in the working directory."""
+def main(checkout: str) -> None:
+    """Write the files below the working directory."""
     git = ("git", "-C", checkout)
+    for version in VERSIONS:
+        text = _output(*git, "show", f"{version}:{GENERATED}")
+        (TARGET / f"ppo_megatron_trainer-{version}.yaml").write_text(text, encoding="utf-8")
+    revision = VERSIONS[-1]
     commit = _output(*git, "rev-parse", f"{revision}^{{commit}}").strip()
     paths = _output(*git, "ls-tree", "-r", "--name-only", commit, "examples").splitlines()
     scripts: dict[str, list[str]] = {}
@@ -52,12 +64,11 @@ def main(checkout: str, revision: str) -> None:
             else:
                 left_out[path] = f"starts {arguments[1]}" if arguments else complaint
     content = {
-        "source": f"the examples of verl (Apache-2.0), {revision}, commit {commit}",
-        "made_by": "scripts/verl_examples.py",
+        "source": f"the examples of verl, {revision}, commit {commit}",
         "left_out": left_out,
         "scripts": scripts,
     }
-    TARGET.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (TARGET / "examples.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"{len(scripts)} scripts, {sum(map(len, scripts.values()))} arguments: {TARGET}")
 
 
