@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import InputError
+from pipeline.scratch import scratch_folder
 
 _MODULE = "verl.trainer.main_ppo"
 _LONGEST_S = 20.0
@@ -91,8 +92,9 @@ def _evaluate(
     bash: str, path: Path, text: str, variables: Mapping[str, str]
 ) -> tuple[list[list[str]], list[str]]:
     """The commands that were not found, each after its line, and bash's complaints."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as record:
-        script, prologue = Path(folder) / "script.sh", Path(folder) / "prologue.sh"
+    with scratch_folder("import") as folder, tempfile.TemporaryFile() as record:
+        known = _harmless(variables)
+        script, prologue = folder / "script.sh", folder / "prologue.sh"
         script.write_text(_without_redirections(text), encoding="utf-8")
         prologue.write_text(
             _PROLOGUE.replace("@FD@", str(record.fileno())).replace("@PROBES@", _probes(text))
@@ -100,7 +102,7 @@ def _evaluate(
         try:
             done = subprocess.run(
                 [bash, "--restricted", "--norc", "--noprofile", str(script)],
-                env={**_harmless(variables), "PATH": folder + "/none", "BASH_ENV": str(prologue)},
+                env={**known, "PATH": str(folder / "none"), "BASH_ENV": str(prologue)},
                 stdin=subprocess.DEVNULL, capture_output=True, pass_fds=[record.fileno()],
                 timeout=_LONGEST_S, check=False,
             )  # fmt: skip
