@@ -69,6 +69,16 @@ def load_config(
             put(settings, *_read(override))
         except InputError as error:
             problems += error.problems
+    if isinstance(others := settings.get("defaults"), list) and others:
+        # The other files of the list have the rest, so nothing more can be said of this one.
+        file = "CONFIG.yaml" if isinstance(source, Mapping) else source
+        raise InputError(
+            [
+                *problems,
+                f"defaults: found {others!r}, Hydra's list of other files; make one file "
+                f"of all: retrace import-verl {file} -o my.yaml",
+            ]
+        )
     return _load(settings, problems)
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from pipeline.config.keys import Key, all_keys
-from pipeline.config.reading.verl import HINTS
+from pipeline.config.reading.verl import EMPTY_HINTS, HINTS
 
 _TYPES = {
     bool: "true/false",
@@ -127,6 +127,8 @@ def _found(value: Any) -> str:
 def _fix(key: Key, value: Any) -> str:
     if key.section is not None:
         return "write its settings below it"
+    if value in (None, "") and key.name in EMPTY_HINTS:
+        return EMPTY_HINTS[key.name]
     if key.name in HINTS:
         return HINTS[key.name]
     if isinstance(value, str):
@@ -137,7 +139,7 @@ def _fix(key: Key, value: Any) -> str:
         if close:
             meant = next(a for a in allowed if a.lower() == close[0])
             return f"did you mean {meant}?"
-    elif key.expected.startswith("text"):
+    elif value is not None and key.expected.startswith("text"):
         return f"""put it in quotes: {key.name}='"{value}"'"""
     default = key.field.default
     if default not in (None, PydanticUndefined):

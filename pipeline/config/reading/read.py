@@ -50,6 +50,10 @@ def read_file(path: Path) -> dict[str, Any]:
     """Read the settings in a YAML file. Raises InputError: missing, not YAML, not a mapping."""
     if path.name.startswith("--config"):
         raise InputError([_verl_option(str(path))])
+    if _is_override(path):
+        key = str(path).partition("=")[0]
+        fix = f"expected a settings file before it, such as: retrace check my.yaml {key}=..."
+        raise InputError([f"{path}: found a setting, {fix}"])
     if path.suffix == ".sh":
         raise InputError(
             [
@@ -100,6 +104,12 @@ def read_file(path: Path) -> dict[str, Any]:
     return content
 
 
+def _is_override(path: Path) -> bool:
+    """Whether it is a setting, not a file: the name of a file, too, may have a `=`."""
+    is_setting = _OVERRIDE.match(str(path)) is not None
+    return is_setting and path.suffix not in (".yaml", ".yml") and not path.exists()
+
+
 def _verl_option(text: str) -> str:
     return (
         f"{text}: an option of verl's command line, which names a folder or file of settings; make "
@@ -144,13 +154,20 @@ def read_override(text: str) -> tuple[list[str], Any]:
     if text.startswith("--config"):
         raise InputError([_verl_option(text)])
     if match is None:
-        hint = "; a setting is removed by not writing it" if text.startswith("~") else ""
-        raise InputError([f"{text}: expected key.path=value{hint}"])
+        raise InputError([f"{text}: expected key.path=value{_override_hint(text)}"])
     key, value = match["key"], match["value"]
     parts = key.split(".")
     if "" in parts:
         raise InputError([f"{text}: the key {key!r} has an empty part; expected key.path=value"])
     return parts, _read_value(key, value)
+
+
+def _override_hint(text: str) -> str:
+    if text.startswith("~"):
+        return "; a setting is removed by not writing it"
+    if text.startswith("-") and _OVERRIDE.match(text.lstrip("-")):
+        return "; leave out the " + "-" * (len(text) - len(text.lstrip("-")))
+    return ", without spaces around =, such as trainer.total_training_steps=200"
 
 
 def _read_value(key: str, value: str) -> Any:
@@ -159,6 +176,14 @@ def _read_value(key: str, value: str) -> Any:
     try:
         parsed = yaml.load(value, _Loader)
     except yaml.YAMLError as error:
+        if value[0] in "[{" and "<stream end>" in str(error):  # a shell cut it at a space
+            whole = "[a, b]" if value[0] == "[" else "{a: 1, b: 2}"
+            raise InputError(
+                [
+                    f"{key}: found {value!r}, which ends too early; put the whole setting into "
+                    f"single quotes: '{key}={whole}'"
+                ]
+            ) from error
         raise InputError(
             [f"{key}: found {value}, which is not a YAML value; put it in quotes: {key}='\"...\"'"]
         ) from error

@@ -51,6 +51,9 @@ HINTS = {
 }
 """The fix for a value that verl accepts and we do not, by key."""
 
+EMPTY_HINTS = {"trainer.experiment_name": "write a name, such as my-run"}
+"""The fix where a text is empty or null, by key."""
+
 _ESTIMATOR = "algorithm.adv_estimator"
 _PATH = "actor_rollout_ref.model.path"
 

@@ -129,7 +129,20 @@ def test_unknown_keys_name_the_nearest(tmp_path):
             "actor_rollout_ref.model: found 3 (an integer), expected a group of settings; "
             "write its settings below it",
         ),
-        ("trainer.nnodes", "trainer.nnodes: expected key.path=value"),
+        (
+            "trainer.nnodes",
+            "trainer.nnodes: expected key.path=value, without spaces around =, such as "
+            "trainer.total_training_steps=200",
+        ),
+        (
+            "--trainer.nnodes",
+            "--trainer.nnodes: expected key.path=value, without spaces around =, such as "
+            "trainer.total_training_steps=200",
+        ),
+        (
+            "--trainer.nnodes=2",
+            "--trainer.nnodes=2: expected key.path=value; leave out the --",
+        ),
         (
             "~trainer.nnodes",
             "~trainer.nnodes: expected key.path=value; a setting is removed by not writing it",
@@ -140,6 +153,45 @@ def test_unknown_keys_name_the_nearest(tmp_path):
             "data.train_files=*x",
             "data.train_files: found *x, which is not a YAML value; put it in quotes: "
             "data.train_files='\"...\"'",
+        ),
+        (
+            "data.train_files=[a.parquet,",
+            "data.train_files: found '[a.parquet,', which ends too early; put the whole setting "
+            "into single quotes: 'data.train_files=[a, b]'",
+        ),
+        (
+            "trainer.logger=[console",
+            "trainer.logger: found '[console', which ends too early; put the whole setting into "
+            "single quotes: 'trainer.logger=[a, b]'",
+        ),
+        (
+            f"{OVERRIDE}={{a:",
+            f"{OVERRIDE}: found '{{a:', which ends too early; put the whole setting into single "
+            f"quotes: '{OVERRIDE}={{a: 1, b: 2}}'",
+        ),
+        (
+            "data.train_files=[a]]",
+            "data.train_files: found [a]], which is not a YAML value; put it in quotes: "
+            "data.train_files='\"...\"'",
+        ),
+        (
+            "trainer.experiment_name=",
+            "trainer.experiment_name: found '' (text), expected text of 1 to 200 characters; "
+            "write a name, such as my-run",
+        ),
+        (
+            "trainer.experiment_name=null",
+            "trainer.experiment_name: found null, expected text of 1 to 200 characters; write a "
+            "name, such as my-run",
+        ),
+        (
+            "trainer.experiment_name=3",
+            "trainer.experiment_name: found 3 (an integer), expected text of 1 to 200 characters; "
+            "put it in quotes: trainer.experiment_name='\"3\"'",
+        ),
+        (
+            "actor_rollout_ref.model.path=null",
+            "actor_rollout_ref.model.path: found null, expected text; correct it",
         ),
         (
             "actor_rollout_ref.actor.megatron.override_transformer_config={a:1}",
@@ -260,7 +312,6 @@ class TestOtherSpelling:
             "of settings; make one file of them: retrace import-verl FOLDER/NAME.yaml -o my.yaml",
         ),
         (None, ("--config-path=x",), "--config-path=x: an option of verl's command line"),
-        (None, ("defaults=[base]",), "`retrace import-verl` makes one file of all"),
         (None, ("data.seed=${trainer.seed}",), "let `retrace import-verl` resolve the file"),
     ],
 )
@@ -270,3 +321,35 @@ def test_what_belongs_to_verl_points_to_the_import(tmp_path, path, overrides, me
     with pytest.raises(InputError) as caught:
         load_config(path or minimal, overrides)
     assert message in str(caught.value)
+
+
+def test_a_list_of_other_files_is_imported_first(tmp_path):
+    """What else is wrong or missing may lie in those files, so it is not said; overrides are."""
+    hydra = "defaults: [ppo_trainer, _self_]\ntariner: {seed: 1}\n"
+    fix = (
+        "defaults: found ['ppo_trainer', '_self_'], Hydra's list of other files; make one file of "
+        "all: retrace import-verl {} -o my.yaml"
+    )
+    assert load_error(tmp_path, text=hydra) == (fix.format(tmp_path / "config.yaml"),)
+    assert len(load_error(tmp_path, "x", text=hydra)) == 2
+    with pytest.raises(InputError) as caught:
+        load_config({"defaults": ["ppo_trainer", "_self_"]})
+    assert caught.value.problems == (fix.format("CONFIG.yaml"),)
+    assert load_error(tmp_path, "defaults=[]") == (
+        "defaults: found []; Hydra's list of other files: `retrace import-verl` makes one file of "
+        "all; leave the key out",
+    )
+
+
+def test_a_setting_instead_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        load_config("data.train_files=a/b.parquet", ["trainer.seed=1"])
+    assert caught.value.problems == (
+        "data.train_files=a/b.parquet: found a setting, expected a settings file before it, such "
+        "as: retrace check my.yaml data.train_files=...",
+    )
+    with pytest.raises(InputError, match="it is not there"):
+        load_config("seed=1.yaml")
+    (tmp_path / "seed=1").write_text(MINIMAL)
+    assert load_config("seed=1").config.trainer.experiment_name == "test"
