@@ -19,7 +19,13 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.attach import attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
-from pipeline.inputs.model_folder import ModelFolder, find_model, found_config, found_folder
+from pipeline.inputs.model_folder import (
+    ModelFolder,
+    find_model,
+    found_config,
+    found_folder,
+    weight_problems,
+)
 from pipeline.inputs.prompts import PromptTable, read_rows, tokenise_rows
 from pipeline.inputs.reward_file import RewardFile, check_reward, unscored_problems
 from pipeline.inputs.run_length import with_run_length
@@ -97,6 +103,9 @@ def _parts(
     # A model without weights has a config and a tokenizer that can be checked.
     folder = model.folder if model else found_folder(path)
     hf_config = model.config if model else found_config(path)
+    if model and (unfit := weight_problems(model)):
+        problems += unfit
+        hf_config = None  # another model's: what follows from it would lead astray
     problems += config_problems(config, hf_config, on_cluster)
     prompts, val_prompts = _check_prompts(config, folder, hf_config, problems)
     reward = _try(problems, partial(check_reward, config.custom_reward_function))

@@ -2,9 +2,10 @@
 on the Hugging Face hub."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from pipeline.errors import InputError
 from pipeline.inputs.fetch import fetch_files, remote_names
 from pipeline.inputs.weight_files import check_weights
+from pipeline.model.shapes import Shapes, shape_problems
 from pipeline.store import is_remote
 from pipeline.store.schemes import REMOTE_URI
 
@@ -38,6 +40,8 @@ class ModelFolder:
     weight_files: tuple[str, ...]
     parameters: int | None = None
     """Numbers in all weights; None: they are not here, and no index says how many there are."""
+    shapes: Shapes = field(default_factory=dict)
+    """Of all weights; of those that are not here, the names that an index has."""
 
 
 def find_model(path: str) -> ModelFolder:
@@ -64,7 +68,14 @@ def find_model(path: str) -> ModelFolder:
     config = _read_json(folder, "config.json")
     small = tuple(sorted({file.name for pattern in _SMALL_FILES for file in folder.glob(pattern)}))
     model = ModelFolder(folder, remote, config, small, _weights(folder))
-    return replace(model, parameters=_indexed(model)) if remote else _complete(model)
+    if remote is None:
+        return _complete(model)
+    return replace(model, parameters=_indexed(model), shapes=dict.fromkeys(_weight_map(folder), ()))
+
+
+def weight_problems(model: ModelFolder) -> list[str]:
+    """What a model's config.json says otherwise than its weights."""
+    return [f"{_KEY}: config.json {text}" for text in shape_problems(model.config, model.shapes)]
 
 
 def found_folder(path: str) -> Path | None:
@@ -82,11 +93,17 @@ def found_config(path: str) -> Mapping[str, Any] | None:
 
 
 def with_weights(model: ModelFolder) -> ModelFolder:
-    """The same model with its weights on this machine. Raises InputError, also of damaged ones."""
+    """The same model with its weights on this machine.
+
+    Raises InputError, also of weights that are damaged or do not fit config.json.
+    """
     if model.remote is None:
         return model
     folder = _fetch(model.remote, [*_SMALL_FILES, *model.weight_files])
-    return _complete(replace(model, folder=folder))
+    complete = _complete(replace(model, folder=folder))
+    if problems := weight_problems(complete):
+        raise InputError(problems)
+    return complete
 
 
 def _weights(folder: Path) -> tuple[str, ...]:
@@ -125,8 +142,8 @@ def _complete(model: ModelFolder) -> ModelFolder:
                 "as safetensors: save the model with save_pretrained"
             ]
         )
-    parameters = check_weights(_KEY, model.folder, model.weight_files, _weight_map(model.folder))
-    return replace(model, parameters=parameters)
+    shapes = check_weights(_KEY, model.folder, model.weight_files, _weight_map(model.folder))
+    return replace(model, parameters=sum(map(math.prod, shapes.values())), shapes=shapes)
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -1,17 +1,16 @@
-"""Weights in safetensors files: are they whole, and how many are there? Only headers are read.
+"""Weights in safetensors files: are they whole, and of which shapes? Only headers are read.
 
 A file is the length of its header (8 bytes, little-endian), the header (a JSON object: of each
 tensor its type, shape and `data_offsets`), and the tensors' bytes without gaps.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.model.shapes import Shapes
 
 _LENGTH = 8
 _AGAIN = "download it again"
@@ -20,33 +19,24 @@ _LARGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 
 
-@dataclass(frozen=True)
-class WeightFile:
-    """What the header of a whole file says."""
-
-    tensors: frozenset[str]
-    parameters: int
-    """Numbers in all tensors."""
-
-
 def check_weights(
     key: str, folder: Path, names: Sequence[str], weight_map: Mapping[str, str]
-) -> int:
-    """The number of parameters in a model's weight files, after looking whether they are whole.
+) -> Shapes:
+    """The shapes of the tensors in a model's weight files, once these are known to be whole.
 
     `weight_map` says which file has which tensor, as the model's index does; {} without an index.
     Raises InputError, whose messages begin with `key`, with the problems of all files.
     """
     problems: list[str] = []
-    found: dict[str, WeightFile] = {}
+    found: dict[str, Shapes] = {}
     for name in names:
         try:
-            found[name] = read_weight_file(folder / name)
+            found[name] = read_shapes(folder / name)
         except ValueError as error:
             problems.append(f"{key}: {folder / name} is damaged: {error}")
-    for name, file in found.items():
+    for name, shapes in found.items():
         lacking = sorted(t for t, where in weight_map.items() if where == name)
-        lacking = [tensor for tensor in lacking if tensor not in file.tensors]
+        lacking = [tensor for tensor in lacking if tensor not in shapes]
         if lacking:
             problems.append(
                 f"{key}: {folder / name} lacks {len(lacking)} tensors which the model's index "
@@ -54,11 +44,11 @@ def check_weights(
             )
     if problems:
         raise InputError(problems)
-    return sum(file.parameters for file in found.values())
+    return {tensor: shape for shapes in found.values() for tensor, shape in shapes.items()}
 
 
-def read_weight_file(path: Path) -> WeightFile:
-    """What a file's header says, once its tensors are known to fill the file exactly.
+def read_shapes(path: Path) -> Shapes:
+    """The shapes of a file's tensors, once these are known to fill the file exactly.
 
     Raises ValueError with what was found and expected.
     """
@@ -88,15 +78,15 @@ def read_weight_file(path: Path) -> WeightFile:
         raise ValueError(
             f"found {size} bytes, expected {_LENGTH + length + end} from its header; {_AGAIN}"
         )
-    return WeightFile(frozenset(tensors), sum(count for count, _, _ in tensors.values()))
+    return {name: shape for name, (shape, _, _) in tensors.items()}
 
 
-def _tensors(header: bytes) -> dict[str, tuple[int, int, int]]:
-    """Of each tensor: how many numbers it has, and the range of its bytes."""
+def _tensors(header: bytes) -> dict[str, tuple[tuple[int, ...], int, int]]:
+    """Of each tensor: its shape, and the range of its bytes."""
     try:
         content: dict[str, Any] = json.loads(header)
         return {
-            name: (math.prod(tensor["shape"]), *_range(tensor["data_offsets"]))
+            name: (tuple(map(int, tensor["shape"])), *_range(tensor["data_offsets"]))
             for name, tensor in content.items()
             if name != "__metadata__"
         }

@@ -87,7 +87,7 @@ FAMILIES = {
 TRAINED = tuple(name for name, family in FAMILIES.items() if family.trained)
 
 _PATH = "actor_rollout_ref.model.path"
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts: transformers 5 renames num_experts to num_local_experts."""
 
 
@@ -166,7 +166,7 @@ def moe_geometry(hf_config: Config) -> Geometry | None:
 
 
 def _experts(hf_config: Config) -> int:
-    there = [name for name in _EXPERTS if hf_config.get(name) is not None]
+    there = [name for name in EXPERT_FIELDS if hf_config.get(name) is not None]
     return _number(hf_config, there[0] if there else "num_local_experts")
 
 

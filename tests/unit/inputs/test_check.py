@@ -1,7 +1,6 @@
 """Checking inputs: bad input is a clear error before anything starts, all of it at once, and
 nothing is left behind."""
 
-import json
 import shutil
 
 import pytest
@@ -13,7 +12,6 @@ from tests.unit.inputs.small_inputs import (
     REPLAY,
     check,
     check_error,
-    error_with_file,
     load,
     the_error,
 )
@@ -51,11 +49,9 @@ def test_other_inputs_are_checked_without_a_model(settings, model, name):
     ]
 
 
-def test_tokenizer_of_another_model(settings, model):
-    config = json.loads((model / "config.json").read_text())
-    problem = error_with_file(
-        settings, model, "config.json", json.dumps({**config, "vocab_size": 100})
-    )
+def test_tokenizer_of_another_model(settings, tmp_path):
+    small = make_tiny(tmp_path / "small", "qwen3", vocab_size=100)
+    problem = the_error(settings, f"actor_rollout_ref.model.path={small}")
     assert "the model's vocab_size is 100: the tokenizer is another model's" in problem
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.inputs.model_folder import find_model
-from tests.unit.inputs.small_inputs import error_with_file, the_error
+from pipeline.inputs.model_folder import find_model, weight_problems, with_weights
+from tests.unit.inputs.small_inputs import check_error, error_with_file, the_error
 
 
 @pytest.mark.parametrize(
@@ -121,3 +121,49 @@ def test_every_damaged_file_is_named_and_every_tensor_is_looked_for(weights: Pat
     assert f"{parts[2]} lacks 1 tensors which the model's index says it has, the first is d" in (
         lacking
     )
+
+
+def rewrite(folder: Path, **fields: object) -> None:
+    """Change fields of a model's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_another_models_config_is_refused_alone(settings, model: Path, tmp_path: Path):
+    """vocab_size=100 would also make the tokenizer look wrong; that would lead astray."""
+    other = shutil.copytree(model, tmp_path / "other")
+    rewrite(other, num_hidden_layers=6, vocab_size=100, num_attention_heads=3)
+    layers, tokens = check_error(settings, f"actor_rollout_ref.model.path={other}")
+    fix = "; use the config.json that came with the weights"
+    assert layers == (
+        "actor_rollout_ref.model.path: config.json has num_hidden_layers=6, but the weights have "
+        f"4 layers{fix}"
+    )
+    assert tokens == (
+        "actor_rollout_ref.model.path: config.json has vocab_size=100, but the weights have 512 "
+        f"tokens{fix}"
+    )
+
+
+def test_fetched_weights_are_compared_with_the_config(model: Path, tmp_path: Path, monkeypatch):
+    """Without an index, only the weights themselves show that the config is another model's."""
+    monkeypatch.setattr("pipeline.inputs.model_folder._fetch", lambda place, patterns: fetched)
+    fetched = shutil.copytree(model, tmp_path / "fetched")
+    remote = find_model("s3://bucket/model")
+    assert with_weights(remote).parameters == find_model(str(model)).parameters
+    rewrite(fetched, hidden_size=128)
+    with pytest.raises(InputError, match="has hidden_size=128, but the weights have 64 numbers"):
+        with_weights(find_model("s3://bucket/model"))
+
+
+def test_an_index_is_compared_with_the_config(model: Path, tmp_path: Path, monkeypatch):
+    """Before hundreds of gigabytes are fetched."""
+    fetched = shutil.copytree(model, tmp_path / "fetched")
+    monkeypatch.setattr("pipeline.inputs.model_folder._fetch", lambda place, patterns: fetched)
+    names = dict.fromkeys(find_model(str(model)).shapes, NAME)
+    (fetched / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (fetched / NAME).unlink()
+    assert weight_problems(find_model("s3://bucket/model")) == []
+    rewrite(fetched, num_experts=32)
+    [problem] = weight_problems(find_model("s3://bucket/model"))
+    assert "has num_experts=32, but the weights have 16 experts in a layer; use the" in problem
