@@ -19,6 +19,7 @@ from pipeline.config.imports.defaults import OTHER_DEFAULTS, VERL_DEFAULTS
 from pipeline.config.imports.job import import_verl
 from pipeline.config.keys import setting_keys
 from pipeline.config.reading.load import load_config
+from pipeline.config.reading.spellings import our_spelling
 from pipeline.config.reading.verl import find_foreign
 from pipeline.errors import InputError
 from tests.paths import ROOT
@@ -67,7 +68,7 @@ def verdict(settings: list[str]) -> dict[str, Any]:
         for named, text in problems.items()
         for key in [key for key in keys if f"{key}.".startswith(f"{named}.")] or [named]
     }
-    ignored = [key for key in keys if key not in refused and find_foreign(key) is not None]
+    ignored = [key for key in keys if key not in refused and find_foreign(our_spelling(key))]
     return {
         "accepted": len(keys.keys() - refused.keys() - set(ignored)),
         "ignored": len(ignored),

@@ -9,6 +9,7 @@ import yaml
 
 from pipeline.config.imports.sort import SortedSettings
 from pipeline.config.keys import all_keys
+from pipeline.config.reading.undecided import IMPORTED, TODO, UNKNOWN
 
 _WIDTH = 100
 
@@ -47,7 +48,7 @@ def render(settings: SortedSettings, origin: str, notes: Sequence[str]) -> str:
 def _head(settings: SortedSettings, origin: str, notes: Sequence[str]) -> Iterator[str]:
     dropped = sum(map(len, settings.ignored.values()))
     todos = len(settings.refused) + len(settings.missing)
-    yield from _comment(f"Settings of a Retrace run, imported from verl's {origin}.")
+    yield f"{IMPORTED} {origin}."
     decide = f"to be decided, see TODO: {todos}" if todos else "nothing is to be decided"
     yield from _comment(
         f"Settings: {len(settings.kept)}; without effect here, listed at the end: {dropped}; "
@@ -65,7 +66,7 @@ def _elsewhere(todos: Sequence[_Entry]) -> Iterator[str]:
     for reason, of_reason in by_reason.items():
         yield ""
         for todo in of_reason:
-            yield f"# TODO {todo.key}: {_shown(todo.value)}"
+            yield f"{TODO}{todo.key}: {_shown(todo.value)}"
         yield from _comment(reason, "#   ")
 
 
@@ -83,7 +84,7 @@ def _body(entries: Sequence[_Entry]) -> Iterator[str]:
         opened = path
         indent = "  " * len(path)
         if entry.todo:
-            yield from _todo(entry, name, indent)
+            yield from _todo(entry, indent)
         else:
             yield from _setting(entry, f"{indent}{name}: {_yaml(entry.value)}", indent)
 
@@ -99,13 +100,13 @@ def _setting(entry: _Entry, line: str, indent: str) -> Iterator[str]:
         yield line
 
 
-def _todo(todo: _Entry, name: str, indent: str) -> Iterator[str]:
-    yield f"{indent}# TODO {name}: {_shown(todo.value)}"
+def _todo(todo: _Entry, indent: str) -> Iterator[str]:
+    yield f"{indent}{TODO}{todo.key}: {_shown(todo.value)}"
     yield from _comment(todo.comment, f"{indent}#   ")
 
 
 def _shown(value: Any) -> str:
-    return "..." if value is ... else _yaml(value)
+    return UNKNOWN if value is ... else _yaml(value)
 
 
 def _tail(ignored: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from pipeline.config.keys import all_keys
 from pipeline.config.reading.load import load_config
-from pipeline.config.reading.verl import ALIASES, find_foreign
+from pipeline.config.reading.spellings import our_spelling
+from pipeline.config.reading.verl import find_foreign
 from pipeline.errors import InputError
 
 _PROBLEM = re.compile(
@@ -53,8 +54,8 @@ def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
         if len(left) == before:
             break
     for key, value in left.items():
-        ours = _our_spelling(key)
-        foreign = find_foreign(key)
+        ours = our_spelling(key)
+        foreign = find_foreign(ours)
         if foreign is None and _is_ours(ours):
             result.kept[ours] = value
         else:
@@ -97,13 +98,6 @@ def _problems(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _is_below(key: str, group: str) -> bool:
     return f"{key}.".startswith(f"{group}.")
-
-
-def _our_spelling(key: str) -> str:
-    for other, ours in ALIASES.items():
-        if _is_below(key, other):
-            return ours + key.removeprefix(other)
-    return key
 
 
 def _is_ours(key: str) -> bool:

@@ -16,6 +16,7 @@ from pipeline.config.reading.foreign import IGNORED, Foreign
 from pipeline.config.reading.problems import problems_of, wrong_key
 from pipeline.config.reading.read import read_file, read_mapping, read_override, read_pair
 from pipeline.config.reading.spellings import one_spelling, plain_values
+from pipeline.config.reading.undecided import undecided
 from pipeline.config.reading.verl import find_foreign
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
@@ -79,6 +80,8 @@ def load_config(
                 f"of all: retrace import-verl {file} -o my.yaml",
             ]
         )
+    if not isinstance(source, Mapping):
+        problems += undecided(Path(source), settings)
     return _load(settings, problems)
 
 

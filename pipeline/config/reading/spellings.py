@@ -27,6 +27,14 @@ _UNSET = {
 """Settings whose null in verl means that they are not written, and what is said of it."""
 
 
+def our_spelling(key: str) -> str:
+    """A dotted key in our spelling, if it lies in a group that verl spells otherwise."""
+    for other, ours in ALIASES.items():
+        if f"{key}.".startswith(f"{other}."):
+            return ours + key.removeprefix(other)
+    return key
+
+
 def one_spelling(settings: dict[str, Any], problems: list[str]) -> dict[str, str]:
     """Move settings from verl's other spellings to ours; return the user's spelling by our key."""
     written: dict[str, str] = {}

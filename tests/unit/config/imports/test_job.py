@@ -29,6 +29,9 @@ def check_import(folder: Path, text: str) -> None:
     path = folder / "my.yaml"
     path.write_text(text)
     problems, notes = read(path)
+    decide = [problem for problem in problems if " is to be decided; " in problem]
+    assert len(decide) == len(re.findall(r"(?m)^ *# TODO (?!.*: \.\.\.$)", text))
+    problems = tuple(problem for problem in problems if problem not in decide)
     assert [problem for problem in problems if ": missing, " not in problem] == []
     assert {problem.partition(":")[0].rpartition(".")[2] for problem in problems} <= todos(text)
     assert [note for note in notes if "ignored" in note] == []  # only what has an effect is written
@@ -79,7 +82,7 @@ def test_the_file_reads_in_our_order(tmp_path):
     ]
     assert "\n  train_batch_size: 32\n" in text
     assert "\n    n: 1 # verl's default; here it would be 8\n" in text
-    assert "\n    # TODO name: sglang\n    #   " in text
+    assert "\n    # TODO actor_rollout_ref.rollout.name: sglang\n    #   " in text
     assert "\n# TODO nonsense.x: 1\n" in text
     assert "ray_kwargs.ray_init.num_cpus" in text.partition("# Left out")[2]
     assert "line 1 of the script takes it from `date`" in " ".join(text.split())
@@ -88,6 +91,44 @@ def test_the_file_reads_in_our_order(tmp_path):
     assert (
         "verl's default; here it would be 10; -1 is read as 10: a restart needs checkpoints" in flat
     )
+
+
+def test_what_is_to_be_decided_is_refused_until_it_is(tmp_path):
+    """Else the run would go by our default, or without what verl would have done."""
+    script, mine = tmp_path / "run.sh", tmp_path / "my.yaml"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nproc) "
+        "algorithm.filter_groups.enable=True actor_rollout_ref.model.path=m "
+        "data.train_files=t.parquet trainer.experiment_name=x trainer.total_training_steps=2 "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2\n"
+    )
+    text = import_verl(script, ["algorithm.adv_estimator=grpo"], {})
+    mine.write_text(text)
+    problems, _ = read(mine)
+    keys = [re.fullmatch(r".*, line \d+: ([\w.]+) is to be decided; .*", p) for p in problems]
+    assert {key and key[1] for key in keys} == {
+        "trainer.n_gpus_per_node",
+        "algorithm.filter_groups.enable",
+    }
+    without = [line for line in text.splitlines() if "filter_groups" not in line]
+    mine.write_text("\n".join(without))
+    assert load_config(mine, ["trainer.n_gpus_per_node=2"]).config.trainer.n_gpus_per_node == 2
+
+
+def test_the_penalty_of_long_responses_is_kept(tmp_path):
+    """verl's spelling of it lies in a group of which nothing else is ours."""
+    script = tmp_path / "run.sh"
+    buffer = "+reward_model.reward_kwargs.overlong_buffer_cfg"
+    script.write_text(
+        f"python3 -m verl.trainer.main_ppo reward_model.reward_manager=dapo {buffer}.enable=True "
+        f"{buffer}.len=4 {buffer}.penalty_factor=0.5\n"
+    )
+    content = yaml.safe_load(import_verl(script, [], {}))
+    assert content["reward"]["reward_kwargs"]["overlong_buffer_cfg"] == {
+        "enable": True,
+        "len": 4,
+        "penalty_factor": 0.5,
+    }
 
 
 def test_defaults_and_interpolation_are_composed(tmp_path):
