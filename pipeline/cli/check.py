@@ -30,7 +30,8 @@ def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
         print_errors(error)
         return None
     _print(console, "note", "yellow", ready.notes)
-    console.print(f"{path} is right: {_model(ready)}, run {ready.uri}", markup=False)
+    but = ", but not for this machine" if ready.too_small else ""
+    console.print(f"{path} is right{but}: {_model(ready)}, run {ready.uri}", markup=False)
     for name, text in summary(ready):
         console.print(f"  {name:<10}{text}", markup=False)
     _print(console, "warning", "yellow", ready.too_small)

@@ -33,6 +33,9 @@ def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, 
     source is a folder, as after verl's `--config-path`. `variables` are the script's environment.
     Raises InputError: what cannot be read, with its line or key.
     """
+    options, overrides = _options(arguments)
+    if (problem := _source_problem(source, "name" in options)) is not None:
+        raise InputError([f"{source}: {problem}"])
     notes: tuple[str, ...] = ()
     origin = source.name
     if source.suffix == ".sh":
@@ -40,7 +43,6 @@ def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, 
         notes = command.notes
         settings, defaults = _of_command(source, [*command.arguments, *arguments])
     else:
-        options, overrides = _options(arguments)
         path = source / f"{Path(options['name']).stem}.yaml" if "name" in options else source
         origin = path.name
         settings, defaults = _of_file(path, overrides), {}
@@ -52,6 +54,20 @@ def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, 
         default = f"verl's default; here it would be {_our_default(key)}"
         result.notes[key] = "; ".join(filter(None, [default, result.notes.get(key)]))
     return render(result, origin, notes)
+
+
+def _source_problem(source: Path, named: bool) -> str | None:
+    """Why no job can be read from there; `named`: an option of verl names the file in a folder."""
+    files = "expected verl's shell script (.sh) or YAML file (.yaml)"
+    if not source.exists():
+        return f"no such {'file or folder' if named else 'file'} (from {Path.cwd()}); {files}"
+    if source.is_dir():
+        return None if named else f"found a folder, {files}, or --config-name=NAME beside it"
+    if source.suffix not in (".sh", ".yaml", ".yml"):
+        return files
+    if named and source.suffix != ".sh":
+        return "found a file beside --config-name, expected its folder; leave the option out"
+    return None
 
 
 def _of_command(source: Path, arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -62,8 +62,10 @@ def read_script(path: Path, variables: Mapping[str, str]) -> TrainerCommand:
         raise InputError([f"{path}: bash, which reads shell scripts, is not installed"])
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError([f"{path}: the script cannot be read: {error}"]) from error
+    except OSError as error:
+        raise InputError([f"{path}: the script cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise InputError([f"{path}: the script cannot be read: it is no text"]) from error
     records, complaints = _evaluate(bash, path, text, variables)
     commands = [(line, found) for line, *command in records if (found := _trainer(command))]
     if complaints:

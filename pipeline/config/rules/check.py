@@ -73,7 +73,8 @@ def rank_notes(config: RunConfig) -> list[str]:
         return []
     return [
         f"trainer.nnodes: {trainer.nnodes} nodes of {trainer.n_gpus_per_node} are "
-        f"{trainer.nnodes * trainer.n_gpus_per_node} ranks, all on this machine"
+        f"{trainer.nnodes * trainer.n_gpus_per_node} ranks, all on this machine; several nodes "
+        "need Kubernetes (docs/kubernetes.md)"
     ]
 
 

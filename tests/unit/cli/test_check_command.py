@@ -89,10 +89,11 @@ def test_right_input(settings, done):
     assert not (settings.parent / "store/fine").exists()
 
 
-def test_a_run_too_large_for_this_machine(done):
-    """It is right, but not here: `check` warns."""
+def test_a_run_too_large_for_this_machine(settings, done):
+    """It is right, but not here: `check` says so at once, and warns."""
     code, lines = done["too large"]
     assert code == 0
+    assert lines[0].startswith(f"{settings} is right, but not for this machine: 10 prompts, ")
     assert "warning: trainer.n_gpus_per_node: 100000 training ranks are asked for, but" in lines[-2]
     assert lines[-1] == "`retrace run` refuses it on this machine"
 

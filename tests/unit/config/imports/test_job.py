@@ -181,6 +181,51 @@ def test_what_cannot_be_resolved_is_named(tmp_path, content, arguments, message)
         import_verl(tmp_path / "mine.yaml", arguments, {})
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("my.txt", (), "expected verl's shell script (.sh) or YAML file (.yaml)"),
+        (
+            "no.sh",
+            (),
+            "no such file (from {folder}); expected verl's shell script (.sh) or YAML file (.yaml)",
+        ),
+        (
+            "no.yaml",
+            (),
+            "no such file (from {folder}); expected verl's shell script (.sh) or YAML file (.yaml)",
+        ),
+        (
+            "no",
+            ("--config-name=mine",),
+            "no such file or folder (from {folder}); expected verl's shell script (.sh) or YAML "
+            "file (.yaml)",
+        ),
+        (
+            "jobs",
+            (),
+            "found a folder, expected verl's shell script (.sh) or YAML file (.yaml), or "
+            "--config-name=NAME beside it",
+        ),
+        (
+            "my.yaml",
+            ("--config-name=mine",),
+            "found a file beside --config-name, expected its folder; leave the option out",
+        ),
+        ("binary.sh", (), "the script cannot be read: it is no text"),
+    ],
+)
+def test_what_is_no_job_of_verl(tmp_path, monkeypatch, name, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("jobs").mkdir()
+    Path("my.txt").write_text("trainer: {}\n")
+    Path("my.yaml").write_text("trainer: {}\n")
+    Path("binary.sh").write_bytes(b"\xff")
+    with pytest.raises(InputError) as caught:
+        import_verl(Path(name), arguments, {})
+    assert caught.value.problems == (f"{name}: {message.format(folder=tmp_path)}",)
+
+
 def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     (tmp_path / "mine.yaml").write_text("defaults: [base]\n")

@@ -232,7 +232,8 @@ class TestInputs:
         nodes = ("trainer.nnodes=2", "trainer.n_gpus_per_node=3")
         assert problems(tmp_path, *nodes, f"{MEGATRON}.tensor_model_parallel_size=2") == []
         assert rank_notes(load(tmp_path, *nodes).config) == [
-            "trainer.nnodes: 2 nodes of 3 are 6 ranks, all on this machine"
+            "trainer.nnodes: 2 nodes of 3 are 6 ranks, all on this machine; several nodes need "
+            "Kubernetes (docs/kubernetes.md)"
         ]
 
     def test_longer_than_the_model(self, tmp_path):
