@@ -19,13 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from queue import LifoQueue
 from types import TracebackType
 from typing import Any, Self
 
 from operators.rollout.prompts import Wanted
 from pipeline.config.reward import Reward
+from pipeline.hardware import memory_size
 from pipeline.rl.data_sources import find_scorer
 from pipeline.rl.rewards import MEND, RewardError, at_sample, overlong_penalty
 
@@ -189,7 +189,7 @@ class _RewardProcess:
         message = {
             "source": None if source is None else source.decode("latin-1"),  # a byte, a letter
             "name": self.code.name,
-            "memory_bytes": _memory_bytes(),
+            "memory_bytes": memory_size() // 2,  # the other half is the engine's
         }
         error = self._exchange(message, self.start_timeout_s, "launch.start_timeout_s").get("error")
         if error is not None:
@@ -262,12 +262,3 @@ def _how_it_ended(code: int) -> str:
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
     return f"its process ended with exit code {code}"
-
-
-def _memory_bytes() -> int:
-    """Memory that a reward process may use: half of what the container or the machine has."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))
-    return total // 2

@@ -1,12 +1,11 @@
 """Whether this machine is large enough for a run whose workers are its processes."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.filesize import decimal
 
 from pipeline.config.tree import RunConfig
+from pipeline.hardware import core_count, gpu_pool, memory_size
 from pipeline.inputs.writes import Writes
 from pipeline.run.attempts import attempt_of
 
@@ -31,12 +30,9 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine of this process; GPUs by the device files of NVIDIA's driver."""
-    return Machine(
-        cores=len(os.sched_getaffinity(0)),
-        gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    )
+    """The machine of this process, as far as its container, its batch system and
+    CUDA_VISIBLE_DEVICES let it."""
+    return Machine(cores=core_count(), gpus=len(gpu_pool()), memory=memory_size())
 
 
 def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine) -> list[str]:

@@ -1,7 +1,6 @@
 """Workers as local processes, each under a guard that dies with the launcher."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from pipeline import progress
 from pipeline.exits import CONFIGURATION_ERROR
+from pipeline.hardware import core_count
 from pipeline.launch.base import Stage, StageFailedError, StageLastingError, repeats_of
 from pipeline.launch.commands import rollout_command, training_command
 from pipeline.launch.guard import start_guarded
@@ -166,9 +166,8 @@ def training_stage(
 
 def threads_per_worker(workers: int, ranks: int, overlap: bool) -> int:
     """CPU threads of each process: rollout and training share the cores only if they overlap."""
-    cores = len(os.sched_getaffinity(0))
     busy = workers + ranks if overlap else max(workers, ranks)
-    return max(1, cores // busy)
+    return max(1, core_count() // busy)
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""Containers and batch systems give a process less than the machine has."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline import hardware
+from pipeline.hardware import core_count, gpu_pool, memory_size
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Control groups without limits, of a process in jobs/job_7, on 64 cores."""
+    groups = tmp_path / "cgroup"
+    (groups / "jobs/job_7").mkdir(parents=True)
+    (tmp_path / "own").write_text("1:cpu:/other\n0::/jobs/job_7\n")
+    monkeypatch.setattr(hardware, "_CONTROL_GROUPS", groups)
+    monkeypatch.setattr(hardware, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    return groups
+
+
+def test_without_limits(groups: Path):
+    for folder in (groups, groups / "jobs"):
+        (folder / "memory.max").write_text("max\n")
+        (folder / "cpu.max").write_text("max 100000\n")
+    assert core_count() == 64
+    assert memory_size() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize("where", [".", "jobs", "jobs/job_7"])
+def test_the_lowest_limit_of_all_groups_counts(groups: Path, where: str):
+    """A container's is at the top, a batch system's is above the process's own group."""
+    for folder in (groups, groups / "jobs", groups / "jobs/job_7"):
+        (folder / "memory.max").write_text(f"{3 << 20}\n")
+        (folder / "cpu.max").write_text("800000 100000\n")
+    (groups / where / "memory.max").write_text(f"{2 << 20}\n")
+    (groups / where / "cpu.max").write_text("350000 100000\n")
+    assert core_count() == 3
+    assert memory_size() == 2 << 20
+
+
+def test_a_part_of_a_core_is_one(groups: Path):
+    (groups / "cpu.max").write_text("50000 100000\n")
+    assert core_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "pool"),
+    [
+        (None, ("0", "1", "2")),
+        ("2, 0", ("2", "0")),
+        ("GPU-8932f937,MIG-1b2c", ("GPU-8932f937", "MIG-1b2c")),
+        ("", ()),
+        ("-1", ()),
+        ("1,3,0", ("1",)),
+    ],
+)
+def test_gpus_are_those_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None, pool: tuple[str, ...]
+):
+    for file in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / file).touch()
+    monkeypatch.setattr(hardware, "_DEVICES", tmp_path)
+    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cu130")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert gpu_pool() == pool
+
+
+def test_a_torch_for_the_cpu_uses_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(hardware, "_DEVICES", tmp_path)
+    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cpu")
+    assert gpu_pool() == ()
+
+
+def test_a_machine_without_gpus_has_none_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hardware, "_DEVICES", tmp_path)
+    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cu130")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert gpu_pool() == ()
