@@ -35,7 +35,7 @@ from pipeline.model.families import moe_geometry
 from pipeline.run import keys
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan
-from pipeline.store import ObjectMissingError, Store, StoreError, open_store, shown_uri
+from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store, shown_uri
 from pipeline.traces import Expected, TraceError, check_replay, expected_ids
 
 _T = TypeVar("_T")
@@ -111,6 +111,8 @@ def _parts(
     reward = _try(problems, partial(check_reward, config.custom_reward_function))
     store = _try(problems, partial(_check_store, config))
     _try(problems, partial(_check_local_folder, config))
+    if problems:  # otherwise every step of the set is compared
+        problems += _absent_set_problems(config)
     return model, prompts, val_prompts, reward, store
 
 
@@ -187,11 +189,10 @@ def _probe(key: str, place: str) -> None:
     try:
         open_store(place).probe()
     except StoreError as error:
+        # The system's own errors have no fix; the store's have.
+        fix = "; choose another place" if isinstance(error.__cause__, OSError) else ""
         raise InputError(
-            [
-                f"{key}: found {shown_uri(place)}, which cannot be written: {error}; choose "
-                "another place"
-            ]
+            [f"{key}: found {shown_uri(place)}, which cannot be written: {error}{fix}"]
         ) from error
 
 
@@ -210,6 +211,23 @@ def _record_problems(inputs: CheckedInputs) -> list[str]:
     return [
         f"{key}: {place} already holds a set ({taken.key}), but this run is new; choose another "
         "place, or remove the set"
+    ]
+
+
+def _absent_set_problems(config: RunConfig) -> list[str]:
+    """Look for a replay file on this machine; a server might have to be waited for."""
+    place = config.actor_rollout_ref.actor.router_replay.replay_file
+    if place is None or is_remote(place):
+        return []
+    key = f"{_REPLAY}.replay_file"
+    try:
+        if next(open_store(place).list(keys.steps()), None) is not None:
+            return []
+    except StoreError as error:
+        return [f"{key}: {error}"]
+    return [
+        f"{key}: {place} holds no recorded set (from {Path.cwd()}); write the place of a complete "
+        "set"
     ]
 
 

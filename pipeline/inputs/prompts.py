@@ -24,6 +24,9 @@ from pipeline.inputs.fetch import local_file
 from pipeline.inputs.tokenizer import ChatTokenizer
 from pipeline.store.schemes import REMOTE_URI
 
+_MAGIC = b"PAR1"
+"""A Parquet file's first bytes."""
+
 SCHEMA = pa.schema(
     [
         ("prompt_id", pa.int64()),
@@ -156,13 +159,7 @@ def _cut(tokens: list[int], data: Data) -> list[int]:
 
 def _read_file(key: str, name: str, data: Data) -> list[Row]:
     path = local_file(key, name)
-    if not path.is_file():
-        raise InputError(
-            [
-                f"{key}: no file {name} (from {Path.cwd()}); write the path or {REMOTE_URI} of a "
-                "Parquet file in verl's layout"
-            ]
-        )
+    _check_kind(key, name, path, data)
     try:
         file = pq.ParquetFile(path)
         found = file.schema_arrow.names
@@ -185,14 +182,36 @@ def _read_file(key: str, name: str, data: Data) -> list[Row]:
         records = file.read(columns=columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise InputError(
-            [
-                f"{key}: {name} cannot be read as Parquet: {error}; write prompts into "
-                "a Parquet file in verl's layout"
-            ]
+            [f"{key}: {name} cannot be read as Parquet: {error}; fetch it or write it again"]
         ) from error
     if not records:
         raise InputError([f"{key}: {name} has no rows; write at least one prompt into it"])
     return _checked_rows(key, name, data, records)
+
+
+def _check_kind(key: str, name: str, path: Path, data: Data) -> None:
+    """Raise InputError unless the file is there and begins as Parquet does."""
+    if path.is_dir():
+        files = sorted(str(Path(name, file.name)) for file in path.glob("*.parquet"))
+        shown = ",".join([*files[:3], *(["..."] if len(files) > 3 else [])])
+        fix = f"name its files: '{key}=[{shown}]'" if files else "it has no file *.parquet"
+        raise InputError([f"{key}: {name} is a folder; {fix}"])
+    if not path.is_file():
+        several = f"; write several as a list: '{key}=[a.parquet,b.parquet]'"
+        raise InputError(
+            [
+                f"{key}: no file {name} (from {Path.cwd()}); write the path or {REMOTE_URI} of a "
+                f"Parquet file in verl's layout{several if set(name) & set('*?,[') else ''}"
+            ]
+        )
+    with path.open("rb") as source:
+        if source.read(len(_MAGIC)) != _MAGIC:
+            raise InputError(
+                [
+                    f"{key}: {name} is no Parquet file; write one with the columns "
+                    f"{data.prompt_key}, {data.reward_fn_key} and reward_model (docs/config.md)"
+                ]
+            )
 
 
 def _checked_rows(key: str, name: str, data: Data, records: list[dict[str, Any]]) -> list[Row]:
@@ -236,7 +255,10 @@ def _row(file: str, number: int, record: dict[str, Any], data: Data) -> Row:
 
 
 def _messages(column: str, value: Any) -> list[dict[str, Any]]:
-    expected = f"column {column!r} has {_short(value)}, expected a list of {{role, content}} texts"
+    expected = (
+        f"column {column!r} has {_short(value)}, expected a list of {{role, content}} texts; write "
+        '[{"role": "user", "content": "1+1="}]'
+    )
     if not isinstance(value, list) or not value:
         raise ValueError(expected)
     messages = []

@@ -11,7 +11,7 @@ from pipeline.config.tree import CustomRewardFunction, RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.fetch import local_file
 from pipeline.inputs.prompts import Row
-from pipeline.rl.data_sources import COMPUTE_SCORE, SCORERS, find_scorer
+from pipeline.rl.data_sources import COMPUTE_SCORE, find_scorer
 from pipeline.rl.reward_source import check_source
 from pipeline.rl.rewards import RewardError
 
@@ -31,11 +31,20 @@ def check_reward(function: CustomRewardFunction | None) -> RewardFile | None:
         return None
     key = "custom_reward_function.path"
     path: Path = local_file(key, function.path)
+    if path.is_dir():
+        raise InputError(
+            [f"{key}: {function.path} is a folder; write the path of the Python file in it"]
+        )
+    if not path.exists():
+        where = f"(from {Path.cwd()})"
+        raise InputError(
+            [f"{key}: no file {function.path} {where}; write the path of a Python file"]
+        )
     try:
         content = path.read_bytes()
         notes = check_source(content, str(path), function.name)
     except OSError as error:
-        raise InputError([f"{key}: the file cannot be read: {error}; write its path"]) from error
+        raise InputError([f"{key}: the file cannot be read: {error}"]) from error
     except RewardError as error:
         raise InputError([f"{key}: {error}"]) from error
     return RewardFile(content, tuple(f"{key}: {note}" for note in notes))
@@ -50,11 +59,10 @@ def unscored_problems(config: RunConfig, key: str, rows: Sequence[Row]) -> list[
         (row.file, row.data_source) for row in rows if find_scorer(row.data_source) is None
     )
     files = dict.fromkeys(file for file, _ in unscored)
-    known = ", ".join(name for scorer in SCORERS for name in scorer.sources)
     return [
         f"{key}: {file} has prompts with {_sources(unscored, file)}, which no built-in scorer "
-        f"scores (there are some for {known}); write {COMPUTE_SCORE} into a Python file and set "
-        "custom_reward_function.path"
+        f"scores; write {COMPUTE_SCORE} into a Python file and set custom_reward_function.path "
+        "(docs/rewards.md has the data sources that need none)"
         for file in files
     ]
 

@@ -11,7 +11,13 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 
-from pipeline.rl.rewards import PARAMETERS, RewardError, missing_function, wrong_call
+from pipeline.rl.rewards import (
+    PARAMETERS,
+    RewardError,
+    missing_function,
+    wrong_call,
+    wrong_parameters,
+)
 
 _BLOCKS = (ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -31,7 +37,7 @@ def check_source(content: bytes, label: str, name: str) -> list[str]:
     try:
         tree = ast.parse(content, label)
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
-        raise RewardError(f"{label}: it is not Python: {error}; mend it") from error
+        raise RewardError(f"{label}: syntax error: {error}; mend it") from error
     notes = _check_binding(tree, label, name)
     return [*notes, *_import_notes(tree, label)]
 
@@ -82,8 +88,7 @@ def _check_parameters(label: str, name: str, found: ast.arguments) -> None:
     try:
         signature.bind(**dict.fromkeys(PARAMETERS))
     except TypeError as error:
-        what = f"has the parameters {signature}: {error}"
-        raise RewardError(f"{label}: {wrong_call(name, what)}") from error
+        raise RewardError(f"{label}: {wrong_parameters(name, signature)}") from error
 
 
 def _signature(found: ast.arguments) -> inspect.Signature:

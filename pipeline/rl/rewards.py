@@ -76,6 +76,15 @@ def wrong_call(name: str, what: str) -> str:
     return f"{name} {what}; expected a plain function {name}({', '.join(PARAMETERS)})"
 
 
+def wrong_parameters(name: str, signature: inspect.Signature) -> str:
+    """Say that a file's function has other parameters than verl's."""
+    call = ", ".join(f"{parameter}=" for parameter in PARAMETERS)
+    return (
+        f"{name} has the parameters {signature}, but is called with {call}; name them so, with "
+        "**kwargs for those that it does not use"
+    )
+
+
 def score(
     function: RewardFunction,
     *,
@@ -161,8 +170,7 @@ def _check_signature(label: str, name: str, function: RewardFunction) -> None:
     try:
         signature.bind(**dict.fromkeys(PARAMETERS))
     except TypeError as error:
-        what = f"has the parameters {signature}: {error}"
-        raise RewardError(f"{label}: {wrong_call(name, what)}") from error
+        raise RewardError(f"{label}: {wrong_parameters(name, signature)}") from error
 
 
 def _finite(where: str, place: str, value: Any) -> float:

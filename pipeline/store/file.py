@@ -128,6 +128,8 @@ class FileStore:
         folder = self._root
         while not os.path.lexists(folder):
             folder = folder.parent
+        if not folder.is_dir():
+            raise StoreError(f"{folder} is a file, expected a folder; choose another place")
         store = FileStore(folder)
         name = f"probe.{secrets.token_hex(4)}"
         store.create(name, b"")

@@ -14,7 +14,7 @@ from pipeline.config.rules.replay import replay_notes, replay_problems
 from pipeline.config.rules.transformer_rules import field_problems, intended_fields
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
-from pipeline.model.families import moe_geometry, rope_type, training_problems
+from pipeline.model.families import TRAINED, moe_geometry, rope_type, training_problems
 from pipeline.model.geometry import Geometry
 from pipeline.store import is_remote, same_place
 from pipeline.store.schemes import REMOTE_SHAPES
@@ -36,14 +36,17 @@ def config_problems(
     geometry: Geometry | None = None
     problems: list[str] = []
     if hf_config is not None:
+        known = hf_config.get("model_type") in TRAINED
         try:
-            geometry = moe_geometry(hf_config)
+            # Of a model that cannot be trained, no other field needs mending.
+            geometry = moe_geometry(hf_config) if known else None
         except InputError as error:
             problems += error.problems
             hf_config = None
         else:
             wrong = training_problems(hf_config)
             problems += [f"actor_rollout_ref.model.path: config.json {text}" for text in wrong]
+            hf_config = hf_config if known else None
     problems += _batch_problems(config)
     if on_cluster is not None:
         problems += _cluster_problems(config)
@@ -191,7 +194,8 @@ def _recorded_set_problems(config: RunConfig) -> list[str]:
     if config.data.val_files:
         problems.append(
             f"data.val_files: found {config.data.val_files}, but with {_REPLAY}.replay_file no "
-            "rollout worker runs that could validate; write null, or leave replay_file out"
+            "rollout worker runs that could validate; write data.val_files=null, or leave "
+            "replay_file out"
         )
     return problems
 

@@ -1,6 +1,7 @@
 """Rules of parallel sizes: with each other, with the number of ranks and with the model."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE
@@ -10,6 +11,7 @@ from pipeline.model.geometry import Geometry
 _TP = f"{MEGATRON}.tensor_model_parallel_size"
 _PP = f"{MEGATRON}.pipeline_model_parallel_size"
 _VPP = f"{MEGATRON}.virtual_pipeline_model_parallel_size"
+_ENGINE_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 _EP = f"{MEGATRON}.expert_model_parallel_size"
 _ETP = f"{MEGATRON}.expert_tensor_parallel_size"
 _ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
@@ -100,14 +102,15 @@ def _model_problems(
     megatron = config.actor_rollout_ref.actor.megatron
     tp = megatron.tensor_model_parallel_size
     engine_tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    rules = [(_TP, tp, name) for name in ("num_attention_heads", "num_key_value_heads")]
-    rules += [(_TP, tp, "vocab_size"), (_TP, tp, "shared_expert_intermediate_size")]
+    cut = ["num_attention_heads", "num_key_value_heads", "vocab_size"]
+    cut.append("shared_expert_intermediate_size")
     if geometry is None or len(geometry.layers) < hf_config["num_hidden_layers"]:
-        rules.append((_TP, tp, "intermediate_size"))
-    rules.append(
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size", engine_tp, "num_attention_heads")
-    )
-    return [*_stage_problems(megatron, hf_config), *_indivisible(rules, hf_config)]
+        cut.append("intermediate_size")
+    return [
+        *_stage_problems(megatron, hf_config),
+        *_indivisible(_TP, tp, cut, hf_config),
+        *_indivisible(_ENGINE_TP, engine_tp, ["num_attention_heads"], hf_config),
+    ]
 
 
 def _stage_problems(megatron: Megatron, hf_config: Mapping[str, Any]) -> list[str]:
@@ -118,7 +121,7 @@ def _stage_problems(megatron: Megatron, hf_config: Mapping[str, Any]) -> list[st
     counted = [name for name in _COUNTED if override.get(name) is True]
     if not ends and not counted:
         per_stage = _PP if vpp is None else f"{_PP} times {_VPP}"
-        return _indivisible([(per_stage, pp * (vpp or 1), "num_hidden_layers")], hf_config)
+        return _indivisible(per_stage, pp * (vpp or 1), ["num_hidden_layers"], hf_config)
     shown = ", ".join([*(f"{name}={ends[name]}" for name in ends), *counted])
     found = f"{OVERRIDE}: found {shown} with {_PP}={pp} and num_hidden_layers={layers}"
     if ends and counted:
@@ -150,24 +153,25 @@ def _moe_problems(
         return [f"{_EP}: found {ep}, but the model has no MoE layers; write 1"]
     # Mixtral names the width of its experts as other models name that of their dense layers.
     width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
-    rules = [(_ETP, expert_tensor_parallel_size(megatron), width)]
-    problems = _indivisible(rules, hf_config)
-    if geometry.experts % ep:
-        problems.append(_not_a_divisor(_EP, ep, "experts", geometry.experts))
-    return problems
-
-
-def _indivisible(rules: list[tuple[str, int, str]], hf_config: Mapping[str, Any]) -> list[str]:
+    unset = megatron.expert_tensor_parallel_size is None
+    origin = " (null: as tensor_model_parallel_size)" if unset else ""
     return [
-        _not_a_divisor(key, size, name, whole)
-        for key, size, name in rules
-        if isinstance(whole := hf_config.get(name), int) and whole % size
+        *_indivisible(_ETP, expert_tensor_parallel_size(megatron), [width], hf_config, origin),
+        *_indivisible(_EP, ep, ["experts"], {"experts": geometry.experts}),
     ]
 
 
-def _not_a_divisor(key: str, size: int, name: str, whole: int) -> str:
-    fitting = [str(n) for n in range(1, min(whole, 64) + 1) if whole % n == 0]
-    return (
-        f"{key}: found {size}, expected a divisor of the model's {name}={whole}; "
-        f"write one of {', '.join(fitting)}"
-    )
+def _indivisible(
+    key: str, size: int, names: Sequence[str], hf_config: Mapping[str, Any], origin: str = ""
+) -> list[str]:
+    """The model's numbers that a size does not divide; `origin`: where the size is from."""
+    wholes = {name: whole for name in names if isinstance(whole := hf_config.get(name), int)}
+    broken = [f"{name}={whole}" for name, whole in wholes.items() if whole % size]
+    if not broken:
+        return []
+    largest = math.gcd(*wholes.values())
+    fitting = [str(n) for n in range(1, min(largest, 64) + 1) if largest % n == 0]
+    return [
+        f"{key}: found {size}{origin}, expected a divisor of the model's {', '.join(broken)}; "
+        f"write {'one of ' if len(fitting) > 1 else ''}{', '.join(fitting)}"
+    ]

@@ -76,9 +76,28 @@ def test_reward_file_without_the_function(settings):
 
 def test_unwritable_store(settings):
     """A file lies where a folder is needed: nobody, not even root, can write below it."""
-    problem = the_error(settings, f"store.uri={settings}/store")
-    assert problem.startswith(f"store.uri: found {settings}/store, which cannot be written: ")
-    assert problem.endswith("; choose another place")
+    for place in (settings, settings / "store"):
+        assert the_error(settings, f"store.uri={place}") == (
+            f"store.uri: found {place}, which cannot be written: {settings} is a file, expected a "
+            "folder; choose another place"
+        )
+
+
+def test_a_store_that_says_what_to_do_is_not_advised_otherwise(settings, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "no-url")
+    problem = the_error(settings, "store.uri=s3://bucket/store")
+    assert problem.startswith("store.uri: found s3://bucket/store, which cannot be written: ")
+    assert problem.endswith("; correct the AWS settings (environment, profile)")
+
+
+@pytest.mark.parametrize("place", ["nowhere/set", "ftp://host/set"])
+def test_a_replay_file_that_is_not_there_is_said_with_the_rest(settings, place):
+    found = check_error(
+        settings, *R3, f"{REPLAY}.replay_file={place}", f"data.val_files={settings}"
+    )  # fmt: skip
+    assert any("write data.val_files=null, or" in problem for problem in found)
+    [absent] = [problem for problem in found if problem.startswith(f"{REPLAY}.replay_file: ")]
+    assert ("holds no recorded set (from " if "://" not in place else "'ftp' is not") in absent
 
 
 def test_unwritable_local_folder(settings):

@@ -65,7 +65,7 @@ def test_without_extra_info(settings):
     ("change", "message"),
     [
         ({"prompt": "1 + 1"}, "row 0: column 'prompt' has '1 + 1', expected a list of {role, "
-         "content} texts (2 of 2 rows are wrong)"),
+         'content} texts; write [{"role": "user", "content": "1+1="}] (2 of 2 rows are wrong)'),
         ({"prompt": []}, "row 0: column 'prompt' has [], expected a list"),
         ({"prompt": [{"role": "user"}]}, "row 0: column 'prompt' has [{'role': 'user'}], "),
         ({"data_source": 1}, "row 0: column 'data_source' has 1, expected text"),
@@ -97,7 +97,38 @@ def test_missing_and_unreadable_files_are_shown_together(settings):
         settings, "data.train_files=absent.parquet", f"data.val_files={settings}"
     )
     assert problems[0].startswith("data.train_files: no file absent.parquet (from ")
-    assert problems[1].startswith(f"data.val_files: {settings} cannot be read as Parquet: ")
+    assert problems[1] == (
+        f"data.val_files: {settings} is no Parquet file; write one with the columns prompt, "
+        "data_source and reward_model (docs/config.md)"
+    )
+
+
+def test_a_damaged_parquet_file(settings):
+    """Only there does pyarrow's own text help."""
+    path = settings.parent / "train.parquet"
+    path.write_bytes(path.read_bytes()[:-1])
+    problem = the_error(settings)
+    assert problem.startswith(f"data.train_files: {path} cannot be read as Parquet: ")
+    assert problem.endswith("; fetch it or write it again")
+
+
+def test_a_folder_of_prompts_is_answered_with_its_files(settings):
+    folder = settings.parent / "prompts"
+    folder.mkdir()
+    key, found = "data.train_files", f"data.train_files={folder}"
+    assert the_error(settings, found) == f"{key}: {folder} is a folder; it has no file *.parquet"
+    names = [str(write_prompts(folder / f"{name}.parquet", verl_rows(4))) for name in "abcd"]
+    assert the_error(settings, found) == (
+        f"{key}: {folder} is a folder; name its files: '{key}={','.join(names[:3])},...]'"
+    ).replace(f"={names[0]}", f"=[{names[0]}")
+    assert check(settings, f"{key}=[{','.join(names)}]").prompt_count == 16
+
+
+@pytest.mark.parametrize("name", ["a.parquet,b.parquet", "prompts/*.parquet"])
+def test_several_files_in_one_text(settings, name):
+    assert the_error(settings, f"data.val_files={name}").endswith(
+        "; write several as a list: 'data.val_files=[a.parquet,b.parquet]'"
+    )
 
 
 def test_prompts_over_the_model(settings):

@@ -2,6 +2,8 @@
 without one by their data sources.
 """
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.inputs.stage import prepare
@@ -44,6 +46,18 @@ def test_a_file_that_is_certainly_wrong_is_refused(settings, source):
     assert the_error(settings).startswith(f"custom_reward_function.path: {path}: ")
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("absent.py", f"no file absent.py (from {Path.cwd()}); write the path of a Python file"),
+        ("docs", "docs is a folder; write the path of the Python file in it"),
+    ],
+)
+def test_a_path_that_is_no_file(settings, path, message):
+    problem = the_error(settings, f"custom_reward_function.path={path}")
+    assert problem == f"custom_reward_function.path: {message}"
+
+
 def with_sources(*sources):
     return [
         row | {"data_source": source} for row, source in zip(verl_rows(10), sources, strict=True)
@@ -70,10 +84,10 @@ def test_data_sources_without_a_scorer_are_named_by_file(settings):
         f"data.train_files: {train}",
         f"data.val_files: {val}",
     ]
-    assert "data_source 'codecontests' (1), 'taco' (2), which no built-in" in problems[0]
-    assert "(there are some for openai/gsm8k, lighteval/MATH, " in problems[0]
     assert problems[0].endswith(
-        "; write compute_score(data_source, solution_str, ground_truth, extra_info) into a Python "
-        "file and set custom_reward_function.path"
+        " has prompts with data_source 'codecontests' (1), 'taco' (2), which no built-in scorer "
+        "scores; write compute_score(data_source, solution_str, ground_truth, extra_info) into a "
+        "Python file and set custom_reward_function.path (docs/rewards.md has the data sources "
+        "that need none)"
     )
     assert check(settings, files).reward is not None, "a reward file scores them all"

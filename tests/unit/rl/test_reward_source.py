@@ -43,18 +43,19 @@ def test_what_fits(source):
         ("def b(): 1\nif x:\n    def a(): 1", "found functions a, b, expected one named"),
         ("class A:\n    def compute_score(self): 1", "found no function, expected one named"),
         ("compute_score = 3", f"compute_score is 3; expected a plain function {CALL}"),
-        ("def compute_score(text, answer): 1", "compute_score has the parameters (text, answer): "
-         f"missing a required argument: 'text'; expected a plain function {CALL}"),
-        ("compute_score = lambda: 1", "compute_score has the parameters (): got an unexpected"),
-        ("def f(a): 1\ncompute_score = f", "compute_score has the parameters (a): missing"),
-        ("def compute_score(*args): 1", "got an unexpected keyword argument 'data_source'"),
-        ("def compute_score(data_source, /, **rest): 1", "'data_source'"),
+        ("def compute_score(text, answer): 1", "compute_score has the parameters (text, answer), "
+         "but is called with data_source=, solution_str=, ground_truth=, extra_info=; name them "
+         "so, with **kwargs for those that it does not use"),
+        ("compute_score = lambda: 1", "compute_score has the parameters (), but is called"),
+        ("def f(a): 1\ncompute_score = f", "compute_score has the parameters (a), but is"),
+        ("def compute_score(*args): 1", "has the parameters (*args), but is called with data_so"),
+        ("def compute_score(data_source, /, **rest): 1", "(data_source, /, **rest), but is"),
         ("async def compute_score(**kwargs): 1", "compute_score is async; expected a plain"),
         ("import compute_score", "compute_score is a module; expected"),
         ("from .beside import compute_score", "compute_score comes from a relative import"),
         (GOOD + "compute_score = None", "compute_score is None"),
-        ("1 +", "it is not Python: invalid syntax (r.py, line 1); mend it"),
-        ("\0", "it is not Python: source code string cannot contain null bytes"),
+        ("1 +", "r.py: syntax error: invalid syntax (r.py, line 1); mend it"),
+        ("\0", "syntax error: source code string cannot contain null bytes"),
     ],
 )  # fmt: skip
 def test_what_is_certainly_wrong(source, message):

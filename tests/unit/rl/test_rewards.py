@@ -106,8 +106,8 @@ def test_a_file_may_say_its_encoding():
         ("def a(): 1\ndef b(): 1", "found functions a, b, expected one named compute_score"),
         ("compute_score = 3", "found no function, expected one named"),
         ("def compute_score(text, answer): return 1", "compute_score has the parameters (text, "
-         "answer): missing a required argument: 'text'; expected a plain function "
-         "compute_score(data_source, solution_str, ground_truth, extra_info)"),
+         "answer), but is called with data_source=, solution_str=, ground_truth=, extra_info=; "
+         "name them so, with **kwargs"),
         ("async def compute_score(**kwargs): return 1", "compute_score is async; expected a plain"),
         ("import helpers_beside_it", "it imports 'helpers_beside_it', which is not installed; a "
          "reward file must be self-contained"),

@@ -143,6 +143,7 @@ class TestModels:
             {**QWEN3_MOE, "model_type": "new_moe"},
             {**QWEN3, "model_type": "new_dense"},
             {**QWEN3_MOE, "model_type": "glm4_moe", "first_k_dense_replace": 1},
+            {**QWEN3_MOE, "model_type": "glm4_moe", "num_experts": None},  # half-made
         ],
     )
     def test_only_families_that_can_be_trained(self, tmp_path, model):
@@ -326,6 +327,11 @@ class TestLayout:
                 "model's num_key_value_heads=2; write one of 1, 2",
             ),
             (
+                [f"{ROLLOUT}.tensor_model_parallel_size=3"],
+                f"{ROLLOUT}.tensor_model_parallel_size: found 3, expected a divisor of the "
+                "model's num_attention_heads=4; write one of 1, 2, 4",
+            ),
+            (
                 ["trainer.n_gpus_per_node=3", f"{MEGATRON}.expert_model_parallel_size=3"],
                 f"{MEGATRON}.expert_model_parallel_size: found 3, expected a divisor of the "
                 "model's experts=16; write one of 1, 2, 4, 8, 16",
@@ -385,6 +391,20 @@ class TestLayout:
     def test_layouts_that_do_not(self, tmp_path, settings, message):
         """Refused with replay disabled too: Megatron-core is wrong by itself, or cannot start."""
         assert the_problem(tmp_path, *settings) == message
+
+    def test_a_size_that_several_numbers_of_the_model_forbid(self, tmp_path):
+        """One line per setting, with what fits all of them."""
+        found = problems(
+            tmp_path, "trainer.n_gpus_per_node=3", f"{MEGATRON}.tensor_model_parallel_size=3",
+            f"{MEGATRON}.sequence_parallel=True",
+        )  # fmt: skip
+        assert found == [
+            f"{MEGATRON}.tensor_model_parallel_size: found 3, expected a divisor of the model's "
+            "num_attention_heads=4, num_key_value_heads=2, vocab_size=512; write one of 1, 2",
+            f"{MEGATRON}.expert_tensor_parallel_size: found 3 (null: as "
+            "tensor_model_parallel_size), expected a divisor of the model's "
+            "moe_intermediate_size=32; write one of 1, 2, 4, 8, 16, 32",
+        ]
 
     def test_dense_model_without_expert_parallelism(self, tmp_path):
         settings = ["trainer.n_gpus_per_node=2", f"{MEGATRON}.expert_model_parallel_size=2"]
