@@ -22,7 +22,9 @@ def log_files(run: str | Path) -> list[Path]:
     from pipeline.report.loggers import log_folder
     from pipeline.run.run_config import config_of
 
-    if Path(run).suffix in (".yaml", ".yml") and Path(run).is_file():
+    if Path(run).suffix in (".yaml", ".yml") and "://" not in str(run) and not Path(run).is_dir():
+        if not Path(run).exists():
+            raise InputError([f"{run}: no such settings file (from {Path.cwd()})"])
         config = load_config(run).config
         use_settings(config.store)
         store = open_store(config.run_uri)

@@ -1,6 +1,5 @@
 """A run or recorded set in its store, opened: steps, metrics, validations, policies."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,10 +20,9 @@ from pipeline.run.policy import fetch_policy
 from pipeline.store import ObjectMissingError, Store, open_store
 from pipeline.traces import TraceError
 from pipeline.traces.format.manifest import sealed_steps
+from pipeline.upkeep.run_list import missing_run
 from retrace.sealed import SealedStep, open_step
 from retrace.tokenizer import StagedTokenizer, Tokens
-
-_RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")
 
 
 @dataclass(frozen=True)
@@ -161,16 +159,8 @@ def open_run(uri: str | Path) -> Run:
         return Run(store.uri, False, store)
     if sealed_steps(store):
         return Run(store.uri, True, store)
-    runs = sorted(
-        {info.key.split("/")[0] for info in store.list("") if _RUN_OBJECT.fullmatch(info.key)}
-    )
-    if runs:
-        base = str(uri).rstrip("/")
-        raise TraceError(
-            f"{uri}: a store of {len(runs)} runs; give one of them: "
-            + ", ".join(f"{base}/{name}" for name in runs)
-        )
-    raise TraceError(
-        f"{uri}: no sealed step there; give the folder or URI of a run "
+    what = missing_run(str(uri)) or (
+        "no run there; list runs with `retrace runs ls`, or give the folder or URI of a run "
         "(such as outputs/store/quickstart) or of a recorded set"
     )
+    raise TraceError(f"{uri}: {what}")

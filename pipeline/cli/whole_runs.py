@@ -49,7 +49,7 @@ def list_(
     with refusing():
         found = list(retrace.list_runs(store))
     if not found:
-        print_(f"no runs in {store}")
+        print_(f"no runs in {store}: nothing is there")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("name", "state", "step", "reward", "size", "created", "last write"):

@@ -11,7 +11,7 @@ from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.store import open_store
 from pipeline.store.schemes import remove_empty_folders
-from pipeline.upkeep.run_list import ListedRun, find_run
+from pipeline.upkeep.run_list import ListedRun, find_run, missing_run
 
 
 def removable_run(uri: str, force: bool = False) -> ListedRun:
@@ -21,6 +21,8 @@ def removable_run(uri: str, force: bool = False) -> ListedRun:
     """
     run = find_run(uri)
     if run is None or run.state in ("no run", "recorded set"):
+        if (found := missing_run(uri)) is not None:
+            raise InputError([f"{uri}: {found}"])
         found = "nothing" if run is None else f"{run.message or 'a recorded set'}"
         raise InputError(
             [

@@ -4,17 +4,20 @@ One listing of the store, and a few small reads for each run. Reads no settings 
 traces have none.
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.errors import InputError
 from pipeline.run import keys, parse
 from pipeline.run.amendments import description_now
 from pipeline.run.commit import find_commit, read_commit
 from pipeline.store import ObjectInfo, Store, StoreError, open_store
 from pipeline.store.schemes import DEFAULT_STORE
+from pipeline.traces.format.manifest import sealed_steps
 
 State = Literal[
     "running",
@@ -31,6 +34,7 @@ State = Literal[
 """Running or killed: the newest attempt has no end. It is taken for killed once nothing was written
 for longer than its time limits (launch.start_timeout_s, launch.step_timeout_s) allow."""
 
+_RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")
 _TOTAL = "trainer.total_training_steps"
 _LIMITS = ("start_timeout_s", "step_timeout_s")
 """Stored in an attempt: what waits for an object for longer gives up."""
@@ -92,11 +96,14 @@ class _Folder:
 def list_runs(store: str | Path = DEFAULT_STORE) -> Iterator[ListedRun]:
     """What lies in the store of runs at a folder or URI, by name.
 
-    What is damaged, or no run, is named with the reason. Raises StoreError when the store itself
-    cannot be listed.
+    What is damaged, or no run, is named with the reason. Raises InputError when a run, a recorded
+    set or a file is there itself; StoreError when the store cannot be listed.
     """
     uri = str(store).rstrip("/")
-    for folder in _folders(open_store(uri)):
+    opened = open_store(uri)
+    if (what := _no_store(uri, opened)) is not None:
+        raise InputError([f"{uri}: {what}"])
+    for folder in _folders(opened):
         yield _listed(f"{uri}/{folder.name}", folder)
 
 
@@ -109,6 +116,40 @@ def find_run(uri: str) -> ListedRun | None:
     for info in open_store(uri).list(""):
         folder.add(info, info.key)
     return _listed(uri, folder) if folder.last_s else None
+
+
+def missing_run(uri: str) -> str | None:
+    """What lies where a run is missing, and what to give instead; None: nothing that is known.
+
+    It knows a store of runs and a settings file. Raises StoreError when it cannot be listed.
+    """
+    if Path(uri).suffix in (".yaml", ".yml") and Path(uri).is_file():
+        return (
+            f"found a settings file, expected a run; give its run, such as {DEFAULT_STORE}/NAME, "
+            f"which `retrace check {uri}` names"
+        )
+    objects = (info.key for info in open_store(uri).list(""))
+    names = sorted({key.split("/")[0] for key in objects if _RUN_OBJECT.fullmatch(key)})
+    runs = [f"{uri.rstrip('/')}/{name}" for name in names]
+    if len(runs) == 1:
+        return f"a store of 1 run; give that one: {runs[0]}"
+    return f"a store of {len(runs)} runs; give one of them: {', '.join(runs)}" if runs else None
+
+
+def _no_store(uri: str, store: Store) -> str | None:
+    """What lies at a place itself that was taken for a store of runs, and what to do."""
+    if store.size(keys.run_json()) is not None:
+        return f"a run, expected a store of runs; list its parent: retrace runs ls {_parent(uri)}"
+    if sealed_steps(store):
+        return f"a recorded set, expected a store of runs; list its steps: retrace traces ls {uri}"
+    return "a file, expected a folder or URI that holds runs" if Path(uri).is_file() else None
+
+
+def _parent(uri: str) -> str:
+    if "://" in uri:
+        return uri.rpartition("/")[0]
+    folder = Path(uri)
+    return str(folder.parent if folder.name not in ("", "..") else folder.resolve().parent)
 
 
 def _folders(store: Store) -> Iterator[_Folder]:

@@ -60,6 +60,13 @@ def test_a_worker_that_is_not_there(logs):
     ]
 
 
+def test_a_settings_file_that_is_not_there(logs, folder):
+    assert command("my.yaml", expect=2) == [
+        f"error: my.yaml: no such settings file (from {folder})"
+    ]
+    assert "no run there" in command(f"file://{folder}/my.yaml", expect=2)[0]
+
+
 def test_no_logs_here(logs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [said] = command(str(logs.parents[1] / "store/test"), expect=2)

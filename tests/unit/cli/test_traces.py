@@ -234,7 +234,7 @@ def test_export(run, tmp_path, form):
     ("arguments", "says"),
     [
         (("ls", "ftp://bucket/run"), "scheme 'ftp' is not known"),
-        (("verify", "{empty}"), "no sealed step there; give the folder or URI of a run"),
+        (("verify", "{empty}"), "no run there; list runs with `retrace runs ls`, or give"),
         (("ls", "{run}", "--step", 4), "step 4 is not sealed; sealed steps: [0]"),
         (("verify", "{run}", "--step", 4), "step 4 is not sealed"),
         (
@@ -248,8 +248,9 @@ def test_export(run, tmp_path, form):
             ("show", "000000/1/0", "{run}"),
             "is a sample's id; give RUN first: show {run} 000000/1/0",
         ),
-        (("ls", "{store}"), "a store of 1 runs; give one of them: {store}/run"),
-        (("verify", "{store}"), "a store of 1 runs; give one of them: {store}/run"),
+        (("ls", "{store}"), "a store of 1 run; give that one: {store}/run"),
+        (("verify", "{store}"), "a store of 1 run; give that one: {store}/run"),
+        (("ls", "{settings}"), "{settings}: found a settings file, expected a run; give its run, "),
         (
             ("export", "{run}", "--out", "{store}"),
             "the folder is not empty; give a new or an empty",
@@ -264,11 +265,13 @@ def test_export(run, tmp_path, form):
 def test_what_is_not_there_is_named(run, tmp_path, arguments, says):
     """One line and exit code 2."""
     (tmp_path / "file").touch()
+    (tmp_path / "my.yaml").touch()
     places = {
         "{run}": run.uri,
         "{store}": str(tmp_path),
         "{empty}": str(tmp_path / "nothing"),
         "{file}": str(tmp_path / "file"),
+        "{settings}": str(tmp_path / "my.yaml"),
     }
     output = command(*(places.get(a, a) for a in arguments), expect=2)
     for name, place in places.items():

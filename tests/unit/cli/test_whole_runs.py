@@ -5,7 +5,9 @@ from typer.testing import CliRunner
 
 from pipeline.cli import _app
 from pipeline.run.attempts import end_attempt
+from pipeline.store import open_store
 from tests.attempts import make_attempt
+from tests.samples import make_samples, sealed_r3
 from tests.unit.upkeep.test_whole_runs import make_run
 
 
@@ -52,6 +54,34 @@ def test_ls_of_the_default_store(store):
     ]
     assert all(len(line) <= 80 for line in lines)
     assert command("ls", str(store)) == "\n".join(lines) + "\n"
+
+
+def test_ls_of_what_is_no_store(store, monkeypatch):
+    """A run, a recorded set and a file are no stores; of a run the parent is named, which is."""
+    refusal = "error: {}: a run, expected a store of runs; list its parent: retrace runs ls {}\n"
+    outputs = store.parent
+    for folder, place, parent in (
+        (store.parents[1], "outputs/store/done/", "outputs/store"),
+        (store, "done", "."),
+        (store / "done", ".", str(store)),
+        (store / "done/steps", "..", str(store)),
+        (outputs, f"file://{store}/done", f"file://{store}"),
+    ):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        assert command("ls", place, expect=2) == refusal.format(place.rstrip("/"), parent)
+        assert "\ndone " in command("ls", parent)
+    monkeypatch.chdir(outputs)
+    (outputs / "my.yaml").touch()
+    assert command("ls", "my.yaml", expect=2) == (
+        "error: my.yaml: a file, expected a folder or URI that holds runs\n"
+    )
+    sealed_r3(open_store(str(outputs / "set")), make_samples())
+    assert command("ls", "set", expect=2) == (
+        "error: set: a recorded set, expected a store of runs; list its steps: retrace traces ls "
+        "set\n"
+    )
+    assert command("ls", "nothere") == "no runs in nothere: nothing is there\n"
 
 
 def test_rm_asks(store):

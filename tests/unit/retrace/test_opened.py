@@ -194,9 +194,9 @@ def test_a_pruned_step_has_its_table_alone(tmp_path):
 def test_what_is_not_there_is_named(run, tmp_path):
     with pytest.raises(retrace.TraceError, match=r"step 4 is not sealed; sealed steps: \[0\]"):
         run.step(4)
-    with pytest.raises(retrace.TraceError, match=f"a store of 1 runs; .*: {tmp_path}/run"):
+    with pytest.raises(retrace.TraceError, match=f"a store of 1 run; .*: {tmp_path}/run"):
         retrace.open_run(tmp_path)
-    with pytest.raises(retrace.TraceError, match="no sealed step there"):
+    with pytest.raises(retrace.TraceError, match="no run there; list runs with `retrace runs ls`"):
         retrace.open_run(tmp_path / "nothing")
     with pytest.raises(retrace.StoreError, match="scheme 'ftp' is not known"):
         retrace.open_run("ftp://bucket/run")

@@ -131,12 +131,24 @@ def test_what_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/cat.png").write_bytes(b"cat")
     sealed_r3(open_store(str(tmp_path / "set")), make_samples())
+    make_run(tmp_path / "two/first", 0)
+    sealed_r3(open_store(str(tmp_path / "two/second")), make_samples())
+    (tmp_path / "my.yaml").touch()
     for place, says in (
         ("store/run", "the run is at work"),
         ("photos", "expected a run, found neither run.json nor a sealed step"),
         ("set", "expected a run, found a recorded set"),
         ("nothing", "expected a run, found nothing"),
-        ("store", "expected a run, found neither"),
+        ("store", f"store: a store of 1 run; give that one: {tmp_path}/store/run$"),
+        (
+            "two",
+            f"two: a store of 2 runs; give one of them: {tmp_path}/two/first, {tmp_path}/two/sec",
+        ),
+        (
+            "my.yaml",
+            "my.yaml: found a settings file, expected a run; give its run, such as "
+            f"outputs/store/NAME, which `retrace check {tmp_path}/my.yaml` names",
+        ),
     ):
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(retrace.InputError, match=says):
