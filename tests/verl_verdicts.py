@@ -35,6 +35,8 @@ OWN = (
 )
 """What replaces the script's."""
 
+_DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
+
 _NAMED = re.compile(
     r"^(?P<ours>[\w.]+)(?: \(written as (?P<written>[\w.]+)\))?: (?P<text>.*)", re.S
 )
@@ -105,7 +107,12 @@ def tables() -> str:
 def _lines(found: dict[str, dict[str, Any]], total: Counter[str]) -> Iterator[str]:
     yield (
         f"Of {total.total():,} settings {total['accepted']:,} are accepted, {total['ignored']:,} "
-        f"have no effect here and are ignored with a note, {total['refused']:,} are refused.\n\n"
+        f"have no effect here and are ignored with a note, {total['refused']:,} are refused.\n"
+    )
+    refused_of = [{key_of(setting) for setting in one["refused"]} for one in found.values()]
+    yield (
+        f"Of {len(found)} scripts {refused_of.count(set())} have no setting that is refused, and "
+        f"{refused_of.count({_DYNAMIC})} more only `{_short(_DYNAMIC)}`.\n\n"
     )
     yield "| script | accepted | ignored | refused | refused keys |\n|---|---|---|---|---|\n"
     for script, of_script in found.items():

@@ -16,13 +16,26 @@ def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int
             raise retrace.InputError(
                 [f"{target}: this file is there already; remove it, or name another one"]
             )
+        if not target.parent.is_dir():
+            raise retrace.InputError(
+                [f"{target}: the folder {target.parent} is not there; make it, or name another one"]
+            )
         text = retrace.import_verl(source, arguments)
+        _write(target, text)
     except retrace.InputError as error:
         print_errors(error)
         return 2
-    target.write_text(text, encoding="utf-8")
     todos = sum(line.lstrip().startswith("# TODO ") for line in text.splitlines())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     first = f"decide its {todos} TODO lines, then " if todos else ""
     console.print(f"{target} is written; {first}run: retrace check {target}", markup=False)
     return 0
+
+
+def _write(target: Path, text: str) -> None:
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise retrace.InputError(
+            [f"{target}: this file cannot be written: {error.strerror}; name another one"]
+        ) from error

@@ -11,7 +11,8 @@ from pipeline.errors import LastingError
 
 _GO_ON = "The same command again goes on from what is committed."
 _GO_ON_ONCE_MENDED = (
-    "Mend the cause; then the same command goes on from what is committed, or says which one does."
+    "Mend the cause; then the same command goes on from what is committed. If it cannot go on any "
+    "more, it tells you which command can."
 )
 
 
@@ -33,7 +34,7 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
         retrace.TraceError,
         OSError,
     ) as error:
-        errors.print(f"[red]failed:[/red] {type(error).__name__}")
+        errors.print("[red]failed:[/red]", end=" ")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         errors.print(_GO_ON_ONCE_MENDED if isinstance(error, LastingError) else _GO_ON)
         return 1

@@ -70,6 +70,15 @@ def print_(what: Any) -> None:
     console.print(what, markup=False, highlight=False, soft_wrap=isinstance(what, str))
 
 
+def print_line(text: str) -> None:
+    """Print a text as it is, on a terminal as much of it as its width holds."""
+    console = Console()
+    if console.is_terminal:
+        console.print(text, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
+    else:
+        print_(text)
+
+
 Wide = Annotated[
     bool, typer.Option("--wide", help="All columns, also those that do not fit the terminal.")
 ]

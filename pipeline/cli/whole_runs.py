@@ -1,5 +1,6 @@
 """`retrace runs`: list the runs of a store, remove one."""
 
+import re
 import time
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from rich.table import Table
 
 import retrace
 from pipeline.cli.epilog import LOOKED, epilog
-from pipeline.cli.runs import Run, age, print_, refusing
+from pipeline.cli.runs import Run, age, print_, print_line, refusing
 from pipeline.store.schemes import DEFAULT_STORE, EXAMPLE_STORE
 from pipeline.upkeep.remove import removable_run
 
@@ -29,6 +30,9 @@ app = typer.Typer(
 
 _SAYS = {"failed", "damaged", "half removed", "no run"}
 """States whose message is shown below the table."""
+_QUOTE = "  | "
+_LOGGED = re.compile(r"  \| .*? ERROR \S+: (.*)")
+"""An error's line that a message quotes from a log: what it says."""
 
 
 @app.command(
@@ -69,7 +73,7 @@ def list_(
     print_(table)
     for run in found:
         if run.state in _SAYS and run.message:
-            print_(f"{run.name}: {run.message.splitlines()[0]}")
+            print_line(f"{run.name}: {_cause(run.message)}")
 
 
 @app.command(
@@ -103,6 +107,17 @@ def remove(
                 abort=True,
             )
         print_(f"removed {run}: {decimal(retrace.remove_run(run, force))} freed")
+
+
+def _cause(message: str) -> str:
+    """What a message says first; of one that goes on with a log, the log's error instead."""
+    first, *log = message.splitlines()
+    if not log or not first.endswith(":"):
+        return first
+    errors = [found[1] for line in log if (found := _LOGGED.match(line))]
+    quoted = [line.removeprefix(_QUOTE) for line in log if line.startswith(_QUOTE)]
+    # A log without an error's line ends with what is nearest to one; a killed rank has no log.
+    return [*errors, *quoted[-1:], *log][0]
 
 
 def _steps(run: retrace.ListedRun) -> str:

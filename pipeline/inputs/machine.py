@@ -81,8 +81,8 @@ def machine_notes(config: RunConfig, machine: Machine) -> list[str]:
     if wanted <= there:
         return []
     return [
-        f"this machine has {there} {kind}, the run's {attempt.training_ranks} training ranks and "
-        f"{attempt.rollout_workers} rollout workers (of {tp} processes) want {wanted}"
+        f"{kind} of this machine: {there}; the run wants {wanted} (training ranks: "
+        f"{attempt.training_ranks}; rollout workers: {attempt.rollout_workers}, of TP{tp})"
     ]
 
 

@@ -19,13 +19,14 @@ VERL_DEFAULTS: dict[str, Any] = {
 OTHER_DEFAULTS: dict[str, str] = {
     "data.train_files": "an example's file",
     "data.val_files": "an example's file",
-    "data.seed": "no number in verl; here the order of the prompts follows from it",
+    "data.seed": "null in verl; here it seeds the prompt order",
     "actor_rollout_ref.model.path": "an example's model",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl refuses to start without one",
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "-1 means none, or lr_warmup_steps_ratio",
     "actor_rollout_ref.actor.megatron.override_transformer_config": "attention_backend=flash, and "
     "no recomputation",
-    "actor_rollout_ref.rollout.gpu_memory_utilization": "the engine shares no GPU with the trainer",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout and training have GPUs of their "
+    "own",
     "actor_rollout_ref.rollout.enforce_eager": "for speed alone; recording of routes wants it on",
     "custom_reward_function.name": "compute_score in verl too, under reward.custom_reward_function",
     "trainer.experiment_name": "an example's name",

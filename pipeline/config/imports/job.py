@@ -51,8 +51,8 @@ def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, 
     result = sort_settings({k: v for k, v in given.items() if k not in unknown})
     result.refused.update({key: (given[key], text) for key, text in unknown.items()})
     for key in result.kept.keys() & defaults.keys() - settings.keys():
-        default = f"verl's default; here it would be {_our_default(key)}"
-        result.notes[key] = "; ".join(filter(None, [default, result.notes.get(key)]))
+        what = result.notes.get(key) or f"here it would be {_our_default(key)}"
+        result.notes[key] = f"verl's default; {what}"
     return render(result, origin, notes)
 
 

@@ -6,11 +6,14 @@ an empty PATH, and a function takes down each command that is then not found. Th
 is one of them.
 """
 
+import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,21 +105,37 @@ def _evaluate(
             _PROLOGUE.replace("@FD@", str(record.fileno())).replace("@PROBES@", _probes(text))
         )
         try:
-            done = subprocess.run(
+            said = _said_by(
                 [bash, "--restricted", "--norc", "--noprofile", str(script)],
-                env={**known, "PATH": str(folder / "none"), "BASH_ENV": str(prologue)},
-                stdin=subprocess.DEVNULL, capture_output=True, pass_fds=[record.fileno()],
-                timeout=_LONGEST_S, check=False,
-            )  # fmt: skip
+                {**known, "PATH": str(folder / "none"), "BASH_ENV": str(prologue)},
+                record.fileno(),
+            )
         except subprocess.TimeoutExpired as error:
             raise InputError(
                 [f"{path}: the script does not end by itself when no program is run"]
             ) from error
         record.seek(0)
         written = record.read().decode(errors="replace").replace(str(script), str(path))
-        said = done.stderr.decode(errors="replace")
     records = [part.split("\0")[:-1] for part in written.split("\1\0") if part]
     return records, [_complaint(line) for line in said.splitlines() if _COMPLAINT.match(line)]
+
+
+def _said_by(command: Sequence[str], environment: Mapping[str, str], record: int) -> str:
+    """What bash writes to stderr. Raises TimeoutExpired.
+
+    Its process group is its own, for scripts that end theirs (`trap "kill 0" EXIT`), and ends with
+    it, as loops in subshells would go on.
+    """
+    with subprocess.Popen(
+        command, env=environment, pass_fds=[record], start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as bash:  # fmt: skip
+        try:
+            _, said = bash.communicate(timeout=_LONGEST_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+                os.killpg(bash.pid, signal.SIGKILL)
+    return said.decode(errors="replace")
 
 
 def _probes(text: str) -> str:

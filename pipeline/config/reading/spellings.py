@@ -87,8 +87,8 @@ def plain_values(settings: dict[str, Any]) -> list[str]:
         take(settings, "trainer.save_freq")
         default = all_keys()["trainer.save_freq"].field.default
         notes.append(
-            f"trainer.save_freq: {every} is read as {default}: a restart needs checkpoints; only "
-            "the newest stay"
+            f"trainer.save_freq: {every} means every {default} steps here, as a restart needs "
+            "checkpoints; only the newest stay"
         )
     if get(settings, _MICRO) is None and get(settings, _DYNAMIC) is True:
         take(settings, _MICRO)

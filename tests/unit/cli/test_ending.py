@@ -63,6 +63,14 @@ def test_the_first_signal_ends_in_order(number: signal.Signals, name: str, code:
     assert errors == f"{name}: {SAYS}stopped; {GO_ON}"
 
 
+def test_a_terminal_that_is_closed_ends_it_at_once():
+    """SIGHUP is left to do that; guards then end what was started (tests/unit/test_orphans.py)."""
+    with working(IN_ORDER) as command:
+        command.send_signal(signal.SIGHUP)
+        out, errors = command.communicate(timeout=PATIENCE_S)
+    assert (command.returncode, out, errors) == (-signal.SIGHUP, "", "")
+
+
 @pytest.mark.parametrize(
     ("first", "second", "code"),
     [

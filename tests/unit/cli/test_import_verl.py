@@ -1,7 +1,11 @@
 """`retrace import-verl`."""
 
+import errno
+from pathlib import Path
+
 from typer.testing import CliRunner
 
+import retrace
 from pipeline.cli import _app
 
 
@@ -21,6 +25,26 @@ def test_writes_a_file_once_and_says_what_is_next(tmp_path):
     )
     assert second.exit_code == 2
     assert second.output.startswith(f"error: {target}: this file is there already; remove it, or")
+
+
+def test_a_target_that_cannot_be_written(tmp_path, monkeypatch):
+    """A folder that is not there is found before the source is read."""
+    source, target = tmp_path / "none.sh", tmp_path / "none/my.yaml"
+    result = CliRunner().invoke(_app, ["import-verl", str(source), "-o", str(target)])
+    assert result.exit_code == 2
+    assert result.output == (
+        f"error: {target}: the folder {target.parent} is not there; make it, or name another one\n"
+    )
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(retrace, "import_verl", lambda *_: "trainer: {}\n")
+    target = tmp_path / "my.yaml"
+    result = CliRunner().invoke(_app, ["import-verl", str(source), "-o", str(target)])
+    assert result.exit_code == 2
+    assert f"error: {target}: this file cannot be written: No space left" in result.output
 
 
 def test_errors_name_the_line(tmp_path):

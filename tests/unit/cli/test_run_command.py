@@ -82,6 +82,6 @@ def test_the_advice_after_a_failure(
     program = sys.modules[run_run.__module__]  # a command has the same name as the module
     monkeypatch.setattr(program, "check", lambda path, overrides: Ready())
     assert run_run(Path("my.yaml"), []) == 1
-    _, text, last = capsys.readouterr().err.splitlines()
-    assert text == str(error)
+    text, last = capsys.readouterr().err.splitlines()
+    assert text == f"failed: {error}"
     assert last.startswith(advice)

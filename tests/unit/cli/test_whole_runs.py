@@ -1,6 +1,7 @@
 """`retrace runs`: what it prints, asks and refuses."""
 
 import pytest
+from rich.text import Text
 from typer.testing import CliRunner
 
 from pipeline.cli import _app
@@ -82,6 +83,42 @@ def test_ls_of_what_is_no_store(store, monkeypatch):
         "set\n"
     )
     assert command("ls", "nothere") == "no runs in nothere: nothing is there\n"
+
+
+LOGGED = """rollout worker 0 ended with exit code 78 and was not restarted. From logs/rollout-0.log:
+  | 2026-11-22 07:55:15,200 ERROR operators.rollout: RewardError: sample 000000/2979/0: the reward \
+function raised TypeError: string indices must be integers
+  | Traceback (most recent call last):
+rank 1 then ended: RuntimeError: Connection closed by peer"""
+NOT_LOGGED = "rollout worker 0 ended with exit code -9. From a.log:\n  | loading\n  | KeyError: 7"
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (
+            LOGGED,
+            "RewardError: sample 000000/2979/0: the reward function raised TypeError: string "
+            "indices must be integers",
+        ),
+        (NOT_LOGGED, "KeyError: 7"),
+        (
+            "training ended:\nrank 0: killed by signal 9\nrank 1 then ended: closed",
+            "rank 0: killed by signal 9",
+        ),
+        ("not committed within 60 s: steps/000001/metrics.json", None),
+    ],
+)
+def test_ls_shows_the_cause(tmp_path, message, cause):
+    """Not which log has it; on a terminal as much of it as fits a line."""
+    run = make_run(tmp_path / "store/broken", 1)
+    end_attempt(run, make_attempt(run, 0, 3), "failed", message)
+    line = f"broken: {cause or message}"
+    assert command("ls", str(tmp_path / "store")).splitlines()[2:] == [line]
+    env = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "60"}
+    shown = CliRunner(env=env).invoke(_app, ["runs", "ls", str(tmp_path / "store")])
+    [last] = Text.from_ansi(shown.output).plain.splitlines()[2:]
+    assert last == (line if len(line) <= 60 else f"{line[:59]}…")
 
 
 def test_rm_asks(store):

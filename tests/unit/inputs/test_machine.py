@@ -25,7 +25,9 @@ def test_more_processes_than_cores_can_bear(settings):
     eight = load(settings, "trainer.n_gpus_per_node=8")
     assert machine_problems(eight, None, SMALL) == []
     [note] = machine_notes(eight, SMALL)
-    assert note.startswith("this machine has 2 cores, the run's 8 training ranks and 1 rollout")
+    assert note == (
+        "cores of this machine: 2; the run wants 8 (training ranks: 8; rollout workers: 1, of TP1)"
+    )
     assert machine_notes(load(settings), SMALL) == []
 
 
@@ -44,7 +46,7 @@ def test_gpus(settings):
     """What they hold is not known, so too few of them are a note."""
     assert machine_problems(load(settings, RANKS), None, NODE) == []
     [note] = machine_notes(load(settings, RANKS), NODE)
-    assert "this machine has 8 GPUs" in note
+    assert note.startswith("GPUs of this machine: 8; the run wants 49 (training ranks: 48; ")
     assert machine_notes(load(settings, "trainer.n_gpus_per_node=7"), NODE) == []
 
 

@@ -89,7 +89,8 @@ def test_the_file_reads_in_our_order(tmp_path):
     assert "total_epochs" not in text
     flat = " ".join(text.replace("#", "").split())
     assert (
-        "verl's default; here it would be 10; -1 is read as 10: a restart needs checkpoints" in flat
+        "verl's default; -1 means every 10 steps here, as a restart needs checkpoints; only the "
+        "newest stay" in flat
     )
 
 

@@ -1,10 +1,17 @@
 """A verl script is evaluated by bash, and nothing that it names is started or written."""
 
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
 import pytest
 
 from pipeline.config.imports import script
 from pipeline.config.imports.script import TrainerCommand, read_script, unknown_part
 from pipeline.errors import InputError
+from tests.patience import PATIENCE_S, eventually
 
 TRAINER = "python3 -m verl.trainer.main_ppo"
 
@@ -122,7 +129,35 @@ def test_what_cannot_be_read_names_the_line(tmp_path, text, message):
 
 
 def test_a_script_that_waits_for_a_program(tmp_path, monkeypatch):
+    """Nothing of it goes on, subshells neither."""
     monkeypatch.setattr(script, "_LONGEST_S", 1.0)
-    assert "does not end by itself" in problem(
-        tmp_path, f"until ray status; do :; done\n{TRAINER}\n"
+    text = f"(until ray status; do :; done) & wait\n{TRAINER}\n"
+    assert "does not end by itself" in problem(tmp_path, text, MARK=str(tmp_path))
+    eventually(lambda: not left_of(tmp_path), lambda: left_of(tmp_path))
+
+
+def left_of(mark: Path) -> list[psutil.Process]:
+    """Processes with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("MARK") == str(mark):
+                found.append(process)
+    return found
+
+
+def test_a_script_that_ends_its_process_group(tmp_path):
+    """As scripts do that start things in the background. It is read in a process of its own, as it
+    may end that."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"trap 'kill 0' EXIT\n{TRAINER} a=1\n")
+    reading = (
+        "import pathlib, sys\n"
+        "from pipeline.config.imports.script import read_script\n"
+        "print(read_script(pathlib.Path(sys.argv[1]), {}).arguments)\n"
     )
+    done = subprocess.run(
+        [sys.executable, "-c", reading, str(path)],
+        capture_output=True, text=True, start_new_session=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "('a=1',)\n"), done.stderr

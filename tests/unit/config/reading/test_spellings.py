@@ -21,8 +21,8 @@ OTHER = f"{ACTOR}.megatron.router_replay"
             "trainer.save_freq=-1",
             "trainer.save_freq",
             10,
-            "trainer.save_freq: -1 is read as 10: a restart needs checkpoints; only the newest "
-            "stay",
+            "trainer.save_freq: -1 means every 10 steps here, as a restart needs checkpoints; only "
+            "the newest stay",
         ),
         (
             "trainer.logger=[console,wandb,tensorboard]",
