@@ -13,10 +13,12 @@ from prefect import flow
 from pipeline.config.tree import RunConfig
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.drive import WorkerHost, drive
+from pipeline.hardware import gpu_pool
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.stage import StagedRun, stage
 from pipeline.launch.base import Workers
 from pipeline.launch.local import (
+    devices_of,
     local_workers,
     rollout_stage,
     threads_per_worker,
@@ -81,13 +83,13 @@ def _workers(
     threads = launch.threads_per_worker or threads_per_worker(
         attempt.rollout_workers, attempt.training_ranks, overlap
     )
+    ranks, engines = attempt.training_ranks, attempt.rollout_workers
+    tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    devices = devices_of(gpu_pool(), ranks, engines, tp)
+    number, restarts = attempt.number, launch.max_restarts
     stages = [
-        rollout_stage(
-            run.uri, attempt.number, attempt.rollout_workers, launch.max_restarts, threads
-        ),
-        training_stage(
-            run.uri, attempt.number, attempt.training_ranks, launch.max_restarts, threads
-        ),
+        rollout_stage(run.uri, number, engines, restarts, threads, devices[1:]),
+        training_stage(run.uri, number, ranks, restarts, threads, devices[:1]),
     ]
     display.phase("workers", f"starting; logs in {log_folder(config)}")
     with local_workers(

@@ -38,11 +38,12 @@ def this_machine() -> Machine:
 def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine) -> list[str]:
     """What makes it hopeless to run it on this machine, with numbers.
 
-    Without GPUs: more than four processes of a kind for each core, or weights, gradients and
-    optimizer state that do not fit into memory. How much a GPU holds is not known here.
+    With GPUs: fewer of them than processes. Without: more than four processes of a kind for each
+    core, or weights, gradients and optimizer state that do not fit into memory. How much a GPU
+    holds is not known here.
     """
     if machine.gpus:
-        return []
+        return _gpu_problems(config, machine)
     attempt = attempt_of(config, 0)
     most = _MOST_PER_CORE * machine.cores
     problems = []
@@ -69,19 +70,14 @@ def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine)
 
 
 def machine_notes(config: RunConfig, machine: Machine) -> list[str]:
-    """Where the machine is small for the run, and the run slow."""
+    """Where a machine without GPUs is small for the run, and the run slow."""
     attempt = attempt_of(config, 0)
-    tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    if machine.gpus:
-        wanted = attempt.training_ranks + attempt.rollout_workers * tp
-        kind, there = "GPUs", machine.gpus
-    else:
-        wanted = max(attempt.training_ranks, attempt.rollout_workers)
-        kind, there = "cores", machine.cores
-    if wanted <= there:
+    wanted = max(attempt.training_ranks, attempt.rollout_workers)
+    if machine.gpus or wanted <= machine.cores:
         return []
+    tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     return [
-        f"{kind} of this machine: {there}; the run wants {wanted} (training ranks: "
+        f"cores of this machine: {machine.cores}; the run wants {wanted} (training ranks: "
         f"{attempt.training_ranks}; rollout workers: {attempt.rollout_workers}, of TP{tp})"
     ]
 
@@ -92,3 +88,20 @@ def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:
     weight = _WEIGHT[actor.megatron.dtype]
     engine = _WEIGHT[config.actor_rollout_ref.rollout.dtype]
     return writes.checkpoint + writes.policy + workers * (writes.policy // weight) * engine
+
+
+def _gpu_problems(config: RunConfig, machine: Machine) -> list[str]:
+    """Each rank, and each process of an engine, has a GPU for itself (pipeline/launch/local.py)."""
+    attempt = attempt_of(config, 0)
+    ranks, workers = attempt.training_ranks, attempt.rollout_workers
+    tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    wanted = ranks + workers * tp
+    if wanted <= machine.gpus:
+        return []
+    return [
+        f"trainer.n_gpus_per_node: the run wants {wanted} GPUs (training ranks: {ranks}; rollout "
+        f"workers: {workers}, of TP{tp}), but this machine has {machine.gpus} (those of "
+        "CUDA_VISIBLE_DEVICES, where it is set); lower trainer.n_gpus_per_node, "
+        "launch.rollout_workers or actor_rollout_ref.rollout.tensor_model_parallel_size, or use a "
+        "larger machine"
+    ]

@@ -38,6 +38,8 @@ class Stage:
     """Added to the launcher's own."""
     repeats: Callable[[], str | None] = lambda: None
     """What a restarted worker does again before it goes on, for people; None: nothing."""
+    devices: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES of each worker; empty: no GPUs, and the variable is left as it is."""
 
 
 def repeats_of(run_uri: str) -> str | None:

@@ -14,7 +14,13 @@ from pathlib import Path
 from pipeline import progress
 from pipeline.exits import CONFIGURATION_ERROR
 from pipeline.hardware import core_count
-from pipeline.launch.base import Stage, StageFailedError, StageLastingError, repeats_of
+from pipeline.launch.base import (
+    LaunchError,
+    Stage,
+    StageFailedError,
+    StageLastingError,
+    repeats_of,
+)
 from pipeline.launch.commands import rollout_command, training_command
 from pipeline.launch.guard import start_guarded
 from pipeline.launch.tail import rank_exit_codes, why_ended
@@ -121,6 +127,8 @@ class LocalWorkers:
 
     def _spawn(self, stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
         environment = stage.environment
+        if stage.devices:
+            environment = {**environment, "CUDA_VISIBLE_DEVICES": stage.devices[index]}
         if self.progress_folder is not None:
             says = progress.environment(self.progress_folder / f"{stage.name}-{index}.json")
             environment = {**environment, **says}
@@ -146,22 +154,56 @@ def local_workers(
 
 
 def rollout_stage(
-    run_uri: str, attempt: int, workers: int, max_restarts: int, threads: int
+    run_uri: str,
+    attempt: int,
+    workers: int,
+    max_restarts: int,
+    threads: int,
+    devices: tuple[str, ...],
 ) -> Stage:
-    """The rollout workers of an attempt."""
+    """The rollout workers of an attempt; `devices` has a text for each, or is empty."""
     commands = tuple(
         rollout_command(sys.executable, run_uri, str(index), attempt) for index in range(workers)
     )
-    return Stage("rollout", commands, max_restarts, _environment(threads))
+    return Stage("rollout", commands, max_restarts, _environment(threads), devices=devices)
 
 
 def training_stage(
-    run_uri: str, attempt: int, ranks: int, max_restarts: int, threads: int
+    run_uri: str,
+    attempt: int,
+    ranks: int,
+    max_restarts: int,
+    threads: int,
+    devices: tuple[str, ...],
 ) -> Stage:
     """The training ranks of an attempt: one torchrun on this machine."""
     command = training_command(sys.executable, ["--standalone"], ranks, run_uri, attempt)
     again = partial(repeats_of, run_uri)
-    return Stage("training", (command,), max_restarts, _environment(threads), again)
+    return Stage("training", (command,), max_restarts, _environment(threads), again, devices)
+
+
+def devices_of(
+    pool: Sequence[str], ranks: int, workers: int, tensor_parallel: int
+) -> tuple[str, ...]:
+    """CUDA_VISIBLE_DEVICES of the training gang, then of each rollout worker; () without GPUs.
+
+    No GPU has two owners: engines and ranks each take most of one's memory.
+    Example: devices_of(("0", "1", "2", "3"), 2, 1, 2) == ("0,1", "2,3").
+    Raises LaunchError where there are too few.
+    """
+    if not pool:
+        return ()
+    wanted = ranks + workers * tensor_parallel
+    if wanted > len(pool):
+        raise LaunchError(
+            f"the run's workers want {wanted} GPUs, but this machine has {len(pool)} (of "
+            "CUDA_VISIBLE_DEVICES, where it is set); `retrace check` says what to change"
+        )
+    starts = range(ranks, wanted, tensor_parallel)
+    return (
+        ",".join(pool[:ranks]),
+        *(",".join(pool[start : start + tensor_parallel]) for start in starts),
+    )
 
 
 def threads_per_worker(workers: int, ranks: int, overlap: bool) -> int:

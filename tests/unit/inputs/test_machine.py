@@ -42,19 +42,32 @@ def test_a_model_larger_than_memory(settings):
     assert machine_problems(config, small, SMALL) == []
 
 
-def test_gpus(settings):
-    """What they hold is not known, so too few of them are a note."""
-    assert machine_problems(load(settings, RANKS), None, NODE) == []
-    [note] = machine_notes(load(settings, RANKS), NODE)
-    assert note.startswith("GPUs of this machine: 8; the run wants 49 (training ranks: 48; ")
-    assert machine_notes(load(settings, "trainer.n_gpus_per_node=7"), NODE) == []
+def test_too_few_gpus(settings):
+    """Of three ranks, six workers of one GPU fit no longer, nor do three of two."""
+    three = "trainer.n_gpus_per_node=3"
+    tp = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+    for more in (["launch.rollout_workers=5"], ["launch.rollout_workers=2", tp]):
+        config = load(settings, three, *more)
+        assert machine_problems(config, None, NODE) == machine_notes(config, NODE) == []
+    assert machine_problems(load(settings, three, "launch.rollout_workers=6"), None, NODE)
+    [problem] = machine_problems(load(settings, three, "launch.rollout_workers=3", tp), None, NODE)
+    assert problem == (
+        "trainer.n_gpus_per_node: the run wants 9 GPUs (training ranks: 3; rollout workers: 3, of "
+        "TP2), but this machine has 8 (those of CUDA_VISIBLE_DEVICES, where it is set); lower "
+        "trainer.n_gpus_per_node, launch.rollout_workers or "
+        "actor_rollout_ref.rollout.tensor_model_parallel_size, or use a larger machine"
+    )
 
 
-def test_a_run_is_refused_where_it_cannot_be(settings, monkeypatch):
+@pytest.mark.parametrize(
+    ("small", "message"),
+    [(SMALL, "48 training ranks are asked for"), (NODE, "the run wants 49 GPUs")],
+)
+def test_a_run_is_refused_where_it_cannot_be(settings, monkeypatch, small, message):
     """Nothing was started, nothing is in the store."""
-    monkeypatch.setattr(machine, "this_machine", lambda: SMALL)
+    monkeypatch.setattr(machine, "this_machine", lambda: small)
     ready = retrace.check(settings, [RANKS, "actor_rollout_ref.rollout.n=48"])
-    with pytest.raises(retrace.InputError, match="48 training ranks are asked for"):
+    with pytest.raises(retrace.InputError, match=message):
         ready.run()
     assert not (settings.parent / "store").exists()
 

@@ -12,8 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.launch.base import Stage, StageFailedError, StageLastingError, repeats_of
-from pipeline.launch.local import LocalWorkers, local_workers, training_stage
+from pipeline.launch.base import (
+    LaunchError,
+    Stage,
+    StageFailedError,
+    StageLastingError,
+    repeats_of,
+)
+from pipeline.launch.local import LocalWorkers, devices_of, local_workers, training_stage
 from pipeline.progress import read_progress
 from pipeline.run.wait import wait_for_any
 from pipeline.store import open_store
@@ -207,7 +213,7 @@ def test_a_folder_named_pipeline_where_the_run_starts_hides_nothing(
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline/__init__.py").write_text("raise SystemExit('the wrong package')")
     monkeypatch.chdir(tmp_path)
-    stage = training_stage("unused", 0, ranks=1, max_restarts=0, threads=1)
+    stage = training_stage("unused", 0, ranks=1, max_restarts=0, threads=1, devices=())
     prefix = stage.commands[0][: stage.commands[0].index("operators.training")]
     command = (*(prefix if torchrun else (sys.executable, "-m")), "pipeline.exits")
     stage = replace(stage, commands=(command,))
@@ -222,3 +228,33 @@ def test_a_store_that_does_not_answer_keeps_nothing_from_being_restarted():
         "which steps are trained again is not known: store 'ftp://nowhere/run': scheme 'ftp' is "
         "not known; use a folder, file:// URI or s3://BUCKET/PREFIX"
     )
+
+
+def test_no_gpu_has_two_owners():
+    pool = [str(index) for index in range(8)]
+    assert devices_of(pool, 4, 2, 2) == ("0,1,2,3", "4,5", "6,7")
+    assert devices_of(pool, 1, 2, 1) == ("0", "1", "2")
+    assert devices_of(["5", "GPU-8932f937"], 1, 1, 1) == ("5", "GPU-8932f937")
+    assert devices_of(pool, 8, 0, 1) == ("0,1,2,3,4,5,6,7",)
+    assert devices_of([], 48, 9, 1) == ()
+
+
+def test_too_few_gpus_are_not_shared():
+    with pytest.raises(LaunchError, match="want 9 GPUs, but this machine has 8"):
+        devices_of([str(index) for index in range(8)], 5, 2, 2)
+
+
+def test_each_worker_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7,3")
+    program = "import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])"
+    commands = ((sys.executable, "-c", program),) * 2
+    stages = [
+        Stage("rollout", commands, 0, {}, devices=("7", "3")),
+        Stage("untouched", commands[:1], 0, {}),
+    ]
+    with local_workers(tmp_path, stages, print) as workers:
+        for worker in workers._workers:
+            assert worker.process.wait(PATIENCE_S) == 0
+    assert "sees 7\n" in (tmp_path / "rollout-0.log").read_text()
+    assert "sees 3\n" in (tmp_path / "rollout-1.log").read_text()
+    assert "sees 6,7,3\n" in (tmp_path / "untouched-0.log").read_text()
