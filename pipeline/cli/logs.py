@@ -17,14 +17,17 @@ def logs(
     worker: Annotated[
         list[str] | None,
         typer.Option(
-            "--worker", help="This one only, such as rollout-0 or training-0 (repeat for more)."
+            "--worker",
+            metavar="NAME",
+            help="This one only, such as rollout-0 or training-0 (repeat for more).",
         ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")
     ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="The last lines of each worker.")
+        int,
+        typer.Option("--lines", "-n", min=0, metavar="N", help="The last lines of each worker."),
     ] = 50,
 ) -> None:
     """Show the logs of a run's workers on this machine.

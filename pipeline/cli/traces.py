@@ -59,7 +59,7 @@ app.command(
     ),
 )(upkeep.prune_)
 
-_Step = Annotated[int | None, typer.Option("--step", min=0, help="This step only.")]
+_Step = Annotated[int | None, typer.Option("--step", min=0, metavar="N", help="This step only.")]
 
 _Form = Literal["npy", "pt", "verl", "slime"]
 
@@ -94,7 +94,8 @@ def show(
     sample: Annotated[str, typer.Argument(help="A sample's id, such as 000003/17/2.")],
     step: _Step = None,
     layer: Annotated[
-        list[int] | None, typer.Option("--layer", help="This MoE layer only (repeat for more).")
+        list[int] | None,
+        typer.Option("--layer", metavar="N", help="This MoE layer only (repeat for more)."),
     ] = None,
     wide: Wide = False,
 ) -> None:
@@ -176,7 +177,7 @@ def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
 )
 def export_(
     run: Run,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder to write to.")],
     form: Annotated[
         _Form,
         typer.Option("--format", help="npy or pt: a file by sample; verl or slime: one by step."),
@@ -187,6 +188,7 @@ def export_(
         typer.Option(
             "--num-layers",
             min=1,
+            metavar="N",
             help="verl, slime: decoder layers of the model, if its last ones are dense.",
         ),
     ] = None,

@@ -52,7 +52,10 @@ def sweep_(
 def prune_(
     run: Run,
     keep_steps: Annotated[
-        int, typer.Option("--keep-steps", min=0, help="Keep the last N sealed steps whole.")
+        int,
+        typer.Option(
+            "--keep-steps", min=0, metavar="N", help="Keep the last N sealed steps whole."
+        ),
     ],
     dry_run: _DryRun = False,
 ) -> None:

@@ -54,6 +54,15 @@ def test_h_is_help(words):
     assert "Examples" in short.output
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_shows_no_types_of_python(words):
+    """An option is followed by what to write, such as N, and not by <list[int]>."""
+    text = CliRunner(env={"COLUMNS": "200"}).invoke(_app, [*words, "--help"]).output
+    options = [line for line in text.splitlines() if re.search(r"│[ *]+--", line)]
+    assert options
+    assert [line for line in options if re.search(r"<(int|str|path|list)\b", line)] == []
+
+
 def test_version():
     result = CliRunner().invoke(_app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"retrace {retrace.__version__}\n")
