@@ -38,9 +38,9 @@ def this_machine() -> Machine:
 def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine) -> list[str]:
     """What makes it hopeless to run it on this machine, with numbers.
 
-    With GPUs: fewer of them than processes. Without: more than four processes of a kind for each
-    core, or weights, gradients and optimizer state that do not fit into memory. How much a GPU
-    holds is not known here.
+    With GPUs: fewer of them than training ranks, or than processes of one engine. Without: more
+    than four processes of a kind for each core, or weights, gradients and optimizer state that do
+    not fit into memory. How much a GPU holds is not known here.
     """
     if machine.gpus:
         return _gpu_problems(config, machine)
@@ -70,16 +70,24 @@ def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine)
 
 
 def machine_notes(config: RunConfig, machine: Machine) -> list[str]:
-    """Where a machine without GPUs is small for the run, and the run slow."""
+    """Where a machine is small for the run: processes share GPUs, or cores, and are slow."""
     attempt = attempt_of(config, 0)
-    wanted = max(attempt.training_ranks, attempt.rollout_workers)
-    if machine.gpus or wanted <= machine.cores:
-        return []
+    ranks, workers = attempt.training_ranks, attempt.rollout_workers
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    return [
-        f"cores of this machine: {machine.cores}; the run wants {wanted} (training ranks: "
-        f"{attempt.training_ranks}; rollout workers: {attempt.rollout_workers}, of TP{tp})"
-    ]
+    run = f"(training ranks: {ranks}; rollout workers: {workers}, of TP{tp})"
+    if machine.gpus:
+        wanted = ranks + workers * tp
+        if wanted <= machine.gpus:
+            return []
+        return [
+            f"GPUs of this machine: {machine.gpus}; the run wants {wanted} {run}, so rollout "
+            "workers share GPUs with others: lower "
+            "actor_rollout_ref.rollout.gpu_memory_utilization until both fit"
+        ]
+    wanted = max(ranks, workers)
+    if wanted <= machine.cores:
+        return []
+    return [f"cores of this machine: {machine.cores}; the run wants {wanted} {run}"]
 
 
 def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:
@@ -91,17 +99,18 @@ def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:
 
 
 def _gpu_problems(config: RunConfig, machine: Machine) -> list[str]:
-    """Each rank, and each process of an engine, has a GPU for itself (pipeline/launch/local.py)."""
-    attempt = attempt_of(config, 0)
-    ranks, workers = attempt.training_ranks, attempt.rollout_workers
+    ranks = attempt_of(config, 0).training_ranks
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    wanted = ranks + workers * tp
-    if wanted <= machine.gpus:
-        return []
     return [
-        f"trainer.n_gpus_per_node: the run wants {wanted} GPUs (training ranks: {ranks}; rollout "
-        f"workers: {workers}, of TP{tp}), but this machine has {machine.gpus} (those of "
-        "CUDA_VISIBLE_DEVICES, where it is set); lower trainer.n_gpus_per_node, "
-        "launch.rollout_workers or actor_rollout_ref.rollout.tensor_model_parallel_size, or use a "
-        "larger machine"
+        f"{key}: {what} want {count} GPUs, but this machine has {machine.gpus} (those of "
+        "CUDA_VISIBLE_DEVICES, where it is set); lower it, or use a larger machine"
+        for key, what, count in (
+            ("trainer.n_gpus_per_node", "the training ranks", ranks),
+            (
+                "actor_rollout_ref.rollout.tensor_model_parallel_size",
+                "the processes of an engine",
+                tp,
+            ),
+        )
+        if count > machine.gpus
     ]

@@ -187,19 +187,19 @@ def devices_of(
 ) -> tuple[str, ...]:
     """CUDA_VISIBLE_DEVICES of the training gang, then of each rollout worker; () without GPUs.
 
-    No GPU has two owners: engines and ranks each take most of one's memory.
+    Each GPU has one owner while there are enough; the engines that are left share the last ones.
     Example: devices_of(("0", "1", "2", "3"), 2, 1, 2) == ("0,1", "2,3").
-    Raises LaunchError where there are too few.
+    Raises LaunchError where the gang or an engine alone wants more than there are.
     """
     if not pool:
         return ()
-    wanted = ranks + workers * tensor_parallel
-    if wanted > len(pool):
+    if (wanted := max(ranks, tensor_parallel)) > len(pool):
         raise LaunchError(
             f"the run's workers want {wanted} GPUs, but this machine has {len(pool)} (of "
             "CUDA_VISIBLE_DEVICES, where it is set); `retrace check` says what to change"
         )
-    starts = range(ranks, wanted, tensor_parallel)
+    last = len(pool) - tensor_parallel
+    starts = [min(ranks + worker * tensor_parallel, last) for worker in range(workers)]
     return (
         ",".join(pool[:ranks]),
         *(",".join(pool[start : start + tensor_parallel]) for start in starts),

@@ -43,25 +43,32 @@ def test_a_model_larger_than_memory(settings):
 
 
 def test_too_few_gpus(settings):
-    """Of three ranks, six workers of one GPU fit no longer, nor do three of two."""
     three = "trainer.n_gpus_per_node=3"
     tp = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
     for more in (["launch.rollout_workers=5"], ["launch.rollout_workers=2", tp]):
         config = load(settings, three, *more)
         assert machine_problems(config, None, NODE) == machine_notes(config, NODE) == []
-    assert machine_problems(load(settings, three, "launch.rollout_workers=6"), None, NODE)
-    [problem] = machine_problems(load(settings, three, "launch.rollout_workers=3", tp), None, NODE)
-    assert problem == (
-        "trainer.n_gpus_per_node: the run wants 9 GPUs (training ranks: 3; rollout workers: 3, of "
-        "TP2), but this machine has 8 (those of CUDA_VISIBLE_DEVICES, where it is set); lower "
-        "trainer.n_gpus_per_node, launch.rollout_workers or "
-        "actor_rollout_ref.rollout.tensor_model_parallel_size, or use a larger machine"
+    shared = load(settings, three, "launch.rollout_workers=3", tp)
+    assert machine_problems(shared, None, NODE) == []
+    assert machine_notes(shared, NODE) == [
+        "GPUs of this machine: 8; the run wants 9 (training ranks: 3; rollout workers: 3, of "
+        "TP2), so rollout workers share GPUs with others: lower "
+        "actor_rollout_ref.rollout.gpu_memory_utilization until both fit"
+    ]
+    assert machine_problems(load(settings, "trainer.n_gpus_per_node=9"), None, NODE) == [
+        "trainer.n_gpus_per_node: the training ranks want 9 GPUs, but this machine has 8 (those of "
+        "CUDA_VISIBLE_DEVICES, where it is set); lower it, or use a larger machine"
+    ]
+    engine = load(settings, tp)
+    [problem] = machine_problems(engine, None, Machine(cores=8, gpus=1, memory=1 << 40))
+    assert problem.startswith(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size: the processes of an engine want 2"
     )
 
 
 @pytest.mark.parametrize(
     ("small", "message"),
-    [(SMALL, "48 training ranks are asked for"), (NODE, "the run wants 49 GPUs")],
+    [(SMALL, "48 training ranks are asked for"), (NODE, "the training ranks want 48 GPUs")],
 )
 def test_a_run_is_refused_where_it_cannot_be(settings, monkeypatch, small, message):
     """Nothing was started, nothing is in the store."""

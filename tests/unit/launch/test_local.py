@@ -230,7 +230,7 @@ def test_a_store_that_does_not_answer_keeps_nothing_from_being_restarted():
     )
 
 
-def test_no_gpu_has_two_owners():
+def test_no_gpu_has_two_owners_where_there_are_enough():
     pool = [str(index) for index in range(8)]
     assert devices_of(pool, 4, 2, 2) == ("0,1,2,3", "4,5", "6,7")
     assert devices_of(pool, 1, 2, 1) == ("0", "1", "2")
@@ -239,9 +239,15 @@ def test_no_gpu_has_two_owners():
     assert devices_of([], 48, 9, 1) == ()
 
 
-def test_too_few_gpus_are_not_shared():
+def test_too_few_gpus_are_shared_by_engines():
+    assert devices_of(["0"], 1, 2, 1) == ("0", "0", "0")
+    assert devices_of(["0", "1", "2", "3"], 3, 2, 2) == ("0,1,2", "2,3", "2,3")
+
+
+@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(9, 1), (1, 9)])
+def test_a_gang_or_an_engine_is_not_cut_to_the_gpus_that_there_are(ranks, tensor_parallel):
     with pytest.raises(LaunchError, match="want 9 GPUs, but this machine has 8"):
-        devices_of([str(index) for index in range(8)], 5, 2, 2)
+        devices_of([str(index) for index in range(8)], ranks, 1, tensor_parallel)
 
 
 def test_each_worker_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
