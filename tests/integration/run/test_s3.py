@@ -123,7 +123,7 @@ def test_faults_of_the_store(tmp_path: Path, server: Minio):
     assert "restart 1 of" not in printed.partition("403")[0]  # the stop cost no worker
     assert "403 InvalidAccessKeyId" in printed
     assert "give valid credentials" in printed
-    assert "The same command again goes on" in printed
+    assert "then the same command goes on from what is committed" in printed
     assert not workers(store.uri, "operators.rollout")
     assert not workers(store.uri, "operators.training")
 

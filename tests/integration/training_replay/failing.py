@@ -5,7 +5,8 @@ import sys
 
 import torch.distributed as dist
 
-from operators.training import __main__ as program
+from operators.training import worker
+from operators.training.__main__ import main
 from pipeline.store import RefusedError
 
 
@@ -18,5 +19,5 @@ def _run(run_uri: str, attempt: int) -> None:
 
 
 if __name__ == "__main__":
-    program.run = _run
-    sys.exit(program.main())
+    worker.run = _run
+    sys.exit(main())

@@ -50,9 +50,12 @@ def test_routers_choose_the_code_of_the_token_they_see(found: dict, layout: str)
 @pytest.mark.parametrize("layout", RANKS)
 @pytest.mark.parametrize("shift", ["token", "layer", "sample"])
 def test_misplaced_routes_are_detected(found: dict, layout: str, shift: str):
-    """The test above would see a shift by one token or layer, or two samples swapped."""
-    for report in found[layout]:
-        part = report["alignment"][shift]
+    """The test above would see a shift by one token or layer, or two samples swapped. Layers are
+    shifted within a rank, so one with a single layer keeps its own."""
+    parts = [report["alignment"][shift] for report in found[layout]]
+    if shift == "layer" and layout == "pp2-uneven":
+        assert parts.pop(0)["wrong"] == 0
+    for part in parts:
         least = 0.1 if shift == "sample" else 0.9
         assert part["wrong"] > least * part["replayed"]
 
