@@ -60,8 +60,6 @@ class ReadyRun:
 
     def run(self) -> Run:
         """Run it in this process, as `retrace.run` does."""
-        if self.too_small:
-            raise InputError(self.too_small)
         # Imported here: readers of traces have no use for rich.
         from rich.console import Console
 
@@ -76,6 +74,8 @@ class ReadyRun:
             )
             report(config, store)
             return open_run(self.uri)
+        if self.too_small:
+            raise InputError(self.too_small)
         if config.actor_rollout_ref.actor.router_replay.replay_file is None:
             need("rollout-cpu", "a rollout worker")
         need("training", "a training rank")
