@@ -118,7 +118,10 @@ def _of_overrides(source: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Hydra's options that say which file is meant, and the overrides."""
+    """Hydra's options that say which file is meant, and the overrides.
+
+    Raises InputError for other options, which would be lost.
+    """
     options: dict[str, str] = {}
     overrides: list[str] = []
     left = iter(arguments)
@@ -126,7 +129,14 @@ def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         option, _, value = argument.partition("=")
         if option in _OPTIONS:
             options[_OPTIONS[option]] = value or next(left, "")
-        elif not argument.startswith("-"):
+        elif argument.startswith("-"):
+            raise InputError(
+                [
+                    f"{argument}: no option that is read of verl's command line; write settings as "
+                    "key.path=value, or leave it out"
+                ]
+            )
+        else:
             overrides.append(argument)
     return options, overrides
 

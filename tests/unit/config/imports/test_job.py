@@ -173,6 +173,7 @@ def test_interpolation_in_a_script_is_resolved(tmp_path):
     [
         ("a: ${nowhere}\n", [], "Interpolation key 'nowhere' not found"),
         ("defaults: [ppo_trainer]\n", [], "install verl or add its folder to the file: hydra:"),
+        ("data: {n: 1}\n", ["--trainer.nnodes=2"], "--trainer.nnodes=2: no option that is read"),
         ("data: {n: 1}\n", ["data"], "data: expected key.path=value"),
     ],
 )
