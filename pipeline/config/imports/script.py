@@ -26,7 +26,8 @@ _LONGEST_S = 20.0
 
 _PROLOGUE = r"""
 command_not_found_handle() {
-  printf '%s\0' "${BASH_LINENO[0]}" "$@" >&@FD@; printf '\1\0' >&@FD@
+  local word
+  for word in "${BASH_LINENO[0]}" "$@" $'\1'; do printf '%s:%s\0' "$BASHPID" "$word" >&@FD@; done
   case @PROBES@ in *" ${BASH_LINENO[0]} "*) ;; *)
     printf '@not-known:%s:%s@' "${BASH_LINENO[0]}" "$1";;
   esac
@@ -116,8 +117,22 @@ def _evaluate(
             ) from error
         record.seek(0)
         written = record.read().decode(errors="replace").replace(str(script), str(path))
-    records = [part.split("\0")[:-1] for part in written.split("\1\0") if part]
-    return records, [_complaint(line) for line in said.splitlines() if _COMPLAINT.match(line)]
+    return _records(written), [
+        _complaint(line) for line in said.splitlines() if _COMPLAINT.match(line)
+    ]
+
+
+def _records(written: str) -> list[list[str]]:
+    """The commands from their words, each of which stands behind the process that wrote it: the
+    parts of a pipe write at once."""
+    records: list[list[str]] = []
+    begun: dict[str, list[str]] = {}
+    for process, _, word in (entry.partition(":") for entry in written.split("\0")[:-1]):
+        if word == "\1":
+            records.append(begun.pop(process))
+        else:
+            begun.setdefault(process, []).append(word)
+    return records
 
 
 def _said_by(command: Sequence[str], environment: Mapping[str, str], record: int) -> str:

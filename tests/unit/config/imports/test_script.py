@@ -66,6 +66,13 @@ exec {TRAINER} --config-name=ppo_megatron_trainer \\
     assert "line 17: `mkdir` was not run" in command.notes
 
 
+def test_parts_of_a_pipe_are_told_apart(tmp_path):
+    """They run at the same time, so their words come in any order."""
+    for _ in range(20):
+        command = read(tmp_path, f"{TRAINER} a=1 b=2 c=3 | tee x y z | tee u v w\n")
+        assert command.arguments == ("a=1", "b=2", "c=3")
+
+
 @pytest.mark.parametrize(
     "launcher",
     ["python", "nohup python3 -u", "ray job submit --no-wait -- python3", "uv run python"],
