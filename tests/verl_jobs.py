@@ -5,7 +5,6 @@ They are not part of this repository. Tests that compare with them carry `needs_
 
 import json
 import shlex
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.config.dotted import leaves
 from tests.paths import ROOT
 
 FOLDER = ROOT / "tests/unit/config/verl"
@@ -38,15 +38,7 @@ def examples() -> dict[str, list[str]]:
 
 def newest_defaults() -> dict[str, Any]:
     """The settings of the newest generated file for Megatron, by dotted key, not resolved."""
-    return dict(_leaves(yaml.safe_load(FILES[-1].read_text())))
-
-
-def _leaves(group: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in group.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return dict(leaves(yaml.safe_load(FILES[-1].read_text())))
 
 
 def write_script(folder: Path, name: str) -> Path:

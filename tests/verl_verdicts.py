@@ -144,10 +144,9 @@ def other_defaults() -> str:
     for key in setting_keys():
         reason = OTHER_DEFAULTS.get(key.name, "")
         if key.name in {**VERL_DEFAULTS, **OTHER_DEFAULTS} and "an example's" not in reason:
-            ours = key.field.get_default(call_default_factory=True, validated_data={})
             what = f"not written: {reason}" if reason else "writes verl's"
             theirs = _value(verl.get(key.name, ...))
-            rows.append(f"| `{_short(key.name)}` | {theirs} | {_value(ours)} | {what} |\n")
+            rows.append(f"| `{_short(key.name)}` | {theirs} | {_value(key.default)} | {what} |\n")
     return "| key | verl 0.9 | here | `import-verl` |\n|---|---|---|---|\n" + "".join(rows)
 
 

@@ -25,7 +25,11 @@ def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int
     except retrace.InputError as error:
         print_errors(error)
         return 2
-    todos = sum(line.lstrip().startswith("# TODO ") for line in text.splitlines())
+    from pipeline.config.reading.undecided import (
+        TODO,  # with pydantic: not at every command's start
+    )
+
+    todos = sum(line.lstrip().startswith(TODO) for line in text.splitlines())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     first = f"decide its {todos} TODO lines, then " if todos else ""
     console.print(f"{target} is written; {first}run: retrace check {target}", markup=False)

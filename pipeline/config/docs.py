@@ -119,7 +119,7 @@ def _row(key: Key) -> str:
 def _default(key: Key) -> str:
     if key.field.is_required():
         return "**required**"
-    default = key.field.get_default(call_default_factory=True, validated_data={})
+    default = key.default
     if default is None or default is PydanticUndefined:
         return "null"
     return f"`{default}`"

@@ -1,6 +1,6 @@
 """Settings as groups within groups, by dotted key."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.errors import InputError
@@ -47,11 +47,11 @@ def leaves(group: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def get(settings: dict[str, Any], key: str) -> Any:
+def get(settings: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key; ABSENT if it is missing, because null is a value."""
     target: Any = settings
     for part in key.split("."):
-        if not isinstance(target, dict) or part not in target:
+        if not isinstance(target, Mapping) or part not in target:
             return ABSENT
         target = target[part]
     return target
@@ -69,3 +69,8 @@ def take(settings: dict[str, Any], key: str) -> Any:
     if not below:
         del settings[first]
     return value
+
+
+def is_interpolated(value: Any) -> bool:
+    """Whether Hydra would compute the value from others: text with `${...}`."""
+    return isinstance(value, str) and "${" in value

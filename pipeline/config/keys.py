@@ -64,6 +64,11 @@ class Key:
         return _marks(self.field)["formerly"]
 
     @property
+    def default(self) -> Any:
+        """The value without one in a file; PydanticUndefined: there is none."""
+        return self.field.get_default(call_default_factory=True, validated_data={})
+
+    @property
     def nullable(self) -> bool:
         """Whether null is allowed."""
         return type(None) in _options(self.field.annotation)

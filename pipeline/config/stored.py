@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.config.dotted import ABSENT, get
 from pipeline.config.keys import Key, all_keys, is_set, setting_keys, value_at, with_value
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
@@ -59,7 +60,7 @@ def with_former_values(
         if key.is_new
         and not key.operational
         and _group_is_used(config, key.name)
-        and not _is_stored(stored, key.name)
+        and get(stored, key.name) is ABSENT
         and not is_set(config, key.name)
         and value_at(config, key.name) != key.former
     }
@@ -71,15 +72,6 @@ def with_former_values(
 def _group_is_used(config: RunConfig, name: str) -> bool:
     group = name.rpartition(".")[0]
     return not group or value_at(config, group) is not None
-
-
-def _is_stored(settings: Mapping[str, Any], name: str) -> bool:
-    value: Any = settings
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return False
-        value = value[part]
-    return True
 
 
 def _complete(settings: dict[str, Any], key: Key) -> bool:

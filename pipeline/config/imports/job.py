@@ -5,10 +5,11 @@ script ─► bash ─► key=value ─┐
 YAML ─► Hydra, OmegaConf ────┘
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.dotted import is_interpolated, leaves, put
 from pipeline.config.imports.compose import compose, resolve
 from pipeline.config.imports.defaults import VERL_DEFAULTS
 from pipeline.config.imports.render import render
@@ -85,9 +86,9 @@ def _of_command(source: Path, arguments: Sequence[str]) -> tuple[dict[str, Any],
 
 def _of_file(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     content = read_file(path)
-    if "defaults" in content or any(_interpolated(value) for _, value in _leaves(content)):
-        return dict(_leaves(compose(path, overrides)))
-    settings = {key: value for key, value in _leaves(content) if value != "???"}
+    if "defaults" in content or any(is_interpolated(value) for _, value in leaves(content)):
+        return dict(leaves(compose(path, overrides)))
+    settings = {key: value for key, value in leaves(content) if value != "???"}
     return settings | _of_overrides(path, overrides)
 
 
@@ -108,12 +109,14 @@ def _of_overrides(source: Path, overrides: Sequence[str]) -> dict[str, Any]:
         except InputError as error:
             problems += [f"{source}: {problem}" for problem in error.problems]
         else:
-            settings.update(_leaves(value, ".".join(parts) + ".") if _is_group(value) else
-                            [(".".join(parts), value)])  # fmt: skip
+            settings.update(leaves({".".join(parts): value}))
     if problems:
         raise InputError(problems)
-    if any(_interpolated(value) for value in settings.values()):
-        settings = dict(_leaves(resolve(_nested(settings), str(source))))
+    if any(is_interpolated(value) for value in settings.values()):
+        groups: dict[str, Any] = {}
+        for key, value in settings.items():
+            put(groups, key.split("."), value)
+        settings = dict(leaves(resolve(groups, str(source))))
     return settings
 
 
@@ -147,32 +150,5 @@ def _unknown(value: Any) -> str | None:
 
 
 def _our_default(key: str) -> Any:
-    default = all_keys()[key].field.get_default(call_default_factory=True, validated_data={})
+    default = all_keys()[key].default
     return "null" if default is None else default
-
-
-def _interpolated(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value
-
-
-def _is_group(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value)
-
-
-def _leaves(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in group.items():
-        if _is_group(value):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for key, value in settings.items():
-        *path, name = key.split(".")
-        group = root
-        for part in path:
-            group = group.setdefault(part, {})
-        group[name] = value
-    return root

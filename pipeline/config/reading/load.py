@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.config.reading.dotted import ABSENT, get, leaves, put, take
+from pipeline.config.dotted import ABSENT, get, is_interpolated, leaves, put, take
 from pipeline.config.reading.foreign import IGNORED, Foreign
 from pipeline.config.reading.problems import problems_of, wrong_key
 from pipeline.config.reading.read import read_file, read_mapping, read_override, read_pair
@@ -127,12 +127,8 @@ def _take_out_interpolated(
     settings: dict[str, Any], foreign: list[tuple[str, Any, Foreign]], problems: list[str]
 ) -> set[str]:
     """Refuse values that Hydra would compute, unless they have no effect; return their keys."""
-
-    def computed(value: Any) -> bool:
-        return isinstance(value, str) and "${" in value
-
-    ours = {key: value for key, value in leaves(settings) if computed(value)}
-    theirs = [one for one in foreign if computed(one[1]) and one[2].concern not in IGNORED]
+    ours = {key: value for key, value in leaves(settings) if is_interpolated(value)}
+    theirs = [one for one in foreign if is_interpolated(one[1]) and one[2].concern not in IGNORED]
     for one in theirs:
         foreign.remove(one)
     found = ours | {key: value for key, value, _ in theirs}

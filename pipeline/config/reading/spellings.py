@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from pipeline.config.dotted import ABSENT, get, leaves, put, take
 from pipeline.config.keys import all_keys
-from pipeline.config.reading.dotted import ABSENT, get, leaves, put, take
 from pipeline.config.reading.verl import ALIASES
 from pipeline.errors import InputError
 

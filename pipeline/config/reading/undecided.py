@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.reading.dotted import ABSENT, get
+from pipeline.config.dotted import ABSENT, get
 from pipeline.config.reading.spellings import our_spelling
 
 IMPORTED = "# Settings of a Retrace run, imported from verl's"
