@@ -18,7 +18,7 @@ from pipeline.run.commit import CorruptObjectError, find_commit, new_write_id
 from pipeline.store import ObjectInfo, Store
 from pipeline.traces.format.header import read_header
 from pipeline.upkeep.problems import Report
-from pipeline.upkeep.verify_run import find_signed_description, staged_files
+from pipeline.upkeep.verify.stored_run import find_signed_description, staged_files
 
 _MANIFEST, _PRUNED = "manifest.json", "pruned.json"
 _NAME_NOTHING = {"plan.json", "metrics.json", _PRUNED}

@@ -19,8 +19,8 @@ from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.reader import read_samples, read_slices
 from pipeline.traces.read.training import digested, joined, read_training
 from pipeline.upkeep.problems import Report
-from pipeline.upkeep.verify_files import verify_file
-from pipeline.upkeep.verify_run import find_signed, find_signed_plan
+from pipeline.upkeep.verify.contents import verify_file
+from pipeline.upkeep.verify.stored_run import find_signed, find_signed_plan
 
 _SAMPLES_AT_ONCE = 256
 _SHARD = re.compile(r"/rollout/\d{5}\.json$")

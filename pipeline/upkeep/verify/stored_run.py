@@ -14,7 +14,7 @@ from pipeline.store import Store, StoreError
 from pipeline.traces.format.ids import check_ids, shard_ids
 from pipeline.traces.read.reader import read_sample_file
 from pipeline.upkeep.problems import Report
-from pipeline.upkeep.verify_files import verify_data
+from pipeline.upkeep.verify.contents import verify_data
 
 
 def verify_inputs(store: Store, run: RunDescription | None, report: Report) -> None:

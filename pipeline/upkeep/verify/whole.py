@@ -8,7 +8,8 @@ import re
 from pipeline.run import keys
 from pipeline.store import Store
 from pipeline.upkeep.problems import Report
-from pipeline.upkeep.verify_run import (
+from pipeline.upkeep.verify.sealed_steps import verify_step
+from pipeline.upkeep.verify.stored_run import (
     find_signed_description,
     verify_amended,
     verify_attempts,
@@ -17,7 +18,6 @@ from pipeline.upkeep.verify_run import (
     verify_policies,
     verify_validations,
 )
-from pipeline.upkeep.verify_step import verify_step
 
 _COMMIT = re.compile(r"steps/\d{6}/(rollout/|training/)?[^/]+\.json")
 
