@@ -17,6 +17,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.run.commit import CorruptObjectError, DataFile, sha256
 from pipeline.run.parse import items, key, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
+from pipeline.traces.format.columns import check_columns
 from pipeline.traces.format.schema import Role, check_metadata
 from pipeline.traces.format.types import TraceError
 
@@ -132,6 +133,7 @@ def read_table(
     try:
         metadata = pq.read_metadata(io.BytesIO(_MAGIC + (footer or checked.at(file.footer))))
         check_metadata(metadata.metadata, file.role, geometry, name)
+        check_columns(metadata, schema, name)
         found = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if found != [group.rows for group in file.row_groups]:
             raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
