@@ -88,7 +88,12 @@ def fabricate(step: Step) -> int:
         routes = _described(keys.rollout_file(0, shard, attempt, "routes"), step, len(table))
         commit_key = keys.rollout(0, shard)
         body = {"step": 0, "shard": shard, "samples": len(table), "maker": {}}
-        commit(store, commit_key, with_header(body, [routes, file], GEOMETRY, PROVENANCE), attempt)
+        commit(
+            store,
+            commit_key,
+            with_header(body, [routes, file], GEOMETRY, PROVENANCE, None),
+            attempt,
+        )
     return sum(info.size for info in store.list(keys.steps()))
 
 

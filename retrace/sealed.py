@@ -37,7 +37,7 @@ class StepSample(Sample):
     `routes` are those that the step's training used: sets_TLK [T, L, K], valid_T [T].
     """
 
-    tokenizer: StagedTokenizer = field(repr=False, compare=False)
+    tokenizer: StagedTokenizer = field(repr=False, compare=False, kw_only=True)
 
     @property
     def prompt_text(self) -> str:

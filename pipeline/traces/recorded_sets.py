@@ -183,7 +183,7 @@ def _seal_copy(
             _put(target, renamed(ref.commit), source.read(ref.commit))
             _put(target, renamed(ref.key), read_data(source, file.data))
             refs.append(replace(ref, key=renamed(ref.key), commit=renamed(ref.commit)))
-        write_manifest(target, replace(manifest, files=tuple(refs)))
+        write_manifest(target, replace(manifest, files=tuple(refs), training=False))
     _refuse_other(source, target, manifest, _COMPARED)
 
 

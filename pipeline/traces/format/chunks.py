@@ -18,7 +18,7 @@ from pipeline.run.commit import CorruptObjectError, DataFile, sha256
 from pipeline.run.parse import items, key, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
 from pipeline.traces.format.columns import check_columns
-from pipeline.traces.format.schema import Role, check_metadata
+from pipeline.traces.format.schema import Role, absent_columns, check_metadata
 from pipeline.traces.format.types import TraceError
 
 _MAGIC = b"PAR1"
@@ -120,25 +120,27 @@ def read_table(
 
     Only their bytes are fetched, and each range is checked. To read a file repeatedly, pass its
     footer (`read_footer`). Raises ObjectMissingError, CorruptObjectError, and TraceError when the
-    file has another role, format or geometry, or its columns do not match the schema.
+    file has another role, format or geometry, or its columns do not match the schema. A column that
+    came with a later minor version than the file's is null.
     """
     name = f"{file.data.key} in {store.uri}"
     wanted = list(range(len(file.row_groups))) if row_groups is None else list(row_groups)
-    chosen = set(schema.names)
     known = {leaf.split(".")[0] for leaf in file.leaves}
-    if missing := sorted(chosen - known):
-        raise TraceError(f"{name}: no column {', '.join(missing)}; it has {sorted(known)}")
     ranges = column_ranges(file, schema.names, wanted)
     checked = _fetch(store, file, ranges if footer else [*ranges, file.footer])
     try:
         metadata = pq.read_metadata(io.BytesIO(_MAGIC + (footer or checked.at(file.footer))))
-        check_metadata(metadata.metadata, file.role, geometry, name)
+        minor = check_metadata(metadata.metadata, file.role, geometry, name)
+        absent = absent_columns(schema.names, known, minor, name)
+        there = [column for column in schema.names if column not in absent]
         check_columns(metadata, schema, name)
         found = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if found != [group.rows for group in file.row_groups]:
             raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
         with pq.ParquetFile(checked, metadata=metadata, pre_buffer=False) as parquet:
-            table = parquet.read_row_groups(wanted, columns=schema.names, use_threads=False)
+            table = parquet.read_row_groups(wanted, columns=there, use_threads=False)
+        for column in absent:
+            table = table.append_column(column, pa.nulls(len(table), schema.field(column).type))
         # The cast refuses other types, and nulls in columns that are not nullable.
         table = table.select(schema.names).cast(schema)
         table.validate(full=True)  # strings are UTF-8, list offsets are in bounds

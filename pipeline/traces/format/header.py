@@ -8,6 +8,7 @@ from pipeline.model.geometry import Geometry, geometry_json
 from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, read_commit
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, from_json
+from pipeline.traces.format.policies import parse_policies, policies_json
 from pipeline.traces.format.schema import (
     FORMAT,
     check_format,
@@ -29,6 +30,10 @@ class Header:
     geometry: Geometry | None
     provenance: Provenance | None
     files: tuple[TraceFile, ...]
+    minor: int
+    """The minor version of the format that it was written in."""
+    policies: Mapping[int, str] | None
+    """Weights digests by policy version; None: not known, as in format 1.0."""
 
 
 def with_header(
@@ -36,13 +41,18 @@ def with_header(
     files: Sequence[TraceFile],
     geometry: Geometry | None,
     provenance: Provenance | None,
+    policies: Mapping[int, str] | None,
 ) -> dict[str, Any]:
-    """The body of a commit of trace files: the common fields, and those of `body`."""
+    """The body of a commit of trace files: the common fields, and those of `body`.
+
+    `policies` are weights digests by policy version; None: not known.
+    """
     return {
         **body,
         "format": FORMAT,
         "geometry": geometry_json(geometry),
         "provenance": provenance_json(provenance),
+        "policies": policies_json(policies),
         "files": [file.to_json() for file in files],
     }
 
@@ -54,7 +64,7 @@ def read_header(store: Store, key: str) -> Header:
     """
     body = read_commit(store, key)
     name = f"{key} in {store.uri}"
-    check_format(body.get("format"), name)
+    minor = check_format(body.get("format"), name)
     if CONTENT_SHA256 not in body:
         raise CorruptObjectError(f"{name}: it has no {CONTENT_SHA256}; restore the object")
     if not isinstance(body.get("files"), list):
@@ -66,6 +76,8 @@ def read_header(store: Store, key: str) -> Header:
         geometry=read_geometry(body.get("geometry"), name),
         provenance=parse_provenance(body.get("provenance"), name),
         files=tuple(from_json(file, name) for file in body["files"]),
+        minor=minor,
+        policies=parse_policies(body.get("policies"), name) if minor else None,
     )
 
 

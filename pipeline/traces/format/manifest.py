@@ -4,7 +4,7 @@ Rows are ordered by shard and, within a shard, by id, so the samples of a group 
 `open_manifest` gives access to single columns and rows, so a large step need not fit into memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
@@ -16,12 +16,12 @@ import pyarrow as pa
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
-from pipeline.run.parse import items, key, number, text
+from pipeline.run.parse import flag, items, key, number, text
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.ids import doubles, named
-from pipeline.traces.format.schema import MANIFEST, Role
+from pipeline.traces.format.schema import FORMAT, MANIFEST, Role
 from pipeline.traces.format.types import Provenance, TraceError
 
 
@@ -38,6 +38,16 @@ class FileRef:
 
 
 @dataclass(frozen=True)
+class Rejected:
+    """A group that was made and not accepted. Example: Rejected('000003/17', 'all alike', 8)."""
+
+    group: str
+    reason: str
+    samples: int
+    """How many it has; they lie in the samples files of the step's shards."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A sealed step, or a step of a recorded set, with its rows in memory."""
 
@@ -51,6 +61,16 @@ class Manifest:
     files: tuple[FileRef, ...]
     rows: pa.Table
     """One row per sample, for all samples of the step or some; columns as schema.MANIFEST."""
+    policies: Mapping[int, str] | None = None
+    """Weights digests by policy version; None: not known, as in format 1.0."""
+    training: bool = False
+    """The trainer records the routes of this step (R2), in files of its own."""
+    rejected: tuple[Rejected, ...] = ()
+    """Groups that were made and not accepted; no row is of them."""
+    format: str = FORMAT
+    """The version of the format that manifest.json was written in: '1.0', '1.1'."""
+    sha256: str = ""
+    """Digest of the content of manifest.json, to which training commits refer; "": not sealed."""
 
     @cached_property
     def ids(self) -> list[str]:
@@ -154,12 +174,27 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
         )
         found_step = header.body["step"]
         versions = tuple(number(version) for version in items(header.body["policy_versions"]))
+        training = bool(header.minor) and flag(header.body["training"])
+        rejected = tuple(
+            Rejected(text(group["group"]), text(group["reason"]), number(group["samples"]))
+            for group in (items(header.body["rejected"]) if header.minor else ())
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{name}: not a manifest: {error!r}") from error
     if found_step != step or len(header.files) != 1:
         raise TraceError(f"{name}: the manifest of step {found_step}, expected step {step}")
     head = Manifest(
-        step, versions, header.geometry, header.provenance, refs, MANIFEST.empty_table()
+        step,
+        versions,
+        header.geometry,
+        header.provenance,
+        refs,
+        MANIFEST.empty_table(),
+        policies=header.policies,
+        training=training,
+        rejected=rejected,
+        format=header.body["format"],
+        sha256=header.sha256,
     )
     return SealedManifest(store, head, header.files[0])
 

@@ -1,11 +1,12 @@
 """Columns and file metadata of the three kinds of trace files.
 
-Format version 1.0. A reader ignores unknown columns and refuses a newer major version;
+Format version 1.1. A reader ignores unknown columns and refuses a newer major version;
 docs/trace-format.md is the specification.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
 from pipeline.traces.format.codec import coding
 from pipeline.traces.format.types import Kind, Provenance, TraceError
 
-FORMAT = "1.0"
+FORMAT = "1.1"
+_VERSION = re.compile(r"(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,4})")
 Role = Literal["samples", "routes", "manifest"]
 
 SEGMENTS = pa.list_(pa.struct([("row", pa.int32()), ("tokens", pa.int32())]))
@@ -37,6 +39,7 @@ SUMMARY = pa.schema(
         pa.field("routes_digest", pa.string()),  # null: no routes
         pa.field("rows_valid", pa.int32()),  # null: no routes
         pa.field("rows_total", pa.int32(), nullable=False),
+        pa.field("branch_of", pa.string()),  # the sample's first sequence; null: no branch
     ]
 )
 """The columns of each sample that the manifest repeats."""
@@ -65,6 +68,9 @@ MANIFEST = pa.schema(
             "routes",  # null: no routes
             pa.list_(pa.struct([("file", pa.int32()), ("segments", SEGMENTS)])),
         ),
+        # By part of `routes`, the routes digest of what it holds; null: of one part, or unknown.
+        pa.field("part_digests", pa.list_(pa.string())),
+        pa.field("not_trained", pa.string()),  # why not; null: it is trained on
     ]
 )
 
@@ -76,6 +82,22 @@ SEGMENT = pa.schema(
         pa.field("validity", pa.binary()),  # null: every row is valid
     ]
 )
+
+_SINCE = {"branch_of": 1, "part_digests": 1, "not_trained": 1}
+"""The minor version with which a column came; a file of an older one lacks it."""
+
+
+def absent_columns(
+    names: Sequence[str], found: Collection[str], minor: int, name: str
+) -> list[str]:
+    """Which of some columns a file lacks because its minor version is older: null in every row.
+
+    Raises TraceError for columns that it should have.
+    """
+    absent = [column for column in names if column not in found]
+    if missing := [column for column in absent if minor >= _SINCE.get(column, 0)]:
+        raise TraceError(f"{name}: no column {', '.join(missing)}; it has {sorted(found)}")
+    return absent
 
 
 def layer_column(layer: int) -> str:
@@ -109,16 +131,16 @@ def file_metadata(
 
 def check_metadata(
     found: Mapping[bytes, bytes] | None, role: str, geometry: Geometry | None, name: str
-) -> None:
-    """Refuse a file of another major format, role or geometry."""
+) -> int:
+    """Refuse a file of another major format, role or geometry; return its minor version."""
     text = {key.decode(): value.decode() for key, value in (found or {}).items()}
     if "retrace.format" not in text:
         raise TraceError(f"{name}: not a trace file (no retrace.format in its metadata)")
-    check_format(text["retrace.format"], name)
+    minor = check_format(text["retrace.format"], name)
     if text.get("retrace.role") != role:
         raise TraceError(f"{name}: a {text.get('retrace.role')} file, expected {role}")
     if geometry is None or role != "routes":
-        return
+        return minor
     theirs = read_geometry(json.loads(text.get("retrace.geometry", "null")), name)
     if theirs != geometry:
         raise TraceError(f"{name}: made for {theirs}, its commit says {geometry}")
@@ -127,22 +149,22 @@ def check_metadata(
             f"{name}: coding {text.get('retrace.coding')!r} is not known, "
             f"expected {coding(geometry.experts)!r}"
         )
+    return minor
 
 
-def check_format(version: object, name: str) -> None:
-    """Refuse another major version of the format: a newer one, or a draft before 1.0."""
-    major = version.split(".")[0] if isinstance(version, str) else ""
-    if not major.isdecimal():
+def check_format(version: object, name: str) -> int:
+    """Return the minor version. Refuse another major one: newer, or a draft before 1.0."""
+    found = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    if found is None:
         raise TraceError(f"{name}: format version {version!r}, expected like {FORMAT!r}")
-    ours, theirs = int(FORMAT.split(".")[0]), int(major)
+    ours, theirs = int(FORMAT.split(".")[0]), int(found[1])
     if theirs > ours:
         raise TraceError(
             f"{name}: format version {version} is newer than {FORMAT}; use a newer retrace"
         )
     if theirs < ours:
-        raise TraceError(
-            f"{name}: format version {version} was a draft of {FORMAT}; make the run again"
-        )
+        raise TraceError(f"{name}: format version {version} was a draft of 1.0; make the run again")
+    return int(found[2])
 
 
 def read_geometry(value: Any, name: str) -> Geometry | None:

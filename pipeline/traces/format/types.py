@@ -72,6 +72,9 @@ class Sample:
     """JSON values that the reward function returned beside the score."""
     routes: Routes | None
     """None: routes were not recorded in this run."""
+    branch_of: str | None = None
+    """Id of the first sequence of this sample, in the same group, for a branch of a conversation:
+    this id is '{branch_of}.{b}', b = 1, 2, ...; None: this is a first sequence."""
 
     @property
     def tokens_S(self) -> npt.NDArray[np.uint32]:

@@ -13,7 +13,7 @@ from pipeline.traces.format.types import Routes, Sample, TraceError
 from pipeline.traces.read.rows import sample_at
 from pipeline.traces.read.slices import Part, Slices, read_part, read_rows
 
-COMPARED = ("id", "group", "prompt_id", "policy_version", "token_digest", "reward")
+COMPARED = ("id", "group", "prompt_id", "policy_version", "token_digest", "reward", "branch_of")
 """Columns that must be equal in a samples file and the manifest."""
 
 

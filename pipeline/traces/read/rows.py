@@ -37,6 +37,7 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
         reward_error=value("reward_error"),
         extras=json.loads(value("extras")),
         routes=None,
+        branch_of=value("branch_of"),
     )
     check_sample(sample)
     found = token_digest(sample.tokens_S)

@@ -189,7 +189,7 @@ def _covering(
     position = 0
     for place in places:
         segment, tokens = part.segments[place["row"]], place["tokens"]
-        if segment.owner not in (id, row["group"]):
+        if segment.owner not in (id, row["group"], row["branch_of"] or id):
             raise TraceError(f"{part.key}: sample {id}: a segment of {segment.owner}")
         if segment.token_start != position:
             raise TraceError(

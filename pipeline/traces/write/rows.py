@@ -39,6 +39,7 @@ def sample_row(
         "routes_digest": digest_of_canonical(routes, geometry) if routes and geometry else None,
         "rows_valid": int(routes.valid_T.sum()) if routes else None,
         "rows_total": len(sample.tokens_S) - 1,
+        "branch_of": sample.branch_of,
         "segments": None if places is None else [vars(place) for place in places],
         "prompt_tokens": sample.prompt_tokens_P,
         "response_tokens": sample.response_tokens_G,

@@ -23,10 +23,13 @@ from pipeline.traces.format.manifest import (
     open_manifest,
     refs_of,
 )
+from pipeline.traces.format.policies import united
 from pipeline.traces.format.schema import MANIFEST, SAMPLES, SUMMARY
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.write.files import FileWriter
 
+NO_REWARD = "no reward"
+"""Why a sample is not trained on whose reward function failed."""
 ROW_GROUP_SAMPLES = 65_536
 _SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
 
@@ -37,17 +40,19 @@ def seal(
     shards: int,
     ids_of_shard: Callable[[int], Sequence[str]],
     policy_version: int | None,
+    training: bool = False,
 ) -> SealedManifest:
     """Join the committed shards of a step and seal it.
 
-    With `policy_version` None the response tokens may come from any policy versions. A step that is
-    already sealed is returned unchanged. Raises TraceError when a shard's samples are missing,
-    duplicated or unexpected, when shards differ in geometry, kind or policy version, or when a
+    With `policy_version` None the response tokens may come from any policy versions. `training`:
+    the trainer records the routes of this step (R2). A step that is already sealed is returned
+    unchanged. Raises TraceError when a shard's samples are missing, duplicated or unexpected, when
+    shards differ in geometry, kind or policy version or in the weights of one version, or when a
     response token comes from another policy version; ObjectMissingError when a shard is not
     committed.
     """
     ours = store.size(keys.manifest(step)) is None and _seal(
-        store, step, shards, ids_of_shard, policy_version
+        store, step, shards, ids_of_shard, policy_version, training
     )
     manifest = open_manifest(store, step)
     if not ours:
@@ -70,6 +75,7 @@ def _seal(
     shards: int,
     ids_of_shard: Callable[[int], Sequence[str]],
     policy_version: int | None,
+    training: bool,
 ) -> bool:
     """Write the manifest of committed shards; return False when another writer was first."""
     headers: list[Header] = []
@@ -103,6 +109,8 @@ def _seal(
             first.provenance,
             tuple(refs),
             MANIFEST.empty_table(),
+            policies=united((header.key, header.policies) for header in headers),
+            training=training,
         )
         return _commit(store, head, rows, write_id)
 
@@ -151,10 +159,12 @@ def _commit(store: Store, head: Manifest, rows: _Rows, write_id: str) -> bool:
         "policy_versions": list(head.policy_versions),
         "data": [asdict(ref) for ref in head.files],
         "counts": counts,
+        "training": head.training,
+        "rejected": [asdict(group) for group in head.rejected],
     }
     files = [rows.file.finish()]
     key = keys.manifest(head.step)
-    body = with_header(body, files, head.geometry, head.provenance)
+    body = with_header(body, files, head.geometry, head.provenance, head.policies)
     return commit(store, key, body, write_id).ours
 
 
@@ -186,7 +196,12 @@ def _shard_rows(store: Store, header: Header, first: int) -> pa.Table:
         segments = table["segments"].combine_chunks()
         part = _structs(file=np.full(rows, numbers["routes"], np.int32), segments=segments)
         routes = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), part)
-    return table.append_column("samples", samples).append_column("routes", routes)
+    not_trained = pc.if_else(pc.is_null(table["reward"]), NO_REWARD, pa.scalar(None, pa.string()))
+    columns = {"samples": samples, "routes": routes, "not_trained": not_trained}
+    columns["part_digests"] = pa.nulls(rows, MANIFEST.field("part_digests").type)  # of one part
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    return table
 
 
 def _structs(**fields: Any) -> pa.StructArray:

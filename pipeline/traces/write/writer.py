@@ -48,7 +48,8 @@ class ShardWriter:
     `group_size` of them, so that they lie together in the files. When it holds more than
     `memory_bytes` of routes, it writes what it has of the largest group (except for one copy of the
     prompt's rows) and counts that group in `groups_split`. Without geometry the samples have no
-    routes and none are written. Every writer needs a new `write_id` (`new_write_id`).
+    routes and none are written. Every writer needs a new `write_id` (`new_write_id`). `policies`
+    are the weights digests of the policy versions that it samples from; None: not known.
 
     It is a context manager: leaving the block without `commit` aborts the uploads. Raises
     TraceError when only one of geometry and provenance is given; StoreError.
@@ -64,6 +65,7 @@ class ShardWriter:
         provenance: Provenance | None,
         group_size: int,
         memory_bytes: int = MEMORY_BYTES,
+        policies: Mapping[int, str] | None = None,
     ) -> None:
         self._key = keys.rollout(step, shard)
         if (geometry is None) != (provenance is None):
@@ -73,6 +75,7 @@ class ShardWriter:
         self._store, self._step, self._shard, self._write_id = store, step, shard, write_id
         self._geometry, self._provenance = geometry, provenance
         self._group_size, self._memory_bytes = group_size, memory_bytes
+        self._policies = policies
         self._ids: set[str] = set()
         self._groups: dict[str, _Group] = {}
         self._held_bytes = 0
@@ -158,7 +161,7 @@ class ShardWriter:
             "samples": len(self._ids),
             "maker": dict(maker or {}),
         }
-        body = with_header(body, self._finished, self._geometry, self._provenance)
+        body = with_header(body, self._finished, self._geometry, self._provenance, self._policies)
         return commit(self._store, self._key, body, self._write_id)
 
     def _write(self, group: _Group) -> None:
@@ -208,6 +211,7 @@ def write_shard(
     geometry: Geometry | None,
     provenance: Provenance | None,
     maker: Mapping[str, Any] | None = None,
+    policies: Mapping[int, str] | None = None,
 ) -> Committed:
     """Write the samples of a rollout shard, with their routes, and commit them.
 
@@ -217,7 +221,9 @@ def write_shard(
     for sample in samples:
         sizes[sample.group] = sizes.get(sample.group, 0) + 1
     most = max(sizes.values(), default=1)
-    with ShardWriter(store, step, shard, write_id, geometry, provenance, most) as writer:
+    with ShardWriter(
+        store, step, shard, write_id, geometry, provenance, most, policies=policies
+    ) as writer:
         for sample in samples:
             writer.add(sample)
         return writer.commit(maker)
@@ -232,11 +238,12 @@ def write_training_routes(
     routes: Mapping[str, Routes],
     geometry: Geometry,
     provenance: Provenance,
+    policies: Mapping[int, str] | None = None,
 ) -> Committed:
     """Write the routes of one pipeline stage's layers and one data-parallel rank's samples (R2).
 
-    `geometry` has this stage's layers only; `routes` maps sample ids to routes. `write_id`, `ours`
-    and errors are those of `write_shard`.
+    `geometry` has this stage's layers only; `routes` maps sample ids to routes. `write_id`,
+    `policies`, `ours` and errors are those of `write_shard`.
     """
     name = keys.training_file(step, stage, dp_rank, write_id)
     schema = routes_schema(geometry)
@@ -248,7 +255,7 @@ def write_training_routes(
         segments.finish()
         written = file.finish()
     body = {"step": step, "stage": stage, "dp_rank": dp_rank, "samples": len(routes)}
-    body = with_header(body, [written], geometry, provenance)
+    body = with_header(body, [written], geometry, provenance, policies)
     return commit(store, keys.training(step, stage, dp_rank), body, write_id)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from hashlib import sha256
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 
 def read_commit(path):
     body = json.loads(path.read_bytes())
-    assert body["format"].split(".")[0] == "1", (path, body["format"])
+    assert re.fullmatch(r"1\.(0|[1-9][0-9]*)", body["format"]), (path, body["format"])
     content = {key: value for key, value in body.items() if key != "content_sha256"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     assert sha256(text.encode()).hexdigest() == body["content_sha256"], path
@@ -49,7 +50,8 @@ def read_sample(row, files):
             owner, start, layers, E = files[part["file"]][place["row"]]
             for layer, sets in layers.items():
                 before = routes.get(layer, sets[:0])
-                assert (start, owner) in ((len(before), row[x]) for x in ("id", "group")), row["id"]
+                owners = row["id"], row["group"], row.get("branch_of")
+                assert (start, owner in owners) == (len(before), True), row["id"]
                 routes[layer] = np.concatenate([before, sets[: place["tokens"]]])
     sets = np.array([routes[layer] for layer in sorted(routes)])
     if row["routes_digest"] and routes:

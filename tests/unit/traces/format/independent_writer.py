@@ -18,13 +18,14 @@ SPANS = pa.list_(pa.struct([("version", INT), ("start", INT), ("end", INT)]))
 SUMMARY = {"id": TEXT, "group": TEXT, "prompt_id": TEXT, "policy_version": INT}
 SUMMARY |= {"prompt_length": INT, "response_length": INT, "reward": pa.float64()}
 SUMMARY |= {"reward_error": TEXT, "token_digest": TEXT, "routes_digest": TEXT, "rows_valid": INT}
-SUMMARY |= {"rows_total": INT}
+SUMMARY |= {"rows_total": INT, "branch_of": TEXT}
 SAMPLES = {**SUMMARY, "segments": PLACES, "prompt_tokens": TOKENS, "response_tokens": TOKENS}
 SAMPLES |= {"loss_mask": pa.list_(pa.bool_()), "logprobs": pa.list_(pa.float32())}
 SAMPLES |= {"finish_reason": TEXT, "version_spans": SPANS, "seed": LONG, "extras": TEXT}
 SAMPLES |= {"later": INT}
 MANIFEST = {**SUMMARY, "samples": pa.struct([("file", INT), ("row", INT)])}
 MANIFEST |= {"routes": pa.list_(pa.struct([("file", INT), ("segments", PLACES)]))}
+MANIFEST |= {"part_digests": pa.list_(TEXT), "not_trained": TEXT}
 SEGMENT = {"owner": TEXT, "token_start": INT, "tokens": INT, "validity": pa.binary()}
 
 
@@ -124,12 +125,14 @@ def write_step(root, step, samples, experts, topk, layers):
         write_file(root, f"{name}.samples.parquet", "samples", SAMPLES, rows),
         write_file(root, f"{name}.routes.parquet", "routes", columns, segments, **of_routes),
     ]
-    of_all = {"geometry": geometry, "provenance": provenance, "step": step}
+    policies = [{"version": 0, "weights_sha256": hexdigest(b"the weights")}]
+    of_all = {"geometry": geometry, "provenance": provenance, "step": step, "policies": policies}
     key = f"{path}/rollout/00000.json"
     commit = write_commit(root, key, shard=0, files=files, samples=len(rows), maker={}, **of_all)
     for number, row in enumerate(rows):
         row["samples"] = {"file": 0, "row": number}
         row["routes"] = [{"file": 1, "segments": row["segments"]}]
+        row["not_trained"] = "no reward" if row["reward"] is None else None
     rows.sort(key=lambda row: row["id"])
     file = write_file(root, f"{path}/manifest.0badcafe.parquet", "manifest", MANIFEST, rows)
     described = {"commit": key, "commit_sha256": commit["content_sha256"]}
@@ -138,4 +141,5 @@ def write_step(root, step, samples, experts, topk, layers):
     sums["tokens"] = sums["rows_total"] + sums["samples"]
     sums["rows_valid"] = sum(row["rows_valid"] for row in rows)
     rest = {"files": [file], "data": data, "policy_versions": [0], "counts": sums}
+    rest |= {"training": False, "rejected": []}
     write_commit(root, f"{path}/manifest.json", **rest, **of_all)

@@ -108,7 +108,7 @@ def metadata(**values: bytes) -> Callable[[pa.Table], pa.Table]:
 # Files that fit their digests, and what a reader must say of each.
 FORGERIES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "not a trace": (lambda table: table.replace_schema_metadata({}), "not a trace file"),
-    "newer major": (metadata(format=b"2.0"), "version 2.0 is newer than 1.0; use a newer retrace"),
+    "newer major": (metadata(format=b"2.0"), "version 2.0 is newer than 1.1; use a newer retrace"),
     "other role": (metadata(role=b"samples"), "a samples file, expected routes"),
     "other coding": (metadata(coding=b"bitmap"), "coding 'bitmap' is not known"),
     "other geometry": (
