@@ -1,13 +1,14 @@
 """Routes of samples, joined from the segments that hold them.
 
 Nothing is trusted: segments name their owner and position, coded sets are bounded, and the rows of
-a sample must be exactly its positions, once in every layer.
+a sample must be exactly its positions, once in every layer. They may lie in several files: layers,
+where pipeline stages recorded them; positions, where context-parallel ranks did.
 
 Letters: T rows of a sample, L wanted layers, K experts per row, N rows of several segments.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,8 @@ class Part:
     sets: Mapping[int, npt.NDArray[Any]]
     """By layer: [N, K]."""
     valid_N: npt.NDArray[np.bool_]
+    whole: bool
+    """Whether these are all layers of the file, so that digests of its samples can be compared."""
 
 
 @dataclass(frozen=True)
@@ -67,49 +70,85 @@ class Slices:
         return self._compared(id, self.joined(id))
 
     def joined(self, id: str) -> Routes:
-        """The canonical routes of one sample, not compared. Raises the errors of `routes`."""
+        """The canonical routes of one sample, of which only the parts are compared with digests.
+
+        Raises the errors of `routes`.
+        """
         row = self.rows[id]
         T = row["rows_total"]
+        held = self._held(id, row)
         columns = {layer: i for i, layer in enumerate(self.geometry.layers)}
+        by_holders = _by_holders(columns, held)
         # Check what covers the rows before allocating: a wrong T may be huge.
-        covered = [
-            (part, _covering(part, id, row, located["segments"]))
-            for located in row["routes"] or []
-            if (part := self.parts.get(located["file"])) is not None
-        ]
-        missing = set(columns)
-        for part, _ in covered:
-            if not missing.issuperset(part.sets):
-                raise TraceError(f"{part.key}: sample {id}: another file has its layers too")
-            missing -= set(part.sets)
-        if missing or not covered:
-            raise TraceError(f"sample {id}: no routes of layers {sorted(missing)}")
+        for layers, parts in by_holders.items():
+            _check_covered(id, layers, parts, T)
         # As in the file, a layer's rows are contiguous, so they are copied in one piece.
-        sets_LTK = np.empty((len(columns), T, self.geometry.topk), self.geometry.dtype)
+        sets_LTK = np.empty((len(self.geometry.layers), T, self.geometry.topk), self.geometry.dtype)
         valid_T = np.empty(T, np.bool_)
-        for number, (part, covering) in enumerate(covered):
+        for number, (layers, parts) in enumerate(by_holders.items()):
             here_T = np.empty(T, np.bool_)
-            for to, rows in covering:
-                here_T[to] = part.valid_N[rows]
-                for layer, sets_NK in part.sets.items():
-                    sets_LTK[columns[layer], to] = sets_NK[rows]
+            for part in parts:
+                for to, rows in part.places:
+                    here_T[to] = part.part.valid_N[rows]
+                    for layer in layers:
+                        sets_LTK[columns[layer], to] = part.part.sets[layer][rows]
             if number and not np.array_equal(valid_T, here_T):
-                raise TraceError(f"{part.key}: sample {id}: valid rows differ between its files")
+                raise TraceError(
+                    f"{parts[0].part.key}: sample {id}: valid rows differ between its files"
+                )
             valid_T = here_T
         if not valid_T.all():
             sets_LTK[:, ~valid_T] = np.arange(self.geometry.topk)
+        for part in held:
+            self._compare_part(id, part, columns, sets_LTK, valid_T)
         return Routes(sets_LTK.swapaxes(0, 1), valid_T)
+
+    def _held(self, id: str, row: Mapping[str, Any]) -> list["_Held"]:
+        """What the fetched parts hold of a sample, part by part."""
+        located = row["routes"] or []
+        digests = row.get("part_digests") or [None] * len(located)
+        if len(digests) != len(located):
+            raise TraceError(f"sample {id}: {len(digests)} part_digests of {len(located)} parts")
+        return [
+            _Held(part, _places(part, id, row, here["segments"]), digest)
+            for here, digest in zip(located, digests, strict=True)
+            if (part := self.parts.get(here["file"])) is not None
+        ]
+
+    def _compare_part(
+        self,
+        id: str,
+        held: "_Held",
+        columns: Mapping[int, int],
+        sets_LTK: npt.NDArray[Any],
+        valid_T: npt.NDArray[np.bool_],
+    ) -> None:
+        """Compare the digest of a part of which every layer and row was read."""
+        part = held.part
+        if held.digest is None or not part.whole:
+            return
+        layers = tuple(sorted(part.sets))
+        positions = [np.arange(to.start, to.stop) for to, _ in held.places]
+        at_T = np.concatenate([np.empty(0, np.int64), *positions])
+        at_L = np.array([columns[layer] for layer in layers])
+        routes = Routes(sets_LTK[at_L[:, None], at_T].swapaxes(0, 1), valid_T[at_T])
+        geometry = Geometry(self.geometry.experts, self.geometry.topk, layers)
+        found = digest_of_canonical(routes, geometry)
+        if found != held.digest:
+            raise TraceError(
+                f"{part.key}: sample {id}: its routes of layers {list(layers)} have digest "
+                f"{found[:16]}..., expected {held.digest[:16]}...; remake the step"
+            )
 
     def _compared(self, id: str, routes: Routes) -> Routes:
         expected = self.rows[id]
-        if expected["routes_digest"] is None:
-            return routes  # a join of the trainer's files: the whole has no digest yet
-        if routes.valid_T.sum() != expected["rows_valid"]:
+        valid = int(routes.valid_T.sum())
+        if expected["rows_valid"] not in (None, valid):
             raise TraceError(
-                f"sample {id}: {routes.valid_T.sum()} valid rows, its manifest says "
-                f"{expected['rows_valid']}"
+                f"sample {id}: {valid} valid rows, its manifest says {expected['rows_valid']}"
             )
-        if self.whole:
+        # A join of the trainer's files has digests of its parts; the whole has none.
+        if self.whole and expected["routes_digest"] is not None:
             found = digest_of_canonical(routes, self.geometry)
             if found != expected["routes_digest"]:
                 raise TraceError(
@@ -117,6 +156,17 @@ class Slices:
                     f"{str(expected['routes_digest'])[:16]}...; remake the step"
                 )
         return routes
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a part holds of a sample."""
+
+    part: Part
+    places: Sequence[tuple[slice, slice]]
+    """Positions of the sample, ascending, and the rows of the part that hold them."""
+    digest: str | None
+    """The routes digest of all that the part's file holds of the sample, if it is known."""
 
 
 def read_part(
@@ -154,7 +204,9 @@ def read_part(
         except TraceError as error:
             raise TraceError(f"{file.data.key}: layer {layer}: {error}") from error
     valid = [_bits(file, *pair) for pair in zip(validity, tokens, strict=True)]
-    return Part(file.data.key, found, sets, np.concatenate([np.empty(0, np.bool_), *valid]))
+    valid_N = np.concatenate([np.empty(0, np.bool_), *valid])
+    whole = set(layers) == set(geometry.layers)
+    return Part(file.data.key, found, sets, valid_N, whole)
 
 
 def read_rows(
@@ -181,32 +233,61 @@ def read_rows(
     return table, at
 
 
-def _covering(
-    part: Part, id: str, row: Mapping[str, Any], places: Sequence[Mapping[str, int]]
+def _places(
+    part: Part, id: str, row: Mapping[str, Any], located: Sequence[Mapping[str, int]]
 ) -> list[tuple[slice, slice]]:
-    """Pair a sample's positions with their rows in a part; they must be 0..S-2, each once."""
-    covering = []
+    """Pair positions of a sample, which must ascend, with their rows in a part."""
+    places = []
     position = 0
-    for place in places:
+    for place in located:
         segment, tokens = part.segments[place["row"]], place["tokens"]
         if segment.owner not in (id, row["group"], row["branch_of"] or id):
             raise TraceError(f"{part.key}: sample {id}: a segment of {segment.owner}")
-        if segment.token_start != position:
+        if segment.token_start < position:
             raise TraceError(
                 f"{part.key}: sample {id}: a segment from position {segment.token_start}, "
-                f"expected from {position}"
+                f"expected from {position} or later"
             )
         start, length = segment.rows.start, segment.rows.stop - segment.rows.start
         if not 0 < tokens <= length:
             raise TraceError(f"{part.key}: sample {id}: {tokens} tokens of a segment of {length}")
-        covering.append((slice(position, position + tokens), slice(start, start + tokens)))
-        position += tokens
-    if position != row["rows_total"]:
+        position = segment.token_start + tokens
+        places.append((slice(segment.token_start, position), slice(start, start + tokens)))
+    return places
+
+
+def _by_holders(layers: Iterable[int], held: Sequence[_Held]) -> dict[tuple[int, ...], list[_Held]]:
+    """Layers with the parts that hold their rows: usually one, more where rows were cut."""
+    if len(held) == 1 and held[0].part.sets.keys() == set(layers):
+        return {tuple(layers): list(held)}
+    by_parts: dict[tuple[int, ...], list[int]] = {}
+    for layer in layers:
+        holders = tuple(i for i, part in enumerate(held) if layer in part.part.sets)
+        by_parts.setdefault(holders, []).append(layer)
+    return {tuple(mine): [held[i] for i in holders] for holders, mine in by_parts.items()}
+
+
+def _check_covered(id: str, layers: Sequence[int], parts: Sequence[_Held], rows: int) -> None:
+    """Raise TraceError unless the parts together hold each of a sample's positions once."""
+    if not parts:
+        raise TraceError(f"sample {id}: no routes of layers {sorted(layers)}")
+    positions = sorted(
+        (to.start, to.stop, part.part.key) for part in parts for to, _ in part.places
+    )
+    position = 0
+    for start, stop, key in positions:
+        if start != position:
+            problem = "is there twice" if start < position else "is missing"
+            raise TraceError(
+                f"{key}: sample {id}: position {min(start, position)} {problem} in layers "
+                f"{sorted(layers)}"
+            )
+        position = stop
+    if position != rows:
         raise TraceError(
-            f"{part.key}: sample {id}: {position} rows of routes, expected {row['rows_total']}: "
+            f"{parts[-1].part.key}: sample {id}: {position} rows of routes, expected {rows}: "
             "one per token but the last"
         )
-    return covering
 
 
 def _values(column: pa.ChunkedArray) -> list[memoryview]:

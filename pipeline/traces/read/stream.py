@@ -298,4 +298,5 @@ def _of_sample(held: Mapping[int, Part]) -> Part:
             for layer in parts[0].sets
         },
         np.concatenate([part.valid_N[rows] for part, rows in pieces]),
+        parts[0].whole,
     )
