@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LastingError
+from pipeline.run.strict_json import canonical, parse_numbers
 from pipeline.store.base import ObjectExistsError, ObjectMissingError, Store, StoreError
 from pipeline.store.download import downloaded
 
@@ -125,12 +126,12 @@ def read_commit(store: Store, key: str) -> dict[str, Any]:
     """
     data = store.read(key)
     try:
-        body = json.loads(data)
-        found = content_digest(body) if isinstance(body, dict) else None
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        body, as_stored = parse_numbers(data)
+    except ValueError as error:
         raise CorruptObjectError(f"{key} in {store.uri}: not JSON: {error}") from error
     if not isinstance(body, dict):
         raise CorruptObjectError(f"{key} in {store.uri}: a {type(body).__name__}, not an object")
+    found = content_digest(as_stored)
     if body.get(CONTENT_SHA256, found) != found:
         raise CorruptObjectError(
             f"{key} in {store.uri}: its content has SHA-256 {str(found)[:16]}..., it says "
@@ -153,9 +154,12 @@ def to_json(body: dict[str, Any]) -> bytes:
 
 
 def content_digest(body: dict[str, Any]) -> str:
-    """Hex SHA-256 of a commit without its own digest: JSON, sorted keys, no spaces, ASCII."""
+    """Hex SHA-256 of the canonical form of a commit without its own digest.
+
+    Numbers that were read must be as they stood (`parse_numbers`).
+    """
     rest = {key: value for key, value in body.items() if key != CONTENT_SHA256}
-    return sha256(json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+    return sha256(canonical(rest).encode())
 
 
 def file_list(files: Iterable[DataFile]) -> list[dict[str, Any]]:

@@ -30,15 +30,17 @@ def number(value: Any) -> int:
 
 
 def integer(value: Any) -> int:
-    """An integer, which may be negative."""
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is no whole number")
+    """An integer of 64 bits, which may be negative."""
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise TypeError(f"{value!r} is no whole number of 64 bits")
     return value
 
 
 def real(value: Any) -> float:
     """A finite number."""
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) is int:
+        value = integer(value)
+    elif type(value) is not float or not math.isfinite(value):
         raise TypeError(f"{value!r} is no number")
     return float(value)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 import pipeline
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
+from pipeline.run.strict_json import parse_json
 from pipeline.traces.format.codec import coding
 from pipeline.traces.format.types import Kind, Provenance, TraceError
 
@@ -141,7 +142,7 @@ def check_metadata(
         raise TraceError(f"{name}: a {text.get('retrace.role')} file, expected {role}")
     if geometry is None or role != "routes":
         return minor
-    theirs = read_geometry(json.loads(text.get("retrace.geometry", "null")), name)
+    theirs = read_geometry(parse_json(text.get("retrace.geometry", "null")), name)
     if theirs != geometry:
         raise TraceError(f"{name}: made for {theirs}, its commit says {geometry}")
     if text.get("retrace.coding") != coding(geometry.experts):

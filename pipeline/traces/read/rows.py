@@ -1,11 +1,11 @@
 """Samples, made from rows of a samples file."""
 
-import json
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from pipeline.run.strict_json import parse_json
 from pipeline.traces.format.digests import token_digest
 from pipeline.traces.format.types import Sample, TraceError, VersionSpan, check_sample
 
@@ -35,7 +35,7 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
         seed=value("seed"),
         reward=value("reward"),
         reward_error=value("reward_error"),
-        extras=json.loads(value("extras")),
+        extras=_extras(value("extras"), f"{name}: sample {value('id')}"),
         routes=None,
         branch_of=value("branch_of"),
     )
@@ -47,3 +47,15 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
             f"{value('token_digest')[:16]}...; remake the step"
         )
     return sample
+
+
+def _extras(text: str, name: str) -> dict[str, Any]:
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise TraceError(f"{name}: extras are not JSON: {error}; remake the step") from error
+    if not isinstance(found, dict):
+        raise TraceError(
+            f"{name}: extras are a {type(found).__name__}, expected an object; remake the step"
+        )
+    return found

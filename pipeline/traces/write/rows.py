@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.model.geometry import Geometry
+from pipeline.run.strict_json import parse_json
 from pipeline.traces.format.digests import digest_of_canonical, token_digest
 from pipeline.traces.format.schema import SAMPLES
 from pipeline.traces.format.types import Sample, TraceError
@@ -80,6 +81,8 @@ class RowWriter:
 
 def _json(sample: Sample) -> str:
     try:
-        return json.dumps(sample.extras, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(sample.extras, allow_nan=False)
+        parse_json(text)  # as readers will: depth, sizes of numbers, surrogates
+        return text
+    except (TypeError, ValueError, RecursionError) as error:
         raise TraceError(f"sample {sample.id}: extras are not JSON values: {error}") from error

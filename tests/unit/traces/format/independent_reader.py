@@ -9,12 +9,49 @@ import numpy as np
 import pyarrow.parquet as pq
 
 
+class Number(str):
+    """A number as it stands in the text."""
+
+    def __new__(cls, text):
+        assert len(text) <= 100, text
+        assert abs(float(text)) != float("inf"), text
+        return str.__new__(cls, text)
+
+
+def once(pairs):
+    assert len(dict(pairs)) == len(pairs), "a key twice"
+    return dict(pairs)
+
+
+def refuse(name):
+    raise ValueError(name)
+
+
+def canonical(text, leave_out=None):
+    """The canonical form of an object's text, without one of its keys."""
+    number = {"parse_int": Number, "parse_float": Number, "parse_constant": refuse}
+    body = json.loads(text, object_pairs_hook=once, **number)
+    return written({key: value for key, value in body.items() if key != leave_out})
+
+
+def written(value, depth=1):
+    if isinstance(value, Number):
+        return str(value)
+    if not isinstance(value, dict | list):
+        str(value).encode()  # refuses half of a surrogate pair
+        return json.dumps(value)
+    assert depth <= 64, "too deep"
+    if isinstance(value, list):
+        return "[" + ",".join(written(item, depth + 1) for item in value) + "]"
+    items = (f"{written(key)}:{written(value[key], depth + 1)}" for key in sorted(value))
+    return "{" + ",".join(items) + "}"
+
+
 def read_commit(path):
-    body = json.loads(path.read_bytes())
+    text = path.read_bytes().decode()
+    content, body = canonical(text, "content_sha256"), json.loads(text)
     assert re.fullmatch(r"1\.(0|[1-9][0-9]*)", body["format"]), (path, body["format"])
-    content = {key: value for key, value in body.items() if key != "content_sha256"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    assert sha256(text.encode()).hexdigest() == body["content_sha256"], path
+    assert sha256(content.encode()).hexdigest() == body["content_sha256"], path
     return body
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from pipeline.model.geometry import MOST_EXPERTS, MOST_TOPK
 from pipeline.run.commit import content_digest, read_commit
+from pipeline.run.strict_json import canonical as canonical_form
+from pipeline.run.strict_json import parse_json, parse_numbers
 from pipeline.store import open_store
 from pipeline.traces import (
     Geometry,
@@ -35,6 +37,7 @@ from pipeline.traces.format.schema import (
 from pipeline.traces.write.segments import ROW_GROUP_TOKENS
 from tests.paths import ROOT
 from tests.samples import R3, make_samples
+from tests.unit.traces.format import independent_reader
 
 PAGE = (ROOT / "docs/trace-format.md").read_text()
 
@@ -114,8 +117,18 @@ def test_vectors_of_digests():
     for body, canonical, digest in vectors(
         "object without `content_sha256`", "canonical form", "content digest"
     ):
-        assert content_digest(json.loads(body)) == digest
+        _, as_it_stands = parse_numbers(body)
+        assert canonical_form(as_it_stands) == canonical == independent_reader.canonical(body)
+        assert content_digest(as_it_stands) == digest
         assert hashlib.sha256(canonical.encode()).hexdigest() == digest
+
+
+@pytest.mark.parametrize("row", vectors("text that is not strict JSON", "because"))
+def test_what_is_not_strict_json(row):
+    text, _ = row
+    for parse in (parse_json, independent_reader.canonical):
+        with pytest.raises((ValueError, AssertionError)):
+            parse(text)
 
 
 def test_the_drawn_group(tmp_path):

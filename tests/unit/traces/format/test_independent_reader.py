@@ -50,7 +50,7 @@ def assert_reads(root: Path, samples: Sequence[Sample]) -> None:
 
 def test_the_reader_is_short_and_imports_nothing_of_the_project():
     text = READER.read_text()
-    assert len(text.splitlines()) < 110
+    assert len(text.splitlines()) < 170
     imported = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

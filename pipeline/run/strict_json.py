@@ -1,0 +1,151 @@
+"""JSON as stored objects have it: RFC 8259 in UTF-8, and nothing that two readers may take apart.
+
+docs/trace-format.md has the rules; each function raises ValueError for a text that breaks one.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+MOST_DEPTH = 64
+"""How deep objects and lists may be nested."""
+MOST_DIGITS = 100
+"""Characters of the longest number."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as it stands in the text. Example: Number('1e5')."""
+
+    text: str
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Parse a text. Raises ValueError."""
+    return _Parser().parse(_decoded(text))
+
+
+def parse_numbers(text: bytes | str) -> tuple[Any, Any]:
+    """Parse a text; also return what `canonical` takes: the same with numbers as they stand there.
+
+    Where Python would write every number as the text does, both are one object. Raises ValueError.
+    """
+    plain, decoded = _Parser(), _decoded(text)
+    value = plain.parse(decoded)
+    return value, value if plain.exact else json.loads(
+        decoded, parse_float=Number, parse_int=Number
+    )
+
+
+def canonical(value: Any) -> str:
+    """The canonical form of a value, which digests are taken of.
+
+    A float is written as Python writes it, a `Number` as it stood. Raises ValueError for NaN,
+    infinity and lone surrogates.
+    """
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except TypeError:  # a Number: C's encoder knows only floats and integers
+        return _written(value)
+
+
+class _Parser:
+    """One parse, which remembers whether a number stands otherwise than Python would write it."""
+
+    def __init__(self) -> None:
+        self.exact = True
+
+    def parse(self, text: str) -> Any:
+        try:
+            value = json.loads(
+                text,
+                object_pairs_hook=_object,
+                parse_float=self._float,
+                parse_int=self._integer,
+                parse_constant=_constant,
+            )
+        except RecursionError as error:
+            raise ValueError(f"nested more than {MOST_DEPTH} deep") from error
+        _check_depth(value)
+        if "\\u" in text:  # only an escape can stand for half of a surrogate pair
+            _check_surrogates(value)
+        return value
+
+    def _float(self, token: str) -> float:
+        value = float(token)
+        if len(token) > MOST_DIGITS or math.isinf(value):
+            raise ValueError(f"{_begin(token)} is too large or too long for a number")
+        if float.__repr__(value) != token:
+            self.exact = False
+        return value
+
+    def _integer(self, token: str) -> int:
+        if len(token) > MOST_DIGITS:
+            raise ValueError(f"{_begin(token)} is too long for a number")
+        if token == "-0":
+            self.exact = False
+        return int(token)
+
+
+def _decoded(text: bytes | str) -> str:
+    if isinstance(text, str):
+        return text
+    if text[:3] == b"\xef\xbb\xbf":
+        raise ValueError("it begins with a byte-order mark, expected UTF-8 without one")
+    if text[:2] in (b"\xfe\xff", b"\xff\xfe") or text[:2].count(0):
+        raise ValueError("it is UTF-16 or UTF-32, expected UTF-8")
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {_begin(double)!r} twice")
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {MOST_DEPTH} deep")
+
+
+def _check_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a text has half of a surrogate pair") from error
+
+
+def _written(value: Any) -> str:
+    """What C's encoder would write, with numbers as they stood. Its depth was checked."""
+    if isinstance(value, Number):
+        return value.text
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(k)}:{_written(value[k])}" for k in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_written, value)) + "]"
+    return json.dumps(value, allow_nan=False)
+
+
+def _begin(token: str) -> str:
+    return token if len(token) <= 40 else f"{token[:40]}..."
