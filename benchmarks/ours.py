@@ -25,7 +25,8 @@ from pipeline.traces import (
 from pipeline.traces.format.chunks import TraceFile
 from pipeline.traces.format.codec import canonical, checked, decode_segments, gaps, pack
 from pipeline.traces.format.schema import routes_schema
-from pipeline.traces.read.slices import Slices, read_part
+from pipeline.traces.read.parts import read_part
+from pipeline.traces.read.slices import Slices
 from pipeline.traces.write.files import FileWriter
 from pipeline.traces.write.segments import SegmentRef, SegmentWriter
 

@@ -16,7 +16,7 @@ with atheris.instrument_imports(include=["pipeline"]):
     from pipeline.traces.format.chunks import TAIL, Range, RowGroup, TraceFile
     from pipeline.traces.format.header import read_header
     from pipeline.traces.format.manifest import file_of
-    from pipeline.traces.read.slices import read_part
+    from pipeline.traces.read.parts import read_part
     from pipeline.traces.write.writer import write_shard
 
 from fuzz.harness import run

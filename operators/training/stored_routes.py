@@ -15,7 +15,7 @@ from pipeline.store import Store
 from pipeline.traces import write_training_routes
 from pipeline.traces.format.manifest import file_of
 from pipeline.traces.format.types import Provenance, Routes, TraceError
-from pipeline.traces.read.slices import read_part
+from pipeline.traces.read.parts import read_part
 from pipeline.traces.read.training import read_training
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ def other_routes(
         if ours is None:
             continue
         start, length = segment.token_start, segment.rows.stop - segment.rows.start
-        for layer in common:
+        for layer, theirs_NK in zip(part.layers, part.sets_LNK, strict=True):
             ours_TK = ours.sets_TLK[start : start + length, geometry.layers.index(layer)]
-            if not np.array_equal(ours_TK, part.sets[layer][segment.rows]):
+            if not np.array_equal(ours_TK, theirs_NK[segment.rows]):
                 differ.add(segment.owner)
     return sorted(differ)

@@ -10,8 +10,9 @@ from pipeline.traces.format.chunks import TraceFile, describe, read_table
 from pipeline.traces.format.manifest import Manifest, open_file
 from pipeline.traces.format.schema import SAMPLES
 from pipeline.traces.format.types import Routes, Sample, TraceError
+from pipeline.traces.read.parts import Part, read_part, read_rows
 from pipeline.traces.read.rows import sample_at
-from pipeline.traces.read.slices import Part, Slices, read_part, read_rows
+from pipeline.traces.read.slices import Slices
 
 COMPARED = ("id", "group", "prompt_id", "policy_version", "token_digest", "reward", "branch_of")
 """Columns that must be equal in a samples file and the manifest."""

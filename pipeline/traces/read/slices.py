@@ -7,46 +7,18 @@ where pipeline stages recorded them; positions, where context-parallel ranks did
 Letters: T rows of a sample, L wanted layers, K experts per row, N rows of several segments.
 """
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from pipeline.model.geometry import Geometry
-from pipeline.store import Store
-from pipeline.traces.format.chunks import TraceFile, read_table
-from pipeline.traces.format.codec import decode_segments
 from pipeline.traces.format.digests import digest_of_canonical
-from pipeline.traces.format.schema import SEGMENT, layer_column, routes_schema
 from pipeline.traces.format.types import Routes, TraceError
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A segment, decoded."""
-
-    owner: str
-    token_start: int
-    rows: slice
-    """Its rows in the arrays of its part."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Segments of one routes file, decoded."""
-
-    key: str
-    segments: Mapping[int, Segment]
-    """By row of the file."""
-    sets: Mapping[int, npt.NDArray[Any]]
-    """By layer: [N, K]."""
-    valid_N: npt.NDArray[np.bool_]
-    whole: bool
-    """Whether these are all layers of the file, so that digests of its samples can be compared."""
+from pipeline.traces.read.parts import Part
 
 
 @dataclass(frozen=True)
@@ -77,8 +49,7 @@ class Slices:
         row = self.rows[id]
         T = row["rows_total"]
         held = self._held(id, row)
-        columns = {layer: i for i, layer in enumerate(self.geometry.layers)}
-        by_holders = _by_holders(columns, held)
+        by_holders = _by_holders(self.geometry.layers, held)
         # Check what covers the rows before allocating: a wrong T may be huge.
         for layers, parts in by_holders.items():
             _check_covered(id, layers, parts, T)
@@ -87,11 +58,13 @@ class Slices:
         valid_T = np.empty(T, np.bool_)
         for number, (layers, parts) in enumerate(by_holders.items()):
             here_T = np.empty(T, np.bool_)
+            columns = _columns(layers, self.geometry.layers)
             for part in parts:
                 for to, rows in part.places:
                     here_T[to] = part.part.valid_N[rows]
-                    for layer in layers:
-                        sets_LTK[columns[layer], to] = part.part.sets[layer][rows]
+                    sets_LTK[columns, to] = part.part.sets_LNK[
+                        _columns(layers, part.part.layers), rows
+                    ]
             if number and not np.array_equal(valid_T, here_T):
                 raise TraceError(
                     f"{parts[0].part.key}: sample {id}: valid rows differ between its files"
@@ -100,7 +73,7 @@ class Slices:
         if not valid_T.all():
             sets_LTK[:, ~valid_T] = np.arange(self.geometry.topk)
         for part in held:
-            self._compare_part(id, part, columns, sets_LTK, valid_T)
+            self._compare_part(id, part, sets_LTK, valid_T)
         return Routes(sets_LTK.swapaxes(0, 1), valid_T)
 
     def _held(self, id: str, row: Mapping[str, Any]) -> list["_Held"]:
@@ -119,7 +92,6 @@ class Slices:
         self,
         id: str,
         held: "_Held",
-        columns: Mapping[int, int],
         sets_LTK: npt.NDArray[Any],
         valid_T: npt.NDArray[np.bool_],
     ) -> None:
@@ -127,10 +99,10 @@ class Slices:
         part = held.part
         if held.digest is None or not part.whole:
             return
-        layers = tuple(sorted(part.sets))
+        layers = tuple(sorted(part.layers))
         positions = [np.arange(to.start, to.stop) for to, _ in held.places]
         at_T = np.concatenate([np.empty(0, np.int64), *positions])
-        at_L = np.array([columns[layer] for layer in layers])
+        at_L = np.array([self.geometry.layers.index(layer) for layer in layers])
         routes = Routes(sets_LTK[at_L[:, None], at_T].swapaxes(0, 1), valid_T[at_T])
         geometry = Geometry(self.geometry.experts, self.geometry.topk, layers)
         found = digest_of_canonical(routes, geometry)
@@ -169,70 +141,6 @@ class _Held:
     """The routes digest of all that the part's file holds of the sample, if it is known."""
 
 
-def read_part(
-    store: Store,
-    file: TraceFile,
-    geometry: Geometry,
-    layers: Sequence[int],
-    segments: Sequence[int],
-    footer: bytes | None = None,
-) -> Part:
-    """Fetch and decode some segments (rows of the file) of a routes file, in some of its layers.
-
-    `geometry` is the file's own; `footer` is that of `read_table`. Raises TraceError, naming the
-    file; ObjectMissingError; CorruptObjectError.
-    """
-    wanted = Geometry(geometry.experts, geometry.topk, tuple(layers))
-    table, at = read_rows(store, file, segments, routes_schema(wanted), geometry, footer)
-    places = pa.array([at[row] for row in segments], pa.int64())
-    if places != pa.array(range(len(table)), pa.int64()):
-        table = table.take(places)
-    table = table.combine_chunks()
-    owners, starts, tokens, validity = (table[name].to_pylist() for name in SEGMENT.names)
-    if any(n < 0 for n in tokens):
-        raise TraceError(f"{file.data.key}: a segment of {min(tokens)} tokens")
-    ends = np.cumsum([0, *tokens]).tolist()
-    found = {
-        row: Segment(owners[i], starts[i], slice(ends[i], ends[i + 1]))
-        for i, row in enumerate(segments)
-    }
-    sets = {}
-    for layer in layers:
-        coded = _values(table[layer_column(layer)])
-        try:
-            sets[layer] = decode_segments(coded, tokens, geometry.topk, geometry.experts)
-        except TraceError as error:
-            raise TraceError(f"{file.data.key}: layer {layer}: {error}") from error
-    valid = [_bits(file, *pair) for pair in zip(validity, tokens, strict=True)]
-    valid_N = np.concatenate([np.empty(0, np.bool_), *valid])
-    whole = set(layers) == set(geometry.layers)
-    return Part(file.data.key, found, sets, valid_N, whole)
-
-
-def read_rows(
-    store: Store,
-    file: TraceFile,
-    rows: Sequence[int],
-    schema: pa.Schema,
-    geometry: Geometry | None,
-    footer: bytes | None = None,
-) -> tuple[pa.Table, dict[int, int]]:
-    """Read the row groups that hold some rows of a file; also return each row's index in the table.
-
-    Raises TraceError for a row beyond the file's end, and the errors of `read_table`.
-    """
-    firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
-    if len(rows) and not 0 <= min(rows) <= max(rows) < file.rows:
-        raise TraceError(f"{file.data.key}: row {max(rows)} of a file of {file.rows}")
-    group_of = np.searchsorted(firsts, rows, side="right") - 1
-    groups = np.unique(group_of)
-    table = read_table(store, file, schema, groups.tolist(), geometry, footer)
-    sizes = np.diff(firsts)[groups]
-    begins = dict(zip(groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True))
-    at = {r: begins[g] + r - int(firsts[g]) for r, g in zip(rows, group_of.tolist(), strict=True)}
-    return table, at
-
-
 def _places(
     part: Part, id: str, row: Mapping[str, Any], located: Sequence[Mapping[str, int]]
 ) -> list[tuple[slice, slice]]:
@@ -256,13 +164,15 @@ def _places(
     return places
 
 
-def _by_holders(layers: Iterable[int], held: Sequence[_Held]) -> dict[tuple[int, ...], list[_Held]]:
+def _by_holders(
+    layers: tuple[int, ...], held: Sequence[_Held]
+) -> dict[tuple[int, ...], list[_Held]]:
     """Layers with the parts that hold their rows: usually one, more where rows were cut."""
-    if len(held) == 1 and held[0].part.sets.keys() == set(layers):
-        return {tuple(layers): list(held)}
+    if len(held) == 1 and held[0].part.layers == layers:
+        return {layers: list(held)}
     by_parts: dict[tuple[int, ...], list[int]] = {}
     for layer in layers:
-        holders = tuple(i for i, part in enumerate(held) if layer in part.part.sets)
+        holders = tuple(i for i, part in enumerate(held) if layer in part.part.layers)
         by_parts.setdefault(holders, []).append(layer)
     return {tuple(mine): [held[i] for i in holders] for holders, mine in by_parts.items()}
 
@@ -290,21 +200,9 @@ def _check_covered(id: str, layers: Sequence[int], parts: Sequence[_Held], rows:
         )
 
 
-def _values(column: pa.ChunkedArray) -> list[memoryview]:
-    """The values of a binary column without nulls, as views."""
-    values = []
-    for chunk in column.chunks:
-        _, offsets, data = chunk.buffers()
-        ends = np.frombuffer(offsets, np.int32, len(chunk) + 1, 4 * chunk.offset).tolist()
-        view = memoryview(data) if data is not None else memoryview(b"")
-        values += [view[i:j] for i, j in itertools.pairwise(ends)]
-    return values
-
-
-def _bits(file: TraceFile, bitmap: bytes | None, tokens: int) -> npt.NDArray[np.bool_]:
-    if bitmap is None:
-        return np.ones(tokens, np.bool_)
-    if len(bitmap) != (tokens + 7) // 8:
-        raise TraceError(f"{file.data.key}: {len(bitmap)} bytes of validity for {tokens} tokens")
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=tokens, bitorder="little")
-    return bits.astype(np.bool_)
+@cache
+def _columns(layers: tuple[int, ...], of: tuple[int, ...]) -> slice | list[int]:
+    """Where layers stand among others; a slice, which is faster, if it can be."""
+    places = [of.index(layer) for layer in layers]
+    neighbours = slice(places[0], places[-1] + 1) if places else slice(0)
+    return neighbours if places == [*range(len(of))][neighbours] else places

@@ -23,8 +23,9 @@ from pipeline.traces.format.chunks import TraceFile, column_ranges, read_footer
 from pipeline.traces.format.manifest import Commits, Manifest, open_file
 from pipeline.traces.format.schema import routes_schema
 from pipeline.traces.format.types import Routes, Sample, TraceError
+from pipeline.traces.read.parts import Part, read_part
 from pipeline.traces.read.reader import COMPARED, samples_of
-from pipeline.traces.read.slices import Part, Slices, read_part
+from pipeline.traces.read.slices import Slices
 
 Read = TypeVar("Read")
 
@@ -293,10 +294,8 @@ def _of_sample(held: Mapping[int, Part]) -> Part:
     return Part(
         parts[0].key,
         segments,
-        {
-            layer: np.concatenate([part.sets[layer][rows] for part, rows in pieces])
-            for layer in parts[0].sets
-        },
+        parts[0].layers,
+        np.concatenate([part.sets_LNK[:, rows] for part, rows in pieces], axis=1),
         np.concatenate([part.valid_N[rows] for part, rows in pieces]),
         parts[0].whole,
     )

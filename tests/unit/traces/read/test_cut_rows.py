@@ -42,7 +42,9 @@ def cut_manifest(store, routes, cuts):
             places = [place for range_ in ranges for place in segments.add(ID, mine, *range_)]
             segments.finish()
             written = file.finish()
-        commit(store, f"{name}.json", with_header({}, [written], geometry, R2), new_write_id())
+        commit(
+            store, f"{name}.json", with_header({}, [written], geometry, R2, None), new_write_id()
+        )
         header = read_header(store, f"{name}.json")
         refs.append(FileRef(written.data.key, written.data.sha256, header.key, header.sha256))
         at = np.concatenate([np.arange(*range_) for range_ in ranges] or [np.empty(0, int)])
