@@ -106,7 +106,9 @@ class MemoryStore:
         """See Store.upload."""
         return _MemoryUpload(self, key)
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
+    ) -> list[bytes]:
         """See Store.read_ranges."""
         data = self.objects[key]
         return [data[offset : offset + length] for offset, length in ranges]

@@ -4,7 +4,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.store import ObjectExistsError, ObjectInfo, ObjectMissingError, StoreError
+from pipeline.store import (
+    ObjectExistsError,
+    ObjectInfo,
+    ObjectMissingError,
+    StoreError,
+    UnreadableError,
+)
 from pipeline.store.base import check_key
 
 
@@ -28,11 +34,15 @@ class MemoryStore:
     def upload(self, key: str) -> "_Upload":
         return _Upload(self, key)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit: int | None = None) -> bytes:
         check_key(key)
         if key not in self.objects:
             raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
-        return self.objects[key]
+        data = self.objects[key]
+        if limit is not None and len(data) > limit:
+            what = f"read {key} in {self.uri}"
+            raise UnreadableError(f"{what}: {len(data)} bytes, expected at most {limit}")
+        return data
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         data = self.read(key)
@@ -40,7 +50,13 @@ class MemoryStore:
             raise StoreError(f"read {key} in {self.uri}: no {length} bytes at {offset}")
         return data[offset : offset + length]
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
+    ) -> list[bytes]:
+        found = len(self.read(key))
+        if size is not None and found != size:
+            what = f"read {key} in {self.uri}"
+            raise UnreadableError(f"{what}: {found} bytes, expected {size} of them")
         return list(itertools.starmap(lambda o, n: self.read_range(key, o, n), ranges))
 
     def size(self, key: str) -> int | None:

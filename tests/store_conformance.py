@@ -6,6 +6,7 @@ A subclass stands beside a fixture `store`: an empty one.
 import hashlib
 import random
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,7 +28,7 @@ from pipeline.run.commit import (
 )
 from pipeline.run.policy import fetch_policy, policy_digest, publish_policy, refer_policy
 from pipeline.run.wait import WaitTimeoutError, wait_for_any
-from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError
+from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError, UnreadableError
 from pipeline.store.s3_ranges import PIECE
 from pipeline.store.s3_upload import PART
 from tests.data_files import put_data
@@ -56,6 +57,31 @@ class StoreConformance:
         assert store.read_range("key", 10, 0) == b""
         with pytest.raises(StoreError, match="2 bytes at 8, expected 3"):
             store.read_range("key", 8, 3)
+
+    def test_an_object_larger_than_expected_is_not_read(self, store):
+        """Nor is one of another size than the caller knows, whatever its ranges are."""
+        store.create("key", b"0123456789")
+        assert store.read("key", 10) == b"0123456789"
+        assert store.read_ranges("key", [(0, 4), (8, 2)], 10) == [b"0123", b"89"]
+        with pytest.raises(UnreadableError, match=r"read key .*10 bytes, expected at most 9"):
+            store.read("key", 9)
+        many = [(i << 23, 1 << 23) for i in range(100)]  # not bytes of which a reader asks for few
+        for ranges in ([(0, 4)], [], [(0, 1 << 50)], many):
+            with pytest.raises(UnreadableError, match=r"read key .*10 bytes, expected 1125899"):
+                store.read_ranges("key", ranges, 1 << 50)
+        with pytest.raises(ObjectMissingError):
+            store.read_ranges("other", [(0, 1 << 50)], 1 << 50)
+
+    def test_ranges_far_beyond_the_end(self, store):
+        """No room is made for what only a range claims."""
+        store.create("key", b"0123456789")
+        tracemalloc.start()
+        try:
+            with pytest.raises(StoreError, match="expected 536870912"):
+                store.read_ranges("key", [(4, 1 << 29)])
+            assert tracemalloc.get_traced_memory()[1] < 50e6
+        finally:
+            tracemalloc.stop()
 
     def test_an_object_is_created_once(self, store, tmp_path):
         """The second creation is refused and changes nothing, whichever way it comes."""

@@ -16,12 +16,21 @@ from typing import Any
 
 from pipeline.errors import LastingError
 from pipeline.run.strict_json import canonical, parse_numbers
-from pipeline.store.base import ObjectExistsError, ObjectMissingError, Store, StoreError
+from pipeline.store.base import (
+    ObjectExistsError,
+    ObjectMissingError,
+    Store,
+    StoreError,
+    UnreadableError,
+)
 from pipeline.store.download import downloaded
 
 CONTENT_SHA256 = "content_sha256"
 """The key of a commit's own digest; see `content_digest`."""
 
+
+MOST_BYTES = 128 << 20
+"""Bytes of the largest commit: a million ranges of trace files."""
 
 _WRITE_ID = "attempt"
 """The key of a write id in a commit; the stored name is older than the term."""
@@ -76,7 +85,12 @@ def put_file(store: Store, key: str, path: Path) -> DataFile:
 
 def read_data(store: Store, file: DataFile) -> bytes:
     """Read and check a whole data file. Raises CorruptObjectError, ObjectMissingError."""
-    data = store.read(file.key)
+    try:
+        data = store.read(file.key, file.size)
+    except UnreadableError as error:
+        raise CorruptObjectError(
+            f"{error}: its commit says {file.size} bytes; {_RESTORE}"
+        ) from error
     if len(data) != file.size or sha256(data) != file.sha256:
         raise CorruptObjectError(
             f"{file.key} in {store.uri}: {len(data)} bytes with SHA-256 {sha256(data)[:16]}..., "
@@ -111,8 +125,14 @@ def commit(store: Store, key: str, body: dict[str, Any], write_id: str) -> Commi
     """
     body = {**body, _WRITE_ID: write_id}
     body[CONTENT_SHA256] = content_digest(body)
+    data = to_json(body)
+    if len(data) > MOST_BYTES:
+        raise UnreadableError(
+            f"create {key} in {store.uri}: {len(data)} bytes of JSON, readers take at most "
+            f"{MOST_BYTES}; make more and smaller shards"
+        )
     try:
-        store.create(key, to_json(body))
+        store.create(key, data)
     except ObjectExistsError:
         found = read_commit(store, key)
         return Committed(found.get(_WRITE_ID) == write_id, found)
@@ -124,7 +144,10 @@ def read_commit(store: Store, key: str) -> dict[str, Any]:
 
     `verify` requires a digest. Raises ObjectMissingError, CorruptObjectError.
     """
-    data = store.read(key)
+    try:
+        data = store.read(key, MOST_BYTES)
+    except UnreadableError as error:
+        raise CorruptObjectError(f"{error}; restore the object") from error
     try:
         body, as_stored = parse_numbers(data)
     except ValueError as error:

@@ -11,6 +11,7 @@ from pipeline.store.base import (
     RefusedError,
     Store,
     StoreError,
+    UnreadableError,
     Upload,
 )
 from pipeline.store.schemes import is_remote, open_store, same_place, shown_uri
@@ -22,6 +23,7 @@ __all__ = [
     "RefusedError",
     "Store",
     "StoreError",
+    "UnreadableError",
     "Upload",
     "is_remote",
     "open_store",

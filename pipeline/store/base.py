@@ -28,6 +28,10 @@ class RefusedError(StoreError, LastingError):
     full disk."""
 
 
+class UnreadableError(StoreError, LastingError):
+    """What lies under the key is not read: it is no regular file, or not of the expected size."""
+
+
 @dataclass(frozen=True)
 class ObjectInfo:
     """One listed object. Example: ObjectInfo(key='run.json', size=1834, modified_s=1e9)."""
@@ -39,6 +43,9 @@ class ObjectInfo:
     """Seconds since the epoch, by the store's clock."""
     upload: str = ""
     """For debris: id of the unfinished upload, where the key alone does not identify it."""
+    problem: str = ""
+    """Why this is no object, though something has its name: a FIFO, a link that leads nowhere, a
+    folder that cannot be read. Reading it is refused. Empty: it is an object."""
 
 
 def check_key(key: str) -> None:
@@ -118,24 +125,33 @@ class Store(Protocol):
     def upload(self, key: str) -> Upload:
         """Create an object piece by piece. Nothing is visible before `finish`."""
 
-    def read(self, key: str) -> bytes:
-        """Read the whole object. Raises ObjectMissingError."""
+    def read(self, key: str, limit: int | None = None) -> bytes:
+        """Read the whole object.
+
+        Raises ObjectMissingError; UnreadableError for more than `limit` bytes, and reads none.
+        """
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """Read `length` bytes from `offset`. Raises ObjectMissingError; StoreError if too short."""
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
+    ) -> list[bytes]:
         """Read exactly `length` bytes for each (offset, length), in the order given.
 
         Where that is faster, neighbouring ranges are fetched together and requests run in parallel.
-        Raises the errors of read_range.
+        Raises the errors of read_range; UnreadableError for an object that has not `size` bytes,
+        before room is made for what the ranges ask for.
         """
 
     def size(self, key: str) -> int | None:
         """The object's size in bytes; None if it does not exist."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List the objects whose keys start with the prefix, in key order."""
+        """List the objects whose keys start with the prefix, in key order.
+
+        What has such a name and is no object is listed too, see ObjectInfo.problem.
+        """
 
     def delete(self, key: str) -> None:
         """Remove an object; nothing happens if it does not exist."""

@@ -16,9 +16,11 @@ from pipeline.store.base import (
     ObjectMissingError,
     RefusedError,
     StoreError,
+    UnreadableError,
     check_key,
     file_pieces,
 )
+from pipeline.store.file_walk import not_regular, walk
 
 _TEMPORARY = ".tmp-"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -57,19 +59,33 @@ class FileStore:
         """See Store.upload."""
         return _FileUpload(f"create {key} in {self.uri}", self._path(key))
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit: int | None = None) -> bytes:
         """See Store.read."""
-        with self._reading(key):
-            return self._path(key).read_bytes()
+        with self._opened(key) as (descriptor, size):
+            if limit is not None and size > limit:
+                raise UnreadableError(
+                    f"read {key} in {self.uri}: {size} bytes, expected at most {limit}"
+                )
+            with os.fdopen(descriptor, "rb", closefd=False) as source:
+                return source.read(size)
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """See Store.read_range."""
         return self.read_ranges(key, [(offset, length)])[0]
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
+    ) -> list[bytes]:
         """See Store.read_ranges."""
-        with self._reading(key), self._path(key).open("rb") as source:
-            pieces = [os.pread(source.fileno(), length, offset) for offset, length in ranges]
+        with self._opened(key) as (descriptor, found):
+            if size is not None and found != size:
+                raise UnreadableError(
+                    f"read {key} in {self.uri}: {found} bytes, expected {size} of them"
+                )
+            pieces = [
+                os.pread(descriptor, min(length, max(0, found - offset)), offset)
+                for offset, length in ranges
+            ]
         for piece, (offset, length) in zip(pieces, ranges, strict=True):
             if len(piece) != length:
                 raise StoreError(
@@ -82,10 +98,10 @@ class FileStore:
         try:
             with self._reading(key):
                 status = self._path(key).stat()
+                self._require_object(key, status.st_mode)
         except ObjectMissingError:
             return None
-        # A folder is the beginning of longer keys, not an object.
-        return None if S_ISDIR(status.st_mode) else status.st_size
+        return status.st_size
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.list."""
@@ -95,22 +111,26 @@ class FileStore:
         # Walk only the deepest folder that holds every key of the prefix.
         start = self._root.joinpath(*prefix.split("/")[:-1])
         found = []
-        for folder, _, names in os.walk(start):
-            for name in names:
-                path = Path(folder, name)
-                key = path.relative_to(self._root).as_posix()
-                if name.startswith(_TEMPORARY) != temporary or not key.startswith(prefix):
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    found.append(ObjectInfo(key, status.st_size, status.st_mtime))
+        for named in walk(self._root, start, follow=not temporary):
+            key = named.path.relative_to(self._root).as_posix()
+            if named.path.name.startswith(_TEMPORARY) == temporary and key.startswith(prefix):
+                found.append(ObjectInfo(key, named.size, named.modified_s, "", named.problem))
         yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
         """See Store.delete."""
+        path = self._path(key)
         try:
-            self._path(key).unlink(missing_ok=True)
-        except OSError as error:
+            folder = path.parent.resolve()
+            if not folder.is_relative_to(self._root.resolve()):
+                raise StoreError(
+                    f"delete {key} in {self.uri}: a link leads out of the store, to {folder}; "
+                    "remove the link, or what is there, yourself"
+                )
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return  # an object where a folder would be: nothing has this key
+        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
             raise StoreError(f"delete {key} in {self.uri}: {error}") from error
 
     def debris(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -134,6 +154,27 @@ class FileStore:
         name = f"probe.{secrets.token_hex(4)}"
         store.create(name, b"")
         store.delete(name)
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, int]]:
+        """An object's descriptor and size in bytes. Nothing but a regular file is opened."""
+        path = self._path(key)
+        with self._reading(key):
+            self._require_object(key, path.stat().st_mode)
+            # Should it have been replaced since: opening a FIFO does not wait for its writer.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                self._require_object(key, status.st_mode)
+                yield descriptor, status.st_size
+            finally:
+                os.close(descriptor)
+
+    def _require_object(self, key: str, mode: int) -> None:
+        if S_ISDIR(mode):  # the beginning of longer keys, not an object
+            raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
+        if problem := not_regular(mode):
+            raise UnreadableError(f"read {key} in {self.uri}: {problem}")
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[None]:

@@ -19,6 +19,7 @@ from pipeline.store.base import (
     ObjectMissingError,
     RefusedError,
     StoreError,
+    UnreadableError,
     check_key,
     file_pieces,
 )
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 _THREADS = 8
+_MUCH = 64 << 20
+"""Bytes of one call above which the object's size is asked for before the first of them."""
 _PROBE_PATIENCE_S = 10.0
 _SCHEME = "s3://"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -73,31 +76,45 @@ class S3Store:
     def _upload(self, key: str, part_size: int) -> S3Upload:
         return S3Upload(self._client, self._pool, key, self._full(key), part_size)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit: int | None = None) -> bytes:
         """See Store.read."""
         full = self._full(key)
+        at_once = 2 * PIECE if limit is None else min(limit, 2 * PIECE)
 
         def request(client: "BotoClient") -> bytes | int:
             answer = client.get_object(Bucket=self._bucket, Key=full)
             with answer["Body"] as body:
                 size = answer["ContentLength"]
-                return size if size > 2 * PIECE else body.read()
+                return size if size > at_once else body.read()
 
         found = self._client.call(f"read {key}", "GetObject", request)
         if isinstance(found, bytes):
             return found
+        if limit is not None and found > limit:
+            raise UnreadableError(
+                f"read {key} in {self.uri}: {found} bytes, expected at most {limit}"
+            )
         return self.read_range(key, 0, found)  # large: in parallel requests
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """See Store.read_range."""
         return self.read_ranges(key, [(offset, length)])[0]
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
+    ) -> list[bytes]:
         """See Store.read_ranges. Objects never change, so their pieces fit together."""
         found = spans(ranges)
-        if not found and self.size(key) is None:
-            raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
-        answers = self._read_pieces(key, [piece for span in found for piece in span.pieces()])
+        # A small read learns the size from the answer, without a request of its own.
+        if not found or (
+            size is not None and sum(span.end - span.offset for span in found) > _MUCH
+        ):
+            there = self.size(key)
+            if there is None:
+                raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
+            self._require_size(key, there, size)
+        pieces = [piece for span in found for piece in span.pieces()]
+        answers = self._read_pieces(key, pieces, size)
         result = [b""] * len(ranges)
         for span in found:
             data = b"".join([next(answers) for _ in span.pieces()])
@@ -112,13 +129,15 @@ class S3Store:
                 result[number] = part
         return result
 
-    def _read_pieces(self, key: str, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    def _read_pieces(
+        self, key: str, pieces: Sequence[tuple[int, int]], size: int | None
+    ) -> Iterator[bytes]:
         """Yield the bytes of each (offset, end), in order; fewer where the object ends."""
         if len(pieces) == 1:
-            yield self._read_piece(key, *pieces[0], None)
+            yield self._read_piece(key, *pieces[0], size, None)
             return
         stop = threading.Event()
-        futures = [self._pool.submit(self._read_piece, key, *piece, stop) for piece in pieces]
+        futures = [self._pool.submit(self._read_piece, key, *piece, size, stop) for piece in pieces]
         try:
             for future in futures:
                 yield future.result()
@@ -128,7 +147,9 @@ class S3Store:
             for future in futures:
                 future.cancel()
 
-    def _read_piece(self, key: str, offset: int, end: int, stop: threading.Event | None) -> bytes:
+    def _read_piece(
+        self, key: str, offset: int, end: int, size: int | None, stop: threading.Event | None
+    ) -> bytes:
         full, what = self._full(key), f"read {key}"
         wanted = f"bytes={offset}-{end - 1}"
 
@@ -147,7 +168,14 @@ class S3Store:
                 f"{what} in {self.uri}: asked for {wanted}, the server sent {len(data)} bytes as "
                 f"{described!r}; use a server that serves ranges"
             )
+        self._require_size(key, int(match[3]), size)
         return data
+
+    def _require_size(self, key: str, found: int, expected: int | None) -> None:
+        if expected is not None and found != expected:
+            raise UnreadableError(
+                f"read {key} in {self.uri}: {found} bytes, expected {expected} of them"
+            )
 
     def size(self, key: str) -> int | None:
         """See Store.size."""

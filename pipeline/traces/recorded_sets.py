@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.amendments import description_at
-from pipeline.run.commit import CorruptObjectError, read_data, sha256
+from pipeline.run.commit import MOST_BYTES, CorruptObjectError, read_data, sha256
 from pipeline.run.plan import Plan
 from pipeline.store import ObjectExistsError, ObjectMissingError, Store
 from pipeline.traces.format.digests import token_digest
@@ -66,7 +66,7 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
         raise TraceError(f"step {step} of {run.uri}: no routes were recorded, so there is no set")
     _seal_copy(run, target, manifest, lambda key: key)
     if run.size(keys.plan(step)) is not None:  # it holds the sampling parameters
-        _put(target, keys.plan(step), run.read(keys.plan(step)))
+        _put(target, keys.plan(step), run.read(keys.plan(step), MOST_BYTES))
 
 
 def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
@@ -203,7 +203,7 @@ def _put(target: Store, key: str, data: bytes) -> None:
     try:
         target.create(key, data)
     except ObjectExistsError as error:
-        if sha256(target.read(key)) != sha256(data):
+        if target.size(key) != len(data) or sha256(target.read(key)) != sha256(data):
             raise TraceError(
                 f"{key} in {target.uri}: it is there with other content; choose another "
                 "record_file, or remove what is there"

@@ -22,7 +22,6 @@ from pipeline.traces.format.schema import Role, absent_columns, check_metadata
 from pipeline.traces.format.types import TraceError
 
 _MAGIC = b"PAR1"
-_MUCH = 64 << 20  # bytes of one call above which the file's size is checked first
 TAIL = 8  # length of the footer (4 bytes), then the magic bytes
 
 
@@ -228,11 +227,10 @@ def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> "_CheckedB
 
 
 def _read_ranges(store: Store, file: TraceFile, ranges: Sequence[Range]) -> list[bytes]:
-    # A commit's lengths may be wrong: check the size before allocating much memory.
-    if sum(range_.length for range_ in ranges) > _MUCH:
-        _check_size(store, file)
+    # A commit's lengths may be wrong: the size is compared before room is made for them.
+    pairs = [(range_.offset, range_.length) for range_ in ranges]
     try:
-        return store.read_ranges(file.data.key, [(r.offset, r.length) for r in ranges])
+        return store.read_ranges(file.data.key, pairs, file.data.size)
     except ObjectMissingError:
         raise
     except StoreError:

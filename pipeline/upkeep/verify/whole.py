@@ -29,6 +29,9 @@ def verify(store: Store, step: int | None = None) -> Report:
     with report.noting(keys.run_json()):
         run = find_signed_description(store)
     geometry = None if run is None else run.geometry
+    for info in store.list("" if step is None else keys.step_prefix(step)):
+        if info.problem:
+            report.add(info.key, info.problem)
     if step is not None:
         verify_step(store, step, geometry, report)
         return report

@@ -31,10 +31,10 @@ class CountingStore(MemoryStore):
         self.requests: Counter[str] = Counter()
         self.reads_of: Counter[str] = Counter()
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit: int | None = None) -> bytes:
         self.requests["read"] += 1
         self.reads_of[key] += 1
-        return super().read(key)
+        return super().read(key, limit)
 
     def size(self, key: str) -> int | None:
         self.requests["size"] += 1

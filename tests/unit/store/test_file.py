@@ -4,14 +4,17 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
-from pipeline.run.commit import commit, read_commit
+from pipeline.run.commit import CorruptObjectError, DataFile, commit, read_commit, read_data
 from pipeline.run.wait import wait_for_any
-from pipeline.store import RefusedError, StoreError, open_store
+from pipeline.store import RefusedError, StoreError, UnreadableError, open_store
 from tests.store_conformance import StoreConformance
 
 
@@ -23,6 +26,133 @@ def store(request, tmp_path):
 
 class TestFileStore(StoreConformance):
     pass
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """A folder with one object and what is none: by key, what a refusal says of it."""
+    root = tmp_path / "odd"
+    (root / "steps/000000").mkdir(parents=True)
+    (root / "steps/000000/plan.json").write_bytes(b"{}")
+    os.mkfifo(root / "steps/000000/fifo")
+    with socket.socket(socket.AF_UNIX) as bound:
+        here = os.getcwd()
+        os.chdir(root)  # a socket's path must be short
+        bound.bind("socket")
+        os.chdir(here)
+    (root / "zero").symlink_to("/dev/zero")
+    (root / "steps/000000/nowhere").symlink_to("not-there")
+    (root / "steps/self").symlink_to("self")
+    (root / "steps/up").symlink_to("..")
+    (root / "steps/everything").symlink_to("/")
+    (root / "again").symlink_to("steps/000000")
+    says = {
+        "again": "the same folder as",
+        "socket": "a socket",
+        "steps/000000/fifo": "a FIFO",
+        "steps/000000/nowhere": "a link that leads nowhere",
+        "steps/everything": "the same folder as /",
+        "steps/self": "a link that leads nowhere",
+        "steps/up": "the same folder as",
+        "zero": "a device",
+    }
+    return open_store(str(root)), says
+
+
+def test_only_regular_files_are_objects(odd):
+    """What is none is listed with the reason, and refused at once: no FIFO is waited for, no device
+    is read. Links that lead back are not followed for ever."""
+    store, says = odd
+    found = {info.key: info.problem for info in store.list("")}
+    assert found.pop("steps/000000/plan.json") == ""
+    assert found.keys() == says.keys()
+    assert all(problem.startswith(says[key]) for key, problem in found.items())
+    assert [info.key for info in store.list("steps/000000/")] == sorted(
+        key for key in (*says, "steps/000000/plan.json") if key.startswith("steps/000000/")
+    )
+    for key in ("zero", "socket", "steps/000000/fifo"):
+        ways = (store.read, store.size, lambda key: store.read_range(key, 0, 1))
+        for way in ways:
+            with pytest.raises(UnreadableError, match=f"read {key} .*{says[key]}, expected a reg"):
+                way(key)
+    assert store.size("steps/000000/nowhere") is None
+    with pytest.raises(StoreError, match="read steps/self"):
+        store.read("steps/self")
+
+
+def test_linked_folders_are_listed_as_they_are_read(tmp_path):
+    """A step that was moved to another disk: its objects keep the keys that readers use."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "plan.json").write_bytes(b"{}")
+    (tmp_path / "store/steps").mkdir(parents=True)
+    (tmp_path / "store/steps/000000").symlink_to(elsewhere)
+    store = open_store(str(tmp_path / "store"))
+    for prefix in ("", "steps/", "steps/000000/", "steps/000000/pl"):
+        assert [(i.key, i.problem) for i in store.list(prefix)] == [("steps/000000/plan.json", "")]
+    assert store.read("steps/000000/plan.json") == b"{}"
+
+
+def test_a_chain_of_links_is_listed_once(tmp_path):
+    """Thirty folders, each with two links to the next, are not a thousand million."""
+    for i in range(30):
+        (tmp_path / f"{i}").mkdir()
+        for link in "ab":
+            (tmp_path / f"{i}" / link).symlink_to(tmp_path / f"{i + 1}")
+    (tmp_path / "30").mkdir()
+    (tmp_path / "30/key").write_bytes(b"1")
+    found = list(open_store(str(tmp_path)).list(""))
+    assert [info.key for info in found if not info.problem] == ["30/key"]
+    assert len(found) == 61
+
+
+def test_a_folder_that_cannot_be_read_is_listed_so(tmp_path, monkeypatch):
+    store = open_store(str(tmp_path))
+    for key in ("a/1", "b/2", "c/3"):
+        store.create(key, b"")
+    scan = os.scandir
+
+    def refused(folder):
+        if Path(folder).name == "b":
+            raise PermissionError(13, "Permission denied")
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    found = [(info.key, info.problem) for info in store.list("")]
+    assert found == [
+        ("a/1", ""),
+        ("b", "a folder that cannot be read: Permission denied"),
+        ("c/3", ""),
+    ]
+
+
+def test_nothing_is_deleted_through_a_link_out_of_the_store(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/letter").write_bytes(b"1")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/steps").symlink_to(tmp_path / "home")
+    (tmp_path / "store/link").symlink_to(tmp_path / "home/letter")
+    store = open_store(str(tmp_path / "store"))
+    with pytest.raises(StoreError, match="leads out of the store"):
+        store.delete("steps/letter")
+    store.delete("link")  # the link, not what it names
+    assert (tmp_path / "home/letter").read_bytes() == b"1"
+    assert [info.key for info in store.list("")] == ["steps/letter"]
+
+
+def test_a_sparse_file_is_refused_by_its_size(tmp_path):
+    store = open_store(str(tmp_path))
+    with (tmp_path / "commit.json").open("wb") as file:
+        file.truncate(20 << 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptObjectError, match=r"commit\.json .*21474836480 bytes"):
+            read_commit(store, "commit.json")
+        with pytest.raises(CorruptObjectError, match="its commit says 5 bytes"):
+            read_data(store, DataFile("commit.json", 5, "0" * 64))
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
 
 
 def _create_for_ever(root: str) -> None:

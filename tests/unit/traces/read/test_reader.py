@@ -35,9 +35,9 @@ class Counting:
     def __getattr__(self, name: str):
         return getattr(self._store, name)
 
-    def read_ranges(self, key: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, key: str, ranges: list[tuple[int, int]], size: int) -> list[bytes]:
         self.ranges += [(key, *range_) for range_ in ranges]
-        return self._store.read_ranges(key, ranges)
+        return self._store.read_ranges(key, ranges, size)
 
 
 def test_a_slice_fetches_its_own_bytes_alone(store, monkeypatch, small_row_groups):

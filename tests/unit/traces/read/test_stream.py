@@ -42,10 +42,10 @@ class Noting:
     def __getattr__(self, name):
         return getattr(self._store, name)
 
-    def read_ranges(self, key, ranges):
+    def read_ranges(self, key, ranges, size):
         assert self.go.wait(60)
         self.ranges += [(key, *range_) for range_ in ranges]
-        return self._store.read_ranges(key, ranges)
+        return self._store.read_ranges(key, ranges, size)
 
 
 @pytest.mark.parametrize("seal", [sealed_r3, sealed_r2])
@@ -135,7 +135,7 @@ def test_a_store_that_fails_is_said_so(store):
     manifest = open_manifest(store, 0).all()
 
     class Failing(Noting):
-        def read_ranges(self, key, ranges):
+        def read_ranges(self, key, ranges, size):
             raise StoreError(f"read {key}: the server is gone")
 
     stream = RouteStream(Failing(store), manifest, [1])
