@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,12 +27,19 @@ from pipeline.run.commit import (
     read_commit,
     read_data,
 )
-from pipeline.run.policy import fetch_policy, policy_digest, publish_policy, refer_policy
+from pipeline.run.policy import (
+    digests_of,
+    fetch_policy,
+    publish_policy,
+    refer_policy,
+    stored_weights,
+)
 from pipeline.run.wait import WaitTimeoutError, wait_for_any
 from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError, UnreadableError
 from pipeline.store.s3_ranges import PIECE
 from pipeline.store.s3_upload import PART
 from tests.data_files import put_data
+from tests.weights import safetensors
 
 names = st.lists(st.sampled_from(["a", "b", "ab", "a.json", "a-b"]), min_size=1, max_size=3)
 
@@ -367,24 +375,27 @@ class StoreConformance:
         """Published, referred to, fetched; the digest is of the weights' names and content."""
         folder = tmp_path / "policy"
         folder.mkdir()
-        for name in ("model-1.safetensors", "model-2.safetensors", "config.json"):
-            (folder / name).write_bytes(name.encode())
+        arrays = {"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 1), np.float16)}
+        (folder / "model-1.safetensors").write_bytes(safetensors({"a": arrays["a"]}))
+        (folder / "model-2.safetensors").write_bytes(safetensors({"b": arrays["b"]}))
+        (folder / "config.json").write_bytes(b"{}")
         first = publish_policy(store, 3, folder)
-        fetch_policy(store, 3, tmp_path / "fetched")
+        assert fetch_policy(store, 3, tmp_path / "fetched") == first.body["weights_sha256"]
         assert {p.name: p.read_bytes() for p in (tmp_path / "fetched").iterdir()} == {
             p.name: p.read_bytes() for p in folder.iterdir()
         }
         files = files_in(first.body)
-        assert first.body["sha256"] == policy_digest(files[::-1])
-        assert refer_policy(store, 0, files).body["sha256"] == first.body["sha256"]
+        digest = first.body["weights_sha256"]
+        assert digest == digests_of(folder).weights == stored_weights(store, 3, files)
+        assert refer_policy(store, 0, files, digest).body["weights_sha256"] == digest
 
         (folder / "config.json").write_bytes(b"other")
-        assert publish_policy(store, 4, folder).body["sha256"] == first.body["sha256"]
-        (folder / "model-1.safetensors").write_bytes(b"other")
+        assert publish_policy(store, 4, folder).body["weights_sha256"] == digest
+        (folder / "model-1.safetensors").write_bytes(safetensors({"a": arrays["a"] + 1}))
         second = publish_policy(store, 3, folder)
         assert not second.ours
-        assert second.body["sha256"] == first.body["sha256"]
-        assert publish_policy(store, 5, folder).body["sha256"] != first.body["sha256"]
+        assert second.body["weights_sha256"] == digest
+        assert publish_policy(store, 5, folder).body["weights_sha256"] != digest
 
         store.delete(files[1].key)
         store.create(files[1].key, b"?")

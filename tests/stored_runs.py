@@ -30,6 +30,7 @@ from tests.samples import (
     write_run,
     write_shards,
 )
+from tests.weights import some_weights
 
 SAMPLES = make_samples()
 
@@ -43,7 +44,7 @@ def whole_run(store: Store, scratch: Path, mode: str = "R3") -> None:
     commit(store, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
     weights = scratch / "weights"
     weights.mkdir()
-    (weights / "model.safetensors").write_bytes(b"weights" * 99)
+    (weights / "model.safetensors").write_bytes(some_weights())
     (weights / "config.json").write_bytes(b"{}")
     publish_policy(store, 1, weights)
     write_checkpoint(store, 1)

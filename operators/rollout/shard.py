@@ -77,8 +77,10 @@ class ShardMaker:
     amendments: int
     """How many amendments of the run the worker knows; with more, nothing is committed."""
 
-    def make(self, task: Task, shard: int) -> None:
+    def make(self, task: Task, shard: int, weights: str) -> None:
         """Make and commit a shard; the engine must have the task's policy loaded.
+
+        `weights` is the digest of that policy's weights.
 
         Samples are encoded and uploaded while others are generated. Raises RolloutError,
         TraceError and RewardError, each naming the sample, and StoreError, also when the run was
@@ -88,7 +90,7 @@ class ShardMaker:
         wanted = wanted_of(plan, shard, task.prompts)
         progress.say(f"{task.name} shard {shard}: generating", len(wanted), "samples")
         if isinstance(plan, StepPlan):
-            maker, spent, committed = self._make_step(plan, shard, wanted)
+            maker, spent, committed = self._make_step(plan, shard, wanted, weights)
         else:
             maker, spent, committed = self._make_validation(plan, shard, wanted)
         _log(task, shard, maker, spent, committed)
@@ -105,15 +107,26 @@ class ShardMaker:
         known = {AMENDMENTS: self.amendments}
         return maker, spent, commit(self.store, plan.shard_key(shard), body | known, write_id)
 
-    def _make_step(self, plan: StepPlan, shard: int, wanted: Sequence[Wanted]) -> Made:
+    def _make_step(
+        self, plan: StepPlan, shard: int, wanted: Sequence[Wanted], weights: str
+    ) -> Made:
         geometry = self.geometry if plan.routes else None
         provenance = None
         if geometry is not None:
             provenance = Provenance("R3", self.engine.version, self.engine.name)
         # Half of the memory is for responses that wait for the thread, half for the writer.
         half = self.buffer_bytes // 2
+        policies = {self.engine.version: weights}
         with ShardWriter(
-            self.store, plan.step, shard, new_write_id(), geometry, provenance, plan.n, half
+            self.store,
+            plan.step,
+            shard,
+            new_write_id(),
+            geometry,
+            provenance,
+            plan.n,
+            half,
+            policies,
         ) as writer:
             routes = geometry is not None
             maker = SampleMaker(self.engine, self.scorer, wanted, writer.add, routes)

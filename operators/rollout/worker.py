@@ -71,6 +71,8 @@ class Worker:
     attempt: Attempt
     inputs: Inputs
     engine: RolloutEngine
+    weights: str
+    """Weights digest of the policy that the engine has loaded."""
     scorer: Scorer
     step: int
     """The first step that may still need shards of this worker."""
@@ -92,7 +94,7 @@ class Worker:
             for shard in self._missing(task):
                 if self._stopped():
                     break
-                maker.make(task, shard)
+                maker.make(task, shard, self.weights)
         log.info("stop object found: nothing more is made")
 
     def _next_task(self) -> Task | None:
@@ -148,9 +150,10 @@ class Worker:
         progress.say(f"loading policy {version}")
         started = time.monotonic()
         with scratch_folder("policy") as folder:
-            fetch_policy(self.store, version, folder)
+            weights = fetch_policy(self.store, version, folder)
             fetched = time.monotonic()
             self.engine.load(folder, version)
+        self.weights = weights
         log.info(
             "policy %d loaded: %.1f s to fetch, %.1f s to load",
             version,
@@ -179,10 +182,12 @@ def run(run_uri: str, index: int, attempt_number: int) -> None:
     trainer = inputs.config.trainer
     step = first_open_step(store, trainer.total_training_steps)
     version = version_at_start(store, step, trainer.max_staleness)
-    with start_scorer(inputs) as scorer, closing(start_engine(store, inputs, version)) as engine:
-        say_ready()
-        validations = list(attempt.validations)
-        Worker(store, index, attempt, inputs, engine, scorer, step, validations).run()
+    with start_scorer(inputs) as scorer:
+        engine, weights = start_engine(store, inputs, version)
+        with closing(engine):
+            say_ready()
+            validations = list(attempt.validations)
+            Worker(store, index, attempt, inputs, engine, weights, scorer, step, validations).run()
 
 
 def read_inputs(store: Store, attempt: Attempt) -> Inputs:
@@ -235,14 +240,14 @@ def version_at_start(store: Store, step: int, max_staleness: int) -> int:
     return 0
 
 
-def start_engine(store: Store, inputs: Inputs, version: int) -> RolloutEngine:
-    """Start an engine with a policy version."""
+def start_engine(store: Store, inputs: Inputs, version: int) -> tuple[RolloutEngine, str]:
+    """Start an engine with a policy version; also return the digest of its weights."""
     progress.say(f"starting the engine with policy {version}")
     started = time.monotonic()
     config = inputs.config
     rollout = config.actor_rollout_ref.rollout
     with scratch_folder("policy") as folder:
-        fetch_policy(store, version, folder)
+        weights = fetch_policy(store, version, folder)
         engine = RolloutEngine(
             folder,
             rollout,
@@ -253,4 +258,4 @@ def start_engine(store: Store, inputs: Inputs, version: int) -> RolloutEngine:
         )
     seconds = time.monotonic() - started
     log.info("%s started with policy %d in %.1f s", engine.name, version, seconds)
-    return engine
+    return engine, weights

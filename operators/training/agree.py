@@ -24,7 +24,7 @@ def agreed(decide: Callable[[], T]) -> T:
 
 
 @contextmanager
-def folder_of_node(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
+def folder_of_node(name: str, fill: Callable[[Path], object]) -> Iterator[Path]:
     """Make a scratch folder on each node, which the node's first rank fills for all its ranks.
 
     All ranks call, and all leave the block together, so that no folder is removed while in use.

@@ -23,8 +23,8 @@ from operators.training.step_metrics import agreement_by_layer, manifest_metrics
 from operators.training.stored_routes import store_routes
 from pipeline import progress
 from pipeline.run import keys
-from pipeline.run.commit import DataFile, commit, find_commit, new_write_id, sha256_of_file
-from pipeline.run.policy import policy_digest, publish_policy
+from pipeline.run.commit import commit, find_commit, new_write_id
+from pipeline.run.policy import digests_of, publish_policy, stored_digest
 from pipeline.scratch import scratch_folder
 from pipeline.store import Store
 
@@ -40,6 +40,8 @@ class StepFinisher:
     model: TrainedModel
     source: Path
     """Folder with the model's HF config and tokenizer."""
+    weights: str | None
+    """Weights digest of the policy that the next step trains; None: unknown at the start."""
     drifts: int = 0
     """Policies since this trainer's start whose stored digest differs."""
 
@@ -58,7 +60,8 @@ class StepFinisher:
         routes_drift = 0
         if trained.recorded is not None:
             progress.say(f"step {step}: writing routes")
-            routes_drift = store_routes(self.store, self.rank, step, trained.recorded)
+            policies = None if self.weights is None else {step: self.weights}
+            routes_drift = store_routes(self.store, self.rank, step, trained.recorded, policies)
         policy_sha256 = self._publish(step + 1, None)
         if checkpoint_due and agreed(lambda: self.store.size(keys.checkpoint(step + 1)) is None):
             progress.say(f"writing the checkpoint of policy {step + 1}")
@@ -77,6 +80,7 @@ class StepFinisher:
         with scratch_folder("policy") as folder:
             export_hf(self.model, self.source, folder)
             stored, ours = agreed(lambda: _digests(self.store, folder, policy_version, known))
+        self.weights = ours
         self.drifts += stored != ours
         return stored
 
@@ -110,17 +114,19 @@ class StepFinisher:
 
 
 def _digests(store: Store, folder: Path, policy_version: int, known: str | None) -> tuple[str, str]:
-    """The digests of the stored policy version, made if it is missing, and of our own."""
-    files = [
-        DataFile(path.name, path.stat().st_size, sha256_of_file(path))
-        for path in sorted(folder.glob("*.safetensors"))
-    ]
-    ours = policy_digest(files)
+    """Weights digests of the stored policy version, made if it is missing, and of our own."""
     if known is None:
         body = find_commit(store, keys.policy(policy_version))
         if body is None:
-            body = publish_policy(store, policy_version, folder).body
-        known = str(body["sha256"])
+            committed = publish_policy(store, policy_version, folder)
+            body = committed.body
+            if committed.ours:
+                return stored_digest(body), stored_digest(body)
+        known = stored_digest(body)
+    found = digests_of(folder)
+    ours = found.weights
+    if known == found.files:  # stored by an older version, which took it of the files
+        known = ours
     if known != ours:
         logger.warning(
             "policy %d has digest %s in the store, training its step again gave %s: rollouts are "

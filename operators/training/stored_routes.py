@@ -21,8 +21,16 @@ from pipeline.traces.read.training import read_training
 logger = logging.getLogger(__name__)
 
 
-def store_routes(store: Store, rank: Rank, step: int, routes: Mapping[str, Routes]) -> int:
+def store_routes(
+    store: Store,
+    rank: Rank,
+    step: int,
+    routes: Mapping[str, Routes],
+    policies: Mapping[int, str] | None,
+) -> int:
     """Store the routes of this rank's log-prob pass (R2), or compare them with stored ones.
+
+    `policies` are weights digests by version, of the policy that recorded; None: not known.
 
     The first rank of each tensor-parallel group does so: its routes are the group's. All ranks
     call. Returns, on all ranks, the number of samples whose stored routes differ from those that
@@ -42,6 +50,7 @@ def store_routes(store: Store, rank: Rank, step: int, routes: Mapping[str, Route
                 routes,
                 geometry,
                 Provenance("R2", step, f"megatron-core {version('megatron-core')}"),
+                policies,
             )
         else:
             differ = other_routes(store, step, key, routes, geometry)

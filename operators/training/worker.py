@@ -30,7 +30,12 @@ import torch.distributed as dist
 from operators.ready import say_ready
 from operators.training.agree import agreed, folder_of_node
 from operators.training.batches.ahead import Ahead
-from operators.training.batches.step_data import StepData, layout_rules, load_step
+from operators.training.batches.step_data import (
+    StepData,
+    layout_rules,
+    load_step,
+    records_routes,
+)
 from operators.training.finish import StepFinisher
 from operators.training.megatron import checkpoint, parallel
 from operators.training.rank import Rank, make_rank
@@ -40,7 +45,7 @@ from pipeline import progress
 from pipeline.run import keys
 from pipeline.run.amendments import description_now
 from pipeline.run.attempts import in_force, read_attempt
-from pipeline.run.policy import fetch_policy
+from pipeline.run.policy import fetch_policy, weights_of
 from pipeline.run.run_config import config_of
 from pipeline.run.wait import WaitTimeoutError, wait_for_any
 from pipeline.store import Store, open_store
@@ -132,7 +137,8 @@ def run(run_uri: str, attempt_number: int) -> None:
             checkpoint.load(store, version, model)
             logger.info("continue from the checkpoint of policy %d", version)
         say_ready()
-        finisher = StepFinisher(store, rank, model, folder)
+        weights = agreed(lambda: weights_of(store, version)) if records_routes(config) else None
+        finisher = StepFinisher(store, rank, model, folder, weights)
         with closing(_reader(store, rank)) as ahead:
             TrainingLoop(store, attempt_number, rank, finisher, ahead).run(version)
     parallel.leave()

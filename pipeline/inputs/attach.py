@@ -4,11 +4,9 @@ pipeline.config.identity defines what may not change; the inputs' content is com
 staged files. What differs may be amended as long as no commit of the run has used it.
 """
 
-import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,9 +20,10 @@ from pipeline.errors import InputError
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.new_run import new_run
 from pipeline.inputs.prompts import PromptTable
+from pipeline.inputs.weight_files import digest_of
 from pipeline.run import keys
 from pipeline.run.amendments import find_description, read_amendments
-from pipeline.run.commit import DataFile, read_data, sha256_of_file
+from pipeline.run.commit import DataFile, read_data
 from pipeline.run.description import RunDescription, StagedInputs
 from pipeline.run.plan import Plan, StepPlan, read_plan
 from pipeline.run.planning import make_plan, make_validation_plan
@@ -251,14 +250,3 @@ def _digests(was: str | None, now: str | None) -> str:
         return "none" if digest is None else f"SHA-256 {digest[:16]}..."
 
     return f"it has {short(was)}, now {short(now)}"
-
-
-def digest_of(path: Path) -> str:
-    """Hex SHA-256 of a local file, computed once as long as the file does not change."""
-    status = path.stat()
-    return _digest_of(path, status.st_size, status.st_mtime_ns)
-
-
-@functools.cache
-def _digest_of(path: Path, size: int, modified_ns: int) -> str:
-    return sha256_of_file(path)

@@ -16,11 +16,12 @@ from typing import Any
 from pipeline import __version__
 from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
-from pipeline.inputs.attach import attach, digest_of
+from pipeline.inputs.attach import attach
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import with_weights
 from pipeline.inputs.prompts import PromptTable
+from pipeline.inputs.weight_files import digest_of, weights_of_staged
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.amendments import (
@@ -100,7 +101,9 @@ def stage(inputs: CheckedInputs, fence: Fence = end_attempts) -> StagedRun:
     if run != ours:  # it was there, or another flow was first
         amended = _amend(inputs, fence)
         run = description_now(store)
-    refer_policy(store, 0, list(run.inputs.model.values()))
+    if store.size(keys.policy(0)) is None:
+        model = list(run.inputs.model.values())
+        refer_policy(store, 0, model, weights_of_staged(store, model))
     return StagedRun(
         name=inputs.config.trainer.run_name,
         uri=store.uri,

@@ -1,22 +1,31 @@
-"""Weights in safetensors files: are they whole, and of which shapes? Only headers are read.
+"""Weights in safetensors files: are they whole, of which shapes, and with which digests?
 
-A file is the length of its header (8 bytes, little-endian), the header (a JSON object: of each
-tensor its type, shape and `data_offsets`), and the tensors' bytes without gaps.
+Shapes come from headers alone; digests need the whole files, which are read once.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.model.shapes import Shapes
+from pipeline.run.commit import DataFile, sha256_of_file
+from pipeline.run.weights import (
+    LARGEST_HEADER,
+    LENGTH,
+    SUFFIX,
+    WeightsFile,
+    parse_header,
+    read_stored_weights,
+    read_weights,
+    weights_digest,
+)
+from pipeline.store import Store
 
-_LENGTH = 8
 _AGAIN = "download it again"
 _POINTER = b"version https://git-lfs"
-_LARGEST_HEADER = 100_000_000
-"""Bytes; the format's own limit."""
+_known: dict[str, WeightsFile] = {}
+"""The weights files on this machine that were read, by SHA-256."""
 
 
 def check_weights(
@@ -57,43 +66,44 @@ def read_shapes(path: Path) -> Shapes:
         start = source.read(len(_POINTER))
         if start == _POINTER:
             raise ValueError("it is a pointer of Git LFS, not the file; run `git lfs pull` there")
-        length = int.from_bytes(start[:_LENGTH], "little")
-        if size < _LENGTH or length > min(size - _LENGTH, _LARGEST_HEADER):
+        length = int.from_bytes(start[:LENGTH], "little")
+        if size < LENGTH or length > min(size - LENGTH, LARGEST_HEADER):
             raise ValueError(
-                f"found {size} bytes, expected at least {_LENGTH + length}, as its header alone "
+                f"found {size} bytes, expected at least {LENGTH + length}, as its header alone "
                 f"has {length}; {_AGAIN}"
             )
-        source.seek(_LENGTH)
+        source.seek(LENGTH)
         header = source.read(length)
-    tensors = _tensors(header)
-    end = 0
-    for name, (_, begin, stop) in sorted(tensors.items(), key=lambda item: item[1][1:]):
-        if begin != end or stop < begin:
-            raise ValueError(
-                f"the bytes of its tensor {name} are {begin} to {stop}, expected to begin at "
-                f"{end}; {_AGAIN}"
-            )
-        end = stop
-    if size != _LENGTH + length + end:
-        raise ValueError(
-            f"found {size} bytes, expected {_LENGTH + length + end} from its header; {_AGAIN}"
-        )
-    return {name: shape for name, (shape, _, _) in tensors.items()}
-
-
-def _tensors(header: bytes) -> dict[str, tuple[tuple[int, ...], int, int]]:
-    """Of each tensor: its shape, and the range of its bytes."""
     try:
-        content: dict[str, Any] = json.loads(header)
-        return {
-            name: (tuple(map(int, tensor["shape"])), *_range(tensor["data_offsets"]))
-            for name, tensor in content.items()
-            if name != "__metadata__"
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"its header does not describe tensors: {error!r}; {_AGAIN}") from error
+        tensors = parse_header(header)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_AGAIN}") from error
+    expected = LENGTH + length + max((tensor.end for tensor in tensors), default=0)
+    if size != expected:
+        raise ValueError(f"found {size} bytes, expected {expected} from its header; {_AGAIN}")
+    return {tensor.name: tensor.shape for tensor in tensors}
 
 
-def _range(offsets: list[int]) -> tuple[int, int]:
-    begin, stop = offsets
-    return int(begin), int(stop)
+def digest_of(path: Path) -> str:
+    """Hex SHA-256 of a local file, computed once as long as the file does not change."""
+    status = path.stat()
+    return _digest_of(path, status.st_size, status.st_mtime_ns)
+
+
+def weights_of_staged(store: Store, files: Iterable[DataFile]) -> str:
+    """The weights digest of staged files.
+
+    A file is read from the store unless `digest_of` has read the same one here. Raises
+    CorruptObjectError, ObjectMissingError, StoreError; ValueError for a tensor in two files.
+    """
+    weights = (file for file in files if file.key.endswith(SUFFIX))
+    return weights_digest(_known.get(f.sha256) or read_stored_weights(store, f) for f in weights)
+
+
+@functools.cache
+def _digest_of(path: Path, size: int, modified_ns: int) -> str:
+    if path.suffix != SUFFIX:
+        return sha256_of_file(path)
+    found = read_weights(path)
+    _known[found.sha256] = found
+    return found.sha256

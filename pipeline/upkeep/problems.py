@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pipeline.run.commit import CorruptObjectError, DataFile
+from pipeline.run.weights import WeightsFile
 from pipeline.store import StoreError
 from pipeline.traces.format.types import TraceError
 
@@ -43,6 +44,8 @@ class Report:
     """Committed shards of validations."""
     seen: dict[str, DataFile] = field(default_factory=dict)
     """The data files that were read in full, by key."""
+    weights: dict[str, WeightsFile] = field(default_factory=dict)
+    """Those of them that hold a policy's weights."""
     problems: list[Problem] = field(default_factory=list)
 
     @property

@@ -31,6 +31,7 @@ ALIKE = {
     "rows": "siblings: written and read",
     "tokenizer": "text to tokens before a run; tokens to text after it",
     "types": "the dataclasses of a room",
+    "weights": "a policy's tensors: their digest; their names in HF files and in Megatron",
     "worker": "siblings: the program of a rollout worker, of a training rank",
 }
 """Module names that two rooms share, and what they have in common."""

@@ -112,6 +112,12 @@ class ShardWriter:
         if sample.id in self._ids:
             raise TraceError(f"{self._key}: sample {sample.id} is there twice")
         self._ids.add(sample.id)
+        versions = {span.version for span in sample.version_spans}
+        if self._policies is not None and (unknown := versions - self._policies.keys()):
+            raise TraceError(
+                f"sample {sample.id}: tokens of policy version {min(unknown)}, whose weights are "
+                f"not said; give those of all versions, found {sorted(self._policies)}"
+            )
         if self._geometry is None:
             if sample.routes is not None:
                 raise TraceError(

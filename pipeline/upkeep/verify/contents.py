@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 from pipeline.run.commit import CorruptObjectError, DataFile
+from pipeline.run.weights import SUFFIX, read_stored_weights
 from pipeline.store import ObjectMissingError, Store
 from pipeline.traces.format.chunks import Range, TraceFile
 from pipeline.upkeep.problems import Report
@@ -12,13 +13,34 @@ _PIECE = 64 << 20  # bytes in memory at once
 
 
 def verify_data(store: Store, file: DataFile, report: Report, commit: str) -> None:
-    """Compare a data file's size and digest with those in its commit, once per file."""
-    _verify(store, file, (), report, commit)
+    """Compare a data file's size and digest with those in its commit, once per file.
+
+    Weights must also be a whole safetensors file; `report.weights` gets their tensors.
+    """
+    if file.key.endswith(SUFFIX):
+        _verify_weights(store, file, report, commit)
+    else:
+        _verify(store, file, (), report, commit)
 
 
 def verify_file(store: Store, file: TraceFile, report: Report, commit: str) -> None:
     """Compare a trace file and each of its ranges with their digests, once per file."""
     _verify(store, file.data, file.ranges, report, commit)
+
+
+def _verify_weights(store: Store, file: DataFile, report: Report, commit: str) -> None:
+    if report.seen.get(file.key) == file:
+        return
+    report.seen[file.key] = file
+    with report.noting(file.key):
+        size = store.size(file.key)
+        if size is None:
+            raise ObjectMissingError(f"{file.key}: no such object; {commit} names it")
+        if size != file.size:
+            raise CorruptObjectError(
+                f"{file.key}: {size} bytes, {commit} says {file.size}; restore the object"
+            )
+        report.weights[file.key] = read_stored_weights(store, file)
 
 
 def _verify(

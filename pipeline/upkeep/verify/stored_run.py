@@ -8,8 +8,9 @@ from pipeline.run.amendments import Amendment, amended, parse_amendment, read_am
 from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, DataFile, files_in, find_commit
 from pipeline.run.description import RunDescription, parse_description
 from pipeline.run.plan import Plan, parse_plan
-from pipeline.run.policy import policy_digest
+from pipeline.run.policy import WEIGHTS, policy_digest, stored_digest
 from pipeline.run.uses import outdated_shards, outdated_text
+from pipeline.run.weights import SUFFIX, weights_digest
 from pipeline.store import Store, StoreError
 from pipeline.traces.format.ids import check_ids, shard_ids
 from pipeline.traces.read.reader import read_sample_file
@@ -80,14 +81,29 @@ def verify_policies(store: Store, report: Report) -> None:
     """Check every committed policy version; expired ones do not exist."""
     for version, key, body in _committed(store, keys.policies(), "policy.json", report):
         with report.parsing(key):
-            found, digest = body["version"], policy_digest(files_in(body))
-            if (found, body["sha256"]) != (version, digest):
-                raise CorruptObjectError(
-                    f"{key}: version {found} with digest {body['sha256']}, expected version "
-                    f"{version} and, of its files, {digest}"
-                )
+            if body["version"] != version:
+                raise CorruptObjectError(f"{key}: version {body['version']}, expected {version}")
         report.policies += 1
         _verify_files(store, key, body, report)
+        with report.parsing(key):
+            _verify_weights(key, body, report)
+
+
+def _verify_weights(key: str, body: Mapping[str, Any], report: Report) -> None:
+    """Compare the digest of a policy, whose files were read, with them."""
+    files = files_in(dict(body))
+    if WEIGHTS not in body:  # made before policies had a digest of their weights
+        expected = policy_digest(files)
+    else:
+        weights = [report.weights.get(file.key) for file in files if file.key.endswith(SUFFIX)]
+        if None in weights:
+            return  # the bad file is in the report already
+        expected = weights_digest(found for found in weights if found is not None)
+    if stored_digest(body) != expected:
+        raise CorruptObjectError(
+            f"{key}: digest {stored_digest(body)}, but of its weights it is {expected}; restore "
+            "the object"
+        )
 
 
 def verify_checkpoints(store: Store, report: Report) -> None:
@@ -162,7 +178,7 @@ def _committed(
 
 def _verify_files(store: Store, key: str, body: Mapping[str, Any], report: Report) -> None:
     """Check the files of a commit object."""
-    found = Report(report.uri, seen=report.seen)
+    found = Report(report.uri, seen=report.seen, weights=report.weights)
     with found.parsing(key):
         for file in files_in(dict(body)):
             verify_data(store, file, found, key)

@@ -22,7 +22,7 @@ from pipeline.run.plan import (
     ValidationPlan,
     publish_plan,
 )
-from pipeline.run.policy import publish_policy, refer_policy
+from pipeline.run.policy import digests_of, publish_policy, refer_policy
 from pipeline.store import Store
 from tests.attempts import make_attempt
 from tests.data_files import put_data
@@ -77,7 +77,7 @@ def make_run(
     )
     settings = config.model_dump(mode="json")
     create_description(store, RunDescription("by-hand", settings, inputs, GEOMETRY, {}))
-    refer_policy(store, 0, list(staged.values()))
+    refer_policy(store, 0, list(staged.values()), digests_of(policies[0]).weights)
     begin(store, 0, validations)
     return policies
 

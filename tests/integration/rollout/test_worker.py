@@ -26,6 +26,8 @@ from tests.integration.rollout.reference import ReferenceModel
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
+WEIGHTS = "5" * 64
+"""A digest of weights, for shards that are made without the worker's program."""
 
 
 def wait_for(store, worker, *wanted):
@@ -144,7 +146,7 @@ def begun(tmp_path_factory):
     runs.make_run(store, folder, raises=(2,))
     inputs = read_inputs(store, read_attempt(store, 0))
     runs.plan(store, 0, 0)
-    engine = start_engine(store, inputs, 0)
+    engine, _ = start_engine(store, inputs, 0)
     yield folder / "run", inputs, engine
     engine.close()
 
@@ -162,7 +164,7 @@ def make(store, inputs, engine, buffer_bytes):
     with Scorer(inputs.code, settings, PATIENCE_S, 24) as scorer:
         maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, buffer_bytes, 0)
         for shard in range(2):
-            maker.make(task, shard)
+            maker.make(task, shard, WEIGHTS)
     return sealed(store, 0)
 
 
@@ -178,7 +180,7 @@ def test_a_reward_that_raises_fails_or_masks(begun, tmp_path):
         start_scorer(inputs) as scorer,
         pytest.raises(RewardError, match=r"sample 000000/2/\d .*KeyError: 'no such rubric'"),
     ):
-        Worker(store, 0, attempt, inputs, engine, scorer, 0, []).run()
+        Worker(store, 0, attempt, inputs, engine, WEIGHTS, scorer, 0, []).run()
     assert not engine._llm.llm_engine.has_unfinished_requests()
     assert not list(store.list("steps/000000/rollout/"))
     assert not list(store.debris("steps/"))

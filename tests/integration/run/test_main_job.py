@@ -153,7 +153,7 @@ def test_other_modes(tmp_path: Path, mode: str):
         )
     )
     again = open_store(f"{tmp_path}/store/again")
-    ours, theirs = (read_commit(s, keys.policy(2))["sha256"] for s in (store, again))
+    ours, theirs = (read_commit(s, keys.policy(2))["weights_sha256"] for s in (store, again))
     assert ours == theirs
     assert json.dumps(all_metrics(again)[1].values["grad_norm"]) == json.dumps(
         all_metrics(store)[1].values["grad_norm"]

@@ -73,7 +73,7 @@ def test_the_main_job_on_minio(tmp_path: Path, server: Minio, monkeypatch: pytes
     store, again = open_store(f"{place}/runs/main"), open_store(f"{place}/runs/again")
     assert [step.step for step in all_metrics(store)] == [0, 1]
     assert all(step.values["replay/coverage"] == 1.0 for step in all_metrics(store))
-    ours, theirs = (read_commit(s, keys.policy(2))["sha256"] for s in (store, again))
+    ours, theirs = (read_commit(s, keys.policy(2))["weights_sha256"] for s in (store, again))
     assert ours == theirs
     assert list(store.debris("")) == []
     assert not workers(store.uri, "operators.rollout")

@@ -15,7 +15,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id, put_file
 from pipeline.run.description import RunDescription, StagedInputs, create_description
-from pipeline.run.policy import refer_policy
+from pipeline.run.policy import digests_of, refer_policy
 from pipeline.store import Store, open_store
 from pipeline.traces import (
     Geometry,
@@ -151,7 +151,7 @@ def make_run(
         path.name: put_file(store, keys.input_file(f"{index:064d}", path.name), path)
         for index, path in enumerate(sorted(model_folder.iterdir()))
     }
-    refer_policy(store, 0, list(files.values()))
+    refer_policy(store, 0, list(files.values()), digests_of(model_folder).weights)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     geometry = geometry_of(model) if routes else None
     prompts = put_data(store, keys.input_file(f"{len(files):064d}", "prompts.parquet"), b"")

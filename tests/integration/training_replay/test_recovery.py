@@ -54,7 +54,7 @@ def test_an_interrupted_end_of_a_step_is_made_up_for(finished: Path, tmp_path: P
     after = {key: read_commit(store, key) for key in END_OF_STEP}
     assert all(after[key] == before[key] for key in END_OF_STEP[:made])
     policy, metrics = keys.policy(2), keys.metrics(1)
-    assert after[policy]["sha256"] == before[policy]["sha256"]
+    assert after[policy]["weights_sha256"] == before[policy]["weights_sha256"]
     assert after[metrics]["metrics"]["grad_norm"] == before[metrics]["metrics"]["grad_norm"]
     for drift in ("policy", "routes"):
         assert before[metrics]["metrics"][f"resume/{drift}_drift"] == 0

@@ -77,7 +77,7 @@ def test_r3_in_one_rank(tmp_path: Path, tiny_model: Path):
 
     body = read_commit(store, keys.metrics(0))
     assert body["policy_version"] == 0
-    assert body["policy_sha256"] == read_commit(store, keys.policy(1))["sha256"]
+    assert body["policy_sha256"] == read_commit(store, keys.policy(1))["weights_sha256"]
     assert body["agreement_by_layer"].keys() == {"0", "1", "2", "3"}
     assert store.size(keys.checkpoint(2)) is not None  # the last step's
     assert store.size(keys.checkpoint(1)) is None
@@ -226,8 +226,8 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
     assert metrics_of(killed, 3)["resume/policy_drift"] == 0
     for version in (3, 4):
         assert (
-            read_commit(killed, keys.policy(version))["sha256"]
-            == read_commit(calm, keys.policy(version))["sha256"]
+            read_commit(killed, keys.policy(version))["weights_sha256"]
+            == read_commit(calm, keys.policy(version))["weights_sha256"]
         )
     assert metrics_of(killed, 3)["grad_norm"] == metrics_of(calm, 3)["grad_norm"]
 
@@ -239,7 +239,8 @@ def test_disabled_and_a_policy_that_is_there_already(tmp_path: Path, tiny_model:
     """
     store = make_run(tmp_path / "run", tiny_model, config_of(), steps=1, routes=False)
     make_attempt(store, 0, steps=5)
-    refer_policy(store, 1, files_in(read_commit(store, keys.policy(0))))
+    of_0 = read_commit(store, keys.policy(0))
+    refer_policy(store, 1, files_in(of_0), of_0["weights_sha256"])
     process = start_ranks(PROGRAM, 1, "--run-uri", store.uri, "--attempt", "0")
     await_object(store, keys.metrics(0), process)
     commit(store, keys.stop(0), {"reason": "finished", "message": ""}, new_write_id())
@@ -251,7 +252,7 @@ def test_disabled_and_a_policy_that_is_there_already(tmp_path: Path, tiny_model:
     assert metrics["mismatch/kl"] == metrics["mismatch/kl_native"] < 1e-9
     assert metrics["resume/policy_drift"] == 1
     body = read_commit(store, keys.metrics(0))
-    assert body["policy_sha256"] == read_commit(store, keys.policy(0))["sha256"]
+    assert body["policy_sha256"] == read_commit(store, keys.policy(0))["weights_sha256"]
     assert "policy 1 has digest" in output
 
 

@@ -27,6 +27,7 @@ from tests.samples import (
     write_run,
 )
 from tests.stored_runs import long_run
+from tests.weights import some_weights
 
 SAMPLES = make_samples()
 WORDS = Tokenizer(WordLevel({f"word{i}": i for i in range(100)}, unk_token="word0"))
@@ -122,11 +123,11 @@ def test_policies(run, tmp_path):
     for version in (0, 3):
         folder = tmp_path / f"weights{version}"
         folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"weights%d" % version)
+        (folder / "model.safetensors").write_bytes(some_weights(version))
         publish_policy(run.store, version, folder)
     assert run.policies() == [0, 3]
     fetched = run.fetch_policy(3, tmp_path / "fetched")
-    assert (fetched / "model.safetensors").read_bytes() == b"weights3"
+    assert (fetched / "model.safetensors").read_bytes() == some_weights(3)
     with pytest.raises(retrace.TraceError, match=r"version 2 is not there .*: \[0, 3\]$"):
         run.fetch_policy(2, tmp_path / "other")
 

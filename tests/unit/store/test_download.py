@@ -89,7 +89,7 @@ def large(tmp_path):
     store = open_store(str(tmp_path / "store"))
     data = bytes(range(256)) * (64 * MIB // 256)
     key = keys.policy_file(1, "00000000", "model.safetensors")
-    refer_policy(store, 1, [put_data(store, key, data)])
+    refer_policy(store, 1, [put_data(store, key, data)], "0" * 64)
     return store, key, data
 
 

@@ -15,6 +15,7 @@ from pipeline.model.geometry import MOST_EXPERTS, MOST_TOPK
 from pipeline.run.commit import content_digest, read_commit
 from pipeline.run.strict_json import canonical as canonical_form
 from pipeline.run.strict_json import parse_json, parse_numbers
+from pipeline.run.weights import scan_weights, weights_digest
 from pipeline.store import open_store
 from pipeline.traces import (
     Geometry,
@@ -108,6 +109,9 @@ def test_vectors_of_digests():
         assert validity_bits(np.array(json.loads(row[0]), bool)) == bytes.fromhex(row[1])
     for tokens, digest in vectors("tokens", "token digest"):
         assert token_digest(np.array(json.loads(tokens))) == digest
+    for files, digest in vectors("safetensors files", "weights digest"):
+        found = [bytes.fromhex(file) for file in re.findall("`(.*?)`", files)]
+        assert weights_digest(scan_weights([file]) for file in found) == digest
     for sets, valid, experts, digest in vectors(
         "sets [S - 1, L, K]", "valid rows", "E", "routes digest"
     ):

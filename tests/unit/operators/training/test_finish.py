@@ -1,0 +1,70 @@
+"""A trainer that trains a step again compares its policy with the stored one, whoever wrote it."""
+
+import pytest
+
+from operators.training.finish import _digests
+from pipeline.run import keys
+from pipeline.run.commit import commit, file_list, files_in, read_commit
+from pipeline.run.policy import digests_of, policy_digest, publish_policy
+from tests.memory_store import MemoryStore
+from tests.weights import some_weights
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What the trainer has exported."""
+    (tmp_path / "model.safetensors").write_bytes(some_weights())
+    return tmp_path
+
+
+def publish_other(store, tmp_path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/model.safetensors").write_bytes(some_weights(1))
+    publish_policy(store, 3, tmp_path / "other")
+
+
+def as_older_versions_wrote_it(store) -> str:
+    files = files_in(read_commit(store, keys.policy(3)))
+    store.delete(keys.policy(3))
+    old = {"version": 3, "sha256": policy_digest(files), "files": file_list(files)}
+    commit(store, keys.policy(3), old, "aa")
+    return old["sha256"]
+
+
+def test_a_policy_that_is_missing_is_published(folder):
+    store = MemoryStore()
+    ours = digests_of(folder).weights
+    assert _digests(store, folder, 3, None) == (ours, ours)
+    assert read_commit(store, keys.policy(3))["weights_sha256"] == ours
+    assert _digests(store, folder, 3, None) == (ours, ours)  # it is there now
+
+
+def test_another_policy_is_left_and_told(folder, caplog):
+    store = MemoryStore()
+    publish_other(store, folder)
+    theirs = digests_of(folder / "other").weights
+    assert _digests(store, folder, 3, None) == (theirs, digests_of(folder).weights)
+    assert f"policy 3 has digest {theirs} in the store" in caplog.text
+    assert read_commit(store, keys.policy(3))["weights_sha256"] == theirs
+
+
+def test_policies_and_metrics_of_an_older_version_are_no_drift(folder, caplog):
+    """They have a digest of files where today stands one of tensors."""
+    store = MemoryStore()
+    ours = digests_of(folder).weights
+    publish_policy(store, 3, folder)
+    of_files = as_older_versions_wrote_it(store)
+    assert of_files != ours
+    assert _digests(store, folder, 3, None) == (ours, ours)
+    assert _digests(store, folder, 3, of_files) == (ours, ours)
+    assert _digests(store, folder, 3, ours) == (ours, ours)
+    assert not caplog.text
+
+
+def test_another_policy_of_an_older_version_is_drift(folder, caplog):
+    store = MemoryStore()
+    publish_other(store, folder)
+    theirs = as_older_versions_wrote_it(store)
+    for known in (None, theirs):
+        assert _digests(store, folder, 3, known) == (theirs, digests_of(folder).weights)
+    assert caplog.text.count("policy 3 has digest") == 2

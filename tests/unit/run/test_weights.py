@@ -1,0 +1,185 @@
+"""The digest of a policy's weights follows names, types, shapes and bytes, and nothing else."""
+
+import hashlib
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from pipeline.run.commit import CorruptObjectError, DataFile, sha256
+from pipeline.run.weights import (
+    parse_header,
+    read_stored_weights,
+    read_weights,
+    scan_weights,
+    weights_digest,
+)
+from tests.memory_store import MemoryStore
+from tests.weights import safetensors
+
+GATE = np.arange(12, dtype=np.float32).reshape(3, 4)
+HEAD = np.arange(5, dtype=np.float16)
+IDS = np.array([7, 2**40, -1])
+TENSORS = {"model.gate.weight": GATE, "lm_head.weight": HEAD, "ids é": IDS}
+
+
+def digest(*files: dict[str, np.ndarray]) -> str:
+    return weights_digest(scan_weights([safetensors(file)]) for file in files)
+
+
+def test_the_digest_is_that_of_a_list_of_tensors():
+    """Written out by hand."""
+    rows = [
+        ["ids é", "I64", [3], sha256(IDS.tobytes())],
+        ["lm_head.weight", "F16", [5], sha256(HEAD.tobytes())],
+        ["model.gate.weight", "F32", [3, 4], sha256(GATE.tobytes())],
+    ]
+    text = json.dumps(rows, separators=(",", ":"))
+    assert digest(TENSORS) == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_files_and_their_order_do_not_matter():
+    a, b, c = ({name: array} for name, array in TENSORS.items())
+    one = digest(TENSORS)
+    assert one == digest(a, b, c) == digest(c, a, b) == digest(a | c, b) == digest(c | b | a)
+    assert one == weights_digest([scan_weights([safetensors(TENSORS, format="pt")])])
+    assert digest({}) == digest() == digest({}, {})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model.gate.weight": GATE[::-1].copy()},  # the same experts in another order
+        {"model.gate.weight": GATE.reshape(4, 3)},
+        {"model.gate.weight": GATE.reshape(12)},
+        {"model.gate.weight": GATE.view(np.float16)},
+        {"model.gate.weight": np.where(GATE, GATE, np.float32(-0.0))},
+        {"model.gate.weight": HEAD, "lm_head.weight": GATE},
+        {"more": np.zeros(0, np.float32)},
+        {"more": np.ones(1, np.float32)},
+    ],
+    ids=["permuted", "transposed", "flat", "dtype", "minus zero", "swapped", "empty", "more"],
+)
+def test_other_tensors_have_another_digest(other):
+    assert digest(TENSORS | other) != digest(TENSORS)
+
+
+def test_a_renamed_tensor_and_a_missing_one():
+    renamed = {name.replace("lm_head", "head"): array for name, array in TENSORS.items()}
+    fewer = {name: array for name, array in TENSORS.items() if name != "ids é"}
+    assert len({digest(TENSORS), digest(renamed), digest(fewer)}) == 3
+
+
+def test_a_type_that_numpy_has_not():
+    """The bytes of BF16 and F16 of one width are told apart by the name of the type."""
+    file = safetensors({"a": HEAD})
+    as_bf16 = file.replace(b'"F16"', b'"BF16"').replace(b"  ", b" ", 1)
+    assert len(as_bf16) == len(file)
+    assert weights_digest([scan_weights([as_bf16])]) != digest({"a": HEAD})
+
+
+def test_a_tensor_in_two_files_is_refused():
+    with pytest.raises(ValueError, match="tensor a is in two files"):
+        digest({"a": HEAD}, {"a": HEAD, "b": IDS})
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 64, 10_000])
+def test_pieces_may_end_anywhere(size):
+    file = safetensors(TENSORS | {"empty": np.zeros((0, 4), np.float32)})
+    pieces = [file[at : at + size] for at in range(0, len(file), size)]
+    found = scan_weights([b"", *pieces, b""])
+    assert found == scan_weights([file])
+    assert found.sha256 == sha256(file)
+    assert [(t.name, t.shape) for t in found.tensors][:2] == [
+        ("model.gate.weight", (3, 4)),
+        ("lm_head.weight", (5,)),
+    ]
+
+
+def header(content: object, data: int = 0) -> bytes:
+    text = json.dumps(content).encode() if not isinstance(content, bytes) else content
+    return len(text).to_bytes(8, "little") + text + bytes(data)
+
+
+def place(begin: object, end: object, **changes: object) -> dict:
+    return {"a": {"dtype": "U8", "shape": [1], "data_offsets": [begin, end], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (b"", "8 bytes too early"),
+        (b"\x01\0\0", "5 bytes too early"),
+        (header({})[:-1], "1 bytes too early"),
+        ((10**9).to_bytes(8, "little") + b"{}", "header has 1000000000 bytes"),
+        (header(place(0, 9), 8), "1 bytes too early"),
+        (header(place(0, 8), 9), "goes on after the last tensor"),
+        (header(place(1, 2), 2), "expected to begin at 0"),
+        (header(place(2, 0), 2), "expected to begin at 0"),
+        (header(place(-2, 0), 2), "expected to begin at 0"),
+        (header(place(0, 1) | {"b": place(0, 1)["a"]}, 1), "expected to begin at 1"),
+        (header(b'{"a": 1, "a": 2}'), "does not describe tensors.*twice"),
+        (header(b"\xff\xfe{\0}\0"), "does not describe tensors"),
+        (header([]), "does not describe tensors"),
+        (header({"a": []}), "does not describe tensors"),
+        (header({"a": {}}), "does not describe tensors"),
+        (header(place(0, 1.0), 1), "does not describe tensors"),
+        (header(place(0, True), 1), "does not describe tensors"),
+        (header(place(0, 1, shape=[-1]), 1), "does not describe tensors"),
+        (header(place(0, 1, shape=None), 1), "does not describe tensors"),
+        (header(place(0, 1, dtype=1), 1), "does not describe tensors"),
+        (header(place(0, 1, data_offsets=[0]), 1), "does not describe tensors"),
+    ],
+)
+def test_what_is_no_whole_file_is_refused(tmp_path, file, says):
+    with pytest.raises(ValueError, match=says):
+        scan_weights([file])
+    (tmp_path / "x.safetensors").write_bytes(file)
+    with pytest.raises(ValueError, match=rf"x\.safetensors: .*{says}"):
+        read_weights(tmp_path / "x.safetensors")
+
+
+def test_a_stored_file_is_compared_with_its_commit(tmp_path):
+    data = safetensors(TENSORS)
+    store = MemoryStore({"a": data, "b": data[:-1]})
+    (tmp_path / "a").write_bytes(data)
+    file = DataFile("a", len(data), sha256(data))
+    assert read_stored_weights(store, file) == read_weights(tmp_path / "a")
+    with pytest.raises(CorruptObjectError, match="b in memory://test: it ends 1 bytes too early"):
+        read_stored_weights(store, DataFile("b", len(data) - 1, sha256(data[:-1])))
+    store.objects["a"] = safetensors(TENSORS | {"lm_head.weight": HEAD + 1})
+    with pytest.raises(CorruptObjectError, match=r"a in memory://test: SHA-256 .*commit says"):
+        read_stored_weights(store, file)
+
+
+def test_memory_is_bounded(tmp_path):
+    """A file of 200 MB needs a few pieces."""
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(safetensors({"a": np.zeros(50_000_000, np.float32)}))
+    tracemalloc.start()
+    found = read_weights(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.tensors[0].sha256 == sha256(bytes(200_000_000))
+    assert peak < 64 << 20
+
+
+def test_the_library_that_writes_such_files_means_the_same(tmp_path):
+    library = pytest.importorskip("safetensors.numpy")
+    library.save_file({name: TENSORS[name] for name in TENSORS}, tmp_path / "x.safetensors")
+    assert weights_digest([read_weights(tmp_path / "x.safetensors")]) == digest(TENSORS)
+    (tmp_path / "y.safetensors").write_bytes(safetensors(TENSORS))
+    loaded = library.load_file(tmp_path / "y.safetensors")
+    assert all(np.array_equal(loaded[name], array) for name, array in TENSORS.items())
+
+
+def test_headers_are_in_the_order_of_bytes():
+    text = json.dumps(
+        {
+            "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+            "__metadata__": {"format": "pt"},
+            "a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]},
+        }
+    )
+    assert [(t.name, t.shape) for t in parse_header(text.encode())] == [("a", ()), ("b", (2,))]
