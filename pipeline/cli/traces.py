@@ -136,13 +136,15 @@ def verify_(run: Run, step: _Step = None) -> None:
     """Check every digest, length, id and join.
 
     Of a run also the staged inputs, policies, checkpoints and validations; with --step that step
-    only.
+    only. Notes say what an older format does not let it check; they are no problems.
     """
     with refusing():
         store = open_run(run, sealed=False).store
         if step is not None and store.size(keys.metrics(step)) is None:
             _known(store, step)  # a step that was trained must be sealed: that is checked
         report = verify(store, step)
+    for note in report.notes:
+        print_(f"note: {note}")
     for problem in report.problems:
         print_(str(problem))
     if report.problems:

@@ -47,6 +47,8 @@ class Report:
     weights: dict[str, WeightsFile] = field(default_factory=dict)
     """Those of them that hold a policy's weights."""
     problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+    """What could not be checked, or is odd but not wrong."""
 
     @property
     def files(self) -> int:
@@ -65,6 +67,11 @@ class Report:
         problem = Problem(key, sample, text)
         if problem not in self.problems:
             self.problems.append(problem)
+
+    def note(self, key: str, text: str) -> None:
+        """Record what is no problem, once."""
+        if (noted := Problem(key, None, text)) not in self.notes:
+            self.notes.append(noted)
 
     @contextmanager
     def noting(self, key: str, sample: str | None = None) -> Iterator[None]:

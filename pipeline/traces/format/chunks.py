@@ -183,13 +183,17 @@ def describe_stream(content: IO[bytes], data: DataFile, role: Role) -> TraceFile
     for g in range(metadata.num_row_groups):
         group, chunks = metadata.row_group(g), []
         for i in range(metadata.num_columns):
-            column = group.column(i)
-            start = column.data_page_offset
-            if column.has_dictionary_page:
-                start = min(start, column.dictionary_page_offset)
-            chunks.append(range_of(start, column.total_compressed_size))
+            chunks.append(range_of(*chunk_range(group.column(i))))
         groups.append(RowGroup(group.num_rows, tuple(chunks)))
     return TraceFile(data, role, range_of(data.size - length, length), leaves, tuple(groups))
+
+
+def chunk_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Offset and length of a column chunk, from its first page to its last."""
+    start = column.data_page_offset
+    if column.has_dictionary_page:
+        start = min(start, column.dictionary_page_offset)
+    return start, column.total_compressed_size
 
 
 def _inner_nulls(array: pa.Array) -> bool:

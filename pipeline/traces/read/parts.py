@@ -141,5 +141,7 @@ def _bits(file: TraceFile, bitmap: bytes | None, tokens: int) -> npt.NDArray[np.
         return np.ones(tokens, np.bool_)
     if len(bitmap) != (tokens + 7) // 8:
         raise TraceError(f"{file.data.key}: {len(bitmap)} bytes of validity for {tokens} tokens")
+    if tokens % 8 and bitmap[-1] >> tokens % 8:
+        raise TraceError(f"{file.data.key}: validity of {tokens} tokens with unused bits set")
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=tokens, bitorder="little")
     return bits.astype(np.bool_)

@@ -33,14 +33,28 @@ def _verify_weights(store: Store, file: DataFile, report: Report, commit: str) -
         return
     report.seen[file.key] = file
     with report.noting(file.key):
-        size = store.size(file.key)
-        if size is None:
-            raise ObjectMissingError(f"{file.key}: no such object; {commit} names it")
-        if size != file.size:
-            raise CorruptObjectError(
-                f"{file.key}: {size} bytes, {commit} says {file.size}; restore the object"
-            )
+        check_size(store, file, commit)
         report.weights[file.key] = read_stored_weights(store, file)
+
+
+def check_size(store: Store, file: DataFile, commit: str) -> None:
+    """Raise StoreError unless a file that a commit names is there with its full size."""
+    size = store.size(file.key)
+    if size is None:
+        raise ObjectMissingError(f"{file.key}: no such object; {commit} names it")
+    if size != file.size:
+        raise CorruptObjectError(
+            f"{file.key}: {size} bytes, {commit} says {file.size}; restore the object"
+        )
+
+
+def refuse_whole(file: DataFile, digest: str, commit: str) -> None:
+    """Raise CorruptObjectError unless this is the digest of a file in its commit."""
+    if digest != file.sha256:
+        raise CorruptObjectError(
+            f"{file.key}: SHA-256 {digest[:16]}..., {commit} says {file.sha256[:16]}...; "
+            "restore the object"
+        )
 
 
 def _verify(
@@ -50,13 +64,7 @@ def _verify(
         return
     report.seen[file.key] = file
     with report.noting(file.key):
-        size = store.size(file.key)
-        if size is None:
-            raise ObjectMissingError(f"{file.key}: no such object; {commit} names it")
-        if size != file.size:
-            raise CorruptObjectError(
-                f"{file.key}: {size} bytes, {commit} says {file.size}; restore the object"
-            )
+        check_size(store, file, commit)
         whole = hashlib.sha256()
         parts = [hashlib.sha256() for _ in ranges]
         # In order of offset, only a few ranges overlap each piece.
@@ -72,13 +80,9 @@ def _verify(
                 parts[i].update(piece[max(0, start - offset) : max(0, stop - offset)])
             while first < len(order) and _end(ranges[order[first]]) <= end:
                 first += 1
-        if whole.hexdigest() != file.sha256:
-            raise CorruptObjectError(
-                f"{file.key}: SHA-256 {whole.hexdigest()[:16]}..., {commit} says "
-                f"{file.sha256[:16]}...; restore the object"
-            )
+        refuse_whole(file, whole.hexdigest(), commit)
         for range_, part in zip(ranges, parts, strict=True):
-            if _end(range_) > size or part.hexdigest() != range_.sha256:
+            if part.hexdigest() != range_.sha256:
                 at = f"bytes {range_.offset}..{_end(range_)}"
                 text = f"{at}: {commit} has another digest of them than of the whole file"
                 report.add(file.key, text)

@@ -1,8 +1,8 @@
 """The part of `verify` for one step: its commits and their files, its manifest, its samples."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
 
@@ -11,18 +11,27 @@ from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.plan import Plan
 from pipeline.store import Store
-from pipeline.traces.format.header import Header, read_header
+from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import check_ids, expected_ids
-from pipeline.traces.format.manifest import Manifest, open_file, read_manifest
+from pipeline.traces.format.manifest import Commits, Manifest, open_file, read_manifest
 from pipeline.traces.format.pruned import is_pruned
 from pipeline.traces.format.types import TraceError
-from pipeline.traces.read.reader import read_samples, read_slices
+from pipeline.traces.read.reader import read_slices
 from pipeline.traces.read.training import digested, joined, read_training
 from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify.commits import check_commit, check_file_names
 from pipeline.upkeep.verify.contents import verify_file
+from pipeline.upkeep.verify.footer import check_footer
+from pipeline.upkeep.verify.manifest_rows import ManifestRows
+from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shard
 from pipeline.upkeep.verify.stored_run import find_signed, find_signed_plan
 
-_SAMPLES_AT_ONCE = 256
+_BATCH_BYTES = 64 << 20
+"""Decoded sets that are joined at once."""
+_OLD = (
+    "format 1.0 does not say which weights made it, nor to which step and samples the files of "
+    "its trainer belong, nor whether there must be any: none of that can be checked"
+)
 _SHARD = re.compile(r"/rollout/\d{5}\.json$")
 
 
@@ -55,24 +64,29 @@ def _verify_objects(
     _verify_body(store, step, keys.pruned(step), "data", report)
     key = keys.manifest(step)
     sealed = store.size(key) is not None
-    training = _verify_commits(store, step, report, pruned, sealed)
+    commits = Commits(store)
+    manifest = _verify_manifest(store, step, commits, report) if sealed else None
+    made = _verify_commits(store, step, commits, manifest, report, pruned)
     if not sealed:
         if store.size(keys.metrics(step)) is not None:
             report.add(key, f"no such object, but the step was trained: {keys.metrics(step)}")
         return None
-    manifest = _verify_manifest(store, step, report)
     if manifest is None:
         return 0
+    if manifest.format == "1.0":
+        report.note(key, _OLD)
     before = len(report.problems)
     with report.noting(key):
         _verify_rows(manifest, geometry)
     if plan is not None:
         _verify_plan(step, manifest, plan, report)
-    if len(report.problems) == before:
-        bad = _verify_files(store, manifest, report, pruned)
-        if not pruned:
-            _verify_samples(store, manifest, bad, report)
-            _verify_training(store, manifest, training, geometry, report)
+    headers = _verify_files(store, manifest, commits, made.shards, report, pruned)
+    if not pruned:
+        body = commits.header(key).body
+        ManifestRows(manifest, body.get("counts"), made.shards, headers, report).check()
+    if len(report.problems) == before and not pruned:
+        _verify_joined(store, manifest, report)
+        _verify_training(store, manifest, made.training, geometry, report)
     return len(manifest.ids)
 
 
@@ -87,39 +101,48 @@ def _verify_body(store: Store, step: int, key: str, content: str, report: Report
             )
 
 
-def _verify_commits(
-    store: Store, step: int, report: Report, pruned: bool, sealed: bool
-) -> list[Header]:
-    """Check shards and the trainer's routes with their files; return the trainer's commits.
+@dataclass
+class _Made:
+    """What the commits of a step hold."""
 
-    In a sealed step the manifest decides which files of a shard must exist: without replayed routes
-    a recorded set holds only a shard's samples.
-    """
-    training = []
+    shards: dict[str, Shard] = field(default_factory=dict)
+    """By key of the commit; those that can be read."""
+    training: list[Header] = field(default_factory=list)
+    """Of the trainer's routes."""
+
+
+def _verify_commits(
+    store: Store,
+    step: int,
+    commits: Commits,
+    manifest: Manifest | None,
+    report: Report,
+    pruned: bool,
+) -> _Made:
+    """Check shards and the trainer's routes with their files."""
+    made = _Made()
     infos = list(store.list(keys.step_prefix(step)))
+    sealed = keys.manifest(step) in {info.key for info in infos}
     _verify_trained(step, {info.key for info in infos}, report)
     for info in infos:
         with report.noting(info.key):
-            optional = False
             if info.key.startswith(keys.trainings(step)) and info.key.endswith(".json"):
                 header = read_training(store, step, info.key)
-                training.append(header)
-            elif _SHARD.search(info.key):
-                optional = sealed
-                header = read_header(store, info.key)
-                shard = header.body.get("shard")
-                place = keys.rollout(step, shard) if isinstance(shard, int) else None
-                # A copy from a recorded set has another key, and so have its files.
-                if "/replay/" in info.key:
-                    continue
-                if header.body.get("step") != step or place != info.key:
-                    raise TraceError(f"{info.key}: of step {header.body.get('step')}, {shard=}")
-            else:
-                continue
-            for file in () if pruned else header.files:
-                if not optional or store.size(file.data.key) is not None:
+                made.training.append(header)
+                for file in () if pruned else header.files:
                     verify_file(store, file, report, info.key)
-    return training
+            elif _SHARD.search(info.key):
+                # Copies of a recorded set are whole once the step is sealed.
+                if info.key.startswith(keys.replays(step)) and not sealed:
+                    continue
+                header = commits.header(info.key)
+                if pruned:
+                    check_shard_commit(header, step)
+                    continue
+                refs = () if manifest is None else manifest.files
+                named = {ref.sha256: ref.key for ref in refs if ref.commit == info.key}
+                made.shards[info.key] = verify_shard(store, header, step, named, report)
+    return made
 
 
 def _verify_trained(step: int, there: set[str], report: Report) -> None:
@@ -132,15 +155,19 @@ def _verify_trained(step: int, there: set[str], report: Report) -> None:
                 report.add(commit, f"no such object, but {key} is there")
 
 
-def _verify_manifest(store: Store, step: int, report: Report) -> Manifest | None:
+def _verify_manifest(store: Store, step: int, commits: Commits, report: Report) -> Manifest | None:
     """Check and read the manifest and the file of its rows; None when either is bad."""
     key = keys.manifest(step)
     before = len(report.problems)
     with report.noting(key):
-        for file in read_header(store, key).files:
+        header = commits.header(key)
+        check_commit(header, {"step": step}, {"manifest": 1})
+        check_file_names(header)
+        for file in header.files:
             verify_file(store, file, report, key)
     if len(report.problems) == before:
         with report.noting(key):
+            check_footer(store, header.files[0], header)
             return read_manifest(store, step)
     return None
 
@@ -176,44 +203,45 @@ def _verify_plan(step: int, manifest: Manifest, plan: Plan, report: Report) -> N
             )
 
 
-def _verify_files(store: Store, manifest: Manifest, report: Report, pruned: bool) -> set[int]:
-    """Compare the manifest's files with their commits; return the numbers of the bad ones."""
+def _verify_files(
+    store: Store,
+    manifest: Manifest,
+    commits: Commits,
+    shards: Mapping[str, Shard],
+    report: Report,
+    pruned: bool,
+) -> dict[str, Header]:
+    """Compare the manifest's list of files with commits; return those that can be read, by key.
+
+    Files of others than the step's shards (of a trainer, in a recorded set) are read.
+    """
+    headers = {}
     for number, ref in enumerate(manifest.files):
         with report.noting(ref.commit):
-            file, _ = open_file(store, manifest, number)
-            if not pruned:
+            file, _ = open_file(store, manifest, number, commits)
+            headers[ref.commit] = commits.header(ref.commit)
+            if not pruned and ref.commit not in shards and not _SHARD.search(ref.commit):
                 verify_file(store, file, report, ref.commit)
-    wrong = {problem.key for problem in report.problems}
-    return {n for n, ref in enumerate(manifest.files) if wrong & {ref.key, ref.commit}}
+                with report.noting(ref.key):
+                    check_footer(store, file, headers[ref.commit])
+    return headers
 
 
-def _verify_samples(store: Store, manifest: Manifest, bad: set[int], report: Report) -> None:
-    """Check every sample's tokens and routes, file by file; known bad files are skipped."""
-    key = keys.manifest(manifest.step)
-    by_files: dict[tuple[int, ...], list[str]] = {}
-    for row in manifest.rows.select(["id", "samples", "routes"]).to_pylist():
-        numbers = (row["samples"]["file"], *(part["file"] for part in row["routes"] or ()))
-        if all(number in range(len(manifest.files)) for number in numbers):
-            by_files.setdefault(numbers, []).append(row["id"])
-        else:
-            report.add(key, f"files {numbers} of {len(manifest.files)}", row["id"])
-    for (samples_file, *routes_files), ids in by_files.items():
-        for some in _batches(ids):
-            if samples_file not in bad:
-                name = manifest.files[samples_file].key
-                _each(report, name, some, lambda ids: read_samples(store, manifest, ids))
-            if routes_files and not bad.intersection(routes_files):
-                _verify_routes(store, manifest, manifest.files[routes_files[0]].key, some, report)
-
-
-def _verify_routes(
-    store: Store, manifest: Manifest, name: str, ids: Sequence[str], report: Report
-) -> None:
-    with report.noting(name):
-        slices = read_slices(store, manifest, ids)
-        for id in ids:
-            with report.noting(name, id):
-                slices.routes(id)
+def _verify_joined(store: Store, manifest: Manifest, report: Report) -> None:
+    """Check the routes of samples whose shard did not record them: a trainer did, file by file."""
+    commits = [ref.commit for ref in manifest.files]
+    by_files: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+    for row in manifest.rows.select(["id", "samples", "routes", "rows_total"]).to_pylist():
+        numbers = tuple(part["file"] for part in row["routes"] or ())
+        if any(commits[number] != commits[row["samples"]["file"]] for number in numbers):
+            by_files.setdefault(numbers, []).append((row["id"], row["rows_total"]))
+    for numbers, samples in by_files.items():
+        for ids in _batches(samples, manifest.geometry):
+            with report.noting(manifest.files[numbers[0]].key):
+                slices = read_slices(store, manifest, ids)
+                for id in ids:
+                    with report.noting(manifest.files[numbers[0]].key, id):
+                        slices.routes(id)
 
 
 def _verify_training(
@@ -233,17 +261,18 @@ def _verify_training(
             raise TraceError(f"{prefix}: routes of {made.geometry}, the model has {geometry}")
 
 
-def _each(
-    report: Report, name: str, ids: Sequence[str], read: Callable[[Sequence[str]], Any]
-) -> None:
-    """Read all samples at once; when that fails, one by one, to name each bad one."""
-    probe = Report(report.uri)
-    with probe.noting(name):
-        read(ids)
-    for id in ids if probe.problems else ():
-        with report.noting(name, id):
-            read([id])
-
-
-def _batches(ids: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (ids[i : i + _SAMPLES_AT_ONCE] for i in range(0, len(ids), _SAMPLES_AT_ONCE))
+def _batches(samples: Sequence[tuple[str, int]], geometry: Geometry | None) -> Iterator[list[str]]:
+    """Ids of samples, given with their rows, whose routes fit into memory together."""
+    row = (
+        1 if geometry is None else len(geometry.layers) * geometry.topk * geometry.dtype().itemsize
+    )
+    batch: list[str] = []
+    held = 0
+    for id, rows in samples:
+        if batch and held + rows * row > _BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(id)
+        held += rows * row
+    if batch:
+        yield batch

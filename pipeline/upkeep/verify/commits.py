@@ -1,0 +1,66 @@
+"""The part of `verify` that reads the commits of traces: what their JSON says of itself."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from pipeline.traces.format.header import Header
+from pipeline.traces.format.types import TraceError
+
+_WRITE_ID = re.compile(r"[0-9a-f]{8}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ROLES = {"samples", "routes", "manifest"}
+
+
+def check_commit(header: Header, place: Mapping[str, object], roles: Mapping[str, int]) -> None:
+    """Raise TraceError unless a commit is what its key says, with these numbers of files by role.
+
+    `place` is what its body must say: {"step": 3, "shard": 0}.
+    """
+    for text in _problems(header, place, roles):
+        raise TraceError(f"{header.key}: {text}")
+
+
+def check_file_names(header: Header) -> None:
+    """Raise TraceError unless the files of a commit are named after it and its write id.
+
+    A commit that was copied from a recorded set names the set's files: it is compared by the names
+    that it had there.
+    """
+    stem = first_key(header.key).removesuffix(".json")
+    for file in header.files:
+        if file.role in _ROLES:
+            role = "" if file.role == "manifest" else f".{file.role}"
+            expected = f"{stem}.{header.body['attempt']}{role}.parquet"
+            if file.data.key != expected:
+                raise TraceError(f"{header.key}: it names {file.data.key}, expected {expected}")
+
+
+def first_key(key: str) -> str:
+    """The key that an object had in the run that made it, before steps were sealed from others."""
+    return re.sub(r"/(replay/)+", "/", key)
+
+
+def _problems(
+    header: Header, place: Mapping[str, object], roles: Mapping[str, int]
+) -> Iterator[str]:
+    body = header.body
+    found = {name: body.get(name) for name in place}
+    if found != dict(place) or any(isinstance(value, bool) for value in found.values()):
+        yield f"it is the commit of {found}, expected {dict(place)}"
+    if not _WRITE_ID.fullmatch(str(body.get("attempt"))):
+        yield f"attempt {body.get('attempt')!r}, expected a write id of 8 hexadecimal digits"
+    if (header.geometry is None) != (header.provenance is None):
+        yield "geometry and provenance go together, it has one of them"
+    for role, number in roles.items():
+        there = sum(file.role == role for file in header.files)
+        if there != number:
+            yield f"{there} files of role {role}, expected {number}"
+    if strange := {file.role for file in header.files} & _ROLES - roles.keys():
+        yield f"a file of role {min(strange)}, which it cannot have"
+    for file in header.files:
+        digests = [file.data.sha256, *(range_.sha256 for range_ in file.ranges)]
+        for digest in digests:
+            if not _DIGEST.fullmatch(digest):
+                yield f"{file.data.key}: digest {digest!r}, expected 64 hexadecimal digits"
+    if len({file.data.key for file in header.files}) != len(header.files):
+        yield "it lists a file twice"

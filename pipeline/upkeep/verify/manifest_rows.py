@@ -1,0 +1,293 @@
+"""The part of `verify` that compares a sealed manifest with its shards and with itself."""
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.run import keys
+from pipeline.traces.format.header import Header
+from pipeline.traces.format.ids import named
+from pipeline.traces.format.manifest import FileRef, Manifest
+from pipeline.traces.format.policies import united
+from pipeline.traces.format.schema import SUMMARY
+from pipeline.traces.format.types import TraceError
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify.samples_pass import versions_of
+from pipeline.upkeep.verify.shards import Shard
+
+_OF_ROUTES = ("routes_digest", "rows_valid")
+"""Columns of a sample that depend on whose routes the step uses."""
+
+
+class ManifestRows:
+    """Checks the rows and the JSON of a sealed step's manifest against what it names.
+
+    `shards` are those of the step that can be read, by the key of their commit; `headers` all
+    commits that the manifest names and that can be read.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        counts: object,
+        shards: Mapping[str, Shard],
+        headers: Mapping[str, Header],
+        report: Report,
+    ) -> None:
+        self._manifest, self._counts = manifest, counts
+        self._shards, self._headers, self._report = shards, headers, report
+        self._key = keys.manifest(manifest.step)
+        self._rows = manifest.rows
+        self._roles = [_role(ref, headers) for ref in manifest.files]
+
+    def check(self) -> None:
+        """Report all that does not fit."""
+        before = len(self._report.problems)
+        with self._report.noting(self._key):
+            self._check_places()
+        if len(self._report.problems) > before:
+            return  # the others follow these places
+        for check in (
+            self._check_order,
+            self._check_samples,
+            self._check_all_used,
+            self._check_counts,
+            self._check_sources,
+            self._check_policies,
+            self._check_not_trained,
+        ):
+            with self._report.noting(self._key):
+                check()
+
+    @property
+    def _complete(self) -> bool:
+        """Whether all that the manifest names can be read; what cannot is reported already."""
+        read = all(shard.rows is not None for shard in self._shards.values())
+        return read and all(ref.commit in self._headers for ref in self._manifest.files)
+
+    @property
+    def _files(self) -> npt.NDArray[np.int64]:
+        return _field(self._rows["samples"], "file")
+
+    def _check_places(self) -> None:
+        """Every file number is of a file with the right role."""
+        routes = pc.struct_field(pc.list_flatten(self._rows["routes"]), "file").to_numpy()
+        for role, numbers in (("samples", self._files), ("routes", routes)):
+            for number in np.unique(numbers).tolist():
+                if not 0 <= number < len(self._roles):
+                    raise TraceError(f"{self._key}: file {number} of {len(self._roles)}")
+                if self._roles[number] not in (role, None):
+                    key = self._manifest.files[number].key
+                    raise TraceError(f"{self._key}: its {role} lie in {key}, of another role")
+        used = {*self._files.tolist(), *routes.tolist()}
+        for number, ref in enumerate(self._manifest.files):
+            header = self._headers.get(ref.commit)
+            if number not in used and header is not None and header.body.get("samples") != 0:
+                raise TraceError(f"{self._key}: data names {ref.key}, which no row refers to")
+        for what in ("key", "sha256"):
+            seen = Counter(getattr(ref, what) for ref in self._manifest.files)
+            # Files without a row may be alike to the last byte.
+            if what == "key" and max(seen.values(), default=1) > 1:
+                raise TraceError(f"{self._key}: data names {seen.most_common(1)[0][0]} twice")
+
+    def _check_order(self) -> None:
+        """Shard after shard, and in a shard ascending by the bytes of the id."""
+        files, ids = self._files, self._rows["id"].to_pylist()
+        if (np.diff(files) < 0).any():
+            raise TraceError(f"{self._key}: its rows do not stand shard after shard")
+        encoded = [id.encode() for id in ids]
+        for row, (one, two) in enumerate(pairwise(encoded)):
+            if files[row] == files[row + 1] and one >= two:
+                raise TraceError(f"{self._key}: sample {ids[row + 1]} stands after {ids[row]}")
+
+    def _check_samples(self) -> None:
+        """The columns that rows repeat are those of the samples, which are there once each."""
+        files, places = self._files, _field(self._rows["samples"], "row")
+        for number in np.unique(files).tolist():
+            ref = self._manifest.files[number]
+            shard = self._shards.get(ref.commit)
+            if shard is None or shard.rows is None:
+                continue  # reported already
+            mine = np.flatnonzero(files == number)
+            at = places[mine]
+            if ((at < 0) | (at >= len(shard.rows))).any():
+                raise TraceError(f"{self._key}: row {at.max()} of {ref.key} of {len(shard.rows)}")
+            if len(np.unique(at)) != len(at):
+                raise TraceError(f"{self._key}: two rows of one sample of {ref.key}")
+            rows, samples = self._rows.take(mine), shard.rows.take(at)
+            self._check_equal(ref, rows, samples, self._own_routes(number, mine))
+            left = np.setdiff1d(np.arange(len(shard.rows)), at)
+            self._check_rejected(ref, shard.rows.take(left))
+
+    def _own_routes(self, number: int, mine: npt.NDArray[np.int64]) -> bool:
+        """Whether the routes of some rows are those that their shard recorded."""
+        commit = self._manifest.files[number].commit
+        parts = pc.list_flatten(self._rows["routes"].take(mine))
+        files = np.unique(pc.struct_field(parts, "file").to_numpy()).tolist()
+        return bool(files) and all(self._manifest.files[f].commit == commit for f in files)
+
+    def _check_equal(
+        self, ref: FileRef, rows: pa.Table, samples: pa.Table, own_routes: bool
+    ) -> None:
+        compared = [name for name in SUMMARY.names if own_routes or name not in _OF_ROUTES]
+        for name in compared:
+            self._compare(ref, name, rows, rows[name], samples[name])
+        if own_routes:
+            sizes = pc.list_value_length(rows["routes"]).to_numpy()
+            for id in rows["id"].filter(pa.array(sizes != 1)).slice(0, 1).to_pylist():
+                raise TraceError(f"{self._key}: sample {id}: several parts of one shard's routes")
+            segments = pc.struct_field(pc.list_flatten(rows["routes"]), "segments")
+            self._compare(ref, "segments", rows, segments, samples["segments"])
+
+    def _compare(
+        self,
+        ref: FileRef,
+        name: str,
+        rows: pa.Table,
+        ours: pa.ChunkedArray,
+        theirs: pa.ChunkedArray,
+    ) -> None:
+        if ours.equals(theirs):
+            return
+        for id, found, expected in zip(
+            rows["id"].to_pylist(), ours.to_pylist(), theirs.to_pylist(), strict=True
+        ):
+            if found != expected:
+                text = f"{name} is {found!r}, {ref.key} says {expected!r}"
+                self._report.add(self._key, text, id)
+                return
+
+    def _check_rejected(self, ref: FileRef, left: pa.Table) -> None:
+        """Samples of a shard that are no rows are of rejected groups."""
+        rejected = {group.group for group in self._manifest.rejected}
+        lost = [
+            row["id"]
+            for row in left.select(["id", "group"]).to_pylist()
+            if row["group"] not in rejected
+        ]
+        if lost:
+            raise TraceError(
+                f"{self._key}: samples of {ref.key} that are neither its rows nor rejected: "
+                f"{named('missing', lost)}"
+            )
+
+    def _check_all_used(self) -> None:
+        """All shards of the step are in the manifest, and its rejected groups are in them."""
+        if not self._complete:
+            return
+        commits = {ref.commit for ref in self._manifest.files}
+        for key in self._shards:
+            if key not in commits:
+                raise TraceError(f"{self._key}: it does not name the shard {key}")
+        shards = sorted(int(key[-10:-5]) for key in self._shards)
+        if shards != list(range(len(shards))):
+            raise TraceError(f"{self._key}: shards {shards}, expected 0..{len(shards) - 1}")
+        made: Counter[str] = Counter()
+        for shard in self._shards.values():
+            made.update(shard.rows["group"].to_pylist() if shard.rows is not None else ())
+        rows = set(self._rows["group"].to_pylist())
+        groups = [group.group for group in self._manifest.rejected]
+        for group in self._manifest.rejected:
+            if made[group.group] != group.samples or group.group in rows:
+                raise TraceError(
+                    f"{self._key}: rejected group {group.group} of {group.samples} samples; its "
+                    f"shards have {made[group.group]} of it, which are no rows"
+                )
+        if len(set(groups)) != len(groups):
+            raise TraceError(f"{self._key}: a rejected group twice")
+
+    def _check_counts(self) -> None:
+        valid = self._rows["rows_valid"]
+        total = pc.sum(self._rows["rows_total"]).as_py() or 0
+        expected = {
+            "samples": len(self._rows),
+            "tokens": total + len(self._rows),
+            "rows_total": total,
+            "rows_valid": None if valid.null_count else pc.sum(valid).as_py() or 0,
+        }
+        if self._counts != expected:
+            raise TraceError(f"{self._key}: counts {self._counts}, its rows have {expected}")
+
+    def _check_sources(self) -> None:
+        """Geometry, provenance and policy versions are those of what the manifest names."""
+        manifest = self._manifest
+        if (manifest.geometry is None) != (manifest.provenance is None):
+            raise TraceError(
+                f"{self._key}: geometry and provenance go together, it has one of them"
+            )
+        with_routes = {
+            ref.commit: self._headers[ref.commit]
+            for ref, role in zip(manifest.files, self._roles, strict=True)
+            if role == "routes" and ref.commit in self._headers
+        }
+        layers: set[int] = set()
+        for header in with_routes.values():
+            ours, theirs = manifest.geometry, header.geometry
+            if ours is None or theirs is None or manifest.provenance is None:
+                raise TraceError(f"{self._key}: no geometry, but {header.key} has routes")
+            layers |= set(theirs.layers)
+            made = header.provenance
+            if made is None or (made.kind, made.policy_version) != (
+                manifest.provenance.kind,
+                manifest.provenance.policy_version,
+            ):
+                raise TraceError(
+                    f"{self._key}: routes of {manifest.provenance}, {header.key} has {made}"
+                )
+            if (ours.experts, ours.topk) != (theirs.experts, theirs.topk):
+                raise TraceError(f"{self._key}: made for {ours}, {header.key} for {theirs}")
+        engines = {h.provenance.engine for h in with_routes.values() if h.provenance is not None}
+        if with_routes and manifest.geometry is not None and manifest.provenance is not None:
+            if layers != set(manifest.geometry.layers):
+                raise TraceError(
+                    f"{self._key}: layers {list(manifest.geometry.layers)}, its files have "
+                    f"{sorted(layers)}"
+                )
+            if manifest.provenance.engine not in engines:
+                raise TraceError(
+                    f"{self._key}: made by {manifest.provenance.engine!r}, its files by "
+                    f"{sorted(engines)}"
+                )
+
+    def _check_policies(self) -> None:
+        """Versions and weights are those of the shards together."""
+        if not self._complete:
+            return
+        shards = list(self._shards.values())
+        versions = sorted({v for s in shards if s.rows is not None for v in versions_of(s.rows)})
+        found = list(self._manifest.policy_versions)
+        if found != sorted(set(found)) or not set(versions) <= set(found):
+            raise TraceError(f"{self._key}: policy_versions {found}, its samples have {versions}")
+        if len(self._rows) and found != versions:
+            raise TraceError(f"{self._key}: policy_versions {found}, its samples have {versions}")
+        expected = united((shard.header.key, shard.header.policies) for shard in shards)
+        if shards and self._manifest.policies != expected:
+            raise TraceError(
+                f"{self._key}: policies {self._manifest.policies}, its shards have {expected}"
+            )
+
+    def _check_not_trained(self) -> None:
+        """A sample without a reward is not trained on."""
+        if self._manifest.format == "1.0":
+            return
+        untrained = pc.is_null(self._rows["not_trained"])
+        silent = pc.and_(pc.is_null(self._rows["reward"]), untrained)
+        for id in self._rows["id"].filter(silent).slice(0, 1).to_pylist():
+            raise TraceError(f"{self._key}: sample {id}: no reward, but not_trained is null")
+
+
+def _field(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = pc.struct_field(column, name).to_numpy().astype(np.int64)
+    return found
+
+
+def _role(ref: FileRef, headers: Mapping[str, Header]) -> str | None:
+    """The role of a file by the commit that describes it; None: that cannot be read."""
+    header = headers.get(ref.commit)
+    files = () if header is None else header.files
+    return next((file.role for file in files if file.data.sha256 == ref.sha256), None)

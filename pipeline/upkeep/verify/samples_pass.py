@@ -1,0 +1,151 @@
+"""The part of `verify` that reads a shard's samples: each row by itself, row group by row group."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.store import Store
+from pipeline.traces.format.chunks import TraceFile, read_table
+from pipeline.traces.format.header import Header
+from pipeline.traces.format.ids import doubles
+from pipeline.traces.format.schema import SAMPLES, SUMMARY
+from pipeline.traces.format.types import Sample, TraceError
+from pipeline.traces.read.rows import sample_at
+from pipeline.upkeep.problems import Report
+
+ROWS = [*SUMMARY.names, "segments", "version_spans"]
+"""The columns that manifest and routes are compared with."""
+
+_DIGEST = "^[0-9a-f]{64}$"
+_SPANS = "version_spans"
+
+
+def read_shard_rows(store: Store, file: TraceFile, header: Header, report: Report) -> pa.Table:
+    """Read the samples file of a shard, and report what is wrong with single samples.
+
+    Returns columns ROWS of all samples. Raises the errors of `read_table`, and TraceError for what
+    is wrong with the file as a whole.
+    """
+    key, step = file.data.key, int(header.body["step"])
+    tables = [SAMPLES.empty_table().select(ROWS)]
+    for group in range(len(file.row_groups)):
+        table = read_table(store, file, SAMPLES, [group]).combine_chunks()
+        ids = table["id"].to_pylist()
+        wrong = dict(_wrong(table, routes=header.geometry is not None))
+        for row, id in enumerate(ids):
+            with report.noting(key, id):
+                _check_name(sample_at(table, row, key), step)
+                if row in wrong:
+                    raise TraceError(f"{key}: sample {id}: {wrong[row]}")
+        tables.append(table.select(ROWS))
+    rows = pa.concat_tables(tables)
+    if len(ids := rows["id"].to_pylist()) != len(set(ids)):
+        raise TraceError(f"{key}: {doubles(ids)}")
+    _check_branches(key, rows)
+    if header.body.get("samples") != len(rows):
+        raise TraceError(
+            f"{header.key}: {header.body.get('samples')} samples, {key} has {len(rows)}"
+        )
+    _check_policies(header, rows)
+    return rows
+
+
+def _wrong(table: pa.Table, routes: bool) -> Iterator[tuple[int, str]]:
+    """Rows that contradict themselves, and how: columns that say the same in two ways."""
+    P, G, total = (
+        _numbers(table, name) for name in ("prompt_length", "response_length", "rows_total")
+    )
+    lists = (("prompt_tokens", P), ("response_tokens", G), ("loss_mask", G), ("logprobs", G))
+    for name, length in lists:
+        found = pc.list_value_length(table[name]).to_numpy()
+        text = "{1} values of {0}, its length is {2}"
+        yield from _rows(found != length, text, name, found, length)
+    yield from _rows(P < 1, "prompt_length is {0}, expected at least 1", P)
+    yield from _rows(
+        total != P + G - 1, "{0} rows for {1} prompt and {2} response tokens", total, P, G
+    )
+    oldest = _oldest(table)
+    version = _numbers(table, "policy_version")
+    yield from _rows(
+        version != oldest, "policy_version {0}, the oldest span has {1}", version, oldest
+    )
+    both = pc.and_(pc.is_valid(table["reward"]), pc.is_valid(table["reward_error"]))
+    yield from _rows(_mask(both), "it has a reward and a reward_error")
+    digests = pc.match_substring_regex(table["token_digest"], _DIGEST)
+    yield from _rows(~_mask(digests), "its token_digest is no SHA-256")
+    for name in ("routes_digest", "rows_valid", "segments"):
+        text = "{0} is null, its shard has routes" if routes else "{0}, its shard has no routes"
+        yield from _rows(_mask(pc.is_null(table[name])) == routes, text, name)
+    if routes:
+        digests = pc.fill_null(pc.match_substring_regex(table["routes_digest"], _DIGEST), False)
+        yield from _rows(~_mask(digests), "its routes_digest is no SHA-256")
+
+
+def _check_name(sample: Sample, step: int) -> None:
+    """Raise TraceError unless a sample is named after its step and prompt."""
+    where = f"sample {sample.id}"
+    form = rf"{step:06d}/{re.escape(sample.prompt_id)}/(0|[1-9][0-9]*)(\.[1-9][0-9]*)?"
+    if "/" in sample.prompt_id or not re.fullmatch(form, sample.id):
+        raise TraceError(f"{where}: of prompt {sample.prompt_id}, expected an id like 000003/17/2")
+    if sample.group != (group := sample.id.rpartition("/")[0]):
+        raise TraceError(f"{where}: of group {sample.group}, expected {group}")
+
+
+def _check_branches(key: str, rows: pa.Table) -> None:
+    """Raise TraceError unless branches are of a first sequence of their own group."""
+    branches = rows.filter(pc.is_valid(rows["branch_of"])).select(["id", "group", "branch_of"])
+    if not len(branches):
+        return
+    firsts = {row["id"]: row for row in rows.select(["id", "group", "branch_of"]).to_pylist()}
+    for row in branches.to_pylist():
+        name = f"{key}: sample {row['id']}: a branch of {row['branch_of']}"
+        first = firsts.get(row["branch_of"])
+        if first is None or first["branch_of"] is not None or first["group"] != row["group"]:
+            raise TraceError(f"{name}, which is no first sequence of its group")
+        if not re.fullmatch(re.escape(row["branch_of"]) + r"\.[1-9]\d*", row["id"]):
+            raise TraceError(f"{name}, expected the id {row['branch_of']}.B, B = 1, 2, ...")
+
+
+def _check_policies(header: Header, rows: pa.Table) -> None:
+    """Raise TraceError unless the commit knows the weights of all versions, if it knows any."""
+    if header.policies is None:
+        return
+    found = set(versions_of(rows))
+    if unknown := found - header.policies.keys():
+        raise TraceError(
+            f"{header.key}: tokens of policy version {min(unknown)}, its policies are of "
+            f"{sorted(header.policies)}"
+        )
+
+
+def versions_of(rows: pa.Table) -> list[int]:
+    """The policy versions in the spans of some samples, ascending."""
+    spans = pc.list_flatten(rows[_SPANS])
+    return sorted(pc.unique(pc.struct_field(spans, "version")).to_pylist())
+
+
+def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
+    return np.asarray(table[name].to_numpy(), np.int64)
+
+
+def _mask(values: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    return np.asarray(values.to_numpy(), np.bool_)
+
+
+def _oldest(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The least version of each sample's spans; of none the largest number."""
+    sizes = pc.list_value_length(table[_SPANS]).to_numpy()
+    versions = pc.struct_field(pc.list_flatten(table[_SPANS]), "version").to_numpy()
+    oldest = np.full(len(sizes), np.iinfo(np.int64).max)
+    np.minimum.at(oldest, np.repeat(np.arange(len(sizes)), sizes), versions)
+    return oldest
+
+
+def _rows(wrong: npt.NDArray[np.bool_], text: str, *values: object) -> Iterator[tuple[int, str]]:
+    for row in np.flatnonzero(wrong).tolist():
+        shown = [value[row] if isinstance(value, np.ndarray) else value for value in values]
+        yield row, text.format(*shown)
