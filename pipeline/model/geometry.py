@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-MOST_EXPERTS, MOST_TOPK = 65_536, 64
+MOST_EXPERTS, MOST_TOPK, MOST_LAYER = 65_536, 64, 99_999
 """Limits of the trace format."""
 
 
@@ -44,11 +44,11 @@ def parse_geometry(value: Any) -> Geometry | None:
         experts, topk, layers = value["experts"], value["topk"], tuple(value["layers"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"geometry {value!r} is not one") from error
-    numbers = all(isinstance(n, int) and n >= 0 for n in (experts, topk, *layers))
+    numbers = all(type(n) is int and n >= 0 for n in (experts, topk, *layers))
     sizes = numbers and 0 < topk <= min(experts, MOST_TOPK) and experts <= MOST_EXPERTS
-    if not sizes or list(layers) != sorted(set(layers)):
+    if not sizes or not layers or list(layers) != sorted(set(layers)) or layers[-1] > MOST_LAYER:
         raise ValueError(
             f"geometry {value!r}: expected 0 < topk <= experts <= {MOST_EXPERTS}, topk <= "
-            f"{MOST_TOPK}, layers ascending"
+            f"{MOST_TOPK}, at least one layer, layers ascending up to {MOST_LAYER}"
         )
     return Geometry(experts, topk, layers)

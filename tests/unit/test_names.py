@@ -18,6 +18,7 @@ ALIKE = {
     "__main__": "programs",
     "base": "what every backend of a room must do: store, launch",
     "check": "one each for the command, the inputs and the rules across settings",
+    "checked": "inputs before a run; samples and their shard before they are written",
     "cluster": "the flow on Kubernetes; what the installation says about the cluster",
     "errors": "why training cannot go on; what a user gave us wrong",
     "exits": "exit codes, and which error ends with which",

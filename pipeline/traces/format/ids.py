@@ -73,6 +73,12 @@ def check_ids(name: str, ids: Sequence[str], expected_ids: Sequence[str]) -> Non
         )
 
 
+def check_once(name: str, ids: Sequence[str]) -> None:
+    """Raise TraceError, naming samples that are there more than once."""
+    if len(set(ids)) != len(ids):
+        raise TraceError(f"{name}: {doubles(ids)}")
+
+
 def doubles(ids: Sequence[str]) -> str:
     """The ids that occur more than once, for an error message."""
     return named("there twice", sorted(id for id, n in Counter(ids).items() if n > 1))

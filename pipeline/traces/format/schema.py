@@ -7,7 +7,7 @@ docs/trace-format.md is the specification.
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -15,7 +15,8 @@ import pipeline
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
 from pipeline.run.strict_json import parse_json
 from pipeline.traces.format.codec import coding
-from pipeline.traces.format.types import Kind, Provenance, TraceError
+from pipeline.traces.format.domain import check_geometry, check_provenance
+from pipeline.traces.format.types import Provenance, TraceError
 
 FORMAT = "1.1"
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,4})")
@@ -122,7 +123,7 @@ def file_metadata(
         "retrace.producer": f"retrace {pipeline.__version__}",
     }
     if geometry is not None:
-        read_geometry(geometry_json(geometry), "writing a file")  # refuses what readers refuse
+        check_geometry(geometry, "writing a file")
         metadata["retrace.geometry"] = json.dumps(geometry_json(geometry))
         metadata["retrace.coding"] = coding(geometry.experts)
     if provenance is not None:
@@ -195,6 +196,4 @@ def parse_provenance(value: Any, name: str) -> Provenance | None:
         made = Provenance(value["kind"], value["policy_version"], value["engine"])
     except (KeyError, TypeError) as error:
         raise TraceError(f"{name}: provenance {value!r} is not one") from error
-    if made.kind not in get_args(Kind):
-        raise TraceError(f"{name}: kind of trace {made.kind!r}, expected one of {get_args(Kind)}")
-    return made
+    return check_provenance(made, name)

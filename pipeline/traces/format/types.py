@@ -90,23 +90,3 @@ class Provenance:
     policy_version: int
     engine: str
     """Name and version, e.g. 'vllm 0.32.0' or 'megatron-core 0.16.1'."""
-
-
-def check_sample(sample: Sample) -> None:
-    """Raise TraceError, naming the sample, when its parts do not fit together."""
-    length = len(sample.response_tokens_G)
-    if len(sample.prompt_tokens_P) == 0:
-        raise TraceError(f"sample {sample.id}: no prompt token")
-    for name in ("loss_mask_G", "logprobs_G"):
-        found = len(getattr(sample, name))
-        if found != length:
-            raise TraceError(
-                f"sample {sample.id}: {found} values of {name} for {length} response tokens"
-            )
-    ends = [0, *(span.end for span in sample.version_spans)]
-    starts = [*(span.start for span in sample.version_spans), length]
-    if ends != starts or not sample.version_spans:
-        raise TraceError(
-            f"sample {sample.id}: version spans {sample.version_spans} do not cover its {length} "
-            "response tokens, each once and in order"
-        )

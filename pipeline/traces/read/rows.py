@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from pipeline.run.strict_json import parse_json
 from pipeline.traces.format.digests import token_digest
-from pipeline.traces.format.types import Sample, TraceError, VersionSpan, check_sample
+from pipeline.traces.format.domain import TEXT_BYTES, check_sample, shown
+from pipeline.traces.format.types import Sample, TraceError, VersionSpan
 
 
 def sample_at(table: pa.Table, i: int, name: str) -> Sample:
@@ -22,8 +23,9 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
     def value(column: str) -> Any:
         return table[column][i].as_py()
 
+    id = value("id")
     sample = Sample(
-        id=value("id"),
+        id=id,
         group=value("group"),
         prompt_id=value("prompt_id"),
         prompt_tokens_P=array("prompt_tokens", np.uint32),
@@ -35,11 +37,11 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
         seed=value("seed"),
         reward=value("reward"),
         reward_error=value("reward_error"),
-        extras=_extras(value("extras"), f"{name}: sample {value('id')}"),
+        extras=_extras(value("extras"), f"{name}: sample {shown(id)}"),
         routes=None,
         branch_of=value("branch_of"),
     )
-    check_sample(sample)
+    check_sample(sample, name)
     found = token_digest(sample.tokens_S)
     if found != value("token_digest"):
         raise TraceError(
@@ -50,6 +52,8 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
 
 
 def _extras(text: str, name: str) -> dict[str, Any]:
+    if len(text) > TEXT_BYTES:
+        raise TraceError(f"{name}: extras of {len(text)} characters, expected at most {TEXT_BYTES}")
     try:
         found = parse_json(text)
     except ValueError as error:

@@ -1,16 +1,15 @@
 """Rows of a samples file, made from samples."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.model.geometry import Geometry
-from pipeline.run.strict_json import parse_json
 from pipeline.traces.format.digests import digest_of_canonical, token_digest
+from pipeline.traces.format.domain import json_text
 from pipeline.traces.format.schema import SAMPLES
-from pipeline.traces.format.types import Sample, TraceError
+from pipeline.traces.format.types import Sample
 from pipeline.traces.write.files import FileWriter
 from pipeline.traces.write.segments import SegmentRef
 
@@ -21,10 +20,9 @@ ROW_GROUP_TOKENS = 262_144
 def sample_row(
     sample: Sample, geometry: Geometry | None, places: Sequence[SegmentRef] | None
 ) -> dict[str, Any]:
-    """Make a row of a checked sample (`check_sample`) with canonical routes.
+    """Make a row of a checked sample (`check_new`) with canonical routes.
 
-    `places` are the segments of the routes file that hold its routes. Raises TraceError when its
-    extras are not JSON.
+    `places` are the segments of the routes file that hold its routes.
     """
     routes = sample.routes
     return {
@@ -34,7 +32,7 @@ def sample_row(
         "policy_version": min(span.version for span in sample.version_spans),
         "prompt_length": len(sample.prompt_tokens_P),
         "response_length": len(sample.response_tokens_G),
-        "reward": sample.reward,
+        "reward": None if sample.reward is None else float(sample.reward),
         "reward_error": sample.reward_error,
         "token_digest": token_digest(sample.tokens_S),
         "routes_digest": digest_of_canonical(routes, geometry) if routes and geometry else None,
@@ -49,7 +47,7 @@ def sample_row(
         "finish_reason": sample.finish_reason,
         "version_spans": [vars(span) for span in sample.version_spans],
         "seed": sample.seed,
-        "extras": _json(sample),
+        "extras": json_text(sample.extras, f"sample {sample.id}: extras"),
     }
 
 
@@ -77,12 +75,3 @@ class RowWriter:
         columns = {name: [row[name] for row in self._pending] for name in SAMPLES.names}
         self._file.write_table(pa.table(columns, schema=SAMPLES))
         self._pending, self._tokens = [], 0
-
-
-def _json(sample: Sample) -> str:
-    try:
-        text = json.dumps(sample.extras, allow_nan=False)
-        parse_json(text)  # as readers will: depth, sizes of numbers, surrogates
-        return text
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TraceError(f"sample {sample.id}: extras are not JSON values: {error}") from error

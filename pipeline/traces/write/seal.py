@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.store import Store
+from pipeline.traces.format import domain
 from pipeline.traces.format.chunks import read_table
 from pipeline.traces.format.header import Header, read_header, same_source, with_header
 from pipeline.traces.format.ids import check_ids
@@ -51,6 +52,10 @@ def seal(
     response token comes from another policy version; ObjectMissingError when a shard is not
     committed.
     """
+    domain.check_number(step, domain.MOST_STEP, "step")
+    domain.check_number(shards, domain.MOST_SHARD + 1, f"step {step}: number of shards", 1)
+    if policy_version is not None:
+        domain.check_number(policy_version, domain.MOST, f"step {step}: policy_version")
     ours = store.size(keys.manifest(step)) is None and _seal(
         store, step, shards, ids_of_shard, policy_version, training
     )
@@ -83,6 +88,8 @@ def _seal(
         header = read_header(store, keys.rollout(step, shard))
         headers.append(_needed(header))
         _check_shard(store, header, headers[0], {"step": step, "shard": shard})
+    if not any(file.rows for header in headers for file in header.files):
+        raise TraceError(f"step {step} in {store.uri}: no samples, expected at least one")
     first = headers[0]
     refs: list[FileRef] = []
     write_id = new_write_id()

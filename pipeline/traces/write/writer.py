@@ -1,5 +1,6 @@
 """Writers of rollout shards (samples and routes) and of routes that a trainer recorded."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,20 @@ from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import Committed, DataFile, commit
 from pipeline.store import Store
+from pipeline.traces.format import domain
 from pipeline.traces.format.chunks import TraceFile
-from pipeline.traces.format.codec import canonical
 from pipeline.traces.format.header import with_header
+from pipeline.traces.format.ids import check_once
 from pipeline.traces.format.schema import SAMPLES, routes_schema
-from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError, check_sample
+from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError
+from pipeline.traces.write.checked import (
+    canonical_routes,
+    check_branch_of,
+    check_maker,
+    check_source,
+    checked_sample,
+    shard_key,
+)
 from pipeline.traces.write.files import FileWriter
 from pipeline.traces.write.rows import RowWriter, sample_row
 from pipeline.traces.write.segments import SegmentRef, SegmentWriter, shared_rows
@@ -67,16 +77,16 @@ class ShardWriter:
         memory_bytes: int = MEMORY_BYTES,
         policies: Mapping[int, str] | None = None,
     ) -> None:
-        self._key = keys.rollout(step, shard)
-        if (geometry is None) != (provenance is None):
-            raise TraceError(
-                f"{self._key}: geometry and provenance go together, only one was given"
-            )
+        self._key = shard_key(step, shard)
+        check_source(self._key, write_id, geometry, provenance, policies)
+        domain.check_number(group_size, domain.MOST, f"{self._key}: group_size", 1)
+        domain.check_number(memory_bytes, 2**63 - 1, f"{self._key}: memory_bytes")
         self._store, self._step, self._shard, self._write_id = store, step, shard, write_id
         self._geometry, self._provenance = geometry, provenance
         self._group_size, self._memory_bytes = group_size, memory_bytes
         self._policies = policies
         self._ids: set[str] = set()
+        self._branched: set[str] = set()
         self._groups: dict[str, _Group] = {}
         self._held_bytes = 0
         self._finished: list[TraceFile] = []
@@ -108,29 +118,25 @@ class ShardWriter:
 
     def add(self, sample: Sample) -> None:
         """Add a finished sample. Raises TraceError, naming it, for what no reader would accept."""
-        check_sample(sample)
+        self._add(checked_sample(sample, self._step, self._geometry, self._policies))
+
+    def _add(self, sample: Sample) -> None:
+        if self._finished:
+            raise TraceError(
+                f"{self._key}: sample {sample.id} after the files were finished; add it before"
+            )
         if sample.id in self._ids:
             raise TraceError(f"{self._key}: sample {sample.id} is there twice")
         self._ids.add(sample.id)
-        versions = {span.version for span in sample.version_spans}
-        if self._policies is not None and (unknown := versions - self._policies.keys()):
-            raise TraceError(
-                f"sample {sample.id}: tokens of policy version {min(unknown)}, whose weights are "
-                f"not said; give those of all versions, found {sorted(self._policies)}"
-            )
-        if self._geometry is None:
-            if sample.routes is not None:
-                raise TraceError(
-                    f"sample {sample.id}: it has routes, but its shard has no geometry"
-                )
+        if sample.branch_of is not None:
+            self._branched.add(sample.branch_of)
+        if sample.routes is None:
             self._rows.add(sample_row(sample, None, None))
             return
-        rows = len(sample.tokens_S) - 1
-        routes = _canonical(sample.id, sample.routes, self._geometry, rows)
         group = self._groups.setdefault(sample.group, _Group())
-        group.held.append(replace(sample, routes=routes))
+        group.held.append(sample)
         group.seen += 1
-        self._held_bytes += _bytes(routes)
+        self._held_bytes += _bytes(sample.routes)
         if group.seen == self._group_size:
             self._write(group)
             del self._groups[sample.group]
@@ -139,9 +145,13 @@ class ShardWriter:
             self.groups_split += 1
 
     def finish(self) -> None:
-        """Write the held samples and complete the files. Raises StoreError."""
+        """Write the held samples and complete the files.
+
+        Raises StoreError; TraceError for a branch of a sample that was not added.
+        """
         if self._finished:
             return
+        check_branch_of(self._key, self._branched, self._ids)
         for group in self._groups.values():
             self._write(group)
         self._groups.clear()
@@ -158,8 +168,10 @@ class ShardWriter:
 
         `maker` is stored in the commit unchanged: the worker that generated the shard and the time
         it took, {"worker": 0, "generation_s": 1.3}. When another writer committed the shard first,
-        `ours` is False and this writer's files are debris. Raises StoreError.
+        `ours` is False and this writer's files are debris. Raises StoreError; TraceError for a
+        maker that is not JSON.
         """
+        check_maker(self._key, maker)
         self.finish()
         body = {
             "step": self._step,
@@ -221,17 +233,23 @@ def write_shard(
 ) -> Committed:
     """Write the samples of a rollout shard, with their routes, and commit them.
 
-    Arguments, `ours` and errors are those of ShardWriter.
+    All of it is checked before the store is touched. Arguments, `ours` and errors are those of
+    ShardWriter.
     """
-    sizes: dict[str, int] = {}
-    for sample in samples:
-        sizes[sample.group] = sizes.get(sample.group, 0) + 1
+    key = shard_key(step, shard)
+    check_source(key, write_id, geometry, provenance, policies)
+    check_maker(key, maker)
+    ready = [checked_sample(sample, step, geometry, policies) for sample in samples]
+    ids = [sample.id for sample in ready]
+    check_once(key, ids)
+    check_branch_of(key, {sample.branch_of for sample in ready if sample.branch_of}, set(ids))
+    sizes = Counter(sample.group for sample in ready)
     most = max(sizes.values(), default=1)
     with ShardWriter(
         store, step, shard, write_id, geometry, provenance, most, policies=policies
     ) as writer:
-        for sample in samples:
-            writer.add(sample)
+        for sample in ready:
+            writer._add(sample)
         return writer.commit(maker)
 
 
@@ -251,18 +269,26 @@ def write_training_routes(
     `geometry` has this stage's layers only; `routes` maps sample ids to routes. `write_id`,
     `policies`, `ours` and errors are those of `write_shard`.
     """
+    domain.check_number(step, domain.MOST_STEP, "step")
+    domain.check_number(stage, domain.MOST_STAGE, f"step {step}: stage")
+    domain.check_number(dp_rank, domain.MOST_SHARD, f"step {step}: dp_rank")
+    key = keys.training(step, stage, dp_rank)
+    check_source(key, write_id, geometry, provenance, policies)
+    routes = {
+        domain.check_name(id, f"{key}: sample"): canonical_routes(id, of_sample, geometry, None)
+        for id, of_sample in routes.items()
+    }
     name = keys.training_file(step, stage, dp_rank, write_id)
     schema = routes_schema(geometry)
     with FileWriter(store, name, "routes", schema, geometry, provenance) as file:
         segments = SegmentWriter(file, geometry)
         for id, of_sample in routes.items():
-            rows = len(of_sample.valid_T)
-            segments.add(id, _canonical(id, of_sample, geometry, rows), 0, rows)
+            segments.add(id, of_sample, 0, len(of_sample.valid_T))
         segments.finish()
         written = file.finish()
     body = {"step": step, "stage": stage, "dp_rank": dp_rank, "samples": len(routes)}
     body = with_header(body, [written], geometry, provenance, policies)
-    return commit(store, keys.training(step, stage, dp_rank), body, write_id)
+    return commit(store, key, body, write_id)
 
 
 def write_samples(store: Store, key: str, samples: Sequence[Sample]) -> DataFile:
@@ -270,14 +296,12 @@ def write_samples(store: Store, key: str, samples: Sequence[Sample]) -> DataFile
 
     Raises TraceError, naming the sample; StoreError.
     """
-    ids = [sample.id for sample in samples]
-    if len(set(ids)) != len(ids):
-        double = next(id for i, id in enumerate(ids) if id in ids[:i])
-        raise TraceError(f"{key}: sample {double} is there twice")
+    for sample in samples:
+        domain.check_new(sample, None)
+    check_once(key, [sample.id for sample in samples])
     with FileWriter(store, key, "samples", SAMPLES) as file:
         rows = RowWriter(file)
         for sample in samples:
-            check_sample(sample)
             rows.add(sample_row(replace(sample, routes=None), None, None))
         rows.finish()
         return file.finish().data
@@ -308,14 +332,3 @@ def _first(places: Sequence[SegmentRef], tokens: int) -> list[SegmentRef]:
 
 def _bytes(routes: Routes | None) -> int:
     return 0 if routes is None else int(routes.sets_TLK.nbytes)
-
-
-def _canonical(id: str, routes: Routes | None, geometry: Geometry, rows: int) -> Routes:
-    if routes is None:
-        raise TraceError(
-            f"sample {id}: no routes; a row that is not known is one that is not valid"
-        )
-    try:
-        return canonical(routes, geometry, rows)
-    except TraceError as error:
-        raise TraceError(f"sample {id}: {error}") from error

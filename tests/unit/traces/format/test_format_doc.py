@@ -144,7 +144,11 @@ def test_the_drawn_group(tmp_path):
     for (id, drawn), sample in zip(letters.items(), base, strict=True):
         sets_TLK = np.array([[[ord(letter) - ord("a")]] for letter in drawn.split()])
         G = len(sets_TLK) - 4
-        tokens = {"prompt_tokens_P": np.arange(5), "response_tokens_G": np.arange(G)}
+        tokens = {
+            "prompt_id": "17",
+            "prompt_tokens_P": np.arange(5, dtype=np.uint32),
+            "response_tokens_G": np.arange(G, dtype=np.uint32),
+        }
         lists = {"loss_mask_G": np.ones(G, bool), "logprobs_G": np.zeros(G, np.float32)}
         place = {"id": id, "group": "000003/17", "version_spans": (VersionSpan(0, 0, G),)}
         routes = Routes(sets_TLK, np.ones(len(sets_TLK), bool))

@@ -79,8 +79,8 @@ def bad_samples() -> Iterator[tuple[object, str]]:
     yield replace(sample, logprobs_G=sample.logprobs_G[1:]), f"{G - 1} values of logprobs_G"
     yield replace(sample, version_spans=()), "version spans"
     yield replace(sample, version_spans=(VersionSpan(0, 0, G + 1),)), "version spans"
-    yield replace(sample, extras={"score": float("nan")}), "extras are not JSON values"
-    yield replace(sample, extras={"score": object()}), "extras are not JSON values"
+    yield replace(sample, extras={"score": float("nan")}), "extras: nan, expected finite numbers"
+    yield replace(sample, extras={"score": object()}), "of type object is not JSON"
     yield replace(sample, prompt_tokens_P=sample.prompt_tokens_P[:0]), "no prompt token"
 
 
@@ -98,5 +98,5 @@ def test_contradictions_of_a_shard_are_refused(store):
         write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, None)
     with pytest.raises(TraceError, match="it has routes, but its shard has no geometry"):
         write_shard(store, 0, 0, new_write_id(), samples, None, None)
-    with pytest.raises(TraceError, match="sample 000000/0/1 is there twice"):
+    with pytest.raises(TraceError, match="there twice: 000000/0/1"):
         write_shard(store, 0, 0, new_write_id(), [*samples, samples[1]], GEOMETRY, R3)
