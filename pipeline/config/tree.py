@@ -76,6 +76,12 @@ class RouterReplay(Section):
         description="Path or URI of a trace set: take samples and routes from it; "
         "no rollout worker is started.",
     )
+    replay_other_weights: bool = Field(
+        False,
+        json_schema_extra=formerly(False),  # the sets of older runs name no weights
+        description="Accept a replay_file whose policy 0 had other weights than this run's. Other "
+        "routers choose other experts for the same tokens.",
+    )
     native_every: int = Field(
         10,
         ge=0,

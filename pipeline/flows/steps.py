@@ -50,11 +50,12 @@ def rollout(context: Context, step: int) -> None:
     store = context.run.store
     if store.size(keys.manifest(step)) is not None:
         return
-    replay_file = context.config.actor_rollout_ref.actor.router_replay.replay_file
+    replay = context.config.actor_rollout_ref.actor.router_replay
     ours = make_plan(context.config, context.run, step, context.attempt.rollout_shards)
-    if replay_file is not None:
-        context.screen.phase("rollout", f"step {step}: sealing from {replay_file}")
-        seal_replay(store, open_store(replay_file), step, ours)
+    if replay.replay_file is not None:
+        context.screen.phase("rollout", f"step {step}: sealing from {replay.replay_file}")
+        source = open_store(replay.replay_file)
+        seal_replay(store, source, step, ours, replay.replay_other_weights)
     else:
         plan = publish_plan(store, ours)
         _await_shards(context, f"step {step}", plan)

@@ -17,7 +17,7 @@ from pipeline.config.rules.check import config_notes, config_problems, positions
 from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
-from pipeline.inputs.attach import attach, settings_of_older_run
+from pipeline.inputs.attach import Mended, attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import (
     ModelFolder,
@@ -26,17 +26,25 @@ from pipeline.inputs.model_folder import (
     found_folder,
     weight_problems,
 )
-from pipeline.inputs.prompts import PromptTable, read_rows, tokenise_rows
+from pipeline.inputs.prompts import (
+    PromptTable,
+    filter_notes,
+    read_rows,
+    tokenise_rows,
+    vocabulary_problems,
+)
 from pipeline.inputs.reward_file import RewardFile, check_reward, unscored_problems
 from pipeline.inputs.run_length import with_run_length
 from pipeline.inputs.space import space_problems, writes_of
 from pipeline.inputs.tokenizer import ChatTokenizer
+from pipeline.inputs.weight_files import weights_of_local
 from pipeline.model.families import moe_geometry
 from pipeline.run import keys
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan
+from pipeline.run.policy import weights_of
 from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store, shown_uri
-from pipeline.traces import Expected, TraceError, check_replay, expected_ids
+from pipeline.traces import Expected, TraceError, check_replay, expected_ids, names_weights
 
 _T = TypeVar("_T")
 _REPLAY = "actor_rollout_ref.actor.router_replay"
@@ -68,13 +76,13 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
             *length_notes,
             *config_notes(config),
             *(rank_notes(config) if on_cluster is None else ()),
-            *_filter_notes(config.data.truncation, prompts, val_prompts),
+            *filter_notes(config.data.truncation, prompts, val_prompts),
             *(reward.notes if reward else ()),
         ),
     )
     mended = _try(problems, partial(attach, inputs))
     problems += _record_problems(inputs)
-    problems += _replay_problems(inputs)
+    problems += _replay_problems(inputs, mended)
     problems += [] if problems else space_problems(inputs)
     if problems:
         raise InputError(problems)
@@ -138,7 +146,7 @@ def _check_prompts(
             made = partial(tokenise_rows, key, rows, config.data, tokenizer, positions)
             table = _try(problems, made)
         if table is not None and hf_config is not None:
-            problems += _vocabulary_problems(key, table, hf_config)
+            problems += vocabulary_problems(key, table, hf_config)
         tables.append(table)
     prompts, val_prompts = tables
     if prompts is not None and prompts.table.num_rows < config.data.train_batch_size:
@@ -149,17 +157,6 @@ def _check_prompts(
             + f"; write at most {prompts.table.num_rows}, or add prompts"
         )
     return prompts, val_prompts
-
-
-def _vocabulary_problems(key: str, table: PromptTable, hf_config: Mapping[str, Any]) -> list[str]:
-    size = hf_config.get("vocab_size")
-    largest = max(max(ids) for ids in table.table["token_ids"].to_pylist())
-    if not isinstance(size, int) or largest < size:
-        return []
-    return [
-        f"actor_rollout_ref.model.path: a prompt of {key} has token id {largest}, but the model's "
-        f"vocab_size is {size}: the tokenizer is another model's; put the model's own beside it"
-    ]
 
 
 def _check_store(config: RunConfig) -> Store:
@@ -231,8 +228,11 @@ def _absent_set_problems(config: RunConfig) -> list[str]:
     ]
 
 
-def _replay_problems(inputs: CheckedInputs) -> list[str]:
-    """Compare every step of the replay file with what this run would have sampled."""
+def _replay_problems(inputs: CheckedInputs, mended: Mended | None) -> list[str]:
+    """Compare every step of the replay file with what this run would have sampled.
+
+    `mended` is what the run is to be amended with.
+    """
     place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
     if place is None:
         return []
@@ -242,9 +242,10 @@ def _replay_problems(inputs: CheckedInputs) -> list[str]:
     step = 0
     try:
         source = open_store(place)
+        weights = _weights(inputs, mended, source)
         for step in range(total):
             if inputs.store.size(keys.manifest(step)) is None:
-                check_replay(source, step, _expected(inputs, tokens, step))
+                check_replay(source, step, _expected(inputs, tokens, step, weights))
                 _check_sampling(inputs, source, step)
     except ObjectMissingError as error:
         fewer = f"write {step} steps, or " if step else "write "
@@ -255,6 +256,25 @@ def _replay_problems(inputs: CheckedInputs) -> list[str]:
     except (TraceError, StoreError) as error:
         return [f"{key}: {error}"]
     return []
+
+
+def _weights(inputs: CheckedInputs, mended: Mended | None, source: Store) -> str | None:
+    """The weights digest of this run's policy 0; None: not here, or nothing to compare it with."""
+    if _other_weights(inputs) or inputs.store.size(keys.manifest(0)) is not None:
+        return None
+    if not names_weights(source, 0):
+        return None
+    model = inputs.model
+    if model.remote is None:
+        return weights_of_local(model.folder / name for name in model.weight_files)
+    staged = inputs.store.size(keys.policy(0)) is not None
+    if not staged or (mended is not None and "model" in mended.inputs):
+        return None  # fetched when it is staged: the seal of step 0 compares it
+    return weights_of(inputs.store, 0)
+
+
+def _other_weights(inputs: CheckedInputs) -> bool:
+    return inputs.config.actor_rollout_ref.actor.router_replay.replay_other_weights
 
 
 def _check_sampling(inputs: CheckedInputs, source: Store, step: int) -> None:
@@ -272,7 +292,7 @@ def _check_sampling(inputs: CheckedInputs, source: Store, step: int) -> None:
 
 
 def _replay_notes(inputs: CheckedInputs) -> Iterator[str]:
-    """A set without plans cannot be compared with this run's sampling."""
+    """A set without plans or weights cannot be compared with this run's sampling or policy."""
     place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
     if place is None:
         return
@@ -283,10 +303,18 @@ def _replay_notes(inputs: CheckedInputs) -> Iterator[str]:
             f"{_REPLAY}.replay_file: {place} does not say how {len(unknown)} of {total} steps were "
             "sampled (no plan.json); temperature, top_p and top_k are taken to be this run's"
         )
+    if not _other_weights(inputs) and not names_weights(source, 0):
+        yield (
+            f"{_REPLAY}.replay_file: {place} does not say which weights its policy 0 had; whether "
+            "they are this run's is not checked"
+        )
 
 
 def _expected(
-    inputs: CheckedInputs, tokens: Mapping[str, npt.NDArray[np.uint32]], step: int
+    inputs: CheckedInputs,
+    tokens: Mapping[str, npt.NDArray[np.uint32]],
+    step: int,
+    weights: str | None,
 ) -> Expected:
     plan = _plan(inputs, step)
     mode = inputs.config.actor_rollout_ref.actor.router_replay.mode
@@ -296,6 +324,7 @@ def _expected(
         policy_version=plan.policy_version,
         geometry=None if mode == "disabled" else inputs.geometry,
         kind=None if mode == "disabled" else mode,
+        weights=weights,
     )
 
 
@@ -307,20 +336,6 @@ def _plan(inputs: CheckedInputs, step: int) -> StepPlan:
 def _tokens_by_row(inputs: CheckedInputs) -> dict[str, npt.NDArray[np.uint32]]:
     column = inputs.prompts.table["token_ids"].to_pylist()
     return {str(row): np.asarray(ids, np.uint32) for row, ids in enumerate(column)}
-
-
-def _filter_notes(truncation: str, *tables: PromptTable | None) -> Iterator[str]:
-    for key, table in zip(("data.train_files", "data.val_files"), tables, strict=True):
-        if table is not None and table.dropped:
-            yield (
-                f"{key}: {table.dropped} prompts dropped, longer than data.max_prompt_length; "
-                f"{table.table.num_rows} are left (data.filter_overlong_prompts=True)"
-            )
-        if table is not None and table.cut:
-            yield (
-                f"{key}: {table.cut} prompts cut to data.max_prompt_length, at the "
-                f"{truncation} (data.truncation)"
-            )
 
 
 def _try(problems: list[str], check: Callable[[], _T]) -> _T | None:

@@ -10,7 +10,7 @@ extra_info (may be absent)              ──►     extra_info (JSON or null)
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,33 @@ def tokenise_rows(
         cut=len(keep) - len(fitting),
         longest=max(lengths),
     )
+
+
+def vocabulary_problems(key: str, table: PromptTable, hf_config: Mapping[str, Any]) -> list[str]:
+    """Problems of prompts (of the setting `key`) whose tokens the model does not know."""
+    size = hf_config.get("vocab_size")
+    largest = max(max(ids) for ids in table.table["token_ids"].to_pylist())
+    if not isinstance(size, int) or largest < size:
+        return []
+    return [
+        f"actor_rollout_ref.model.path: a prompt of {key} has token id {largest}, but the model's "
+        f"vocab_size is {size}: the tokenizer is another model's; put the model's own beside it"
+    ]
+
+
+def filter_notes(truncation: str, *tables: PromptTable | None) -> Iterator[str]:
+    """Notes on the prompts that were dropped or cut, of training and of validation."""
+    for key, table in zip(("data.train_files", "data.val_files"), tables, strict=True):
+        if table is not None and table.dropped:
+            yield (
+                f"{key}: {table.dropped} prompts dropped, longer than data.max_prompt_length; "
+                f"{table.table.num_rows} are left (data.filter_overlong_prompts=True)"
+            )
+        if table is not None and table.cut:
+            yield (
+                f"{key}: {table.cut} prompts cut to data.max_prompt_length, at the "
+                f"{truncation} (data.truncation)"
+            )
 
 
 def _cut(tokens: list[int], data: Data) -> list[int]:

@@ -34,6 +34,7 @@ from pipeline.traces.recorded_sets import (
     Expected,
     check_replay,
     expected_of,
+    names_weights,
     seal_replay,
     write_recorded_set,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "expected_ids",
     "expected_of",
     "group_id",
+    "names_weights",
     "new_sample",
     "open_manifest",
     "planned_id",

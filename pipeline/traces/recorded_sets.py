@@ -18,10 +18,11 @@ from pipeline.run import keys
 from pipeline.run.amendments import description_at
 from pipeline.run.commit import MOST_BYTES, CorruptObjectError, read_data, sha256
 from pipeline.run.plan import Plan
+from pipeline.run.policy import weights_of
 from pipeline.store import ObjectExistsError, ObjectMissingError, Store
 from pipeline.traces.format.digests import token_digest
 from pipeline.traces.format.ids import check_ids, expected_ids
-from pipeline.traces.format.manifest import Manifest, open_file, read_manifest
+from pipeline.traces.format.manifest import Manifest, open_file, open_manifest, read_manifest
 from pipeline.traces.format.pruned import is_pruned, refuse_pruned
 from pipeline.traces.format.types import Kind, TraceError
 from pipeline.traces.read.reader import read_samples
@@ -30,6 +31,7 @@ from pipeline.traces.write.seal import write_manifest
 
 _SAMPLES_AT_ONCE = 256
 _MODE = "actor_rollout_ref.actor.router_replay.mode"
+_OTHER_WEIGHTS = "actor_rollout_ref.actor.router_replay.replay_other_weights"
 _COMPARED_PRUNED = ["id", "token_digest", "reward"]
 _COMPARED = [*_COMPARED_PRUNED, "routes_digest"]
 
@@ -48,6 +50,8 @@ class Expected:
     """The model's geometry; None: routes are not replayed."""
     kind: Kind | None
     """The kind that router_replay.mode replays; None: routes are not replayed."""
+    weights: str | None
+    """Weights digest of the run's policy 0; None: any."""
 
 
 def write_recorded_set(run: Store, target: Store, step: int) -> None:
@@ -75,7 +79,8 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
     Every token is compared. Raises ObjectMissingError when the set lacks this step or one of its
     files; TraceError, naming the sample, both digests and the fix, when the set was made from other
     prompts or with another tokenizer, and when samples, policy version, geometry or kind are not
-    the expected ones; CorruptObjectError when a file's size differs from that in its commit.
+    the expected ones, and when policy 0 had other weights; CorruptObjectError when a file's size
+    differs from that in its commit.
     """
     name = f"replay_file {source.uri}, step {step}"
     refuse_pruned(source, step)
@@ -89,6 +94,12 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
                 f"{name}: tokens of policy versions {found}, this run's plan says "
                 f"{expected.policy_version}; use the max_staleness of the set's run"
             )
+    theirs = (manifest.policies or {}).get(0)
+    if expected.weights is not None and theirs not in (None, expected.weights):
+        raise TraceError(
+            f"{name}: its policy 0 has the weights {theirs}, this run's has {expected.weights}; "
+            f"use the actor_rollout_ref.model.path of the set's run, or set {_OTHER_WEIGHTS}=True"
+        )
     _check_routes(name, manifest, expected)
     _check_files(source, manifest)
     for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
@@ -112,20 +123,34 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
     return manifest
 
 
-def seal_replay(run: Store, source: Store, step: int, plan: Plan | None) -> Manifest:
+def names_weights(source: Store, step: int) -> bool:
+    """Whether a sealed step says with which weights of policy 0 it was made."""
+    return 0 in (open_manifest(source, step).head.policies or {})
+
+
+def seal_replay(
+    run: Store, source: Store, step: int, plan: Plan | None, other_weights: bool = False
+) -> Manifest:
     """Seal a step of a run with the samples and routes of a recorded set or of another run.
 
     `plan` is the step's own plan, with which the samples are compared; None: they are not compared.
+    With `other_weights` the set's policy 0 may be another than the run's.
     A step that is already sealed is returned unchanged. Raises the errors of `check_replay`.
     """
     if run.size(keys.manifest(step)) is None:
-        manifest = digested(source, check_replay(source, step, expected_of(run, step, plan)))
+        expected = expected_of(run, step, plan)
+        if not other_weights and names_weights(source, step):
+            expected = replace(expected, weights=weights_of(run, 0))
+        manifest = digested(source, check_replay(source, step, expected))
         _seal_copy(source, run, manifest, lambda key: keys.replayed(step, key))
     return read_manifest(run, step)
 
 
 def expected_of(run: Store, step: int, plan: Plan | None) -> Expected:
-    """What a run expects of a replayed step, from its description and the step's plan."""
+    """What a run expects of a replayed step, from its description and the step's plan.
+
+    Of weights, which only some steps name, it expects nothing.
+    """
     description = description_at(run, step)
     mode = description.setting(_MODE)
     prompts = description.inputs.prompts
@@ -140,6 +165,7 @@ def expected_of(run: Store, step: int, plan: Plan | None) -> Expected:
         policy_version=None if plan is None else plan.policy_version,
         geometry=None if mode == "disabled" else description.geometry,
         kind=None if mode == "disabled" else mode,
+        weights=None,
     )
 
 

@@ -3,6 +3,7 @@ record_file is one run's."""
 
 import io
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,6 +15,8 @@ from pipeline.run import keys
 from pipeline.run.commit import new_write_id, read_commit, read_data
 from pipeline.run.plan import publish_plan
 from pipeline.run.planning import make_plan
+from pipeline.run.policy import digests_of, weights_of
+from pipeline.run.weights import parse_header
 from pipeline.store import open_store
 from pipeline.traces import (
     Provenance,
@@ -36,8 +39,8 @@ from tests.unit.inputs.small_inputs import (
 )
 
 
-def sample_step(run: StagedRun, config, step: int) -> None:
-    """Make and seal a step as the rollout workers would, with routes."""
+def sample_step(run: StagedRun, config, step: int, weights: bool = True) -> None:
+    """Make and seal a step as the rollout workers would, with routes; they know the weights."""
     plan = make_plan(config, run, step, shards=1)
     data = read_data(run.store, run.description.inputs.prompts)
     tokens = pq.read_table(io.BytesIO(data))["token_ids"].to_pylist()
@@ -68,7 +71,17 @@ def sample_step(run: StagedRun, config, step: int) -> None:
         )
     provenance = Provenance("R3", step, "test")
     publish_plan(run.store, plan)
-    write_shard(run.store, step, 0, new_write_id(), samples, run.geometry, provenance)
+    policies = {step: weights_of(run.store, 0) if step == 0 else "1" * 64} if weights else None
+    write_shard(
+        run.store,
+        step,
+        0,
+        new_write_id(),
+        samples,
+        run.geometry,
+        provenance,
+        policies=policies,
+    )
     seal(run.store, step, 1, lambda _: expected_ids(plan), step)
 
 
@@ -90,6 +103,94 @@ def test_replay(settings, recorded):
     )
     run = prepare(load(settings, *R3, f"{REPLAY}.replay_file={recorded}"))
     assert run.description.inputs.reward is None
+
+
+@pytest.fixture
+def permuted(model, tmp_path):
+    """The same model with the router of one layer turned around: other experts, equal shapes."""
+    folder = tmp_path / "permuted"
+    shutil.copytree(model, folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    gates = [t for t in parse_header(bytes(data[8:begin])) if t.name.endswith("mlp.gate.weight")]
+    _, dtype, (experts, hidden), start, end = gates[0]
+    rows = np.frombuffer(data[begin + start : begin + end], np.uint8).reshape(experts, -1)
+    assert (dtype, rows.shape[1]) in (("F32", 4 * hidden), ("BF16", 2 * hidden))
+    data[begin + start : begin + end] = rows[::-1].tobytes()
+    path.write_bytes(data)
+    return folder
+
+
+def test_other_weights_of_policy_0_are_refused_unless_allowed(settings, model, recorded, permuted):
+    """Permuted gates fit in every shape and token; only the weights tell."""
+    replay = (*R3, f"{REPLAY}.replay_file={recorded}", f"actor_rollout_ref.model.path={permuted}")
+    theirs, ours = (digests_of(folder).weights for folder in (model, permuted))
+    assert the_error(settings, *replay) == (
+        f"{REPLAY}.replay_file: replay_file {recorded}, step 0: its policy 0 has the weights "
+        f"{theirs}, this run's has {ours}; use the actor_rollout_ref.model.path of the set's run, "
+        f"or set {REPLAY}.replay_other_weights=True"
+    )
+    allowed = prepare(load(settings, *replay, f"{REPLAY}.replay_other_weights=True"))
+    assert allowed.notes == ()
+    assert weights_of(allowed.store, 0) == ours
+
+
+def test_the_same_tensors_in_other_files_are_the_same_weights(settings, model, recorded, tmp_path):
+    """As a policy that was published in shards."""
+    library = pytest.importorskip("safetensors")
+    writer = pytest.importorskip("safetensors.torch")
+    folder = tmp_path / "cut"
+    shutil.copytree(model, folder)
+    with library.safe_open(folder / "model.safetensors", framework="pt") as source:
+        tensors = {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in halves.items():
+        writer.save_file({name: tensors[name] for name in held}, folder / file)
+    index = {"weight_map": {name: file for file, held in halves.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = check(
+        settings,
+        *R3,
+        f"{REPLAY}.replay_file={recorded}",
+        f"actor_rollout_ref.model.path={folder}",
+    )
+    assert found.notes == ()
+
+
+def test_a_set_that_names_no_weights_is_replayed_with_a_note(settings, permuted):
+    """As sets of format 1.0 are."""
+    config = load(settings, *R3, "trainer.experiment_name=recorded")
+    run = prepare(config)
+    for step in range(2):
+        sample_step(run, config, step, weights=False)
+    replay = (*R3, f"{REPLAY}.replay_file={run.uri}", f"actor_rollout_ref.model.path={permuted}")
+    (note,) = check(settings, *replay).notes
+    assert note == (
+        f"{REPLAY}.replay_file: {run.uri} does not say which weights its policy 0 had; whether "
+        "they are this run's is not checked"
+    )
+    assert not check(settings, *replay, f"{REPLAY}.replay_other_weights=True").notes
+
+
+def test_a_set_of_a_run_whose_model_was_amended(settings, model, permuted, tmp_path):
+    """Its policy 0 is the amended model, though its commit names the first one."""
+    changing = tmp_path / "changing"
+    shutil.copytree(permuted, changing)
+    of_set = (*R3, "trainer.experiment_name=amended", f"actor_rollout_ref.model.path={changing}")
+    prepare(load(settings, *of_set))
+    shutil.copy(model / "model.safetensors", changing)
+    config = load(settings, *of_set)
+    run = prepare(config)
+    assert run.amended
+    for step in range(2):
+        sample_step(run, config, step)
+    replay = (*R3, f"{REPLAY}.replay_file={run.uri}")
+    assert check(settings, *replay).notes == ()
+    problem = the_error(settings, *replay, f"actor_rollout_ref.model.path={permuted}")
+    assert f"weights {digests_of(model).weights}, this run's" in problem
 
 
 def test_too_few_steps(settings, recorded):

@@ -13,7 +13,7 @@ from pipeline.run.policy import (
     refer_policy,
     weights_of,
 )
-from pipeline.upkeep.verify.whole import verify
+from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
 from tests.memory_store import MemoryStore
 from tests.stored_runs import whole_run

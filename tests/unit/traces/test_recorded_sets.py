@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.run.plan import publish_plan
+from pipeline.run.policy import refer_policy
 from pipeline.store import ObjectMissingError, open_store
 from pipeline.traces import (
     Geometry,
@@ -110,6 +112,25 @@ def test_a_run_can_be_replayed_without_a_set(stores, kind):
     for info in list(run.list("")):
         run.delete(info.key)
     assert_same(again)
+
+
+def test_a_step_of_other_weights_of_policy_0_is_not_sealed(stores):
+    """Where the model was not here when the set was checked; the set itself keeps the weights."""
+    run, record, again = stores
+    policies = {0: "a" * 64, 7: "b" * 64}
+    write_shard(run, 0, 0, new_write_id(), SAMPLES, GEOMETRY, R3, policies=policies)
+    seal(run, 0, 1, lambda _: [sample.id for sample in SAMPLES], 0)
+    write_recorded_set(run, record, 0)
+    assert read_manifest(record, 0).policies == policies
+    write_run(again, SAMPLES, "R3")
+    refer_policy(again, 0, [], "c" * 64)
+    with pytest.raises(
+        TraceError, match=f"step 0: .*weights {'a' * 64}, this run's has {'c' * 64};"
+    ):
+        seal_replay(again, record, 0, make_plan())
+    assert again.size(keys.manifest(0)) is None
+    seal_replay(again, record, 0, make_plan(), other_weights=True)
+    assert read_manifest(again, 0).policies == policies
 
 
 def test_an_audit_is_not_what_training_used(stores):
