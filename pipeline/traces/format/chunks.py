@@ -18,6 +18,7 @@ from pipeline.run.commit import CorruptObjectError, DataFile, sha256
 from pipeline.run.parse import items, key, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
 from pipeline.traces.format.columns import check_columns
+from pipeline.traces.format.pages import StoredGroup, check_pages, check_texts, footer_metadata
 from pipeline.traces.format.schema import Role, absent_columns, check_metadata
 from pipeline.traces.format.types import TraceError
 
@@ -128,7 +129,8 @@ def read_table(
     ranges = column_ranges(file, schema.names, wanted)
     checked = _fetch(store, file, ranges if footer else [*ranges, file.footer])
     try:
-        metadata = pq.read_metadata(io.BytesIO(_MAGIC + (footer or checked.at(file.footer))))
+        footer = footer or checked.at(file.footer)
+        metadata = footer_metadata(footer, len(file.row_groups), file.leaves)
         minor = check_metadata(metadata.metadata, file.role, geometry, name)
         absent = absent_columns(schema.names, known, minor, name)
         there = [column for column in schema.names if column not in absent]
@@ -136,8 +138,13 @@ def read_table(
         found = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if found != [group.rows for group in file.row_groups]:
             raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
-        with pq.ParquetFile(checked, metadata=metadata, pre_buffer=False) as parquet:
+        groups = _stored_groups(file, there, wanted, checked)
+        doubtful = check_pages(metadata, groups, file.role != "routes", name)
+        with pq.ParquetFile(
+            checked, metadata=metadata, pre_buffer=False, read_dictionary=doubtful
+        ) as parquet:
             table = parquet.read_row_groups(wanted, columns=there, use_threads=False)
+        check_texts(table, doubtful, sum(group.size for group in groups), name)
         for column in absent:
             table = table.append_column(column, pa.nulls(len(table), schema.field(column).type))
         # The cast refuses other types, and nulls in columns that are not nullable.
@@ -157,6 +164,18 @@ def column_ranges(
     """The byte ranges of some columns of some row groups."""
     leaves = [i for i, leaf in enumerate(file.leaves) if leaf.split(".")[0] in columns]
     return [file.row_groups[g].chunks[i] for g in row_groups for i in leaves]
+
+
+def _stored_groups(
+    file: TraceFile, columns: Collection[str], row_groups: Sequence[int], checked: "_CheckedBytes"
+) -> list[StoredGroup]:
+    leaves = [i for i, leaf in enumerate(file.leaves) if leaf.split(".")[0] in columns]
+    found = []
+    for g in row_groups:
+        chunks = file.row_groups[g].chunks
+        read = {i: (chunks[i].offset, checked.at(chunks[i])) for i in leaves}
+        found.append(StoredGroup(g, sum(chunk.length for chunk in chunks), read))
+    return found
 
 
 def read_footer(store: Store, file: TraceFile) -> bytes:

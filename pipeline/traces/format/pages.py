@@ -1,0 +1,256 @@
+"""Bounds on what a Parquet file may grow to, checked before it is decoded.
+
+Digests show that nothing changed, not that it was sane from the start: a few bytes can claim a
+thousand million values, and a Parquet library makes room for them first. So the headers of the
+pages that are about to be decoded are read here, and what they claim is compared with bounds that
+follow from the stored bytes. docs/trace-format.md has the bounds.
+"""
+
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.traces.format.types import TraceError
+
+MOST_RATIO = 64
+"""Decoded bytes, and values of a column, for each stored byte; few are taken at any ratio:"""
+FEW_BYTES = 128 << 20
+FEW_VALUES = 1 << 20
+
+_MAGIC = b"PAR1"
+_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # types of pages
+_OWN_HEADER = {_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}
+"""By type of page, the field of the page header that holds what is said of that type alone."""
+_DELTA_BYTE_ARRAY = 7
+"""The encoding whose values share their beginnings: they may be much longer than their page."""
+_DEEPEST = 4  # structs in structs in a page header
+
+
+class StoredGroup(NamedTuple):
+    """A row group that is about to be decoded. Example: StoredGroup(0, 7341, {0: (4, b'...')})."""
+
+    number: int
+    size: int
+    """Bytes of all its chunks in the file, also of those that are not read."""
+    chunks: Mapping[int, tuple[int, bytes]]
+    """By number of the leaf column: offset and content of the chunks that are read."""
+
+
+class Page(NamedTuple):
+    """What the header of a page claims. Example: Page(0, 8192, 512, 40, 8, 21)."""
+
+    kind: int
+    size: int
+    """Bytes, decompressed."""
+    stored: int
+    """Bytes, compressed."""
+    values: int
+    encoding: int
+    start: int
+    """Where the stored bytes begin in their chunk."""
+
+
+@dataclass
+class _Sum:
+    """What is decoded at once."""
+
+    stored: int = 0
+    decoded: int = 0
+
+
+def footer_metadata(footer: bytes, row_groups: int, leaves: Sequence[str]) -> pq.FileMetaData:
+    """Parse a footer, whose lists may not be longer than a file of these row groups and leaves has.
+
+    Raises ValueError, OSError or ArrowException when it cannot be parsed.
+    """
+    if len(footer) < 8 or int.from_bytes(footer[-8:-4], "little") + 8 != len(footer):
+        raise ValueError(f"a footer of {len(footer)} bytes says that it has another length")
+    nodes = {path for leaf in leaves for path in itertools.accumulate(leaf.split("."), _below)}
+    with pq.ParquetFile(
+        io.BytesIO(_MAGIC + footer),
+        thrift_container_size_limit=max(row_groups, len(nodes) + 1, 64),
+        thrift_string_size_limit=len(footer),
+    ) as parquet:
+        return parquet.metadata
+
+
+def check_pages(
+    metadata: pq.FileMetaData, groups: Sequence[StoredGroup], together: bool, name: str
+) -> list[str]:
+    """Refuse row groups that would grow beyond the bounds when they are decoded.
+
+    `together`: the bounds hold for all groups at once, else for each. Returns the paths of texts
+    that are to be read as dictionaries, as only their values show how long they get: see
+    `check_texts`. Raises TraceError.
+    """
+    doubtful: set[str] = set()
+    sums: dict[int, _Sum] = {}
+    for group in groups:
+        of = sums.setdefault(0 if together else group.number, _Sum())
+        of.stored += group.size
+    for group in groups:
+        of = sums[0 if together else group.number]
+        for leaf, (offset, content) in group.chunks.items():
+            column = metadata.row_group(group.number).column(leaf)
+            what = f"{name}: row group {group.number}, column {column.path_in_schema}"
+            if _place(column) != (offset, len(content)):
+                raise TraceError(f"{what}: its place in the footer is not that in its commit")
+            try:
+                pages = list(walk_pages(content, column.num_values))
+            except (IndexError, ValueError) as error:
+                raise TraceError(f"{what}: its pages are not as expected: {error}") from error
+            values = sum(page.values for page in pages if page.kind != _DICTIONARY)
+            if values > max(FEW_VALUES, MOST_RATIO * of.stored):
+                raise TraceError(
+                    f"{what}: {values} values in a row group of {group.size} bytes, more than "
+                    f"{MOST_RATIO} for each byte"
+                )
+            of.decoded += sum(page.size for page in pages) + 8 * values
+            if of.decoded > limit(of.stored):
+                raise TraceError(
+                    f"{what}: {of.stored} stored bytes become {of.decoded} or more, more than "
+                    f"{MOST_RATIO} times as many"
+                )
+            if column.physical_type == "BYTE_ARRAY":
+                if _shared(pages) * values > limit(of.stored):
+                    raise TraceError(f"{what}: its texts, of shared beginnings, may be too long")
+                longest = _longest(pages, content, column.compression, values, limit(of.stored))
+                if longest * values > limit(of.stored):
+                    doubtful.add(column.path_in_schema)
+    return sorted(doubtful)
+
+
+def check_texts(table: pa.Table, doubtful: Sequence[str], stored: int, name: str) -> None:
+    """Refuse columns, read as dictionaries, whose texts are too long all together."""
+    for path in doubtful:
+        if path not in table.schema.names or not pa.types.is_dictionary(table[path].type):
+            raise TraceError(f"{name}: the texts of {path} may become too long to be read")
+        for chunk in table[path].chunks:
+            lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
+            found = pc.sum(lengths.cast(pa.int64())).as_py() or 0
+            if found > limit(stored):
+                raise TraceError(f"{name}: {stored} stored bytes become {found} of {path}")
+
+
+def limit(stored: int) -> int:
+    """The most bytes that stored bytes may become."""
+    return max(FEW_BYTES, MOST_RATIO * stored)
+
+
+def walk_pages(chunk: bytes, values: int) -> Iterator[Page]:
+    """Yield the pages of a column chunk of `values` values, by their headers alone.
+
+    Raises ValueError or IndexError when they are not laid one after the other up to its end.
+    """
+    at = left = 0
+    while at < len(chunk):
+        header, at = _struct(chunk, at, _DEEPEST)
+        kind, size, stored = (_whole(header, field) for field in (1, 2, 3))
+        own = header.get(_OWN_HEADER.get(kind, -1))
+        if not isinstance(own, dict):
+            raise ValueError(f"a page of type {kind}")
+        encoding = _whole(own, 4 if kind == _DATA_2 else 2)
+        page = Page(kind, size, stored, _whole(own, 1), encoding, at)
+        left += page.values if kind != _DICTIONARY else 0
+        at += stored
+        if left > values or at > len(chunk):
+            raise ValueError(f"{left} of {values} values, {at} of {len(chunk)} bytes")
+        yield page
+    if left != values:
+        raise ValueError(f"{left} of {values} values")
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}"
+
+
+def _place(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    start = column.data_page_offset
+    if column.has_dictionary_page:
+        start = min(start, column.dictionary_page_offset)
+    return start, column.total_compressed_size
+
+
+def _longest(pages: Sequence[Page], chunk: bytes, codec: str, values: int, most: int) -> int:
+    """A length in bytes that no text of a chunk's dictionary exceeds."""
+    bounds = [0]
+    for page in pages:
+        if page.kind == _DICTIONARY:
+            is_few = page.size * values <= most
+            bounds.append(page.size if is_few else _longest_of(page, chunk, codec))
+    return max(bounds)
+
+
+def _shared(pages: Sequence[Page]) -> int:
+    """A length in bytes that no text exceeds whose beginning is that of the text before."""
+    return max((page.size for page in pages if page.encoding == _DELTA_BYTE_ARRAY), default=0)
+
+
+def _longest_of(page: Page, chunk: bytes, codec: str) -> int:
+    """The length in bytes of the longest text of a dictionary page (PLAIN: lengths and bytes)."""
+    content = chunk[page.start : page.start + page.stored]
+    if codec != "UNCOMPRESSED":
+        if not pa.Codec.is_available(codec.lower()):
+            return page.size
+        content = pa.Codec(codec.lower()).decompress(content, page.size).to_pybytes()
+    at = longest = 0
+    while at + 4 <= len(content):
+        length = int.from_bytes(content[at : at + 4], "little")
+        longest = max(longest, length)
+        at += 4 + length
+    return longest
+
+
+_Struct = dict[int, "int | _Struct"]
+
+
+def _whole(struct: _Struct, field: int) -> int:
+    value = struct.get(field)
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"field {field} of a page header is {value!r}")
+    return value
+
+
+def _struct(data: bytes, at: int, depth: int) -> tuple[_Struct, int]:
+    """A struct of Thrift's compact protocol: its integers and structs by field, and its end."""
+    found: _Struct = {}
+    field = 0
+    while head := data[at]:
+        at += 1
+        kind, step = head & 15, head >> 4
+        if not step:
+            number, at = _varint(data, at)
+            field = number >> 1 ^ -(number & 1)
+        field += step
+        if kind in (4, 5, 6):  # i16, i32, i64
+            number, at = _varint(data, at)
+            found[field] = number >> 1 ^ -(number & 1)
+        elif kind == 8:  # binary
+            length, at = _varint(data, at)
+            at += length
+        elif kind == 12 and depth:
+            found[field], at = _struct(data, at, depth - 1)
+        elif kind == 3:  # i8
+            at += 1
+        elif kind not in (1, 2):  # true and false have no content
+            raise ValueError(f"a value of type {kind} in a page header")
+    return found, at + 1
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits in a page header")

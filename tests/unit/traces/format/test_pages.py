@@ -1,0 +1,219 @@
+"""Files that would grow without bound are refused before they are decoded; real ones never are."""
+
+import io
+import random
+import re
+import time
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.model.geometry import Geometry
+from pipeline.run.commit import DataFile, sha256
+from pipeline.traces import TraceError
+from pipeline.traces.format.chunks import TraceFile, describe, read_table
+from pipeline.traces.format.pages import Page, walk_pages
+from pipeline.traces.format.schema import SAMPLES, file_metadata, routes_schema
+from tests.memory_store import MemoryStore
+from tests.samples import R3, make_samples, sealed_r3
+
+GEOMETRY = Geometry(16, 4, (1, 2))
+SAMPLE = {
+    "id": "000000/1/0",
+    "group": "000000/1",
+    "prompt_id": "1",
+    "policy_version": 0,
+    "prompt_length": 1,
+    "response_length": 0,
+    "token_digest": "",
+    "rows_total": 0,
+    "finish_reason": "stop",
+    "seed": 0,
+    "extras": "{}",
+    "prompt_tokens": [],
+    "response_tokens": [],
+    "loss_mask": [],
+    "logprobs": [],
+    "version_spans": [],
+}
+
+
+def stored(table: pa.Table, role: str, **options) -> tuple[MemoryStore, TraceFile]:
+    """A file as its commit describes it; whatever it claims, its digests fit."""
+    geometry = GEOMETRY if role == "routes" else None
+    meta = file_metadata(role, geometry, R3 if geometry else None)
+    out = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(meta), out, compression="zstd", **options)
+    content = out.getvalue()
+    data = DataFile("file", len(content), sha256(content))
+    return MemoryStore({"file": content}), describe(content, data, role)
+
+
+def samples_with(rows: int = 1, **columns: pa.Array) -> pa.Table:
+    table = pa.Table.from_pylist([SAMPLE] * rows, SAMPLES)
+    for name, values in columns.items():
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, pa.field(name, values.type), values)
+    return table
+
+
+def refused(store: MemoryStore, file: TraceFile, schema: pa.Schema, says: str) -> None:
+    """That nothing is decoded: no memory of Arrow's or Python's, and no time."""
+    pa.default_memory_pool().release_unused()
+    before = pa.total_allocated_bytes()
+    peak = pa.default_memory_pool().max_memory()
+    started = time.process_time()
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceError, match=re.escape(says)):
+            read_table(store, file, schema)
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - started < 2
+    assert pa.default_memory_pool().max_memory() <= max(peak, before + 20e6)
+
+
+def tokens(values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+
+
+@pytest.mark.parametrize("encoding", [None, "DELTA_BINARY_PACKED", "PLAIN"])
+def test_tokens_that_only_a_run_length_claims(encoding):
+    """Millions of one token, in a file of some kilobytes."""
+    values = tokens(pa.array(np.zeros(20_000_000, np.uint32)))
+    options = {"use_dictionary": encoding is None}
+    if encoding:
+        options["column_encoding"] = {"prompt_tokens.list.element": encoding}
+    store, file = stored(samples_with(prompt_tokens=values), "samples", **options)
+    assert file.data.size < 100_000
+    refused(store, file, SAMPLES, "20000000 values in a row group of")
+
+
+def test_rows_that_only_a_run_length_claims():
+    rows = pa.DictionaryArray.from_arrays(np.zeros(20_000_000, np.int8), pa.array(["a"]))
+    store, file = stored(pa.table({"finish_reason": rows}), "samples", row_group_size=1 << 30)
+    assert file.data.size < 100_000
+    says = "20000000 values in a row group of"
+    refused(store, file, pa.schema([SAMPLES.field("finish_reason")]), says)
+
+
+@pytest.mark.parametrize("column", ["reward_error", "id", "extras"])
+def test_texts_that_a_dictionary_repeats(column):
+    """One text of a megabyte, in ten thousand rows: 10 GB."""
+    many = 10_000
+    text = random.Random(0).randbytes(500_000).hex()
+    values = pa.DictionaryArray.from_arrays(np.zeros(many, np.int32), pa.array([text]))
+    store, file = stored(samples_with(many, **{column: values}), "samples")
+    assert file.data.size < 1_500_000
+    with pytest.raises(TraceError, match=rf"stored bytes become \d+ of {column}"):
+        read_table(store, file, SAMPLES)
+    assert pa.total_allocated_bytes() < 100e6
+
+
+def test_a_long_text_beside_short_ones_is_read():
+    """What a dictionary's longest text would make of all rows is not what the rows have."""
+    many = 10_000
+    text = "x" * 100_000
+    texts = pa.DictionaryArray.from_arrays([0, *[1] * (many - 1)], pa.array([text, "{}"]))
+    store, file = stored(samples_with(many, extras=texts), "samples")
+    table = read_table(store, file, SAMPLES)
+    assert table["extras"][0].as_py() == text
+    assert set(table["extras"][1:].to_pylist()) == {"{}"}
+    assert table.schema == SAMPLES
+
+
+def test_texts_that_share_their_beginnings():
+    """DELTA_BYTE_ARRAY: each value is the one before and a little more."""
+    many = 3_000
+    text = "x" * 50_000
+    table = samples_with(many, extras=pa.array([text[:-1] + c for c in "ab"] * (many // 2)))
+    encodings = {"column_encoding": {"extras": "DELTA_BYTE_ARRAY"}, "use_dictionary": False}
+    store, file = stored(table, "samples", data_page_size=1 << 30, **encodings)
+    refused(store, file, SAMPLES, "its texts, of shared beginnings, may be too long")
+
+
+def test_coded_sets_that_decompress_without_end():
+    rows = {"owner": ["a"], "token_start": [0], "tokens": [1 << 28], "validity": [None]}
+    layers = {f"layer_{layer:05d}": [bytes(200 << 20)] for layer in GEOMETRY.layers}
+    table = pa.table({**rows, **layers}, routes_schema(GEOMETRY))
+    store, file = stored(table, "routes", use_dictionary=False, write_statistics=False)
+    assert file.data.size < 100_000
+    refused(store, file, routes_schema(GEOMETRY), "stored bytes become")
+
+
+def test_unknown_rows_compress_without_bound_and_are_read():
+    """A row group of a long sample whose routing is not known: zeros, and a valid file."""
+    many = 32_768
+    rows = {"owner": ["a"], "token_start": [0], "tokens": [many], "validity": [bytes(many // 8)]}
+    layers = {f"layer_{layer:05d}": [bytes(many * 4)] for layer in GEOMETRY.layers}
+    table = pa.table({**rows, **layers}, routes_schema(GEOMETRY))
+    store, file = stored(table, "routes", use_dictionary=False)
+    assert read_table(store, file, routes_schema(GEOMETRY)).equals(table)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd"])
+def test_all_pages_of_a_chunk_are_walked(version, codec):
+    """Their values, whatever the library that wrote them chose."""
+    values = pa.array([f"{i % 50}" for i in range(10_000)])
+    out = io.BytesIO()
+    options = {"data_page_size": 100, "data_page_version": version, "compression": codec}
+    pq.write_table(pa.table({"a": values}), out, write_batch_size=100, **options)
+    column = pq.read_metadata(out).row_group(0).column(0)
+    start = column.dictionary_page_offset
+    chunk = out.getvalue()[start : start + column.total_compressed_size]
+    dictionary, *pages = walk_pages(chunk, 10_000)
+    assert (dictionary.kind, dictionary.values) == (2, 50)
+    assert len(pages) > 10
+    assert sum(page.values for page in pages) == 10_000
+
+
+PAGE = bytes([0x15, 0, 0x15, 0x10, 0x15, 0x10, 0x2C, 0x15, 0x02, 0x15, 0, 0, 0]) + bytes(8)
+
+
+def test_a_page_by_hand():
+    assert list(walk_pages(PAGE, 1)) == [Page(0, 8, 8, 1, 0, 13)]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        PAGE[:-1],
+        PAGE + b"\0",
+        PAGE + PAGE,
+        PAGE[:5],
+        bytes([0x15, 0x0F]) + PAGE[2:],  # a negative type
+        bytes([0x15, 0x02]) + PAGE[2:],  # an index page
+        PAGE[:3] + bytes([0x0F]) + PAGE[4:],  # a negative size
+        b"\x1c" * 1000,
+        b"\x15" + b"\xff" * 1000,
+        b"\x19\xfc" + b"\xff" * 1000,
+        b"",
+    ],
+)
+def test_headers_that_are_none(chunk):
+    with pytest.raises((ValueError, IndexError)):
+        list(walk_pages(chunk, 1))
+
+
+def test_a_footer_whose_lists_only_claim():
+    """A million row groups, in a footer of a hundred bytes."""
+    samples = make_samples()
+    store = MemoryStore()
+    sealed_r3(store, samples)
+    table, file = stored(samples_with(), "samples")
+    content = table.objects["file"]
+    schema = bytes([0x15, 4, 0x19, 0x1C, 0x15, 0, 0x15, 0x48, 1]) + b"s" + bytes([0x15, 0, 0])
+    claim = bytes([0x16, 0, 0x19, 0x1C, 0x19, 0xFC]) + b"\xbf\x84\x3d" + bytes(20)
+    footer = schema + claim
+    footer += len(footer).to_bytes(4, "little") + b"PAR1"
+    end = file.footer.offset
+    content = content[:end] + footer
+    place = file.footer._replace(length=len(footer), sha256=sha256(footer))
+    data = DataFile("file", len(content), sha256(content))
+    forged = TraceFile(data, file.role, place, file.leaves, file.row_groups)
+    refused(MemoryStore({"file": content}), forged, SAMPLES, "its columns are not as expected")
