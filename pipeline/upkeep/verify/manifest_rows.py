@@ -60,6 +60,7 @@ class ManifestRows:
             self._check_sources,
             self._check_policies,
             self._check_not_trained,
+            self._check_part_digests,
         ):
             with self._report.noting(self._key):
                 check()
@@ -67,8 +68,11 @@ class ManifestRows:
     @property
     def _complete(self) -> bool:
         """Whether all that the manifest names can be read; what cannot is reported already."""
-        read = all(shard.rows is not None for shard in self._shards.values())
-        return read and all(ref.commit in self._headers for ref in self._manifest.files)
+        read = {key for key, shard in self._shards.items() if shard.rows is not None}
+        read |= {key for key in self._headers if "/rollout/" not in key}
+        return len(self._shards.keys() - read) == 0 and all(
+            ref.commit in read for ref in self._manifest.files
+        )
 
     @property
     def _files(self) -> npt.NDArray[np.int64]:
@@ -279,6 +283,19 @@ class ManifestRows:
         silent = pc.and_(pc.is_null(self._rows["reward"]), untrained)
         for id in self._rows["id"].filter(silent).slice(0, 1).to_pylist():
             raise TraceError(f"{self._key}: sample {id}: no reward, but not_trained is null")
+
+    def _check_part_digests(self) -> None:
+        """As many as parts; that of one part is the digest of the sample."""
+        some = pc.is_valid(self._rows["part_digests"])
+        columns = ["id", "routes", "routes_digest", "part_digests"]
+        for row in self._rows.filter(some).select(columns).to_pylist():
+            parts, digests = row["routes"] or [], row["part_digests"]
+            if len(digests) != len(parts) or (
+                len(parts) == 1 and digests != [row["routes_digest"]]
+            ):
+                raise TraceError(
+                    f"{self._key}: sample {row['id']}: part_digests {digests} of {len(parts)} parts"
+                )
 
 
 def _field(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:

@@ -129,7 +129,8 @@ class RoutesPass:
     def _extents(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """First and last row group of each sample; 1 and 0 where its segments are not in the file.
 
-        Those are reported. Samples without segments are of the first row group.
+        Those are reported, null ones by who read the samples. Samples of one token have no
+        segments, and are of the first row group.
         """
         column = self._rows["segments"].combine_chunks()
         sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
@@ -147,8 +148,8 @@ class RoutesPass:
         np.minimum.at(first, of_sample, groups)
         np.maximum.at(last, of_sample, groups)
         first[sizes == 0] = last[sizes == 0] = 0
-        bad = np.unique(of_sample[wrong])
-        first[bad], last[bad] = 1, 0
+        for bad in (np.unique(of_sample[wrong]), np.flatnonzero(column.is_null().to_numpy(False))):
+            first[bad], last[bad] = 1, 0
         return first, last
 
     def _read(self, windows: Sequence[_Window], footer: bytes, commit: str) -> None:

@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
+from pipeline.traces.format.domain import check_new
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import doubles
 from pipeline.traces.format.schema import SAMPLES, SUMMARY
-from pipeline.traces.format.types import Sample, TraceError
+from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.rows import sample_at
 from pipeline.upkeep.problems import Report
 
@@ -35,10 +36,12 @@ def read_shard_rows(store: Store, file: TraceFile, header: Header, report: Repor
     for group in range(len(file.row_groups)):
         table = read_table(store, file, SAMPLES, [group]).combine_chunks()
         ids = table["id"].to_pylist()
-        wrong = dict(_wrong(table, routes=header.geometry is not None))
+        wrong: dict[int, str] = {}
+        for row, text in _wrong(table, routes=header.geometry is not None):
+            wrong.setdefault(row, text)
         for row, id in enumerate(ids):
             with report.noting(key, id):
-                _check_name(sample_at(table, row, key), step)
+                check_new(sample_at(table, row, key), step)
                 if row in wrong:
                     raise TraceError(f"{key}: sample {id}: {wrong[row]}")
         tables.append(table.select(ROWS))
@@ -83,16 +86,6 @@ def _wrong(table: pa.Table, routes: bool) -> Iterator[tuple[int, str]]:
     if routes:
         digests = pc.fill_null(pc.match_substring_regex(table["routes_digest"], _DIGEST), False)
         yield from _rows(~_mask(digests), "its routes_digest is no SHA-256")
-
-
-def _check_name(sample: Sample, step: int) -> None:
-    """Raise TraceError unless a sample is named after its step and prompt."""
-    where = f"sample {sample.id}"
-    form = rf"{step:06d}/{re.escape(sample.prompt_id)}/(0|[1-9][0-9]*)(\.[1-9][0-9]*)?"
-    if "/" in sample.prompt_id or not re.fullmatch(form, sample.id):
-        raise TraceError(f"{where}: of prompt {sample.prompt_id}, expected an id like 000003/17/2")
-    if sample.group != (group := sample.id.rpartition("/")[0]):
-        raise TraceError(f"{where}: of group {sample.group}, expected {group}")
 
 
 def _check_branches(key: str, rows: pa.Table) -> None:

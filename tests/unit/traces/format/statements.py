@@ -1,0 +1,727 @@
+"""The statements of docs/trace-format.md, each with a way to break it and who must say so.
+
+`CASES` break a statement in a small sealed step whose digests are all made anew (tests/forging.py):
+`verify` must name what is wrong; so must readers, for those of `READING`. `ELSEWHERE` has the
+statements that other tests break, `FREE` those that nothing stored can break, with the reason.
+
+A case's first text is quoted from the page: a table's row by its first cells.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from pipeline.run import keys
+from pipeline.run.commit import CONTENT_SHA256, content_digest
+from tests.forging import ForgedFile, Forgery
+
+Forge = Callable[[Forgery], None]
+
+
+class Case(NamedTuple):
+    """A broken statement."""
+
+    quote: str
+    says: str
+    """A regular expression: what `verify` says of it."""
+    forge: Forge
+
+
+def sample(**changes: Any) -> Forge:
+    """Of the samples file and of the manifest."""
+    return lambda forgery: forgery.sample(**changes)
+
+
+def only_sample(**changes: Any) -> Forge:
+    return lambda forgery: forgery.samples[0].update(changes)
+
+
+def only_row(number: int = 0, **changes: Any) -> Forge:
+    return lambda forgery: forgery.rows[number].update(changes)
+
+
+def tokens(**changes: Any) -> Forge:
+    return lambda forgery: forgery.tokens(**changes)
+
+
+def segment(number: int = 0, **changes: Any) -> Forge:
+    return lambda forgery: forgery.segments[number].update(changes)
+
+
+def shard(**changes: Any) -> Forge:
+    return lambda forgery: forgery.shards[0].body.update(changes)
+
+
+def head(**changes: Any) -> Forge:
+    return lambda forgery: forgery.manifest.body.update(changes)
+
+
+def counted(**changes: Any) -> Forge:
+    return lambda forgery: forgery.manifest.body["counts"].update(changes)
+
+
+def of_file(role: str, change: Callable[[ForgedFile], object]) -> Forge:
+    def forge(forgery: Forgery) -> None:
+        commit = forgery.manifest if role == "manifest" else forgery.shards[0]
+        change(commit.file(role))
+
+    return forge
+
+
+def metadata(file: str, /, **changes: str) -> Forge:
+    named = {f"retrace.{name}": value for name, value in changes.items()}
+    return of_file(file, lambda found: found.metadata.update(named))
+
+
+def no_metadata(role: str, name: str) -> Forge:
+    return of_file(role, lambda file: file.metadata.pop(f"retrace.{name}"))
+
+
+def more_columns(role: str, column: str, type_: pa.DataType) -> Forge:
+    def add(file: ForgedFile) -> None:
+        file.schema = file.schema.append(pa.field(column, type_))
+
+    return of_file(role, add)
+
+
+def typed(role: str, column: str, type_: pa.DataType) -> Forge:
+    return of_file(role, lambda file: file.retyped(column, type_))
+
+
+def described(role: str, change: Callable[[dict[str, Any]], object]) -> Forge:
+    return of_file(role, lambda file: file.describing.append(change))  # type: ignore[arg-type]
+
+
+def renamed(role: str, old: str, new: str) -> Forge:
+    """A file under another name, in its commit and in the manifest."""
+
+    def forge(forgery: Forgery) -> None:
+        commit = forgery.manifest if role == "manifest" else forgery.shards[0]
+        file = commit.file(role)
+        before, file.key = file.key, file.key.replace(old, new)
+        for ref in forgery.manifest.body["data"]:
+            if ref["key"] == before:
+                ref["key"] = file.key
+
+    return forge
+
+
+def coded(change: Callable[[bytes], bytes], layer: int = 2) -> Forge:
+    def forge(forgery: Forgery) -> None:
+        name = f"layer_{layer:05d}"
+        forgery.segments[0][name] = change(forgery.segments[0][name])
+
+    return forge
+
+
+def renumbered(layers: list[int], old: str, new: str) -> Forge:
+    """Other layers in the geometry of everything, and in a column's name."""
+
+    def forge(forgery: Forgery) -> None:
+        geometry = {"experts": 16, "topk": 4, "layers": layers}
+        for commit in (*forgery.shards, forgery.manifest):
+            commit.body["geometry"] = geometry
+        for made in forgery.shards:
+            file = made.file("routes")
+            file.metadata["retrace.geometry"] = json.dumps(geometry)
+            names = [new if name == old else name for name in file.schema.names]
+            file.schema = pa.schema(
+                [pa.field(n, f.type) for n, f in zip(names, file.schema, strict=True)]
+            )
+            for row in file.rows:
+                row[new] = row.pop(old)
+
+    return forge
+
+
+def geometry(**changes: int) -> Forge:
+    """Another geometry in everything."""
+
+    def forge(forgery: Forgery) -> None:
+        for commit in (*forgery.shards, forgery.manifest):
+            commit.body["geometry"] = {**commit.body["geometry"], **changes}
+        for made in forgery.shards:
+            file = made.file("routes")
+            file.metadata["retrace.geometry"] = json.dumps(made.body["geometry"])
+
+    return forge
+
+
+def both(*forges: Forge) -> Forge:
+    """One change after the other."""
+
+    def forge(forgery: Forgery) -> None:
+        for change in forges:
+            change(forgery)
+
+    return forge
+
+
+def all_samples(**changes: Callable[[Any], Any]) -> Forge:
+    """New values of columns of the first shard, made of the old ones."""
+
+    def forge(forgery: Forgery) -> None:
+        for row in forgery.samples:
+            row.update({name: change(row[name]) for name, change in changes.items()})
+
+    return forge
+
+
+def invalid_row(forgery: Forgery) -> None:
+    """A row that is not valid, as if it were."""
+    for file in (made.file("routes") for made in forgery.shards):
+        for row in file.rows:
+            if row["validity"] is not None:
+                tokens = row["tokens"]
+                bits = int.from_bytes(row["validity"], "little")
+                place = next(i for i in range(tokens) if not bits >> i & 1)
+                data = bytearray(row["layer_00001"])
+                data[4 * place : 4 * place + 4] = bytes([3, 3, 0, 0])
+                row["layer_00001"] = bytes(data)
+                return
+    raise AssertionError("all rows are valid")
+
+
+def unused_bit(forgery: Forgery) -> None:
+    row = next(row for row in forgery.segments if row["tokens"] % 8)
+    whole = row["validity"] or b"\xff" * ((row["tokens"] + 7) // 8)
+    row["validity"] = whole[:-1] + bytes([whole[-1] | 0x80])
+
+
+def moved_id(id: str, group: str, prompt_id: str) -> Forge:
+    """The first sample under another name everywhere."""
+
+    def forge(forgery: Forgery) -> None:
+        old = forgery.samples[0]["id"]
+        forgery.sample(id=id, group=group, prompt_id=prompt_id)
+        for row in forgery.segments:
+            row["owner"] = id if row["owner"] == old else row["owner"]
+        forgery.rows.sort(key=lambda row: (row["samples"]["file"], row["id"]))
+
+    return forge
+
+
+def dropped_row(forgery: Forgery) -> None:
+    """A sample that the manifest does not know, and counts that do not know it either."""
+    row = forgery.rows.pop()
+    counts = forgery.manifest.body["counts"]
+    counts["samples"] -= 1
+    counts["tokens"] -= row["rows_total"] + 1
+    for name in ("rows_total", "rows_valid"):
+        counts[name] -= row[name]
+
+
+def dropped_shard(forgery: Forgery) -> None:
+    """The same of all samples of the second shard, which `data` does not name either."""
+    number = len(forgery.shards[0].files)
+    forgery.rows.sort(key=lambda row: row["samples"]["file"] < number)
+    while forgery.rows[-1]["samples"]["file"] < number:
+        forgery.rows.insert(0, forgery.rows.pop())
+    while forgery.rows[-1]["samples"]["file"] >= number:
+        dropped_row(forgery)
+    data = forgery.manifest.body["data"]
+    forgery.manifest.body["data"] = [r for r in data if r["commit"] == forgery.shards[0].key]
+
+
+def twice(forgery: Forgery) -> None:
+    """Two rows of one sample of a shard."""
+    one, two = (row for row in forgery.rows if row["group"] == "000000/1")
+    two["samples"] = one["samples"]
+
+
+def unused_file(forgery: Forgery) -> None:
+    data = forgery.manifest.body["data"]
+    forgery.others["steps/000000/rollout/00000.0123abcd.routes.parquet"] = b"unused"
+    data.append({**data[0], "key": "steps/000000/rollout/00000.0123abcd.routes.parquet"})
+
+
+def swapped_data(forgery: Forgery) -> None:
+    data = forgery.manifest.body["data"]
+    data[0], data[1] = data[1], data[0]
+
+
+def reversed_rows(forgery: Forgery) -> None:
+    forgery.rows.reverse()
+
+
+def by_shard_reversed(forgery: Forgery) -> None:
+    forgery.rows.sort(key=lambda row: row["id"])
+
+
+def another_digest(entry: dict[str, Any]) -> None:
+    entry["row_groups"][0]["chunks"][0][2] = "0" * 64
+
+
+def shifted(entry: dict[str, Any]) -> None:
+    chunks = entry["row_groups"][0]["chunks"]
+    chunks[0], chunks[1] = chunks[1], chunks[0]
+
+
+def reordered(entry: dict[str, Any]) -> None:
+    entry["leaves"].reverse()
+
+
+def other_version(forgery: Forgery) -> None:
+    """The weights of one of the shards only."""
+    forgery.manifest.body["policies"] = [{"version": 0, "weights_sha256": "a" * 64}]
+
+
+def unlisted_version(forgery: Forgery) -> None:
+    for commit in (*forgery.shards, forgery.manifest):
+        commit.body["policies"] = [{"version": 7, "weights_sha256": "a" * 64}]
+
+
+A_DIGEST = "0" * 64
+SIGNED = json.dumps({"step": 0, CONTENT_SHA256: content_digest({"step": 0})}).encode()
+
+IDENTITY = [
+    Case("| group |", "expected '000000/0'", sample(group="000000/00")),
+    Case("| sample |", "expected an id of the form", moved_id("000000/0/x", "000000/0", "0")),
+    Case("Ids are unique in a step", "there twice", sample(id="000000/0/1")),
+    Case(
+        "A `prompt_id` is any name without\n`/`",
+        "expected a name without '/'",
+        moved_id("000000/0/0/0", "000000/0/0", "0/0"),
+    ),
+]
+
+LIMITS = [
+    Case("| E |", "expected 0 < topk <= experts <= 65536", geometry(experts=65_537)),
+    Case("| K |", "topk <= 64", geometry(topk=65)),
+    Case(
+        "| counts, positions, rows, versions |",
+        "of a version span: -1, expected",
+        sample(policy_version=-1, version_spans=[{"version": -1, "start": 0, "end": 12}]),
+    ),
+    Case(
+        "| token ids |",
+        r"INT64 \(UINT_64\) in 1 list, expected INT32 \(UINT_32\)",
+        typed("samples", "prompt_tokens", pa.list_(pa.uint64())),
+    ),
+    Case(
+        "| layer index |",
+        "layers ascending up to 99999",
+        renumbered([1, 2, 100_000], "layer_00005", "layer_100000"),
+    ),
+]
+
+PARQUET = [
+    Case("| optional or required |", "null", only_sample(finish_reason=None)),
+    Case(
+        "| string |",
+        "id is BYTE_ARRAY, expected BYTE_ARRAY .STRING",
+        typed("samples", "id", pa.binary()),
+    ),
+    Case(
+        "| binary |",
+        r"layer_00002 is BYTE_ARRAY \(STRING\), expected BYTE_ARRAY",
+        both(typed("routes", "layer_00002", pa.string()), lambda f: f.segments.clear()),
+    ),
+    Case(
+        "| int32, int64 |",
+        "rows_total is INT64, expected INT32",
+        typed("samples", "rows_total", pa.int64()),
+    ),
+    Case(
+        "| int32, int64 |",
+        "seed is INT32, expected INT64",
+        both(typed("samples", "seed", pa.int32()), all_samples(seed=lambda _: 1)),
+    ),
+    Case(
+        "| uint32 |",
+        r"prompt_tokens.list.element is INT32 in 1 list, expected INT32 \(UINT_32\)",
+        typed("samples", "prompt_tokens", pa.list_(pa.int32())),
+    ),
+    Case(
+        "| double, float |",
+        "logprobs.list.element is DOUBLE",
+        typed("samples", "logprobs", pa.list_(pa.float64())),
+    ),
+    Case("| double, float |", "reward is FLOAT", typed("manifest", "reward", pa.float32())),
+    Case(
+        "| bool |",
+        "loss_mask.list.element is INT32",
+        both(
+            typed("samples", "loss_mask", pa.list_(pa.int32())),
+            all_samples(loss_mask=lambda mask: [int(counts) for counts in mask]),
+        ),
+    ),
+    Case(
+        "| list of x |",
+        "prompt_tokens.list.element is not there",
+        both(
+            typed("samples", "prompt_tokens", pa.list_(pa.list_(pa.uint32()))),
+            all_samples(prompt_tokens=lambda tokens: [tokens]),
+        ),
+    ),
+    Case(
+        "| (a, b) |",
+        "samples.row is not there|samples has",
+        typed("manifest", "samples", pa.struct([("file", pa.int32())])),
+    ),
+    Case("| `retrace.format` |", "no retrace.format", no_metadata("samples", "format")),
+    Case("| `retrace.format` |", "2.0 is newer", metadata("manifest", format="2.0")),
+    Case(
+        "| `retrace.role` |", "a routes file, expected samples", metadata("samples", role="routes")
+    ),
+    Case("| `retrace.producer` |", "no retrace.producer", no_metadata("samples", "producer")),
+    Case(
+        "| `retrace.geometry` |",
+        "its commit says",
+        metadata("routes", geometry='{"experts": 17, "topk": 4, "layers": [1, 2, 5]}'),
+    ),
+    Case(
+        "| `retrace.coding` |",
+        "coding 'gaps-uint16-planes'",
+        metadata("routes", coding="gaps-uint16-planes"),
+    ),
+    Case(
+        "| `retrace.provenance` |",
+        "made by .*its commit says",
+        metadata(
+            "routes", provenance='{"kind": "R3", "policy_version": 1, "engine": "vllm 0.32.0"}'
+        ),
+    ),
+    Case("| `retrace.provenance` |", "made by None", no_metadata("routes", "provenance")),
+]
+
+SAMPLES = [
+    Case("| `id` | string |", "id", only_sample(id="000000/0/7")),
+    Case("| `group` | string |", "group", only_row(group="000000/7")),
+    Case("| `prompt_id` | string |", "of prompt 7", sample(prompt_id="7")),
+    Case("| `policy_version` | int32 |", "the oldest span has 0", sample(policy_version=3)),
+    Case(
+        "| `prompt_length`, `response_length` | int32 |",
+        "values of prompt_tokens, its length is 99|rows for 99",
+        sample(prompt_length=99),
+    ),
+    Case(
+        "| `prompt_length`, `response_length` | int32 |",
+        "values of response_tokens|and 99 response",
+        sample(response_length=99),
+    ),
+    Case(
+        "| `prompt_length`, `response_length` | int32 |",
+        "prompt_length is",
+        only_row(prompt_length=99),
+    ),
+    Case("| `reward` | double |", "reward NaN|reward nan", sample(reward=float("nan"))),
+    Case("| `reward` | double |", "reward inf", sample(reward=float("inf"))),
+    Case("| `reward` | double |", "reward is 9.0", only_row(reward=9.0)),
+    Case(
+        "| `reward_error` | string |",
+        "a reward and a reward_error",
+        sample(reward_error="it raised"),
+    ),
+    Case("| `reward_error` | string |", "reward_error is 'other'", only_row(reward_error="other")),
+    Case("| `token_digest` | string |", "its tokens have digest", sample(token_digest=A_DIGEST)),
+    Case("| `routes_digest` | string |", "its routes have digest", sample(routes_digest=A_DIGEST)),
+    Case("| `routes_digest` | string |", "routes_digest is null", only_sample(routes_digest=None)),
+    Case(
+        "| `routes_digest` | string |", "routes_digest is '0000", only_row(routes_digest=A_DIGEST)
+    ),
+    Case("| `rows_valid` | int32 |", "valid rows, its", sample(rows_valid=1)),
+    Case("| `rows_valid` | int32 |", "rows_valid is 1", only_row(rows_valid=1)),
+    Case("| `rows_total` | int32 |", "99 rows for", sample(rows_total=99)),
+    Case(
+        "| `branch_of` | string |", "branch_of 000000/0/1, expected", sample(branch_of="000000/0/1")
+    ),
+    Case(
+        "| `segments` | list of (row, tokens), both int32 |",
+        "segments is null",
+        only_sample(segments=None),
+    ),
+    Case(
+        "| `segments` | list of (row, tokens), both int32 |",
+        "name row 99",
+        sample(segments=[{"row": 99, "tokens": 1}]),
+    ),
+    Case(
+        "| `prompt_tokens`, `response_tokens` | list of uint32 |",
+        "its tokens have digest",
+        only_sample(prompt_tokens=[1]),
+    ),
+    Case(
+        "| `loss_mask` | list of bool |", "values of loss_mask", only_sample(loss_mask=[True] * 99)
+    ),
+    Case("| `logprobs` | list of float |", "values of logprobs", only_sample(logprobs=[-1.0] * 99)),
+    Case(
+        "| `logprobs` | list of float |",
+        "infinite log-probs",
+        lambda f: f.samples[0].update(logprobs=[float("-inf")] * len(f.samples[0]["logprobs"])),
+    ),
+    Case("| `finish_reason` | string |", "U\\+0007", only_sample(finish_reason="\a")),
+    Case("| `version_spans` |", "do not cover", only_sample(version_spans=[])),
+    Case(
+        "| `version_spans` |",
+        "do not cover",
+        only_sample(version_spans=[{"version": 0, "start": 1, "end": 2}]),
+    ),
+    Case("| `seed` | int64 |", "seed: -2, expected -1", only_sample(seed=-2)),
+    Case(
+        "| `extras` | string |", "extras are a list, expected an object", only_sample(extras="[]")
+    ),
+    Case("| `extras` | string |", "extras are not JSON", only_sample(extras="{")),
+    Case("| `extras` | string |", "there twice|twice", only_sample(extras='{"a": 1, "a": 2}')),
+]
+
+ROUTES = [
+    Case("| `owner` | string |", "a segment of 000009/9", segment(owner="000009/9")),
+    Case("| `token_start` | int32 |", "position|token_start", segment(token_start=1)),
+    Case("| `token_start` | int32 |", "token_start -1", segment(token_start=-1)),
+    Case("| `tokens` | int32 |", "expected 99 rows of 4", segment(tokens=99)),
+    Case("| `tokens` | int32 |", "-1 tokens|tokens -1", segment(tokens=-1)),
+    Case("| `validity` | binary |", "bytes of validity", segment(validity=b"\xff" * 9)),
+    Case("| `validity` | binary |", "unused bits", unused_bit),
+    Case(
+        "| `layer_00003`, ... | binary |",
+        "no column layer_00002",
+        of_file("routes", lambda file: file.without("layer_00002")),
+    ),
+    Case(
+        "| `layer_00003`, ... | binary |",
+        "column layer_00009, which its geometry",
+        more_columns("routes", "layer_00009", pa.binary()),
+    ),
+    Case("stored as 0..K-1 in every layer", "a row that is not valid holds", invalid_row),
+    Case("All must be less than E", "expected 0..15", coded(lambda data: b"\xff" * len(data))),
+    Case(
+        "each once and in order: the first begins at\n`token_start` 0",
+        "rows of routes|position",
+        lambda f: f.sample(segments=f.samples[0]["segments"][:1]),
+    ),
+    Case(
+        "A segment's owner is\nthe sample, its group",
+        "a segment of",
+        lambda f: f.sample(segments=[{"row": len(f.segments) - 1, "tokens": 1}]),
+    ),
+]
+
+MANIFEST = [
+    Case(
+        "shard after shard and, in a shard, ascending by `id`",
+        "do not stand shard after shard",
+        reversed_rows,
+    ),
+    Case(
+        "shard after shard and, in a shard, ascending by `id`",
+        "stands after",
+        lambda f: f.rows.__setitem__(slice(0, 2), f.rows[1::-1]),
+    ),
+    Case("| `samples` | (file, row), both int32 |", "two rows of one sample", twice),
+    Case(
+        "| `samples` | (file, row), both int32 |",
+        "file 9 of 4",
+        only_row(samples={"file": 9, "row": 0}),
+    ),
+    Case(
+        "| `samples` | (file, row), both int32 |",
+        "of another role",
+        lambda f: f.rows[0].update(samples={"file": f.rows[0]["routes"][0]["file"], "row": 0}),
+    ),
+    Case(
+        "| `samples` | (file, row), both int32 |",
+        "row 99 of",
+        lambda f: f.rows[0]["samples"].update(row=99),
+    ),
+    Case(
+        "| `routes` | list of (file, segments) |",
+        "segments is",
+        lambda f: f.rows[0]["routes"][0].update(segments=f.rows[1]["routes"][0]["segments"]),
+    ),
+    Case("| `routes` | list of (file, segments) |", "no routes", only_row(routes=None)),
+    Case("| `routes` | list of (file, segments) |", "no routes", only_row(routes=[])),
+    Case(
+        "| `routes` | list of (file, segments) |",
+        "several parts",
+        lambda f: f.rows[0].update(routes=f.rows[0]["routes"] * 2),
+    ),
+    Case(
+        "| `part_digests` | list of string |",
+        "part_digests",
+        only_row(part_digests=[A_DIGEST, A_DIGEST]),
+    ),
+    Case("| `not_trained` | string |", "no reward, but not_trained is null", sample(reward=None)),
+]
+
+COMMITS = [
+    Case("| `rollout/SSSSS.json` |", "'step': 1.*expected", shard(step=1)),
+    Case("| `rollout/SSSSS.json` |", "shard=1", shard(shard=1)),
+    Case(
+        "| `rollout/SSSSS.<write-id>.samples.parquet` |",
+        "it names .*expected",
+        renamed("samples", "00000.", "00009."),
+    ),
+    Case(
+        "| `rollout/SSSSS.<write-id>.routes.parquet` |",
+        "it names .*expected",
+        renamed("routes", ".routes.", ".other."),
+    ),
+    Case(
+        "| `manifest.<write-id>.parquet` |",
+        "it names .*expected",
+        renamed("manifest", "manifest.", "manifold."),
+    ),
+    Case(
+        "`<write-id>` is eight random lower-case hexadecimal\ndigits",
+        "expected a write id",
+        shard(attempt="ABC"),
+    ),
+    Case("| `format` |", "format version '1'", shard(format="1")),
+    Case("| `geometry`, `provenance` |", "go together", shard(provenance=None)),
+    Case(
+        "| `geometry`, `provenance` |",
+        "routes of",
+        head(provenance={"kind": "R3", "policy_version": 1, "engine": "vllm 0.32.0"}),
+    ),
+    Case(
+        "| `geometry`, `provenance` |",
+        "made by 'other'",
+        head(provenance={"kind": "R3", "policy_version": 0, "engine": "other"}),
+    ),
+    Case(
+        "| `geometry`, `provenance` |",
+        "layers \\[1, 2\\], its files",
+        head(geometry={"experts": 16, "topk": 4, "layers": [1, 2]}),
+    ),
+    Case("| `policies` |", "policies \\{0: 'aaa", other_version),
+    Case("| `policies` |", "tokens of policy version 0", unlisted_version),
+    Case(
+        "| `files` |",
+        "0 files of role routes",
+        lambda f: f.shards[0].files.remove(f.shards[0].file("routes")),
+    ),
+    Case(
+        "| `files` |",
+        "2 files of role samples|lists a file twice",
+        lambda f: f.shards[0].files.append(f.shards[0].file("samples")),
+    ),
+    Case(
+        "| `content_sha256` |",
+        "no content_sha256",
+        lambda f: f.others.update({"steps/000001/manifest.json": b'{"format": "1.1"}'}),
+    ),
+    Case("| `attempt` |", "expected a write id", head(attempt=None)),
+    Case("| `step`, `shard` |", "shard=True", shard(shard=True)),
+    Case("| `samples` | how many", "7 samples", shard(samples=7)),
+    Case("| `maker` |", "expected an object", shard(maker=[])),
+    Case("| `step` | its number |", "expected step 0|expected \\{'step': 0\\}", head(step=1)),
+    Case("| `policy_versions` |", "its samples have \\[0\\]", head(policy_versions=[0, 1])),
+    Case("| `policy_versions` |", "its samples have \\[0\\]", head(policy_versions=[])),
+    Case(
+        "| `rejected` |",
+        "rejected group 000000/9",
+        head(rejected=[{"group": "000000/9", "reason": "alike", "samples": 2}]),
+    ),
+    Case(
+        "| `rejected` |",
+        "rejected group 000000/0",
+        head(rejected=[{"group": "000000/0", "reason": "alike", "samples": 2}]),
+    ),
+    Case("| `counts` |", "counts", counted(samples=7)),
+    Case("| `counts` |", "counts", counted(tokens=7)),
+    Case("| `counts` |", "counts", counted(rows_total=7)),
+    Case("| `counts` |", "counts", counted(rows_valid=7)),
+    Case("| `counts` |", "counts", head(counts=None)),
+    Case("| `data` |", "no row refers to|twice", unused_file),
+    Case("| `data` |", "of another role", swapped_data),
+    Case(
+        "Every sample of every shard is either a row of the manifest or of a group in `rejected`",
+        "neither its rows nor rejected",
+        dropped_row,
+    ),
+    Case(
+        "Every sample of every shard is either a row of the manifest or of a group in `rejected`",
+        "it does not name the shard",
+        dropped_shard,
+    ),
+    Case(
+        "The\n`policies` of a manifest are those of all its shards together",
+        "policies",
+        head(policies=[]),
+    ),
+    Case(
+        "| `footer` |",
+        "footer",
+        described("routes", lambda entry: entry["footer"].__setitem__(0, entry["footer"][0] - 1)),
+    ),
+    Case("| `leaves` |", "its commit has", described("samples", reordered)),
+    Case(
+        "| `row_groups` |",
+        "row groups of",
+        described("samples", lambda entry: entry["row_groups"][0].update(rows=2)),
+    ),
+    Case("| `row_groups` |", "bytes from|digest", described("samples", shifted)),
+    Case(
+        "whole-file and range digests\nagree",
+        "another digest of them|its commit says",
+        described("samples", another_digest),
+    ),
+    Case(
+        "whole-file and range digests\nagree",
+        "another digest of them|its commit says",
+        described("routes", another_digest),
+    ),
+    Case(
+        "| `pruned.json` |",
+        "expected data of step 0",
+        lambda f: f.others.update({keys.pruned(0): SIGNED}),
+    ),
+]
+
+READING = [
+    Case("refuse another major version in `format`", "2.0 is newer", shard(format="2.0")),
+    Case("a version that is not two numbers", "format version '1.1.1'", head(format="1.1.1")),
+    Case(
+        "a coding that it does not know",
+        "coding 'bitmap' is not known",
+        metadata("routes", coding="bitmap"),
+    ),
+    Case(
+        "refuse a file that lacks a column of its version",
+        "no column seed",
+        of_file("samples", lambda file: file.without("seed")),
+    ),
+    Case(
+        "compare role and geometry of a file with its commit's",
+        "a routes file, expected samples",
+        metadata("samples", role="routes"),
+    ),
+    Case(
+        "compare role and geometry of a file with its commit's",
+        "its commit says",
+        metadata("routes", geometry='{"experts": 17, "topk": 4, "layers": [1, 2, 5]}'),
+    ),
+    Case("refuse a coded column of the wrong length", "coded bytes", coded(lambda data: data[1:])),
+    Case("ids that are not less than E", "expected 0..15", coded(lambda data: b"\xff" * len(data))),
+    Case("a `validity` of the wrong", "bytes of validity", segment(validity=b"\xff" * 9)),
+    Case(
+        "more tokens than a segment has",
+        "tokens of a segment",
+        lambda f: f.sample(segments=[{"row": 0, "tokens": 99}]),
+    ),
+    Case(
+        "a segment of another owner",
+        "a segment of",
+        lambda f: f.sample(segments=[{"row": len(f.segments) - 1, "tokens": 1}]),
+    ),
+    Case(
+        "positions that are not 0..S-2\neach once",
+        "rows of routes, expected",
+        lambda f: f.sample(segments=f.samples[0]["segments"][:1]),
+    ),
+    Case(
+        "compare the token digest with the tokens",
+        "its tokens have digest",
+        sample(token_digest=A_DIGEST),
+    ),
+    Case(
+        "when it has all layers of a sample, the routes digest",
+        "its routes have digest",
+        sample(routes_digest=A_DIGEST),
+    ),
+]
+
+CASES = [*IDENTITY, *LIMITS, *PARQUET, *SAMPLES, *ROUTES, *MANIFEST, *COMMITS, *READING]

@@ -1,0 +1,48 @@
+"""Everything that docs/trace-format.md states is checked: the page, statement by statement."""
+
+import re
+from functools import cache
+
+import pytest
+
+from pipeline.store import StoreError
+from pipeline.traces import TraceError, read_manifest, read_routes, read_samples
+from pipeline.upkeep.verify import verify
+from tests.forging import Forgery
+from tests.memory_store import MemoryStore
+from tests.samples import make_samples, sealed_r3
+from tests.unit.traces.format.statements import CASES, READING
+
+
+@cache
+def step() -> MemoryStore:
+    store = MemoryStore()
+    sealed_r3(store, make_samples(known=0.8))
+    return store
+
+
+def read_all(store: MemoryStore) -> None:
+    manifest = read_manifest(store, 0)
+    read_samples(store, manifest, manifest.ids)
+    read_routes(store, manifest, manifest.ids)
+
+
+def test_the_step_is_good_when_nothing_is_changed():
+    assert not verify(Forgery(step()).sealed()).problems
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.quote[:40]} {case.says[:30]}")
+def test_a_broken_statement_is_named(case):
+    forgery = Forgery(step())
+    case.forge(forgery)
+    problems = [str(problem) for problem in verify(forgery.sealed()).problems]
+    assert any(re.search(case.says, problem) for problem in problems), problems
+
+
+@pytest.mark.parametrize("case", READING, ids=lambda case: case.quote)
+def test_a_reader_refuses_what_it_must(case):
+    forgery = Forgery(step())
+    case.forge(forgery)
+    store = forgery.sealed()
+    with pytest.raises((TraceError, StoreError), match=case.says):
+        read_all(store)
