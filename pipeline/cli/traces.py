@@ -63,7 +63,7 @@ _Step = Annotated[int | None, typer.Option("--step", min=0, metavar="N", help="T
 
 _Form = Literal["npy", "pt", "verl", "slime"]
 
-_SAMPLE_ID = re.compile(r"\d{6}/[^/]+/\d+")
+_SAMPLE_ID = re.compile(r"[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
 
 
 @app.command(
@@ -214,9 +214,19 @@ def export_(
 def _exported(store: Store, step: int, out: Path, form: _Form, num_layers: int | None) -> str:
     """Export a step; what was written where."""
     if form == "verl" or form == "slime":
-        samples, unknown = export_for(store, step, out, form, num_layers)
-        masked = f"; {unknown} of them have unknown rows and no loss" if unknown else ""
-        return f"{samples} samples in {out / f'{step}.pt'}{masked}"
+        made = export_for(store, step, out, form, num_layers)
+        notes = [f"{made.samples} samples in {out / f'{step}.pt'}"]
+        if made.untrained:
+            notes.append(f"{made.untrained} of them have unknown rows or no reward, and no loss")
+        if made.left_out:
+            why = "no response" if form == "verl" else "one token"
+            notes.append(f"{made.left_out} left out, which have {why}: {form} takes none of these")
+        if made.without_logprobs:
+            notes.append(
+                f"no log-probs, as {made.without_logprobs} lack some of tokens that count in the "
+                "loss"
+            )
+        return "; ".join(notes)
     folder = out / f"{step:06d}"
     return f"{export(store, step, folder, form)} samples in {folder}"
 

@@ -3,10 +3,13 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from string import ascii_letters, digits
 
 from pipeline.run.plan import Plan, PlannedPrompt, StepPlan
 from pipeline.traces.format.types import TraceError
 
+_FILE_CHARACTERS = {ord(c): c for c in f"{ascii_letters}{digits}.-"} | {ord("/"): "_"}
+_FILE_NAME_BYTES = 200
 _NAMED = 5  # ids that an error lists before it counts the rest
 
 
@@ -52,6 +55,17 @@ def sampling_seed(seed: int, sample_id: str) -> int:
     """The engine's seed for a sample: 31 bits of a hash of the run's seed and the sample's id."""
     digest = hashlib.sha256(f"{seed}/{sample_id}".encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1
+
+
+def file_name(id: str) -> str:
+    """The name of a sample's exported files, before the ending: '000003/17/2' -> '000003_17_2'.
+
+    Two ids never have one name, unless the file system takes small letters for large ones.
+    """
+    name = "".join(_FILE_CHARACTERS.get(byte, f"%{byte:02X}") for byte in id.encode())
+    if len(name) <= _FILE_NAME_BYTES:
+        return name
+    return f"{name[:150]}~{hashlib.sha256(id.encode()).hexdigest()[:16]}"
 
 
 def check_ids(name: str, ids: Sequence[str], expected_ids: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ times expert 0 would break the sizes of an all-to-all), and its sample is exclud
 Letters: T = S - 1 rows, N decoder layers, K experts per token, B samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,55 +105,68 @@ def to_slime(
 
 
 def verl_sample(
-    sample: Sample, routes: Routes, geometry: Geometry, num_layers: int | None
+    sample: Sample, trained: bool, geometry: Geometry | None, num_layers: int | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """A sample with the names, types and shapes of AgentLoopOutput.as_dict.
+    """A sample with the names, types and shapes of AgentLoopOutput.as_dict; without geometry no
+    routes.
 
     `rm_scores` has the reward at the last token of the response. `response_mask` is the loss mask,
-    and all 0 for a sample without reward or with unknown rows.
+    and all 0 for a sample that is not `trained` on: verl then routes it natively.
     """
     G = len(sample.response_tokens_G)
     scores_G = np.zeros(G, np.float32)
     scores_G[-1:] = sample.reward or 0.0
-    mask_G = sample.loss_mask_G & _in_loss(sample, routes)
-    return {
+    fields: dict[str, npt.NDArray[Any]] = {
         "prompts": sample.prompt_tokens_P.astype(np.int64),
         "responses": sample.response_tokens_G.astype(np.int64),
-        "response_mask": mask_G.astype(np.int64),
-        "rollout_log_probs": sample.logprobs_G.astype(np.float32),
+        "response_mask": (sample.loss_mask_G & trained).astype(np.int64),
+        "rollout_log_probs": _logprobs(sample),
         "rm_scores": scores_G,
-        "routed_experts": to_verl(routes, geometry, num_layers),
     }
+    if geometry is not None and sample.routes is not None:
+        fields["routed_experts"] = to_verl(sample.routes, geometry, num_layers)
+    return fields
 
 
 def slime_sample(
     sample: Sample,
-    routes: Routes,
-    geometry: Geometry,
+    trained: bool,
+    geometry: Geometry | None,
     num_layers: int | None,
-    index: int,
-    group_index: int,
+    numbers: Mapping[str, int],
 ) -> dict[str, Any]:
     """A sample in the form of slime's Sample.to_dict, with the fields that a trace has.
 
-    `remove_sample` is set, and so the loss is 0, for a sample without reward or with unknown rows.
-    A trace has no text: `prompt` and `response` are left out.
+    `numbers` are its index, group_index and rollout_id, which branches of a conversation share.
+    `remove_sample` is set, and so the loss is 0, for a sample that is not `trained` on. A trace has
+    no text: `prompt` and `response` are left out.
     """
-    return {
-        "group_index": group_index,
-        "index": index,
+    fields = {
+        **numbers,
         "tokens": sample.tokens_S.tolist(),
         "response_length": len(sample.response_tokens_G),
         "reward": sample.reward or 0.0,
         "loss_mask": sample.loss_mask_G.astype(int).tolist(),
         "weight_versions": [str(span.version) for span in sample.version_spans],
-        "rollout_log_probs": sample.logprobs_G.tolist(),
-        "rollout_routed_experts": to_slime(routes, geometry, num_layers),
-        "remove_sample": not _in_loss(sample, routes),
+        "rollout_log_probs": _logprobs(sample).tolist(),
+        "remove_sample": not trained,
         "status": _STATUS.get(sample.finish_reason, "completed"),
         "metadata": {"id": sample.id, "extras": sample.extras},
     }
+    if geometry is not None and sample.routes is not None:
+        fields["rollout_routed_experts"] = to_slime(sample.routes, geometry, num_layers)
+    return fields
 
 
-def _in_loss(sample: Sample, routes: Routes) -> bool:
-    return sample.reward is not None and bool(routes.valid_T.all())
+def unknown_logprobs(sample: Sample) -> bool:
+    """Whether the log-prob of a token that counts in the loss is not known."""
+    return not np.isfinite(sample.logprobs_G[sample.loss_mask_G]).all()
+
+
+def _logprobs(sample: Sample) -> npt.NDArray[np.float32]:
+    """Log-probs, and 0.0 for tokens that the engine did not sample, as both trainers write them.
+
+    NaN under a mask of 0 is still NaN in their sums.
+    """
+    known_G = sample.loss_mask_G & np.isfinite(sample.logprobs_G)
+    return np.where(known_G, sample.logprobs_G, np.float32(0.0))

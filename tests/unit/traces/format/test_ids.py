@@ -12,7 +12,7 @@ from pipeline.traces import (
     sampling_seed,
     validation_id,
 )
-from pipeline.traces.format.ids import check_ids
+from pipeline.traces.format.ids import check_ids, file_name
 from tests.samples import (
     make_plan,
 )
@@ -54,3 +54,28 @@ def test_a_join_is_good_only_if_it_is_exactly_the_plan(found, expected):
         check_ids("step 0", found, expected)
     wrong = set(found) ^ set(expected) or {id for id in found if found.count(id) > 1}
     assert any(id in str(error.value) for id in wrong)
+
+
+@pytest.mark.parametrize(
+    ("id", "name"),
+    [
+        ("000003/17/2", "000003_17_2"),
+        ("000003/17.1/2.1", "000003_17.1_2.1"),
+        ("000000/a/0", "000000_a_0"),
+        ("000000_a/0", "000000%5Fa_0"),
+        ("000000/a%2Fb/0", "000000_a%252Fb_0"),
+        ("000000/é b/0", "000000_%C3%A9%20b_0"),
+        ("000000/~/0", "000000_%7E_0"),
+        ("0/" + "a" * 198, "0_" + "a" * 198),
+        ("0/" + "a" * 199, "0_" + "a" * 148 + "~" + "63175b14a8c7364a"),
+    ],
+)
+def test_names_of_exported_files(id, name):
+    """As docs/trace-format.md says."""
+    assert file_name(id) == name
+
+
+@given(st.lists(st.text(st.sampled_from("aA/_%~.é0F2"), min_size=1, max_size=260), max_size=20))
+def test_two_ids_never_have_one_file_name(ids):
+    assert len({file_name(id) for id in set(ids)}) == len(set(ids))
+    assert all(len(file_name(id)) <= 200 and file_name(id).isascii() for id in ids)

@@ -1,0 +1,244 @@
+"""What verl and slime would make of exported steps, by the rules of their own loaders.
+
+The rules are those of verl-project/verl at 1dda039b and THUDM/slime at 624b824a, said as
+assertions here; each names the place that would fail.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli import traces
+from pipeline.store import open_store
+from pipeline.upkeep.export import export, export_for
+from retrace import (
+    Geometry,
+    Provenance,
+    Sample,
+    TraceError,
+    VersionSpan,
+    new_sample,
+    write_step,
+)
+
+torch = pytest.importorskip("torch", reason="verl and slime take torch files")
+
+GEOMETRY = Geometry(experts=16, topk=4, layers=(1, 2, 5))
+MADE_BY = Provenance("R3", 3, "sglang 0.5.15")
+LAYERS = 6
+"""Decoder layers: 0, 3 and 4 are dense."""
+
+
+def a_sample(prompt: str, k: int, G: int, *, P: int = 3, routed: bool = True, **changes) -> Sample:
+    rng = np.random.default_rng([len(prompt), k, G])
+    experts = rng.random((P + G - 1, 3, 16)).argsort(axis=-1)[..., :4]
+    made = new_sample(
+        0,
+        prompt,
+        k,
+        rng.integers(0, 100, P),
+        rng.integers(0, 100, G),
+        experts if routed else None,
+        logprobs=-rng.random(G),
+        versions=3,
+        reward=float(k),
+        seed=k,
+    )
+    return replace(made, **changes)
+
+
+def a_step() -> dict[str, Sample]:
+    """Turns of a conversation, samples that failed, were cut or aborted, and branches."""
+    turns = np.array([1, 1, 0, 0, 0, 1, 1], bool)
+    logprobs = np.where(turns, np.float32(-0.5), np.float32(np.nan))
+    resumed = (VersionSpan(2, 0, 3), VersionSpan(3, 3, 7))
+    multi = a_sample("turns", 0, 7, loss_mask_G=turns, logprobs_G=logprobs, version_spans=resumed)
+    known = np.where(turns, np.float32(-0.5), np.float32(-9.0))
+    failed = {"reward": None, "reward_error": "it raised"}
+    lost = a_sample("cut", 1, 5)
+    lost.routes.valid_T[4:] = False
+    nan = np.full(5, np.nan, np.float32)
+    branch = {"id": "000000/turns/0.1", "branch_of": "000000/turns/0"}
+    samples = [
+        multi,
+        a_sample("turns", 1, 7, loss_mask_G=turns, logprobs_G=known),
+        replace(a_sample("turns", 0, 4), **branch),
+        a_sample("cut", 0, 5, finish_reason="length"),
+        replace(lost, finish_reason="abort", logprobs_G=nan),
+        a_sample("failed", 0, 5, logprobs_G=nan, **failed),
+        a_sample("failed", 1, 5, loss_mask_G=np.zeros(5, bool), logprobs_G=nan),
+        a_sample("silent", 0, 0, finish_reason="abort"),
+        a_sample("silent", 1, 0, P=1, finish_reason="abort"),
+    ]
+    return {sample.id: sample for sample in samples}
+
+
+@pytest.fixture
+def exported(tmp_path):
+    def export(form, samples, geometry=GEOMETRY):
+        store = open_store(str(tmp_path / "run"))
+        write_step(store, 0, list(samples.values()), geometry, geometry and MADE_BY)
+        out = tmp_path / form
+        arguments = ["export", store.uri, "--out", str(out), "--format", form]
+        done = CliRunner().invoke(traces.app, arguments)
+        assert done.exit_code == 0, done.output
+        return torch.load(out / "0.pt"), " ".join(done.output.split())
+
+    return export
+
+
+def slime_takes(loaded: dict, routes: bool = True) -> None:
+    """`RolloutManager._convert_samples_to_train_data` (slime/ray/rollout.py) and what it calls."""
+    samples = loaded["samples"]
+    for sample in samples:
+        # Sample.from_dict (slime/utils/types.py): the enumeration, and no field that is none of its
+        assert sample["status"] in {"pending", "completed", "truncated", "aborted", "failed"}
+        G = sample["response_length"]
+        assert len(sample["loss_mask"]) == G
+        assert isinstance(sample["reward"], float)
+        # the group's mean and the raw reward's
+        assert np.isfinite(sample["reward"])
+    # "if samples[0].rollout_log_probs is not None": all samples' are taken
+    there = {"rollout_log_probs" in sample for sample in samples}
+    assert len(there) == 1
+    if there == {True}:
+        for sample in samples:
+            logprobs = torch.as_tensor(sample["rollout_log_probs"], dtype=torch.float32)
+            # slice_log_prob_with_cp (slime/backends/megatron_utils/cp_utils.py)
+            assert len(logprobs) == sample["response_length"]
+            mask = torch.tensor(sample["loss_mask"], dtype=torch.float32)
+            mask *= not sample["remove_sample"]
+            trainer = torch.full_like(logprobs, -0.7)
+            # loss.py: train_rollout_logprob_abs_diff, vanilla_tis_function
+            for value in ((trainer - logprobs).abs(), torch.exp(trainer - logprobs)):
+                assert torch.isfinite((value * mask).sum() / torch.clamp_min(mask.sum(), 1))
+            # Sample.append_response_tokens: tokens that were not generated have 0.0
+            assert (logprobs[torch.tensor(sample["loss_mask"]) == 0] == 0.0).all()
+    if routes:
+        for sample in samples:
+            experts = torch.as_tensor(sample["rollout_routed_experts"])
+            # validate_rollout_routed_experts_for_replay (slime/observability/rollout_data_utils.py)
+            assert experts.ndim == 3
+            assert tuple(experts.shape[1:]) == (LAYERS, GEOMETRY.topk)
+            assert experts.shape[0] > 0
+            assert all(torch.count_nonzero(experts[:, layer]) for layer in GEOMETRY.layers)
+            # prepare_routed_experts_for_routing_replay (slime/backends/megatron_utils/cp_utils.py)
+            assert experts.shape[0] == len(sample["tokens"]) - 1
+
+
+def verl_takes(loaded: dict, routes: bool = True) -> None:
+    """`list_of_dict_to_tensordict` (verl/utils/tensordict_utils.py), and what reads the batch."""
+    samples = loaded["samples"]
+    assert len(loaded["ids"]) == len(samples)
+    assert {frozenset(sample) for sample in samples} == {frozenset(samples[0])}
+    for sample in samples:
+        P, G = len(sample["prompts"]), len(sample["responses"])
+        # AgentLoopOutput.as_dict (agent_loop.py): rm_scores[-1] = reward
+        assert G > 0
+        assert sample["rm_scores"].shape == sample["response_mask"].shape == (G,)
+        assert torch.isfinite(sample["rm_scores"]).all()
+        assert not sample["rm_scores"][:-1].any()
+        assert set(sample["response_mask"].tolist()) <= {0, 1}
+        if "rollout_log_probs" in sample:
+            logprobs = sample["rollout_log_probs"]
+            assert logprobs.shape == (G,)
+            # rollout_corr_helper: log-ratios of the whole batch, before they are masked
+            assert torch.isfinite(torch.exp(torch.full_like(logprobs, -0.7) - logprobs)).all()
+        if routes:
+            # align_r3_router_replay_data (verl/utils/megatron/router_replay_utils.py)
+            assert sample["routed_experts"].shape == (P + G, LAYERS, GEOMETRY.topk)
+            assert not sample["routed_experts"][-1].any()
+
+
+def test_slime_takes_a_step_of_turns_failures_and_branches(exported):
+    samples = a_step()
+    loaded, said = exported("slime", samples)
+    slime_takes(loaded)
+    found = {sample["metadata"]["id"]: sample for sample in loaded["samples"]}
+    assert samples.keys() - found.keys() == {"000000/silent/1"}
+    assert "8 samples in" in said
+    assert "2 of them have unknown rows or no reward, and no loss" in said
+    assert "1 left out, which have one token: slime takes none of these" in said
+
+    turns = found["000000/turns/0"]
+    assert turns["rollout_log_probs"] == [-0.5, -0.5, 0.0, 0.0, 0.0, -0.5, -0.5]
+    assert found["000000/turns/1"]["rollout_log_probs"] == turns["rollout_log_probs"]
+    assert turns["weight_versions"] == ["2", "3"]
+    assert [id for id, sample in found.items() if sample["remove_sample"]] == [
+        "000000/cut/1",
+        "000000/failed/0",
+    ]
+    status = {id: sample["status"] for id, sample in found.items() if "turns" not in id}
+    assert status == {
+        "000000/cut/0": "truncated",
+        "000000/cut/1": "aborted",
+        "000000/failed/0": "completed",
+        "000000/failed/1": "completed",
+        "000000/silent/0": "aborted",
+    }
+
+
+def test_slime_counts_the_branches_of_a_conversation_once(exported):
+    """validate_rollout_id_annotated (slime/observability/rollout_data_utils.py): siblings share
+    their rollout_id."""
+    loaded, _ = exported("slime", a_step())
+    rollouts = {sample["metadata"]["id"]: sample["rollout_id"] for sample in loaded["samples"]}
+    assert rollouts["000000/turns/0.1"] == rollouts.pop("000000/turns/0")
+    assert len(set(rollouts.values())) == len(rollouts)
+    assert [sample["index"] for sample in loaded["samples"]] == list(range(8))
+
+
+def test_verl_takes_a_step_of_turns_failures_and_branches(exported):
+    samples = a_step()
+    loaded, said = exported("verl", samples)
+    verl_takes(loaded)
+    found = dict(zip(loaded["ids"], loaded["samples"], strict=True))
+    assert samples.keys() - found.keys() == {"000000/silent/0", "000000/silent/1"}
+    assert "7 samples in" in said
+    assert "2 left out, which have no response: verl takes none of these" in said
+
+    turns = found["000000/turns/0"]
+    assert turns["response_mask"].tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert turns["rollout_log_probs"].tolist() == [-0.5, -0.5, 0.0, 0.0, 0.0, -0.5, -0.5]
+    out_of_the_loss = [id for id, sample in found.items() if not sample["response_mask"].any()]
+    assert out_of_the_loss == ["000000/cut/1", "000000/failed/0", "000000/failed/1"]
+
+
+@pytest.mark.parametrize(("form", "takes"), [("verl", verl_takes), ("slime", slime_takes)])
+def test_log_probs_that_the_loss_needs_and_nobody_knows_are_left_out_of_all(exported, form, takes):
+    """0.0 would be a probability of 1. Both trainers go by the first sample's fields."""
+    samples = {id: a_step()[id] for id in ("000000/cut/0", "000000/turns/0")}
+    samples["000000/cut/0"].logprobs_G[2] = np.nan
+    loaded, said = exported(form, samples)
+    takes(loaded)
+    assert not any("rollout_log_probs" in sample for sample in loaded["samples"])
+    assert "no log-probs, as 1 lack some of tokens that count in the loss" in said
+
+
+@pytest.mark.parametrize(("form", "takes"), [("verl", verl_takes), ("slime", slime_takes)])
+def test_a_step_without_routes_is_a_step_without_that_field(exported, form, takes):
+    samples = [a_sample("plain", k, 4, routed=False) for k in range(2)]
+    loaded, _ = exported(form, {sample.id: sample for sample in samples}, None)
+    takes(loaded, routes=False)
+    assert not any(name.endswith("routed_experts") for one in loaded["samples"] for name in one)
+
+
+def test_a_file_that_is_there_is_not_written_over(exported, tmp_path):
+    """--out must be empty, but other programs may write there too."""
+    exported("slime", a_step())
+    store = open_store(str(tmp_path / "run"))
+    with pytest.raises(TraceError, match=r"0\.pt: it is there already, and no file is written"):
+        export_for(store, 0, tmp_path / "slime", "slime")
+    export(store, 0, tmp_path / "arrays", "npy")
+    for name in ("000000_turns_0.npy", "000000_turns_0.valid.npy", "samples.json"):
+        (kept,) = (tmp_path / "arrays").glob(name)
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / name).write_text("mine")
+        with pytest.raises(TraceError, match="it is there already, and no file is written over"):
+            export(store, 0, tmp_path / "other", "npy")
+        assert (tmp_path / "other" / name).read_text() == "mine"
+        assert kept.exists()
+        for path in (tmp_path / "other").iterdir():
+            path.unlink()
