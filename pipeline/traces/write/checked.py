@@ -70,7 +70,7 @@ def checked_sample(
             f"not said; give those of all versions, found {sorted(policies)}"
         )
     if geometry is not None:
-        rows = len(sample.tokens_S) - 1
+        rows = len(sample.prompt_tokens_P) + len(sample.response_tokens_G) - 1
         return replace(sample, routes=canonical_routes(sample.id, sample.routes, geometry, rows))
     if sample.routes is not None:
         raise TraceError(f"sample {sample.id}: it has routes, but its shard has no geometry")

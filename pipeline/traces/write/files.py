@@ -37,7 +37,7 @@ class FileWriter:
         geometry: Geometry | None = None,
         provenance: Provenance | None = None,
     ) -> None:
-        schema = schema.with_metadata(file_metadata(role, geometry, provenance))
+        metadata = file_metadata(role, geometry, provenance)
         self._key, self._role = key, role
         self.rows = 0
         """Rows written so far."""
@@ -58,7 +58,10 @@ class FileWriter:
                 write_statistics=not coded,
                 # One page per column chunk: a slice is read whole.
                 data_page_size=64 << 20,
+                # Arrow's own schema would say nothing more, in 1,200 bytes.
+                store_schema=False,
             )
+            self._writer.add_key_value_metadata(metadata)
             self._opened = opened.pop_all()
 
     def write_table(self, table: pa.Table) -> None:

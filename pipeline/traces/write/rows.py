@@ -24,7 +24,7 @@ def sample_row(
 
     `places` are the segments of the routes file that hold its routes.
     """
-    routes = sample.routes
+    routes, tokens_S = sample.routes, sample.tokens_S
     return {
         "id": sample.id,
         "group": sample.group,
@@ -34,10 +34,10 @@ def sample_row(
         "response_length": len(sample.response_tokens_G),
         "reward": None if sample.reward is None else float(sample.reward),
         "reward_error": sample.reward_error,
-        "token_digest": token_digest(sample.tokens_S),
+        "token_digest": token_digest(tokens_S),
         "routes_digest": digest_of_canonical(routes, geometry) if routes and geometry else None,
         "rows_valid": int(routes.valid_T.sum()) if routes else None,
-        "rows_total": len(sample.tokens_S) - 1,
+        "rows_total": len(tokens_S) - 1,
         "branch_of": sample.branch_of,
         "segments": None if places is None else [vars(place) for place in places],
         "prompt_tokens": sample.prompt_tokens_P,
@@ -47,7 +47,9 @@ def sample_row(
         "finish_reason": sample.finish_reason,
         "version_spans": [vars(span) for span in sample.version_spans],
         "seed": sample.seed,
-        "extras": json_text(sample.extras, f"sample {sample.id}: extras"),
+        "extras": json_text(sample.extras, f"sample {sample.id}: extras")
+        if sample.extras
+        else "{}",
     }
 
 

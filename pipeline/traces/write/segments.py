@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.model.geometry import Geometry
-from pipeline.traces.format.codec import gaps, pack
+from pipeline.traces.format.codec import pack, row_bytes, take_gaps
 from pipeline.traces.format.digests import validity_bits
 from pipeline.traces.format.schema import layer_column, routes_schema
 from pipeline.traces.format.types import Routes
@@ -38,8 +38,7 @@ class SegmentRef:
 class _Segment:
     owner: str
     token_start: int
-    coded_LX: npt.NDArray[np.uint8]
-    """Coded bytes of each layer."""
+    sets_LTK: npt.NDArray[Any]
     valid_T: npt.NDArray[np.bool_]
 
 
@@ -55,7 +54,7 @@ class SegmentWriter:
     @property
     def held_bytes(self) -> int:
         """Bytes of the unwritten row group."""
-        return sum(segment.coded_LX.nbytes for segment in self._pending)
+        return sum(segment.sets_LTK.nbytes for segment in self._pending)
 
     def add(self, owner: str, routes: Routes, start: int, end: int) -> list[SegmentRef]:
         """Append rows [start, end) of a sample and return their segments."""
@@ -93,10 +92,8 @@ class SegmentWriter:
         return self._tokens >= ROW_GROUP_TOKENS // 2
 
     def _append(self, owner: str, routes: Routes, start: int, stop: int) -> None:
-        # Layers outermost, so that a segment's rows of a layer are contiguous.
-        sets_LTK = np.ascontiguousarray(routes.sets_TLK[start:stop].swapaxes(0, 1))
-        coded_LX = pack(gaps(sets_LTK))
-        self._pending.append(_Segment(owner, start, coded_LX, routes.valid_T[start:stop]))
+        sets_LTK = routes.sets_TLK[start:stop].swapaxes(0, 1)
+        self._pending.append(_Segment(owner, start, sets_LTK, routes.valid_T[start:stop]))
         self._tokens += stop - start
 
     def _cut(self) -> None:
@@ -108,17 +105,21 @@ def shared_rows(first: Routes, other: Routes, limit: int) -> int:
     """Count the leading rows, at most `limit`, that two recordings have in common."""
     if limit == 0:
         return 0
-    differs_T = first.valid_T[:limit] != other.valid_T[:limit]
     differs_TLK = first.sets_TLK[:limit] != other.sets_TLK[:limit]
-    if differs_TLK.any():
-        differs_T |= differs_TLK.any(axis=(1, 2))
-    return int(differs_T.argmax()) if differs_T.any() else limit
+    alike = np.array_equal(first.valid_T[:limit], other.valid_T[:limit])
+    if alike and not differs_TLK.any():
+        return limit
+    differs_T = differs_TLK.any(axis=(1, 2)) | (first.valid_T[:limit] != other.valid_T[:limit])
+    return int(differs_T.argmax())
 
 
 def _table(segments: Sequence[_Segment], geometry: Geometry) -> pa.Table:
-    ends = np.cumsum([0, *(segment.coded_LX.shape[1] for segment in segments)], dtype=np.int32)
-    offsets = pa.py_buffer(ends)
-    coded_LX = np.concatenate([segment.coded_LX for segment in segments], axis=1)
+    tokens = [len(segment.valid_T) for segment in segments]
+    sets_LNK = np.concatenate([segment.sets_LTK for segment in segments], axis=1)
+    take_gaps(sets_LNK)
+    coded_LX = pack(sets_LNK, tokens)
+    width = row_bytes(geometry.topk, geometry.experts)
+    offsets = pa.py_buffer(np.cumsum([0, *tokens], dtype=np.int32) * np.int32(width))
     coded = [
         pa.Array.from_buffers(pa.binary(), len(segments), [None, offsets, pa.py_buffer(bytes_X)])
         for bytes_X in coded_LX
@@ -127,7 +128,7 @@ def _table(segments: Sequence[_Segment], geometry: Geometry) -> pa.Table:
     columns: dict[str, Any] = {
         "owner": [segment.owner for segment in segments],
         "token_start": [segment.token_start for segment in segments],
-        "tokens": [len(valid_T) for valid_T in valid],
+        "tokens": tokens,
         "validity": [None if valid_T.all() else validity_bits(valid_T) for valid_T in valid],
         **dict(zip(map(layer_column, geometry.layers), coded, strict=True)),
     }

@@ -202,7 +202,8 @@ class ShardWriter:
             prompt = min(len(sample.prompt_tokens_P), rows) if self._group_size > 1 else 0
             group.prompt = writer.add(sample.group, routes, 0, prompt)
             if group.seen < self._group_size or len(group.held) > 1:
-                kept = Routes(routes.sets_TLK[:prompt].copy(), routes.valid_T[:prompt].copy())
+                kept_LTK = routes.sets_TLK[:prompt].swapaxes(0, 1).copy()  # compared as it lies
+                kept = Routes(kept_LTK.swapaxes(0, 1), routes.valid_T[:prompt].copy())
                 group.first = replace(sample, routes=kept)
             return [*group.prompt, *writer.add(sample.id, routes, prompt, rows)]
         common = _shared(group.first, sample, routes)
