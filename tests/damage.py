@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from pipeline.run.commit import CONTENT_SHA256
 from pipeline.traces import Geometry
+from pipeline.traces.format.schema import FORMAT
 from pipeline.traces.format.types import Provenance
 from pipeline.traces.write.writer import write_shard
 from tests.memory_store import MemoryStore
@@ -82,16 +83,21 @@ def world(mode: str) -> World:
             with TemporaryDirectory() as scratch:
                 whole_run(store, Path(scratch), mode)
             write_step(store, 1)
-        return World(
-            dict(run.objects),
-            {
-                "another object of the run": dict(run.objects),
-                "another run's": dict(other.objects),
-                "another geometry's": _shard_of(Geometry(300, 5, (0, 1, 2, 5)), "1.0"),
-                "a newer format's": _shard_of(Geometry(16, 4, (1, 2, 5)), "2.0"),
-                "no trace": _no_trace(),
-            },
-        )
+        return world_of(run.objects, other.objects)
+
+
+def world_of(run: Objects, other: Objects) -> World:
+    """A run, with objects of another run and of other makers for its places."""
+    return World(
+        dict(run),
+        {
+            "another object of the run": dict(run),
+            "another run's": dict(other),
+            "another geometry's": _shard_of(Geometry(300, 5, (0, 1, 2, 5)), FORMAT),
+            "a newer format's": _shard_of(Geometry(16, 4, (1, 2, 5)), "2.0"),
+            "no trace": _no_trace(),
+        },
+    )
 
 
 def damages(mode: str, kinds: Iterable[str], numbers: Iterable[int] = (0,)) -> Iterator[Damage]:
@@ -100,15 +106,20 @@ def damages(mode: str, kinds: Iterable[str], numbers: Iterable[int] = (0,)) -> I
     A kind that does nothing to an object (ranges are swapped in Parquet files alone) passes it
     over. The same arguments try the same places of objects of the same names and sizes.
     """
-    objects = world(mode).objects
     for kind in kinds:
-        for place, key in enumerate(sorted(objects)):
+        for key in sorted(world(mode).objects):
             for number in numbers:
-                rng = Random(f"{kind} {place} {number}")
-                tries = (KINDS[kind](world(mode), key, rng) for _ in range(20))
-                changes = next((c for c in tries if changed_keys(objects, c)), None)
-                if changes is not None:
-                    yield Damage(kind, key, number, changes)
+                damage = damage_of(world(mode), kind, key, number)
+                if damage is not None:
+                    yield damage
+
+
+def damage_of(world: World, kind: str, key: str, number: int) -> Damage | None:
+    """One object damaged in one way; None: that kind does nothing to it."""
+    rng = Random(f"{kind} {sorted(world.objects).index(key)} {number}")
+    tries = (KINDS[kind](world, key, rng) for _ in range(20))
+    changes = next((c for c in tries if changed_keys(world.objects, c)), None)
+    return None if changes is None else Damage(kind, key, number, changes)
 
 
 def changed_keys(objects: Objects, changes: Changes) -> set[str]:

@@ -18,6 +18,13 @@ def old_store(name: str, folder: Path) -> Store:
     return open_store(f"file://{folder}/{name}")
 
 
+def old_objects(name: str) -> dict[str, bytes]:
+    """The objects of one store by key."""
+    with zipfile.ZipFile(_STORES) as packed:
+        mine = [m for m in packed.namelist() if m.startswith(f"{name}/") and not m.endswith("/")]
+        return {member.removeprefix(f"{name}/"): packed.read(member) for member in mine}
+
+
 def old_digests(name: str) -> dict[str, str | None]:
     """The routes digest that training used, by sample of step 0; None: it has no routes."""
     with zipfile.ZipFile(_STORES) as packed:

@@ -67,7 +67,8 @@ def write_validation(store: Store, shard: int) -> None:
             id = validation_id(0, row, int(k))
             samples.append(replace(sample, id=id, group=id.rsplit("/", 1)[0]))
     file = write_samples(store, keys.validation_file(0, shard, new_write_id()), samples)
-    counts = {"count": len(samples), "masked": 0}
+    rewards = [sample.reward or 0.0 for sample in samples]
+    counts = {"count": len(samples), "masked": 0, "reward_sum": sum(rewards)}
     body = {"version": 0, "shard": shard, **counts, "files": file_list([file])}
     commit(store, keys.validation(0, shard), body, "a")
 

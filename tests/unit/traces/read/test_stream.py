@@ -1,6 +1,7 @@
 """Routes fetched ahead of use are what read_routes returns, each byte of them fetched once."""
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -10,17 +11,20 @@ from hypothesis import strategies as st
 
 from pipeline.store import StoreError, open_store
 from pipeline.traces import (
+    Routes,
     RouteStream,
     SampleStream,
     TraceError,
+    VersionSpan,
     open_manifest,
     read_routes,
     read_samples,
+    write_step,
 )
 from pipeline.traces.read import stream as stream_module
 from pipeline.traces.read.training import used_routes
 from pipeline.traces.write import segments as segments_module
-from tests.samples import GEOMETRY, equal, make_samples, sealed_r2, sealed_r3
+from tests.samples import GEOMETRY, R3, equal, make_samples, sealed_r2, sealed_r3
 
 
 @pytest.fixture
@@ -67,6 +71,28 @@ def test_the_stream_is_what_a_reader_reads(tmp_path_factory, small, seal, data):
         assert stream[id].sets_TLK.dtype == expected[id].sets_TLK.dtype
     assert list(stream) == ids
     stream.close()
+
+
+def test_a_sample_of_one_token_has_no_rows(store):
+    """It is in no segment, so the stream opens no file for it, alone or beside others."""
+    samples = make_samples(prompts=2, n=1)
+    empty = np.empty(0)
+    samples[0] = replace(
+        samples[0],
+        prompt_tokens_P=samples[0].prompt_tokens_P[:1],
+        response_tokens_G=empty.astype(np.uint32),
+        loss_mask_G=empty.astype(np.bool_),
+        logprobs_G=empty.astype(np.float32),
+        version_spans=(VersionSpan(0, 0, 0),),
+        routes=Routes(samples[0].routes.sets_TLK[:0], samples[0].routes.valid_T[:0]),
+    )
+    write_step(store, 0, samples, GEOMETRY, R3)
+    for share in ([0], [0, 1]):
+        manifest = open_manifest(store, 0).select(share)
+        with closing(RouteStream(store, manifest, GEOMETRY.layers)) as stream:
+            assert [len(stream[id].valid_T) for id in manifest.ids] == (
+                manifest.rows["rows_total"].to_pylist()
+            )
 
 
 def test_samples_come_as_a_reader_reads_them(store):

@@ -1,0 +1,172 @@
+"""Child processes that try cases: a hang ends the child, memory is bounded and measured."""
+
+import gc
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from tests.hostile.case import Case
+
+MEMORY_MB = 512
+"""How much address space a child may take more for a case: no claim of a length is believed."""
+LIMIT_S = 60.0
+"""Seconds for a case, which takes a tenth of one: on a busy machine, too."""
+
+_STARTED = "started"
+
+
+def tried(
+    numbers: Sequence[int], whole: bool, processes: int = 2, limit_s: float = LIMIT_S
+) -> Iterator[tuple[int, object]]:
+    """Try cases by their numbers in `all_cases`; yield number and verdict as they come."""
+    from tests.hostile.judge import Verdict
+
+    waiting = list(reversed(numbers))
+    children: dict[Connection, _Child] = {}
+
+    def start() -> None:
+        if waiting:
+            child = _Child(whole)
+            children[child.pipe] = child
+            child.give(waiting.pop())
+
+    try:
+        for _ in range(processes):
+            start()
+        while children:
+            ready = wait(list(children), timeout=1.0)
+            for pipe in ready:
+                child = children[pipe]  # type: ignore[index]
+                number = child.number
+                try:
+                    verdict = pipe.recv()  # type: ignore[union-attr]
+                    if verdict == _STARTED:
+                        child.started()
+                        continue
+                except EOFError:
+                    verdict = Verdict(tracebacks=[f"the process died: {child.ended()}"])
+                    del children[child.pipe]
+                    start()
+                else:
+                    if waiting:
+                        child.give(waiting.pop())
+                    else:
+                        child.end()
+                        del children[child.pipe]
+                yield number, verdict
+            for child in [c for c in children.values() if c.late(limit_s)]:
+                child.kill()
+                del children[child.pipe]
+                yield child.number, Verdict(hung=True, wall_s=limit_s)
+                start()
+    finally:
+        for child in children.values():
+            child.kill()
+
+
+class _Child:
+    """A process, and the case that it tries."""
+
+    def __init__(self, whole: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, whole), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.number = -1
+        self._started: float | None = None
+
+    def give(self, number: int) -> None:
+        self.number, self._started = number, None
+        self.pipe.send(number)
+
+    def started(self) -> None:
+        """The case is made and lies in its place: its time begins."""
+        self._started = time.monotonic()
+
+    def late(self, limit_s: float) -> bool:
+        return self._started is not None and time.monotonic() - self._started > limit_s
+
+    def ended(self) -> str:
+        self._process.join(10)
+        return f"exit code {self._process.exitcode}"
+
+    def end(self) -> None:
+        self.pipe.send(None)
+        self._process.join(10)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(10)
+
+
+def _work(pipe: Connection, whole: bool) -> None:
+    """Try the cases whose numbers come, until None comes."""
+    from tests.hostile.campaign import all_cases
+    from tests.hostile.judge import Placed
+
+    cases = all_cases()
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="hostile-", dir=shm if shm.is_dir() else None) as root:
+        worlds: dict[str, Placed] = {}
+        while (number := pipe.recv()) is not None:
+            case = cases[number]
+            if case.world not in worlds:
+                worlds[case.world] = Placed(case.world, Path(root))
+            pipe.send(_tried(case, worlds[case.world], None if whole else number, pipe))
+
+
+def _tried(case: Case, placed: object, turn: int | None, pipe: Connection) -> object:
+    from tests.hostile.judge import Verdict, judge, truth
+
+    for step in (0, 1):
+        truth(case.world, step)
+    began = time.process_time()
+    changes = case.make()
+    if changes is None:
+        return Verdict(impossible=True)
+    gc.collect()
+    pipe.send(_STARTED)
+    started, before = time.monotonic(), _reset_peak_mb()
+    with _bounded():
+        try:
+            verdict = judge(case, placed, changes, turn)  # type: ignore[arg-type]
+        except Exception:  # noqa: BLE001 - a fault of the campaign is shown, too
+            verdict = Verdict(tracebacks=[f"campaign: {traceback.format_exc()[-600:]}"])
+    verdict.wall_s, verdict.cpu_s = time.monotonic() - started, time.process_time() - began
+    verdict.memory_mb = max(0.0, _status_mb("VmHWM") - before)
+    return verdict
+
+
+class _bounded:  # noqa: N801
+    """Address space beyond what is used now: MEMORY_MB."""
+
+    def __enter__(self) -> None:
+        self._old = resource.getrlimit(resource.RLIMIT_AS)
+        size = int(_status_mb("VmSize") + MEMORY_MB) << 20
+        resource.setrlimit(resource.RLIMIT_AS, (size, self._old[1]))
+
+    def __exit__(self, *error: object) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, self._old)
+
+
+def _status_mb(name: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _reset_peak_mb() -> float:
+    """Forget the peak of memory; return what is used now."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        sys.stderr.write("the peak of memory cannot be reset here\n")
+    return _status_mb("VmRSS")

@@ -1,0 +1,159 @@
+"""Undamaged stores, and twins of them: other runs of the same ids and lengths."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import numpy as np
+
+from pipeline.store import Store
+from pipeline.traces import Geometry, Routes, Sample, VersionSpan
+from pipeline.traces.recorded_sets import write_recorded_set
+from pipeline.traces.write.library import write_step
+from tests.memory_store import MemoryStore
+from tests.old_stores import old_objects
+from tests.samples import GEOMETRY, R3, make_samples, random_sets
+from tests.stored_runs import SAMPLES, whole_run
+from tests.stored_runs import write_step as run_step
+
+Objects = Mapping[str, bytes]
+
+WIDE = Geometry(300, 5, (0, 3))
+"""Of more than 256 experts: two bytes an id."""
+
+
+@contextmanager
+def _small_and_repeatable() -> Iterator[None]:
+    """Small files get several row groups each; write ids are counted, so that names stay."""
+    numbers = itertools.count(1)
+    with ExitStack() as patches:
+        for name in ("segments", "rows"):
+            patches.enter_context(patch(f"pipeline.traces.write.{name}.ROW_GROUP_TOKENS", 16))
+        patches.enter_context(patch("pipeline.traces.write.seal.ROW_GROUP_SAMPLES", 2))
+        hexadecimal = lambda size: f"{next(numbers):0{2 * size}x}"  # noqa: E731
+        patches.enter_context(patch("secrets.token_hex", hexadecimal))
+        yield
+
+
+def redrawn(samples: Sequence[Sample], tokens: bool, geometry: Geometry = GEOMETRY) -> list[Sample]:
+    """The samples of another run: the same ids, lengths and validity; other routes, and with
+    `tokens` other tokens, log-probs, masks and rewards, too."""
+    rng = np.random.default_rng(99)
+    found = []
+    for sample in samples:
+        valid_T = sample.routes.valid_T if sample.routes else np.empty(0, np.bool_)
+        other = replace(sample, routes=Routes(random_sets(rng, len(valid_T), geometry), valid_T))
+        if tokens:
+            P, G = len(sample.prompt_tokens_P), len(sample.response_tokens_G)
+            other = replace(
+                other,
+                prompt_tokens_P=sample.prompt_tokens_P + np.uint32(rng.integers(100, 200)),
+                response_tokens_G=rng.integers(100, 200, G).astype(np.uint32),
+                logprobs_G=-rng.random(G).astype(np.float32),
+                loss_mask_G=~sample.loss_mask_G,
+                reward=1 + float(rng.random()) + P,
+                finish_reason="length",
+                extras={"format": 99},
+            )
+        found.append(other if sample.routes else replace(other, routes=None))
+    return found
+
+
+def _run(mode: str, change: Callable[[Sequence[Sample]], Sequence[Sample]] = list) -> Objects:
+    """A run of two steps: the first with the routes of `mode`, the second with the engine's."""
+    store = MemoryStore()
+    with TemporaryDirectory() as scratch, patch("tests.stored_runs.SAMPLES", change(SAMPLES)):
+        whole_run(store, Path(scratch), mode)
+    real = make_samples
+    with patch("tests.stored_runs.make_samples", lambda **of: change(real(**of))):
+        run_step(store, 1)
+    return store.objects
+
+
+def _varied(geometry: Geometry) -> list[Sample]:
+    """Samples of a library's writer: masked, aborted, of several versions, of one token."""
+    samples = make_samples(prompts=4, geometry=geometry, seed=3)
+    G = len(samples[0].response_tokens_G)
+    spans = (VersionSpan(0, 0, G - 1), VersionSpan(1, G - 1, G))
+    samples[0] = replace(samples[0], version_spans=spans)
+    samples[1] = replace(samples[1], reward=None, reward_error="it raised")
+    samples[2] = replace(samples[2], finish_reason="abort", seed=-1)
+    routes = Routes(random_sets(np.random.default_rng(0), 0, geometry), np.empty(0, np.bool_))
+    one = samples[6]
+    samples[6:] = [
+        replace(
+            one,
+            prompt_tokens_P=one.prompt_tokens_P[:1],
+            response_tokens_G=one.response_tokens_G[:0],
+            loss_mask_G=one.loss_mask_G[:0],
+            logprobs_G=one.logprobs_G[:0],
+            version_spans=(VersionSpan(0, 0, 0),),
+            routes=routes,
+        )
+    ]
+    return samples
+
+
+def _library(
+    geometry: Geometry, change: Callable[[Sequence[Sample]], Sequence[Sample]] = list
+) -> Objects:
+    store: Store = MemoryStore()
+    write_step(store, 0, change(_varied(geometry)), geometry, R3)
+    return store.objects
+
+
+def _recorded(run: Objects) -> Objects:
+    target = MemoryStore()
+    write_recorded_set(MemoryStore(run), target, 0)
+    return target.objects
+
+
+def _old(name: str) -> Objects:
+    """A store of format 1.0, without its policies, whose weights are none."""
+    return {k: data for k, data in old_objects(name).items() if not k.startswith("policies/")}
+
+
+_MADE: dict[str, Callable[[], Objects]] = {
+    "r3": lambda: _run("R3"),
+    "r2": lambda: _run("R2"),
+    "set": lambda: _library(GEOMETRY),
+    "wide": lambda: _library(WIDE),
+    "r2set": lambda: _recorded(world("r2")),
+    "r3-1.0": lambda: _old("r3"),
+    "r2-1.0": lambda: _old("r2"),
+    "audited-1.0": lambda: _old("audited"),
+    "replayed-1.0": lambda: _old("replayed"),
+}
+WORLDS = tuple(_MADE)
+
+_TWINS: dict[tuple[str, bool], Callable[[], Objects]] = {
+    (name, tokens): make
+    for tokens in (False, True)
+    for name, make in {
+        "r3": lambda tokens=tokens: _run("R3", lambda s: redrawn(s, tokens)),
+        "r2": lambda tokens=tokens: _run("R2", lambda s: redrawn(s, tokens)),
+        "set": lambda tokens=tokens: _library(GEOMETRY, lambda s: redrawn(s, tokens)),
+    }.items()
+}
+
+
+@cache
+def world(name: str) -> Objects:
+    """An undamaged store by its name in WORLDS."""
+    with _small_and_repeatable():
+        return dict(_MADE[name]())
+
+
+@cache
+def twin(name: str, tokens: bool) -> Objects:
+    """Another run of the same ids and lengths: other routes, with `tokens` other tokens, too.
+
+    Its objects have the names that the world's have.
+    """
+    with _small_and_repeatable():
+        return dict(_TWINS[name, tokens]())

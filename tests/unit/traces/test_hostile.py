@@ -1,0 +1,106 @@
+"""The hostile campaign's own machinery: that it notices what it must notice."""
+
+import dataclasses
+import time
+
+import pytest
+
+from pipeline.traces import read_samples
+from tests.hostile import judge as judge_module
+from tests.hostile import pool
+from tests.hostile.campaign import Outcome, all_cases, sampled
+from tests.hostile.case import FREE, Case
+from tests.hostile.judge import Placed, Verdict, judge
+from tests.hostile.remake import remade
+from tests.hostile.worlds import twin, world
+
+
+@pytest.fixture
+def placed(tmp_path) -> Placed:
+    return Placed("r3", tmp_path)
+
+
+def test_names_are_of_one_case_each_and_tell_the_level():
+    cases = all_cases()
+    assert len({case.name for case in cases}) == len(cases)
+    assert {case.level for case in cases} == {"L0", "L1"}
+
+
+def test_a_sample_has_cases_of_every_family():
+    of_sample = {all_cases()[n].family for n in sampled(1_200)}
+    assert len(sampled(1_200)) >= 1_000
+    assert of_sample == {case.family for case in all_cases()}
+
+
+def test_a_twin_has_the_same_objects_and_other_content():
+    for tokens in (False, True):
+        routes = [key for key in world("r2") if key.endswith(".routes.parquet")]
+        assert set(twin("r2", tokens)) == set(world("r2"))
+        assert all(twin("r2", tokens)[key] != world("r2")[key] for key in routes)
+
+
+def test_remade_digests_fit():
+    """What was made anew with its own bytes is as it was."""
+    key = next(key for key in world("r3") if key.endswith(".samples.parquet"))
+    changed = remade(world("r3"), {key: world("r3")[key] + b"x"})
+    assert {name.rsplit("/", 1)[-1] for name in changed} >= {"00000.json", "manifest.json"}
+    assert remade({**world("r3"), **changed}, {key: world("r3")[key]}).keys() >= {key}
+
+
+def test_an_undamaged_store_is_right(placed):
+    verdict = judge(Case("none/x/x/L0", "r3", dict, FREE), placed, {}, None)
+    assert verdict.bad == []
+    assert verdict.problems == []
+
+
+def test_wrong_rows_are_noticed(placed, monkeypatch):
+    """A reader that returns another value of one field is found out."""
+
+    def lying(store, manifest, ids):
+        found = read_samples(store, manifest, ids)
+        return [dataclasses.replace(found[0], reward=0.5), *found[1:]]
+
+    case = Case("none/x/x/L0", "r3", dict, FREE)
+    judge_module.truth("r3", 0)
+    monkeypatch.setattr(judge_module, "read_samples", lying)
+    verdict = judge(case, placed, {}, 0)
+    assert any("read_samples" in said and "reward" in said for said in verdict.wrong)
+
+
+def test_what_nobody_names_is_noticed(placed):
+    case = Case("none/x/x/L0", "r3", dict)
+    assert judge(case, placed, {}, 0).unnamed
+
+
+def test_another_error_is_noticed(placed, monkeypatch):
+    def broken(store, step):
+        raise KeyError("reward")
+
+    judge_module.truth("r3", 0)
+    monkeypatch.setattr(judge_module, "read_manifest", broken)
+    verdict = judge(Case("none/x/x/L0", "r3", dict, FREE), placed, {}, 0)
+    assert any("KeyError" in said for said in verdict.tracebacks)
+
+
+def test_known_cases_that_come_out_right_must_go(monkeypatch):
+    monkeypatch.setattr("tests.hostile.known.OPEN", {"^a/": "known"})
+    monkeypatch.setattr("tests.hostile.campaign.OPEN", {"^a/": "known"})
+    right, wrong = Verdict(), Verdict(unnamed=True)
+    assert Outcome({"a/1": right, "a/2": wrong}).mended == []
+    assert Outcome({"a/1": right, "a/2": wrong}).failed == {}
+    assert Outcome({"a/1": right}).mended == ["^a/"]
+    assert Outcome({"b/1": wrong}).failed == {"b/1": ["verify names nothing"]}
+
+
+def test_a_bound_on_memory_holds():
+    with pool._bounded(), pytest.raises(MemoryError):
+        bytearray((pool.MEMORY_MB + 64) << 20)
+
+
+def test_a_child_is_late_only_while_it_tries_a_case():
+    child = pool._Child.__new__(pool._Child)
+    child._started = None
+    assert not child.late(0)
+    child._started = time.monotonic() - 2
+    assert child.late(1)
+    assert not child.late(60)
