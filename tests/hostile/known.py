@@ -5,8 +5,37 @@ from collections.abc import Sequence
 
 from tests.hostile.case import NOT_NOTICED, Case
 
-UNNOTICED: dict[str, tuple[Sequence[str], str]] = {}
-"""By pattern of names: the fields of a sample that may be other ones, and the reason."""
+_ROUTES = ("value",)
+_ONLY_THERE = "one samples file says it, and no other object: its digest alone protects it"
+
+UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
+    r"^json/.*:attempt/": ((), "the write id, which its maker alone compares"),
+    r"^json/.*:maker[./]": ((), "what a worker says of its own work"),
+    r"^json/.*provenance\.engine/": ((), "the engine's name is for people"),
+    r"^json/.*:run\.json:": ((), "what a run was started with stands there alone"),
+    r"^json/.*:attempts/": ((), "operational settings of a start"),
+    r"^json/.*/metrics\.json:": ((), "what the trainer measured stands there alone"),
+    r"^json/.*/plan\.json:": ((), "how a step was sampled stands there alone"),
+    r"^json/.*:checkpoints/": ((), "a checkpoint's layout stands there alone"),
+    r"^json/.*:policies/": ((), "a policy's own description"),
+    r"^json/.*:validations/": ((), "counts and sums of a validation stand there alone"),
+    r"^columns/.*samples\.parquet:logprobs/": (("logprobs_G",), _ONLY_THERE),
+    r"^columns/.*samples\.parquet:loss_mask/": (("loss_mask_G",), _ONLY_THERE),
+    r"^columns/.*samples\.parquet:finish_reason/": (("finish_reason",), _ONLY_THERE),
+    r"^columns/.*samples\.parquet:extras/": (("extras",), _ONLY_THERE),
+    r"^columns/.*samples\.parquet:seed/": (("seed",), _ONLY_THERE),
+    r"^columns/.*samples\.parquet:version_spans/": (("version_spans",), _ONLY_THERE),
+    r"^columns/.*validations/": ((), "a validation's samples have no manifest"),
+    r"^(moved|set)/.*another run's routes/L1": (
+        _ROUTES,
+        "a whole set of the same tokens: nothing beside its files says which experts were used",
+    ),
+    r"^\w+/(r2|audited)-1\.0:.*training": (
+        _ROUTES,
+        "format 1.0 ties a trainer's files to their step by ids and lengths alone",
+    ),
+}
+"""By pattern of names: the fields that may be other ones at that level, and the reason."""
 
 OPEN: dict[str, str] = {}
 """By pattern of names what is known and not mended yet. Strict: a pattern of which every case that
