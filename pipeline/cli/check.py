@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 import retrace
+from pipeline.cli.printable import printable
 from pipeline.store import is_remote, open_store
 
 
@@ -146,4 +147,4 @@ def _console() -> Console:
 def _print(console: Console, label: str, colour: str, lines: Sequence[str]) -> None:
     for line in lines:
         console.print(f"[{colour}]{label}:[/{colour}]", end=" ")
-        console.print(line, markup=False)
+        console.print(printable(line, keep="\n\t"), markup=False, emoji=False)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import retrace
+from pipeline.cli.printable import printable_line
 from pipeline.cli.runs import Run, refusing
 
 _POLL_S = 0.3
@@ -56,7 +57,7 @@ def _show_end(name: str, file: Path, lines: int, header: bool) -> int:
         typer.echo(f"==> {name} <==")
     last = content.decode(errors="replace").splitlines()[-lines:] if lines else []
     for line in last:
-        typer.echo(line)
+        typer.echo(printable_line(line))
     return len(content)
 
 
@@ -77,5 +78,5 @@ def _follow(files: dict[str, Path], ends: dict[str, int]) -> None:
             *whole, begun[name] = (begun[name] + added).split(b"\n")
             for line in whole:
                 prefix = f"{name} | " if len(files) > 1 else ""
-                typer.echo(prefix + line.decode(errors="replace"))
+                typer.echo(prefix + printable_line(line.decode(errors="replace")))
         time.sleep(_POLL_S)

@@ -7,6 +7,7 @@ from rich.console import Console
 
 import retrace
 from pipeline.cli.check import check, print_errors
+from pipeline.cli.printable import printable
 from pipeline.errors import LastingError
 
 _GO_ON = "The same command again goes on from what is committed."
@@ -35,7 +36,8 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
         OSError,
     ) as error:
         errors.print("[red]failed:[/red]", end=" ")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        shown = printable(str(error), keep="\n\t")
+        errors.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
         errors.print(_GO_ON_ONCE_MENDED if isinstance(error, LastingError) else _GO_ON)
         return 1
     return 0

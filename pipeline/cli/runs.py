@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 import retrace
+from pipeline.cli.printable import printable
 from pipeline.store.schemes import DEFAULT_STORE
 
 
@@ -49,7 +50,8 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except (retrace.InputError, retrace.StoreError, retrace.TraceError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        text = printable(f"error: {error}", keep="\n")
+        Console(stderr=True).print(text, style="red", markup=False, emoji=False, soft_wrap=True)
         raise typer.Exit(_INPUT) from error
 
 
@@ -62,21 +64,26 @@ def open_run(run: str, sealed: bool = True) -> retrace.Run:
 
 
 def print_(what: Any) -> None:
-    """Print a text as it is, or a table."""
+    """Print a text as one line, or a table."""
     # A pipe has no width to keep to.
     console = Console()
     if not console.is_terminal:
         console = Console(width=1_000)
-    console.print(what, markup=False, highlight=False, soft_wrap=isinstance(what, str))
+    is_text = isinstance(what, str)
+    shown = printable(what) if is_text else what
+    console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=is_text)
 
 
 def print_line(text: str) -> None:
-    """Print a text as it is, on a terminal as much of it as its width holds."""
+    """Print a text as one line, on a terminal as much of it as its width holds."""
     console = Console()
+    line = printable(text)
     if console.is_terminal:
-        console.print(text, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
+        console.print(
+            line, markup=False, emoji=False, highlight=False, no_wrap=True, overflow="ellipsis"
+        )
     else:
-        print_(text)
+        print_(line)
 
 
 Wide = Annotated[

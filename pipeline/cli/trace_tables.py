@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from pipeline.cli.printable import StoredTable
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.stats import StepStats
 from retrace import Manifest, Run, StepSample
@@ -18,7 +19,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _table(title: str | None, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = StoredTable(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column in _TEXTS else "right", overflow="fold")
     return table
@@ -110,9 +111,9 @@ STATS_NOTE = (
     "load: an expert's share of the layer's choices; max / mean and entropy: 1 is even; "
     "R3 = R2: rows for which engine and trainer recorded the same experts; in training: rows for "
     "which the trainer's own choice was the replayed one; all: the extremes of the loads, the mean "
-    "of the rest\n"
+    "of the rest",
     "bytes per token and layer are far below the format's 2 where the samples of a group share "
-    "their prompt, whose routes are stored once, experts are few, or the same sets come often"
+    "their prompt, whose routes are stored once, experts are few, or the same sets come often",
 )
 
 

@@ -165,7 +165,8 @@ def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
             found = step_stats(store, number)
             print_(stats_line(found))
             print_table(stats_table(found), wide, LESS_NEEDED)
-    print_(STATS_NOTE)
+    for line in STATS_NOTE:
+        print_(line)
 
 
 @app.command(

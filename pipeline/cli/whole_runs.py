@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.table import Table
 
 import retrace
 from pipeline.cli.epilog import LOOKED, epilog
+from pipeline.cli.printable import StoredTable
 from pipeline.cli.runs import Run, age, print_, print_line, refusing
 from pipeline.store.schemes import DEFAULT_STORE, EXAMPLE_STORE
 from pipeline.upkeep.remove import removable_run
@@ -55,7 +55,7 @@ def list_(
     if not found:
         print_(f"no runs in {store}: nothing is there")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = StoredTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("name", "state", "step", "reward", "size", "created", "last write"):
         right = column in ("step", "reward", "size")
         table.add_column(column, justify="right" if right else "left", overflow="fold")

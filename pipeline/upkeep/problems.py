@@ -4,10 +4,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
+from pipeline.errors import LastingError
 from pipeline.run.commit import CorruptObjectError, DataFile
 from pipeline.run.weights import WeightsFile
 from pipeline.store import StoreError
-from pipeline.traces.format.types import TraceError
+
+_UNFORESEEN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    pa.ArrowException,
+)
+"""What Python, Arrow and others raise when they are given what is none of theirs."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,7 @@ class Report:
     weights: dict[str, WeightsFile] = field(default_factory=dict)
     """Those of them that hold a policy's weights."""
     problems: list[Problem] = field(default_factory=list)
+    _added: set[Problem] = field(default_factory=set)
     notes: list[Problem] = field(default_factory=list)
     """What could not be checked, or is odd but not wrong."""
 
@@ -65,7 +81,9 @@ class Report:
         for place in (f"read {key} in {self.uri}: ", f"{key} in {self.uri}: ", f"{key}: "):
             text = text.removeprefix(place)
         problem = Problem(key, sample, text)
-        if problem not in self.problems:
+        # The set makes ten thousand problems quick; the list may have been cut since.
+        if problem not in self._added or problem not in self.problems:
+            self._added.add(problem)
             self.problems.append(problem)
 
     def note(self, key: str, text: str) -> None:
@@ -75,11 +93,17 @@ class Report:
 
     @contextmanager
     def noting(self, key: str, sample: str | None = None) -> Iterator[None]:
-        """Record an error of the block as a problem of this object."""
+        """Record an error of the block as a problem of this object.
+
+        Also one that nobody foresaw: stored things can make any library fail, and what comes after
+        them is still to be checked.
+        """
         try:
             yield
-        except (TraceError, StoreError) as error:
+        except (LastingError, StoreError) as error:
             self.add(key, str(error), sample)
+        except _UNFORESEEN as error:
+            self.add(key, f"it cannot be checked: {type(error).__name__}: {error}", sample)
 
     @contextmanager
     def parsing(self, key: str) -> Iterator[None]:

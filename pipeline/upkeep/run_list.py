@@ -36,6 +36,7 @@ for longer than its time limits (launch.start_timeout_s, launch.step_timeout_s) 
 
 _RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")
 _TOTAL = "trainer.total_training_steps"
+_REWARD = "reward/mean"
 _LIMITS = ("start_timeout_s", "step_timeout_s")
 """Stored in an attempt: what waits for an object for longer gives up."""
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", "cancelled": "cancelled"}
@@ -196,7 +197,8 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
         metrics = parse.field(
             read_commit(store, keys.metrics(folder.finished - 1)), "metrics", parse.mapping
         )
-        reward = metrics.get("reward/mean")
+        if metrics.get(_REWARD) is not None:
+            reward = parse.field(metrics, _REWARD, parse.real)
     number = folder.newest_attempt
     if number is None:
         return replace(found, state="never started", message="", total_steps=total, reward=reward)
@@ -221,7 +223,7 @@ def _state(
         if reason not in _ENDS:
             raise ValueError(f"an attempt ended with reason {reason!r}, expected {set(_ENDS)}")
         return _ENDS[reason], str(stop.get("message", ""))
-    limits = [float(attempt[name]) for name in _LIMITS if name in attempt]
+    limits = [parse.field(attempt, name, parse.real) for name in _LIMITS if name in attempt]
     quiet_s = time.time() - last_s
     if quiet_s > max(limits, default=0.0):
         return "killed", "it did not say that it ended, and nothing was written for too long"

@@ -88,8 +88,6 @@ class ManifestRows:
                 if self._roles[number] not in (role, None):
                     key = self._manifest.files[number].key
                     raise TraceError(f"{self._key}: its {role} lie in {key}, of another role")
-        if self._manifest.rejected:
-            return  # all groups of a shard may be
         used = {*self._files.tolist(), *routes.tolist()}
         for number, ref in enumerate(self._manifest.files):
             header = self._headers.get(ref.commit)

@@ -41,7 +41,9 @@ def verify_step(store: Store, step: int, geometry: Geometry | None, report: Repo
     `geometry` is the run's, None if it is unknown.
     """
     before = len(report.problems)
-    pruned = is_pruned(store, step)
+    pruned = False
+    with report.noting(keys.pruned(step)):
+        pruned = is_pruned(store, step)
     samples = _verify_objects(store, step, geometry, report, pruned)
     if not pruned and len(report.problems) > before and is_pruned(store, step):
         pruned = True  # pruned while it was read: files are missing as they should be
@@ -63,7 +65,9 @@ def _verify_objects(
     _verify_body(store, step, keys.metrics(step), "metrics", report)
     _verify_body(store, step, keys.pruned(step), "data", report)
     key = keys.manifest(step)
-    sealed = store.size(key) is not None
+    sealed = True  # also by what is no object, which reading it will say
+    with report.noting(key):
+        sealed = store.size(key) is not None
     commits = Commits(store)
     manifest = _verify_manifest(store, step, commits, report) if sealed else None
     made = _verify_commits(store, step, commits, manifest, report, pruned)
@@ -193,12 +197,10 @@ def _verify_rows(manifest: Manifest, geometry: Geometry | None) -> None:
 
 
 def _verify_plan(step: int, manifest: Manifest, plan: Plan, report: Report) -> None:
-    """Check that the manifest has the samples of the plan, but those of rejected groups."""
+    """Check that the manifest has the samples of the plan."""
     version = plan.policy_version
-    rejected = {group.group for group in manifest.rejected}
-    expected = [id for id in expected_ids(plan) if id.rpartition("/")[0] not in rejected]
     with report.noting(keys.manifest(step)):
-        check_ids(keys.manifest(step), manifest.ids, expected)
+        check_ids(keys.manifest(step), manifest.ids, expected_ids(plan))
         if manifest.policy_versions != (version,):
             raise TraceError(
                 f"policy versions {manifest.policy_versions}, {keys.plan(step)} says {version}"

@@ -32,21 +32,27 @@ def verify(store: Store, step: int | None = None) -> Report:
     for info in store.list("" if step is None else keys.step_prefix(step)):
         if info.problem:
             report.add(info.key, info.problem)
-    if step is not None:
-        verify_step(store, step, geometry, report)
-        return report
     commits = {info.key for info in store.list(keys.steps()) if _COMMIT.fullmatch(info.key)}
-    for number in sorted({keys.folder_number(key) or 0 for key in commits}):
-        verify_step(store, number, geometry, report)
-    if store.size(keys.run_json()) is not None:
+    steps = sorted({keys.folder_number(key) or 0 for key in commits}) if step is None else [step]
+    for number in steps:
+        with report.noting(keys.manifest(number)):
+            verify_step(store, number, geometry, report)
+    if step is not None:
+        return report
+    if run is not None:
         _verify_order(commits, report)
     if not any(problem.key == keys.run_json() for problem in report.problems):
-        verify_inputs(store, run, report)
-    verify_attempts(store, report)
-    verify_policies(store, report)
-    verify_checkpoints(store, report)
-    verify_validations(store, report)
-    verify_amended(store, report)
+        with report.noting(keys.run_json()):
+            verify_inputs(store, run, report)
+    for prefix, check in (
+        (keys.attempts(), verify_attempts),
+        (keys.policies(), verify_policies),
+        (keys.checkpoints(), verify_checkpoints),
+        (keys.validations(), verify_validations),
+        (keys.amendments(), verify_amended),
+    ):
+        with report.noting(prefix):
+            check(store, report)
     return report
 
 

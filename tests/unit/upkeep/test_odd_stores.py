@@ -1,0 +1,199 @@
+"""Stores that hold what is no object, or one bad object: named, and nothing else is hidden."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.run import keys
+from pipeline.run.commit import CONTENT_SHA256, content_digest, new_write_id
+from pipeline.store import Store, open_store
+from pipeline.traces import seal, write_shard
+from pipeline.upkeep.verify import sealed_steps, verify
+from tests.memory_store import MemoryStore
+from tests.samples import GEOMETRY, R3, make_samples, sealed_r3
+
+TWO_STEPS = (0, 1)
+
+
+def made(store: Store, step: int) -> None:
+    samples = make_samples(step=step)
+    write_shard(store, step, 0, new_write_id(), samples, GEOMETRY, R3)
+    seal(store, step, 1, lambda _: [sample.id for sample in samples], 0)
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """Two good steps."""
+    for step in TWO_STEPS:
+        made(open_store(str(tmp_path)), step)
+    return tmp_path
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def zero(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(20 << 30)
+
+
+def circle(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("..")
+
+
+def nowhere(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("nowhere")
+
+
+KINDS = [fifo, zero, sparse, circle, nowhere]
+COMMANDS = [
+    ["traces", "ls"],
+    ["traces", "ls", "--step", "0"],
+    ["traces", "show", "000000/1/0"],
+    ["traces", "verify"],
+    ["traces", "stats"],
+    ["traces", "export", "--out", "OUT"],
+    ["traces", "sweep", "--dry-run"],
+    ["traces", "prune", "--keep-steps", "1", "--dry-run"],
+]
+
+
+PROGRAM = """
+import json, resource, sys, traceback
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+from typer.testing import CliRunner
+from pipeline.cli import _app
+for command in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(_app, command)
+    done = isinstance(result.exception, SystemExit | None)
+    why = "" if done else "".join(traceback.format_exception(result.exception))
+    print(json.dumps([command, result.exit_code, result.output, why]))
+"""
+
+
+def run(commands: list[list[str]], root: Path) -> list[tuple[list[str], str]]:
+    """What commands of `retrace` print, which have a minute and 4 GiB of addresses together."""
+    words = [list(command) for command in commands]
+    for command in words:
+        if command[0] == "traces":
+            command.insert(2, str(root))
+        if "OUT" in command:
+            command[command.index("OUT")] = str(root.parent / f"{root.name}-out")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(words)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env=environment,
+    )
+    found = []
+    for line in done.stdout.splitlines():
+        command, code, output, why = json.loads(line)
+        assert not why, (command, why)
+        assert code in (0, 1, 2), (command, output)
+        found.append((command, output))
+    assert len(found) == len(commands)
+    return found
+
+
+def names(root: Path, step: int = 0) -> list[Path]:
+    return sorted(p for p in (root / f"steps/{step:06d}").rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_names_it_and_goes_on(root, kind):
+    """In the place of each object of step 0, while step 1 has a damaged file, too."""
+    (other,) = root.glob("steps/000001/rollout/00000.*.samples.parquet")
+    other.write_bytes(other.read_bytes()[:-1])
+    for path in names(root):
+        content = path.read_bytes()
+        kind(path)
+        found = {problem.key for problem in verify(open_store(str(root))).problems}
+        key = path.relative_to(root).as_posix()
+        assert key in found or (kind is circle and any(key in name for name in found)), key
+        assert other.relative_to(root).as_posix() in found
+        path.unlink()
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_command_hangs_or_traces_back(root, kind):
+    """Each ends with what it found."""
+    kind(root / "steps/000000/manifest.json")
+    kind(root / "steps/000001/pruned.json")
+    kind(root / "run.json")
+    run([*COMMANDS, ["runs", "ls", str(root.parent)]], root)
+
+
+def test_no_command_hangs_on_a_data_file(root):
+    (path,) = root.glob("steps/000000/rollout/00000.*.samples.parquet")
+    fifo(path)
+    run(COMMANDS, root)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RecursionError("deep"), OverflowError(), pa.ArrowInvalid("no"), OSError("io")],
+)
+def test_what_a_library_raises_is_a_problem_of_its_object(monkeypatch, error):
+    store = MemoryStore()
+    for step in TWO_STEPS:
+        made(store, step)
+    real = sealed_steps.find_signed_plan
+
+    def fails(store, key):
+        if key == keys.plan(0):
+            raise error
+        return real(store, key)
+
+    monkeypatch.setattr(sealed_steps, "find_signed_plan", fails)
+    report = verify(store)
+    assert [problem.key for problem in report.problems] == [keys.plan(0)]
+    assert type(error).__name__ in report.problems[0].text
+    assert report.steps == 2
+
+
+ESCAPE = "\x1b]0;owned\x07\x9b31m\u202e\nsteps: all good"
+
+
+def signed(path: Path, **changes) -> None:
+    body = {**json.loads(path.read_bytes()), **changes}
+    body.pop(CONTENT_SHA256)
+    path.write_text(json.dumps({**body, CONTENT_SHA256: content_digest(body)}))
+
+
+def test_control_characters_never_reach_a_terminal(tmp_path):
+    """Ids, engines, errors, texts that Rich would take for markup, and keys."""
+    samples = [
+        replace(s, reward=None, reward_error=f"{ESCAPE}[/bold][red]", extras={ESCAPE: ESCAPE})
+        for s in make_samples()
+    ]
+    root = tmp_path / "store"
+    sealed_r3(open_store(str(root)), samples)
+    manifest = root / "steps/000000/manifest.json"
+    body = json.loads(manifest.read_bytes())
+    signed(manifest, provenance={**body["provenance"], "engine": "[/bold] x"})
+    (root / f"steps/000000/{ESCAPE.replace('/', '')}").write_text("x")
+    for command, said in run([*COMMANDS, ["runs", "ls", str(root.parent)]], root):
+        assert not [c for c in said if not c.isprintable() and c != "\n"], (command, said)
+        assert not any(line.startswith("steps: all good") for line in said.splitlines())
+    ((_, shown),) = run([["traces", "ls", "--step", "0"]], root)
+    assert "[/bold][red]" in shown, shown
+    assert "\\x1b" in shown
