@@ -58,14 +58,8 @@ test-integration: install ## Tests with real engines (minutes)
 fuzz: install ## Fuzz what reads traces: 10 minutes, or FUZZ_SECONDS
 	$(BIN)/python -m fuzz $(FUZZ_SECONDS)
 
-bench: install ## What traces and replay cost beside what others do: 10 minutes on 2 cores
-	$(BIN)/python -m benchmarks.traces
-	$(BIN)/python -m benchmarks.writing --samples 48
-	$(BIN)/python -m benchmarks.reading --rounds 3
-	$(BIN)/python -m benchmarks.manifest --samples 1000000
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.replay
-	@if command -v minio >/dev/null; then $(BIN)/python -m benchmarks.store --rounds 2; \
-	  else echo "No minio on PATH: benchmarks.store, of S3 clients, is left out"; fi
+bench: install ## Make docs/performance.md anew: traces and replay beside what others do (half an hour)
+	$(BIN)/python -m benchmarks
 
 lint: install ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -27,10 +27,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measure import Phase, in_fresh_process, machine
+from benchmarks.page import Table, arguments_of, block, publish
 from pipeline.run import keys
 from pipeline.run.commit import DataFile, commit, new_write_id
 from pipeline.store import open_store
@@ -46,7 +45,7 @@ FOLDER = Path("outputs/benchmarks")
 GEOMETRY = Geometry(experts=128, topk=8, layers=tuple(range(48)))
 PROVENANCE = Provenance("R3", 0, "benchmark")
 GROUP, TOKENS_OF_SHARD, RANKS = 8, 20_480_000, 64
-STEPS = ((100_000, 8192), (10_000_000, 256))
+STEPS = [(100_000, 8192), (10_000_000, 256)]
 OF_ALL = ("group", "reward", "prompt_length", "response_length")
 
 
@@ -135,6 +134,7 @@ def _samples(prompts: Sequence[int], tokens: int, rng: np.random.Generator) -> p
         "version_spans": _lists(spans, 1),
         "seed": rng.integers(0, 1 << 31, rows),
         "extras": pa.repeat("{}", rows),
+        "branch_of": pa.nulls(rows, pa.string()),
     }
     return pa.table({name: columns[name] for name in SAMPLES.names}).cast(SAMPLES)
 
@@ -214,35 +214,34 @@ def measure(samples: int, tokens: int, folder: Path) -> dict[str, Phase]:
 
 def table_of(found: dict[tuple[int, int], dict[str, Phase]]) -> Table:
     """Seconds and peak memory by phase and size of the step."""
-    table = Table(title="Manifest of a step", caption=machine("pyarrow"))
-    table.add_column("")
+    headers = [""]
     for samples, tokens in found:
-        table.add_column(f"{samples:,} x {tokens:,} tokens\ns", justify="right")
-        table.add_column("\nCPU s", justify="right")
-        table.add_column("\npeak MB", justify="right")
+        headers += [f"{samples:,} x {tokens:,} tokens: s", "CPU s", "peak MB"]
+    rows = []
     for name in next(iter(found.values())):
         cells = [name]
         for phases in found.values():
             phase = phases[name]
-            figures = (
+            cells += [
                 f"{phase.seconds:.2f}",
                 f"{phase.cpu_s:.2f}",
                 f"{phase.peak_bytes / 1e6:,.0f}",
-            )
-            cells += figures
-        table.add_row(*cells)
-    return table
+            ]
+        rows.append(tuple(cells))
+    return Table(tuple(headers), tuple(rows))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--samples", type=int, help="of one step instead of the two")
     parser.add_argument("--tokens", type=int, default=256, help="of each of these samples")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser)
     steps = [(arguments.samples, arguments.tokens)] if arguments.samples else STEPS
+    if arguments.quick:
+        steps = [(64, 8192)]
     FOLDER.mkdir(parents=True, exist_ok=True)
     found = {step: measure(*step, FOLDER) for step in steps}
-    Console(width=120).print(table_of(found))
+    publish({"manifest": block(table_of(found), machine("pyarrow"))}, arguments)
 
 
 if __name__ == "__main__":

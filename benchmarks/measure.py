@@ -1,4 +1,4 @@
-"""Timing: the fastest of several repetitions on one core, and work in fresh processes."""
+"""Timing: the median of several repetitions on one core, and work in fresh processes."""
 
 import contextlib
 import importlib.metadata
@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import platform
 import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,24 +27,23 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def fastest(
+def typical(
     work: Callable[[], Result], repetitions: int, limit_s: float = 2.0
 ) -> tuple[float, Result]:
-    """(processor seconds of the fastest repetition, what the last one returned).
+    """(median of the processor seconds of several repetitions, what the last one returned).
 
     Of this process, so that time which other programs took does not count; their traces in the
-    caches do, which is why the fastest is taken. No repetition begins after `limit_s` by the
-    clock, but one is always made.
+    caches do. No repetition begins after `limit_s` by the clock, but one is always made.
     """
     begun = time.perf_counter()
-    best = float("inf")
+    seconds = []
     for _ in range(repetitions):
         started = time.process_time()
         result = work()
-        best = min(best, time.process_time() - started)
+        seconds.append(time.process_time() - started)
         if time.perf_counter() - begun > limit_s:
             break
-    return best, result
+    return statistics.median(seconds), result
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,21 @@ def _answer(pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ..
 
 
 def machine(*packages: str) -> str:
-    """The processor and versions, for a table's caption."""
+    """The processor, how busy it is, and versions: the line below a table."""
     with open("/proc/cpuinfo") as lines:
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     found = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     processor = f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    return "; ".join([processor, f"Python {platform.python_version()}", *found])
+    load = f"load {os.getloadavg()[1]:.1f} with this program's own"
+    if priority := _priority():
+        load += f", which ran at nice {priority}"
+    return "; ".join([processor, load, f"Python {platform.python_version()}", *found]) + "."
+
+
+def _priority() -> int:
+    """How nice this program is. Where Linux groups processes by session, the group's counts."""
+    try:
+        with open("/proc/self/autogroup") as line:  # "/autogroup-21 nice -9"
+            return int(line.read().split()[-1]) or os.nice(0)
+    except (OSError, IndexError):
+        return os.nice(0)

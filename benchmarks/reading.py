@@ -19,22 +19,18 @@ token and an update 19.8. A data-parallel rank of four H100 (989 TFLOP/s bf16 ea
 """
 
 import argparse
-import contextlib
 import hashlib
 import itertools
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measure import machine
-from benchmarks.recordings import Recording, recorded, widened
-from benchmarks.store import own_minio
+from benchmarks.minio import places
+from benchmarks.page import Table, arguments_of, block, publish
+from benchmarks.routes.recordings import Recording, recorded, widened
 from operators.training.batches.step_data import StepData, layout_rules, load_step
 from pipeline.config.tree import RunConfig
 from pipeline.run.commit import new_write_id
@@ -63,6 +59,16 @@ STAGE = Geometry(experts=128, topk=8, layers=tuple(range(12, 24)))
 TOKENS, PROMPT, N = 8192, 2048, 8
 DATA_PARALLEL, SHARDS = 8, 4
 LOGPROB_RATE, UPDATE_RATE = 240_000, 80_000
+HEADERS = (
+    "store",
+    "bytes / own",
+    "plain GETs",
+    "fetched / plain",
+    "checked / plain",
+    "arrays",
+    "waits",
+    "waits, 5 x",
+)
 
 
 def config(groups: int) -> RunConfig:
@@ -225,7 +231,7 @@ def trained(
     return waited, time.perf_counter() - began, data
 
 
-def measure(uri: str, groups: int, rounds: int) -> list[str]:
+def measure(uri: str, groups: int, rounds: int) -> tuple[str, ...]:
     """One row of the table."""
     store = open_store(uri)
     sealed = write_step(store, groups)
@@ -251,59 +257,33 @@ def measure(uri: str, groups: int, rounds: int) -> list[str]:
     for faster in (1.0, 5.0):
         waited, step_s, _ = trained(store, settings, rank, faster)
         shares.append(f"{waited / step_s:.2%} ({waited * 1e3:.0f} ms of {step_s:.1f} s)")
-    return [
-        uri.partition("://")[0] if "://" in uri else "file",
+    return (
+        "s3 (MinIO)" if "://" in uri else "file",
         f"{stream_bytes / own:.3f}",
         f"{size / best['plain'] / 1e6:.0f} MB/s",
         f"{best['plain'] / best['fetched']:.2f}",
         f"{best['plain'] / best['checked']:.2f}",
         f"{raw / best['arrays'] / 1e6:.0f} MB/s",
         *shares,
-    ]
-
-
-@contextlib.contextmanager
-def places(uris: list[str] | None) -> Iterator[list[str]]:
-    """The stores to measure on: those given, or a folder and a MinIO of our own."""
-    if uris:
-        yield uris
-        return
-    with tempfile.TemporaryDirectory(prefix="retrace-bench-") as folder:
-        if shutil.which("minio") is None:
-            print("No minio on PATH: files only")
-            yield [folder]
-            return
-        with own_minio() as bucket:
-            yield [folder, f"{bucket}/reading"]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--store", action="append", help="URI; may be repeated")
     parser.add_argument("--groups", type=int, default=96, help="prompts of the step")
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    samples = arguments.groups * N
-    table = Table(
-        title=f"{samples} samples x {TOKENS} tokens; a rank reads {samples // DATA_PARALLEL} of "
-        f"them, 12 of 48 layers; {machine('numpy', 'pyarrow', 'boto3')}",
-        title_justify="left",
+    arguments = arguments_of(parser)
+    groups, rounds = (8, 1) if arguments.quick else (arguments.groups, arguments.rounds)
+    samples = groups * N
+    title = (
+        f"{samples} samples of {TOKENS:,} tokens; a rank reads {samples // DATA_PARALLEL} of them, "
+        f"{len(STAGE.layers)} of {len(WHOLE.layers)} layers:"
     )
-    for name in (
-        "store",
-        "bytes / own",
-        "plain GETs",
-        "fetched / plain",
-        "checked / plain",
-        "arrays",
-        "waits",
-        "waits, 5 x",
-    ):
-        table.add_column(name)
     with places(arguments.store) as uris:
-        for uri in uris:
-            table.add_row(*measure(uri, arguments.groups, arguments.rounds))
-    Console(width=150).print(table)
+        table = Table(HEADERS, tuple(measure(uri, groups, rounds) for uri in uris))
+    where = machine("numpy", "pyarrow", "boto3")
+    publish({"reading": block(title, table, where)}, arguments)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,10 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlock
-from rich.console import Console
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.measure import machine
+from benchmarks.page import Table, arguments_of, block, publish, verdict
 from operators.training.batches.micro_batch import REPLAYED
 from operators.training.megatron import cpu_megatron, parallel
 from operators.training.megatron.local_layers import local_block_spec
@@ -258,29 +257,21 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def table_of(shape: Shape, found: Found) -> Table:
+def table_of(found: Found) -> Table:
     """The ratio, and where a replayed pass's time goes."""
-    where = machine("torch", "megatron-core")
-    if not cpu_megatron.ON_CPU:
-        where = f"{torch.cuda.get_device_name()}; {where}"
-    title = f"Replay: {shape}"
-    table = Table(title=title, caption=f"{where}; {torch.get_num_threads()} threads")
-    table.add_column("")
-    table.add_column("ms", justify="right")
-    table.add_column("of the replayed pass", justify="right")
     native, replayed = min(found.native_s), min(found.replayed_s)
-    verdict = "met" if found.ratio <= GOAL else "[bold red]missed[/]"
-    table.add_row("native forward and backward", f"{1e3 * native:,.2f}", "")
-    table.add_row("replayed forward and backward", f"{1e3 * replayed:,.2f}", "")
-    table.add_row(f"[bold]ratio[/], goal <= {GOAL}: {verdict}", f"{found.ratio:.4f}", "")
-    table.add_row("same bits in the output", "yes" if found.same_output else "no", "")
     share = found.object_s / replayed
-    table.add_row("in the replay objects", f"{1e3 * found.object_s:,.2f}", f"{100 * share:.2f}%")
-    table.add_section()
+    rows = [
+        ("native forward and backward", f"{1e3 * native:,.2f}", ""),
+        ("replayed forward and backward", f"{1e3 * replayed:,.2f}", ""),
+        (f"ratio, goal <= {GOAL}: {verdict(found.ratio <= GOAL)}", f"{found.ratio:.4f}", ""),
+        ("same bits in the output", "yes" if found.same_output else "no", ""),
+        ("in the replay objects", f"{1e3 * found.object_s:,.2f}", f"{100 * share:.2f}%"),
+    ]
     whole = sum(part for _, part in found.parts)
     for name, part in found.parts:
-        table.add_row(f"profiled: {name}", f"{1e3 * part:,.2f}", f"{100 * part / whole:.2f}%")
-    return table
+        rows.append((f"profiled: {name}", f"{1e3 * part:,.2f}", f"{100 * part / whole:.2f}%"))
+    return Table(("", "ms", "of the replayed pass"), tuple(rows))
 
 
 def main() -> None:
@@ -289,10 +280,21 @@ def main() -> None:
     for name, value in vars(default).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--repetitions", type=int, default=15)
-    arguments = vars(parser.parse_args())
-    repetitions = arguments.pop("repetitions")
-    shape = Shape(**arguments)
-    Console(width=110).print(table_of(shape, measure(shape, repetitions)))
+    arguments = arguments_of(parser)
+    shape = Shape(**{name: getattr(arguments, name) for name in vars(default)})
+    repetitions = arguments.repetitions
+    if arguments.quick:
+        shape, repetitions = Shape(layers=1, tokens=32, hidden=64, experts=8, ffn=16), 1
+    found = measure(shape, repetitions)
+    where = machine("torch", "megatron-core")
+    if not cpu_megatron.ON_CPU:
+        where = f"{torch.cuda.get_device_name()}; {where}"
+    seconds = "processor seconds" if cpu_megatron.ON_CPU else "seconds by the clock"
+    title = (
+        f"{shape.layers} layers, hidden {shape.hidden}, {shape.experts} experts of {shape.ffn}, "
+        f"top-{TOPK}, {shape.tokens} tokens, {torch.get_num_threads()} threads, {seconds}:"
+    )
+    publish({"replay": block(title, table_of(found), where)}, arguments)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ class SimulatedEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Finished]:
         """Responses as they finish; time passes as it does in an engine."""
-        lengths = np.minimum(self._rng.lognormal(np.log(6500), 0.5, len(requests)), RESPONSE)
+        most = sampling.max_tokens
+        lengths = np.minimum(self._rng.lognormal(np.log(6500), 0.5, len(requests)), most)
         waiting = list(zip(requests, lengths.astype(int).tolist(), strict=True))[::-1]
         running: list[tuple[int, int, Request]] = []
         prompts: dict[str, npt.NDArray[np.uint8]] = {}
@@ -49,7 +50,7 @@ class SimulatedEngine:
             while running and running[0][0] <= self.steps:
                 _, _, request = heapq.heappop(running)
                 length = int(lengths[requests.index(request)])
-                yield self._finished(request, length, prompts)
+                yield self._finished(request, length, most, prompts)
 
     def _step(self, running: int) -> None:
         started = time.perf_counter()
@@ -61,7 +62,7 @@ class SimulatedEngine:
         self.steps += 1
 
     def _finished(
-        self, request: Request, length: int, prompts: dict[str, npt.NDArray[np.uint8]]
+        self, request: Request, length: int, most: int, prompts: dict[str, npt.NDArray[np.uint8]]
     ) -> Finished:
         group = request.id.rpartition("/")[0]
         if group not in prompts:
@@ -73,7 +74,7 @@ class SimulatedEngine:
             tokens_G=self._rng.integers(0, 151_936, length).astype(np.uint32),
             logprobs_G=-self._rng.exponential(0.5, length).astype(np.float32),
             routes_TDK=routes_TDK,
-            finish_reason="length" if length == RESPONSE else "stop",
+            finish_reason="length" if length == most else "stop",
             version_spans=(VersionSpan(0, 0, length),),
         )
 

@@ -12,24 +12,18 @@ group, it reads the 24 neighbouring chunks of its pipeline stage, of every row g
 
 import argparse
 import contextlib
-import os
+import importlib.util
 import secrets
-import shutil
-import socket
 import statistics
-import subprocess
-import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import boto3
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.measure import machine
+from benchmarks.minio import own_minio
+from benchmarks.page import Table, arguments_of, block, publish
 from benchmarks.s3_clients import PIECE, SMALL, SMALL_COUNT, clients
 from pipeline.store import open_store
 from pipeline.store.s3_ranges import spans
@@ -40,23 +34,25 @@ STAGE = 24
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--uri", help="s3://BUCKET/PREFIX to use instead of a MinIO of our own")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser)
+    size, rounds = (8, 1) if arguments.quick else (arguments.megabytes, arguments.rounds)
     with contextlib.ExitStack() as stack:
-        uri = arguments.uri or stack.enter_context(own_minio())
+        uri = arguments.uri or stack.enter_context(own_minio()).uri
         uri = f"{uri.rstrip('/')}/benchmark-{secrets.token_hex(4)}"
         try:
-            measure(uri, arguments.megabytes << 20, arguments.rounds)
+            publish({"store": measure(uri, size << 20, rounds)}, arguments)
         finally:
             store = open_store(uri)
             for info in store.list(""):
                 store.delete(info.key)
 
 
-def measure(uri: str, size: int, rounds: int) -> None:
+def measure(uri: str, size: int, rounds: int) -> str:
+    """The block of the page."""
     store = open_store(uri)
     data = np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes()
     store.create("large", data)
@@ -85,19 +81,17 @@ def measure(uri: str, size: int, rounds: int) -> None:
         got = b"".join(reader.ranges(ranges)())
         assert got == b"".join(data[a : a + n] for a, n in ranges), "wrong bytes"
 
-    console = Console(width=110)
-    console.print(
-        f"{size >> 20} MiB, slice of {sliced >> 20} MiB in {len(ranges)} ranges = {len(wanted)} "
-        f"merged ones; {len(os.sched_getaffinity(0))} cores shared with the server; medians of "
-        f"{rounds} rounds"
+    table = Table(
+        ("", *(f"{name}{'' if name == 'plain' else ' / plain'}" for name in readers)),
+        tuple((title, *row(count, ways, rounds, "4 kB" in title)) for title, count, ways in shown),
     )
-    table = Table("", *(f"{name}{'' if name == 'plain' else ' / plain'}" for name in readers))
-    for title, count, ways in shown:
-        table.add_row(title, *row(count, ways, rounds, "4 kB" in title))
-    console.print(table)
-    console.print(
-        "plain: boto3 get_object / put_object / upload_part, one request after the other. "
-        "Above 1: faster than plain."
+    how = (
+        f"{size >> 20} MiB, a slice of {sliced >> 20} MiB in {len(ranges)} ranges = {len(wanted)} "
+        f"merged ones; medians of {rounds} rounds, cores shared with the server. plain: boto3 "
+        "get_object, put_object, upload_part, one request after the other; above 1: faster."
+    )
+    return block(
+        table, how, machine(*filter(importlib.util.find_spec, ("boto3", "pyarrow", "obstore")))
     )
 
 
@@ -116,44 +110,6 @@ def row(count: int, ways: dict[str, Callable[[], Any]], rounds: int, small: bool
             else f"{count / median / 1e6:.0f} MB/s"
         )
         yield speed if name == "plain" else f"{medians['plain'] / median:.2f} ({speed})"
-
-
-@contextlib.contextmanager
-def own_minio() -> Iterator[str]:
-    """A MinIO on a temporary folder; its URI, with this process's environment set."""
-    if shutil.which("minio") is None:
-        raise SystemExit("needs `minio` on PATH, or --uri with a server of yours")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    keys = {"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
-    os.environ.update(keys, AWS_ENDPOINT_URL_S3=url, AWS_REGION="us-east-1")
-    os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
-    with tempfile.TemporaryDirectory() as folder:
-        server = subprocess.Popen(
-            ["minio", "server", "--quiet", "--address", url.removeprefix("http://"), folder],
-            env={
-                **os.environ,
-                "MINIO_ROOT_USER": keys["AWS_ACCESS_KEY_ID"],
-                "MINIO_ROOT_PASSWORD": keys["AWS_SECRET_ACCESS_KEY"],
-            },
-        )
-        try:
-            while not _is_ready(url):
-                time.sleep(0.1)
-            boto3.client("s3").create_bucket(Bucket="benchmark")
-            yield "s3://benchmark"
-        finally:
-            server.kill()
-            server.wait()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/minio/health/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 if __name__ == "__main__":

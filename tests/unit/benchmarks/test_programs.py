@@ -10,10 +10,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import handover, manifest, ours, traces
+from benchmarks import manifest, plain_parquet, traces
 from benchmarks.measure import in_fresh_process
-from benchmarks.peers import PEERS
-from benchmarks.recordings import Recording, recorded, uniform, widened
+from benchmarks.page import read_table
+from benchmarks.routes.recordings import (
+    Recording,
+    recorded,
+    set_digests,
+    skewed,
+    uniform,
+    widened,
+)
+from benchmarks.ways import ours
+from benchmarks.ways.parquet_forms import FORMS
+from benchmarks.ways.peers import PEERS
 from tests.paths import ROOT
 
 RECORDINGS = [
@@ -39,27 +49,23 @@ def test_the_recorded_routes_are_what_their_readme_says():
     assert 5.0 < found.bound < 5.1
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("recording", [*RECORDINGS, a_group()], ids=["uint8", "uint16", "group"])
 def test_every_way_ends_with_the_sets_that_were_sent(recording, tmp_path):
-    """`compare` itself refuses what comes out different, also of the trainer's process; here the
-    table: all rows, a hand-over for each way that has one, and bytes as the formats say."""
+    """`compare` itself refuses what comes out different; here the table: all rows, and bytes as
+    the formats say."""
     compared = traces.compare(recording, 30, 4, 1, tmp_path)
     names = [row.name for row in compared.rows]
     assert names == [*(peer.name for peer in PEERS), traces.CODING, traces.FILE, traces.STORE]
-    assert [row.name for row in compared.rows if row.handover_s is None] == names[-3:-1]
     assert all(row.encode_mb_s > 0 and row.decode_mb_s > 0 for row in compared.rows)
     width, K = recording.routes[0].itemsize, recording.topk
     assert compared.row(names[0]).bytes_per > 4 / 3 * width * K  # base64
     assert compared.row(names[1]).bytes_per > 4 / 3 * 4 * K
     assert compared.row(names[2]).bytes_per > 2 * K
     assert compared.row(traces.CODING).bytes_per == width * K
-    table = traces.table_of([compared], "here")
-    assert table.row_count == len(names) + 1
-    assert traces.limits_table([compared]).row_count == len(traces.limits(compared))
+    assert len(traces.table_of([compared]).rows) == len(names) + 1
+    assert len(traces.limits_table([compared]).rows) == len(traces.limits(compared))
 
 
-@pytest.mark.integration
 def test_a_way_that_loses_a_set_ends_the_run(tmp_path, monkeypatch):
     recording = RECORDINGS[0]
     peer = PEERS[0]
@@ -67,6 +73,46 @@ def test_a_way_that_loses_a_set_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(traces, "PEERS", (wrong,))
     with pytest.raises(ValueError, match="samples came out different"):
         traces.compare(recording, 30, 4, 1, tmp_path)
+
+
+@pytest.mark.parametrize("recording", [*RECORDINGS, a_group()], ids=["uint8", "uint16", "group"])
+def test_plain_files_hold_the_same_sets_in_fewer_bytes_than_they_have(recording):
+    """`measure` refuses what comes out different; the best form at Retrace's level is found."""
+    found = plain_parquet.measure(recording, 1)
+    assert len(found.forms) == 2 * len(FORMS)
+    name, best = found.best
+    at = plain_parquet.LEVELS.index(ours.LEVEL)
+    assert best == min(form.bytes_by_level[at] for form in found.forms)
+    (row,) = plain_parquet.limits_table([found]).rows
+    assert (row[1], float(row[4])) == (name, pytest.approx(found.retrace / best, abs=1e-3))
+
+
+def test_plain_files_have_the_encodings_they_are_named_for():
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for form in FORMS:
+        data = form.encode(RECORDINGS[0], gaps=False, level=1)
+        column = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(0)
+        wanted = "RLE_DICTIONARY" if form.encoding == "DICTIONARY" else form.encoding
+        assert wanted in column.encodings
+        assert column.compression == "ZSTD"
+
+
+def test_skewed_routes_prefer_some_experts_and_keep_to_them():
+    """The popular experts are those of the lowest ids, or not; a row is like the row before."""
+    for by_id in (True, False):
+        found = skewed(by_id, samples=4, rows=128, layers=2)
+        sets = np.stack(found.routes)[:, :, 0]
+        counts = np.bincount(sets.ravel(), minlength=128)
+        assert counts.max() > 4 * counts.mean()
+        assert (counts[:32].sum() > counts[32:].sum()) == by_id
+        one_hot = np.zeros((*sets.shape[:2], 128), bool)
+        np.put_along_axis(one_hot, sets.astype(int), True, axis=-1)
+        assert (one_hot.sum(axis=-1) == 8).all()
+        kept = (one_hot[:, 1:] & one_hot[:, :-1]).sum()
+        others = (one_hot[:, 64:] & one_hot[:, :-64]).sum() * 127 / 64
+        assert kept > 1.5 * others
 
 
 def test_repeated_routes_have_other_names_of_experts():
@@ -90,9 +136,9 @@ def test_samples_of_a_group_share_their_prompt():
 def test_digests_do_not_see_the_order_or_the_type():
     sets = RECORDINGS[0].routes
     other = [array[..., ::-1].astype(np.int32) for array in sets]
-    assert handover.set_digests(sets) == handover.set_digests(other)
+    assert set_digests(sets) == set_digests(other)
     other[0][0, 0, 0] = (other[0][0, 0, 0] + 1) % 16
-    assert handover.set_digests(sets)[0] != handover.set_digests(other)[0]
+    assert set_digests(sets)[0] != set_digests(other)[0]
 
 
 @pytest.mark.integration
@@ -105,7 +151,7 @@ def test_a_manifest_of_fabricated_shards_is_sealed_and_looked_up(tmp_path, monke
         1,
     ]
     assert all(phase.peak_bytes > 1 << 20 for phase in phases.values())
-    assert manifest.table_of({(24, 1_000_000): phases}).row_count == 6
+    assert len(manifest.table_of({(24, 1_000_000): phases}).rows) == 6
     assert manifest.Step("", 24, 1_000_000).shards == 2
     with pytest.raises(ValueError, match="not a multiple"):
         manifest.measure(9, 8, tmp_path)
@@ -119,29 +165,14 @@ def test_a_process_that_fails_is_not_waited_for():
 @pytest.mark.integration
 def test_replay_is_measured_against_native_routing():
     """A process of its own: Megatron joins a process group. Same bits, and the parts are there."""
-    sizes = [
-        "--layers",
-        "1",
-        "--tokens",
-        "32",
-        "--hidden",
-        "64",
-        "--experts",
-        "8",
-        "--ffn",
-        "16",
-        "--repetitions",
-        "1",
-    ]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.replay", *sizes],
+        [sys.executable, "-m", "benchmarks.replay", "--quick"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert "same bits in the output" in done.stdout
-    same = next(line for line in done.stdout.splitlines() if "same bits" in line)
-    assert "yes" in same
-    assert "replay: upload, order, gather" in done.stdout
+    rows = {row[0]: row[1] for row in read_table(done.stdout).rows}
+    assert rows["same bits in the output"] == "yes"
+    assert "profiled: replay: upload, order, gather" in rows

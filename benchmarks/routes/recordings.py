@@ -1,10 +1,13 @@
-"""Routes to measure on: recorded ones, fresh ones of the example model, uniformly random ones.
+"""Routes to measure on: recorded ones, and ones drawn by rules.
 
 Letters: T rows of a sample, L MoE layers, K experts per token (top-k), E experts.
 """
 
+import hashlib
+import itertools
 import lzma
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-RECORDED = Path(__file__).parent / "data" / "routes.npy.xz"
+RECORDED = Path(__file__).parents[1] / "data" / "routes.npy.xz"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,45 @@ def uniform(
         routes.append(rng.permuted(sets_TLK, axis=-1).astype(dtype))
     name = f"uniform, top-{topk} of {experts}"
     return Recording(name, experts, tuple(routes), (rows // 4,) * samples, tuple(range(samples)))
+
+
+def skewed(by_id: bool, samples: int = 64, rows: int = 512, layers: int = 6) -> Recording:
+    """Top-8 of 128 experts whose popularity falls as Zipf's law says, with neighbours alike.
+
+    Each expert's score is its popularity's logarithm and a part of its own that changes slowly
+    from token to token (correlation 0.8), as a text's subject does. `by_id`: the most popular
+    experts have the lowest ids, else an order of each layer's own.
+    """
+    experts, topk, kept = 128, 8, 0.8
+    rng = np.random.default_rng(7)
+    ranks = np.arange(experts)
+    popularity_LE = np.stack([ranks if by_id else rng.permutation(ranks) for _ in range(layers)])
+    score_LE = -np.log1p(popularity_LE).astype(np.float32)
+    routes = []
+    for _ in range(samples):
+        own_TLE = rng.standard_normal((rows, layers, experts), np.float32)
+        for t in range(1, rows):
+            own_TLE[t] = kept * own_TLE[t - 1] + math.sqrt(1 - kept**2) * own_TLE[t]
+        sets_TLK = np.argpartition(-(own_TLE + score_LE), topk, axis=-1)[..., :topk]
+        routes.append(rng.permuted(sets_TLK, axis=-1).astype(np.uint8))
+    name = "skewed by id" if by_id else "skewed"
+    prompts = (rows // 4,) * samples
+    return Recording(name, experts, tuple(routes), prompts, tuple(range(samples)))
+
+
+def set_digests(arrays: Sequence[npt.NDArray[Any]]) -> list[str]:
+    """One digest per sample of its sets; neither the order of ids nor their type matters."""
+    return [
+        hashlib.sha256(np.sort(array, axis=-1).astype("<u2", order="C").tobytes()).hexdigest()
+        for array in arrays
+    ]
+
+
+def same_sets(name: str, found: Sequence[str], expected: Sequence[str]) -> None:
+    """Raise ValueError unless digests of samples' sets are equal."""
+    if found != expected:
+        different = sum(a != b for a, b in itertools.zip_longest(found, expected))
+        raise ValueError(f"{name}: {different} of {len(expected)} samples came out different")
 
 
 def widened(recording: Recording, layers: int, tokens: int) -> Recording:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pybase64
 import torch
 
-from benchmarks.recordings import Recording
+from benchmarks.routes.recordings import Recording
 
 Arrays = Sequence[npt.NDArray[Any]]
 
@@ -29,9 +29,10 @@ class Peer:
     """One way to ship routes."""
 
     name: str
-    medium: Literal["http", "file", "shared memory"]
+    medium: Literal["http", "ray", "file"]
+    """ray: shared memory on one machine, a connection between two."""
     pieces: int | None
-    """Pieces of a recording; None: one per sample."""
+    """Most pieces of a recording; None: one per sample."""
     encode: Callable[[Recording, int], bytes]
     """(recording, number of the piece) to its bytes."""
     decode: Callable[[bytes, tuple[int, int]], list[npt.NDArray[Any]]]
@@ -39,7 +40,10 @@ class Peer:
 
     def pieces_of(self, recording: Recording) -> int:
         """How many pieces the recording has."""
-        return len(recording.routes) if self.pieces is None else self.pieces
+        samples = len(recording.routes)
+        if self.pieces is None:
+            return samples
+        return -(-samples // -(-samples // self.pieces))
 
 
 def _encode_npy_base64(recording: Recording, number: int) -> bytes:
@@ -69,10 +73,15 @@ def _decode_int32_base64(piece: bytes, shape_LK: tuple[int, int]) -> list[npt.ND
     return [torch.frombuffer(data, dtype=torch.int32).reshape(-1, *shape_LK).numpy()]
 
 
-def _encode_int16_pickle(recording: Recording, _: int) -> bytes:
-    """verl: one padded int16 tensor of the batch, torch.save, pickled as Ray does."""
-    routes = recording.routes
-    longest = max(map(len, routes))
+WORKERS = 8
+"""verl's agent.num_workers: each returns its share of the batch as one padded tensor."""
+
+
+def _encode_int16_pickle(recording: Recording, number: int) -> bytes:
+    """verl: a worker's padded int16 tensor, torch.save, pickled as Ray does."""
+    longest = max(map(len, recording.routes))
+    each = -(-len(recording.routes) // WORKERS)
+    routes = recording.routes[number * each : (number + 1) * each]
     shape = (len(routes), longest, recording.layers, recording.topk)
     padded_BNLK = torch.zeros(shape, dtype=torch.int16)
     mask_BN = torch.zeros(shape[:2], dtype=torch.bool)
@@ -82,6 +91,15 @@ def _encode_int16_pickle(recording: Recording, _: int) -> bytes:
     buffer = io.BytesIO()
     torch.save({"routed_experts": padded_BNLK, "attention_mask": mask_BN}, buffer)
     return pickle.dumps((buffer.getvalue(), {}, {}), protocol=5)
+
+
+def _encode_raw(recording: Recording, number: int) -> bytes:
+    """The array's bytes and nothing else."""
+    return recording.routes[number].tobytes()
+
+
+def _decode_raw(piece: bytes, shape_LK: tuple[int, int]) -> list[npt.NDArray[Any]]:
+    return [np.frombuffer(piece, np.uint8).reshape(-1, *shape_LK)]
 
 
 def _decode_int16_pickle(piece: bytes, _: tuple[int, int]) -> list[npt.NDArray[Any]]:
@@ -128,8 +146,8 @@ PEERS = (
     Peer("SGLang/slime: int32, base64", "http", None, _encode_int32_base64, _decode_int32_base64),
     Peer(
         "verl: int16 tensor, pickled",
-        "shared memory",
-        1,
+        "ray",
+        WORKERS,
         _encode_int16_pickle,
         _decode_int16_pickle,
     ),
@@ -137,3 +155,11 @@ PEERS = (
     Peer("Parquet list<uint8>, zstd", "file", 1, _encode_parquet, _decode_parquet),
 )
 """The first is what ratios refer to: the leanest of them on the wire that a server speaks today."""
+
+RAW = Peer("raw uint8 arrays: nobody's, the least", "ray", None, _encode_raw, _decode_raw)
+"""No trainer ships routes like this; it says what copying the bytes takes."""
+
+
+def peer_of(name: str) -> Peer:
+    """The peer of that name."""
+    return next(peer for peer in (*PEERS, RAW) if peer.name == name)

@@ -1,0 +1,86 @@
+"""A MinIO of our own on a temporary folder, as the server of s3:// stores."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import boto3
+
+
+@dataclass(frozen=True)
+class Minio:
+    """A running server with one bucket."""
+
+    uri: str
+    """The bucket's."""
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Processor seconds that it has used."""
+        with open(f"/proc/{self.pid}/stat") as line:
+            # utime and stime: fields 14 and 15; the name in brackets may hold blanks.
+            ticks = line.read().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def own_minio(address: str = "127.0.0.1") -> Iterator[Minio]:
+    """Start `minio` (on PATH) at an address, with this process's environment set for clients."""
+    if shutil.which("minio") is None:
+        raise SystemExit("needs `minio` on PATH, or --uri with a server of yours")
+    with socket.socket() as free:
+        free.bind((address, 0))
+        url = f"http://{address}:{free.getsockname()[1]}"
+    keys = {"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
+    os.environ.update(keys, AWS_ENDPOINT_URL_S3=url, AWS_REGION="us-east-1")
+    os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen(
+            ["minio", "server", "--quiet", "--address", url.removeprefix("http://"), folder],
+            env={
+                **os.environ,
+                "MINIO_ROOT_USER": keys["AWS_ACCESS_KEY_ID"],
+                "MINIO_ROOT_PASSWORD": keys["AWS_SECRET_ACCESS_KEY"],
+            },
+        )
+        try:
+            while not _is_ready(url):
+                time.sleep(0.1)
+            # Not the default session, which keeps the credentials of an earlier server.
+            boto3.Session().client("s3").create_bucket(Bucket="benchmark")
+            yield Minio("s3://benchmark", server.pid)
+        finally:
+            server.kill()
+            server.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/minio/health/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@contextlib.contextmanager
+def places(uris: list[str] | None) -> Iterator[list[str]]:
+    """The stores to measure on: those given, or a folder and a MinIO of our own."""
+    if uris:
+        yield uris
+        return
+    with tempfile.TemporaryDirectory(prefix="retrace-bench-") as folder:
+        if shutil.which("minio") is None:
+            print("No minio on PATH: files only")
+            yield [folder]
+            return
+        with own_minio() as server:
+            yield [folder, f"{server.uri}/benchmark"]

@@ -1,0 +1,1 @@
+"""Routes to measure on: recorded, freshly generated, drawn."""

@@ -1,0 +1,1 @@
+"""Ways to ship routes: ours, those of peers, plain Parquet files."""

@@ -1,0 +1,159 @@
+"""docs/performance.md is what the programs write, and what other pages claim is on it."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import __main__ as everything
+from benchmarks import cores, plain_parquet, reading, traces, verifying, writing
+from benchmarks.page import PAGE, Table, block, blocks_of, read_table, with_blocks
+from benchmarks.ways.parquet_forms import FORMS
+from benchmarks.ways.peers import PEERS
+from tests.paths import ROOT
+
+HEADERS = {
+    "traces": traces.HEADERS,
+    "limits": traces.LIMIT_HEADERS,
+    "plain-parquet-limits": plain_parquet.LIMIT_HEADERS,
+    "cores": cores.HEADERS,
+    "reading": reading.HEADERS,
+    "verifying": verifying.HEADERS,
+    "writing": writing.headers(10_000),
+}
+"""Of programs whose columns depend on nothing."""
+
+
+def blocks() -> dict[str, str]:
+    return blocks_of(PAGE.read_text())
+
+
+def section(table: Table, name: str) -> dict[str, tuple[str, ...]]:
+    """The rows of one recording in the table of traces, by way."""
+    names = [row[0] for row in table.rows]
+    first = next(i for i, found in enumerate(names) if found.startswith(f"**{name} ("))
+    rows = {}
+    for row in table.rows[first + 1 :]:
+        if row[0].startswith("**"):
+            break
+        rows[row[0]] = row[1:]
+    return rows
+
+
+def test_the_page_has_each_programs_blocks_in_their_order():
+    assert list(blocks()) == [b for program in everything.PROGRAMS.values() for b in program.blocks]
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_block_has_the_columns_that_its_program_writes(name):
+    assert read_table(blocks()[name]).headers == HEADERS[name]
+
+
+def test_every_block_has_a_table_and_every_program_says_on_which_machine():
+    for name, program in everything.PROGRAMS.items():
+        texts = [blocks()[block] for block in program.blocks]
+        assert all(read_table(text).rows for text in texts), name
+        assert re.search(r"\d+ cores; load .*Python \d", "".join(texts)), name
+
+
+def test_every_way_and_form_is_on_the_page():
+    table = read_table(blocks()["traces"])
+    ways = [*(peer.name for peer in PEERS), traces.CODING, traces.FILE, traces.STORE]
+    names = [row[0][2:].partition(" (E=")[0] for row in table.rows if row[0].startswith("**")]
+    assert len(names) == 8
+    assert all(list(section(table, name)) == ways for name in names)
+    forms = [row[0] for row in read_table(blocks()["plain-parquet"]).rows]
+    assert forms == [f"{kind} {form.name}" for form in FORMS for kind in ("ids", "gaps")]
+
+
+def test_prose_has_no_measured_rates():
+    """They go stale: a rate belongs into a block. Those of the model of compute are inputs."""
+    page = PAGE.read_text()
+    prose = re.sub(r"<!-- generated: .*?<!-- end: [a-z-]+ -->", "", page, flags=re.DOTALL)
+    assert re.findall(r"\d[\d.,]* (?:MB/s|GB/s|B per token|bytes per token)", prose) == []
+
+
+def test_what_the_readme_claims_of_bytes_is_on_the_page():
+    claim = re.search(
+        r"\*\*Small\*\*: ([\d.]+) bytes .* against (\d+) to (\d+) as peers",
+        (ROOT / "README.md").read_text(),
+    )
+    assert claim
+    rows = section(read_table(blocks()["traces"]), "recorded")
+    size = {name: float(cells[0].split()[0]) for name, cells in rows.items()}
+    assert float(claim[1]) == pytest.approx(size[traces.FILE], abs=0.06)
+    peers = [size[peer.name] for peer in PEERS if peer.medium != "file"]
+    assert (round(min(peers)), round(max(peers))) == (int(claim[2]), int(claim[3]))
+
+
+def test_what_the_format_claims_of_sizes_is_on_the_page():
+    text = (ROOT / "docs" / "trace-format.md").read_text().partition("## Size\n")[2]
+    claim = re.search(r"32k tokens:\s([\d.]+),.*cost ([\d.]+);\stheir", text, re.DOTALL)
+    assert claim
+    table = read_table(blocks()["traces"])
+    for claimed, name in zip(claim.groups(), ("recorded", "uniform, top-8 of 128"), strict=True):
+        size = float(section(table, name)[traces.FILE][0].split()[0])
+        assert float(claimed) == pytest.approx(size, abs=0.06)
+
+
+def test_a_table_is_read_as_it_was_written():
+    table = Table(("", "MB/s"), (("files", "12"), ("a longer name", "3,456")))
+    assert read_table(block("some words:", table, "a machine.")) == table
+    with pytest.raises(ValueError, match="columns"):
+        Table(("", "MB/s"), (("files",),)).markdown()
+    with pytest.raises(ValueError, match="no table"):
+        read_table("words")
+
+
+def test_blocks_replace_only_what_is_between_their_marks():
+    page = (
+        "a\n<!-- generated: x -->\nold\n<!-- end: x -->\nb\n<!-- generated: y -->\n<!-- end: y -->"
+    )
+    renewed = with_blocks(page, {"x": "new\n"})
+    assert renewed == page.replace("old", "new")
+    assert blocks_of(renewed) == {"x": "new\n", "y": ""}
+    with pytest.raises(ValueError, match="no block"):
+        with_blocks(page, {"z": ""})
+
+
+def test_the_real_page_is_not_written_with_tiny_sizes():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--quick needs --page" in done.stderr
+
+
+@pytest.mark.integration
+def test_one_command_makes_the_page_anew(tmp_path):
+    """Every program at tiny sizes; each block is new and has the form of the real page's."""
+    page = tmp_path / "page.md"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--page", str(page)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = blocks_of(page.read_text())
+    left_out = re.findall(r"^(\w+): left out", done.stdout, re.MULTILINE)
+    for name, program in everything.PROGRAMS.items():
+        if name in left_out:
+            continue
+        for block_name in program.blocks:
+            assert written[block_name] != blocks()[block_name]
+            assert read_table(written[block_name]).rows
+    assert {name: read_table(written[name]).headers for name in HEADERS if name != "writing"} == {
+        name: headers for name, headers in HEADERS.items() if name != "writing"
+    }
+
+
+def test_a_program_that_forgets_a_block_is_refused(tmp_path, monkeypatch):
+    def runs(command, **_):
+        (tmp_path / "cores.json").write_text(json.dumps({"core": ""}))
+
+    monkeypatch.setattr(everything.subprocess, "run", runs)
+    with pytest.raises(ValueError, match="cores wrote"):
+        everything.run("cores", quick=True, folder=tmp_path)
