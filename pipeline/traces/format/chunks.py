@@ -18,7 +18,13 @@ from pipeline.run.commit import CorruptObjectError, DataFile, sha256
 from pipeline.run.parse import items, key, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
 from pipeline.traces.format.columns import check_columns
-from pipeline.traces.format.pages import StoredGroup, check_pages, check_texts, footer_metadata
+from pipeline.traces.format.pages import (
+    StoredGroup,
+    check_pages,
+    check_texts,
+    chunk_range,
+    footer_metadata,
+)
 from pipeline.traces.format.schema import Role, absent_columns, check_metadata
 from pipeline.traces.format.types import TraceError
 
@@ -205,14 +211,6 @@ def describe_stream(content: IO[bytes], data: DataFile, role: Role) -> TraceFile
             chunks.append(range_of(*chunk_range(group.column(i))))
         groups.append(RowGroup(group.num_rows, tuple(chunks)))
     return TraceFile(data, role, range_of(data.size - length, length), leaves, tuple(groups))
-
-
-def chunk_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Offset and length of a column chunk, from its first page to its last."""
-    start = column.data_page_offset
-    if column.has_dictionary_page:
-        start = min(start, column.dictionary_page_offset)
-    return start, column.total_compressed_size
 
 
 def _inner_nulls(array: pa.Array) -> bool:

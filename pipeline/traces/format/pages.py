@@ -99,7 +99,7 @@ def check_pages(
         for leaf, (offset, content) in group.chunks.items():
             column = metadata.row_group(group.number).column(leaf)
             what = f"{name}: row group {group.number}, column {column.path_in_schema}"
-            if _place(column) != (offset, len(content)):
+            if chunk_range(column) != (offset, len(content)):
                 raise TraceError(f"{what}: its place in the footer is not that in its commit")
             try:
                 pages = list(walk_pages(content, column.num_values))
@@ -170,7 +170,8 @@ def _below(path: str, name: str) -> str:
     return f"{path}.{name}"
 
 
-def _place(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+def chunk_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Offset and length of a column chunk, from its first page to its last."""
     start = column.data_page_offset
     if column.has_dictionary_page:
         start = min(start, column.dictionary_page_offset)

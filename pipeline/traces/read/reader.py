@@ -14,7 +14,10 @@ from pipeline.traces.read.parts import Part, read_part, read_rows
 from pipeline.traces.read.rows import sample_at
 from pipeline.traces.read.slices import Slices
 
-COMPARED = ("id", "group", "prompt_id", "policy_version", "token_digest", "reward", "branch_of")
+COMPARED = (
+    *("id", "group", "prompt_id", "policy_version", "prompt_length", "response_length"),
+    *("token_digest", "rows_total", "reward", "reward_error", "branch_of"),
+)
 """Columns that must be equal in a samples file and the manifest."""
 
 

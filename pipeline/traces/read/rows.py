@@ -14,7 +14,8 @@ from pipeline.traces.format.types import Sample, TraceError, VersionSpan
 def sample_at(table: pa.Table, i: int, name: str) -> Sample:
     """Make a sample without routes from row i of a samples table.
 
-    Raises TraceError, naming file and sample, when its tokens do not match its digest.
+    Raises TraceError, naming file and sample, when its tokens do not match its digest, and when
+    columns contradict each other.
     """
 
     def array(column: str, dtype: Any) -> Any:
@@ -42,6 +43,18 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
         branch_of=value("branch_of"),
     )
     check_sample(sample, name)
+    made = {
+        "prompt_length": len(sample.prompt_tokens_P),
+        "response_length": len(sample.response_tokens_G),
+        "rows_total": len(sample.prompt_tokens_P) + len(sample.response_tokens_G) - 1,
+        "policy_version": min(span.version for span in sample.version_spans),
+    }
+    for column, expected in made.items():
+        if value(column) != expected:
+            raise TraceError(
+                f"{name}: sample {sample.id}: {column} {value(column)}, its tokens and version "
+                f"spans say {expected}; remake the step"
+            )
     found = token_digest(sample.tokens_S)
     if found != value("token_digest"):
         raise TraceError(

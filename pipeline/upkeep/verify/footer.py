@@ -1,6 +1,5 @@
 """The part of `verify` that compares the footer of a trace's Parquet file with its commit."""
 
-import io
 import json
 from collections.abc import Iterator
 
@@ -9,9 +8,10 @@ import pyarrow.parquet as pq
 
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
-from pipeline.traces.format.chunks import TraceFile, chunk_range, read_footer
+from pipeline.traces.format.chunks import TraceFile, read_footer
 from pipeline.traces.format.columns import check_columns
 from pipeline.traces.format.header import Header
+from pipeline.traces.format.pages import chunk_range, footer_metadata
 from pipeline.traces.format.schema import (
     MANIFEST,
     SAMPLES,
@@ -21,8 +21,6 @@ from pipeline.traces.format.schema import (
     routes_schema,
 )
 from pipeline.traces.format.types import TraceError
-
-_MAGIC = b"PAR1"
 
 
 def check_footer(store: Store, file: TraceFile, header: Header) -> None:
@@ -34,7 +32,7 @@ def check_footer(store: Store, file: TraceFile, header: Header) -> None:
     name = file.data.key
     footer = read_footer(store, file)
     try:
-        metadata = pq.read_metadata(io.BytesIO(_MAGIC + footer))
+        metadata = footer_metadata(footer, len(file.row_groups), file.leaves)
         geometry = header.geometry if file.role == "routes" else None
         minor = check_metadata(metadata.metadata, file.role, geometry, name)
         schema = _schema(file.role, geometry)

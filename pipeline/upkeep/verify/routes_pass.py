@@ -84,7 +84,8 @@ class RoutesPass:
 
     def _check_segments(self, segments: pa.Table) -> None:
         """Check what no sample's own rows would show."""
-        known = pa.array({*self._rows["id"].to_pylist(), *self._rows["group"].to_pylist()})
+        names = {*self._rows["id"].to_pylist(), *self._rows["group"].to_pylist()}
+        known = pa.array(names, pa.string())
         strange = pc.invert(pc.is_in(segments["owner"], value_set=known))
         for owner in segments["owner"].filter(strange).slice(0, 1).to_pylist():
             raise TraceError(f"{self._key}: a segment of {owner}, which its shard does not have")

@@ -108,10 +108,12 @@ def renamed(role: str, old: str, new: str) -> Forge:
     return forge
 
 
-def coded(change: Callable[[bytes], bytes], layer: int = 2) -> Forge:
+def coded(change: Callable[[bytes], bytes | str]) -> Forge:
+    """Other bytes in a layer."""
+
     def forge(forgery: Forgery) -> None:
-        name = f"layer_{layer:05d}"
-        forgery.segments[0][name] = change(forgery.segments[0][name])
+        for row in forgery.segments:
+            row["layer_00002"] = change(row["layer_00002"])
 
     return forge
 
@@ -317,7 +319,7 @@ PARQUET = [
     Case(
         "| binary |",
         r"layer_00002 is BYTE_ARRAY \(STRING\), expected BYTE_ARRAY",
-        both(typed("routes", "layer_00002", pa.string()), lambda f: f.segments.clear()),
+        both(typed("routes", "layer_00002", pa.string()), coded(lambda data: data.decode())),
     ),
     Case(
         "| int32, int64 |",
@@ -391,15 +393,19 @@ SAMPLES = [
     Case("| `id` | string |", "id", only_sample(id="000000/0/7")),
     Case("| `group` | string |", "group", only_row(group="000000/7")),
     Case("| `prompt_id` | string |", "of prompt 7", sample(prompt_id="7")),
-    Case("| `policy_version` | int32 |", "the oldest span has 0", sample(policy_version=3)),
+    Case(
+        "| `policy_version` | int32 |",
+        "policy_version 3, its .* spans say 0",
+        sample(policy_version=3),
+    ),
     Case(
         "| `prompt_length`, `response_length` | int32 |",
-        "values of prompt_tokens, its length is 99|rows for 99",
+        "prompt_length 99, its tokens",
         sample(prompt_length=99),
     ),
     Case(
         "| `prompt_length`, `response_length` | int32 |",
-        "values of response_tokens|and 99 response",
+        "response_length 99, its tokens",
         sample(response_length=99),
     ),
     Case(
@@ -424,7 +430,7 @@ SAMPLES = [
     ),
     Case("| `rows_valid` | int32 |", "valid rows, its", sample(rows_valid=1)),
     Case("| `rows_valid` | int32 |", "rows_valid is 1", only_row(rows_valid=1)),
-    Case("| `rows_total` | int32 |", "99 rows for", sample(rows_total=99)),
+    Case("| `rows_total` | int32 |", "rows_total 99, its tokens", sample(rows_total=99)),
     Case(
         "| `branch_of` | string |", "branch_of 000000/0/1, expected", sample(branch_of="000000/0/1")
     ),
@@ -441,7 +447,7 @@ SAMPLES = [
     Case(
         "| `prompt_tokens`, `response_tokens` | list of uint32 |",
         "its tokens have digest",
-        only_sample(prompt_tokens=[1]),
+        only_sample(prompt_tokens=[1] * 7),
     ),
     Case(
         "| `loss_mask` | list of bool |", "values of loss_mask", only_sample(loss_mask=[True] * 99)
@@ -638,6 +644,11 @@ COMMITS = [
         dropped_shard,
     ),
     Case(
+        "The shards of a step are numbered from 0",
+        "it does not name the shard",
+        dropped_shard,
+    ),
+    Case(
         "The\n`policies` of a manifest are those of all its shards together",
         "policies",
         head(policies=[]),
@@ -712,6 +723,13 @@ READING = [
         "rows of routes, expected",
         lambda f: f.sample(segments=f.samples[0]["segments"][:1]),
     ),
+    Case("compare what columns say twice", "rows_total 99, its tokens", sample(rows_total=99)),
+    Case("compare what columns say twice", "reward is", only_row(reward=9.0)),
+    Case(
+        "refuse a column of another physical or logical type",
+        "rows_total is INT64, expected INT32",
+        typed("samples", "rows_total", pa.int64()),
+    ),
     Case(
         "compare the token digest with the tokens",
         "its tokens have digest",
@@ -725,3 +743,52 @@ READING = [
 ]
 
 CASES = [*IDENTITY, *LIMITS, *PARQUET, *SAMPLES, *ROUTES, *MANIFEST, *COMMITS, *READING]
+
+_RECORDED = "tests/unit/traces/test_recorded_sets.py"
+_R2 = "tests/unit/traces/test_damage.py"
+_CUT = "tests/unit/traces/read/test_cut_rows.py"
+_OLD = "tests/unit/traces/format/test_schema.py"
+
+ELSEWHERE = {
+    "What ties routes to tokens is not the id but the digests": _RECORDED,
+    "| `training/SSS-DDDDD.": _R2,
+    "| `manifest.json` | seals the step": "tests/unit/traces/test_damage.py",
+    "| `replay/...` |": _RECORDED,
+    "Objects are created once and never changed": "tests/store_conformance.py",
+    "| {3, 7, 8, 20}, {0, 1, 2, 3} | 64 |": "tests/unit/traces/format/test_format_doc.py",
+    "| {5, 300, 301}, {0, 256, 511} | 512 |": "tests/unit/traces/format/test_format_doc.py",
+    "Width follows E, never the ids that occur": "tests/unit/traces/format/test_codec.py",
+    "| `step`, `stage`, `dp_rank` |": _R2,
+    "A reader refuses every other\nencoding": "tests/unit/run/test_strict_json.py",
+    "A trainer writes a routes file for each pipeline stage and data-parallel rank": _R2,
+    "The files must have the same E, K, kind and policy version": _CUT,
+    "Creation must be atomic and must fail if the object exists": "tests/store_conformance.py",
+    "A writer must check what a reader will": "tests/unit/traces/write/test_writer.py",
+    "A reader of 1.x reads every 1.y before it": "tests/unit/traces/test_format_1_0.py",
+    "It must refuse every other major version": _OLD,
+    "| columns `branch_of`, `part_digests`, `not_trained` |": _OLD,
+    "| `training`, `rejected` of a manifest |": "tests/unit/traces/format/test_policies.py",
+    "never use a row that is not valid": "tests/integration/training_replay",
+    "it never guesses the name": "tests/unit/traces/format/test_independent_writer.py",
+}
+"""Statements that need more than one sealed step, and where they are tested."""
+
+FREE = {
+    "Dense layers never appear": "a file does not say which layers of a model are dense; verify "
+    "compares the geometry with the run's model (tests/unit/upkeep/test_verify.py)",
+    "An unknown row is never left out": "S - 1 rows are demanded; who left one out and moved the "
+    "others cannot be told from who recorded wrongly",
+    "| step | 999,999 |": "an object of step 1,000,000 has no key",
+    "| tokens of a segment or row group |": "a rule for writers that no reader may demand",
+    "| compression |": "a reader takes any",
+    "| encodings |": "a reader takes any",
+    "| pages |": "any is right",
+    "| row groups | any number": "any is right",
+    "| other indexes |": "advice",
+    "Engines route the prompt of a group mostly, not always": "an observation",
+    "A reader must": "what is told one by one below it",
+    "It\nmay not change what is here": "a rule for the next version of the page",
+    "| `training` | true": "whether the trainer was to record is known to the run alone; "
+    "what follows from it is tested with the sets (R2)",
+}
+"""Statements that nothing stored can break, or that no reader may demand, and why."""

@@ -10,8 +10,10 @@ from pipeline.traces import TraceError, read_manifest, read_routes, read_samples
 from pipeline.upkeep.verify import verify
 from tests.forging import Forgery
 from tests.memory_store import MemoryStore
+from tests.paths import ROOT
 from tests.samples import make_samples, sealed_r3
-from tests.unit.traces.format.statements import CASES, READING
+from tests.unit.traces.format.page import PAGE, plain, statements, strange_sections
+from tests.unit.traces.format.statements import CASES, ELSEWHERE, FREE, READING
 
 
 @cache
@@ -46,3 +48,27 @@ def test_a_reader_refuses_what_it_must(case):
     store = forgery.sealed()
     with pytest.raises((TraceError, StoreError), match=case.says):
         read_all(store)
+
+
+QUOTES = [*(case.quote for case in CASES), *ELSEWHERE, *FREE]
+
+
+def test_each_quote_stands_on_the_page():
+    """Who changes a statement changes its case."""
+    assert [quote for quote in QUOTES if plain(quote) not in plain(PAGE)] == []
+
+
+def test_each_statement_has_a_case():
+    """Each table row and rule is quoted in statements.py, so that none goes unchecked."""
+    quotes = [plain(quote) for quote in QUOTES]
+    bare = [
+        f"{section}: {text}"
+        for section, text in statements()
+        if not any(quote in text or text in quote for quote in quotes)
+    ]
+    assert bare == [], "add a case, or say in ELSEWHERE or FREE why there is none"
+    assert strange_sections() == set()
+
+
+def test_the_other_tests_are_there():
+    assert [path for path in ELSEWHERE.values() if not (ROOT / path).exists()] == []
