@@ -88,16 +88,16 @@ class ManifestRows:
                 if self._roles[number] not in (role, None):
                     key = self._manifest.files[number].key
                     raise TraceError(f"{self._key}: its {role} lie in {key}, of another role")
+        seen = Counter(ref.key for ref in self._manifest.files)
+        if max(seen.values(), default=1) > 1:
+            raise TraceError(f"{self._key}: data names {seen.most_common(1)[0][0]} twice")
+        if self._manifest.rejected:
+            return  # all groups of a shard may be
         used = {*self._files.tolist(), *routes.tolist()}
         for number, ref in enumerate(self._manifest.files):
             header = self._headers.get(ref.commit)
             if number not in used and header is not None and header.body.get("samples") != 0:
                 raise TraceError(f"{self._key}: data names {ref.key}, which no row refers to")
-        for what in ("key", "sha256"):
-            seen = Counter(getattr(ref, what) for ref in self._manifest.files)
-            # Files without a row may be alike to the last byte.
-            if what == "key" and max(seen.values(), default=1) > 1:
-                raise TraceError(f"{self._key}: data names {seen.most_common(1)[0][0]} twice")
 
     def _check_order(self) -> None:
         """Shard after shard, and in a shard ascending by the bytes of the id."""
@@ -112,11 +112,10 @@ class ManifestRows:
     def _check_samples(self) -> None:
         """The columns that rows repeat are those of the samples, which are there once each."""
         files, places = self._files, _field(self._rows["samples"], "row")
-        for number in np.unique(files).tolist():
-            ref = self._manifest.files[number]
+        for number, ref in enumerate(self._manifest.files):
             shard = self._shards.get(ref.commit)
-            if shard is None or shard.rows is None:
-                continue  # reported already
+            if self._roles[number] != "samples" or shard is None or shard.rows is None:
+                continue  # what cannot be read is reported already
             mine = np.flatnonzero(files == number)
             at = places[mine]
             if ((at < 0) | (at >= len(shard.rows))).any():
@@ -129,11 +128,18 @@ class ManifestRows:
             self._check_rejected(ref, shard.rows.take(left))
 
     def _own_routes(self, number: int, mine: npt.NDArray[np.int64]) -> bool:
-        """Whether the routes of some rows are those that their shard recorded."""
+        """Whether the routes of some rows are those that their shard recorded.
+
+        Raises TraceError when they are those of another shard.
+        """
         commit = self._manifest.files[number].commit
         parts = pc.list_flatten(self._rows["routes"].take(mine))
         files = np.unique(pc.struct_field(parts, "file").to_numpy()).tolist()
-        return bool(files) and all(self._manifest.files[f].commit == commit for f in files)
+        commits = {self._manifest.files[file].commit for file in files}
+        for other in sorted(commits - {commit}):
+            if other in self._shards:
+                raise TraceError(f"{self._key}: samples of {commit} have routes of {other}")
+        return commits == {commit}
 
     def _check_equal(
         self, ref: FileRef, rows: pa.Table, samples: pa.Table, own_routes: bool
@@ -224,6 +230,9 @@ class ManifestRows:
             raise TraceError(
                 f"{self._key}: geometry and provenance go together, it has one of them"
             )
+        for key, shard in self._shards.items():
+            if manifest.geometry is None and shard.header.geometry is not None:
+                raise TraceError(f"{self._key}: no geometry, but {key} has routes")
         with_routes = {
             ref.commit: self._headers[ref.commit]
             for ref, role in zip(manifest.files, self._roles, strict=True)

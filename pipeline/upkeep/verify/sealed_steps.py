@@ -79,6 +79,8 @@ def _verify_objects(
         return 0
     if manifest.format == "1.0":
         report.note(key, _OLD)
+    if pruned:
+        _verify_pruned(store, manifest, report)
     before = len(report.problems)
     with report.noting(key):
         _verify_rows(manifest, geometry)
@@ -103,6 +105,19 @@ def _verify_body(store: Store, step: int, key: str, content: str, report: Report
                 f"{key}: of step {body.get('step')!r} with {', '.join(body)}, expected {content} "
                 f"of step {step}"
             )
+
+
+def _verify_pruned(store: Store, manifest: Manifest, report: Report) -> None:
+    """Check that a pruned step says so of its own data files, all of them."""
+    key = keys.pruned(manifest.step)
+    with report.parsing(key):
+        removed = set((find_signed(store, key) or {"data": []})["data"])
+        for name in sorted(removed):
+            if not name.startswith(keys.step_prefix(manifest.step)):
+                raise CorruptObjectError(f"{key}: it names {name}, no file of this step")
+        for ref in manifest.files:
+            if ref.key not in removed:
+                raise CorruptObjectError(f"{key}: it does not name {ref.key}, as the manifest does")
 
 
 @dataclass

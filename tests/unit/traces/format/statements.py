@@ -233,6 +233,31 @@ def twice(forgery: Forgery) -> None:
     two["samples"] = one["samples"]
 
 
+def without_routes(forgery: Forgery) -> None:
+    """A manifest that knows nothing of its shards' routes."""
+    data = forgery.manifest.body["data"]
+    samples = [ref for ref in data if ".samples." in ref["key"]]
+    forgery.manifest.body.update(geometry=None, provenance=None, data=samples)
+    forgery.manifest.body["counts"]["rows_valid"] = None
+    for row in forgery.rows:
+        row.update(routes=None, routes_digest=None, rows_valid=None)
+        row["samples"]["file"] = samples.index(data[row["samples"]["file"]])
+
+
+def another_shards_routes(forgery: Forgery) -> None:
+    """Good ones: the other shard has a copy of the sample's segments."""
+    mine, other = (made.file("routes") for made in forgery.shards)
+    sample = forgery.samples[0]
+    places = [
+        {"row": len(other.rows) + i, "tokens": place["tokens"]}
+        for i, place in enumerate(sample["segments"])
+    ]
+    other.rows += [mine.rows[place["row"]] for place in sample["segments"]]
+    keys_ = [ref["key"] for ref in forgery.manifest.body["data"]]
+    row = next(row for row in forgery.rows if row["id"] == sample["id"])
+    row["routes"] = [{"file": keys_.index(other.key), "segments": places}]
+
+
 def unused_file(forgery: Forgery) -> None:
     data = forgery.manifest.body["data"]
     forgery.others["steps/000000/rollout/00000.0123abcd.routes.parquet"] = b"unused"
@@ -538,6 +563,8 @@ MANIFEST = [
         lambda f: f.rows[0]["routes"][0].update(segments=f.rows[1]["routes"][0]["segments"]),
     ),
     Case("| `routes` | list of (file, segments) |", "no routes", only_row(routes=None)),
+    Case("| `routes` | list of (file, segments) |", "but .* has routes", without_routes),
+    Case("| `routes` | list of (file, segments) |", "have routes of", another_shards_routes),
     Case("| `routes` | list of (file, segments) |", "no routes", only_row(routes=[])),
     Case(
         "| `routes` | list of (file, segments) |",
