@@ -77,7 +77,8 @@ class Contents:
     """The data from which a rank lays out micro-batches, by sample id."""
 
     samples: Mapping[str, Sample]
-    advantages: Mapping[str, float]
+    advantages: Mapping[str, float | None]
+    """None: the sample is not trained on."""
     routes: Mapping[str, Routes] | None = None
     """Routes of this rank's layers; None: nothing is replayed, every real position is NATIVE."""
     geometry: Geometry | None = None
@@ -88,8 +89,8 @@ class Contents:
 def lay_out(ids: Sequence[str | None], length: int, contents: Contents) -> MicroBatch:
     """Lay out the rows of a micro-batch, padded to `length` positions.
 
-    A sample without reward has no loss. Raises TraceError if a sample's routes do not have S - 1
-    rows of the geometry, KeyError if a sample is missing.
+    A sample that is not trained on has no loss. Raises TraceError if a sample's routes do not have
+    S - 1 rows of the geometry, KeyError if a sample is missing.
     """
     shape = (len(ids), length)
     labels_BN = np.zeros(shape, np.int64)
@@ -103,10 +104,11 @@ def lay_out(ids: Sequence[str | None], length: int, contents: Contents) -> Micro
         sample = contents.samples[id]
         T, response = len(sample.tokens_S) - 1, _response(sample)
         labels_BN[b, :T] = sample.tokens_S[1:]
-        if sample.reward is not None:
-            loss_mask_BN[b, response] = sample.loss_mask_G
         engine_BN[b, response] = sample.logprobs_G
-        advantages_BN[b, response] = contents.advantages[id]
+        advantage = contents.advantages[id]
+        if advantage is not None:
+            loss_mask_BN[b, response] = sample.loss_mask_G
+            advantages_BN[b, response] = advantage
         kinds_BN[b, :T] = NATIVE
     sets_BNLK = _lay_out_routes(ids, contents, kinds_BN)
     return MicroBatch(

@@ -21,7 +21,7 @@ from pipeline.store import Store
 from pipeline.traces import Manifest, RouteStream, SampleStream, SealedManifest
 from pipeline.traces.format.manifest import Commits
 
-_COLUMNS = ("group", "reward", "rows_total", "rows_valid", "response_length")
+_COLUMNS = ("group", "reward", "not_trained", "rows_total", "rows_valid", "response_length")
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class StepData:
     manifest: Manifest
     """Rows of this data-parallel rank's samples, in the order of the layout."""
     columns: pa.Table
-    """Columns of all samples: group, reward, rows_total, rows_valid, response_length."""
+    """Columns of all samples, those of _COLUMNS."""
     layout: Layout
     ids: Mapping[int, str]
     """Ids of this rank's samples, by row of the manifest."""
     samples: SampleStream
     """This data-parallel rank's samples, read ahead of use."""
-    advantages: Mapping[str, float]
-    """Advantages of this data-parallel rank's samples."""
+    advantages: Mapping[str, float | None]
+    """Advantages of this data-parallel rank's samples; None: the sample is not trained on."""
     routes: RouteStream | None
     """Recorded routes to replay in this rank's layers, read ahead of use; None: none are read."""
 
@@ -94,8 +94,11 @@ def load_step(
     if replays and geometry is not None:
         routes = RouteStream(store, manifest, geometry.layers, commits)
     rewards_N = columns["reward"].to_numpy(zero_copy_only=False).astype(np.float64)
+    # What is not trained on does not count in its group's mean either.
+    rewards_N[pc.is_valid(columns["not_trained"]).to_numpy()] = np.nan
     by_std = config.algorithm.norm_adv_by_std_in_grpo
-    advantages_N = grpo_advantages(rewards_N, groups_N, by_std)
+    advantages_N = grpo_advantages(rewards_N, groups_N, by_std).astype(object)
+    advantages_N[np.isnan(rewards_N)] = None
     return StepData(
         manifest=manifest,
         columns=columns,

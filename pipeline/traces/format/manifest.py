@@ -19,6 +19,7 @@ from pipeline.run.commit import CorruptObjectError
 from pipeline.run.parse import flag, items, key, number, text
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
+from pipeline.traces.format.domain import check_line, check_name
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.ids import doubles, named
 from pipeline.traces.format.schema import FORMAT, MANIFEST, Role
@@ -176,7 +177,11 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
         versions = tuple(number(version) for version in items(header.body["policy_versions"]))
         training = bool(header.minor) and flag(header.body["training"])
         rejected = tuple(
-            Rejected(text(group["group"]), text(group["reason"]), number(group["samples"]))
+            Rejected(
+                check_name(group["group"], f"{name}: rejected group"),
+                check_line(group["reason"], f"{name}: reason of a rejected group"),
+                number(group["samples"]),
+            )
             for group in (items(header.body["rejected"]) if header.minor else ())
         )
     except (KeyError, TypeError, ValueError) as error:

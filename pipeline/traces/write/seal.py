@@ -1,6 +1,7 @@
 """Sealing a step: joining its shards into the manifest, shard by shard, in bounded memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
@@ -15,10 +16,11 @@ from pipeline.store import Store
 from pipeline.traces.format import domain
 from pipeline.traces.format.chunks import read_table
 from pipeline.traces.format.header import Header, read_header, same_source, with_header
-from pipeline.traces.format.ids import check_ids
+from pipeline.traces.format.ids import check_ids, named
 from pipeline.traces.format.manifest import (
     FileRef,
     Manifest,
+    Rejected,
     SealedManifest,
     file_of,
     open_manifest,
@@ -41,23 +43,31 @@ def seal(
     shards: int,
     ids_of_shard: Callable[[int], Sequence[str]],
     policy_version: int | None,
+    *,
     training: bool = False,
+    rejected: Mapping[str, str] | None = None,
 ) -> SealedManifest:
     """Join the committed shards of a step and seal it.
 
     With `policy_version` None the response tokens may come from any policy versions. `training`:
-    the trainer records the routes of this step (R2). A step that is already sealed is returned
-    unchanged. Raises TraceError when a shard's samples are missing, duplicated or unexpected, when
-    shards differ in geometry, kind or policy version or in the weights of one version, or when a
-    response token comes from another policy version; ObjectMissingError when a shard is not
+    the trainer records the routes of this step (R2). `rejected` has the reason of each group that
+    was made and not accepted: its samples are in the shards, but not in the step, nor among the
+    ids of their shard. A step that is already sealed is returned unchanged. Raises TraceError when
+    a shard's samples are missing, duplicated or unexpected, when shards differ in geometry, kind or
+    policy version or in the weights of one version, when a response token comes from another policy
+    version, or when a rejected group is in no shard; ObjectMissingError when a shard is not
     committed.
     """
     domain.check_number(step, domain.MOST_STEP, "step")
     domain.check_number(shards, domain.MOST_SHARD + 1, f"step {step}: number of shards", 1)
     if policy_version is not None:
         domain.check_number(policy_version, domain.MOST, f"step {step}: policy_version")
+    refused = dict(sorted((rejected or {}).items()))
+    for group, reason in refused.items():
+        domain.check_name(group, f"step {step}: rejected group")
+        domain.check_line(reason, f"step {step}: reason of the rejected group {group}")
     ours = store.size(keys.manifest(step)) is None and _seal(
-        store, step, shards, ids_of_shard, policy_version, training
+        store, step, shards, ids_of_shard, policy_version, training=training, rejected=refused
     )
     manifest = open_manifest(store, step)
     if not ours:
@@ -80,7 +90,9 @@ def _seal(
     shards: int,
     ids_of_shard: Callable[[int], Sequence[str]],
     policy_version: int | None,
+    *,
     training: bool,
+    rejected: Mapping[str, str],
 ) -> bool:
     """Write the manifest of committed shards; return False when another writer was first."""
     headers: list[Header] = []
@@ -88,16 +100,18 @@ def _seal(
         header = read_header(store, keys.rollout(step, shard))
         headers.append(_needed(header))
         _check_shard(store, header, headers[0], {"step": step, "shard": shard})
-    if not any(file.rows for header in headers for file in header.files):
-        raise TraceError(f"step {step} in {store.uri}: no samples, expected at least one")
     first = headers[0]
     refs: list[FileRef] = []
     write_id = new_write_id()
     versions: set[int] = set() if policy_version is None else {policy_version}
+    counts: Counter[str] = Counter()
     with _writer(store, step, write_id) as file:
         rows = _Rows(file)
         for shard, header in enumerate(headers):
             table = _shard_rows(store, header, len(refs)).sort_by("id")
+            out = pc.is_in(table["group"], pa.array(list(rejected), pa.string()))
+            counts.update(table["group"].filter(out).to_pylist())
+            table = table.filter(pc.invert(out))
             name = f"step {step}, shard {shard}"
             check_ids(name, table["id"].to_pylist(), ids_of_shard(shard))
             found = _versions(table)
@@ -109,6 +123,11 @@ def _seal(
             versions.update(found)
             refs += refs_of(header)
             rows.add(table)
+        where = f"step {step} in {store.uri}"
+        if missing := sorted(rejected.keys() - counts.keys()):
+            raise TraceError(f"{where}: {named('rejected groups that no shard has', missing)}")
+        if not rows.samples:
+            raise TraceError(f"{where}: no samples, expected at least one")
         head = Manifest(
             step,
             tuple(sorted(versions)),
@@ -118,6 +137,7 @@ def _seal(
             MANIFEST.empty_table(),
             policies=united((header.key, header.policies) for header in headers),
             training=training,
+            rejected=tuple(Rejected(group, rejected[group], counts[group]) for group in rejected),
         )
         return _commit(store, head, rows, write_id)
 
@@ -129,6 +149,11 @@ class _Rows:
         self.file = file
         self._pending = MANIFEST.empty_table()
         self._total, self._valid, self._without = 0, 0, False
+
+    @property
+    def samples(self) -> int:
+        """Rows added so far."""
+        return self.file.rows + len(self._pending)
 
     def add(self, table: pa.Table) -> None:
         table = table.select(MANIFEST.names).cast(MANIFEST)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.run.commit import new_write_id
+from pipeline.run.plan import publish_plan
 from pipeline.store import ObjectExistsError, ObjectMissingError, open_store
 from pipeline.traces import (
     Geometry,
@@ -16,12 +17,17 @@ from pipeline.traces import (
     read_routes,
     read_samples,
     seal,
+    write_recorded_set,
     write_shard,
 )
+from pipeline.traces.format.manifest import Rejected
+from pipeline.upkeep.verify import verify
 from tests.samples import (
     GEOMETRY,
     R3,
     by_shard,
+    equal,
+    make_plan,
     make_samples,
     planned_ids,
     sealed_r3,
@@ -168,3 +174,64 @@ def test_a_sample_keeps_its_routes_whatever_shard_made_it(store, tmp_path):
         ours, theirs = read_routes(store, one, [sample.id]), read_routes(other, two, [sample.id])
         assert (ours[sample.id].sets_TLK == theirs[sample.id].sets_TLK).all()
     assert [s.id for s in read_samples(other, two, two.ids)] == two.ids
+
+
+REJECTED = {"000000/2": "all rewards are equal", "000000/0": "too long"}
+
+
+def kept(samples):
+    return [sample for sample in samples if sample.group not in REJECTED]
+
+
+def seal_without_rejected(store, samples):
+    write_shards(store, samples)
+    ids = [sample.id for sample in kept(samples)]
+    return seal(store, 0, 2, by_shard(ids, 2), 0, rejected=REJECTED)
+
+
+def test_rejected_groups_are_in_the_shards_and_not_in_the_step(store):
+    """With their reasons and counts; everything that reads the step sees the others alone."""
+    samples = make_samples(prompts=4, n=3)
+    manifest = seal_without_rejected(store, samples).all()
+    assert manifest.rejected == (
+        Rejected("000000/0", "too long", 3),
+        Rejected("000000/2", "all rewards are equal", 3),
+    )
+    assert sorted(manifest.ids) == [sample.id for sample in kept(samples)]
+    routes = read_routes(store, manifest, manifest.ids)
+    for sample in kept(samples):
+        assert equal(routes[sample.id], sample.routes)
+    assert {sample.id for sample in read_samples(store, manifest, manifest.ids)} == set(routes)
+    assert not verify(store).problems
+    publish_plan(store, make_plan(prompts=4, n=3))
+    assert not verify(store).problems
+
+
+def test_a_set_of_such_a_step_keeps_what_was_rejected(store, tmp_path):
+    seal_without_rejected(store, make_samples(prompts=4, n=3))
+    record = open_store(str(tmp_path / "set"))
+    write_recorded_set(store, record, 0)
+    assert read_manifest(record, 0).rejected == read_manifest(store, 0).rejected
+    assert not verify(record).problems
+
+
+def test_a_rejected_group_that_is_nowhere_or_of_no_name_is_refused(store):
+    samples = make_samples()
+    write_shards(store, samples)
+    ids = by_shard([sample.id for sample in samples], 2)
+    with pytest.raises(TraceError, match="rejected groups that no shard has: 000000/7"):
+        seal(store, 0, 2, ids, 0, rejected={"000000/7": "too long"})
+    for wrong in ({"": "too long"}, {"000000/1": "a\x1bb"}, {"000000/1": None}, {3: "x"}):
+        with pytest.raises(TraceError, match=r"step 0: .*rejected group"):
+            seal(store, 0, 2, ids, 0, rejected=wrong)
+    everything = {sample.group: "too long" for sample in samples}
+    with pytest.raises(TraceError, match="no samples, expected at least one"):
+        seal(store, 0, 2, lambda _: [], 0, rejected=everything)
+    assert store.size("steps/000000/manifest.json") is None
+
+
+def test_a_rejected_sample_among_the_expected_ones_is_missing(store):
+    samples = make_samples(prompts=4, n=3)
+    write_shards(store, samples)
+    with pytest.raises(TraceError, match="missing: 000000/0/0"):
+        seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0, rejected=REJECTED)

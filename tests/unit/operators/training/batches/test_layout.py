@@ -265,9 +265,9 @@ def test_numbers_of_response_tokens_are_placed_where_their_labels_are():
     assert all((picked[id] == values[id]).all() for id in samples)
 
 
-def test_a_sample_without_reward_has_no_loss_but_is_laid_out():
-    sample = make_sample("0/0/0", 3, 5, reward=None)
-    batch = lay_out(["0/0/0"], 8, Contents({"0/0/0": sample}, {"0/0/0": 0.0}))
+def test_a_sample_that_is_not_trained_on_has_no_loss_but_is_laid_out():
+    sample = make_sample("0/0/0", 3, 5)
+    batch = lay_out(["0/0/0"], 8, Contents({"0/0/0": sample}, {"0/0/0": None}))
     assert not batch.loss_mask_BN.any()
     assert (batch.tokens_BN[0, :7] == sample.tokens_S[:-1]).all()
 

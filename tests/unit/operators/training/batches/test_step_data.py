@@ -1,10 +1,13 @@
 """What a training rank reads of a sealed step, and what it refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from operators.training.batches.micro_batch import Contents, lay_out
 from operators.training.batches.step_data import (
     layout_rules,
     load_step,
@@ -13,6 +16,7 @@ from operators.training.batches.step_data import (
 )
 from operators.training.errors import ReplayError
 from pipeline.config.tree import RunConfig
+from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.store import Store, open_store
 from pipeline.traces import (
@@ -22,9 +26,11 @@ from pipeline.traces import (
     Sample,
     VersionSpan,
     open_manifest,
+    read_manifest,
     seal,
     write_shard,
 )
+from pipeline.traces.write.seal import write_manifest
 
 GEOMETRY = Geometry(experts=8, topk=2, layers=(1, 2))
 
@@ -89,8 +95,25 @@ def test_a_rank_reads_its_share_and_its_layers(tmp_path):
         assert part.routes.keys() == part.samples.keys()
         assert all(routes.sets_TLK.shape == (4, 1, 2) for routes in part.routes.values())
     advantages = parts[0].advantages | parts[1].advantages
-    assert advantages["000000/0/2"] == 0  # masked
+    assert advantages["000000/0/2"] is None  # masked
     assert advantages["000000/0/1"] == pytest.approx(2**-0.5, rel=1e-4)
+
+
+def test_a_sample_that_is_not_trained_on_counts_for_nobody(tmp_path):
+    """Whatever the reason that its row in the manifest gives."""
+    manifest = read_manifest(sealed(tmp_path / "a", GEOMETRY), 0)
+    at = manifest.rows.schema.get_field_index("not_trained")
+    assert manifest.rows["not_trained"].to_pylist() == [None, None, "no reward"]
+    reasons = pa.array([None, "too long", "no reward"])
+    rows = manifest.rows.set_column(at, manifest.rows.schema.field(at), reasons)
+    store = open_store(str(tmp_path / "a"))
+    store.delete(keys.manifest(0))
+    write_manifest(store, replace(manifest, rows=rows))
+    data = load(store, config(mode="R3"), GEOMETRY)
+    assert data.advantages == {"000000/0/0": 0, "000000/0/1": None, "000000/0/2": None}
+    batch = lay_out(list(data.samples), 8, Contents(data.samples, data.advantages))
+    trained = [id for id, mask in zip(batch.ids, batch.loss_mask_BN, strict=True) if mask.any()]
+    assert trained == ["000000/0/0"]
 
 
 def test_a_step_without_routes_is_not_replayed(tmp_path):
