@@ -59,6 +59,7 @@ from pipeline.traces import (
     to_verl_batch,
     token_digest,
     used_routes,
+    weights_digest,
     write_step,
 )
 from pipeline.upkeep.remove import remove_run
@@ -122,5 +123,6 @@ __all__ = [
     "to_verl_batch",
     "token_digest",
     "used_routes",
+    "weights_digest",
     "write_step",
 ]

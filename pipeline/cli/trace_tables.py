@@ -25,20 +25,20 @@ def _table(title: str | None, *columns: str) -> Table:
     return table
 
 
-LESS_NEEDED = ("engine", "tokens", "kind", "policy", "entropy", "load min")
+LESS_NEEDED = ("engine", "tokens", "kind", "policy", "rejected groups", "entropy", "load min")
 """Columns that a narrow terminal may lack, the first of them first."""
 
-_TEXTS = {"kind", "engine", "id", "text"}
+_TEXTS = {"kind", "engine", "id", "text", "not trained on"}
 
 
 def steps_table(run: Run) -> Table:
     """The sealed steps of a run or recorded set, one a row."""
-    table = _table(
-        run.uri, "step", "policy", "kind", "engine", "samples", "tokens", "valid rows", "reward"
-    )
-    for number in run.steps():
-        step = run.step(number)
-        manifest = step.manifest
+    columns = ["step", "policy", "kind", "engine", "samples", "tokens", "valid rows", "reward"]
+    steps = [run.step(number) for number in run.steps()]
+    rejects = any(step.manifest.rejected for step in steps)
+    table = _table(run.uri, *columns, *(["rejected groups"] if rejects else []))
+    for step in steps:
+        number, manifest = step.number, step.manifest
         made = manifest.provenance
         rewards = [reward for reward in manifest.rows["reward"].to_pylist() if reward is not None]
         table.add_row(
@@ -50,6 +50,7 @@ def steps_table(run: Run) -> Table:
             str(sum(manifest.rows["rows_total"].to_pylist()) + len(manifest.ids)),
             _valid_share(manifest),
             _number(sum(rewards) / len(rewards) if rewards else None, ".3f"),
+            *([str(len(manifest.rejected))] if rejects else []),
         )
     return table
 
@@ -65,14 +66,18 @@ def _valid_share(manifest: Manifest) -> str:
 def samples_table(manifest: Manifest, pruned: bool) -> Table:
     """The samples of a step, one a row."""
     title = f"step {manifest.step}" + (", pruned" if pruned else "")
-    table = _table(title, "id", "prompt", "response", "valid rows", "reward")
-    for row in manifest.rows.to_pylist():
+    rows = manifest.rows.to_pylist()
+    untrained = any(row["not_trained"] for row in rows)
+    columns = ["id", "prompt", "response", "valid rows", "reward"]
+    table = _table(title, *columns, *(["not trained on"] if untrained else []))
+    for row in rows:
         table.add_row(
             row["id"],
             str(row["prompt_length"]),
             str(row["response_length"]),
             _share(row["rows_valid"], row["rows_total"]),
             row["reward_error"] or _number(row["reward"], ".3f"),
+            *([row["not_trained"] or ""] if untrained else []),
         )
     return table
 
@@ -94,14 +99,21 @@ def sample_table(sample: StepSample, layers: Sequence[int]) -> Table:
     return table
 
 
-def sample_lines(sample: StepSample) -> list[str]:
-    """What a sample is: lengths, reward and extras, and its texts if a tokenizer is there."""
+def sample_lines(sample: StepSample, not_trained: str | None) -> list[str]:
+    """What a sample is: lengths, reward and extras, and its texts if a tokenizer is there.
+
+    `not_trained` says why it is not trained on; None: it is.
+    """
     extras = "".join(f", {name} {value}" for name, value in sample.extras.items())
     lines = [
         f"{sample.id}: {len(sample.prompt_tokens_P)} prompt and {len(sample.response_tokens_G)} "
         f"response tokens, finished by {sample.finish_reason}",
         f"reward    {sample.reward_error or _number(sample.reward, '.3f')}{extras}",
     ]
+    if sample.branch_of is not None:
+        lines.append(f"branch of {sample.branch_of}")
+    if not_trained is not None:
+        lines.append(f"not trained on: {not_trained}")
     if sample.tokenizer.there:
         lines += [f"prompt    {sample.prompt_text!r}", f"response  {sample.response_text!r}"]
     return lines
@@ -119,8 +131,11 @@ STATS_NOTE = (
 
 def stats_line(stats: StepStats) -> str:
     """What a step's statistics are of."""
+    left_out = f" ({stats.not_trained} not trained on)" if stats.not_trained else ""
+    if stats.rejected:
+        left_out += f" and {stats.rejected} rejected groups"
     return (
-        f"step {stats.step}, {stats.kind}: {stats.samples} samples, valid rows "
+        f"step {stats.step}, {stats.kind}: {stats.samples} samples{left_out}, valid rows "
         f"{_share(stats.rows_valid, stats.rows_total)} of {stats.rows_total}, "
         f"{stats.bytes_per_token_layer:.2f} bytes per token and layer"
     )

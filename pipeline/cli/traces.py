@@ -117,7 +117,8 @@ def show(
         geometry = found.manifest.geometry
         layers = () if geometry is None else layer or geometry.layers
         one = found.sample(sample, layers)
-        for line in sample_lines(one):
+        [not_trained] = found.manifest.select([sample])["not_trained"].to_pylist()
+        for line in sample_lines(one, not_trained):
             print_(line)
         headers = [f"layer {layer}" for layer in reversed(layers)]
         print_table(sample_table(one, layers), wide, headers)

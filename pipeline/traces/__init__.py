@@ -38,7 +38,7 @@ from pipeline.traces.recorded_sets import (
     seal_replay,
     write_recorded_set,
 )
-from pipeline.traces.write.library import new_sample, write_step
+from pipeline.traces.write.library import new_sample, weights_digest, write_step
 from pipeline.traces.write.seal import seal
 from pipeline.traces.write.writer import (
     ShardWriter,
@@ -87,6 +87,7 @@ __all__ = [
     "token_digest",
     "used_routes",
     "validation_id",
+    "weights_digest",
     "write_recorded_set",
     "write_samples",
     "write_shard",

@@ -49,6 +49,10 @@ class StepStats:
     step: int
     kind: Kind
     samples: int
+    not_trained: int
+    """Samples of them that are not trained on."""
+    rejected: int
+    """Groups that were made and not accepted; nothing here is of them."""
     rows_total: int
     rows_valid: int
     bytes_per_token_layer: float
@@ -93,6 +97,8 @@ def step_stats(store: Store, step: int) -> StepStats:
         step=step,
         kind=manifest.provenance.kind,
         samples=len(manifest.ids),
+        not_trained=len(manifest.ids) - manifest.rows["not_trained"].null_count,
+        rejected=len(manifest.rejected),
         rows_total=rows_total,
         rows_valid=rows_valid,
         bytes_per_token_layer=_coded_bytes(store, manifest) / max(1, rows_total * len(layers)),

@@ -1,13 +1,14 @@
 """Traces as a library: samples from plain arrays, a step in one call."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
-from pipeline.run import keys
+from pipeline.run import keys, weights
 from pipeline.run.commit import new_write_id
 from pipeline.store import Store
 from pipeline.traces.format import domain
@@ -77,12 +78,15 @@ def write_step(
     samples: Sequence[Sample],
     geometry: Geometry | None,
     provenance: Provenance | None,
+    *,
+    policies: Mapping[int, str] | None = None,
 ) -> SealedManifest:
     """Write a whole step as one shard and seal it; readers treat it like any other step.
 
-    Without geometry and provenance the samples have no routes. A step is written once. Raises
-    TraceError, naming the sample, for what no reader would accept, and for a step that already
-    exists; StoreError.
+    Without geometry and provenance the samples have no routes. `policies` are the weights digests
+    (`weights_digest`) of all policy versions that made the responses; None: not known. A step is
+    written once. Raises TraceError, naming the sample, for what no reader would accept, and for a
+    step that already exists; StoreError.
     """
     key, taken = shard_key(step, 0), list(samples)
     if not taken:
@@ -91,7 +95,7 @@ def write_step(
         raise TraceError(f"step {step} in {store.uri}: it is there already, and is written once")
     write_id = new_write_id()
     if store.size(key) is not None or not (
-        write_shard(store, step, 0, write_id, taken, geometry, provenance).ours
+        write_shard(store, step, 0, write_id, taken, geometry, provenance, policies=policies).ours
     ):
         raise TraceError(
             f"step {step} in {store.uri}: {key} is there already; a step is written once, and "
@@ -99,6 +103,21 @@ def write_step(
         )
     ids = [sample.id for sample in taken]
     return seal(store, step, 1, lambda _: ids, None)
+
+
+def weights_digest(folder: str | Path) -> str:
+    """The digest that names the weights in a folder: of all tensors of its safetensors files.
+
+    How tensors are cut into files does not matter. Raises TraceError when the folder has no such
+    file, or one that is not whole; OSError.
+    """
+    files = sorted(Path(folder).glob(f"*{weights.SUFFIX}"))
+    if not files:
+        raise TraceError(f"{folder}: no *{weights.SUFFIX} there, expected the weights of a policy")
+    try:
+        return weights.weights_digest(map(weights.read_weights, files))
+    except ValueError as error:
+        raise TraceError(f"weights of {folder}: {error}") from error
 
 
 def _tokens(id: str, tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:

@@ -43,8 +43,8 @@ def seal(
     shards: int,
     ids_of_shard: Callable[[int], Sequence[str]],
     policy_version: int | None,
-    *,
     training: bool = False,
+    *,
     rejected: Mapping[str, str] | None = None,
 ) -> SealedManifest:
     """Join the committed shards of a step and seal it.

@@ -1,6 +1,7 @@
 """`retrace traces` on a run and on a recorded set."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
 from pipeline.traces import seal, write_recorded_set, write_shard
 from tests.samples import (
+    GEOMETRY,
+    R3,
     equal,
     make_plan,
     make_samples,
@@ -103,6 +106,57 @@ def test_a_terminal_gets_what_fits(run):
     [header] = [x for x in on_terminal(72, "ls", run.uri) if "samples" in x]
     assert "engine" not in header
     assert [x for x in on_terminal(200, "ls", run.uri) if "engine" in x]
+
+
+def step_of_every_kind(store) -> list:
+    """Of four groups one is rejected, and a branch has no reward."""
+    samples = make_samples(prompts=4, n=2, known=1.0)
+    first = samples[4]
+    branch = replace(
+        first,
+        id=f"{first.id}.1",
+        branch_of=first.id,
+        response_tokens_G=first.response_tokens_G + np.uint32(1),
+        reward=None,
+        reward_error="KeyError",
+    )
+    samples.append(branch)
+    write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, R3)
+    kept = [sample for sample in samples if sample.group != "000000/1"]
+    ids = [sample.id for sample in kept]
+    seal(store, 0, 1, lambda _: ids, 0, rejected={"000000/1": "all rewards are equal"})
+    return kept
+
+
+def test_what_is_rejected_not_trained_on_or_a_branch_is_shown(tmp_path):
+    store = open_store(str(tmp_path / "run"))
+    kept = step_of_every_kind(store)
+    branch = kept[-1]
+    assert "all good" in command("verify", store.uri)
+    header, line = (
+        [cell.strip() for cell in x[1:-1].replace("┃", "│").split("│")]
+        for x in command("ls", store.uri).splitlines()
+        if "samples" in x or "vllm" in x
+    )
+    shown = dict(zip(header, line, strict=True))
+    assert (shown["samples"], shown["rejected groups"]) == ("7", "1")
+    listed = command("ls", store.uri, "--step", 0)
+    assert "000000/1/0" not in listed
+    [line] = [line for line in listed.splitlines() if branch.id in line]
+    assert "no reward" in line
+    assert listed.count("no reward") == 1
+    lines = command("show", store.uri, branch.id).splitlines()
+    assert lines[1:4] == [
+        f"reward    KeyError{''.join(f', {k} {v}' for k, v in branch.extras.items())}",
+        f"branch of {branch.branch_of}",
+        "not trained on: no reward",
+    ]
+    assert "branch of" not in command("show", store.uri, branch.branch_of)
+    stats = command("stats", store.uri).splitlines()[0]
+    assert "7 samples (1 not trained on) and 1 rejected groups, valid rows" in stats
+    command("export", store.uri, "--out", tmp_path / "out")
+    exported = json.loads((tmp_path / "out/000000/samples.json").read_text())["samples"]
+    assert {sample["id"] for sample in exported} == {sample.id for sample in kept}
 
 
 def test_show_begins_with_reward_and_texts(run):

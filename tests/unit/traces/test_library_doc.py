@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import retrace
 from pipeline.cli import traces
 from pipeline.run.commit import new_write_id
+from pipeline.run.policy import digests_of
 from pipeline.store import open_store
 from pipeline.traces import (
     Geometry,
@@ -29,6 +31,7 @@ from pipeline.traces import (
     write_training_routes,
 )
 from pipeline.upkeep.verify import verify
+from tests.weights import some_weights
 
 GEOMETRY = Geometry(16, 2, (1, 2))
 MADE_BY = Provenance("R3", 0, "an engine")
@@ -159,3 +162,26 @@ def test_a_step_is_written_once(tmp_path):
     with pytest.raises(TraceError, match=r"step 0 in .* is there already, and is written once"):
         write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [4])], None, None)
     assert open_manifest(store, 0).samples == 1
+
+
+def test_the_weights_of_a_step(tmp_path):
+    """Named by the writer, read in the manifest; what is no digest of all versions is refused."""
+    store = open_store(str(tmp_path / "traces"))
+    (tmp_path / "model.safetensors").write_bytes(some_weights())
+    digest = retrace.weights_digest(tmp_path)
+    assert digest == digests_of(tmp_path).weights
+    sample = new_sample(0, "a", 0, [1], [2], versions=4)
+    for wrong in ({4: "x"}, {"4": digest}, {5: digest}, [digest]):
+        with pytest.raises(TraceError, match="polic"):
+            write_step(store, 0, [sample], None, None, policies=wrong)
+    write_step(store, 0, [sample], None, None, policies={4: digest})
+    assert read_manifest(store, 0).policies == {4: digest}
+    assert not verify(store).problems
+
+
+def test_folders_without_whole_weights_have_no_digest(tmp_path):
+    with pytest.raises(TraceError, match=r"no \*\.safetensors there"):
+        retrace.weights_digest(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(some_weights()[:-1])
+    with pytest.raises(TraceError, match=r"model\.safetensors: it ends 1 bytes too early"):
+        retrace.weights_digest(str(tmp_path))
