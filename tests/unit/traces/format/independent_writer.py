@@ -86,20 +86,26 @@ def write_step(root, step, samples, experts, topk, layers):
     """Seal a step of one shard.
 
     A sample has the columns of a samples file that are not computed here, `sets` [S - 1, L, K] and
-    `valid` [S - 1].
+    `valid` [S - 1]. Branches come after their first sequences.
     """
     path = f"steps/{step:06d}"
     geometry = {"experts": experts, "topk": topk, "layers": layers}
     provenance = {"kind": "R3", "policy_version": 0, "engine": "sglang 0.5.5"}
-    rows, segments = [], []
+    rows, segments, made = [], [], {}
     for sample in samples:
         row = dict(sample)
         sets, valid = np.sort(row.pop("sets")), row.pop("valid")
         sets[~valid] = np.arange(topk)
-        row["segments"] = []
+        row["segments"], made[row["id"]] = [], {}
         for start in range(0, len(sets), 5):
             part, known = sets[start : start + 5], valid[start : start + 5]
-            row["segments"].append({"row": len(segments), "tokens": len(part)})
+            place = {"row": len(segments), "tokens": len(part)}
+            made[row["id"]][start] = part.tolist(), known.tolist(), place
+            theirs = made.get(row.get("branch_of"), {}).get(start, [None])
+            if theirs[:2] == (part.tolist(), known.tolist()):
+                row["segments"].append(theirs[2])  # a branch takes what its first sequence has
+                continue
+            row["segments"].append(place)
             segment = {"owner": row["id"], "token_start": start, "tokens": len(part)}
             segment["validity"] = np.packbits(known, bitorder="little").tobytes()
             for i, layer in enumerate(layers):
