@@ -47,7 +47,7 @@ def shown(value: object) -> str:
     if isinstance(value, str) and len(value) <= NAME_BYTES and not _UNPRINTABLE.search(value):
         return value
     try:
-        text = ascii(value)
+        text = " ".join(ascii(value).split())
     except (ValueError, RecursionError):  # an integer of thousands of digits; nested too deeply
         text = f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= 100 else f"{text[:100]}..."
@@ -184,8 +184,9 @@ def check_new(sample: Sample, step: int | None) -> None:
     """
     check_sample(sample)
     where = f"sample {shown(sample.id)}"
-    if sample.extras != {}:
-        json_text(sample.extras, f"{where}: extras")
+    json_text(sample.extras, f"{where}: extras")
+    if sample.reward is not None and sample.reward_error is not None:
+        raise TraceError(f"{where}: a reward and a reward_error, expected one of them or neither")
     check_prompt_id(sample.prompt_id, f"{where}: prompt_id")
     found = _SAMPLE_ID.fullmatch(sample.id)
     if found is None or found[2] != sample.prompt_id:

@@ -115,7 +115,7 @@ def verl_sample(
     """
     G = len(sample.response_tokens_G)
     scores_G = np.zeros(G, np.float32)
-    scores_G[-1:] = sample.reward or 0.0
+    scores_G[-1:] = _reward(sample)
     fields: dict[str, npt.NDArray[Any]] = {
         "prompts": sample.prompt_tokens_P.astype(np.int64),
         "responses": sample.response_tokens_G.astype(np.int64),
@@ -145,7 +145,7 @@ def slime_sample(
         **numbers,
         "tokens": sample.tokens_S.tolist(),
         "response_length": len(sample.response_tokens_G),
-        "reward": sample.reward or 0.0,
+        "reward": _reward(sample),
         "loss_mask": sample.loss_mask_G.astype(int).tolist(),
         "weight_versions": [str(span.version) for span in sample.version_spans],
         "rollout_log_probs": _logprobs(sample).tolist(),
@@ -156,6 +156,12 @@ def slime_sample(
     if geometry is not None and sample.routes is not None:
         fields["rollout_routed_experts"] = to_slime(sample.routes, geometry, num_layers)
     return fields
+
+
+def _reward(sample: Sample) -> float:
+    """The reward, 0 if there is none; both trainers hold float32, where more would be infinite."""
+    most = float(np.finfo(np.float32).max)
+    return min(max(sample.reward or 0.0, -most), most)
 
 
 def unknown_logprobs(sample: Sample) -> bool:

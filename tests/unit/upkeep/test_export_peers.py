@@ -63,7 +63,7 @@ def a_step() -> dict[str, Sample]:
     branch = {"id": "000000/turns/0.1", "branch_of": "000000/turns/0"}
     samples = [
         multi,
-        a_sample("turns", 1, 7, loss_mask_G=turns, logprobs_G=known),
+        a_sample("turns", 1, 7, loss_mask_G=turns, logprobs_G=known, reward=1e300),
         replace(a_sample("turns", 0, 4), **branch),
         a_sample("cut", 0, 5, finish_reason="length"),
         replace(lost, finish_reason="abort", logprobs_G=nan),
@@ -97,9 +97,9 @@ def slime_takes(loaded: dict, routes: bool = True) -> None:
         assert sample["status"] in {"pending", "completed", "truncated", "aborted", "failed"}
         G = sample["response_length"]
         assert len(sample["loss_mask"]) == G
+        # _post_process_rewards makes a tensor of float32 of them
         assert isinstance(sample["reward"], float)
-        # the group's mean and the raw reward's
-        assert np.isfinite(sample["reward"])
+        assert torch.isfinite(torch.tensor(sample["reward"], dtype=torch.float))
     # "if samples[0].rollout_log_probs is not None": all samples' are taken
     there = {"rollout_log_probs" in sample for sample in samples}
     assert len(there) == 1

@@ -173,6 +173,7 @@ SAMPLES = [
     ({"logprobs_G": np.zeros(2)}, "logprobs_G of type float64"),
     ({"reward_error": "\ud800"}, "reward_error: a surrogate"),
     ({"reward_error": 1}, "reward_error: 1 of type int, expected a text"),
+    ({"reward": 1.0, "reward_error": "no"}, "a reward and a reward_error, expected one of them"),
     ({"extras": None}, "extras: None of type NoneType, expected a JSON object"),
     ({"version_spans": [VersionSpan(0, 0, 2)]}, "expected a tuple of VersionSpan"),
     ({"routes": None}, "no routes"),
