@@ -8,6 +8,7 @@ Arrays are numpy, files are Parquet; the package needs no engine, scheduler or t
     write.seal      joins a step's shards                              ─►  sealed manifest
     format.manifest columns and rows of a sealed step                  ◄─  checked ranges
     read.reader     samples, and slices of routes by sample and layer  ◄─  checked ranges
+    read.early      shards before their step is sealed
     recorded_sets   copies a sealed step to a recorded set and back
     read.peers      routes in the layout of other trainers
 """
@@ -26,6 +27,7 @@ from pipeline.traces.format.ids import (
 )
 from pipeline.traces.format.manifest import Manifest, SealedManifest, open_manifest, read_manifest
 from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, TraceError, VersionSpan
+from pipeline.traces.read.early import check_shard, open_shard
 from pipeline.traces.read.peers import dense_routes, to_slime, to_verl, to_verl_batch
 from pipeline.traces.read.reader import read_routes, read_sample_file, read_samples
 from pipeline.traces.read.stream import RouteStream, SampleStream
@@ -62,6 +64,7 @@ __all__ = [
     "TraceError",
     "VersionSpan",
     "check_replay",
+    "check_shard",
     "dense_routes",
     "expected_ids",
     "expected_of",
@@ -69,6 +72,7 @@ __all__ = [
     "names_weights",
     "new_sample",
     "open_manifest",
+    "open_shard",
     "planned_id",
     "prompt_id",
     "read_manifest",

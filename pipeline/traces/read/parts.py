@@ -3,7 +3,8 @@
 Letters: L wanted layers, K experts per row, N rows of several segments.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,14 @@ import pyarrow as pa
 
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
-from pipeline.traces.format.chunks import TraceFile, read_table
+from pipeline.threads import in_threads, thread_count
+from pipeline.traces.format.chunks import TraceFile, read_footer, read_table
 from pipeline.traces.format.codec import decode_rows, row_bytes
 from pipeline.traces.format.schema import SEGMENT, layer_column, routes_schema
 from pipeline.traces.format.types import TraceError
+
+_MUCH = 1 << 20
+"""Size of a file above which several threads read it."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,25 @@ def read_part(
 ) -> Part:
     """Fetch and decode some segments (rows of the file) of a routes file, in some of its layers.
 
-    `geometry` is the file's own; `footer` is that of `read_table`. Raises TraceError, naming the
-    file; ObjectMissingError; CorruptObjectError.
+    `geometry` is the file's own; `footer` is that of `read_table`. The layers of a large file are
+    read by several threads. Raises TraceError, naming the file; ObjectMissingError;
+    CorruptObjectError.
     """
-    wanted = Geometry(geometry.experts, geometry.topk, tuple(layers))
-    table, at = read_rows(store, file, segments, routes_schema(wanted), geometry, footer)
-    places = pa.array([at[row] for row in segments], pa.int64())
-    if places != pa.array(range(len(table)), pa.int64()):
-        table = table.take(places)
-    owners, starts, tokens, validity = (table[name].to_pylist() for name in SEGMENT.names)
+    threads = thread_count() if file.data.size > _MUCH else 1
+    cuts = np.linspace(0, len(layers), min(threads, max(1, len(layers))) + 1).astype(int).tolist()
+    pieces = [layers[i:j] for i, j in itertools.pairwise(cuts)]
+    footer = footer if len(pieces) == 1 else footer or read_footer(store, file)
+
+    def read_piece(piece: Sequence[int]) -> pa.Table:
+        schema = routes_schema(Geometry(geometry.experts, geometry.topk, tuple(piece)))
+        if piece is not pieces[0]:
+            schema = pa.schema([schema.field(layer_column(layer)) for layer in piece])
+        table, at = read_rows(store, file, segments, schema, geometry, footer)
+        places = pa.array([at[row] for row in segments], pa.int64())
+        return table if places == pa.array(range(len(table)), pa.int64()) else table.take(places)
+
+    tables = in_threads(read_piece, pieces)
+    owners, starts, tokens, validity = (tables[0][name].to_pylist() for name in SEGMENT.names)
     if any(n < 0 for n in tokens):
         raise TraceError(f"{file.data.key}: a segment of {min(tokens)} tokens")
     ends = np.cumsum([0, *tokens]).tolist()
@@ -70,15 +85,23 @@ def read_part(
         row: Segment(owners[i], starts[i], slice(ends[i], ends[i + 1]))
         for i, row in enumerate(segments)
     }
-    coded = [_coded(file, table[layer_column(layer)], layer, tokens, wanted) for layer in layers]
+    coded = [
+        _coded(file, table[layer_column(layer)], layer, tokens, geometry)
+        for piece, table in zip(pieces, tables, strict=True)
+        for layer in piece
+    ]
     sets_LNK = np.empty((len(layers), ends[-1], geometry.topk), geometry.dtype)
-    for layer, sets_NK, chunks in zip(layers, sets_LNK, coded, strict=True):
-        try:
-            for rows, data in chunks:
-                of_chunk = sets_NK[ends[rows.start] : ends[rows.stop]]
-                decode_rows(of_chunk, data, tokens[rows], geometry.experts)
-        except TraceError as error:
-            raise TraceError(f"{file.data.key}: layer {layer}: {error}") from error
+
+    def decode(columns: Iterable[int]) -> None:
+        for i in columns:
+            try:
+                for rows, data in coded[i]:
+                    of_chunk = sets_LNK[i, ends[rows.start] : ends[rows.stop]]
+                    decode_rows(of_chunk, data, tokens[rows], geometry.experts)
+            except TraceError as error:
+                raise TraceError(f"{file.data.key}: layer {layers[i]}: {error}") from error
+
+    in_threads(decode, map(range, cuts, cuts[1:]))
     valid = [_bits(file, *pair) for pair in zip(validity, tokens, strict=True)]
     valid_N = np.concatenate([np.empty(0, np.bool_), *valid])
     whole = set(layers) == set(geometry.layers)

@@ -1,11 +1,13 @@
 """Slices of a sealed step: only the wanted layers of the wanted samples are fetched."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.model.geometry import Geometry
 from pipeline.run.commit import DataFile, read_data
 from pipeline.store import Store
+from pipeline.threads import in_threads
 from pipeline.traces.format.chunks import TraceFile, describe, read_table
 from pipeline.traces.format.manifest import Manifest, open_file
 from pipeline.traces.format.schema import SAMPLES
@@ -19,6 +21,8 @@ COMPARED = (
     *("token_digest", "rows_total", "reward", "reward_error", "branch_of"),
 )
 """Columns that must be equal in a samples file and the manifest."""
+_TOGETHER = 32
+"""Samples that a thread joins at a time."""
 
 
 def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[Sample]:
@@ -64,7 +68,9 @@ def read_routes(
     CorruptObjectError.
     """
     slices = read_slices(store, manifest, ids, layers)
-    return {id: slices.routes(id) for id in ids}
+    cuts = range(0, len(ids), _TOGETHER)
+    found = in_threads(lambda i: [slices.routes(id) for id in ids[i : i + _TOGETHER]], cuts)
+    return dict(zip(ids, itertools.chain(*found), strict=True))
 
 
 def read_slices(

@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -13,12 +14,15 @@ import pyarrow.parquet as pq
 from pipeline.model.geometry import Geometry
 from pipeline.run.commit import DataFile
 from pipeline.store import Store
+from pipeline.threads import thread_count
 from pipeline.traces.format.chunks import TraceFile, describe_stream
 from pipeline.traces.format.schema import Role, file_metadata
 from pipeline.traces.format.types import Provenance
 
 _UNIQUE = ("token_digest", "routes_digest")
 """Columns without repeated values, which a dictionary would not make smaller."""
+_MUCH = 1 << 20
+"""Bytes of a row group above which another thread is worth its start."""
 
 
 class FileWriter:
@@ -44,6 +48,8 @@ class FileWriter:
         self.upload_s = 0.0
         """Seconds that this writer spent on the store, waiting included."""
         self._sha256 = hashlib.sha256()
+        self._thread: ThreadPoolExecutor | None = None
+        self._work: Future[None] | None = None
         coded = role == "routes"
         with ExitStack() as opened:
             self._scratch = opened.enter_context(tempfile.TemporaryFile())
@@ -65,9 +71,26 @@ class FileWriter:
             self._opened = opened.pop_all()
 
     def write_table(self, table: pa.Table) -> None:
-        """Append a row group."""
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        """Append a row group.
+
+        With a second core a large one is compressed, hashed and stored by a thread, while the
+        caller prepares the next; an error of it is raised by the next call or by `finish`.
+        """
+        self._wait()
         self.rows += table.num_rows
+        if table.nbytes > _MUCH and thread_count() > 1:
+            self._thread = self._thread or ThreadPoolExecutor(1, "trace-file")
+            self._work = self._thread.submit(self._write_table, table)
+        else:
+            self._write_table(table)
+
+    def _write_table(self, table: pa.Table) -> None:
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def _wait(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()
 
     def write(self, data: bytes) -> int:
         """Accept bytes of the file from pyarrow."""
@@ -81,6 +104,7 @@ class FileWriter:
 
     def finish(self) -> TraceFile:
         """Create the object and describe it for the commit."""
+        self._wait()
         self._writer.close()
         started = time.monotonic()
         self._upload.finish()
@@ -103,4 +127,6 @@ class FileWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()  # what it writes to is closed next
         self._opened.__exit__(kind, error, trace)

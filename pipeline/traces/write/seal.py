@@ -4,9 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,7 +12,6 @@ from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.store import Store
 from pipeline.traces.format import domain
-from pipeline.traces.format.chunks import read_table
 from pipeline.traces.format.header import Header, read_header, same_source, with_header
 from pipeline.traces.format.ids import check_ids, named
 from pipeline.traces.format.manifest import (
@@ -22,19 +19,16 @@ from pipeline.traces.format.manifest import (
     Manifest,
     Rejected,
     SealedManifest,
-    file_of,
     open_manifest,
     refs_of,
 )
 from pipeline.traces.format.policies import united
-from pipeline.traces.format.schema import MANIFEST, SAMPLES, SUMMARY
+from pipeline.traces.format.schema import MANIFEST
+from pipeline.traces.format.shard_rows import shard_rows
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.write.files import FileWriter
 
-NO_REWARD = "no reward"
-"""Why a sample is not trained on whose reward function failed."""
 ROW_GROUP_SAMPLES = 65_536
-_SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
 
 
 def seal(
@@ -108,7 +102,7 @@ def _seal(
     with _writer(store, step, write_id) as file:
         rows = _Rows(file)
         for shard, header in enumerate(headers):
-            table = _shard_rows(store, header, len(refs)).sort_by("id")
+            table = shard_rows(store, header, len(refs)).sort_by("id")
             out = pc.is_in(table["group"], pa.array(list(rejected), pa.string()))
             counts.update(table["group"].filter(out).to_pylist())
             table = table.filter(pc.invert(out))
@@ -206,38 +200,6 @@ def _needed(header: Header) -> Header:
         file if file.role == "samples" else replace(file, row_groups=()) for file in header.files
     ]
     return replace(header, body={}, files=tuple(files))
-
-
-def _shard_rows(store: Store, header: Header, first: int) -> pa.Table:
-    """Read the manifest rows of a rollout shard, with their version spans.
-
-    `first` is the number of the shard's first file in the manifest's list.
-    """
-    numbers = {file.role: first + i for i, file in enumerate(header.files)}
-    file = file_of(header, "samples")
-    if file is None or (header.geometry is not None and "routes" not in numbers):
-        raise TraceError(f"{header.key} in {store.uri}: it lists {sorted(numbers)} files")
-    table = read_table(store, file, _SHARD)
-    rows = len(table)
-    samples = _structs(
-        file=np.full(rows, numbers["samples"], np.int32), row=np.arange(rows, dtype=np.int32)
-    )
-    if header.geometry is None:
-        routes = pa.nulls(rows, MANIFEST.field("routes").type)
-    else:
-        segments = table["segments"].combine_chunks()
-        part = _structs(file=np.full(rows, numbers["routes"], np.int32), segments=segments)
-        routes = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), part)
-    not_trained = pc.if_else(pc.is_null(table["reward"]), NO_REWARD, pa.scalar(None, pa.string()))
-    columns = {"samples": samples, "routes": routes, "not_trained": not_trained}
-    columns["part_digests"] = pa.nulls(rows, MANIFEST.field("part_digests").type)  # of one part
-    for name, column in columns.items():
-        table = table.append_column(name, column)
-    return table
-
-
-def _structs(**fields: Any) -> pa.StructArray:
-    return pa.StructArray.from_arrays([pa.array(f) for f in fields.values()], names=list(fields))
 
 
 def _versions(rows: pa.Table) -> tuple[int, ...]:

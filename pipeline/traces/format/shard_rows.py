@@ -1,0 +1,50 @@
+"""The rows of a manifest that a committed rollout shard makes, before and after it is sealed."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.store import Store
+from pipeline.traces.format.chunks import read_table
+from pipeline.traces.format.header import Header
+from pipeline.traces.format.manifest import file_of
+from pipeline.traces.format.schema import MANIFEST, SAMPLES, SUMMARY
+from pipeline.traces.format.types import TraceError
+
+NO_REWARD = "no reward"
+"""Why a sample is not trained on whose reward function failed."""
+_SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
+
+
+def shard_rows(store: Store, header: Header, first: int) -> pa.Table:
+    """Read the manifest rows of a rollout shard, with their version spans.
+
+    `first` is the number of the shard's first file in the manifest's list.
+    """
+    numbers = {file.role: first + i for i, file in enumerate(header.files)}
+    file = file_of(header, "samples")
+    if file is None or (header.geometry is not None and "routes" not in numbers):
+        raise TraceError(f"{header.key} in {store.uri}: it lists {sorted(numbers)} files")
+    table = read_table(store, file, _SHARD)
+    rows = len(table)
+    samples = _structs(
+        file=np.full(rows, numbers["samples"], np.int32), row=np.arange(rows, dtype=np.int32)
+    )
+    if header.geometry is None:
+        routes = pa.nulls(rows, MANIFEST.field("routes").type)
+    else:
+        segments = table["segments"].combine_chunks()
+        part = _structs(file=np.full(rows, numbers["routes"], np.int32), segments=segments)
+        routes = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), part)
+    not_trained = pc.if_else(pc.is_null(table["reward"]), NO_REWARD, pa.scalar(None, pa.string()))
+    columns = {"samples": samples, "routes": routes, "not_trained": not_trained}
+    columns["part_digests"] = pa.nulls(rows, MANIFEST.field("part_digests").type)  # of one part
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def _structs(**fields: Any) -> pa.StructArray:
+    return pa.StructArray.from_arrays([pa.array(f) for f in fields.values()], names=list(fields))

@@ -1,0 +1,97 @@
+"""Shards that are read before the seal give what the sealed step gives, or are refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.run import keys
+from pipeline.run.commit import new_write_id
+from pipeline.store import ObjectMissingError
+from pipeline.traces import (
+    RouteStream,
+    TraceError,
+    check_shard,
+    open_shard,
+    read_manifest,
+    read_routes,
+    read_samples,
+    seal,
+    write_shard,
+)
+from tests.samples import GEOMETRY, R3, make_samples
+
+
+@pytest.fixture
+def shards(store):
+    """Two committed shards of step 0 that are not sealed."""
+    made = [make_samples(prompts=3, seed=shard) for shard in range(2)]
+    renamed = [
+        replace(
+            s,
+            id=s.id.replace("/", "/1", 1),
+            group=s.group.replace("/", "/1", 1),
+            prompt_id=f"1{s.prompt_id}",
+        )
+        for s in made[1]
+    ]
+    for shard, samples in enumerate((made[0], renamed)):
+        write_shard(store, 0, shard, new_write_id(), samples, GEOMETRY, R3)
+    return made[0], renamed
+
+
+def sealed(store, shards):
+    ids = [sorted(sample.id for sample in samples) for samples in shards]
+    seal(store, 0, 2, lambda shard: ids[shard], 0)
+    return read_manifest(store, 0)
+
+
+def test_a_shard_is_read_before_the_seal_and_compared_after_it(store, shards):
+    early = [open_shard(store, 0, shard) for shard in range(2)]
+    found = [read_routes(store, shard, shard.ids) for shard in early]
+    streamed = RouteStream(store, early[1], GEOMETRY.layers)
+    manifest = sealed(store, shards)
+    assert [id for shard in early for id in check_shard(manifest, shard)] == manifest.ids
+    for id, expected in read_routes(store, manifest, manifest.ids).items():
+        of = found[0] if id in found[0] else found[1]
+        assert np.array_equal(of[id].sets_TLK, expected.sets_TLK)
+        assert np.array_equal(of[id].valid_T, expected.valid_T)
+        if id in streamed:
+            assert np.array_equal(streamed[id].sets_TLK, expected.sets_TLK)
+    tokens = {s.id: s.tokens_S for samples in shards for s in samples}
+    for sample in read_samples(store, early[1], early[1].ids):
+        assert np.array_equal(sample.tokens_S, tokens[sample.id])
+
+
+def test_a_shard_that_is_not_committed_is_missing(store):
+    with pytest.raises(ObjectMissingError, match="rollout/00000"):
+        open_shard(store, 0, 0)
+
+
+def test_a_commit_of_another_place_is_refused(store, shards):
+    store.create(keys.rollout(0, 7), store.read(keys.rollout(0, 1)))
+    with pytest.raises(TraceError, match=r"it is the commit of .*'shard': 1"):
+        open_shard(store, 0, 7)
+
+
+def test_another_commit_than_the_sealed_one_is_refused(store, shards):
+    """The shard was removed and made again between the early reading and the seal."""
+    early = open_shard(store, 0, 0)
+    store.delete(keys.rollout(0, 0))
+    changed = [replace(sample, seed=sample.seed + 1) for sample in shards[0]]
+    write_shard(store, 0, 0, new_write_id(), changed, GEOMETRY, R3)
+    with pytest.raises(TraceError, match="was not sealed with"):
+        check_shard(sealed(store, shards), early)
+
+
+def test_a_sealed_step_that_says_something_else_of_a_sample_is_refused(store, shards):
+    early = open_shard(store, 0, 0)
+    manifest = sealed(store, shards)
+    place = manifest.rows.schema.get_field_index("routes_digest")
+    digests = ["0" * 64, *manifest.rows["routes_digest"].to_pylist()[1:]]
+    forged = manifest.rows.set_column(
+        place, manifest.rows.schema.field(place), pa.array(digests, pa.string())
+    )
+    with pytest.raises(TraceError, match="another routes_digest in the sealed step"):
+        check_shard(replace(manifest, rows=forged), early)
