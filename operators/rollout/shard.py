@@ -26,7 +26,14 @@ from pipeline.run.commit import Committed, commit, file_list, new_write_id
 from pipeline.run.plan import Plan, Sampling, StepPlan
 from pipeline.run.uses import AMENDMENTS
 from pipeline.store import Store
-from pipeline.traces import Geometry, Provenance, Sample, ShardWriter, write_samples
+from pipeline.traces import (
+    Compression,
+    Geometry,
+    Provenance,
+    Sample,
+    ShardWriter,
+    write_samples,
+)
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +83,8 @@ class ShardMaker:
     """Maximum memory of samples that are generated but not yet written."""
     amendments: int
     """How many amendments of the run the worker knows; with more, nothing is committed."""
+    compression: Compression = "zstd"
+    """Of the routes files."""
 
     def make(self, task: Task, shard: int, weights: str) -> None:
         """Make and commit a shard; the engine must have the task's policy loaded.
@@ -127,6 +136,7 @@ class ShardMaker:
             plan.n,
             half,
             policies,
+            self.compression,
         ) as writer:
             routes = geometry is not None
             maker = SampleMaker(self.engine, self.scorer, wanted, writer.add, routes)

@@ -89,6 +89,7 @@ class Worker:
             worker=self.index,
             buffer_bytes=self.inputs.config.actor_rollout_ref.rollout.trace_buffer_mib << 20,
             amendments=self.inputs.amendments,
+            compression=self.inputs.config.actor_rollout_ref.rollout.trace_compression,
         )
         while (task := self._next_task()) is not None and self._load(task.plan.policy_version):
             for shard in self._missing(task):

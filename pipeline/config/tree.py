@@ -209,6 +209,12 @@ class Rollout(Section):
         description="Finished samples of a worker that are not written yet, MiB of memory; "
         "generation waits when it is full.",
     )
+    trace_compression: Literal["zstd", "lz4", "none"] = Field(
+        "zstd",
+        json_schema_extra=FOR_WORKERS | formerly("zstd"),
+        description="Of the routes files: zstd is smallest; lz4 or none cost less processor time "
+        "where bytes cost nothing, as in a folder of one machine.",
+    )
     max_num_seqs: int = Field(256, ge=1, description="Sequences in one engine batch.")
     max_num_batched_tokens: int = Field(8192, ge=32, description="Tokens in one engine batch.")
     enforce_eager: bool = Field(True, description="No compilation, no CUDA graphs.")

@@ -40,6 +40,7 @@ from pipeline.traces.recorded_sets import (
     seal_replay,
     write_recorded_set,
 )
+from pipeline.traces.write.files import Compression
 from pipeline.traces.write.library import new_sample, weights_digest, write_step
 from pipeline.traces.write.seal import seal
 from pipeline.traces.write.writer import (
@@ -50,6 +51,7 @@ from pipeline.traces.write.writer import (
 )
 
 __all__ = [
+    "Compression",
     "Expected",
     "Geometry",
     "Kind",

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,10 +17,12 @@ from pipeline.store import Store
 from pipeline.threads import thread_count
 from pipeline.traces.format.chunks import TraceFile, describe_stream
 from pipeline.traces.format.schema import Role, file_metadata
-from pipeline.traces.format.types import Provenance
+from pipeline.traces.format.types import Provenance, TraceError
 
 _UNIQUE = ("token_digest", "routes_digest")
 """Columns without repeated values, which a dictionary would not make smaller."""
+Compression = Literal["zstd", "lz4", "none"]
+"""zstd: smallest; lz4, none: faster where bytes cost nothing, from process to process."""
 _MUCH = 1 << 20
 """Bytes of a row group above which another thread is worth its start."""
 
@@ -40,7 +42,13 @@ class FileWriter:
         schema: pa.Schema,
         geometry: Geometry | None = None,
         provenance: Provenance | None = None,
+        *,
+        compression: Compression = "zstd",
     ) -> None:
+        if compression not in get_args(Compression):
+            raise TraceError(
+                f"{key}: compression {compression!r}, expected {get_args(Compression)}"
+            )
         metadata = file_metadata(role, geometry, provenance)
         self._key, self._role = key, role
         self.rows = 0
@@ -57,8 +65,8 @@ class FileWriter:
             self._writer = pq.ParquetWriter(
                 pa.PythonFile(self, mode="w"),
                 schema,
-                compression="zstd",
-                compression_level=1,
+                compression=compression,
+                compression_level=1 if compression == "zstd" else None,
                 # Coded sets do not repeat and have no useful order.
                 use_dictionary=[] if coded else [n for n in schema.names if n not in _UNIQUE],
                 write_statistics=not coded,

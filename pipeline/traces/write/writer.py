@@ -25,7 +25,7 @@ from pipeline.traces.write.checked import (
     checked_sample,
     shard_key,
 )
-from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.files import Compression, FileWriter
 from pipeline.traces.write.rows import RowWriter, sample_row
 from pipeline.traces.write.segments import SegmentRef, SegmentWriter, shared_rows
 
@@ -60,6 +60,7 @@ class ShardWriter:
     prompt's rows) and counts that group in `groups_split`. Without geometry the samples have no
     routes and none are written. Every writer needs a new `write_id` (`new_write_id`). `policies`
     are the weights digests of the policy versions that it samples from; None: not known.
+    `compression` is of the routes file.
 
     It is a context manager: leaving the block without `commit` aborts the uploads. Raises
     TraceError when only one of geometry and provenance is given; StoreError.
@@ -76,6 +77,7 @@ class ShardWriter:
         group_size: int,
         memory_bytes: int = MEMORY_BYTES,
         policies: Mapping[int, str] | None = None,
+        compression: Compression = "zstd",
     ) -> None:
         self._key = shard_key(step, shard)
         check_source(self._key, write_id, geometry, provenance, policies)
@@ -99,9 +101,10 @@ class ShardWriter:
             if geometry is not None:
                 name = keys.rollout_file(step, shard, write_id, "routes")
                 schema = routes_schema(geometry)
-                self._routes = opened.enter_context(
-                    FileWriter(store, name, "routes", schema, geometry, provenance)
+                file = FileWriter(
+                    store, name, "routes", schema, geometry, provenance, compression=compression
                 )
+                self._routes = opened.enter_context(file)
                 self._segments = SegmentWriter(self._routes, geometry)
             self._files = opened.pop_all()
         self._rows = RowWriter(self._samples)
@@ -231,6 +234,7 @@ def write_shard(
     provenance: Provenance | None,
     maker: Mapping[str, Any] | None = None,
     policies: Mapping[int, str] | None = None,
+    compression: Compression = "zstd",
 ) -> Committed:
     """Write the samples of a rollout shard, with their routes, and commit them.
 
@@ -247,7 +251,16 @@ def write_shard(
     sizes = Counter(sample.group for sample in ready)
     most = max(sizes.values(), default=1)
     with ShardWriter(
-        store, step, shard, write_id, geometry, provenance, most, policies=policies
+        store,
+        step,
+        shard,
+        write_id,
+        geometry,
+        provenance,
+        most,
+        MEMORY_BYTES,
+        policies,
+        compression,
     ) as writer:
         for sample in ready:
             writer._add(sample)

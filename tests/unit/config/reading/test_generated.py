@@ -92,6 +92,7 @@ def test_every_setting_of_ours_that_verl_has_is_written_in_the_files():
     newest = resolved(FILES[-1])
     own = {
         "actor_rollout_ref.rollout.trace_buffer_mib",
+        "actor_rollout_ref.rollout.trace_compression",
         "actor_rollout_ref.rollout.cpu_kv_cache_gib",
         f"{REPLAY}.native_every",
         f"{REPLAY}.allow_aux_loss",
