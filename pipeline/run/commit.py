@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LastingError
+from pipeline.run import parse
 from pipeline.run.strict_json import canonical, parse_numbers
 from pipeline.store.base import (
     ObjectExistsError,
@@ -191,5 +192,11 @@ def file_list(files: Iterable[DataFile]) -> list[dict[str, Any]]:
 
 
 def files_in(body: dict[str, Any]) -> list[DataFile]:
-    """The data files that a commit lists."""
-    return [DataFile(f["key"], f["size"], f["sha256"]) for f in body["files"]]
+    """The data files that a commit lists. Raises CorruptObjectError when its list is none."""
+    try:
+        return [
+            DataFile(parse.key(f["key"]), parse.number(f["size"]), parse.text(f["sha256"]))
+            for f in parse.items(body["files"])
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptObjectError(f"its list of files is not one: {error!r}") from error

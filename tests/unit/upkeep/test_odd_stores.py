@@ -17,6 +17,7 @@ from pipeline.traces import seal, write_shard
 from pipeline.upkeep.verify import sealed_steps, verify
 from tests.memory_store import MemoryStore
 from tests.samples import GEOMETRY, R3, make_samples, sealed_r3
+from tests.stored_runs import whole_run
 
 TWO_STEPS = (0, 1)
 
@@ -168,6 +169,31 @@ def test_what_a_library_raises_is_a_problem_of_its_object(monkeypatch, error):
     assert [problem.key for problem in report.problems] == [keys.plan(0)]
     assert type(error).__name__ in report.problems[0].text
     assert report.steps == 2
+
+
+FILE = {"key": "policies/000001/x", "size": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        None,
+        {},
+        ["x"],
+        [{}],
+        [{**FILE, "size": {}}],
+        [{**FILE, "size": 1 << 70}],
+        [{**FILE, "key": "/"}],
+    ],
+)
+def test_a_list_of_files_that_is_none(tmp_path, files):
+    """Of a policy, whose commit fits its own digest."""
+    store = open_store(str(tmp_path / "run"))
+    whole_run(store, tmp_path)
+    path = tmp_path / "run" / keys.policy(1)
+    signed(path, files=files)
+    problems = verify(store).problems
+    assert any(p.key == keys.policy(1) and "its list of files" in p.text for p in problems)
 
 
 ESCAPE = "\x1b]0;owned\x07\x9b31m\u202e\nsteps: all good"
