@@ -215,8 +215,11 @@ def test_a_number_of_rows_that_lies(store):
     forge_rows(store, prompt_length=1 << 30, response_length=1 << 30, rows_total=(1 << 31) - 1)
     tracemalloc.start()
     try:
-        with pytest.raises(TraceError, match="rows of routes, expected 2147483647"):
+        with pytest.raises(TraceError, match="prompt_length is 7, the manifest says 1073741824"):
             read_all(store)
+        manifest = read_manifest(store, 0)
+        with pytest.raises(TraceError, match="rows of routes, expected 2147483647"):
+            read_routes(store, manifest, manifest.ids)
         assert verify(store).problems
         assert tracemalloc.get_traced_memory()[1] < 50e6
     finally:
