@@ -23,13 +23,25 @@ def rewritten(data: bytes, change: Change) -> bytes | None:
     try:
         before = table_of(data)
         after = change(before)
-        if after is None or (after.equals(before, check_metadata=True)):
+        if after is None or _same(after, before):
             return None
         metadata = pq.read_metadata(io.BytesIO(data))
         sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         return written(after, sizes)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeError):
         return None  # no Parquet file can hold it
+
+
+def _same(one: pa.Table, other: pa.Table) -> bool:
+    """Equal names, types, values and metadata, whether columns may hold nulls or not."""
+    return (
+        one.column_names == other.column_names
+        and (one.schema.metadata or {}) == (other.schema.metadata or {})
+        and all(
+            a.type == b.type and a.equals(b)
+            for a, b in zip(one.columns, other.columns, strict=True)
+        )
+    )
 
 
 def written(table: pa.Table, sizes: list[int]) -> bytes:

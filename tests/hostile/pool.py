@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from multiprocessing.connection import Connection, wait
@@ -26,16 +27,23 @@ def tried(
     numbers: Sequence[int], whole: bool, processes: int = 2, limit_s: float = LIMIT_S
 ) -> Iterator[tuple[int, object]]:
     """Try cases by their numbers in `all_cases`; yield number and verdict as they come."""
+    from tests.hostile.campaign import all_cases
     from tests.hostile.judge import Verdict
 
-    waiting = sorted(numbers, key=lambda n: sha256(str(n).encode()).digest())  # mixed, repeatable
+    cases = all_cases()
+    # Mixed, but world by world, from both ends: a child builds few worlds.
+    mixed = {n: (cases[n].world, sha256(cases[n].name.encode()).digest()) for n in numbers}
+    waiting = deque(sorted(numbers, key=mixed.__getitem__))
     children: dict[Connection, _Child] = {}
+
+    def next_of(child: _Child) -> int:
+        return waiting.popleft() if child.in_front else waiting.pop()
 
     def start() -> None:
         if waiting:
-            child = _Child(whole)
+            child = _Child(whole, in_front=not any(c.in_front for c in children.values()))
             children[child.pipe] = child
-            child.give(waiting.pop())
+            child.give(next_of(child))
 
     try:
         for _ in range(processes):
@@ -56,7 +64,7 @@ def tried(
                     start()
                 else:
                     if waiting:
-                        child.give(waiting.pop())
+                        child.give(next_of(child))
                     else:
                         child.end()
                         del children[child.pipe]
@@ -74,7 +82,8 @@ def tried(
 class _Child:
     """A process, and the case that it tries."""
 
-    def __init__(self, whole: bool) -> None:
+    def __init__(self, whole: bool, in_front: bool) -> None:
+        self.in_front = in_front
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, whole), daemon=True)

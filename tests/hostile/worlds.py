@@ -41,13 +41,15 @@ def _small_and_repeatable() -> Iterator[None]:
 
 
 def redrawn(samples: Sequence[Sample], tokens: bool, geometry: Geometry = GEOMETRY) -> list[Sample]:
-    """The samples of another run: the same ids, lengths and validity; other routes, and with
-    `tokens` other tokens, log-probs, masks and rewards, too."""
+    """The samples of another run: the same ids, lengths and validity; other routes and rewards,
+    and with `tokens` other tokens, log-probs and masks, too."""
     rng = np.random.default_rng(99)
     found = []
     for sample in samples:
         valid_T = sample.routes.valid_T if sample.routes else np.empty(0, np.bool_)
-        other = replace(sample, routes=Routes(random_sets(rng, len(valid_T), geometry), valid_T))
+        routes = Routes(random_sets(rng, len(valid_T), geometry), valid_T)
+        reward = None if sample.reward is None else sample.reward / 2
+        other = replace(sample, routes=routes, reward=reward)
         if tokens:
             P, G = len(sample.prompt_tokens_P), len(sample.response_tokens_G)
             other = replace(
@@ -56,7 +58,7 @@ def redrawn(samples: Sequence[Sample], tokens: bool, geometry: Geometry = GEOMET
                 response_tokens_G=rng.integers(100, 200, G).astype(np.uint32),
                 logprobs_G=-rng.random(G).astype(np.float32),
                 loss_mask_G=~sample.loss_mask_G,
-                reward=1 + float(rng.random()) + P,
+                reward=None if reward is None else 1 + float(rng.random()) + P,
                 finish_reason="length",
                 extras={"format": 99},
             )
@@ -151,7 +153,8 @@ def world(name: str) -> Objects:
 
 @cache
 def twin(name: str, tokens: bool) -> Objects:
-    """Another run of the same ids and lengths: other routes, with `tokens` other tokens, too.
+    """Another run of the same ids and lengths: other routes and rewards, with `tokens` other
+    tokens, too.
 
     Its objects have the names that the world's have.
     """

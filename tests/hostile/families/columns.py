@@ -215,7 +215,8 @@ METADATA: dict[str, Callable[[bytes], bytes | None]] = {
     "foreign digits": lambda old: old.replace(b"1", chr(0x661).encode()) if b"1" in old else None,
 }
 _PEOPLES = "retrace.producer"
-"""A key whose value means nothing."""
+"""A key whose value means nothing, so long as it is a text."""
+_NO_TEXT = ("missing", "not UTF-8")
 
 
 def cases(name: str) -> Iterator[Case]:
@@ -241,7 +242,7 @@ def cases(name: str) -> Iterator[Case]:
                     f"metadata/{name}:{title(key)}:{entry}/{what}/L1",
                     name,
                     lambda key=key, entry=entry, what=what: _other_metadata(name, key, entry, what),
-                    HARMLESS if entry == _PEOPLES and what != "not UTF-8" else NAMED,
+                    HARMLESS if entry == _PEOPLES and what not in _NO_TEXT else NAMED,
                 )
 
 
