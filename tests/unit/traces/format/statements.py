@@ -233,6 +233,11 @@ def twice(forgery: Forgery) -> None:
     two["samples"] = one["samples"]
 
 
+def infinite(forgery: Forgery) -> None:
+    sample = forgery.samples[0]
+    sample["logprobs"] = [float("-inf")] * len(sample["logprobs"])
+
+
 def without_routes(forgery: Forgery) -> None:
     """A manifest that knows nothing of its shards' routes."""
     data = forgery.manifest.body["data"]
@@ -308,13 +313,21 @@ IDENTITY = [
     Case("| sample |", "expected an id of the form", moved_id("000000/0/x", "000000/0", "0")),
     Case("Ids are unique in a step", "there twice", sample(id="000000/0/1")),
     Case(
-        "A `prompt_id` is any name without\n`/`",
+        "A `prompt_id` is any name",
         "expected a name without '/'",
         moved_id("000000/0/0/0", "000000/0/0", "0/0"),
     ),
 ]
 
 LIMITS = [
+    Case(
+        "| layers of a geometry |",
+        "at least one layer",
+        head(geometry={"experts": 16, "topk": 4, "layers": []}),
+    ),
+    Case("| `seed` | 2^63 - 1", "seed: -2, expected -1", only_sample(seed=-2)),
+    Case("| `reward` | a finite number |", "reward nan", sample(reward=float("nan"))),
+    Case("| `logprobs` | finite numbers, or NaN |", "infinite log-probs", infinite),
     Case("| E |", "expected 0 < topk <= experts <= 65536", geometry(experts=65_537)),
     Case("| K |", "topk <= 64", geometry(topk=65)),
     Case(
@@ -797,6 +810,11 @@ ELSEWHERE = {
     "| `training`, `rejected` of a manifest |": "tests/unit/traces/format/test_policies.py",
     "never use a row that is not valid": "tests/integration/training_replay",
     "it never guesses the name": "tests/unit/traces/format/test_independent_writer.py",
+    "| samples of a step |": "tests/unit/traces/write/test_domain.py",
+    "A writer must form ids so": "tests/unit/traces/write/test_domain.py",
+    "and refuses what must not reach a terminal": "tests/unit/traces/write/test_domain.py",
+    "| `id`, `group`, `prompt_id`, `branch_of`": "tests/unit/traces/write/test_domain.py",
+    "| `reward_error`; `extras` as JSON |": "tests/unit/traces/write/test_domain.py",
 }
 """Statements that need more than one sealed step, and where they are tested."""
 
@@ -817,5 +835,6 @@ FREE = {
     "It\nmay not change what is here": "a rule for the next version of the page",
     "| `training` | true": "whether the trainer was to record is known to the run alone; "
     "what follows from it is tested with the sets (R2)",
+    "| shard, data-parallel rank; pipeline stage |": "of more there is no key",
 }
 """Statements that nothing stored can break, or that no reader may demand, and why."""
