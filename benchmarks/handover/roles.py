@@ -13,6 +13,7 @@ from benchmarks.routes.recordings import Recording, recorded, set_digests, widen
 from benchmarks.ways import ours
 from benchmarks.ways.peers import peer_of
 from pipeline.store import open_store
+from pipeline.traces import Compression
 
 JOINED = 8
 """Recorded samples of 512 rows that are one of the hand-over's."""
@@ -37,10 +38,13 @@ class Rollout:
         """Sample ids by shard, as a step's plan names them."""
         return [[sample.id for sample in shard] for shard in self._shards]
 
-    def write(self, uri: str) -> int:
+    def write(self, uri: str, compression: Compression) -> int:
         """Retrace: write and commit one shard after the other; bytes of all data files."""
         store, geometry = open_store(uri), ours.geometry_of(self._recording)
-        written = [ours.write(store, shard, geometry, i) for i, shard in enumerate(self._shards)]
+        written = [
+            ours.write(store, shard, geometry, i, compression)
+            for i, shard in enumerate(self._shards)
+        ]
         return sum(sum(of_shard.values()) for of_shard in written)
 
     def serve(self, name: str, address: str) -> tuple[int, int, tuple[int, int]]:

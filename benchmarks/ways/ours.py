@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from benchmarks.routes.recordings import Recording
 from pipeline.run import keys
@@ -16,22 +15,23 @@ from pipeline.run.commit import new_write_id
 from pipeline.run.wait import wait_for_any
 from pipeline.store import Store
 from pipeline.traces import (
+    Compression,
     Geometry,
+    Manifest,
     Provenance,
     Routes,
     Sample,
-    TraceError,
     VersionSpan,
+    check_shard,
+    open_shard,
     read_manifest,
     read_routes,
     seal,
     write_shard,
 )
-from pipeline.traces.format.chunks import TraceFile, read_table
+from pipeline.traces.format.chunks import TraceFile
 from pipeline.traces.format.codec import canonical, checked, decode_segments, gaps, pack
-from pipeline.traces.format.header import Header, read_header
-from pipeline.traces.format.manifest import file_of
-from pipeline.traces.format.schema import SAMPLES, routes_schema
+from pipeline.traces.format.schema import routes_schema
 from pipeline.traces.read.parts import read_part
 from pipeline.traces.read.slices import Slices
 from pipeline.traces.write.files import FileWriter
@@ -42,7 +42,6 @@ LEVEL = 1
 """Of zstd, that the writer uses."""
 READERS = 2
 """Shards that are read at once: one is fetched while another is decoded."""
-COMPARED = ("id", "token_digest", "routes_digest", "rows_valid", "rows_total")
 
 
 def geometry_of(recording: Recording) -> Geometry:
@@ -192,10 +191,16 @@ def decode_file(written: RoutesFile) -> Iterator[npt.NDArray[Any]]:
 
 
 def write(
-    store: Store, samples: Sequence[Sample], geometry: Geometry, shard: int = 0
+    store: Store,
+    samples: Sequence[Sample],
+    geometry: Geometry,
+    shard: int = 0,
+    compression: Compression = "zstd",
 ) -> dict[str, int]:
     """Write and commit the samples as a shard of step 0; bytes of its files by role."""
-    done = write_shard(store, 0, shard, new_write_id(), samples, geometry, PROVENANCE)
+    done = write_shard(
+        store, 0, shard, new_write_id(), samples, geometry, PROVENANCE, compression=compression
+    )
     return {file["role"]: int(file["size"]) for file in done.body["files"]}
 
 
@@ -209,50 +214,18 @@ def seal_and_read(store: Store, ids: Sequence[str]) -> list[npt.NDArray[Any]]:
 def read_ahead(store: Store, ids: Sequence[Sequence[str]]) -> dict[str, npt.NDArray[Any]]:
     """Read step 0 while it is written, by sample id: `ids` of each shard, as its plan names them.
 
-    Each shard is fetched when its commit is there; what is decoded is compared with the digests in
-    the shard's samples file. When all are there, the step is sealed, and what was read is compared
-    with the seal: the commits by their digests, then each sample's digests and number of rows.
+    Each shard is fetched when its commit is there, and what is decoded is compared with the shard's
+    digests. When all are there, the step is sealed, and each shard compared with the seal.
     """
+
+    def early(shard: int) -> tuple[Manifest, dict[str, Routes]]:
+        wait_for_any(store, [keys.rollout(0, shard)], 600, "the rollout process")
+        manifest = open_shard(store, 0, shard)
+        return manifest, read_routes(store, manifest, manifest.ids)
+
     with ThreadPoolExecutor(READERS) as threads:
-        shards = list(threads.map(lambda shard: _read_shard(store, shard), range(len(ids))))
-    manifest = seal(store, 0, len(ids), ids.__getitem__, 0).all()
-    sealed = {ref.commit: ref.commit_sha256 for ref in manifest.files}
-    if sealed != {shard.header.key: shard.header.sha256 for shard in shards}:
-        raise TraceError("step 0 was sealed with other shards than were read")
-    rows = {id: row for shard in shards for id, row in shard.rows.items()}
-    for row in manifest.rows.select(COMPARED).to_pylist():
-        if rows.pop(row["id"]) != row:
-            raise TraceError(f"sample {row['id']}: the seal says other digests than its shard")
-    if rows:
-        raise TraceError(f"{len(rows)} samples were read that the seal does not name")
-    return {id: sets_TLK for shard in shards for id, sets_TLK in shard.sets.items()}
-
-
-@dataclass(frozen=True)
-class _Shard:
-    header: Header
-    rows: dict[str, dict[str, Any]]
-    """By sample id, what is compared with the seal."""
-    sets: dict[str, npt.NDArray[Any]]
-
-
-def _read_shard(store: Store, shard: int) -> _Shard:
-    key = keys.rollout(0, shard)
-    wait_for_any(store, [key], 600, "the rollout process")
-    header = read_header(store, key)
-    samples, routes = file_of(header, "samples"), file_of(header, "routes")
-    geometry = header.geometry
-    assert samples is not None
-    assert routes is not None
-    assert geometry is not None
-    columns = [*COMPARED, "group", "branch_of", "segments"]
-    table = read_table(store, samples, pa.schema([SAMPLES.field(name) for name in columns]))
-    part = read_part(store, routes, geometry, geometry.layers, range(routes.rows))
-    rows = {row["id"]: row for row in table.to_pylist()}
-    located = {
-        id: {**row, "routes": [{"file": 0, "segments": row["segments"]}], "part_digests": None}
-        for id, row in rows.items()
+        shards = list(threads.map(early, range(len(ids))))
+    sealed = seal(store, 0, len(ids), ids.__getitem__, 0).all()
+    return {
+        id: routes[id].sets_TLK for shard, routes in shards for id in check_shard(sealed, shard)
     }
-    slices = Slices(geometry, {0: part}, located, whole=True)
-    compared = {id: {name: row[name] for name in COMPARED} for id, row in rows.items()}
-    return _Shard(header, compared, {id: slices.routes(id).sets_TLK for id in rows})
