@@ -95,10 +95,13 @@ def _verify_weights(key: str, body: Mapping[str, Any], report: Report) -> None:
     if WEIGHTS not in body:  # made before policies had a digest of their weights
         expected = policy_digest(files)
     else:
-        weights = [report.weights.get(file.key) for file in files if file.key.endswith(SUFFIX)]
-        if None in weights:
-            return  # the bad file is in the report already
-        expected = weights_digest(found for found in weights if found is not None)
+        of_weights = [file.key for file in files if file.key.endswith(SUFFIX)]
+        for name in of_weights:
+            if name not in report.weights:
+                if not any(problem.key == name for problem in report.problems):
+                    raise CorruptObjectError(f"{key}: {name} is no whole safetensors file")
+                return  # the bad file is in the report already
+        expected = weights_digest(report.weights[name] for name in of_weights)
     if stored_digest(body) != expected:
         raise CorruptObjectError(
             f"{key}: digest {stored_digest(body)}, but of its weights it is {expected}; restore "

@@ -89,3 +89,15 @@ def test_the_weights_of_an_amended_policy_0_are_those_of_the_amendment(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(some_weights(8))
     digest = digests_of(tmp_path).weights
     assert weights_of(store, 0) == fetch_policy(store, 0, tmp_path / "fetched") == digest
+
+
+def test_weights_that_are_no_safetensors_have_no_digest(tmp_path):
+    """Older policies, of which only the files have digests, may be of any bytes."""
+    store = MemoryStore()
+    whole_run(store, tmp_path)
+    key = keys.policy_file(2, "00000000", "model.safetensors")
+    refer_policy(store, 2, [put_data(store, key, b"weights")], "0" * 64)
+    [problem] = verify(store).problems
+    assert (problem.key, problem.text) == (keys.policy(2), f"{key} is no whole safetensors file")
+    as_older_versions_wrote_it(store, 2)
+    assert not verify(store).problems
