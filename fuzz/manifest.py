@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["pipeline"]):
         read_samples,
     )
     from pipeline.traces.format.schema import MANIFEST
-    from pipeline.traces.read.training import used_routes
+    from pipeline.traces.read.joined import used_routes
     from pipeline.traces.write.files import FileWriter
     from pipeline.upkeep.verify import verify
 

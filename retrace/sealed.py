@@ -22,7 +22,8 @@ from pipeline.traces import (
 )
 from pipeline.traces.format.manifest import sealed_steps
 from pipeline.traces.format.pruned import is_pruned, refuse_pruned
-from pipeline.traces.read.training import training_headers
+from pipeline.traces.read.joined import joined
+from pipeline.traces.read.training import find_training_set
 from retrace.tokenizer import StagedTokenizer
 
 _SAMPLES_AT_ONCE = 64
@@ -66,6 +67,9 @@ class SealedStep:
     training used: recorded by the trainer (R2), otherwise by the engine (R3)."""
     store: Store = field(repr=False)
     tokenizer: StagedTokenizer = field(repr=False)
+    awaits_routes: bool = False
+    """The trainer records the step's routes (R2), and has not done so yet; `manifest` is as it was
+    sealed."""
 
     def table(self) -> pa.Table:
         """One row per sample: id, group, lengths, reward, digests, numbers of rows."""
@@ -99,9 +103,12 @@ class SealedStep:
     def _routes(self, ids: Sequence[str], layers: Sequence[int] | None) -> dict[str, Routes]:
         if layers is not None and not len(layers):
             return {}
-        if self.manifest.geometry is None and layers is None:
+        manifest = self.manifest
+        if self.awaits_routes:  # an error, until the step is trained
+            manifest = used_routes(self.store, self.number)
+        if manifest.geometry is None and layers is None:
             return {}
-        return read_routes(self.store, self.manifest, ids, layers)
+        return read_routes(self.store, manifest, ids, layers)
 
 
 def open_step(store: Store, number: int, tokenizer: StagedTokenizer) -> SealedStep:
@@ -111,12 +118,12 @@ def open_step(store: Store, number: int, tokenizer: StagedTokenizer) -> SealedSt
             f"{store.uri}: step {number} is not sealed; sealed steps: {sealed_steps(store)}"
         )
     pruned = is_pruned(store, number)
-    manifest = _pruned_manifest(store, number) if pruned else used_routes(store, number)
+    manifest = read_manifest(store, number)
+    if manifest.training and store.size(keys.training_set(number)) is None:
+        return SealedStep(number, pruned, manifest, store, tokenizer, awaits_routes=True)
+    training = find_training_set(store, manifest)
+    if training is not None and pruned:  # its files are gone, and its routes with them
+        manifest = replace(manifest, provenance=training.provenance)
+    elif training is not None:
+        manifest = joined(store, manifest, training)
     return SealedStep(number, pruned, manifest, store, tokenizer)
-
-
-def _pruned_manifest(store: Store, step: int) -> Manifest:
-    """A pruned step's manifest with the provenance of the routes that its training used."""
-    manifest = read_manifest(store, step)
-    headers = training_headers(store, step)
-    return replace(manifest, provenance=headers[0].provenance) if headers else manifest

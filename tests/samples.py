@@ -17,15 +17,18 @@ from pipeline.store import Store
 from pipeline.traces import (
     Geometry,
     Manifest,
+    NewTrainingSet,
     Provenance,
     Routes,
     Sample,
     VersionSpan,
     expected_ids,
     group_id,
+    read_manifest,
     sample_id,
     sampling_seed,
     seal,
+    seal_training_set,
     write_shard,
     write_training_routes,
 )
@@ -126,28 +129,43 @@ def write_shards(store: Store, samples: Sequence[Sample], step: int = 0) -> None
         write_shard(store, step, shard, new_write_id(), mine, GEOMETRY, R3)
 
 
-def sealed_r3(store: Store, samples: Sequence[Sample]) -> Manifest:
-    """A step with the engine's routes."""
+def sealed_r3(store: Store, samples: Sequence[Sample], training: bool = False) -> Manifest:
+    """A step with the engine's routes; `training`: its trainer records others, for an audit."""
     write_shards(store, samples)
-    return seal(store, 0, 2, by_shard([sample.id for sample in samples], 2), 0).all()
+    ids = by_shard([sample.id for sample in samples], 2)
+    return seal(store, 0, 2, ids, 0, training=training).all()
 
 
 def sealed_r2(store: Store, samples: Sequence[Sample]) -> Manifest:
     """A step without the engine's routes, trained on two stages and two data-parallel ranks."""
     write_shard(store, 0, 0, new_write_id(), without_routes(samples), None, None)
+    manifest = seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0, training=True)
+    train(store, samples)
+    return manifest.all()
+
+
+def train(store: Store, samples: Sequence[Sample], ranks: int = 2) -> NewTrainingSet:
+    """Record and seal the training set of a sealed step, on two stages."""
+    new = NewTrainingSet(read_manifest(store, 0), R2)
     for stage, layers in STAGES:
-        for dp_rank in range(2):
-            write_stage(store, stage, dp_rank, layers, samples[dp_rank::2])
-    return seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0).all()
+        for dp_rank in range(ranks):
+            write_stage(store, new, stage, dp_rank, layers, samples[dp_rank::ranks])
+    seal_training_set(store, new, GEOMETRY)
+    return new
 
 
 def write_stage(
-    store: Store, stage: int, dp_rank: int, layers: Sequence[int], samples: Sequence[Sample]
+    store: Store,
+    new: NewTrainingSet,
+    stage: int,
+    dp_rank: int,
+    layers: Sequence[int],
+    samples: Sequence[Sample],
 ) -> None:
     """Commit the routes of one stage and data-parallel rank."""
     geometry = replace(GEOMETRY, layers=tuple(layers))
     routes = {sample.id: layers_of(sample.routes, layers) for sample in samples if sample.routes}
-    write_training_routes(store, 0, stage, dp_rank, new_write_id(), routes, geometry, R2)
+    write_training_routes(store, new, stage, dp_rank, routes, geometry)
 
 
 def layers_of(routes: Routes, layers: Sequence[int]) -> Routes:

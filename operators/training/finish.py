@@ -61,7 +61,8 @@ class StepFinisher:
         if trained.recorded is not None:
             progress.say(f"step {step}: writing routes")
             policies = None if self.weights is None else {step: self.weights}
-            routes_drift = store_routes(self.store, self.rank, step, trained.recorded, policies)
+            recorded = (data.manifest, trained.recorded, policies)
+            routes_drift = store_routes(self.store, self.rank, *recorded)
         policy_sha256 = self._publish(step + 1, None)
         if checkpoint_due and agreed(lambda: self.store.size(keys.checkpoint(step + 1)) is None):
             progress.say(f"writing the checkpoint of policy {step + 1}")

@@ -8,7 +8,6 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.transformer import TransformerConfig
 
-from operators.training.batches.step_data import records_routes, replays_recorded
 from operators.training.errors import ReplayError
 from operators.training.megatron.model import TrainedModel, build_model, build_reference, routers
 from operators.training.megatron.parallel import RankPosition
@@ -53,7 +52,7 @@ def make_rank(config: RunConfig, position: RankPosition, folder: Path) -> tuple[
         geometry = Geometry(
             model.config.num_moe_experts, model.config.moe_router_topk, tuple(sorted(of_rank))
         )
-    elif replays_recorded(config) or records_routes(config):
+    elif actor.router_replay.replays_recorded or actor.router_replay.records_routes:
         raise ReplayError(
             "actor_rollout_ref.actor.router_replay.mode is "
             f"{actor.router_replay.mode}, but the model has no MoE layers; start a new run "

@@ -11,12 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from operators.training.batches.step_data import (
-    StepData,
-    records_routes,
-    replays_recorded,
-    valid_rows,
-)
+from operators.training.batches.step_data import StepData, valid_rows
 from operators.training.passes.logprob_pass import (
     LogProbs,
     native_pass,
@@ -57,12 +52,12 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
 
     Raises ReplayError, UpdateError, TraceError, StoreError.
     """
-    config = rank.config
+    replay = rank.config.actor_rollout_ref.actor.router_replay
     started = time.monotonic()
     routes: Mapping[str, Routes] | None = data.routes
     recorded, native = None, None
     _say(data, "log-probs")
-    if records_routes(config):
+    if replay.records_routes:
         logprob_pass = recording_pass(rank, data)
         routes = recorded = logprob_pass.routes
     elif routes is not None:
@@ -106,7 +101,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
         )
     )
     of_passes = total_counts(reports)
-    if replays_recorded(config) or records_routes(config):
+    if replay.replays_recorded or replay.records_routes:
         _check(rank, data, of_passes)
     first = next(iter(of_passes.values()), {})
     metrics = training_metrics(reports, first, updates.grad_norms)
@@ -116,7 +111,8 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
 def _check(rank: Rank, data: StepData, of_passes: Mapping[str, Counts]) -> None:
     """Raise ReplayError unless every pass has used all recorded rows."""
     valid, rows = valid_rows(data.columns)
-    valid = rows if records_routes(rank.config) else valid
+    records = rank.config.actor_rollout_ref.actor.router_replay.records_routes
+    valid = rows if records else valid
     check_passes(data.step, of_passes, rank.routers, valid, rows)
 
 

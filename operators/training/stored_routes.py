@@ -1,59 +1,70 @@
-"""Storage of the routes that the log-prob pass recorded (R2), beside the step."""
+"""Storage of the routes that the log-prob pass recorded (R2), beside the step.
+
+    every stage and data-parallel rank: its part ─► all are there ─► rank 0: training.json
+
+All parts of an attempt have one write id. An attempt that died before training.json leaves debris,
+and the next one, perhaps in another layout, makes a training set of its own. One that died later
+leaves the step's set, with which the next one compares what it records.
+"""
 
 import logging
 from collections.abc import Mapping
 from importlib.metadata import version
 
-import numpy as np
+import pyarrow as pa
 import torch.distributed as dist
 
+from operators.training.agree import agreed
+from operators.training.errors import ReplayError
 from operators.training.rank import Rank
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
+from pipeline.run.amendments import description_at
 from pipeline.run.commit import new_write_id
 from pipeline.store import Store
-from pipeline.traces import write_training_routes
+from pipeline.traces import Manifest, NewTrainingSet, seal_training_set, write_training_routes
+from pipeline.traces.format.chunks import read_table
 from pipeline.traces.format.manifest import file_of
+from pipeline.traces.format.schema import SEGMENT
 from pipeline.traces.format.types import Provenance, Routes, TraceError
-from pipeline.traces.read.parts import read_part
-from pipeline.traces.read.training import read_training
+from pipeline.traces.read.parts import Part, read_part
+from pipeline.traces.read.training import read_training_set
 
 logger = logging.getLogger(__name__)
+
+_OWNERS = pa.schema([SEGMENT.field("owner")])
 
 
 def store_routes(
     store: Store,
     rank: Rank,
-    step: int,
+    manifest: Manifest,
     routes: Mapping[str, Routes],
     policies: Mapping[int, str] | None,
 ) -> int:
     """Store the routes of this rank's log-prob pass (R2), or compare them with stored ones.
 
-    `policies` are weights digests by version, of the policy that recorded; None: not known.
-
-    The first rank of each tensor-parallel group does so: its routes are the group's. All ranks
-    call. Returns, on all ranks, the number of samples whose stored routes differ from those that
-    this trainer replayed (after a restart with kernels that are not deterministic).
+    `manifest` has the rows of this rank's samples; `policies` is the weights digest of the version
+    that recorded; None: not known. The first rank of each tensor-parallel group stores: its
+    routes are the group's. All ranks call. Returns, on all ranks, the number of samples whose
+    stored routes differ from those that this trainer replayed (after a restart with kernels that
+    are not deterministic).
     """
-    position, geometry = rank.position, rank.geometry
-    key = keys.training(step, position.stage, position.dp_rank)
-    differ: list[str] = []
-    if position.tensor_rank == 0 and geometry is not None and geometry.layers:
-        if store.size(key) is None:
-            write_training_routes(
-                store,
-                step,
-                position.stage,
-                position.dp_rank,
-                new_write_id(),
-                routes,
-                geometry,
-                Provenance("R2", step, f"megatron-core {version('megatron-core')}"),
-                policies,
-            )
-        else:
-            differ = other_routes(store, step, key, routes, geometry)
+    step, position, geometry = manifest.step, rank.position, rank.geometry
+    if position.tensor_rank or geometry is None or not geometry.layers:
+        geometry = None
+    there = agreed(lambda: store.size(keys.training_set(step)) is not None)
+    if not there:
+        made = Provenance("R2", step, f"megatron-core {version('megatron-core')}")
+        new = NewTrainingSet(manifest, made, policies, agreed(new_write_id))
+        if geometry is not None:
+            place = (position.stage, position.dp_rank)
+            write_training_routes(store, new, *place, routes, geometry)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            seal_training_set(store, new, _model_geometry(store, step))
+        return 0
+    differ = [] if geometry is None else other_routes(store, manifest, routes, geometry)
     of_ranks: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(of_ranks, differ)
     samples = sorted({id for ids in of_ranks for id in ids})
@@ -69,27 +80,54 @@ def store_routes(
 
 
 def other_routes(
-    store: Store, step: int, key: str, routes: Mapping[str, Routes], geometry: Geometry
+    store: Store, manifest: Manifest, routes: Mapping[str, Routes], geometry: Geometry
 ) -> list[str]:
-    """Samples whose routes in a commit differ from ours, in the layers that both have.
+    """Samples whose routes in the step's training set differ from ours in our layers.
 
-    A sample that the commit lacks (another layout wrote it) is not compared.
-    Raises TraceError, naming the file; StoreError.
+    The set may be of another layout. Raises TraceError, naming the file; StoreError.
     """
-    header = read_training(store, step, key)
-    file = file_of(header, "routes")
-    if file is None or header.geometry is None:
-        raise TraceError(f"{key} in {store.uri}: it lists no routes file, or no geometry")
-    common = [layer for layer in geometry.layers if layer in header.geometry.layers]
-    part = read_part(store, file, header.geometry, common, range(file.rows))
-    differ = set()
+    same = dict.fromkeys(routes, 0)
+    for header in read_training_set(store, manifest).commits:
+        file = file_of(header, "routes")
+        if file is None or header.geometry is None:
+            raise TraceError(
+                f"{header.key} in {store.uri}: it lists no routes file, or no geometry"
+            )
+        common = [layer for layer in geometry.layers if layer in header.geometry.layers]
+        owners = read_table(store, file, _OWNERS)["owner"].to_pylist() if common else []
+        mine = [row for row, owner in enumerate(owners) if owner in routes]
+        if mine:
+            part = read_part(store, file, header.geometry, common, mine)
+            for id, equal in _equal_rows(part, routes, geometry):
+                same[id] += equal
+    layers = len(geometry.layers)
+    return sorted(id for id, equal in same.items() if equal != layers * len(routes[id].valid_T))
+
+
+def _equal_rows(
+    part: Part, routes: Mapping[str, Routes], geometry: Geometry
+) -> list[tuple[str, int]]:
+    """By segment, its sample and how many of its rows, counted in every layer, are as ours."""
+    found = []
     for segment in part.segments.values():
-        ours = routes.get(segment.owner)
-        if ours is None:
-            continue
-        start, length = segment.token_start, segment.rows.stop - segment.rows.start
-        for layer, theirs_NK in zip(part.layers, part.sets_LNK, strict=True):
-            ours_TK = ours.sets_TLK[start : start + length, geometry.layers.index(layer)]
-            if not np.array_equal(ours_TK, theirs_NK[segment.rows]):
-                differ.add(segment.owner)
-    return sorted(differ)
+        ours = routes[segment.owner]
+        length = segment.rows.stop - segment.rows.start
+        here = slice(segment.token_start, segment.token_start + length)
+        valid_T = ours.valid_T[here] == part.valid_N[segment.rows]
+        equal = 0
+        for layer, sets_NK in zip(part.layers, part.sets_LNK, strict=True):
+            ours_TK = ours.sets_TLK[here, geometry.layers.index(layer)]
+            equal += int((valid_T & (ours_TK == sets_NK[segment.rows]).all(axis=1)).sum())
+        found.append((segment.owner, equal))
+    return found
+
+
+def _model_geometry(store: Store, step: int) -> Geometry:
+    """All MoE layers of the model, from the run's description."""
+    geometry = description_at(store, step).geometry
+    if geometry is None:
+        raise ReplayError(
+            f"{keys.run_json()} in {store.uri}: its model has no MoE layers, but routes of some "
+            "were recorded; start a new run (another trainer.experiment_name)"
+        )
+    return geometry

@@ -5,7 +5,7 @@
     last checkpoint, or policy 0    –                                –
     ┌► steps/N/manifest.json        that, or A's stop (flow)         –
     │  own samples, own routes      –                                –
-    │                               the other ranks, in every pass   steps/N/training/*.json (R2)
+    │                               the other ranks, in every pass   steps/N/training.json (R2)
     │                                                                policies/N+1
     │                                                                checkpoints/N+1, if due
     └─ N = N + 1                                                     steps/N/metrics.json
@@ -30,12 +30,7 @@ import torch.distributed as dist
 from operators.ready import say_ready
 from operators.training.agree import agreed, folder_of_node
 from operators.training.batches.ahead import Ahead
-from operators.training.batches.step_data import (
-    StepData,
-    layout_rules,
-    load_step,
-    records_routes,
-)
+from operators.training.batches.step_data import StepData, layout_rules, load_step
 from operators.training.finish import StepFinisher
 from operators.training.megatron import checkpoint, parallel
 from operators.training.rank import Rank, make_rank
@@ -137,7 +132,8 @@ def run(run_uri: str, attempt_number: int) -> None:
             checkpoint.load(store, version, model)
             logger.info("continue from the checkpoint of policy %d", version)
         say_ready()
-        weights = agreed(lambda: weights_of(store, version)) if records_routes(config) else None
+        records = config.actor_rollout_ref.actor.router_replay.records_routes
+        weights = agreed(lambda: weights_of(store, version)) if records else None
         finisher = StepFinisher(store, rank, model, folder, weights)
         with closing(_reader(store, rank)) as ahead:
             TrainingLoop(store, attempt_number, rank, finisher, ahead).run(version)

@@ -94,6 +94,20 @@ class RouterReplay(Section):
         "the router's own choice, not from the replayed one.",
     )
 
+    @property
+    def replays_recorded(self) -> bool:
+        """Whether the manifest's own routes are replayed: the engine's, or those of replay_file.
+
+        With replay_file, R2 replays what an earlier log-prob pass recorded, and records nothing
+        anew.
+        """
+        return self.mode == "R3" or (self.mode == "R2" and self.replay_file is not None)
+
+    @property
+    def records_routes(self) -> bool:
+        """Whether the trainer's log-prob pass records the routes that the update replays."""
+        return self.mode == "R2" and self.replay_file is None
+
 
 class Optim(Section):
     """Adam with decoupled weight decay."""

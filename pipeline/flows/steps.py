@@ -59,7 +59,9 @@ def rollout(context: Context, step: int) -> None:
     else:
         plan = publish_plan(store, ours)
         _await_shards(context, f"step {step}", plan)
-        seal(store, step, plan.shards, partial(shard_ids, plan), plan.policy_version)
+        ids = partial(shard_ids, plan)
+        records = replay.records_routes
+        seal(store, step, plan.shards, ids, plan.policy_version, training=records)
     context.screen.phase("rollout", None)
 
 

@@ -117,14 +117,37 @@ def trainings(step: int) -> str:
     return step_prefix(step) + "training/"
 
 
-def training(step: int, stage: int, dp_rank: int) -> str:
-    """Commits the R2 routes of one pipeline stage and data-parallel rank."""
-    return step_prefix(step) + f"training/{stage:03d}-{dp_rank:05d}.json"
+def training_set(step: int) -> str:
+    """Names the one training set of a step: the commits of the routes that its trainer recorded."""
+    return step_prefix(step) + "training.json"
 
 
-def training_file(step: int, stage: int, dp_rank: int, write_id: str) -> str:
-    """R2 routes of one pipeline stage and data-parallel rank."""
-    return step_prefix(step) + f"training/{stage:03d}-{dp_rank:05d}.{write_id}.routes.parquet"
+def training(step: int, stage: int, dp_rank: int, set: str, cp_rank: int = 0) -> str:
+    """Commits the R2 routes of one pipeline stage and data-parallel rank in a training set.
+
+    Beyond the first, a context-parallel rank is a third number.
+    """
+    return _training_part(step, stage, dp_rank, set, cp_rank) + ".json"
+
+
+def training_file(step: int, stage: int, dp_rank: int, set: str, cp_rank: int = 0) -> str:
+    """The R2 routes of the same."""
+    return _training_part(step, stage, dp_rank, set, cp_rank) + ".routes.parquet"
+
+
+def _training_part(step: int, stage: int, dp_rank: int, set: str, cp_rank: int) -> str:
+    cut = f"-{cp_rank:05d}" if cp_rank else ""
+    return trainings(step) + f"{stage:03d}-{dp_rank:05d}{cut}.{set}"
+
+
+def training_1_0(step: int, stage: int, dp_rank: int) -> str:
+    """Commits R2 routes in trace format 1.0, which had no training sets."""
+    return trainings(step) + f"{stage:03d}-{dp_rank:05d}.json"
+
+
+def is_training(step: int, key: str) -> bool:
+    """Whether a key is that of a training commit, or of its routes file, of a step."""
+    return key.startswith(trainings(step)) and _TRAINING.fullmatch(key) is not None
 
 
 def metrics(step: int) -> str:
@@ -218,17 +241,25 @@ def folder_number(key: str) -> int | None:
 
 
 _MADE = re.compile(
-    r"(steps/\d{6}/(?:rollout/|training/)?[a-z\d-]+\.[0-9a-f]{8})\.(?:[a-z]+\.)?parquet"
+    r"(steps/\d{6}/(?:rollout/)?[a-z\d-]+\.[0-9a-f]{8})\.(?:[a-z]+\.)?parquet"
     r"|(validations/\d{6}/\d{5}\.[0-9a-f]{8})\.samples\.parquet"
     r"|((?:policies|checkpoints)/\d{6}/[0-9a-f]{8})/[^/]+"
+)
+_TRAINING = re.compile(
+    r"(steps/\d{6}/training/)\d{3}-\d{5}(?:-\d{5})?(\.[0-9a-f]{8})\.(?:json|routes\.parquet)"
 )
 
 
 def maker_of(key: str) -> str | None:
-    """The part of a key that all data files of one write id share; None: not such a data file.
+    """The part of a key that all objects of one write id share; None: not such an object.
 
-    Example: 'steps/000003/rollout/00001.5f0c2a11.routes.parquet' ->
-    'steps/000003/rollout/00001.5f0c2a11'.
+    These are data files, and the commits of a training set, which count when `training_set` names
+    them. Examples: 'steps/000003/rollout/00001.5f0c2a11.routes.parquet' ->
+    'steps/000003/rollout/00001.5f0c2a11'; 'steps/000003/training/001-00000.5f0c2a11.json' ->
+    'steps/000003/training/.5f0c2a11'.
     """
-    match = _MADE.fullmatch(key)
-    return next(filter(None, match.groups())) if match else None
+    if made := _MADE.fullmatch(key):
+        found: str = next(filter(None, made.groups()))
+        return found
+    training = _TRAINING.fullmatch(key)
+    return f"{training[1]}{training[2]}" if training else None

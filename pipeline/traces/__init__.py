@@ -28,10 +28,10 @@ from pipeline.traces.format.ids import (
 from pipeline.traces.format.manifest import Manifest, SealedManifest, open_manifest, read_manifest
 from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, TraceError, VersionSpan
 from pipeline.traces.read.early import check_shard, open_shard
+from pipeline.traces.read.joined import used_routes
 from pipeline.traces.read.peers import dense_routes, to_slime, to_verl, to_verl_batch
 from pipeline.traces.read.reader import read_routes, read_sample_file, read_samples
 from pipeline.traces.read.stream import RouteStream, SampleStream
-from pipeline.traces.read.training import used_routes
 from pipeline.traces.recorded_sets import (
     Expected,
     check_replay,
@@ -40,15 +40,12 @@ from pipeline.traces.recorded_sets import (
     seal_replay,
     write_recorded_set,
 )
+from pipeline.traces.training_sets import seal_training_set
 from pipeline.traces.write.files import Compression
 from pipeline.traces.write.library import new_sample, weights_digest, write_step
 from pipeline.traces.write.seal import seal
-from pipeline.traces.write.writer import (
-    ShardWriter,
-    write_samples,
-    write_shard,
-    write_training_routes,
-)
+from pipeline.traces.write.training import NewTrainingSet, write_training_routes
+from pipeline.traces.write.writer import ShardWriter, write_samples, write_shard
 
 __all__ = [
     "Compression",
@@ -56,6 +53,7 @@ __all__ = [
     "Geometry",
     "Kind",
     "Manifest",
+    "NewTrainingSet",
     "Provenance",
     "RouteStream",
     "Routes",
@@ -86,6 +84,7 @@ __all__ = [
     "sampling_seed",
     "seal",
     "seal_replay",
+    "seal_training_set",
     "shard_ids",
     "to_slime",
     "to_verl",

@@ -25,8 +25,8 @@ from pipeline.traces.format.ids import check_ids, expected_ids
 from pipeline.traces.format.manifest import Manifest, open_file, open_manifest, read_manifest
 from pipeline.traces.format.pruned import is_pruned, refuse_pruned
 from pipeline.traces.format.types import Kind, TraceError
+from pipeline.traces.read.joined import digested, used_routes
 from pipeline.traces.read.reader import read_samples
-from pipeline.traces.read.training import digested, used_routes
 from pipeline.traces.write.seal import write_manifest
 
 _SAMPLES_AT_ONCE = 256

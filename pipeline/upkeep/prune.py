@@ -14,10 +14,10 @@ from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_wri
 from pipeline.run.restarts import KEPT, restarts
 from pipeline.store import Store, open_store
 from pipeline.traces.format.header import read_header
-from pipeline.traces.format.manifest import sealed_steps
+from pipeline.traces.format.manifest import open_manifest, sealed_steps
 from pipeline.traces.format.pruned import is_pruned
 from pipeline.traces.format.types import TraceError
-from pipeline.traces.read.training import training_headers
+from pipeline.traces.read.training import find_training_set
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def _left(store: Store, step: int) -> dict[str, int]:
     body = find_commit(store, keys.pruned(step))
     if body is None:
         named = {ref["key"] for ref in read_header(store, keys.manifest(step)).body["data"]}
-        for header in training_headers(store, step):
+        training = find_training_set(store, open_manifest(store, step).head)
+        for header in () if training is None else training.commits:
             named |= {file.data.key for file in header.files}
     else:
         named = set(body["data"])

@@ -17,8 +17,9 @@ from pipeline.store import Store
 from pipeline.traces.format.manifest import Manifest, open_file, read_manifest
 from pipeline.traces.format.schema import layer_column
 from pipeline.traces.format.types import Kind, TraceError
+from pipeline.traces.read.joined import joined
 from pipeline.traces.read.reader import read_routes
-from pipeline.traces.read.training import joined, training_headers
+from pipeline.traces.read.training import find_training_set
 
 _SAMPLES_AT_ONCE = 256
 
@@ -79,8 +80,8 @@ def step_stats(store: Store, step: int) -> StepStats:
     Raises TraceError when the step has no routes.
     """
     sealed = read_manifest(store, step)
-    headers = training_headers(store, step)
-    trained = joined(store, sealed, headers) if headers else sealed
+    training = find_training_set(store, sealed)
+    trained = sealed if training is None else joined(store, sealed, training)
     # If both were recorded, the loads are the engine's, and the trainer's routes are compared.
     manifest = trained if sealed.geometry is None else sealed
     if manifest.geometry is None or manifest.provenance is None:

@@ -20,8 +20,9 @@ from pipeline.traces.format.header import read_header
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.stored_run import find_signed_description, staged_files
 
-_MANIFEST, _PRUNED = "manifest.json", "pruned.json"
-_NAME_NOTHING = {"plan.json", "metrics.json", _PRUNED}
+_MANIFEST, _METRICS, _PRUNED = "manifest.json", "metrics.json", "pruned.json"
+_TRAINING_SET = "training.json"
+_NAME_NOTHING = {"plan.json", _METRICS, _PRUNED}
 _TAKEN_OVER = re.compile(r"steps/\d{6}/replay/")
 """Commits copied from a recorded set name the set's files; the manifest names the copies."""
 
@@ -124,6 +125,7 @@ def _checked(
     pruned, sealed = folder + _PRUNED in there, folder + _MANIFEST in there
     commits = [info.key for info in infos if _is_commit(info.key)]
     before = len(report.problems)
+    _check_training(store, folder, there, list(left), report)
     # A step's manifest names most of its files, so the other commits are seldom read.
     for key in sorted(commits, key=lambda key: key != folder + _MANIFEST):
         if not left:
@@ -139,6 +141,21 @@ def _checked(
             for name in names:
                 left.pop(name, None)
     return [] if len(report.problems) > before else list(left.values())
+
+
+def _check_training(
+    store: Store, folder: str, there: set[str], candidates: Sequence[str], report: Report
+) -> None:
+    """Report a trained step that has lost what names its training set: that is no debris."""
+    if folder + _METRICS not in there or folder + _TRAINING_SET in there:
+        return
+    if any(key.startswith(folder + "training/") for key in candidates):
+        with report.parsing(folder + _TRAINING_SET):
+            if read_header(store, folder + _MANIFEST).body.get("training"):
+                raise CorruptObjectError(
+                    f"{folder}{_TRAINING_SET}: no such object, but the step was trained; {folder} "
+                    "is not swept"
+                )
 
 
 def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
@@ -179,6 +196,10 @@ def _names(store: Store, key: str) -> set[str]:
     if body is None:  # removed since it was listed
         return set()
     named = {file["key"] for file in body["files"]}
+    if key.endswith("/" + _TRAINING_SET):
+        for commit in body["commits"]:
+            files = read_header(store, commit["key"]).files
+            named |= {commit["key"], *(file.data.key for file in files)}
     return named.union(*({ref["key"], ref["commit"]} for ref in body.get("data", ())))
 
 

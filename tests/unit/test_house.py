@@ -14,7 +14,6 @@ PARAMETERS = 6
 MANY_PARAMETERS = {
     ("pipeline/traces/write/writer.py", "__init__"),
     ("pipeline/traces/write/writer.py", "write_shard"),
-    ("pipeline/traces/write/writer.py", "write_training_routes"),
 }
 """Their signatures are the library's, which other programs call."""
 

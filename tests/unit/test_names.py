@@ -31,6 +31,7 @@ ALIKE = {
     "prompts": "checked and tokenised; read by a rollout worker",
     "rows": "siblings: written and read",
     "tokenizer": "text to tokens before a run; tokens to text after it",
+    "training": "siblings: parts of a training set written, read, verified",
     "types": "the dataclasses of a room",
     "weights": "a policy's tensors: their digest; their names in HF files and in Megatron",
     "worker": "siblings: the program of a rollout worker, of a training rank",

@@ -80,7 +80,7 @@ def load_step(
     ones. Raises ReplayError if the manifest has no routes, or those of another model; StoreError
     and TraceError from reading.
     """
-    replays = replays_recorded(config) and geometry is not None
+    replays = config.actor_rollout_ref.actor.router_replay.replays_recorded
     if replays and geometry is not None:
         _check_geometry(sealed.head, geometry)
     columns = sealed.columns(_COLUMNS)
@@ -115,21 +115,6 @@ def _codes(groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     combined = groups.unify_dictionaries().combine_chunks()
     codes: npt.NDArray[np.int64] = combined.indices.to_numpy().astype(np.int64)
     return codes
-
-
-def replays_recorded(config: RunConfig) -> bool:
-    """Whether the manifest's own routes are replayed: the engine's, or those of replay_file.
-
-    With replay_file, R2 replays what an earlier log-prob pass recorded, and records nothing anew.
-    """
-    replay = config.actor_rollout_ref.actor.router_replay
-    return replay.mode == "R3" or (replay.mode == "R2" and replay.replay_file is not None)
-
-
-def records_routes(config: RunConfig) -> bool:
-    """Whether the log-prob pass records the routes that the update replays."""
-    mode = config.actor_rollout_ref.actor.router_replay.mode
-    return mode == "R2" and not replays_recorded(config)
 
 
 def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:

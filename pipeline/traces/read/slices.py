@@ -19,6 +19,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.traces.format.digests import digest_of_canonical
 from pipeline.traces.format.types import Routes, TraceError
 from pipeline.traces.read.parts import Part
+from pipeline.traces.read.positions import uncovered
 
 
 @dataclass(frozen=True)
@@ -183,23 +184,11 @@ def _check_covered(id: str, layers: Sequence[int], parts: Sequence[_Held], rows:
         if rows == 0:
             return  # a sample of one token: a stream opens no file for it alone
         raise TraceError(f"sample {id}: no routes of layers {sorted(layers)}")
-    positions = sorted(
-        (to.start, to.stop, part.part.key) for part in parts for to, _ in part.places
-    )
-    position = 0
-    for start, stop, key in positions:
-        if start != position:
-            problem = "is there twice" if start < position else "is missing"
-            raise TraceError(
-                f"{key}: sample {id}: position {min(start, position)} {problem} in layers "
-                f"{sorted(layers)}"
-            )
-        position = stop
-    if position != rows:
-        raise TraceError(
-            f"{parts[-1].part.key}: sample {id}: {position} rows of routes, expected {rows}: "
-            "one per token but the last"
-        )
+    places = [(to.start, to.stop) for part in parts for to, _ in part.places]
+    problem = uncovered(places, rows)
+    if problem is not None:
+        files = ", ".join(part.part.key for part in parts)
+        raise TraceError(f"{files}: sample {id}: {problem}, in layers {sorted(layers)}")
 
 
 @cache

@@ -1,147 +1,231 @@
-"""Routes that the trainer recorded (R2), one file per pipeline stage and dp rank, joined."""
+"""Routes that the trainer recorded (R2): the training set that a step names."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
-import pyarrow as pa
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError
+from pipeline.run.parse import items, key, number, text
 from pipeline.store import Store
-from pipeline.traces.format.chunks import read_table
-from pipeline.traces.format.digests import digest_of_canonical
-from pipeline.traces.format.header import Header, read_header, same_source
-from pipeline.traces.format.ids import named
-from pipeline.traces.format.manifest import Manifest, file_of, read_manifest, refs_of
-from pipeline.traces.format.schema import MANIFEST, SEGMENT
-from pipeline.traces.format.types import TraceError
-from pipeline.traces.read.reader import read_slices
+from pipeline.traces.format.header import Header, read_header
+from pipeline.traces.format.manifest import Manifest, file_of
+from pipeline.traces.format.policies import united
+from pipeline.traces.format.types import Provenance, TraceError
 
-_SAMPLES_AT_ONCE = 64
+_COUNTS = ("samples", "rows_total", "rows_valid")
+_COMMIT_1_0 = re.compile(r"\d{3}-\d{5}\.json")
 
 
-def used_routes(store: Store, step: int) -> Manifest:
-    """Read a sealed step with the routes that its training used.
+@dataclass(frozen=True)
+class TrainingSet:
+    """The routes that a step's trainer recorded, as the step names them."""
 
-    These are the routes that the trainer recorded (R2) if it recorded any, else those of the
-    manifest. The former have no digests: see `digested`.
-    Raises TraceError unless the trainer's files hold every sample once in every layer.
+    name: str
+    """Where it is named, for messages: training.json, or the folder of commits in format 1.0."""
+    geometry: Geometry
+    """Of all its layers."""
+    provenance: Provenance
+    commits: tuple[Header, ...]
+    policies: Mapping[int, str] | None = None
+    """Weights digests by policy version; None: not known, as in format 1.0."""
+    counts: Mapping[str, int] | None = None
+    """Its numbers of samples, rows_total and rows_valid, as training.json says; None: it does not,
+    as in format 1.0."""
+
+    def check(self) -> None:
+        """Raise TraceError unless the commits fit the set and each other."""
+        if self.provenance.kind != "R2":
+            raise TraceError(f"{self.name}: routes of kind {self.provenance.kind}, expected R2")
+        if not self.commits:
+            raise TraceError(f"{self.name}: it has no commits")
+        for header in self.commits:
+            found, made = geometry_of(header), _made(header)
+            if (found.experts, found.topk) != (self.geometry.experts, self.geometry.topk):
+                raise TraceError(f"{header.key}: {found}, but {self.name} has {self.geometry}")
+            ours, theirs = ((one.kind, one.policy_version) for one in (made, self.provenance))
+            if ours != theirs:
+                raise TraceError(f"{header.key}: routes of {ours}, but {self.name} has {theirs}")
+        layers = sorted({layer for header in self.commits for layer in geometry_of(header).layers})
+        if layers != list(self.geometry.layers):
+            raise TraceError(
+                f"{self.name}: its commits have routes of layers {layers}, expected "
+                f"{list(self.geometry.layers)}"
+            )
+        united([(self.name, self.policies), *((one.key, one.policies) for one in self.commits)])
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a training commit says of one sample; format 1.0 said nothing."""
+
+    token_digest: str
+    routes_digest: str
+    """Of the commit's layers, and of the rows that its file holds."""
+    rows: int
+    rows_valid: int
+
+
+def find_training_set(store: Store, manifest: Manifest) -> TrainingSet | None:
+    """The training set of a sealed step; None: its trainer records no routes.
+
+    The manifest's rows are not needed. Raises TraceError when the set is not there, and when it is
+    of another step; ObjectMissingError when one of its commits is not; CorruptObjectError.
     """
-    manifest = read_manifest(store, step)
-    headers = training_headers(store, step)
-    return joined(store, manifest, headers) if headers else manifest
-
-
-def training_headers(store: Store, step: int) -> list[Header]:
-    """Read the commits of the routes that a step's trainer recorded, by stage and dp rank."""
-    found = [info.key for info in store.list(keys.trainings(step)) if info.key.endswith(".json")]
-    return [read_training(store, step, key) for key in found]
-
-
-def read_training(store: Store, step: int, key: str) -> Header:
-    """Read one commit. Raises the errors of `read_header`; TraceError if it is misplaced."""
-    header = read_header(store, key)
-    place: dict[str, Any] = {name: header.body.get(name) for name in ("step", "stage", "dp_rank")}
-    if not all(isinstance(number, int) for number in place.values()) or key != keys.training(
-        **place
-    ):
-        raise TraceError(f"{key} in {store.uri}: it is the commit of {place}")
-    return header
-
-
-def joined(store: Store, manifest: Manifest, headers: Sequence[Header]) -> Manifest:
-    """Replace a manifest's routes by the trainer's. Raises TraceError like `used_routes`."""
-    whole = _whole_geometry(headers)
-    parts: dict[str, list[dict[str, Any]]] = {id: [] for id in manifest.ids}
-    layers: dict[str, list[int]] = {id: [] for id in manifest.ids}
-    # Routes of the other kind, which the engine recorded for an audit, are left out of the join.
-    places = manifest.rows["samples"].to_pylist()
-    kept = sorted({place["file"] for place in places})
-    places = [{**place, "file": kept.index(place["file"])} for place in places]
-    files = [manifest.files[number] for number in kept]
-    stages: dict[tuple[int, ...], int] = {}
-    for header in headers:
-        stages.setdefault(_geometry(header).layers, len(files))
-        for id, segments in _segments_of(store, header).items():
-            if id not in parts:
-                raise TraceError(f"{header.key}: sample {id} is not in the step's manifest")
-            parts[id].append({"file": len(files), "segments": segments})
-            layers[id] += _geometry(header).layers
-        files += refs_of(header)
-    for id, rows in zip(manifest.ids, manifest.rows["rows_total"].to_pylist(), strict=True):
-        if rows == 0:  # a sample of one token has no segment, so it gets an empty part per stage
-            parts[id] = [{"file": number, "segments": []} for number in stages.values()]
-            layers[id] = [layer for of_stage in stages for layer in of_stage]
-    bad = [id for id in manifest.ids if sorted(layers[id]) != list(whole.layers)]
-    if bad:
-        raise TraceError(
-            f"{keys.trainings(manifest.step)} in {store.uri}: sample {bad[0]} has routes of layers "
-            f"{sorted(layers[bad[0]])}, expected {list(whole.layers)}, each once; "
-            f"{named('such samples', bad)}"
-        )
-    table = _with(manifest.rows, "samples", places)
-    table = _with(table, "routes", [parts[id] for id in manifest.ids])
-    for unknown in ("routes_digest", "rows_valid"):
-        table = _with(table, unknown, [None] * len(table))
-    return replace(
-        manifest,
-        geometry=whole,
-        provenance=headers[0].provenance,
-        files=tuple(files),
-        rows=table,
+    there = store.size(keys.training_set(manifest.step)) is not None
+    if manifest.format == "1.0" and not there:
+        return _listed(store, manifest.step)
+    if there:
+        return read_training_set(store, manifest)
+    if not manifest.training:
+        return None
+    raise TraceError(
+        f"{keys.training_set(manifest.step)} in {store.uri}: no such object, but "
+        f"{keys.manifest(manifest.step)} says that the trainer records this step's routes: they "
+        "are not recorded yet, or were removed; wait until the step is trained, or restore the "
+        "object"
     )
 
 
-def digested(store: Store, manifest: Manifest) -> Manifest:
-    """Add digests and numbers of valid rows, which need all stages, to a joined manifest.
-
-    Every row is read. A manifest that has its digests is returned unchanged.
-    """
-    if manifest.geometry is None or not manifest.rows["routes_digest"].null_count:
-        return manifest
-    digests, valid = [], []
-    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
-        ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
-        slices = read_slices(store, manifest, ids)
-        for id in ids:
-            routes = slices.joined(id)
-            digests.append(digest_of_canonical(routes, manifest.geometry))
-            valid.append(int(routes.valid_T.sum()))
-    table = _with(_with(manifest.rows, "routes_digest", digests), "rows_valid", valid)
-    return replace(manifest, rows=table)
-
-
-def _segments_of(store: Store, header: Header) -> dict[str, list[dict[str, int]]]:
-    """Segments of the commit's routes file by sample."""
-    file = file_of(header, "routes")
-    if file is None:
-        raise TraceError(f"{header.key} in {store.uri}: it lists no routes file")
-    columns = pa.schema([SEGMENT.field("owner"), SEGMENT.field("tokens")])
-    owners, tokens = (column.to_pylist() for column in read_table(store, file, columns).columns)
-    places: dict[str, list[dict[str, int]]] = {}
-    for row, owner in enumerate(owners):
-        places.setdefault(owner, []).append({"row": row, "tokens": tokens[row]})
-    return places
+def read_training_set(store: Store, manifest: Manifest) -> TrainingSet:
+    """Read training.json and the commits that it names. Raises as `find_training_set`."""
+    header = read_header(store, keys.training_set(manifest.step))
+    name = f"{header.key} in {store.uri}"
+    if manifest.format != "1.0" and not manifest.training:
+        raise TraceError(
+            f"{name}: it is there, but {keys.manifest(manifest.step)} says that the trainer "
+            "records no routes; remove it, or restore the manifest"
+        )
+    try:
+        named_commits = [
+            (key(commit["key"]), text(commit["commit_sha256"]))
+            for commit in items(header.body["commits"])
+        ]
+        counts = {name: number(header.body["counts"][name]) for name in _COUNTS}
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{name}: not a training set: {error!r}") from error
+    if header.geometry is None or header.provenance is None or not named_commits:
+        raise TraceError(
+            f"{name}: geometry {header.geometry}, provenance {header.provenance} and "
+            f"{len(named_commits)} commits, expected all three"
+        )
+    _check_step(header, manifest, name)
+    commits = tuple(_commit(store, manifest, *commit) for commit in named_commits)
+    found = TrainingSet(name, header.geometry, header.provenance, commits, header.policies, counts)
+    found.check()
+    return found
 
 
-def _whole_geometry(headers: Sequence[Header]) -> Geometry:
-    first = _geometry(headers[0])
-    for header in headers:
-        found = _geometry(header)
-        if (found.experts, found.topk) != (first.experts, first.topk):
-            raise TraceError(f"{header.key}: {found}, but {headers[0].key} has {first}")
-        same_source(header, headers[0])
-    layers = sorted({layer for header in headers for layer in _geometry(header).layers})
-    return Geometry(first.experts, first.topk, tuple(layers))
+def read_training_commit(store: Store, manifest: Manifest, key: str) -> Header:
+    """Read one commit of a training set. Raises as `find_training_set`."""
+    header = read_header(store, key)
+    name = f"{key} in {store.uri}"
+    _check_step(header, manifest, name)
+    for place in ("stage", "dp_rank"):
+        _number_of(header, place)
+    recorded(header)
+    if file_of(header, "routes") is None:
+        raise TraceError(f"{name}: it lists no routes file")
+    return header
 
 
-def _geometry(header: Header) -> Geometry:
+def listed_keys(store: Store, step: int) -> list[str]:
+    """The training commits of a step in format 1.0."""
+    prefix = keys.trainings(step)
+    found = [info.key for info in store.list(prefix)]
+    return [key for key in found if _COMMIT_1_0.fullmatch(key.removeprefix(prefix))]
+
+
+def place_of(header: Header) -> tuple[int, int, int]:
+    """The pipeline stage, data-parallel and context-parallel rank of a training commit."""
+    cp_rank = _number_of(header, "cp_rank") if "cp_rank" in header.body else 0
+    return _number_of(header, "stage"), _number_of(header, "dp_rank"), cp_rank
+
+
+def recorded(header: Header) -> dict[str, Recorded] | None:
+    """What a training commit says of its samples; None in format 1.0. Raises TraceError."""
+    if header.minor == 0:
+        return None
+    try:
+        listed = [
+            (text(id), Recorded(text(tokens), text(routes), number(rows), number(valid)))
+            for id, tokens, routes, rows, valid in map(items, items(header.body["digests"]))
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{header.key}: its digests are not a list of them: {error!r}") from error
+    found = dict(listed)
+    if len(found) != len(listed) or header.body.get("samples") != len(listed):
+        raise TraceError(
+            f"{header.key}: {len(listed)} digests of {len(found)} samples, it says that it has "
+            f"{header.body.get('samples')!r}"
+        )
+    return found
+
+
+def _listed(store: Store, step: int) -> TrainingSet | None:
+    """The commits of a step in format 1.0, which did not name its training set."""
+    prefix = keys.trainings(step)
+    commits = []
+    for name in listed_keys(store, step):
+        header = read_header(store, name)
+        stage, dp_rank = _number_of(header, "stage"), _number_of(header, "dp_rank")
+        if header.body.get("step") != step or name != keys.training_1_0(step, stage, dp_rank):
+            raise TraceError(
+                f"{name} in {store.uri}: it is the commit of step {header.body.get('step')!r}, "
+                f"stage {stage}, data-parallel rank {dp_rank}"
+            )
+        commits.append(header)
+    if not commits:
+        return None
+    first = geometry_of(commits[0])
+    layers = sorted({layer for header in commits for layer in geometry_of(header).layers})
+    whole = Geometry(first.experts, first.topk, tuple(layers))
+    training = TrainingSet(f"{prefix} in {store.uri}", whole, _made(commits[0]), tuple(commits))
+    training.check()
+    return training
+
+
+def geometry_of(header: Header) -> Geometry:
+    """The geometry of a training commit. Raises TraceError when it names none."""
     if header.geometry is None:
         raise TraceError(f"{header.key}: it names no geometry")
     return header.geometry
 
 
-def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
-    column = pa.array(values, MANIFEST.field(name).type)
-    return rows.set_column(rows.schema.get_field_index(name), MANIFEST.field(name), column)
+def _made(header: Header) -> Provenance:
+    if header.provenance is None:
+        raise TraceError(f"{header.key}: it names no provenance")
+    return header.provenance
+
+
+def _commit(store: Store, manifest: Manifest, key: str, sha256: str) -> Header:
+    header = read_training_commit(store, manifest, key)
+    if header.sha256 != sha256:
+        raise CorruptObjectError(
+            f"{key} in {store.uri}: content {header.sha256[:16]}..., "
+            f"{keys.training_set(manifest.step)} says {sha256[:16]}...; restore the object"
+        )
+    return header
+
+
+def _check_step(header: Header, manifest: Manifest, name: str) -> None:
+    """Raise TraceError unless a training set or commit is of this sealed step."""
+    step, sealed = header.body.get("step"), header.body.get("manifest_sha256")
+    if step != manifest.step:
+        raise TraceError(f"{name}: of step {step!r}, expected {manifest.step}")
+    if sealed != manifest.sha256:
+        raise TraceError(
+            f"{name}: recorded for a manifest with content {str(sealed)[:16]}..., "
+            f"{keys.manifest(manifest.step)} has {manifest.sha256[:16]}...; it is of another run: "
+            "restore the object"
+        )
+
+
+def _number_of(header: Header, name: str) -> int:
+    try:
+        return number(header.body[name])
+    except (KeyError, TypeError) as error:
+        raise TraceError(
+            f"{header.key}: {name} is {header.body.get(name)!r}, expected a number"
+        ) from error

@@ -1,4 +1,4 @@
-"""Writers of rollout shards (samples and routes) and of routes that a trainer recorded."""
+"""Writers of rollout shards: samples and routes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ from pipeline.traces.format.ids import check_once
 from pipeline.traces.format.schema import SAMPLES, routes_schema
 from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError
 from pipeline.traces.write.checked import (
-    canonical_routes,
     check_branch_of,
     check_maker,
     check_source,
@@ -265,44 +264,6 @@ def write_shard(
         for sample in ready:
             writer._add(sample)
         return writer.commit(maker)
-
-
-def write_training_routes(
-    store: Store,
-    step: int,
-    stage: int,
-    dp_rank: int,
-    write_id: str,
-    routes: Mapping[str, Routes],
-    geometry: Geometry,
-    provenance: Provenance,
-    policies: Mapping[int, str] | None = None,
-) -> Committed:
-    """Write the routes of one pipeline stage's layers and one data-parallel rank's samples (R2).
-
-    `geometry` has this stage's layers only; `routes` maps sample ids to routes. `write_id`,
-    `policies`, `ours` and errors are those of `write_shard`.
-    """
-    domain.check_number(step, domain.MOST_STEP, "step")
-    domain.check_number(stage, domain.MOST_STAGE, f"step {step}: stage")
-    domain.check_number(dp_rank, domain.MOST_SHARD, f"step {step}: dp_rank")
-    key = keys.training(step, stage, dp_rank)
-    check_source(key, write_id, geometry, provenance, policies)
-    routes = {
-        domain.check_name(id, f"{key}: sample"): canonical_routes(id, of_sample, geometry, None)
-        for id, of_sample in routes.items()
-    }
-    name = keys.training_file(step, stage, dp_rank, write_id)
-    schema = routes_schema(geometry)
-    with FileWriter(store, name, "routes", schema, geometry, provenance) as file:
-        segments = SegmentWriter(file, geometry)
-        for id, of_sample in routes.items():
-            segments.add(id, of_sample, 0, len(of_sample.valid_T))
-        segments.finish()
-        written = file.finish()
-    body = {"step": step, "stage": stage, "dp_rank": dp_rank, "samples": len(routes)}
-    body = with_header(body, [written], geometry, provenance, policies)
-    return commit(store, key, body, write_id)
 
 
 def write_samples(store: Store, key: str, samples: Sequence[Sample]) -> DataFile:

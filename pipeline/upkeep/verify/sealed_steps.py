@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
 
@@ -17,7 +16,6 @@ from pipeline.traces.format.manifest import Commits, Manifest, open_file, read_m
 from pipeline.traces.format.pruned import is_pruned
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.reader import read_slices
-from pipeline.traces.read.training import digested, joined, read_training
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.commits import check_commit, check_file_names
 from pipeline.upkeep.verify.contents import verify_file
@@ -25,6 +23,7 @@ from pipeline.upkeep.verify.footer import check_footer
 from pipeline.upkeep.verify.manifest_rows import ManifestRows
 from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shard
 from pipeline.upkeep.verify.stored_run import find_signed, find_signed_plan
+from pipeline.upkeep.verify.training import verify_training, verify_training_files
 
 _BATCH_BYTES = 64 << 20
 """Decoded sets that are joined at once."""
@@ -70,7 +69,8 @@ def _verify_objects(
         sealed = store.size(key) is not None
     commits = Commits(store)
     manifest = _verify_manifest(store, step, commits, report) if sealed else None
-    made = _verify_commits(store, step, commits, manifest, report, pruned)
+    shards = _verify_shards(store, step, commits, manifest, report, pruned)
+    verify_training_files(store, step, report, pruned)
     if not sealed:
         if store.size(keys.metrics(step)) is not None:
             report.add(key, f"no such object, but the step was trained: {keys.metrics(step)}")
@@ -86,13 +86,14 @@ def _verify_objects(
         _verify_rows(manifest, geometry)
     if plan is not None:
         _verify_plan(step, manifest, plan, report)
-    headers = _verify_files(store, manifest, commits, made.shards, report, pruned)
+    headers = _verify_files(store, manifest, commits, shards, report, pruned)
     if not pruned:
         body = commits.header(key).body
-        ManifestRows(manifest, body.get("counts"), made.shards, headers, report).check()
-    if len(report.problems) == before and not pruned:
-        _verify_joined(store, manifest, report)
-        _verify_training(store, manifest, made.training, geometry, report)
+        ManifestRows(manifest, body.get("counts"), shards, headers, report).check()
+    if len(report.problems) == before:
+        if not pruned:
+            _verify_joined(store, manifest, report)
+        verify_training(store, manifest, geometry, report, pruned)
     return len(manifest.ids)
 
 
@@ -120,58 +121,33 @@ def _verify_pruned(store: Store, manifest: Manifest, report: Report) -> None:
                 raise CorruptObjectError(f"{key}: it does not name {ref.key}, as the manifest does")
 
 
-@dataclass
-class _Made:
-    """What the commits of a step hold."""
-
-    shards: dict[str, Shard] = field(default_factory=dict)
-    """By key of the commit; those that can be read."""
-    training: list[Header] = field(default_factory=list)
-    """Of the trainer's routes."""
-
-
-def _verify_commits(
+def _verify_shards(
     store: Store,
     step: int,
     commits: Commits,
     manifest: Manifest | None,
     report: Report,
     pruned: bool,
-) -> _Made:
-    """Check shards and the trainer's routes with their files."""
-    made = _Made()
+) -> dict[str, Shard]:
+    """Check the shards with their files; return those that can be read, by key of the commit."""
+    shards = {}
     infos = list(store.list(keys.step_prefix(step)))
     sealed = keys.manifest(step) in {info.key for info in infos}
-    _verify_trained(step, {info.key for info in infos}, report)
     for info in infos:
+        if _SHARD.search(info.key) is None:
+            continue
         with report.noting(info.key):
-            if info.key.startswith(keys.trainings(step)) and info.key.endswith(".json"):
-                header = read_training(store, step, info.key)
-                made.training.append(header)
-                for file in () if pruned else header.files:
-                    verify_file(store, file, report, info.key)
-            elif _SHARD.search(info.key):
-                # Copies of a recorded set are whole once the step is sealed.
-                if info.key.startswith(keys.replays(step)) and not sealed:
-                    continue
-                header = commits.header(info.key)
-                if pruned:
-                    check_shard_commit(header, step)
-                    continue
-                refs = () if manifest is None else manifest.files
-                named = {ref.sha256: ref.key for ref in refs if ref.commit == info.key}
-                made.shards[info.key] = verify_shard(store, header, step, named, report)
-    return made
-
-
-def _verify_trained(step: int, there: set[str], report: Report) -> None:
-    """Check that the routes recorded in a trained step are committed."""
-    for key in sorted(there) if keys.metrics(step) in there else ():
-        made = keys.maker_of(key)
-        if made is not None and key.startswith(keys.trainings(step)):
-            commit = made.rpartition(".")[0] + ".json"
-            if commit not in there:
-                report.add(commit, f"no such object, but {key} is there")
+            # Copies of a recorded set are whole once the step is sealed.
+            if info.key.startswith(keys.replays(step)) and not sealed:
+                continue
+            header = commits.header(info.key)
+            if pruned:
+                check_shard_commit(header, step)
+                continue
+            refs = () if manifest is None else manifest.files
+            named = {ref.sha256: ref.key for ref in refs if ref.commit == info.key}
+            shards[info.key] = verify_shard(store, header, step, named, report)
+    return shards
 
 
 def _verify_manifest(store: Store, step: int, commits: Commits, report: Report) -> Manifest | None:
@@ -263,23 +239,6 @@ def _verify_joined(store: Store, manifest: Manifest, report: Report) -> None:
                 for id in ids:
                     with report.noting(manifest.files[numbers[0]].key, id):
                         slices.routes(id)
-
-
-def _verify_training(
-    store: Store,
-    manifest: Manifest,
-    headers: Sequence[Header],
-    geometry: Geometry | None,
-    report: Report,
-) -> None:
-    """Join the trainer's own routes with the manifest, when all of them are good."""
-    prefix = keys.trainings(manifest.step)
-    if not headers or any(problem.key.startswith(prefix) for problem in report.problems):
-        return
-    with report.noting(prefix):
-        made = digested(store, joined(store, manifest, headers))
-        if geometry not in (None, made.geometry):
-            raise TraceError(f"{prefix}: routes of {made.geometry}, the model has {geometry}")
 
 
 def _batches(samples: Sequence[tuple[str, int]], geometry: Geometry | None) -> Iterator[list[str]]:

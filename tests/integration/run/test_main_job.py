@@ -138,7 +138,7 @@ def test_other_modes(tmp_path: Path, mode: str):
             assert step.values["replay/coverage"] is None
     if mode == "disabled":
         return
-    assert store.size(keys.training(0, 0, 0)) is not None
+    assert store.size(keys.training_set(0)) is not None
     command("traces", "verify", str(record))
     shutil.rmtree(record / "steps/000001")  # as if the flow had ended just before it wrote that
     run(*settings)

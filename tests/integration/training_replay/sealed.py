@@ -163,5 +163,6 @@ def make_run(
         provenance = Provenance("R3", 0, "transformers") if geometry else None
         write_shard(store, step, 0, new_write_id(), samples, geometry, provenance)
         ids = [sample.id for sample in samples]
-        seal(store, step, 1, lambda _, ids=ids: ids, 0)
+        records = config.actor_rollout_ref.actor.router_replay.records_routes
+        seal(store, step, 1, lambda _, ids=ids: ids, 0, training=records)
     return store

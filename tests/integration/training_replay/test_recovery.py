@@ -12,7 +12,14 @@ import pytest
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id, read_commit
 from pipeline.store import Store, open_store
-from pipeline.traces import read_routes, used_routes, write_training_routes
+from pipeline.traces import (
+    NewTrainingSet,
+    read_manifest,
+    read_routes,
+    seal_training_set,
+    used_routes,
+    write_training_routes,
+)
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
@@ -20,7 +27,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
-END_OF_STEP = (keys.training(1, 0, 0), keys.policy(2), keys.checkpoint(2), keys.metrics(1))
+END_OF_STEP = (keys.training_set(1), keys.policy(2), keys.checkpoint(2), keys.metrics(1))
 """The commits at the end of the last step, in the order in which they are made."""
 
 
@@ -73,9 +80,9 @@ def test_other_routes_in_the_store_are_counted(finished: Path, tmp_path: Path):
         last_K[:] = np.sort((last_K + 1) % used.geometry.experts)
     for key in END_OF_STEP:
         store.delete(key)
-    changed = write_training_routes(
-        store, 1, 0, 0, new_write_id(), routes, used.geometry, used.provenance
-    )
+    new = NewTrainingSet(read_manifest(store, 1), used.provenance)
+    write_training_routes(store, new, 0, 0, routes, used.geometry)
+    changed = seal_training_set(store, new, used.geometry)
     output = train(store, 1)
     assert read_commit(store, END_OF_STEP[0]) == changed.body
     drift = read_commit(store, keys.metrics(1))["metrics"]["resume/routes_drift"]

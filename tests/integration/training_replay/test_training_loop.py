@@ -20,6 +20,7 @@ from pipeline.run.commit import commit, files_in, find_commit, new_write_id, rea
 from pipeline.run.policy import fetch_policy, refer_policy
 from pipeline.store import Store
 from pipeline.traces import read_manifest, read_routes, used_routes
+from pipeline.traces.read.training import find_training_set, place_of
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
@@ -132,7 +133,8 @@ def test_r2_in_two_ranks(tmp_path: Path, tiny_model: Path):
         assert metrics["replay/rows_native"] == 0
         assert metrics["mismatch/kl"] == metrics["mismatch/kl_native"] < 1e-9
         places = [(0, 0), (0, 1)] if name == "dp2" else [(0, 0), (1, 0)]
-        assert all(store.size(keys.training(0, *place)) is not None for place in places)
+        training = find_training_set(store, read_manifest(store, 0))
+        assert [place_of(commit)[:2] for commit in training.commits] == places
         assert_routes_are_the_engines(store)
     for key in ("loss/policy", "loss/entropy", "grad_norm"):
         assert found["dp2"][key] == pytest.approx(found["pp2-vpp2"][key], rel=1e-3)
@@ -156,7 +158,8 @@ def test_a_stage_without_moe_layers(tmp_path: Path):
         if mode == "R3":
             assert metrics["replay/agreement"] >= 0.999
         else:
-            assert store.size(keys.training(0, 0, 0)) is None
+            (commit,) = find_training_set(store, read_manifest(store, 0)).commits
+            assert place_of(commit) == (1, 0, 0)
             assert_routes_are_the_engines(store)
 
 

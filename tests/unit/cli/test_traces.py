@@ -24,9 +24,9 @@ from tests.samples import (
     make_samples,
     sealed_r2,
     sealed_r3,
+    train,
     without_routes,
     write_run,
-    write_stage,
 )
 
 SAMPLES = make_samples()
@@ -221,17 +221,19 @@ def test_verify_of_a_step(run):
     assert "step 2 is not sealed" in command("verify", run.uri, "--step", 2, expect=2)
 
 
-def test_stats(run):
+def test_stats(run, tmp_path):
     """Loads by layer and of all; the agreement of engine and trainer where both recorded, and the
     trainer's own from metrics.json; at the end what the columns mean."""
     before = command("stats", run.uri)
     assert f"of {sum(len(s.routes.valid_T) for s in SAMPLES)}" in before
     r3 = "R3:" in before
     if r3:
+        run = open_store(str(tmp_path / "audited"))
+        sealed_r3(run, SAMPLES, training=True)
         changed = make_samples()
         for sample in changed:
             sample.routes.sets_TLK[:, 0] = [12, 13, 14, 15]
-        write_stage(run, 0, 0, (1, 2, 5), changed)
+        train(run, changed)
     body = {"step": 0, "metrics": {}, "agreement_by_layer": {"1": 0.25, "2": 0.5, "5": 1.0}}
     commit(run, keys.metrics(0), body, new_write_id())
     printed = command("stats", run.uri).splitlines()

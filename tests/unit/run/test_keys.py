@@ -9,11 +9,32 @@ def test_numbers_of_keys():
     assert keys.number_of(keys.metrics(123456)) == 123456
     assert keys.number_of(keys.policy(7)) == 7
     assert keys.number_of(keys.checkpoint(10)) == 10
-    for key in (keys.run_json(), keys.rollout(3, 1), keys.training(3, 0, 1), keys.attempt(1)):
+    for key in (
+        keys.run_json(),
+        keys.rollout(3, 1),
+        keys.training(3, 0, 1, "5f0c2a11"),
+        keys.attempt(1),
+    ):
         assert keys.number_of(key) is None
     assert keys.number_of(keys.replayed(3, keys.rollout(3, 1))) is None
 
 
 def test_replayed_objects_stay_below_their_step():
-    key = keys.replayed(3, keys.training(3, 0, 1))
-    assert key == "steps/000003/replay/training/000-00001.json"
+    key = keys.replayed(3, keys.training(3, 0, 1, "5f0c2a11"))
+    assert key == "steps/000003/replay/training/000-00001.5f0c2a11.json"
+
+
+def test_all_parts_of_a_training_set_have_one_maker():
+    """Commits too: they count when training.json names them."""
+    made = {
+        keys.maker_of(name(3, stage, dp_rank, "5f0c2a11", cp_rank))
+        for name in (keys.training, keys.training_file)
+        for stage, dp_rank, cp_rank in ((0, 0, 0), (1, 2, 0), (1, 2, 3))
+    }
+    assert len(made) == 1
+    assert None not in made
+    assert keys.maker_of(keys.training(3, 0, 0, "5f0c2a12")) not in made
+    assert keys.maker_of(keys.training_1_0(3, 0, 0)) is None
+    assert keys.training(1, 2, 3, "5f0c2a11", 4) == (
+        "steps/000001/training/002-00003-00004.5f0c2a11.json"
+    )

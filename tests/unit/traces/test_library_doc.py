@@ -17,6 +17,7 @@ from pipeline.run.policy import digests_of
 from pipeline.store import open_store
 from pipeline.traces import (
     Geometry,
+    NewTrainingSet,
     Provenance,
     Routes,
     TraceError,
@@ -26,7 +27,10 @@ from pipeline.traces import (
     read_manifest,
     read_routes,
     read_samples,
+    seal,
+    seal_training_set,
     used_routes,
+    write_shard,
     write_step,
     write_training_routes,
 )
@@ -130,15 +134,17 @@ def test_a_sample_of_one_token_has_no_row_of_the_trainer_and_is_joined(tmp_path)
     """R2: nothing in the trainer's files names such a sample, and nothing is missing."""
     store = open_store(str(tmp_path))
     samples = [new_sample(0, "a", 0, [1], []), new_sample(0, "b", 0, [1, 2], [])]
-    write_step(store, 0, samples, None, None)
-    made_by = Provenance("R2", 0, "a trainer")
+    write_shard(store, 0, 0, new_write_id(), samples, None, None)
+    sealed = seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0, training=True)
+    new = NewTrainingSet(sealed.all(), Provenance("R2", 0, "a trainer"))
     for stage, layer in enumerate(GEOMETRY.layers):
         routes = {
             "000000/a/0": Routes(np.zeros((0, 1, 2), np.uint8), np.ones(0, np.bool_)),
             "000000/b/0": Routes(np.array([[[3, 4]]], np.uint8), np.ones(1, np.bool_)),
         }
         one = Geometry(16, 2, (layer,))
-        write_training_routes(store, 0, stage, 0, new_write_id(), routes, one, made_by)
+        write_training_routes(store, new, stage, 0, routes, one)
+    seal_training_set(store, new, GEOMETRY)
     assert [str(problem) for problem in verify(store).problems] == []
     found = read_routes(store, used_routes(store, 0), ["000000/a/0", "000000/b/0"])
     assert found["000000/a/0"].sets_TLK.shape == (0, 2, 2)

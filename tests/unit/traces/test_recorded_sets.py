@@ -13,6 +13,8 @@ from pipeline.run.policy import refer_policy
 from pipeline.store import ObjectMissingError, open_store
 from pipeline.traces import (
     Geometry,
+    NewTrainingSet,
+    Routes,
     TraceError,
     read_manifest,
     read_routes,
@@ -20,11 +22,14 @@ from pipeline.traces import (
     routes_digest,
     seal,
     seal_replay,
+    seal_training_set,
     used_routes,
     write_recorded_set,
     write_shard,
+    write_training_routes,
 )
 from pipeline.upkeep.verify import verify
+from tests.forged_sets import name_all
 from tests.samples import (
     GEOMETRY,
     R2,
@@ -35,6 +40,7 @@ from tests.samples import (
     make_samples,
     sealed_r2,
     sealed_r3,
+    train,
     without_routes,
     write_run,
     write_stage,
@@ -136,12 +142,11 @@ def test_a_step_of_other_weights_of_policy_0_is_not_sealed(stores):
 def test_an_audit_is_not_what_training_used(stores):
     """In R2 the engine's routes may be recorded too; the set has the trainer's, and only them."""
     run, record, _ = stores
-    sealed_r3(run, make_samples(seed=5))
+    sealed_r3(run, make_samples(seed=5), training=True)
     theirs = make_samples(seed=5)
     for sample in theirs:
         sample.routes.sets_TLK[:] = np.arange(4) + 3
-    for stage, layers in ((0, (1, 2)), (1, (5,))):
-        write_stage(run, stage, 0, layers, theirs)
+    train(run, theirs)
     write_recorded_set(run, record, 0)
     assert_same(record, theirs)
     keys = [info.key for info in record.list("")]
@@ -249,9 +254,13 @@ def stages(*written):
 
     def write(store) -> None:
         write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
-        seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0)
+        seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0, training=True)
+        new = NewTrainingSet(read_manifest(store, 0), R2)
         for stage, dp_rank, layers, samples in written:
-            write_stage(store, stage, dp_rank, layers, samples)
+            write_stage(store, new, stage, dp_rank, layers, samples)
+        with pytest.raises(TraceError):
+            seal_training_set(store, new, GEOMETRY)
+        name_all(store, new)
 
     return write
 
@@ -261,22 +270,21 @@ def stages(*written):
     [
         (
             stages((0, 0, (1, 2), SAMPLES), (1, 0, (5,), SAMPLES[1:])),
-            "sample 000000/0/0 has routes",
+            r"sample 000000/0/0: 0 rows of routes, expected \d+: .* in layers \[5\]",
         ),
-        (stages((0, 0, (1, 2), SAMPLES), (1, 0, (2, 5), SAMPLES)), r"layers \[1, 2, 2, 5\]"),
+        (
+            stages((0, 0, (1, 2), SAMPLES), (1, 0, (2, 5), SAMPLES)),
+            r"sample 000000/0/0: position 0 is there twice, in layers \[2\]",
+        ),
         (
             stages((0, 0, (1, 2, 5), SAMPLES[:4]), (0, 1, (1, 2, 5), SAMPLES[2:])),
-            r"sample 000000/1/0 has routes of layers \[1, 1, 2, 2, 5, 5\]",
-        ),
-        (
-            stages((0, 0, (1, 2, 5), [*SAMPLES, *make_samples(prompts=4)[6:]])),
-            "sample 000000/3/0 is not in the step's manifest",
+            r"sample 000000/1/0: position 0 is there twice, in layers \[1, 2, 5\]; such samples: "
+            "000000/1/0, 000000/1/1$",
         ),
     ],
 )
 def test_trainers_files_that_do_not_join_are_refused(stores, write, says):
-    """A rank's file is missing a sample, two stages have one layer, two ranks one sample, or a
-    sample is nobody's."""
+    """A rank's file is missing a sample, two stages have one layer, or two ranks one sample."""
     run, record, _ = stores
     write(run)
     for attempt in (lambda: used_routes(run, 0), lambda: write_recorded_set(run, record, 0)):
@@ -286,18 +294,24 @@ def test_trainers_files_that_do_not_join_are_refused(stores, write, says):
 
 
 def test_trainers_rows_that_are_not_the_samples_are_refused(stores):
-    """One row too few of one sample, in one stage."""
+    """One row too few of one sample, in one stage; a sample that is nobody's."""
     run, record, _ = stores
-    short = replace(
-        SAMPLES[3],
-        routes=replace(
-            SAMPLES[3].routes,
-            sets_TLK=SAMPLES[3].routes.sets_TLK[:-1],
-            valid_T=SAMPLES[3].routes.valid_T[:-1],
-        ),
-    )
-    samples = [*SAMPLES[:3], short, *SAMPLES[4:]]
-    stages((0, 0, (1, 2), SAMPLES), (1, 0, (5,), samples))(run)
-    with pytest.raises(TraceError, match=r"sample 000000/1/1: \d+ rows of routes, expected \d+"):
+    write_shard(run, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
+    seal(run, 0, 1, lambda _: [s.id for s in SAMPLES], 0, training=True)
+    new = NewTrainingSet(read_manifest(run, 0), R2)
+    write_stage(run, new, 0, 0, (1, 2), SAMPLES)
+    with pytest.raises(TraceError, match="unknown: 000000/3/0"):
+        write_stage(run, new, 1, 0, (5,), make_samples(prompts=4))
+    routes = {sample.id: layers_of(sample.routes, (5,)) for sample in SAMPLES}
+    at = {id: np.arange(len(found.valid_T)) for id, found in routes.items()}
+    id = SAMPLES[3].id
+    routes[id] = Routes(routes[id].sets_TLK[:-1], routes[id].valid_T[:-1])
+    one = replace(GEOMETRY, layers=(5,))
+    with pytest.raises(TraceError, match=f"sample {id}: routes of shape"):
+        write_training_routes(run, new, 1, 0, routes, one)
+    at[id] = at[id][:-1]
+    write_training_routes(run, new, 1, 0, routes, one, positions=at)
+    name_all(run, new)
+    with pytest.raises(TraceError, match=rf"sample {id}: \d+ rows of routes, expected \d+"):
         write_recorded_set(run, record, 0)
-    assert any("sample 000000/1/1" in p.text for p in verify(run).problems)
+    assert any(f"sample {id}" in p.text for p in verify(run).problems)

@@ -14,7 +14,13 @@ from pipeline.run import keys
 from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import new_write_id
 from pipeline.store import open_store
-from pipeline.traces import write_recorded_set, write_samples, write_shard
+from pipeline.traces import (
+    NewTrainingSet,
+    read_manifest,
+    write_recorded_set,
+    write_samples,
+    write_shard,
+)
 from pipeline.traces.recorded_sets import expected_of, seal_replay
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.sweep import sweep
@@ -22,6 +28,7 @@ from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
 from tests.samples import (
     GEOMETRY,
+    R2,
     R3,
     STAGES,
     make_plan,
@@ -67,8 +74,9 @@ def leave_debris(store) -> None:
     """Of every kind: losers of races, makers that were killed before their commit."""
     samples = without_routes(SAMPLES)
     write_shard(store, 0, 0, new_write_id(), samples, None, None)
-    if store.size(keys.training(0, 0, 0)) is not None:
-        write_stage(store, 0, 0, STAGES[0][1], SAMPLES)
+    if store.size(keys.training_set(0)) is not None:
+        new = NewTrainingSet(read_manifest(store, 0), R2)
+        write_stage(store, new, 0, 0, STAGES[0][1], SAMPLES)
     for key in (
         keys.manifest_rows(0, new_write_id()),
         keys.rollout_file(1, 3, new_write_id(), "routes"),

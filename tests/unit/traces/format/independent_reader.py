@@ -81,23 +81,40 @@ def read_sample(row, files):
     sample = files[row["samples"]["file"]][row["samples"]["row"]]
     tokens = np.array(sample["prompt_tokens"] + sample["response_tokens"], "<u4")
     assert sha256(tokens).hexdigest() == row["token_digest"], row["id"]
-    routes = {}
-    for part in row["routes"] or []:
+    routes, found, parts = {}, [], row["routes"] or []
+    digests = row.get("part_digests") or [None] * len(parts)
+    for part, expected in zip(parts, digests, strict=True):
+        mine, end = {}, 0
         for place in part["segments"]:
             owner, start, layers, E = files[part["file"]][place["row"]]
-            for layer, sets in layers.items():
-                before = routes.get(layer, sets[:0])
-                owners = row["id"], row["group"], row.get("branch_of")
-                assert (start, owner in owners) == (len(before), True), row["id"]
-                routes[layer] = np.concatenate([before, sets[: place["tokens"]]])
+            assert owner in (row["id"], row["group"], row.get("branch_of")), row["id"]
+            assert start >= end, row["id"]
+            end = start + place["tokens"]
+            taken = {layer: sets[: place["tokens"]] for layer, sets in layers.items()}
+            found.append((start, taken))
+            for layer, sets in taken.items():
+                mine[layer] = np.concatenate([mine.get(layer, sets[:0]), sets])
+        assert not mine or expected in (None, routes_digest(mine, E)), (row["id"], part["file"])
+    for start, taken in sorted(found, key=lambda piece: piece[0]):  # R2 may cut rows over files
+        for layer, sets in taken.items():
+            before = routes.get(layer, sets[:0])
+            assert start == len(before), row["id"]
+            routes[layer] = np.concatenate([before, sets])
+    if routes:
+        known = {(len(sets), bytes(sets[:, 0] >= 0)) for sets in routes.values()}
+        [(rows, valid)] = known  # the same in every layer
+        assert (rows, row["rows_valid"]) in ((row["rows_total"], n) for n in (None, sum(valid)))
+        assert row["routes_digest"] in (None, routes_digest(routes, E)), row["id"]
+    return tokens, np.array([routes[layer] for layer in sorted(routes)])
+
+
+def routes_digest(routes, experts):
+    """Of sets [n, K] by layer; -1 in rows not valid."""
     sets = np.array([routes[layer] for layer in sorted(routes)])
-    if row["routes_digest"] and routes:
-        (L, T, K), valid = sets.shape, sets[0, :, 0] >= 0
-        assert (T, valid.sum()) == (row["rows_total"], row["rows_valid"]), row["id"]
-        stored = np.where(valid[:, None], sets, range(K)).astype("u1" if E <= 256 else "<u2")
-        parts = np.array([L, E, K], "<u4"), stored, np.packbits(valid, bitorder="little")
-        assert sha256(b"".join(map(bytes, parts))).hexdigest() == row["routes_digest"], row["id"]
-    return tokens, sets
+    (L, _, K), valid = sets.shape, sets[0, :, 0] >= 0
+    stored = np.where(valid[:, None], sets, range(K)).astype("u1" if experts <= 256 else "<u2")
+    parts = np.array([L, experts, K], "<u4"), stored, np.packbits(valid, bitorder="little")
+    return sha256(b"".join(map(bytes, parts))).hexdigest()
 
 
 def read_step(root, step):
@@ -108,11 +125,35 @@ def read_step(root, step):
         assert commit["content_sha256"] == ref["commit_sha256"], ref
         files.append(read_file(root, ref, commit))
     rows = {row["id"]: row for row in read_file(root, manifest["files"][0], manifest)}
-    trained = [read_commit(key) for key in sorted((path / "training").glob("*.json"))]
+    trained = read_training(root, path, manifest)
     for row in rows.values() if trained else ():
-        row.update(routes=[], routes_digest=None)  # R2: of each segment its owner takes all
+        row.update(routes=[], routes_digest=None, rows_valid=None, part_digests=None)
     for n, commit in enumerate(trained, len(files)):
         files.append(read_file(root, commit["files"][0], commit))
-        for i, (owner, *_) in enumerate(files[n]):
-            rows[owner]["routes"] += [{"file": n, "segments": [{"row": i, "tokens": None}]}]
+        mine = {}
+        for i, (owner, _, layers, _) in enumerate(files[n]):  # its owner takes a segment whole
+            length = len(next(iter(layers.values())))
+            mine.setdefault(owner, []).append({"row": i, "tokens": length})
+        said = {id: rest for id, *rest in commit.get("digests", [])}
+        for id, segments in mine.items():
+            rows[id]["routes"].append({"file": n, "segments": segments})
+            if said:
+                tokens, routes, _, _ = said[id]
+                assert tokens == rows[id]["token_digest"], (id, n)
+                rows[id]["part_digests"] = (rows[id]["part_digests"] or []) + [routes]
     return {id: read_sample(row, files) for id, row in rows.items()}
+
+
+def read_training(root, path, manifest):
+    """The commits of the routes that the trainer recorded; [] when it records none."""
+    if manifest["format"] == "1.0":  # listed: nothing named them
+        return [read_commit(key) for key in sorted((path / "training").glob("*.json"))]
+    if not manifest["training"]:
+        return []
+    named = read_commit(path / "training.json")
+    commits = [read_commit(root / ref["key"]) for ref in named["commits"]]
+    for ref, commit in zip(named["commits"], commits, strict=True):
+        assert commit["content_sha256"] == ref["commit_sha256"], ref
+        assert commit["manifest_sha256"] == manifest["content_sha256"], ref
+    assert named["manifest_sha256"] == manifest["content_sha256"], path
+    return commits

@@ -134,7 +134,7 @@ WRONG = {
     "one layer twice": ([(ALL, [(0, 9)]), ((5,), [(0, 9)])], "position 0 is there twice"),
     "one layer cut otherwise": (
         [((1, 2), [(0, 9)]), ((5,), [(0, 4)]), ((5,), [(5, 9)])],
-        "position 4 is missing in layers [5]",
+        "position 4 is missing, in layers [5]",
     ),
     "a layer missing": ([((1, 2), [(0, 9)])], "no routes of layers [5]"),
     "order": ([(ALL, [(4, 9), (0, 4)])], "a segment from position 0, expected from 9 or later"),

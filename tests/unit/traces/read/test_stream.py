@@ -22,7 +22,7 @@ from pipeline.traces import (
     write_step,
 )
 from pipeline.traces.read import stream as stream_module
-from pipeline.traces.read.training import used_routes
+from pipeline.traces.read.joined import used_routes
 from pipeline.traces.write import segments as segments_module
 from tests.samples import GEOMETRY, R3, equal, make_samples, sealed_r2, sealed_r3
 

@@ -8,12 +8,7 @@ import pyarrow as pa
 import pytest
 
 from operators.training.batches.micro_batch import Contents, lay_out
-from operators.training.batches.step_data import (
-    layout_rules,
-    load_step,
-    records_routes,
-    replays_recorded,
-)
+from operators.training.batches.step_data import layout_rules, load_step
 from operators.training.errors import ReplayError
 from pipeline.config.tree import RunConfig
 from pipeline.run import keys
@@ -128,15 +123,3 @@ def test_routes_of_another_model_are_refused(tmp_path, other):
     """Other sizes, or a layer that the routes do not have: never shifted, never filled."""
     with pytest.raises(ReplayError, match="the routes are another model's"):
         load(sealed(tmp_path, GEOMETRY), config(mode="R3"), other)
-
-
-def test_which_mode_records_and_which_replays():
-    """With replay_file, R2 takes what an earlier log-prob pass recorded."""
-    cases = {
-        "disabled": (config(mode="disabled"), False, False),
-        "R2": (config(mode="R2"), True, False),
-        "R2 from file": (config(mode="R2", replay_file="set"), False, True),
-        "R3": (config(mode="R3"), False, True),
-    }
-    for settings, does_record, does_replay in cases.values():
-        assert (records_routes(settings), replays_recorded(settings)) == (does_record, does_replay)

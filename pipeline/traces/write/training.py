@@ -1,0 +1,126 @@
+"""The parts of a training set: routes that the ranks of a trainer recorded (R2).
+
+All ranks of an attempt write under the same write id, the id of the set; when all have, one of them
+seals it (pipeline.traces.training_sets). A set that was never sealed is debris.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.model.geometry import Geometry
+from pipeline.run import keys
+from pipeline.run.commit import Committed, commit, new_write_id
+from pipeline.store import Store
+from pipeline.traces.format import domain
+from pipeline.traces.format.digests import digest_of_canonical
+from pipeline.traces.format.header import with_header
+from pipeline.traces.format.manifest import Manifest
+from pipeline.traces.format.schema import routes_schema
+from pipeline.traces.format.types import Provenance, Routes, TraceError
+from pipeline.traces.write.checked import canonical_routes, check_source
+from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.segments import SegmentWriter
+
+_NEEDED = ("token_digest", "rows_total")
+
+
+@dataclass(frozen=True)
+class NewTrainingSet:
+    """What all parts of a training set have in common.
+
+    Raises TraceError when the step's manifest says that its trainer records no routes.
+    """
+
+    manifest: Manifest
+    """The sealed step; rows of other samples than a part's are not needed to write the part."""
+    provenance: Provenance
+    policies: Mapping[int, str] | None = None
+    """Weights digest of the policy version that recorded; None: not known."""
+    id: str = field(default_factory=new_write_id)
+    """The write id that all ranks share."""
+
+    def __post_init__(self) -> None:
+        name = keys.manifest(self.manifest.step)
+        if self.manifest.format != "1.0" and not self.manifest.training:
+            raise TraceError(f"{name}: it says that the trainer records no routes of this step")
+        if self.provenance.kind != "R2":
+            raise TraceError(f"{name}: routes of kind {self.provenance.kind}, expected R2")
+
+
+def write_training_routes(
+    store: Store,
+    new: NewTrainingSet,
+    stage: int,
+    dp_rank: int,
+    routes: Mapping[str, Routes],
+    geometry: Geometry,
+    *,
+    cp_rank: int = 0,
+    positions: Mapping[str, npt.NDArray[np.int64]] | None = None,
+) -> Committed:
+    """Write the routes of one pipeline stage's layers and one data-parallel rank's samples (R2).
+
+    `geometry` has this stage's layers only; `routes` maps sample ids to routes. A context-parallel
+    rank, which has some rows of each sample only, gives their `positions`, ascending. The part
+    counts when the set is sealed. `ours` is False when the part was there before.
+    Raises TraceError, naming the sample, for one that the manifest has not and for routes of
+    another form; StoreError.
+    """
+    step, manifest = new.manifest.step, new.manifest
+    domain.check_number(stage, domain.MOST_STAGE, f"step {step}: stage")
+    domain.check_number(dp_rank, domain.MOST_SHARD, f"step {step}: dp_rank")
+    domain.check_number(cp_rank, domain.MOST_SHARD, f"step {step}: cp_rank")
+    key = keys.training(step, stage, dp_rank, new.id, cp_rank)
+    check_source(key, new.id, geometry, new.provenance, new.policies)
+    tokens, rows = (manifest.select(list(routes))[name].to_pylist() for name in _NEEDED)
+    name = keys.training_file(step, stage, dp_rank, new.id, cp_rank)
+    schema = routes_schema(geometry)
+    digests: list[list[Any]] = []
+    with FileWriter(store, name, "routes", schema, geometry, new.provenance) as file:
+        segments = SegmentWriter(file, geometry)
+        for (id, of_sample), digest, T in zip(routes.items(), tokens, rows, strict=True):
+            at = np.arange(T) if positions is None else positions[id]
+            mine = canonical_routes(id, of_sample, geometry, len(at))
+            whole = mine if positions is None else _spread(id, mine, at, T)
+            for start, end in _runs(at):
+                segments.add(id, whole, start, end)
+            known = int(mine.valid_T.sum())
+            digests.append([id, digest, digest_of_canonical(mine, geometry), len(at), known])
+        segments.finish()
+        written = file.finish()
+    body: dict[str, Any] = {
+        "step": step,
+        "stage": stage,
+        "dp_rank": dp_rank,
+        "samples": len(digests),
+        "manifest_sha256": manifest.sha256,
+        "digests": digests,
+    }
+    if cp_rank:
+        body["cp_rank"] = cp_rank
+    body = with_header(body, [written], geometry, new.provenance, new.policies)
+    return commit(store, key, body, new.id)
+
+
+def _spread(id: str, routes: Routes, positions: npt.NDArray[np.int64], rows: int) -> Routes:
+    """Put some rows of a sample at their positions among all of them."""
+    ascends = (np.diff(positions, prepend=-1) > 0).all()
+    if len(positions) > rows or not ascends or (len(positions) and positions[-1] >= rows):
+        raise TraceError(f"sample {id}: positions {positions}, expected ascending ones of {rows}")
+    _, layers, topk = routes.sets_TLK.shape
+    sets_LTK = np.zeros((layers, rows, topk), routes.sets_TLK.dtype)
+    valid_T = np.zeros(rows, np.bool_)
+    sets_LTK[:, positions], valid_T[positions] = routes.sets_TLK.swapaxes(0, 1), routes.valid_T
+    return Routes(sets_LTK.swapaxes(0, 1), valid_T)
+
+
+def _runs(positions: npt.NDArray[np.int64]) -> Sequence[tuple[int, int]]:
+    """Ranges [start, end) of consecutive positions."""
+    if not len(positions):
+        return []
+    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(positions, cuts)]

@@ -1,0 +1,483 @@
+"""Routes of the trainer are of the step that they lie in, whole, or refused."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli import traces
+from pipeline.model.geometry import Geometry
+from pipeline.run import keys
+from pipeline.run.commit import commit, new_write_id
+from pipeline.run.plan import publish_plan
+from pipeline.store import ObjectMissingError, Store, StoreError, open_store
+from pipeline.traces import (
+    NewTrainingSet,
+    Routes,
+    TraceError,
+    read_manifest,
+    read_routes,
+    routes_digest,
+    seal,
+    seal_training_set,
+    used_routes,
+    write_recorded_set,
+    write_shard,
+    write_training_routes,
+)
+from pipeline.upkeep.verify import verify
+from tests.forged_sets import name_all, put_signed, resign, training_commits
+from tests.memory_store import MemoryStore
+from tests.samples import (
+    GEOMETRY,
+    R2,
+    STAGES,
+    equal,
+    make_plan,
+    make_samples,
+    random_sets,
+    sealed_r2,
+    sealed_r3,
+    train,
+    without_routes,
+    write_run,
+    write_stage,
+)
+
+SAMPLES = make_samples()
+
+
+def trained_run(store: Store, samples=SAMPLES) -> None:
+    """A finished R2 step."""
+    write_run(store, samples, "R2")
+    publish_plan(store, make_plan())
+    sealed_r2(store, samples)
+    commit(store, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
+
+
+def other_routes(samples=SAMPLES, seed: int = 1):
+    """The same samples, of the same ids, tokens and lengths, routed otherwise."""
+    rng = np.random.default_rng(seed)
+    return [
+        replace(
+            s, routes=Routes(random_sets(rng, len(s.routes.valid_T), GEOMETRY), s.routes.valid_T)
+        )
+        for s in samples
+    ]
+
+
+def other_tokens(samples=SAMPLES):
+    return [
+        replace(s, response_tokens_G=(s.response_tokens_G + 1).astype(np.uint32)) for s in samples
+    ]
+
+
+@pytest.fixture
+def store():
+    made = MemoryStore()
+    trained_run(made)
+    return made
+
+
+@pytest.fixture
+def other():
+    """Another run with the same ids and lengths."""
+    made = MemoryStore()
+    trained_run(made, other_tokens(other_routes()))
+    return made
+
+
+def take(store: Store, source: Store, *parts: str) -> None:
+    """Put another run's training objects in place of the store's own."""
+    for part in parts:
+        for info in list(store.list(keys.step_prefix(0))):
+            if info.key.startswith(keys.step_prefix(0) + part):
+                store.delete(info.key)
+        for info in list(source.list(keys.step_prefix(0))):
+            if info.key.startswith(keys.step_prefix(0) + part):
+                store.create(info.key, source.read(info.key))
+
+
+def read_used(store: Store, layers: tuple[int, ...] | None = None) -> dict[str, Routes]:
+    used = used_routes(store, 0)
+    return read_routes(store, used, used.ids, layers)
+
+
+def assert_refused(store: Store, says: str, verify_says: str | None = None) -> None:
+    """By the reader, by what is built on it, and by verify."""
+    with pytest.raises((TraceError, StoreError), match=says):
+        read_used(store)
+    with pytest.raises((TraceError, StoreError), match=says):
+        write_recorded_set(store, MemoryStore(), 0)
+    problems = verify(store).problems
+    assert problems
+    assert any(re.search(verify_says or says, str(problem)) for problem in problems), problems
+
+
+def test_its_own_routes_are_read(store):
+    used = used_routes(store, 0)
+    found = read_routes(store, used, used.ids)
+    assert all(equal(found[s.id], s.routes) for s in SAMPLES)
+    assert used.rows["rows_valid"].to_pylist() == [int(s.routes.valid_T.sum()) for s in SAMPLES]
+    assert verify(store).problems == []
+
+
+class TestFromAnotherRun:
+    """No digest was recomputed: every object is whole."""
+
+    def test_all_of_it(self, store, other):
+        take(store, other, "training")
+        assert_refused(store, "is of another run")
+
+    def test_its_folder_without_what_names_it(self, store, other):
+        take(store, other, "training/")
+        assert_refused(store, "no such object")
+
+    @pytest.mark.parametrize("stage", [0, 1])
+    def test_one_stage(self, store, other, stage):
+        """Under the names of the store's own."""
+        ours = [key for key in training_commits(store) if f"/00{stage}-" in key]
+        theirs = [key for key in training_commits(other) if f"/00{stage}-" in key]
+        for mine, foreign in zip(ours, theirs, strict=True):
+            file = json.loads(other.read(foreign))["files"][0]["key"]
+            store.create(file, other.read(file))
+            store.delete(mine)
+            store.create(mine, other.read(foreign))
+        assert_refused(store, "is of another run", "training.json names other content")
+
+    def test_a_stage_whose_digests_were_remade(self, store, other):
+        """The forger put this step's manifest into the commits and named them anew, but did not
+        recompute token digests."""
+        sealed = read_manifest(store, 0)
+        take(store, other, "training")
+        for key in training_commits(store):
+            resign(store, key, manifest_sha256=sealed.sha256)
+        name_all(store, NewTrainingSet(sealed, R2))
+        assert_refused(store, r"has token digest .* of another run")
+
+
+class TestMissing:
+    def test_the_set(self, store):
+        for info in list(store.list(keys.step_prefix(0) + "training")):
+            store.delete(info.key)
+        assert_refused(store, "no such object")
+
+    def test_what_names_it(self, store):
+        store.delete(keys.training_set(0))
+        assert_refused(store, "no such object")
+
+    def test_a_stage(self, store):
+        for key in training_commits(store):
+            if "/001-" in key:
+                store.delete(key)
+        assert_refused(store, "no such object")
+
+    def test_a_stage_that_is_not_named(self, store):
+        """L1: training.json was made anew, and says that the model has fewer layers."""
+        sealed = read_manifest(store, 0)
+        for key in training_commits(store):
+            if "/001-" in key:
+                store.delete(key)
+        name_all(store, NewTrainingSet(sealed, R2))
+        assert_refused(store, r"layers \[1, 2\], expected \[1, 2, 5\]")
+
+    def test_an_export_of_a_step_without_a_stage_fails(self, tmp_path):
+        store = open_store(str(tmp_path / "run"))
+        trained_run(store)
+        for key in training_commits(store):
+            if "/001-" in key:
+                store.delete(key)
+        out = tmp_path / "out"
+        done = CliRunner().invoke(traces.app, ["export", store.uri, "--out", str(out)])
+        assert done.exit_code != 0
+        assert "001-00000" in done.output
+        assert not list(out.rglob("*.npy"))
+
+
+def test_a_step_in_training_is_no_problem_and_has_no_routes_yet():
+    """While the run is at work: sealed, its routes not recorded."""
+    store = MemoryStore()
+    write_run(store, SAMPLES, "R2")
+    publish_plan(store, make_plan())
+    write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
+    seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0, training=True)
+    assert verify(store).problems == []
+    with pytest.raises(TraceError, match="not recorded yet, or were removed"):
+        used_routes(store, 0)
+    new = NewTrainingSet(read_manifest(store, 0), R2)
+    write_stage(store, new, 0, 0, STAGES[0][1], SAMPLES)
+    assert verify(store).problems == [], "a part of a set that is being made"
+    with pytest.raises(TraceError, match="not recorded yet, or were removed"):
+        used_routes(store, 0)
+
+
+@pytest.mark.parametrize("later", ["policy", "metrics"])
+def test_a_step_that_was_trained_must_have_its_routes(later):
+    store = MemoryStore()
+    write_run(store, SAMPLES, "R2")
+    publish_plan(store, make_plan())
+    write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
+    seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0, training=True)
+    key = {"policy": keys.policy(1), "metrics": keys.metrics(0)}[later]
+    commit(store, key, {"step": 0, "metrics": {}, "files": [], "version": 1}, "a")
+    problems = [str(problem) for problem in verify(store).problems]
+    assert any(f"{keys.training_set(0)}: no such object" in problem for problem in problems)
+
+
+def test_a_set_in_a_step_that_records_none_is_refused(other):
+    store = MemoryStore()
+    sealed_r3(store, SAMPLES)
+    take(store, other, "training")
+    assert_refused(store, "the trainer records no routes")
+
+
+def flipped(routes: Routes) -> Routes:
+    """One expert of one valid row is another."""
+    sets = routes.sets_TLK.copy()
+    t = int(np.flatnonzero(routes.valid_T)[-1])
+    unused = np.setdiff1d(np.arange(GEOMETRY.experts), sets[t, 0])
+    sets[t, 0, 0] = unused[0]
+    sets[t, 0].sort()
+    return Routes(sets, routes.valid_T)
+
+
+CHANGED = {
+    "zeroed": lambda routes: Routes(np.zeros_like(routes.sets_TLK) + np.arange(4), routes.valid_T),
+    "swapped": lambda routes: Routes(routes.sets_TLK[:, ::-1].copy(), routes.valid_T),
+    "flipped": flipped,
+    "less known": lambda routes: Routes(routes.sets_TLK, np.zeros_like(routes.valid_T)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_changed_rows_whose_files_and_commits_were_remade_are_refused(change):
+    """L1: file, ranges, commit and training.json are right for the changed rows; the per-sample
+    digests are those of the rows that were recorded."""
+    store = MemoryStore()
+    trained_run(store)
+    changed = [replace(s, routes=CHANGED[change](s.routes)) for s in SAMPLES]
+    sealed = read_manifest(store, 0)
+    before = {key: json.loads(store.read(key)) for key in training_commits(store)}
+    for info in list(store.list(keys.trainings(0))):
+        store.delete(info.key)
+    new = NewTrainingSet(sealed, R2)
+    for stage, layers in STAGES:
+        for dp_rank in range(2):
+            write_stage(store, new, stage, dp_rank, layers, changed[dp_rank::2])
+    for key, old in zip(training_commits(store), before.values(), strict=True):
+        resign(store, key, digests=old["digests"])
+    name_all(store, new)
+    whole_parts = [None, (2, 1)] if change == "flipped" else [None, (2, 1), (5,)]
+    for layers in whole_parts:  # layers that one stage's file has are compared without the others
+        with pytest.raises(TraceError, match="have digest"):
+            read_used(store, layers)
+    assert any("have digest" in str(problem) for problem in verify(store).problems)
+
+
+def test_a_set_is_sealed_only_if_it_has_every_sample_in_every_layer(store):
+    sealed = read_manifest(store, 0)
+    for info in list(store.list(keys.step_prefix(0) + "training")):
+        store.delete(info.key)
+    new = NewTrainingSet(sealed, R2)
+    for samples, layers, says in (
+        (None, None, "no commits"),
+        (SAMPLES, (1, 2), r"of layers \[1, 2\], expected \[1, 2, 5\]"),
+        (SAMPLES[1:], (5,), "position 0 rows of routes|0 rows of routes, expected"),
+    ):
+        if samples:
+            write_stage(store, new, layers[0], 0, layers, samples)
+        with pytest.raises(TraceError, match=says):
+            seal_training_set(store, new, GEOMETRY)
+    write_stage(store, new, 5, 1, (5,), SAMPLES[:1])
+    assert seal_training_set(store, new, GEOMETRY).ours
+    assert verify(store).problems == []
+
+
+def test_a_step_has_one_set_and_the_first_stays(store):
+    """A restart in another layout that finds the step's set makes none; what a dead attempt left
+    is not looked at."""
+    before = store.read(keys.training_set(0))
+    new = NewTrainingSet(read_manifest(store, 0), R2)
+    write_stage(store, new, 0, 0, GEOMETRY.layers, other_routes())
+    assert not seal_training_set(store, new, GEOMETRY).ours
+    assert store.read(keys.training_set(0)) == before
+    used = used_routes(store, 0)
+    assert all(equal(read_routes(store, used, [s.id])[s.id], s.routes) for s in SAMPLES)
+    assert verify(store).problems == []
+
+
+def test_a_set_of_another_manifest_is_not_sealed(store):
+    new = NewTrainingSet(replace(read_manifest(store, 0), sha256="0" * 64), R2)
+    with pytest.raises(TraceError, match=r"content .*, the training set is of 0000"):
+        seal_training_set(store, new, GEOMETRY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"step": 1}, "of step 1, expected 0"),
+        ({"manifest_sha256": "0" * 64}, "is of another run"),
+        ({"manifest_sha256": ...}, "is of another run"),
+        ({"commits": ...}, "not a training set|does not say"),
+        ({"commits": []}, "0 commits"),
+        ({"commits": [{"key": "steps/000000/training/x.json"}]}, "not a training set|it names"),
+        ({"counts": {"samples": 6, "rows_total": 1, "rows_valid": 1}}, "counts"),
+        ({"geometry": None}, "geometry None"),
+        ({"geometry": {"experts": 16, "topk": 4, "layers": [1, 2]}}, "expected"),
+        ({"geometry": {"experts": 32, "topk": 4, "layers": [1, 2, 5]}}, "experts=32"),
+        ({"provenance": None}, "provenance None"),
+        ({"provenance": {"kind": "R3", "policy_version": 0, "engine": "x"}}, "kind R3"),
+        ({"provenance": {"kind": "R2", "policy_version": 9, "engine": "x"}}, r"\('R2', 0\)"),
+    ],
+)
+def test_a_set_that_says_something_else_is_refused(store, changes, says):
+    resign(store, keys.training_set(0), **changes)
+    if "counts" in changes:  # rows are right
+        assert any(says in str(problem) for problem in verify(store).problems)
+    else:
+        assert_refused(store, says)
+
+
+def of_first(**changes):
+    """Digests of a commit, of which the first is changed: id, tokens, routes, rows, valid."""
+
+    def change(digests):
+        names = ("id", "tokens", "routes", "rows", "rows_valid")
+        first = dict(zip(names, digests[0], strict=True)) | changes
+        return [list(first.values()), *digests[1:]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda digests: digests[1:], "digests of"),
+        (lambda digests: [*digests, digests[0]], "digests of"),
+        (lambda digests: [[*digests[0], 1], *digests[1:]], "not a list of them"),
+        (lambda digests: "x", "not a list of them"),
+        (of_first(tokens="0" * 64), "has token digest"),
+        (of_first(routes="0" * 64), "have digest"),
+        (of_first(rows=1000), "1000"),
+        (of_first(rows_valid=-1), "not a list of them"),
+        (of_first(id="000000/9/9"), "000000/9/9|no digest"),
+    ],
+)
+def test_a_commit_that_says_something_else_of_its_samples_is_refused(store, change, says):
+    key = training_commits(store)[0]
+    resign(store, key, digests=change(json.loads(store.read(key))["digests"]))
+    sealed = NewTrainingSet(read_manifest(store, 0), R2)
+    store.delete(keys.training_set(0))
+    name_all(store, sealed)
+    assert_refused(store, says)
+
+
+def test_a_recorded_set_of_a_trained_step_has_the_digest_of_every_part(store):
+    target = MemoryStore()
+    write_recorded_set(store, target, 0)
+    copy = read_manifest(target, 0)
+    assert copy.training is False
+    assert target.size(keys.training_set(0)) is None
+    parts = dict(zip(copy.ids, copy.rows["part_digests"].to_pylist(), strict=True))
+    for sample in SAMPLES:
+        expected = [
+            routes_digest(
+                Routes(sample.routes.sets_TLK[:, columns], sample.routes.valid_T),
+                Geometry(16, 4, layers),
+            )
+            for columns, (_, layers) in zip(([0, 1], [2]), STAGES, strict=True)
+        ]
+        assert parts[sample.id] == expected
+    assert copy.rows["routes_digest"].to_pylist() == [
+        routes_digest(sample.routes, GEOMETRY) for sample in SAMPLES
+    ]
+    assert verify(target).problems == []
+
+
+@pytest.mark.parametrize("cp_ranks", [1, 2, 3])
+def test_rows_that_context_parallel_ranks_cut_are_written_sealed_and_read(cp_ranks):
+    """Zigzag, as such ranks cut a sequence; a rank may have no row of a short sample."""
+    store = MemoryStore()
+    write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
+    seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0, training=True)
+    new = NewTrainingSet(read_manifest(store, 0), R2)
+    for stage, layers in STAGES:
+        columns = [GEOMETRY.layers.index(layer) for layer in layers]
+        for cp_rank in range(cp_ranks):
+            routes, positions = {}, {}
+            for sample in SAMPLES:
+                chunks = np.array_split(np.arange(len(sample.routes.valid_T)), 2 * cp_ranks)
+                at = np.concatenate([chunks[cp_rank], chunks[-1 - cp_rank]])
+                sets = sample.routes.sets_TLK[at][:, columns]
+                routes[sample.id] = Routes(sets, sample.routes.valid_T[at])
+                positions[sample.id] = at
+            one = Geometry(16, 4, layers)
+            write_training_routes(
+                store, new, stage, 0, routes, one, cp_rank=cp_rank, positions=positions
+            )
+    assert seal_training_set(store, new, GEOMETRY).ours
+    used = used_routes(store, 0)
+    for layers in (None, (5,), (2, 1)):
+        found = read_routes(store, used, used.ids, layers)
+        columns = [GEOMETRY.layers.index(layer) for layer in layers or GEOMETRY.layers]
+        for sample in SAMPLES:
+            valid_T = sample.routes.valid_T
+            expected = Routes(sample.routes.sets_TLK[:, columns], valid_T)
+            assert equal(found[sample.id], expected)
+    assert verify(store).problems == []
+    target = MemoryStore()
+    write_recorded_set(store, target, 0)
+    assert verify(target).problems == []
+    assert read_manifest(target, 0).rows["routes_digest"].to_pylist() == [
+        routes_digest(sample.routes, GEOMETRY) for sample in SAMPLES
+    ]
+
+
+@pytest.mark.parametrize("positions", [[0, 0], [1, 0], [0, 99], [-1, 0]])
+def test_positions_that_are_none_are_refused_before_they_are_committed(store, positions):
+    new = NewTrainingSet(read_manifest(store, 0), R2)
+    id = SAMPLES[0].id
+    routes = {id: Routes(SAMPLES[0].routes.sets_TLK[:2], np.ones(2, bool))}
+    with pytest.raises(TraceError, match=f"sample {id}: positions"):
+        write_training_routes(
+            store, new, 0, 0, routes, GEOMETRY, positions={id: np.array(positions)}
+        )
+
+
+def test_no_set_is_written_for_a_step_whose_trainer_records_none():
+    store = MemoryStore()
+    sealed = sealed_r3(store, SAMPLES)
+    with pytest.raises(TraceError, match="the trainer records no routes of this step"):
+        NewTrainingSet(sealed, R2)
+    with pytest.raises(TraceError, match="routes of kind R3, expected R2"):
+        NewTrainingSet(replace(sealed, training=True), replace(R2, kind="R3"))
+
+
+def test_commits_that_are_gone_are_missing(store):
+    for key in training_commits(store):
+        store.delete(key)
+    with pytest.raises(ObjectMissingError, match="training/000-00000"):
+        used_routes(store, 0)
+
+
+def test_a_signed_object_of_another_place_is_refused(store):
+    """The commit of one part under the key of another."""
+    first, second, *_ = training_commits(store)
+    put_signed(store, second, json.loads(store.read(first)))
+    name_all(store, NewTrainingSet(read_manifest(store, 0), R2))
+    assert_refused(store, "position 0 is there twice|0 rows of routes", "it names .*, expected")
+
+
+def test_an_audit_beside_routes_of_the_engine(tmp_path):
+    store = open_store(str(tmp_path))
+    sealed_r3(store, SAMPLES, training=True)
+    theirs = other_routes()
+    train(store, theirs)
+    used = used_routes(store, 0)
+    found = read_routes(store, used, used.ids)
+    assert all(equal(found[s.id], s.routes) for s in theirs)
+    engine = read_routes(store, read_manifest(store, 0), used.ids)
+    assert all(equal(engine[s.id], s.routes) for s in SAMPLES)
