@@ -786,7 +786,7 @@ CASES = [*IDENTITY, *LIMITS, *PARQUET, *SAMPLES, *ROUTES, *MANIFEST, *COMMITS, *
 
 _RECORDED = "tests/unit/traces/test_recorded_sets.py"
 _R2 = "tests/unit/traces/test_damage.py"
-_CUT = "tests/unit/traces/read/test_cut_rows.py"
+_TRAINING = "tests/unit/traces/read/test_training.py"
 _OLD = "tests/unit/traces/format/test_schema.py"
 
 ELSEWHERE = {
@@ -800,8 +800,8 @@ ELSEWHERE = {
     "Width follows E, never the ids that occur": "tests/unit/traces/format/test_codec.py",
     "| `step`, `stage`, `dp_rank` |": _R2,
     "A reader refuses every other\nencoding": "tests/unit/run/test_strict_json.py",
-    "A trainer writes a routes file for each pipeline stage and data-parallel rank": _R2,
-    "The files must have the same E, K, kind and policy version": _CUT,
+    "The columns are\nthe stage's layers": _TRAINING,
+    "The reader must": _TRAINING,
     "Creation must be atomic and must fail if the object exists": "tests/store_conformance.py",
     "A writer must check what a reader will": "tests/unit/traces/write/test_writer.py",
     "A reader of 1.x reads every 1.y before it": "tests/unit/traces/test_format_1_0.py",
@@ -815,6 +815,23 @@ ELSEWHERE = {
     "and refuses what must not reach a terminal": "tests/unit/traces/write/test_domain.py",
     "| `id`, `group`, `prompt_id`, `branch_of`": "tests/unit/traces/write/test_domain.py",
     "| `reward_error`; `extras` as JSON |": "tests/unit/traces/write/test_domain.py",
+    "| `training/SSS-DDDDD.<write-id>.json` |": _TRAINING,
+    "| `training.json` | names": _TRAINING,
+    "| `cp_rank` |": _TRAINING,
+    "| `manifest_sha256` |": _TRAINING,
+    "| `digests` | one": _TRAINING,
+    "| `step`, `manifest_sha256` |": _TRAINING,
+    "| `geometry`, `provenance`, `policies` | of all parts": _TRAINING,
+    "| `files` | `[]` |": _TRAINING,
+    "| `commits` | the parts": _TRAINING,
+    "| `counts` | `samples`, `rows_total` and": _TRAINING,
+    "A writer must not create it unless the parts hold every sample": _TRAINING,
+    "must refuse a step that has": _TRAINING,
+    "refuse a `training.json` beside `training: false`": _TRAINING,
+    "refuse parts of other E, K, kind or policy version": _TRAINING,
+    "refuse unless the parts that hold a layer together": _TRAINING,
+    "It cannot notice that files of another run": "tests/unit/traces/test_format_1_0.py",
+    "every sample once in every layer of their union": "tests/unit/traces/test_format_1_0.py",
 }
 """Statements that need more than one sealed step, and where they are tested."""
 
