@@ -27,6 +27,7 @@ def make_attempt(
             "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
             "actor_rollout_ref.rollout.cpu_kv_cache_gib": 1,
             "actor_rollout_ref.rollout.trace_buffer_mib": 64,
+            "actor_rollout_ref.rollout.trace_compression": "zstd",
             "reward.timeout_s": PATIENCE_S,
             "reward.num_workers": 2,
         },
