@@ -26,6 +26,15 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
     r"^columns/.*samples\.parquet:seed/": (("seed",), _ONLY_THERE),
     r"^columns/.*samples\.parquet:version_spans/": (("version_spans",), _ONLY_THERE),
     r"^columns/.*validations/": ((), "a validation's samples have no manifest"),
+    r"^json/r2[^:]*:.*manifest\.json:(geometry|provenance)/missing/": (
+        (),
+        "a key that is missing says null, as the key does",
+    ),
+    r"^set/r2:manifest\.json/training false, set lost/": (
+        _ROUTES,
+        "without its set, and saying that it has none, it is a step without routes",
+    ),
+    r"^rows/.*validations/.*names of two swapped/": ((), "a validation's samples have no manifest"),
     r"^(moved|set)/.*another run's routes/L1": (
         _ROUTES,
         "a whole set of the same tokens: nothing beside its files says which experts were used",

@@ -25,9 +25,13 @@ def _column_of(values: pa.Array, table: pa.Table, name: str) -> bytes:
             first = table[field.name].combine_chunks()[:1]
             index = pa.array(np.zeros(len(values), np.int8))
             columns[field.name] = (
-                pa.DictionaryArray.from_arrays(index, first)
-                if (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
-                else first.take(pa.array(np.zeros(len(values), np.int8)))
+                pa.nulls(len(values), field.type)
+                if first.null_count
+                else (
+                    pa.DictionaryArray.from_arrays(index, first)
+                    if (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
+                    else first.take(pa.array(np.zeros(len(values), np.int8)))
+                )
             )
     large = pa.table(columns).replace_schema_metadata(table.schema.metadata)
     return written(large, [len(values)])
