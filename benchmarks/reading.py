@@ -218,12 +218,13 @@ def trained(
     waited = time.perf_counter() - began
     for rate in (LOGPROB_RATE, UPDATE_RATE):
         for mini_batch in data.layout.mini_batches:
-            for ids in data.micro_batches(mini_batch, rank):
+            for micro_batch in mini_batch.shares[rank]:
                 began_waiting = time.perf_counter()
+                ids = [data.ids[row] for row in micro_batch.rows]
                 tokens = sum(
                     len(data.samples[id].tokens_S)
                     for id in ids
-                    if id is not None and data.routes is not None and data.routes[id]
+                    if data.routes is not None and data.routes[id]
                 )
                 waited += time.perf_counter() - began_waiting
                 time.sleep(tokens / rate / faster)

@@ -139,6 +139,12 @@ class Megatron(Section):
     expert_tensor_parallel_size: int | None = Field(
         None, ge=1, description="Expert-TP; null: TP when EP is 1, otherwise 1."
     )
+    use_remove_padding: bool = Field(
+        True,
+        json_schema_extra=formerly(False),
+        description="Pack a micro-batch's samples back to back; false: each is padded to the "
+        "longest.",
+    )
     sequence_parallel: bool = Field(
         True, description="Sequence parallelism; has an effect only when TP > 1."
     )
@@ -164,6 +170,17 @@ class Actor(Section):
     )
     ppo_micro_batch_size_per_gpu: int = Field(
         8, ge=1, description="Samples per micro-batch on each data-parallel rank."
+    )
+    use_dynamic_bsz: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="Cut micro-batches by tokens (ppo_max_token_len_per_gpu), not by samples.",
+    )
+    ppo_max_token_len_per_gpu: int = Field(
+        16_384,
+        ge=1,
+        json_schema_extra=formerly(16_384),
+        description="With use_dynamic_bsz: most tokens of a micro-batch on each rank.",
     )
     ppo_epochs: int = Field(1, ge=1, description="Passes over a step's samples.")
     clip_ratio: float = Field(0.2, gt=0, description="PPO clip range when low/high are not set.")

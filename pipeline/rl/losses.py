@@ -1,7 +1,7 @@
 """Losses per token, on tensors of any library whose tensors have torch's methods.
 
 This module imports no tensor library and uses methods only, so that `pipeline` stays light. All
-arguments and results have one shape, written `_BN` (B samples, N positions), float32.
+arguments and results have one shape, written `_T` (tokens in a row), float32.
 Nothing here is masked or averaged: the caller multiplies by its loss mask, sums, and divides by
 the mini-batch's number of tokens (verl's loss_agg_mode token-mean).
 """
@@ -19,19 +19,19 @@ KlEstimator = Literal["low_var_kl", "kl", "mse", "abs"]
 class PolicyLoss:
     """The clipped policy loss and where it was clipped."""
 
-    loss_BN: Tensor
-    clipped_BN: Tensor
+    loss_T: Tensor
+    clipped_T: Tensor
     """Bool: the clip range changed the loss (verl's pg_clipfrac)."""
-    dual_clipped_BN: Tensor
+    dual_clipped_T: Tensor
     """Bool: the dual clip changed the loss (verl's pg_clipfrac_lower)."""
-    log_ratio_BN: Tensor
+    log_ratio_T: Tensor
     """log(new / old), clamped to +-20 against overflow, as in verl."""
 
 
 def policy_loss(
-    logprobs_BN: Tensor,
-    old_logprobs_BN: Tensor,
-    advantages_BN: Tensor,
+    logprobs_T: Tensor,
+    old_logprobs_T: Tensor,
+    advantages_T: Tensor,
     *,
     clip_low: float,
     clip_high: float,
@@ -45,22 +45,22 @@ def policy_loss(
     Source: PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; asymmetric range, DAPO,
     arXiv 2503.14476; the same arithmetic as verl's compute_policy_loss_vanilla.
     """
-    log_ratio_BN = (logprobs_BN - old_logprobs_BN).clamp(min=-20.0, max=20.0)
-    ratio_BN = log_ratio_BN.exp()
-    free_BN = -advantages_BN * ratio_BN
-    limited_BN = -advantages_BN * ratio_BN.clamp(1.0 - clip_low, 1.0 + clip_high)
-    clipped_BN = free_BN.maximum(limited_BN)
-    bound_BN = -advantages_BN * clip_c
-    negative_BN = advantages_BN < 0
+    log_ratio_T = (logprobs_T - old_logprobs_T).clamp(min=-20.0, max=20.0)
+    ratio_T = log_ratio_T.exp()
+    free_T = -advantages_T * ratio_T
+    limited_T = -advantages_T * ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
+    clipped_T = free_T.maximum(limited_T)
+    bound_T = -advantages_T * clip_c
+    negative_T = advantages_T < 0
     return PolicyLoss(
-        loss_BN=clipped_BN.minimum(bound_BN).where(negative_BN, clipped_BN),
-        clipped_BN=limited_BN > free_BN,
-        dual_clipped_BN=(clipped_BN > bound_BN) & negative_BN,
-        log_ratio_BN=log_ratio_BN,
+        loss_T=clipped_T.minimum(bound_T).where(negative_T, clipped_T),
+        clipped_T=limited_T > free_T,
+        dual_clipped_T=(clipped_T > bound_T) & negative_T,
+        log_ratio_T=log_ratio_T,
     )
 
 
-def kl_estimate(logprobs_BN: Tensor, reference_BN: Tensor, estimator: KlEstimator) -> Tensor:
+def kl_estimate(logprobs_T: Tensor, reference_T: Tensor, estimator: KlEstimator) -> Tensor:
     """KL(policy || reference) at each sampled token, from the two log-probs.
 
     With d = reference - policy: kl (k1) is -d, abs is |d|, mse (k2) is d^2 / 2, low_var_kl (k3)
@@ -68,25 +68,25 @@ def kl_estimate(logprobs_BN: Tensor, reference_BN: Tensor, estimator: KlEstimato
 
     Source: J. Schulman, Approximating KL divergence (2020); clamps from verl's kl_penalty.
     """
-    difference_BN = reference_BN - logprobs_BN
+    difference_T = reference_T - logprobs_T
     if estimator == "kl":
-        return -difference_BN
+        return -difference_T
     if estimator == "abs":
-        return difference_BN.abs()
+        return difference_T.abs()
     if estimator == "mse":
-        return 0.5 * difference_BN.square()
-    difference_BN = difference_BN.clamp(min=-20.0, max=20.0)
-    return (difference_BN.exp() - difference_BN - 1.0).clamp(min=-10.0, max=10.0)
+        return 0.5 * difference_T.square()
+    difference_T = difference_T.clamp(min=-20.0, max=20.0)
+    return (difference_T.exp() - difference_T - 1.0).clamp(min=-10.0, max=10.0)
 
 
-def importance_weight(old_logprobs_BN: Tensor, engine_BN: Tensor, threshold: float) -> Tensor:
+def importance_weight(old_logprobs_T: Tensor, engine_T: Tensor, threshold: float) -> Tensor:
     """Truncated importance sampling: min(exp(old - engine), threshold), without gradient.
 
-    `old_logprobs_BN` are the trainer's at the step's start, `engine_BN` those of the distribution
+    `old_logprobs_T` are the trainer's at the step's start, `engine_T` those of the distribution
     that was sampled from. The log-ratio is clamped to +-20 against overflow, as in verl.
 
     Source: F. Yao et al., Your efficient RL framework secretly brings you off-policy RL training
     (2025); verl's algorithm.rollout_correction with rollout_is=token.
     """
-    log_ratio_BN = (old_logprobs_BN - engine_BN).clamp(min=-20.0, max=20.0)
-    return log_ratio_BN.exp().clamp(max=threshold).detach()
+    log_ratio_T = (old_logprobs_T - engine_T).clamp(min=-20.0, max=20.0)
+    return log_ratio_T.exp().clamp(max=threshold).detach()

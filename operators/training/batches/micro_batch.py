@@ -5,17 +5,23 @@ tokens[:-1]; row t of a sample's routes belongs to position t. Megatron's router
 micro-batch as [sequence, batch] flattened, so row s * B + b is position s of row b; under sequence
 parallelism each tensor-parallel rank sees a contiguous slice of the sequence.
 
-Letters: B rows of a micro-batch, N padded length, L MoE layers of this rank, K experts per token,
-R rows that this rank's routers see: N * B, or N / TP * B under sequence parallelism.
+Samples lie back to back in one row (packed), or each in a row of its own (padded): the layout says
+where each begins, and everything here follows from that.
+
+Letters: B rows of a micro-batch, N positions of a row, L MoE layers of this rank, K experts per
+token, R rows that this rank's routers see: N * B, or N / TP * B under sequence parallelism; T
+response tokens of a micro-batch, or positions of a sample.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from operators.training.batches.layout import MicroRows
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes, Sample, TraceError
 
@@ -54,22 +60,70 @@ class RouterRows:
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """A micro-batch, padded on the right; fillers are rows of padding only."""
+class Place:
+    """Where a sample lies in a micro-batch. Example: Place('000003/17/2', 0, 120, 64)."""
 
-    ids: tuple[str | None, ...]
+    id: str
+    b: int
+    n: int
+    """Row and first position."""
+    positions: int
+    """T = S - 1."""
+
+    @property
+    def cells(self) -> tuple[int, slice]:
+        """The index of its positions in an array [B, N, ...]."""
+        return self.b, slice(self.n, self.n + self.positions)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch; what no sample takes is padding."""
+
+    places: tuple[Place, ...]
+    packed: bool
     tokens_BN: npt.NDArray[np.int64]
-    labels_BN: npt.NDArray[np.int64]
-    """The token that follows each position."""
     positions_BN: npt.NDArray[np.int64]
     padding_BN: npt.NDArray[np.bool_]
     """True at positions without a sample's token."""
-    loss_mask_BN: npt.NDArray[np.bool_]
-    """True where the label is a response token that counts."""
-    engine_logprobs_BN: npt.NDArray[np.float32]
-    """The engine's log-prob of the label; 0 outside the response."""
-    advantages_BN: npt.NDArray[np.float32]
     rows: RouterRows
+    response: "ResponseTokens"
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.int32]:
+        """Packed: 0, and the end of each sequence. Padding is sequences of its own, none longer
+        than the longest sample's (or 8 positions, where there is none)."""
+        ends = [0, *(place.n + place.positions for place in self.places if place.positions)]
+        longest = max((place.positions for place in self.places), default=0) or 8
+        rest = np.arange(ends[-1], self.tokens_BN.shape[1], longest)[1:]
+        return np.unique([*ends, *rest, self.tokens_BN.shape[1]]).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class ResponseTokens:
+    """The response tokens of a micro-batch in a row, sample after sample: the loss is on these."""
+
+    ids: tuple[str, ...]
+    """Samples in their order."""
+    lengths: tuple[int, ...]
+    """G of each sample; they add up to T."""
+    places_T: npt.NDArray[np.int64]
+    """The position that predicts each token, as an index of the flattened [B, N]."""
+    labels_T: npt.NDArray[np.int64]
+    """The tokens."""
+    loss_mask_T: npt.NDArray[np.bool_]
+    """Whether a token counts."""
+    engine_logprobs_T: npt.NDArray[np.float32]
+    advantages_T: npt.NDArray[np.float32]
+
+    def joined(self, values: Mapping[str, npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """Put values of response tokens, [G] by sample, in a row: [T]."""
+        return _joined(np.float32, [values[id] for id in self.ids])
+
+    def split(self, values_T: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Reverse `joined`."""
+        ends = np.cumsum(self.lengths)[:-1]
+        return dict(zip(self.ids, np.split(values_T, ends), strict=True)) if self.ids else {}
 
 
 @dataclass(frozen=True)
@@ -86,65 +140,89 @@ class Contents:
     sequence: Slice = WHOLE
 
 
-def lay_out(ids: Sequence[str | None], length: int, contents: Contents) -> MicroBatch:
-    """Lay out the rows of a micro-batch, padded to `length` positions.
+def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -> MicroBatch:
+    """Lay out a micro-batch; `ids` names the samples by their rows in the manifest.
 
     A sample that is not trained on has no loss. Raises TraceError if a sample's routes do not have
     S - 1 rows of the geometry, KeyError if a sample is missing.
     """
-    shape = (len(ids), length)
-    labels_BN = np.zeros(shape, np.int64)
-    loss_mask_BN = np.zeros(shape, np.bool_)
-    engine_BN = np.zeros(shape, np.float32)
-    advantages_BN = np.zeros(shape, np.float32)
-    kinds_BN = np.full(shape, PADDING, np.uint8)
-    for b, id in enumerate(ids):
-        if id is None:
-            continue
-        sample = contents.samples[id]
-        T, response = len(sample.tokens_S) - 1, _response(sample)
-        labels_BN[b, :T] = sample.tokens_S[1:]
-        engine_BN[b, response] = sample.logprobs_G
-        advantage = contents.advantages[id]
-        if advantage is not None:
-            loss_mask_BN[b, response] = sample.loss_mask_G
-            advantages_BN[b, response] = advantage
-        kinds_BN[b, :T] = NATIVE
-    sets_BNLK = _lay_out_routes(ids, contents, kinds_BN)
+    samples, (B, N) = contents.samples, micro_rows.shape
+    places = tuple(
+        Place(ids[row], *divmod(start, N), len(samples[ids[row]].tokens_S) - 1)
+        for row, start in zip(micro_rows.rows, micro_rows.starts, strict=True)
+    )
+    kinds_BN = np.full((B, N), PADDING, np.uint8)
+    positions_BN = np.tile(np.arange(N), (B, 1))
+    tokens_BN = _padding((B, N), places, samples)
+    for place in places:
+        tokens_BN[place.cells] = samples[place.id].tokens_S[:-1]
+        positions_BN[place.cells] = np.arange(place.positions)
+        kinds_BN[place.cells] = NATIVE
+    sets_BNLK = _lay_out_routes(places, contents, kinds_BN)
     return MicroBatch(
-        ids=tuple(ids),
-        tokens_BN=_lay_out_tokens(ids, length, contents.samples),
-        labels_BN=labels_BN,
-        positions_BN=np.tile(np.arange(length), (len(ids), 1)),
+        places=places,
+        packed=micro_rows.packed,
+        tokens_BN=tokens_BN,
+        positions_BN=positions_BN,
         padding_BN=kinds_BN == PADDING,
-        loss_mask_BN=loss_mask_BN,
-        engine_logprobs_BN=engine_BN,
-        advantages_BN=advantages_BN,
         rows=RouterRows(
             kinds_R=contents.sequence.rows(kinds_BN),
             sets_LRK=None
             if sets_BNLK is None
             else np.ascontiguousarray(contents.sequence.rows(sets_BNLK).transpose(1, 0, 2)),
         ),
+        response=_response(places, N, contents),
     )
 
 
-def _lay_out_tokens(
-    ids: Sequence[str | None], length: int, samples: Mapping[str, Sample]
+def _response(places: Sequence[Place], N: int, contents: Contents) -> ResponseTokens:
+    samples = [contents.samples[place.id] for place in places]
+    firsts = [
+        place.b * N + place.n + len(sample.prompt_tokens_P) - 1
+        for place, sample in zip(places, samples, strict=True)
+    ]
+    lengths = [len(sample.response_tokens_G) for sample in samples]
+    advantages = [contents.advantages[place.id] for place in places]
+    return ResponseTokens(
+        ids=tuple(place.id for place in places),
+        lengths=tuple(lengths),
+        places_T=np.concatenate(
+            [
+                np.empty(0, np.int64),
+                *(f + np.arange(G) for f, G in zip(firsts, lengths, strict=True)),
+            ]
+        ),
+        labels_T=_joined(np.int64, [sample.response_tokens_G for sample in samples]),
+        loss_mask_T=_joined(
+            np.bool_,
+            [
+                sample.loss_mask_G & (advantage is not None)
+                for sample, advantage in zip(samples, advantages, strict=True)
+            ],
+        ),
+        engine_logprobs_T=_joined(np.float32, [sample.logprobs_G for sample in samples]),
+        advantages_T=np.repeat(np.array([a or 0.0 for a in advantages], np.float32), lengths),
+    )
+
+
+def _joined(dtype: type, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    joined: npt.NDArray[Any] = np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)
+    return joined
+
+
+def _padding(
+    shape: tuple[int, int], places: Sequence[Place], samples: Mapping[str, Sample]
 ) -> npt.NDArray[np.int64]:
-    """Lay out tokens; padding repeats the text, to spread over experts as the text does."""
-    tokens_BN = np.zeros((len(ids), length), np.int64)
-    held = [samples[id] for id in ids if id is not None]
-    for b, id in enumerate(ids):
-        if id is not None:
-            tokens_BN[b] = np.resize(samples[id].tokens_S[:-1], length)
-        elif held:
-            tokens_BN[b] = np.resize(held[b % len(held)].tokens_S, length)
-    return tokens_BN
+    """Tokens where there is no sample: they repeat the text, to spread over experts as it does."""
+    if not places:
+        return np.zeros(shape, np.int64)
+    texts = [samples[place.id].tokens_S for place in places]
+    rows = [np.resize(texts[b % len(texts)], shape[1]) for b in range(shape[0])]
+    return np.stack(rows).astype(np.int64)
 
 
 def _lay_out_routes(
-    ids: Sequence[str | None], contents: Contents, kinds_BN: npt.NDArray[np.uint8]
+    places: Sequence[Place], contents: Contents, kinds_BN: npt.NDArray[np.uint8]
 ) -> npt.NDArray[Any] | None:
     """Lay out the recorded experts; set `kinds_BN` to REPLAYED where a recording is valid."""
     routes, geometry = contents.routes, contents.geometry
@@ -152,57 +230,25 @@ def _lay_out_routes(
         return None
     of_layers = (len(geometry.layers), geometry.topk)
     sets_BNLK = np.zeros((*kinds_BN.shape, *of_layers), geometry.dtype)
-    for b, id in enumerate(ids):
-        if id is not None:
-            T = len(contents.samples[id].tokens_S) - 1
-            of_sample = _checked(id, routes[id], (T, *of_layers))
-            kinds_BN[b, :T][of_sample.valid_T] = REPLAYED
-            sets_BNLK[b, :T][of_sample.valid_T] = of_sample.sets_TLK[of_sample.valid_T]
+    for place in places:
+        of_sample = _checked(place.id, routes[place.id], (place.positions, *of_layers))
+        kinds_BN[place.cells][of_sample.valid_T] = REPLAYED
+        sets_BNLK[place.cells][of_sample.valid_T] = of_sample.sets_TLK[of_sample.valid_T]
     return sets_BNLK
 
 
-def place(
-    ids: Sequence[str | None],
-    length: int,
-    samples: Mapping[str, Sample],
-    values: Mapping[str, npt.NDArray[np.float32]],
-) -> npt.NDArray[np.float32]:
-    """Place values of response tokens ([G] by sample) at the positions predicting them: [B, N]."""
-    placed_BN = np.zeros((len(ids), length), np.float32)
-    for b, id in enumerate(ids):
-        if id is not None:
-            placed_BN[b, _response(samples[id])] = values[id]
-    return placed_BN
+def take_up(places: Sequence[Place], sets_BNLK: npt.NDArray[Any]) -> dict[str, Routes]:
+    """Reverse `lay_out` for routes: the choices of routers, by sample.
 
-
-def pick(
-    ids: Sequence[str | None], samples: Mapping[str, Sample], values_BN: npt.NDArray[np.float32]
-) -> dict[str, npt.NDArray[np.float32]]:
-    """Reverse `place`: values of response tokens, [G] by sample."""
-    return {id: values_BN[b, _response(samples[id])] for b, id in enumerate(ids) if id is not None}
-
-
-def take_up(
-    ids: Sequence[str | None], samples: Mapping[str, Sample], sets_NBLK: npt.NDArray[Any]
-) -> dict[str, Routes]:
-    """Reverse `lay_out` for routes: the choices of whole-sequence routers, by sample.
-
-    `sets_NBLK` holds the chosen sets in the routers' view; each sample gets its own S - 1 rows, all
-    valid.
+    Each sample gets its own S - 1 rows, all valid.
     """
-    taken = {}
-    for b, id in enumerate(ids):
-        if id is not None:
-            T = len(samples[id].tokens_S) - 1
-            sets_TLK = np.ascontiguousarray(sets_NBLK[:T, b])
-            taken[id] = Routes(sets_TLK=sets_TLK, valid_T=np.ones(T, np.bool_))
-    return taken
-
-
-def _response(sample: Sample) -> slice:
-    """The positions whose labels are response tokens."""
-    first = len(sample.prompt_tokens_P) - 1
-    return slice(first, first + len(sample.response_tokens_G))
+    return {
+        place.id: Routes(
+            sets_TLK=np.ascontiguousarray(sets_BNLK[place.cells]),
+            valid_T=np.ones(place.positions, np.bool_),
+        )
+        for place in places
+    }
 
 
 def _checked(id: str, routes: Routes, shape: tuple[int, ...]) -> Routes:

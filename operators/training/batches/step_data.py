@@ -6,15 +6,17 @@ group's advantages need all its rewards, and a group's samples may lie on severa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.training.batches.layout import FILLER, Layout, LayoutRules, MiniBatch, make_layout
+from operators.training.batches.layout import Layout, LayoutRules, make_layout
 from operators.training.errors import ReplayError
-from pipeline.config.tree import RunConfig
+from pipeline.config.tree import Megatron, RunConfig
+from pipeline.errors import InputError
 from pipeline.model.geometry import Geometry
 from pipeline.rl.advantages import grpo_advantages
 from pipeline.store import Store
@@ -47,13 +49,6 @@ class StepData:
         """The step's number."""
         return self.manifest.step
 
-    def micro_batches(self, mini_batch: MiniBatch, dp_rank: int) -> list[tuple[str | None, ...]]:
-        """The sample ids of this rank's micro-batches; None: a filler."""
-        return [
-            tuple(None if row == FILLER else self.ids[row] for row in rows)
-            for rows in mini_batch.shares[dp_rank].tolist()
-        ]
-
     @property
     def wait_s(self) -> float:
         """Seconds that look-ups of samples and routes have waited."""
@@ -77,8 +72,8 @@ def load_step(
     """Load a rank's share of a sealed step; on return, samples and routes are still being read.
 
     `geometry` names the MoE layers of this rank; routes are read if the config replays recorded
-    ones. Raises ReplayError if the manifest has no routes, or those of another model; StoreError
-    and TraceError from reading.
+    ones. Raises ReplayError if the manifest has no routes, or those of another model; InputError if
+    a sample is longer than a micro-batch may be; StoreError and TraceError from reading.
     """
     replays = config.actor_rollout_ref.actor.router_replay.replays_recorded
     if replays and geometry is not None:
@@ -86,6 +81,7 @@ def load_step(
     columns = sealed.columns(_COLUMNS)
     groups_N = _codes(columns["group"])
     lengths_N = columns["rows_total"].to_numpy()
+    _check_lengths(sealed, lengths_N, rules)
     layout = make_layout(sealed.head.step, groups_N, lengths_N.astype(np.int64), rules)
     rows = layout.rows(dp_rank)
     manifest = sealed.select(rows)
@@ -110,6 +106,22 @@ def load_step(
     )
 
 
+def _check_lengths(
+    sealed: SealedManifest, lengths_N: npt.NDArray[np.int64], rules: LayoutRules
+) -> None:
+    """Refuse a sample that no micro-batch can hold: a replayed one of another run's settings."""
+    if rules.max_tokens is None or (longest := int(lengths_N.max(initial=0))) <= rules.max_tokens:
+        return
+    (id,) = sealed.select([int(lengths_N.argmax())]).ids
+    raise InputError(
+        [
+            f"step {sealed.head.step}, sample {id}: {longest} positions, but a micro-batch has at "
+            f"most actor_rollout_ref.actor.ppo_max_token_len_per_gpu={rules.max_tokens}; start a "
+            f"new run with {longest} or more"
+        ]
+    )
+
+
 def _codes(groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     """Number each sample's group."""
     combined = groups.unify_dictionaries().combine_chunks()
@@ -124,14 +136,23 @@ def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
     return LayoutRules(
         seed=config.trainer.seed,
         mini_batch_groups=actor.ppo_mini_batch_size,
-        micro_batch_samples=actor.ppo_micro_batch_size_per_gpu,
+        micro_batch_samples=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
         epochs=actor.ppo_epochs,
         data_parallel=data_parallel,
         micro_batch_multiple=megatron.pipeline_model_parallel_size
         if megatron.virtual_pipeline_model_parallel_size
         else 1,
         sequence_slices=megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1,
+        packed=megatron.use_remove_padding,
+        max_tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
+        same_shape=_same_shape(megatron),
     )
+
+
+def _same_shape(megatron: Megatron) -> Literal["no", "ranks", "all"]:
+    if megatron.pipeline_model_parallel_size > 1:
+        return "all"
+    return "ranks" if megatron.expert_model_parallel_size > 1 else "no"
 
 
 def valid_rows(columns: pa.Table) -> tuple[int, int]:

@@ -9,20 +9,23 @@ Both run every pipeline schedule (none, 1F1B, interleaved); results exist on the
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 
 from operators.training.batches.micro_batch import PADDING, MicroBatch
+from operators.training.megatron.head import without_logits
 
 Chunk = torch.nn.Module
 """A model chunk for Megatron's schedules (DDP or Float16Module around GPTModel)."""
 T = TypeVar("T")
 Loss = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
-"""(index of the micro-batch, logits_BNV) -> (sum over tokens, number of tokens, report)."""
+"""(index of the micro-batch, hidden_BNH) -> (sum over tokens, number of tokens, report)."""
 Finish = Callable[..., object]
-"""Called by Megatron with a micro-batch's logits, for its loss or its collected result."""
+"""Called by Megatron with a micro-batch's hidden states, for its loss or its collected result."""
 
 
 def forward_pass(
@@ -31,7 +34,7 @@ def forward_pass(
     result: Callable[[int, torch.Tensor], T],
     with_padding_mask: bool,
 ) -> list[T]:
-    """Return `result(index, logits_BNV)` of every micro-batch on the last stage; elsewhere []."""
+    """Return `result(index, hidden_BNH)` of every micro-batch on the last stage; elsewhere []."""
     for chunk in chunks:
         chunk.eval()
     try:
@@ -72,21 +75,40 @@ def _run(
             torch.from_numpy(batch.tokens_BN).to(device),
             torch.from_numpy(batch.positions_BN).to(device),
             None,
+            packed_seq_params=_sequences(batch, device) if batch.packed else None,
             padding_mask=_padding_mask(batch, chunk).to(device) if with_padding_mask else None,
         )
-        return output, lambda logits, non_loss_data=False: finish(index, logits)
+        return output, lambda hidden, non_loss_data=False: finish(index, hidden)
 
     indices = [iter(range(len(batches))) for _ in chunks]
     shape = batches[0].tokens_BN.shape
-    return get_forward_backward_func()(
-        forward_step_func=forward_step,
-        data_iterator=indices if len(chunks) > 1 else indices[0],
-        model=list(chunks) if len(chunks) > 1 else chunks[0],
-        num_microbatches=len(batches),
-        seq_length=shape[1],
-        micro_batch_size=shape[0],
-        forward_only=forward_only,
-        collect_non_loss_data=forward_only,
+    with without_logits(chunks):
+        return get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=indices if len(chunks) > 1 else indices[0],
+            model=list(chunks) if len(chunks) > 1 else chunks[0],
+            num_microbatches=len(batches),
+            seq_length=shape[1],
+            micro_batch_size=shape[0],
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+
+def _sequences(batch: MicroBatch, device: torch.device) -> PackedSeqParams:
+    """The sequences of a packed micro-batch.
+
+    `max_seqlen` must be the longest sequence's: with the length of the whole row Megatron takes
+    rotary embeddings by the position in the row (_apply_rotary_pos_emb_thd in rope_utils.py).
+    """
+    ends = torch.from_numpy(batch.ends).to(device)
+    longest = int(np.diff(batch.ends).max())
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
     )
 
 
@@ -98,4 +120,4 @@ def _padding_mask(batch: MicroBatch, chunk: Chunk) -> torch.Tensor:
     if get_attr_wrapped_model(chunk, "pre_process"):
         return torch.from_numpy(batch.padding_BN)
     padding_R = batch.rows.kinds_R == PADDING
-    return torch.from_numpy(padding_R.reshape(-1, len(batch.ids)).T.copy())
+    return torch.from_numpy(padding_R.reshape(-1, len(batch.tokens_BN)).T.copy())

@@ -7,11 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from operators.training.batches.micro_batch import MicroBatch, pick
+from operators.training.batches.micro_batch import MicroBatch
 from operators.training.batches.step_data import StepData
 from operators.training.megatron.schedules import Chunk, forward_pass
-from operators.training.passes.logprobs import logprobs_and_entropy
-from operators.training.passes.share import lay_out_share, make_replayers
+from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Recorder, Replayer, bound
@@ -40,7 +39,7 @@ def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbP
     found = LogProbPass()
     for mini_batch in progress.counted(data.layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
-        _forward(rank, data, chunks, batches, {}, found)
+        _forward(rank, chunks, batches, {}, found)
     return found
 
 
@@ -52,9 +51,9 @@ def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
         if rank.geometry is None:
             raise ValueError("a dense model has no routes to record")
         recorders = make_recorders(rank.geometry, len(batches))
-        _forward(rank, data, rank.chunks, batches, recorders, found)
+        _forward(rank, rank.chunks, batches, recorders, found)
         group = rank.position.tensor_group if rank.position.sequence.count > 1 else None
-        found.routes |= recorded_routes(recorders, rank.geometry, batches, data.samples, group)
+        found.routes |= recorded_routes(recorders, rank.geometry, batches, group)
     return found
 
 
@@ -66,29 +65,23 @@ def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> 
         if rank.geometry is None:
             raise ValueError("a dense model cannot replay routes")
         replayers = make_replayers(rank.geometry, batches)
-        _forward(rank, data, rank.chunks, batches, replayers, found)
+        _forward(rank, rank.chunks, batches, replayers, found)
         found.counts = added([found.counts, counts_of(replayers)])
     return found
 
 
 def _forward(
     rank: Rank,
-    data: StepData,
     chunks: Sequence[Chunk],
     batches: Sequence[MicroBatch],
     objects: Mapping[int, Recorder | Replayer],
     found: LogProbPass,
 ) -> None:
-    temperature = rank.config.actor_rollout_ref.rollout.temperature
-
-    def logprobs(index: int, logits_BNV: torch.Tensor) -> npt.NDArray[np.float32]:
-        labels_BN = torch.from_numpy(batches[index].labels_BN).to(logits_BNV.device)
-        logprobs_BN, _ = logprobs_and_entropy(
-            logits_BNV, labels_BN, temperature, rank.position.tensor_group
-        )
-        return logprobs_BN.cpu().numpy()
+    def logprobs(index: int, hidden_BNH: torch.Tensor) -> npt.NDArray[np.float32]:
+        logprobs_T, _ = response_logprobs(rank, chunks, batches[index].response, hidden_BNH)
+        return logprobs_T.cpu().numpy()
 
     with bound(rank.routers if objects else {}, objects, forward_only=True):
         results = forward_pass(chunks, batches, logprobs, rank.with_padding_mask)
-    for batch, logprobs_BN in zip(batches, results, strict=bool(results)):
-        found.logprobs |= pick(batch.ids, data.samples, logprobs_BN)
+    for batch, logprobs_T in zip(batches, results, strict=bool(results)):
+        found.logprobs |= batch.response.split(logprobs_T)

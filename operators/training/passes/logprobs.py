@@ -1,78 +1,172 @@
-"""Log-probs and entropy of temperature-scaled logits whose vocabulary is split over TP ranks.
+"""Log-probs and entropy of tokens from final hidden states, a chunk of tokens at a time.
 
-Letters: B rows, N positions, V the part of the vocabulary that this rank holds.
+The logits of a whole micro-batch never exist, neither here nor for the backward pass, which
+computes each chunk's again. The vocabulary may be split over tensor-parallel ranks.
+
+Letters: T tokens, C tokens of a chunk, H width of the model, V the part of the vocabulary that this
+rank holds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+CHUNK_TOKENS = 1024
+"""Tokens whose logits exist at once: large enough for an efficient product of matrices."""
+
+_BLOCKS = 8
+"""A chunk's exponentials are made in so many parts, each of which is a temporary tensor."""
+
 Context = Any
 """torch's context, which holds whatever the two passes of a function share."""
 
 
 def logprobs_and_entropy(
-    logits_BNV: torch.Tensor, labels_BN: torch.Tensor, temperature: float, group: ProcessGroup
+    hidden_TH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    labels_T: torch.Tensor,
+    temperature: float,
+    group: ProcessGroup,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p(label) and the entropy at each position, float32 [B, N], equal on all ranks of `group`.
+    """log p(label) and the entropy of each token, float32 [T], equal on all ranks of `group`.
 
-    p = softmax(logits / temperature) over the whole vocabulary, of which each rank of the
-    tensor-parallel `group` holds an equal contiguous part, in rank order. The logits are not
-    changed. Both results have gradients.
+    p = softmax(hidden @ weight / temperature) over the whole vocabulary, of which each rank of the
+    tensor-parallel `group` holds an equal contiguous part, in rank order. Products are computed in
+    the weight's dtype, the rest in float32. The log-probs have gradients; the entropy has them only
+    with `entropy_gradient`.
+
+    Beside the inputs and their gradients, at most 1.5 times the float32 logits of CHUNK_TOKENS
+    tokens are held.
     """
-    apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _VocabParallel.apply
-    return apply(logits_BNV, labels_BN, temperature, group)
+    apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Chunked.apply
+    logprobs_T, entropy_T = apply(
+        hidden_TH.to(weight_VH.dtype),
+        weight_VH,
+        labels_T,
+        _How(temperature, group, entropy_gradient),
+    )
+    return logprobs_T, entropy_T if entropy_gradient else entropy_T.detach()
 
 
-class _VocabParallel(torch.autograd.Function):
-    """Log-probs and entropy from one softmax.
+@dataclass(frozen=True)
+class _How:
+    temperature: float
+    group: ProcessGroup
+    entropy_gradient: bool
 
-    With x = logits / temperature, p = softmax(x): d log p(y) / dx_j = [j = y] - p_j, and
+
+class _Chunked(torch.autograd.Function):
+    """With x = logits / temperature, p = softmax(x): d log p(y) / dx_j = [j = y] - p_j, and
     dH / dx_j = -p_j (log p_j + H).
     """
 
     @staticmethod
     def forward(
         ctx: Context,
-        logits_BNV: torch.Tensor,
-        labels_BN: torch.Tensor,
-        temperature: float,
-        group: ProcessGroup,
+        hidden_TH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        labels_T: torch.Tensor,
+        how: _How,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x_BNV = logits_BNV.float() / temperature
-        largest_BN = x_BNV.max(dim=-1).values
-        dist.all_reduce(largest_BN, op=dist.ReduceOp.MAX, group=group)
-        x_BNV -= largest_BN[..., None]
-
-        part = x_BNV.shape[-1]
-        local_BN = labels_BN - dist.get_rank(group) * part
-        here_BN = (local_BN >= 0) & (local_BN < part)
-        local_BN = local_BN.clamp(0, part - 1)
-        label_BN = x_BNV.gather(-1, local_BN[..., None])[..., 0] * here_BN
-
-        exp_BNV = x_BNV.exp()
-        # One exchange for the three sums over the vocabulary.
-        sums_3BN = torch.stack([exp_BNV.sum(-1), (exp_BNV * x_BNV).sum(-1), label_BN])
-        dist.all_reduce(sums_3BN, group=group)
-        log_z_BN = sums_3BN[0].log()
-        entropy_BN = log_z_BN - sums_3BN[1] / sums_3BN[0]
-
-        ctx.save_for_backward(x_BNV, log_z_BN, entropy_BN, local_BN, here_BN)
-        ctx.temperature, ctx.dtype = temperature, logits_BNV.dtype
-        return sums_3BN[2] - log_z_BN, entropy_BN
+        part = len(weight_VH)
+        local_T = labels_T - dist.get_rank(how.group) * part
+        here_T = (local_T >= 0) & (local_T < part)
+        local_T = local_T.clamp(0, part - 1)
+        logprobs_T, log_z_T, entropy_T = (
+            torch.empty(len(labels_T), device=hidden_TH.device) for _ in range(3)
+        )
+        for chunk in _chunks(len(labels_T)):
+            x_CV = _logits(hidden_TH[chunk], weight_VH, how.temperature)
+            largest_C = x_CV.max(dim=-1).values
+            dist.all_reduce(largest_C, op=dist.ReduceOp.MAX, group=how.group)
+            x_CV -= largest_C[:, None]
+            label_C = x_CV.gather(-1, local_T[chunk, None])[:, 0] * here_T[chunk]
+            # One exchange for the three sums over the vocabulary.
+            sums_3C = torch.stack([*_sums(x_CV), label_C])
+            dist.all_reduce(sums_3C, group=how.group)
+            log_z_C = sums_3C[0].log()
+            logprobs_T[chunk] = sums_3C[2] - log_z_C
+            entropy_T[chunk] = log_z_C - sums_3C[1] / sums_3C[0]
+            log_z_T[chunk] = log_z_C + largest_C
+            del x_CV  # before the next chunk's logits are made
+        ctx.save_for_backward(hidden_TH, weight_VH, local_T, here_T, log_z_T, entropy_T)
+        ctx.how = how
+        return logprobs_T, entropy_T
 
     @staticmethod
     def backward(
-        ctx: Context, grad_logprobs_BN: torch.Tensor, grad_entropy_BN: torch.Tensor
-    ) -> tuple[torch.Tensor, None, None, None]:
-        x_BNV, log_z_BN, entropy_BN, local_BN, here_BN = ctx.saved_tensors
-        logp_BNV = x_BNV - log_z_BN[..., None]
-        p_BNV = logp_BNV.exp()
-        grad_BNV = -grad_logprobs_BN[..., None] * p_BNV
-        grad_BNV -= grad_entropy_BN[..., None] * p_BNV * (logp_BNV + entropy_BN[..., None])
-        at_label_BN = (grad_logprobs_BN * here_BN)[..., None]
-        grad_BNV.scatter_add_(-1, local_BN[..., None], at_label_BN)
-        return (grad_BNV / ctx.temperature).to(ctx.dtype), None, None, None
+        ctx: Context, grad_logprobs_T: torch.Tensor, grad_entropy_T: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden_TH, weight_VH, local_T, here_T, log_z_T, entropy_T = ctx.saved_tensors
+        grad_hidden_TH = torch.empty_like(hidden_TH)
+        grad_weight_VH = torch.zeros(weight_VH.shape, device=weight_VH.device)
+        for chunk in _chunks(len(local_T)):
+            logp_CV = _logits(hidden_TH[chunk], weight_VH, ctx.how.temperature)
+            logp_CV -= log_z_T[chunk, None]
+            of_token_C = grad_logprobs_T[chunk]
+            if ctx.how.entropy_gradient:
+                _to_gradients(logp_CV, of_token_C, grad_entropy_T[chunk], entropy_T[chunk])
+            else:
+                logp_CV.exp_().mul_(-of_token_C[:, None])
+            at_label_C = of_token_C * here_T[chunk]
+            logp_CV.scatter_add_(-1, local_T[chunk, None], at_label_C[:, None])
+            logp_CV /= ctx.how.temperature
+            grad_CV = logp_CV.to(weight_VH.dtype)
+            del logp_CV
+            grad_hidden_TH[chunk] = grad_CV @ weight_VH
+            grad_weight_VH += grad_CV.T @ hidden_TH[chunk]
+            del grad_CV  # before the next chunk's logits are made
+        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None
+
+
+def _to_gradients(
+    logp_CV: torch.Tensor,
+    grad_logprobs_C: torch.Tensor,
+    grad_entropy_C: torch.Tensor,
+    entropy_C: torch.Tensor,
+) -> None:
+    """Replace log p by the gradient of x that does not depend on the label, in place:
+    -p (grad_logprobs + grad_entropy (log p + H)).
+    """
+    for block_BV, rows in _blocks(logp_CV):
+        p_BV = block_BV.exp()
+        block_BV += entropy_C[rows, None]
+        block_BV *= grad_entropy_C[rows, None]
+        block_BV += grad_logprobs_C[rows, None]
+        block_BV *= p_BV
+        block_BV.neg_()
+
+
+def _chunks(tokens: int) -> Iterator[slice]:
+    return (slice(start, start + CHUNK_TOKENS) for start in range(0, tokens, CHUNK_TOKENS))
+
+
+def _blocks(x_CV: torch.Tensor) -> Iterator[tuple[torch.Tensor, slice]]:
+    """Cut a chunk into blocks of rows, views of it."""
+    size = -(-len(x_CV) // _BLOCKS)
+    return (
+        (x_CV[start : start + size], slice(start, start + size))
+        for start in range(0, len(x_CV), size)
+    )
+
+
+def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The logits of a chunk divided by the temperature, float32."""
+    logits_CV: torch.Tensor = hidden_CH @ weight_VH.T
+    return logits_CV.float().div_(temperature)
+
+
+def _sums(x_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of exp(x) and of exp(x) x over the vocabulary; x is at most 0."""
+    sums = []
+    for block_BV, _ in _blocks(x_CV):
+        exp_BV = block_BV.exp()
+        sum_B = exp_BV.sum(-1)
+        sums.append((sum_B, exp_BV.mul_(block_BV).sum(-1)))
+    exp_C, expected_C = (torch.cat(parts) for parts in zip(*sums, strict=True))
+    return exp_C, expected_C

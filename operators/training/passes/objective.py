@@ -1,14 +1,12 @@
 """The loss of a micro-batch: clipped policy loss, KL to the reference, entropy, importance weight.
 
-Letters: B rows, N positions, V this rank's part of the vocabulary.
+Letters: T response tokens of a micro-batch, in a row.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch.distributed import ProcessGroup
 
-from operators.training.passes.logprobs import logprobs_and_entropy
 from pipeline.config.tree import RunConfig
 from pipeline.rl.losses import KlEstimator, importance_weight, kl_estimate, policy_loss
 
@@ -36,15 +34,14 @@ class Objective:
 
 @dataclass(frozen=True)
 class Targets:
-    """The values that the loss compares with, float32 [B, N], and the positions that count."""
+    """The values that the loss compares with, float32 [T], and the tokens that count."""
 
-    labels_BN: torch.Tensor
-    loss_mask_BN: torch.Tensor
-    advantages_BN: torch.Tensor
-    old_BN: torch.Tensor
+    loss_mask_T: torch.Tensor
+    advantages_T: torch.Tensor
+    old_T: torch.Tensor
     """The trainer's log-probs at the step's start."""
-    engine_BN: torch.Tensor
-    reference_BN: torch.Tensor | None
+    engine_T: torch.Tensor
+    reference_T: torch.Tensor | None
 
 
 def objective_of(config: RunConfig) -> Objective:
@@ -64,40 +61,37 @@ def objective_of(config: RunConfig) -> Objective:
 
 
 def loss_and_report(
-    objective: Objective, targets: Targets, logits_BNV: torch.Tensor, tensor_group: ProcessGroup
+    objective: Objective, targets: Targets, logprobs_T: torch.Tensor, entropy_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, Report]:
     """Sum over tokens, number of tokens (int32) and report, as Megatron's schedules expect them."""
-    logprobs_BN, entropy_BN = logprobs_and_entropy(
-        logits_BNV, targets.labels_BN, objective.temperature, tensor_group
-    )
-    mask_BN = targets.loss_mask_BN
+    mask_T = targets.loss_mask_T
 
-    def total(numbers_BN: torch.Tensor) -> torch.Tensor:
-        return torch.where(mask_BN, numbers_BN, 0).sum()
+    def total(numbers_T: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask_T, numbers_T, 0).sum()
 
     policy = policy_loss(
-        logprobs_BN,
-        targets.old_BN,
-        targets.advantages_BN,
+        logprobs_T,
+        targets.old_T,
+        targets.advantages_T,
         clip_low=objective.clip_low,
         clip_high=objective.clip_high,
         clip_c=objective.clip_c,
     )
-    policy_BN = policy.loss_BN
+    policy_T = policy.loss_T
     report = {
-        "tokens": mask_BN.sum(),
-        "clipped": total(policy.clipped_BN),
-        "dual_clipped": total(policy.dual_clipped_BN),
-        "log_ratio": total(policy.log_ratio_BN),
-        "entropy": total(entropy_BN),
+        "tokens": mask_T.sum(),
+        "clipped": total(policy.clipped_T),
+        "dual_clipped": total(policy.dual_clipped_T),
+        "log_ratio": total(policy.log_ratio_T),
+        "entropy": total(entropy_T),
     }
     if objective.is_threshold is not None:
-        weight_BN = importance_weight(targets.old_BN, targets.engine_BN, objective.is_threshold)
-        policy_BN = policy_BN * weight_BN
-        report["is_weight"] = total(weight_BN)
-    report["policy"] = total(policy_BN)
+        weight_T = importance_weight(targets.old_T, targets.engine_T, objective.is_threshold)
+        policy_T = policy_T * weight_T
+        report["is_weight"] = total(weight_T)
+    report["policy"] = total(policy_T)
     loss = report["policy"] - objective.entropy_coeff * report["entropy"]
-    if objective.kl_coeff is not None and targets.reference_BN is not None:
-        report["kl"] = total(kl_estimate(logprobs_BN, targets.reference_BN, objective.kl_estimator))
+    if objective.kl_coeff is not None and targets.reference_T is not None:
+        report["kl"] = total(kl_estimate(logprobs_T, targets.reference_T, objective.kl_estimator))
         loss = loss + objective.kl_coeff * report["kl"]
     return loss, report["tokens"].int(), {name: x.detach() for name, x in report.items()}

@@ -1,13 +1,17 @@
-"""A rank's micro-batches of a mini-batch, laid out on first access."""
+"""A rank's micro-batches of a mini-batch, laid out on first access; log-probs of their tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy.typing as npt
+import torch
 
 from operators.training.batches.layout import MiniBatch
-from operators.training.batches.micro_batch import Contents, MicroBatch, lay_out
+from operators.training.batches.micro_batch import Contents, MicroBatch, ResponseTokens, lay_out
 from operators.training.batches.step_data import StepData
+from operators.training.megatron.head import output_weight
+from operators.training.megatron.schedules import Chunk
+from operators.training.passes.logprobs import logprobs_and_entropy
 from operators.training.rank import Rank
 from operators.training.replay.hooks import Replayer
 from pipeline.model.geometry import Geometry
@@ -31,10 +35,9 @@ def lay_out_share(
         geometry=None if routes is None else rank.geometry,
         sequence=rank.position.sequence,
     )
-    micro_batches = data.micro_batches(mini_batch, rank.position.dp_rank)
+    micro_batches = mini_batch.shares[rank.position.dp_rank]
     return Share(
-        len(micro_batches),
-        lambda index: lay_out(micro_batches[index], mini_batch.length, contents),
+        len(micro_batches), lambda index: lay_out(micro_batches[index], data.ids, contents)
     )
 
 
@@ -85,5 +88,30 @@ def make_replayers(geometry: Geometry, batches: Sequence[MicroBatch]) -> dict[in
 
 def _sets_LRK(batch: MicroBatch) -> npt.NDArray[Any]:
     if batch.rows.sets_LRK is None:
-        raise ValueError(f"micro-batch of {batch.ids}: it was laid out without routes")
+        raise ValueError(f"micro-batch of {batch.response.ids}: it was laid out without routes")
     return batch.rows.sets_LRK
+
+
+def response_logprobs(
+    rank: Rank,
+    chunks: Sequence[Chunk],
+    response: ResponseTokens,
+    hidden_BNH: torch.Tensor,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropy of a micro-batch's response tokens, float32 [T], on the last stage.
+
+    `chunks` are those of the trained model or of the reference, `hidden_BNH` what they returned.
+    """
+    weight_VH = output_weight(chunks)
+    if weight_VH is None:
+        raise ValueError("this pipeline stage has no output layer")
+    places_T = torch.from_numpy(response.places_T).to(hidden_BNH.device)
+    return logprobs_and_entropy(
+        hidden_BNH.flatten(0, 1).index_select(0, places_T),
+        weight_VH,
+        torch.from_numpy(response.labels_T).to(hidden_BNH.device),
+        rank.config.actor_rollout_ref.rollout.temperature,
+        rank.position.tensor_group,
+        entropy_gradient,
+    )

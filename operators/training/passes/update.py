@@ -4,17 +4,20 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from operators.training.batches.layout import MiniBatch
-from operators.training.batches.micro_batch import MicroBatch, place
+from operators.training.batches.micro_batch import ResponseTokens
 from operators.training.batches.step_data import StepData
 from operators.training.errors import UpdateError
 from operators.training.megatron.schedules import training_pass
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.passes.objective import Report, Targets, loss_and_report, objective_of
-from operators.training.passes.share import lay_out_share, make_replayers
+from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
@@ -91,9 +94,13 @@ def gradients(
         replayers = make_replayers(rank.geometry, batches)
     objective = objective_of(rank.config)
 
-    def loss(index: int, logits_BNV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
-        targets = _targets(data, batches[index], compared, logits_BNV.device)
-        return loss_and_report(objective, targets, logits_BNV, rank.position.tensor_group)
+    def loss(index: int, hidden_BNH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
+        response = batches[index].response
+        targets = _targets(response, compared, hidden_BNH.device)
+        made = response_logprobs(
+            rank, rank.chunks, response, hidden_BNH, entropy_gradient=objective.entropy_coeff != 0
+        )
+        return loss_and_report(objective, targets, *made)
 
     rank.optimizer.zero_grad()
     with bound(rank.routers if replayers else {}, replayers, forward_only=False):
@@ -101,21 +108,18 @@ def gradients(
     return reports, counts_of(replayers)
 
 
-def _targets(
-    data: StepData, batch: MicroBatch, compared: Compared, device: torch.device
-) -> Targets:
-    length = batch.tokens_BN.shape[1]
+def _targets(response: ResponseTokens, compared: Compared, device: torch.device) -> Targets:
+    def uploaded(array_T: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array_T).to(device)
 
-    def placed(values: LogProbs) -> torch.Tensor:
-        return torch.from_numpy(place(batch.ids, length, data.samples, values)).to(device)
-
+    reference = compared.reference
     return Targets(
-        labels_BN=torch.from_numpy(batch.labels_BN).to(device),
-        loss_mask_BN=torch.from_numpy(batch.loss_mask_BN).to(device),
-        advantages_BN=torch.from_numpy(batch.advantages_BN).to(device),
-        old_BN=placed(compared.old),
-        engine_BN=torch.from_numpy(batch.engine_logprobs_BN).to(device),
-        reference_BN=None if compared.reference is None else placed(compared.reference),
+        loss_mask_T=uploaded(response.loss_mask_T),
+        advantages_T=uploaded(response.advantages_T),
+        old_T=uploaded(response.joined(compared.old)),
+        # An unknown log-prob (NaN) of a token that does not count must not reach a gradient.
+        engine_T=uploaded(np.where(response.loss_mask_T, response.engine_logprobs_T, 0)),
+        reference_T=None if reference is None else uploaded(response.joined(reference)),
     )
 
 

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from operators.training.batches.micro_batch import MicroBatch, take_up
 from operators.training.replay.hooks import Recorder
 from pipeline.model.geometry import Geometry
-from pipeline.traces.format.types import Routes, Sample
+from pipeline.traces.format.types import Routes
 
 
 def make_recorders(geometry: Geometry, micro_batches: int) -> dict[int, Recorder]:
@@ -30,7 +30,6 @@ def recorded_routes(
     recorders: Mapping[int, Recorder],
     geometry: Geometry,
     batches: Sequence[MicroBatch],
-    samples: Mapping[str, Sample],
     sequence_group: ProcessGroup | None,
 ) -> dict[str, Routes]:
     """The routes of a pass's samples in this rank's layers, all rows valid; {} without layers.
@@ -44,8 +43,8 @@ def recorded_routes(
         sets_LRK = torch.stack([recorders[layer].sets_RK[index] for layer in geometry.layers])
         B, N = batch.tokens_BN.shape
         sets = _gathered(sets_LRK, sequence_group).astype(geometry.dtype)
-        sets_NBLK = sets.reshape(len(geometry.layers), N, B, geometry.topk).transpose(1, 2, 0, 3)
-        routes.update(take_up(batch.ids, samples, sets_NBLK))
+        sets_BNLK = sets.reshape(len(geometry.layers), N, B, geometry.topk).transpose(2, 1, 0, 3)
+        routes.update(take_up(batch.places, sets_BNLK))
     return routes
 
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -197,25 +198,30 @@ def _fail(*_: Any) -> None:
 
 
 def logprobs(rank: Rank, data: StepData, model: Path) -> dict[str, float]:
-    """Log-probs, entropy and gradient over a cut vocabulary against plain torch over the whole."""
+    """Log-probs, entropy and gradients over a cut vocabulary against plain torch over the whole."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 5, VOCABULARY, generator=generator) * 4
-    labels = torch.randint(0, VOCABULARY, (2, 5), generator=generator)
-    weights = torch.randn(2, 2, 5, generator=generator)
-    whole = logits.clone().requires_grad_()
-    log_p = (whole / 0.7).log_softmax(-1)
+    hidden, weight = (torch.randn(n, 32, generator=generator) for n in (11, VOCABULARY))
+    labels = torch.randint(0, VOCABULARY, (11,), generator=generator)
+    weights = torch.randn(2, 11, generator=generator)
+    whole = [x.clone().requires_grad_() for x in (hidden, weight)]
+    log_p = (whole[0] @ whole[1].T / 0.7).log_softmax(-1)
     expected = [log_p.gather(-1, labels[..., None])[..., 0], -(log_p.exp() * log_p).sum(-1)]
     sum((w * x).sum() for w, x in zip(weights, expected, strict=True)).backward()
     part = VOCABULARY // 2
     mine = slice(rank.position.tensor_rank * part, (rank.position.tensor_rank + 1) * part)
-    cut = logits[..., mine].clone().requires_grad_()
-    found = logprobs_and_entropy(cut, labels, 0.7, rank.position.tensor_group)
-    sum((w * x).sum() for w, x in zip(weights, found, strict=True)).backward()
+    cut = [x.clone().requires_grad_() for x in (hidden, weight[mine])]
+    with patch("operators.training.passes.logprobs.CHUNK_TOKENS", 4):
+        found = logprobs_and_entropy(
+            *cut, labels, 0.7, rank.position.tensor_group, entropy_gradient=True
+        )
+        sum((w * x).sum() for w, x in zip(weights, found, strict=True)).backward()
+    dist.all_reduce(cut[0].grad, group=rank.position.tensor_group)
+    differences = [cut[0].grad - whole[0].grad, cut[1].grad - whole[1].grad[mine]]
     return {
         "logprobs": float((found[0] - expected[0]).abs().max()),
         "entropy": float((found[1] - expected[1]).abs().max()),
-        "gradient": float((cut.grad - whole.grad[..., mine]).abs().max()),
-        "largest_gradient": float(whole.grad.abs().max()),
+        "gradient": max(float(difference.abs().max()) for difference in differences),
+        "largest_gradient": float(whole[0].grad.abs().max()),
     }
 
 

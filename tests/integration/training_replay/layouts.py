@@ -1,11 +1,13 @@
 """The layouts as a table, and the program that goes through them in one start of the ranks.
 
 For each layout: build the model, record a native pass (R2), replay it, and write what was found to
-`<folder>/<layout>.<recompute>.<rank>.json`; the tests read it there. Arguments: run store, model
+`<folder>/<layout>.<recompute>.<rank>.json`, with the gradients of the first mini-batch beside it;
+the tests read it there. Arguments: run store, model
 folder, folder for results, recompute modes with commas between, names of layouts.
 """
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from operators.training.batches.layout import FILLER
 from operators.training.batches.step_data import StepData, layout_rules, load_step
 from operators.training.megatron import parallel
 from operators.training.passes.logprob_pass import LogProbPass, recording_pass, replaying_pass
@@ -39,12 +40,13 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """One row of the table."""
+    """One row of the table; samples are packed unless it says otherwise."""
 
     name: str
     ranks: int
     megatron: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
+    actor: dict[str, Any] = field(default_factory=dict)
 
     def config(self, recompute: str) -> Any:
         """The run's settings in this layout."""
@@ -52,16 +54,23 @@ class Layout:
         return config_of(
             megatron={**self.megatron, "override_transformer_config": overrides},
             router_replay={"mode": "R2"},
+            **self.actor,
         )
 
 
 TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+PADDED = {"use_remove_padding": False}
 LAYOUTS = [
     Layout("one", 1),
+    Layout("one-padded", 1, PADDED),
+    Layout("one-tokens", 1, actor={"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 70}),
     Layout("tp2-sp", 2, {TP: 2}),
+    Layout("tp2-sp-padded", 2, {TP: 2, **PADDED}),
     Layout("pp2-uneven", 2, {PP: 2}, {"num_layers_in_first_pipeline_stage": 1}),
     Layout("pp2-vpp2", 2, {PP: 2, "virtual_pipeline_model_parallel_size": 2}),
+    Layout("pp2-vpp2-padded", 2, {PP: 2, "virtual_pipeline_model_parallel_size": 2, **PADDED}),
     Layout("ep2", 2, {"expert_model_parallel_size": 2}),
+    Layout("ep2-padded", 2, {"expert_model_parallel_size": 2, **PADDED}),
     Layout("dp2", 2),
 ]
 
@@ -70,10 +79,7 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
     """Go through layouts x recompute modes; see the module."""
     store = open_store(run_uri)
     manifest = open_manifest(store, 0)
-    reference = None
     saved = Path(results, "reference.npz")
-    if saved.exists():
-        reference = dict(np.load(saved))
     for layout in (layout for layout in LAYOUTS if layout.name in names):
         for mode in recompute.split(","):
             config = layout.config(mode)
@@ -83,10 +89,14 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
             data = load_step(store, manifest, config, rules, position.dp_rank, rank.geometry)
             found = examine(rank, data)
             made = found.pop("made")
+            np.savez(
+                Path(results, f"{layout.name}.{mode}.{dist.get_rank()}.gradients.npz"),
+                **found.pop("gradients"),
+            )
             if layout.name == "one":
                 np.savez(saved, **as_arrays(made))
-            elif reference is not None:
-                found["foreign"] = replay_foreign(rank, data, reference)
+            elif saved.exists():
+                found["foreign"] = replay_foreign(rank, data, dict(np.load(saved)))
             path = Path(results, f"{layout.name}.{mode}.{dist.get_rank()}.json")
             path.write_text(json.dumps(found))
             parallel.stop()
@@ -103,6 +113,7 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
     )
     compared = Compared(made.logprobs, None)
     differ, tensors, mini_batches = 0, 0, []
+    first: dict[str, np.ndarray] = {}
     for mini_batch in data.layout.mini_batches:
         calls.clear()
         native = passed(rank, data, mini_batch, compared, None)
@@ -110,12 +121,13 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
         replayed = passed(rank, data, mini_batch, compared, made.routes)
         other = passed(rank, data, mini_batch, compared, shifted_experts(rank, made.routes))
         names = native.keys()
+        first = first or {n: x.numpy() for n, x in native.items() if n.startswith("grad")}
         assert names == replayed.keys()
         differ += sum(not torch.equal(native[name], replayed[name]) for name in names)
         mini_batches.append(
             {
                 "micro_batches": len(mini_batch.shares[0]),
-                "fillers": int(sum((share == FILLER).sum() for share in mini_batch.shares)),
+                "padding": padding_of(data, mini_batch),
                 "router_runs": runs,
                 "changed_by_other_sets": sum(
                     not torch.equal(native[name], other[name]) for name in names
@@ -126,6 +138,7 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
         tensors += len(names)
     return {
         "made": made,
+        "gradients": first,
         "layers": sorted(rank.routers),
         "logprobs_differ": logprobs_differ,
         "samples_with_logprobs": len(made.logprobs),
@@ -137,6 +150,14 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
         "expected_rows": sum(len(s.tokens_S) - 1 for s in data.samples.values()),
         "left_at_routers": sum(r.router_replay is not None for r in rank.routers.values()),
     }
+
+
+def padding_of(data: StepData, mini_batch: Any) -> int:
+    """Positions of a mini-batch, over all ranks, without a sample's token."""
+    lengths = data.columns["rows_total"].to_pylist()
+    micro_batches = [micro for share in mini_batch.shares for micro in share]
+    taken = sum(lengths[row] for micro in micro_batches for row in micro.rows)
+    return sum(math.prod(micro.shape) for micro in micro_batches) - taken
 
 
 def passed(

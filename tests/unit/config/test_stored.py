@@ -99,6 +99,7 @@ def test_attaching_compares_with_the_value_of_old_runs(tree):
         "trainer.grown": (3, 5),
         "trainer.curriculum.start": (0, 7),
         "trainer.curriculum.names": ([], ["a"]),
+        "actor_rollout_ref.actor.megatron.use_remove_padding": (False, True),
     }
 
 
@@ -111,6 +112,7 @@ def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
         "trainer.grown": 3,
         "trainer.curriculum.start": 0,
         "trainer.curriculum.names": [],
+        "actor_rollout_ref.actor.megatron.use_remove_padding": False,
     }
     assert taken == expected
     assert differing(read_stored(OLD, "run.json"), config) == {}
@@ -119,7 +121,10 @@ def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
     written = copy.deepcopy(OLD)
     written["trainer"] |= {"grown": 5, "curriculum": {"start": 1}}
     config, taken = with_former_values(Grown.model_validate(written), OLD)
-    assert taken == {"trainer.curriculum.names": []}
+    assert taken == {
+        "trainer.curriculum.names": [],
+        "actor_rollout_ref.actor.megatron.use_remove_padding": False,
+    }
     assert set(differing(read_stored(OLD, "run.json"), config)) == {
         "trainer.grown",
         "trainer.curriculum.start",

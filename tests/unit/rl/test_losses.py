@@ -61,7 +61,7 @@ def test_policy_loss_is_its_formula(rows):
     new, old, advantages = torch.tensor(rows).T
     found = policy_loss(new, old, advantages, clip_low=0.2, clip_high=0.3, clip_c=3.0)
     expected = [plain_policy_loss(*row, 0.2, 0.3, 3.0) for row in rows]
-    assert found.loss_BN.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert found.loss_T.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_policy_loss_counts_where_it_was_clipped():
@@ -70,9 +70,9 @@ def test_policy_loss_counts_where_it_was_clipped():
     new = torch.tensor([1.0, -1.0, 0.0, 3.0])
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
     found = policy_loss(new, torch.zeros(4), advantages, clip_low=0.2, clip_high=0.2, clip_c=3.0)
-    assert found.loss_BN.tolist() == pytest.approx([-1.2, 0.8, -1.0, 3.0])
-    assert found.clipped_BN.tolist() == [True, True, False, False]
-    assert found.dual_clipped_BN.tolist() == [False, False, False, True]
+    assert found.loss_T.tolist() == pytest.approx([-1.2, 0.8, -1.0, 3.0])
+    assert found.clipped_T.tolist() == [True, True, False, False]
+    assert found.dual_clipped_T.tolist() == [False, False, False, True]
 
 
 def test_on_policy_gradient_is_the_advantage():
@@ -80,7 +80,7 @@ def test_on_policy_gradient_is_the_advantage():
     new = torch.zeros(3, requires_grad=True)
     advantages = torch.tensor([0.5, -2.0, 0.0])
     loss = policy_loss(new, torch.zeros(3), advantages, clip_low=0.2, clip_high=0.2, clip_c=3.0)
-    loss.loss_BN.sum().backward()
+    loss.loss_T.sum().backward()
     assert new.grad.tolist() == pytest.approx([-0.5, 2.0, 0.0])
 
 

@@ -22,9 +22,9 @@ def step():
     ids = [f"000000/{i}/0" for i in range(6)]
     layout = make_layout(0, np.arange(6), np.full(6, 7), LayoutRules(0, 6, 2, 1, 1))
     (mini_batch,) = layout.mini_batches
-    batches = [tuple(ids[row] for row in rows) for rows in mini_batch.shares[0].tolist()]
+    batches = [tuple(ids[row] for row in micro.rows) for micro in mini_batch.shares[0]]
     data = types.SimpleNamespace(
-        samples={}, advantages=dict.fromkeys(ids, 1.0), micro_batches=lambda *_: batches
+        samples={}, advantages=dict.fromkeys(ids, 1.0), ids=dict(enumerate(ids))
     )
     position = types.SimpleNamespace(dp_rank=0, sequence=Slice())
     rank = types.SimpleNamespace(geometry=GEOMETRY, position=position)
@@ -48,7 +48,7 @@ def test_a_micro_batch_is_laid_out_from_its_own_samples_and_routes_alone(step):
         with pytest.raises(KeyError):
             batches[number]
         arrive(data, routes, ids[number])
-        assert batches[number].ids == ids[number]
+        assert batches[number].response.ids == ids[number]
 
 
 def test_a_micro_batch_is_laid_out_once_in_a_pass(step):
@@ -58,7 +58,7 @@ def test_a_micro_batch_is_laid_out_once_in_a_pass(step):
     arrive(data, routes, sum(ids, ()))
     batches = lay_out_share(rank, data, mini_batch, routes)
     assert batches[1] is batches[1]
-    assert [batch.ids for batch in batches] == ids
+    assert [batch.response.ids for batch in batches] == ids
 
 
 class Loader:

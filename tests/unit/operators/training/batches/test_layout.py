@@ -1,5 +1,6 @@
 """Every sample is trained exactly once, on every layout, with its own tokens and routes."""
 
+import itertools
 import zlib
 
 import numpy as np
@@ -7,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.training.batches.layout import LENGTH_MULTIPLE, LayoutRules, make_layout
+from operators.training.batches.balance import bins, cut_evenly
+from operators.training.batches.layout import (
+    LENGTH_MULTIPLE,
+    LayoutRules,
+    MicroRows,
+    make_layout,
+)
 from operators.training.batches.micro_batch import (
     NATIVE,
     PADDING,
@@ -15,8 +22,6 @@ from operators.training.batches.micro_batch import (
     Contents,
     Slice,
     lay_out,
-    pick,
-    place,
     take_up,
 )
 from pipeline.model.geometry import Geometry
@@ -67,6 +72,9 @@ rules = st.builds(
     data_parallel=st.integers(1, 4),
     micro_batch_multiple=st.integers(1, 3),
     sequence_slices=st.integers(1, 4),
+    packed=st.booleans(),
+    max_tokens=st.none() | st.integers(40, 100),
+    same_shape=st.sampled_from(["no", "ranks", "all"]),
 )
 
 
@@ -81,33 +89,106 @@ def steps(draw):
 
 @given(steps(), rules)
 @settings(max_examples=200, deadline=None)
-def test_every_sample_is_trained_once_per_epoch_with_equal_shapes(step, rules):
+def test_every_sample_is_trained_once_per_epoch(step, rules):
     """The mini-batches of an epoch hold each sample once; a sample never changes its rank; all
-    ranks of a mini-batch have the same shapes, and as equal numbers of samples as can be."""
+    ranks have as many micro-batches, within the limits, in the shapes that the rules demand."""
     groups_N, lengths_N = step
     layout = make_layout(3, groups_N, lengths_N, rules)
     owners = {}
+    multiple = LENGTH_MULTIPLE * rules.sequence_slices
     for epoch in range(rules.epochs):
         seen = []
         for batch in layout.epoch(epoch):
             assert len(batch.shares) == rules.data_parallel
-            assert len({share.shape for share in batch.shares}) == 1
-            count, size = batch.shares[0].shape
-            assert count % rules.micro_batch_multiple == 0
-            assert 1 <= size <= rules.micro_batch_samples
-            in_batch = [batch.rows(d) for d in range(rules.data_parallel)]
-            numbers = [len(rows) for rows in in_batch]
-            assert max(numbers) - min(numbers) <= 1
-            longest = lengths_N[np.concatenate(in_batch)].max()
-            assert longest <= batch.length < longest + LENGTH_MULTIPLE * rules.sequence_slices
-            assert batch.length % (LENGTH_MULTIPLE * rules.sequence_slices) == 0
-            for rank, rows in enumerate(in_batch):
-                seen += rows.tolist()
-                for row in rows.tolist():
+            assert len({len(share) for share in batch.shares}) == 1
+            assert len(batch.shares[0]) % rules.micro_batch_multiple == 0
+            for share in batch.shares:
+                for micro in share:
+                    check_places(micro, lengths_N, multiple)
+                    assert len(micro.rows) <= rules.micro_batch_samples
+                    if rules.packed and rules.max_tokens:
+                        assert lengths_N[list(micro.rows)].sum() <= rules.max_tokens
+            shapes = [[micro.shape for micro in share] for share in batch.shares]
+            if rules.same_shape != "no":
+                assert all(share == shapes[0] for share in shapes)
+            if rules.same_shape == "all":
+                assert len(set(shapes[0])) == 1
+            for rank in range(rules.data_parallel):
+                rows = batch.rows(rank).tolist()
+                seen += rows
+                for row in rows:
                     assert owners.setdefault(row, rank) == rank
         assert sorted(seen) == list(range(len(groups_N)))
     rows = np.concatenate([layout.rows(d) for d in range(rules.data_parallel)])
     assert sorted(rows.tolist()) == list(range(len(groups_N)))
+
+
+def check_places(micro, lengths_N, multiple):
+    """No two samples share a position, none leaves its row, and padding is needed."""
+    batch, width = micro.shape
+    assert width % multiple == 0
+    taken = np.zeros((batch, width), int)
+    for row, start in zip(micro.rows, micro.starts, strict=True):
+        b, n = divmod(start, width)
+        assert n + lengths_N[row] <= width
+        assert micro.packed or n == 0
+        taken[b, n : n + lengths_N[row]] += 1
+    assert taken.max(initial=0) <= 1
+    assert batch == 1 or not micro.packed
+
+
+@given(steps(), rules)
+@settings(max_examples=100, deadline=None)
+def test_no_row_is_wider_than_its_samples_need(step, rules):
+    groups_N, lengths_N = step
+    multiple = LENGTH_MULTIPLE * rules.sequence_slices
+    for batch in make_layout(3, groups_N, lengths_N, rules).mini_batches:
+        needed = [
+            [(sum if rules.packed else max)([0, *lengths_N[list(m.rows)].tolist()]) for m in share]
+            for share in batch.shares
+        ]
+        widths = [[m.shape[1] for m in share] for share in batch.shares]
+        if rules.same_shape == "no":
+            pairs = [p for n, w in zip(needed, widths, strict=True) for p in zip(n, w, strict=True)]
+        elif rules.same_shape == "ranks":
+            pairs = list(zip(map(max, zip(*needed, strict=True)), widths[0], strict=True))
+        else:
+            pairs = [(max(map(max, needed)), widths[0][0])]
+        for need, width in pairs:
+            assert need <= width < max(need, 1) + multiple
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_neighbouring_parts_are_as_even_as_can_be(lengths, parts):
+    """No other way to cut the row has a shorter longest part."""
+    lengths_N = np.array(lengths)
+    found = cut_evenly(lengths_N, parts)
+    assert [i for part in found for i in range(len(lengths))[part]] == list(range(len(lengths)))
+    assert len(found) == parts
+    longest = max(int(lengths_N[part].sum()) for part in found)
+    best = min(
+        max(int(lengths_N[a:b].sum()) for a, b in itertools.pairwise([0, *cuts, len(lengths)]))
+        for cuts in itertools.combinations_with_replacement(range(len(lengths) + 1), parts - 1)
+    )
+    assert longest == best
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 6), st.none() | st.just(5))
+@settings(max_examples=200, deadline=None)
+def test_bins_hold_each_sample_once_and_are_nearly_even(lengths, count, most):
+    """No bin exceeds the mean by more than one sample (Graham's bound of any list order)."""
+    if most is not None and len(lengths) > most * count:
+        return
+    lengths_N = np.array(lengths, np.int64)
+    found = bins(lengths_N, count, most)
+    assert sorted(i for one in found for i in one) == list(range(len(lengths)))
+    assert len(found) == count
+    loads = [int(lengths_N[one].sum()) for one in found]
+    assert loads == sorted(loads, reverse=True)
+    assert most is None or max(map(len, found)) <= most
+    if most is None and lengths:
+        assert loads[0] <= sum(lengths) / count + (1 - 1 / count) * max(lengths) + 1e-9
 
 
 @given(steps(), rules)
@@ -121,7 +202,6 @@ def test_groups_stay_whole_and_mini_batches_even(step, rules):
     of_group = {}
     for number, batch in enumerate(batches):
         rows = np.concatenate([batch.rows(d) for d in range(rules.data_parallel)])
-        assert (np.diff(rows) > 0).all()
         groups = np.unique(groups_N[rows])
         assert len(groups) <= rules.mini_batch_groups
         for group in groups.tolist():
@@ -142,7 +222,9 @@ def test_layout_is_a_pure_function_and_its_mini_batches_do_not_depend_on_ranks(s
     alone = make_layout(3, groups_N, lengths_N, LayoutRules(**{**vars(rules), "data_parallel": 1}))
     for batch, batch_alone in zip(layout.epoch(0), alone.epoch(0), strict=True):
         together = np.concatenate([batch.rows(d) for d in range(rules.data_parallel)])
-        assert (together == batch_alone.rows(0)).all()
+        assert sorted(together) == sorted(batch_alone.rows(0))
+        ends = [sorted(batch.rows(d)) for d in range(rules.data_parallel)]
+        assert sorted(together) == [row for rows in ends for row in rows]  # neighbouring ranges
 
 
 @given(st.integers(2, 8), st.integers(1, 6), st.integers(0, 5))
@@ -175,8 +257,8 @@ def test_step_seed_and_epoch_change_the_order():
 def test_the_layout_is_the_same_for_ever():
     """A restart with another numpy must lay out the same step: the order of a known one."""
     layout = make_layout(3, np.arange(12), np.full(12, 5), LayoutRules(1, 4, 2, 1, 2))
-    found = [share.tolist() for batch in layout.mini_batches for share in batch.shares]
-    assert found == [[[2, 4]], [[8, 9]], [[1, 3]], [[7, 10]], [[0, 5]], [[6, 11]]]
+    found = [[m.rows for m in share] for batch in layout.mini_batches for share in batch.shares]
+    assert found == [[(2, 4)], [(8, 9)], [(1, 3)], [(7, 10)], [(0, 5)], [(6, 11)]]
 
 
 def test_nothing_to_train_is_an_error():
@@ -184,19 +266,32 @@ def test_nothing_to_train_is_an_error():
         make_layout(3, np.arange(0), np.arange(0), LayoutRules(1, 8, 4, 2, 1))
 
 
-shapes = st.lists(
-    st.none() | st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=4
-)
+shapes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=4)
 
 
-@given(shapes, st.integers(1, 3), st.data())
+def placed(samples, packed, slices=1, batch=None):
+    """Samples one after the other, or each in a row of its own, and some padding."""
+    lengths = [len(sample.tokens_S) - 1 for sample in samples.values()]
+    multiple = 8 * slices
+    if packed:
+        width = -(-(sum(lengths) + 3) // multiple) * multiple
+        starts, batch = np.cumsum([0, *lengths])[:-1], 1
+    else:
+        width = -(-max([*lengths, 1]) // multiple) * multiple
+        starts, batch = width * np.arange(len(lengths)), batch or len(lengths) + 1
+    rows = tuple(range(len(samples)))
+    return MicroRows(rows, tuple(int(s) for s in starts), (batch, width), packed), dict(
+        enumerate(samples)
+    )
+
+
+@given(shapes, st.booleans(), st.integers(1, 3), st.data())
 @settings(max_examples=200, deadline=None)
-def test_tokens_and_routes_cannot_drift_apart(shapes, slices, data):
+def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, data):
     """Each token's id is coded into its own route. After laying out, the code of the token that a
     router's row belongs to equals the recorded set of that row, for every slice of the sequence:
     a shift by one token or layer, or two samples swapped, would show."""
-    ids = [None if shape is None else f"{b}/0/0" for b, shape in enumerate(shapes)]
-    samples = {id: make_sample(id, *shape) for id, shape in zip(ids, shapes, strict=True) if shape}
+    samples = {f"{i}/0/0": make_sample(f"{i}/0/0", *shape) for i, shape in enumerate(shapes)}
     valid = {
         id: np.array(
             data.draw(
@@ -207,68 +302,102 @@ def test_tokens_and_routes_cannot_drift_apart(shapes, slices, data):
         for id, s in samples.items()
     }
     routes = {id: coded_routes(s, valid[id]) for id, s in samples.items()}
-    advantages = dict.fromkeys(samples, 0.5)
-    length = 24
+    advantages = {id: 0.5 + i for i, id in enumerate(samples)}
+    where, ids = placed(samples, packed, slices)
+    B, N = where.shape
     parts = [
-        lay_out(ids, length, Contents(samples, advantages, routes, GEOMETRY, Slice(index, slices)))
+        lay_out(where, ids, Contents(samples, advantages, routes, GEOMETRY, Slice(index, slices)))
         for index in range(slices)
     ]
     batch = parts[0]
-    kinds_NB = np.concatenate([p.rows.kinds_R for p in parts]).reshape(length, len(ids))
-    sets_LNBK = np.concatenate([p.rows.sets_LRK for p in parts], axis=1).reshape(
-        2, length, len(ids), 4
-    )
-    assert all(len(p.rows.kinds_R) == length // slices * len(ids) for p in parts)
-    for b, id in enumerate(ids):
-        T = 0 if id is None else len(samples[id].tokens_S) - 1
-        assert (kinds_NB[T:, b] == PADDING).all()
-        assert (batch.padding_BN[b] == (np.arange(length) >= T)).all()
-        assert not batch.loss_mask_BN[b, T:].any()
-        if id is None:
-            continue
-        sample = samples[id]
-        assert (kinds_NB[:T, b] == np.where(valid[id], REPLAYED, NATIVE)).all()
-        assert (batch.tokens_BN[b, :T] == sample.tokens_S[:-1]).all()
-        assert (batch.labels_BN[b, :T] == sample.tokens_S[1:]).all()
+    kinds_BN = np.concatenate([p.rows.kinds_R for p in parts]).reshape(N, B).T
+    sets_LBNK = np.concatenate([p.rows.sets_LRK for p in parts], axis=1)
+    sets_LBNK = sets_LBNK.reshape(2, N, B, 4).swapaxes(1, 2)
+    assert all(len(p.rows.kinds_R) == N // slices * B for p in parts)
+    assert (batch.padding_BN == (kinds_BN == PADDING)).all()
+    assert (kinds_BN != PADDING).sum() == sum(len(s.tokens_S) - 1 for s in samples.values())
+    begin = 0
+    for id, start in zip(samples, where.starts, strict=True):
+        sample, (b, n) = samples[id], divmod(start, N)
+        T = len(sample.tokens_S) - 1
+        here = (b, slice(n, n + T))
+        assert (kinds_BN[here] == np.where(valid[id], REPLAYED, NATIVE)).all()
+        assert (batch.tokens_BN[here] == sample.tokens_S[:-1]).all()
+        assert (batch.positions_BN[here] == np.arange(T)).all()
         for index, layer in enumerate(GEOMETRY.layers):
-            expected = code_of(batch.tokens_BN[b, :T], layer)
-            assert (sets_LNBK[index, :T, b][valid[id]] == expected[valid[id]]).all()
+            expected = code_of(batch.tokens_BN[here], layer)
+            assert (sets_LBNK[index][here][valid[id]] == expected[valid[id]]).all()
+        G = len(sample.response_tokens_G)
+        of_sample, begin = slice(begin, begin + G), begin + G
+        response = batch.response
+        assert (response.labels_T[of_sample] == sample.response_tokens_G).all()
         first = len(sample.prompt_tokens_P) - 1
-        assert (batch.loss_mask_BN[b, :first] == 0).all()
-        assert (batch.loss_mask_BN[b, first:T] == sample.loss_mask_G).all()
-        assert (batch.engine_logprobs_BN[b, first:T] == sample.logprobs_G).all()
-        assert (batch.advantages_BN[b, first:T] == 0.5).all()
+        assert (response.places_T[of_sample] == start + first + np.arange(G)).all()
+        assert (response.loss_mask_T[of_sample] == sample.loss_mask_G).all()
+        assert (response.engine_logprobs_T[of_sample] == sample.logprobs_G).all()
+        assert (response.advantages_T[of_sample] == advantages[id]).all()
+    assert len(batch.response.labels_T) == begin
 
 
-def test_what_is_recorded_comes_back_by_sample():
+@given(shapes)
+@settings(max_examples=100, deadline=None)
+def test_sequences_of_a_pack_end_where_its_samples_do(shapes):
+    """And none is longer than the longest sample: its length must not be that of the row, which
+    would choose other rotary embeddings."""
+    samples = {f"{i}/0/0": make_sample(f"{i}/0/0", *shape) for i, shape in enumerate(shapes)}
+    where, ids = placed(samples, packed=True)
+    batch = lay_out(where, ids, Contents(samples, dict.fromkeys(samples, 0.0)))
+    lengths = [len(s.tokens_S) - 1 for s in samples.values()]
+    ends = batch.ends.tolist()
+    assert ends[0] == 0
+    assert ends[-1] == where.shape[1]
+    assert set(np.cumsum(lengths).tolist()) <= set(ends)
+    assert batch.ends.dtype == np.int32
+    assert 0 < np.diff(ends).min() <= np.diff(ends).max() <= (max(lengths, default=0) or 8)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_recorded_comes_back_by_sample(packed):
     """take_up reverses lay_out: routes laid out and taken up are the routes."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 3 + i, 4) for i in range(3)}
-    ids = [*samples, None]
     routes = {id: coded_routes(s) for id, s in samples.items()}
-    batch = lay_out(ids, 16, Contents(samples, dict.fromkeys(samples, 0.0), routes, GEOMETRY))
-    sets_NBLK = batch.rows.sets_LRK.reshape(2, 16, 4, 4).transpose(1, 2, 0, 3)
-    taken = take_up(ids, samples, sets_NBLK)
+    where, ids = placed(samples, packed)
+    batch = lay_out(where, ids, Contents(samples, dict.fromkeys(samples, 0.0), routes, GEOMETRY))
+    B, N = where.shape
+    sets_BNLK = batch.rows.sets_LRK.reshape(2, N, B, 4).transpose(2, 1, 0, 3)
+    taken = take_up(batch.places, sets_BNLK)
     assert taken.keys() == routes.keys()
     for id in routes:
         assert (taken[id].sets_TLK == routes[id].sets_TLK).all()
         assert taken[id].valid_T.all()
 
 
-def test_numbers_of_response_tokens_are_placed_where_their_labels_are():
-    samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 2 + i, 3 + i) for i in range(3)}
-    ids = [None, *samples]
+def test_numbers_of_response_tokens_are_joined_and_split_by_sample():
+    samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 2 + i, 3 * i) for i in range(3)}
     values = {id: s.logprobs_G for id, s in samples.items()}
-    placed_BN = place(ids, 16, samples, values)
-    batch = lay_out(ids, 16, Contents(samples, dict.fromkeys(samples, 0.0)))
-    assert (placed_BN == batch.engine_logprobs_BN).all()
-    picked = pick(ids, samples, placed_BN)
-    assert all((picked[id] == values[id]).all() for id in samples)
+    response = lay_out(
+        *placed(samples, packed=True), Contents(samples, dict.fromkeys(samples, 0.0))
+    ).response
+    joined_T = response.joined(values)
+    assert joined_T.dtype == np.float32
+    assert (joined_T == response.engine_logprobs_T).all()
+    again = response.split(joined_T)
+    assert again.keys() == values.keys()
+    assert all((again[id] == values[id]).all() for id in samples)
+
+
+def test_a_micro_batch_without_samples_is_padding_only():
+    batch = lay_out(MicroRows((), (), (1, 16), True), {}, Contents({}, {}))
+    assert batch.padding_BN.all()
+    assert batch.ends.tolist() == [0, 8, 16]
+    assert len(batch.response.labels_T) == 0
+    assert batch.response.split(np.empty(0, np.float32)) == {}
 
 
 def test_a_sample_that_is_not_trained_on_has_no_loss_but_is_laid_out():
     sample = make_sample("0/0/0", 3, 5)
-    batch = lay_out(["0/0/0"], 8, Contents({"0/0/0": sample}, {"0/0/0": None}))
-    assert not batch.loss_mask_BN.any()
+    batch = lay_out(*placed({"0/0/0": sample}, False), Contents({"0/0/0": sample}, {"0/0/0": None}))
+    assert not batch.response.loss_mask_T.any()
     assert (batch.tokens_BN[0, :7] == sample.tokens_S[:-1]).all()
 
 
@@ -279,12 +408,19 @@ def test_routes_of_another_length_are_refused_by_sample():
     for change in (slice(1, None), slice(None, -1)):
         wrong = Routes(routes.sets_TLK[change], routes.valid_T[change])
         with pytest.raises(TraceError, match="sample 0/0/0: routes of shape"):
-            lay_out(["0/0/0"], 8, Contents(*contents, {"0/0/0": wrong}, GEOMETRY))
+            lay_out(*placed(contents[0], False), Contents(*contents, {"0/0/0": wrong}, GEOMETRY))
 
 
 def test_padding_is_not_one_constant_token():
     """Padding repeats the text: a constant would send all of it to the same experts."""
     sample = make_sample("0/0/0", 4, 4)
-    batch = lay_out(["0/0/0", None], 32, Contents({"0/0/0": sample}, {"0/0/0": 0.0}))
+    where = MicroRows((0,), (0,), (2, 32), False)
+    batch = lay_out(where, {0: "0/0/0"}, Contents({"0/0/0": sample}, {"0/0/0": 0.0}))
     assert len(set(batch.tokens_BN[0, 7:])) > 1
     assert len(set(batch.tokens_BN[1])) > 1
+
+
+def test_a_sample_that_no_micro_batch_can_hold_is_refused():
+    rules = LayoutRules(0, 8, None, 1, 1, packed=True, max_tokens=20)
+    with pytest.raises(ValueError, match="a sample of 21 positions, at most 20"):
+        make_layout(3, np.arange(2), np.array([4, 21]), rules)

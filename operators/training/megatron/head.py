@@ -1,0 +1,56 @@
+"""The output layer, applied by the loss instead of the model, so that [T, vocabulary] never exists.
+
+Within `without_logits` the last stage's chunk returns its final hidden states; `passes.logprobs`
+multiplies them with `output_weight`, a chunk of tokens at a time.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+
+from operators.training.megatron.model import bare
+
+
+@contextlib.contextmanager
+def without_logits(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Have the chunk that holds the output layer return hidden states [B, N, H], not logits.
+
+    Every rank of a tensor-parallel group gets the whole hidden states, and their gradient is the
+    sum over the group, as the output layer itself arranges it.
+    """
+    layers: list[Any] = [bare(c).output_layer for c in chunks if bare(c).post_process]
+    for layer in layers:
+        layer.forward = partial(_hidden, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # the class's own
+
+
+def output_weight(chunks: Sequence[torch.nn.Module]) -> torch.Tensor | None:
+    """This rank's part of the output layer's weight, [V, H]; None off the last stage."""
+    for chunk in chunks:
+        model: Any = bare(chunk)
+        if model.post_process:
+            tied = model.share_embeddings_and_output_weights
+            weight: torch.Tensor = (
+                model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+            )
+            return weight
+    return None
+
+
+def _hidden(layer: Any, hidden_NBH: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
+    if layer.sequence_parallel:
+        return gather_from_sequence_parallel_region(
+            hidden_NBH, tensor_parallel_output_grad=True, group=layer.tp_group
+        ), None
+    return copy_to_tensor_model_parallel_region(hidden_NBH, group=layer.tp_group), None
