@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pipeline.config.keys import is_set, value_at
+from pipeline.config.keys import value_at
 from pipeline.config.tree import RunConfig
 
 
@@ -107,11 +107,6 @@ def same_value(*keys: str) -> Agreement:
         lambda config, _, value: bool(value == sum(value_at(config, key) for key in keys)),
         f"change {named}, or leave the key out",
     )
-
-
-def needs_setting(key: str, fix: str) -> Agreement:
-    """True is accepted where the user has written another setting."""
-    return Agreement(lambda config, _, value: value is not True or is_set(config, key), fix)
 
 
 def _values(values: Sequence[Any]) -> str:

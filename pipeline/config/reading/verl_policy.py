@@ -16,7 +16,7 @@ from pipeline.config.reading.entries import (
     unread,
     with_prefix,
 )
-from pipeline.config.reading.foreign import Agreement, needs_setting, same_value
+from pipeline.config.reading.foreign import Agreement, same_value
 from pipeline.config.tree import RunConfig
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -86,7 +86,7 @@ _LENGTH = Agreement(
 _ENGINE: Entries = [
     *speed("*_offload", "nothing is offloaded: " + _RESIDENT),
     *speed("use_mbridge vanilla_mbridge", "weights are converted by mbridge"),
-    *speed("use_remove_padding pad_* entropy_from_logits_*", "micro-batches are padded"),
+    *speed("pad_* entropy_from_logits_*", "logits are computed in chunks of tokens"),
     *speed("dist_ckpt_* distrib_optim_*", "checkpoints have a form of their own"),
     *off("dynamic_context_parallel", "context parallelism is not supported yet"),
     *unread("max_seqlen_per_dp_cp_rank", "for context parallelism", "dynamic_context_parallel"),
@@ -136,25 +136,16 @@ POLICY: Entries = [
         ),
         speed(
             "use_remove_padding use_fused_kernels fused_kernel_options.* use_shm",
-            "Megatron-core decides by override_transformer_config",
+            "see actor.megatron.use_remove_padding and override_transformer_config",
         ),
     ),
     *with_prefix(
         _ACTOR,
         same("model_engine", "training is done by Megatron-core", "megatron"),
         same("ppo_micro_batch_size", f"use {_ACTOR}.ppo_micro_batch_size_per_gpu"),
-        elsewhere(
-            "use_dynamic_bsz",
-            "micro-batches are not cut by tokens yet, but by samples",
-            needs_setting(
-                f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
-                f"write {_ACTOR}.ppo_micro_batch_size_per_gpu=1 or more, as many samples of "
-                "data.max_prompt_length + data.max_response_length tokens as fit at once",
-            ),
-        ),
         speed(
-            "ppo_max_token_len_per_gpu ppo_infer_max_token_len_per_gpu",
-            "micro-batches are cut by ppo_micro_batch_size_per_gpu",
+            "ppo_infer_max_token_len_per_gpu",
+            "log-probs come in the micro-batches of updates",
         ),
         unread("grad_clip", "for FSDP: see optim.clip_grad", f"{_ACTOR}.strategy"),
         unread("fsdp_config.* ulysses_sequence_parallel_size", _NO_FSDP, f"{_ACTOR}.strategy"),
@@ -234,6 +225,7 @@ POLICY: Entries = [
         "actor_rollout_ref.ref.megatron",
         speed("*_parallel_size sequence_parallel", "the reference has the actor's layout"),
         speed("use_distributed_optimizer forward_only", "the reference is not trained"),
+        speed("use_remove_padding", "the reference has the actor's micro-batches"),
         elsewhere(
             "dtype",
             "the reference has the actor's type",

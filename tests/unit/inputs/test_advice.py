@@ -86,10 +86,15 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         "cut them with data.truncation=left",
         ("data.truncation=left",),
     ),
-    "use_dynamic_bsz": (
-        (f"{ACTOR}.use_dynamic_bsz=True",),
-        f"write {ACTOR}.ppo_micro_batch_size_per_gpu=1 or more",
-        (f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",),
+    "token budget": (
+        (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=8"),
+        "or more",
+        (f"{ACTOR}.ppo_max_token_len_per_gpu=40",),
+    ),
+    "token budget, padded": (
+        (f"{ACTOR}.use_dynamic_bsz=True", f"{MEGATRON}.use_remove_padding=False"),
+        "write use_remove_padding=true",
+        (f"{MEGATRON}.use_remove_padding=true",),
     ),
     "no rollout": (
         ("launch.rollout_workers=0",),

@@ -84,7 +84,6 @@ class TestNothingThatAltersNumbersIsIgnored:
     @pytest.mark.parametrize(
         ("key", "good", "bad"),
         [
-            (f"{ACTOR}.use_dynamic_bsz", "False", "True"),
             (f"{ACTOR}.rollout_n", "8", "5"),
             (f"{ACTOR}.optim.lr_decay_steps", "null", "100"),
             ("actor_rollout_ref.ref.rollout_n", "8", "5"),

@@ -163,25 +163,11 @@ def test_every_entry_of_the_table_is_reached():
 
 
 class TestDynamicBatches:
-    """Not built yet; without a size of micro-batches, the default would be a silent change."""
-
     DYNAMIC = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=16384")
 
-    def test_alone(self, tmp_path):
+    def test_micro_batches_are_cut_by_tokens(self, tmp_path):
         for more in ([], [f"{ACTOR}.ppo_micro_batch_size_per_gpu=null"]):
-            (problem,) = load_error(tmp_path, *self.DYNAMIC, *more)
-            assert problem.startswith(f"{ACTOR}.use_dynamic_bsz: found True; micro-batches are")
-            assert f"write {ACTOR}.ppo_micro_batch_size_per_gpu=1 or more" in problem
-
-    def test_with_a_size(self, tmp_path):
-        loaded = load(tmp_path, *self.DYNAMIC, f"{ACTOR}.ppo_micro_batch_size_per_gpu=2")
-        assert loaded.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 2
-        assert f"{ACTOR}.use_dynamic_bsz: ignored; micro-batches are not cut" in loaded.notes[0]
-
-    def test_is_found_beside_other_problems(self, tmp_path):
-        found = load_error(tmp_path, *self.DYNAMIC, "trainer.nnodes=two", f"{ACTOR}.clip_ratio=x")
-        assert [problem.split(":")[0] for problem in found] == [
-            f"{ACTOR}.clip_ratio",
-            "trainer.nnodes",
-            f"{ACTOR}.use_dynamic_bsz",
-        ]
+            actor = load(tmp_path, *self.DYNAMIC, *more).config.actor_rollout_ref.actor
+            assert actor.use_dynamic_bsz
+            assert actor.ppo_max_token_len_per_gpu == 16384
+            assert actor.megatron.use_remove_padding
