@@ -96,6 +96,7 @@ def test_every_setting_of_ours_that_verl_has_is_written_in_the_files():
         "actor_rollout_ref.rollout.cpu_kv_cache_gib",
         f"{REPLAY}.native_every",
         f"{REPLAY}.allow_aux_loss",
+        f"{REPLAY}.replay_other_weights",
         "trainer.seed",
         "trainer.max_staleness",
     }

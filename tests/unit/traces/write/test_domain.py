@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import retrace
-from pipeline.traces import write_shard, write_training_routes
+from pipeline.traces import NewTrainingSet, read_manifest, write_shard, write_training_routes
 from pipeline.traces.format.domain import check_sample
 from pipeline.traces.write.writer import write_samples
 from retrace import Geometry, Provenance, Routes, Sample, TraceError, VersionSpan
@@ -319,35 +319,39 @@ def test_a_branch_needs_its_first_sequence_in_the_shard():
 
 
 TRAINING = [
-    ({"step": 1_000_000}, "step: 1000000"),
-    ({"stage": 1_000}, "stage: 1000, expected 0..999"),
-    ({"dp_rank": -1}, "dp_rank: -1"),
-    ({"write_id": "x"}, "expected 8 lower-case hexadecimal digits"),
-    ({"routes": {"": sample().routes}}, "empty, expected a name"),
-    ({"routes": {"000000/17/0": None}}, "no routes"),
-    ({"routes": {"000000/17/0": Routes(EXPERTS + 1, np.ones(3, bool))}}, "expert id 8"),
-    ({"routes": {"000000/17/0": Routes(EXPERTS, np.ones(4, bool))}}, "validity bits"),
-    ({"geometry": Geometry(8, 2, ())}, "at least one layer"),
-    ({"provenance": Provenance("R2", -1, "x")}, "policy version of the provenance: -1"),
+    ({"stage": 1_000}, {}, "stage: 1000, expected 0..999"),
+    ({"dp_rank": -1}, {}, "dp_rank: -1"),
+    ({"cp_rank": -1}, {}, "cp_rank: -1"),
+    ({}, {"id": "x"}, "expected 8 lower-case hexadecimal digits"),
+    ({"routes": {"": sample().routes}}, {}, "unknown"),
+    ({"routes": {"000000/17/0": None}}, {}, "no routes"),
+    ({"routes": {"000000/17/0": Routes(EXPERTS + 1, np.ones(3, bool))}}, {}, "expert id 8"),
+    ({"routes": {"000000/17/0": Routes(EXPERTS, np.ones(4, bool))}}, {}, "validity bits"),
+    ({"geometry": Geometry(8, 2, ())}, {}, "at least one layer"),
+    ({}, {"provenance": Provenance("R2", -1, "x")}, "policy version of the provenance: -1"),
+    ({}, {"provenance": Provenance("R3", 0, "x")}, "routes of kind R3, expected R2"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "says"), TRAINING, ids=range(len(TRAINING)))
-def test_a_trainers_routes_outside_of_the_domain_leave_the_store_untouched(changes, says):
+@pytest.mark.parametrize(("changes", "of_set", "says"), TRAINING, ids=range(len(TRAINING)))
+def test_a_trainers_routes_outside_of_the_domain_leave_the_store_untouched(changes, of_set, says):
     store = MemoryStore()
+    retrace.write_step(store, 0, [replace(sample(), routes=None)], None, None)
+    manifest = replace(read_manifest(store, 0), training=True)
     arguments = {
-        "step": 0,
         "stage": 0,
         "dp_rank": 0,
-        "write_id": "0123abcd",
         "routes": {"000000/17/0": sample().routes},
         "geometry": GEOMETRY,
-        "provenance": Provenance("R2", 0, "megatron-core 0.16.1"),
     }
+    common = {"provenance": Provenance("R2", 0, "megatron-core 0.16.1")}
+    before = dict(store.objects)
     with pytest.raises(TraceError) as refused:
-        write_training_routes(store, **arguments | changes)
+        write_training_routes(
+            store, NewTrainingSet(manifest, **common | of_set), **arguments | changes
+        )
     assert says in str(refused.value)
-    assert store.objects == {}
+    assert store.objects == before
 
 
 def test_samples_of_a_validation_have_ids_of_their_own():
