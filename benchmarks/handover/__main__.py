@@ -117,6 +117,7 @@ def _of_peer(
 
 
 def _in_folder(rollout: Party, trainer: Party, compression: Compression) -> Once:
+    FOLDER.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=FOLDER) as scratch:
         return _of_ours(scratch, compression, rollout, trainer, lambda: 0.0)
 
@@ -178,7 +179,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gbit", type=int, action="append", help="default: 10 and 1")
     arguments = arguments_of(parser)
-    FOLDER.mkdir(parents=True, exist_ok=True)
     quick, refused = arguments.quick, link.why_not()
     tokens, rounds = (32_768, 1) if quick else (arguments.tokens, arguments.rounds)
     limited = [] if refused else arguments.gbit or ([1] if quick else [10, 1])
