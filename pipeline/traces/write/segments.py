@@ -115,7 +115,10 @@ def shared_rows(first: Routes, other: Routes, limit: int) -> int:
 
 def _table(segments: Sequence[_Segment], geometry: Geometry) -> pa.Table:
     tokens = [len(segment.valid_T) for segment in segments]
-    sets_LNK = np.concatenate([segment.sets_LTK for segment in segments], axis=1)
+    parts = [segment.sets_LTK for segment in segments]
+    shape = (len(geometry.layers), sum(tokens), geometry.topk)
+    # Left to itself, numpy would keep the order in memory that the parts have.
+    sets_LNK = np.concatenate(parts, axis=1, out=np.empty(shape, parts[0].dtype))
     take_gaps(sets_LNK)
     coded_LX = pack(sets_LNK, tokens)
     width = row_bytes(geometry.topk, geometry.experts)

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.model.geometry import Geometry
 from pipeline.run.commit import new_write_id, read_commit
 from pipeline.store import open_store
 from pipeline.traces import (
@@ -17,7 +19,10 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
+from pipeline.traces.format.codec import encode
+from pipeline.traces.format.schema import layer_column, routes_schema
 from pipeline.traces.write import segments as segments_module
+from pipeline.traces.write.files import FileWriter
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -101,6 +106,28 @@ def test_a_long_sample_is_cut_into_segments(store, small_row_groups):
     assert max(row["tokens"] for row in rows) <= segments_module.ROW_GROUP_TOKENS
     manifest = seal(store, 0, 1, lambda _: [sample.id], 0).all()
     assert equal(read_routes(store, manifest, [sample.id])[sample.id], sample.routes)
+
+
+@pytest.mark.parametrize("experts", [16, 300])
+@pytest.mark.parametrize("order", ["TLK", "LTK", "KTL"])
+def test_routes_of_any_order_in_memory_are_written_alike(store, order, experts):
+    """Rows come as the caller's array has them in memory; the file has a layer's one by one."""
+    geometry = Geometry(experts, 4, (1, 3))
+    sets_TLK = random_sets(np.random.default_rng(0), 12, geometry)
+    axes = ["TLK".index(letter) for letter in order]
+    in_memory = np.ascontiguousarray(sets_TLK.transpose(axes)).transpose(np.argsort(axes))
+    routes = Routes(in_memory, np.ones(12, np.bool_))
+    key = f"{order}.parquet"
+    with FileWriter(store, key, "routes", routes_schema(geometry), geometry, R3) as file:
+        writer = segments_module.SegmentWriter(file, geometry)
+        for owner, start, end in (("a", 0, 7), ("b", 7, 12)):
+            writer.add(owner, routes, start, end)
+        writer.finish()
+        file.finish()
+    rows = pq.read_table(io.BytesIO(store.read(key))).to_pylist()
+    for row, part_TLK in zip(rows, (sets_TLK[:7], sets_TLK[7:]), strict=True):
+        for number, layer in enumerate(geometry.layers):
+            assert row[layer_column(layer)] == encode(part_TLK[:, number], experts)
 
 
 def test_row_groups_are_cut_by_tokens(store, small_row_groups):
