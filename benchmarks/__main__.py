@@ -41,6 +41,7 @@ PROGRAMS = {
     "verifying": Program(("verifying",)),
     "store": Program(("store",), needs="minio"),
     "manifest": Program(("manifest",)),
+    "training": Program(("training",), threads=1),
     "replay": Program(("replay",), threads=1),
 }
 

@@ -1,0 +1,245 @@
+"""What packing saves in training, and what the loss needs of memory.
+
+    python -m benchmarks.training
+
+The example's model trains on samples of long-tailed lengths: lognormal, mean 2,048 and at most
+10,240 tokens, both divided by `--scale` so that a CPU does it in a minute. Packed and padded
+micro-batches hold the same samples, take turns in one process, and come from the trainer's own
+layout and passes: a native log-prob pass and the gradients of every mini-batch. Seconds are the
+processor's.
+
+Memory is what tensors take at most during the loss of one micro-batch, forward and backward, by
+PyTorch's profiler: beside hidden states and weight, in units of the float32 logits of all its
+tokens.
+"""
+
+import argparse
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.measure import machine, typical
+from benchmarks.page import Table, arguments_of, block, publish, verdict
+from operators.training.batches.layout import Layout, make_layout
+from operators.training.batches.step_data import layout_rules
+from operators.training.megatron import parallel
+from operators.training.passes.logprob_pass import native_pass
+from operators.training.passes.logprobs import CHUNK_TOKENS, logprobs_and_entropy
+from operators.training.passes.update import Compared, gradients
+from operators.training.rank import Rank, make_rank
+from pipeline.config.tree import RunConfig
+from pipeline.traces import Sample, VersionSpan
+
+MODEL = Path("examples/addition/model")
+MEAN, MOST, SIGMA = 2_048, 10_240, 1.0
+PROMPT = 8
+VOCABULARY = 320
+FEWER, FASTER = 3.0, 2.0
+"""Limits: padding by how much less, tokens a second by how many times as many."""
+MOST_CHUNKS = 1.5
+LONGEST, SORTED, PACKED = WAYS = (
+    "padded to the mini-batch's longest, as pipeline stages need it",
+    "padded, samples sorted by length",
+    "packed",
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One way of cutting micro-batches."""
+
+    padding: int
+    """Positions without a token, of a pass over all samples."""
+    seconds: float
+
+
+def lengths_of(samples: int, scale: int) -> np.ndarray:
+    """Numbers of tokens, long-tailed."""
+    rng = np.random.default_rng(0)
+    drawn = rng.lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, samples)
+    return np.clip(drawn, 4 * PROMPT * scale, MOST).astype(np.int64) // scale
+
+
+def make_samples(lengths: np.ndarray) -> dict[str, Sample]:
+    """Samples of random tokens."""
+    rng = np.random.default_rng(1)
+    made = {}
+    for i, length in enumerate(lengths.tolist()):
+        G = length - PROMPT
+        made[f"000000/{i}/0"] = Sample(
+            id=f"000000/{i}/0",
+            group=f"000000/{i}",
+            prompt_id=str(i),
+            prompt_tokens_P=rng.integers(0, VOCABULARY, PROMPT).astype(np.uint32),
+            response_tokens_G=rng.integers(0, VOCABULARY, G).astype(np.uint32),
+            loss_mask_G=np.ones(G, np.bool_),
+            logprobs_G=np.full(G, -5, np.float32),
+            finish_reason="stop",
+            version_spans=(VersionSpan(0, 0, G),),
+            seed=0,
+            reward=1.0,
+            reward_error=None,
+            extras={},
+            routes=None,
+        )
+    return made
+
+
+def config(packed: bool, samples: int, budget: int) -> RunConfig:
+    """One mini-batch; packed by tokens, or padded with as many samples as fit on average."""
+    actor: dict[str, Any] = {
+        "ppo_mini_batch_size": samples,
+        "ppo_micro_batch_size_per_gpu": 8,
+        "megatron": {"dtype": "float32", "use_remove_padding": packed},
+    }
+    if packed:
+        actor |= {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": budget}
+    return RunConfig.model_validate(
+        {
+            "data": {"train_files": "t.parquet", "train_batch_size": samples},
+            "actor_rollout_ref": {"model": {"path": str(MODEL)}, "actor": actor},
+            "trainer": {"experiment_name": "x", "total_training_steps": 1},
+        }
+    )
+
+
+def trained(rank: Rank, data: Any) -> None:
+    """A log-prob pass and all gradients of a step."""
+    made = native_pass(rank, data, rank.chunks)
+    for mini_batch in data.layout.mini_batches:
+        gradients(rank, data, mini_batch, Compared(made.logprobs, None), None)
+
+
+def measure(samples: dict[str, Sample], lengths: np.ndarray, way: str, budget: int) -> Found:
+    """Train once for the caches, then take the time."""
+    settings = config(way == PACKED, len(samples), budget)
+    position = parallel.start(settings.actor_rollout_ref.actor.megatron)
+    rank, _ = make_rank(settings, position, MODEL)
+    groups = np.arange(len(samples))
+    rules = layout_rules(settings, 1)
+    if way == LONGEST:
+        rules = replace(rules, same_shape="all")
+    layout = make_layout(0, groups, lengths - 1, rules)
+    data = SimpleNamespace(
+        layout=layout,
+        ids=dict(enumerate(samples)),
+        samples=samples,
+        advantages=dict.fromkeys(samples, 1.0),
+        step=0,
+    )
+    trained(rank, data)
+    seconds, _ = typical(lambda: trained(rank, data), 3, limit_s=120)
+    parallel.stop()
+    return Found(positions(layout) - int((lengths - 1).sum()), seconds)
+
+
+def positions(layout: Layout) -> int:
+    """Positions that a pass over all samples computes."""
+    return sum(
+        int(np.prod(micro.shape))
+        for mini_batch in layout.epoch(0)
+        for micro in mini_batch.shares[0]
+    )
+
+
+def loss_memory(tokens: int, vocabulary: int, whole: bool) -> float:
+    """The most bytes of tensors during a loss, by those of all float32 logits."""
+    hidden_TH = torch.randn(tokens, 64).requires_grad_()
+    weight_VH = torch.randn(vocabulary, 64).requires_grad_()
+    labels_T = torch.randint(0, vocabulary, (tokens,))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        if whole:  # as frameworks do without chunks
+            log_p = (hidden_TH @ weight_VH.T / 0.9).log_softmax(-1)
+            logp_T = log_p.gather(-1, labels_T[:, None])[:, 0]
+            entropy_T = -(log_p.exp() * log_p).sum(-1)
+        else:
+            logp_T, entropy_T = logprobs_and_entropy(
+                hidden_TH, weight_VH, labels_T, 0.9, dist.group.WORLD, entropy_gradient=True
+            )
+        (logp_T + entropy_T).sum().backward()
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    own = 4 * (hidden_TH.numel() + 2 * weight_VH.numel())  # gradients
+    return (peak - own) / (4 * tokens * vocabulary)
+
+
+def main() -> None:
+    """Measure both, and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--scale", type=int, default=16, help="lengths are divided by it")
+    arguments = arguments_of(parser)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29533")
+    count = 8 if arguments.quick else arguments.samples
+    lengths = lengths_of(count, arguments.scale)
+    samples = make_samples(lengths)
+    tokens = int((lengths - 1).sum())
+    budget = 2 * MOST // arguments.scale
+    found = {way: measure(samples, lengths, way, budget) for way in WAYS}
+    rows = tuple(
+        (
+            way,
+            f"{one.padding:,}",
+            f"{one.padding / tokens:.0%}",
+            f"{tokens / one.seconds:,.0f}",
+            f"{found[LONGEST].seconds / one.seconds:.2f}x",
+        )
+        for way, one in found.items()
+    )
+    headers = ("micro-batches", "positions of padding", "of tokens", "tokens by CPU second", "")
+    fewer = found[LONGEST].padding / max(1, found[PACKED].padding)
+    faster = found[LONGEST].seconds / found[PACKED].seconds
+    limits = Table(
+        ("packed, against padded to the longest", "limit", "found", ""),
+        (
+            (
+                "fewer positions of padding",
+                f">= {FEWER}x",
+                f"{fewer:.0f}x",
+                verdict(fewer >= FEWER),
+            ),
+            ("tokens a second", f">= {FASTER}x", f"{faster:.1f}x", verdict(faster >= FASTER)),
+        ),
+    )
+    title = (
+        f"{count} samples, {tokens:,} tokens, mean {lengths.mean():.0f}, longest {lengths.max()}; "
+        f"packs of at most {budget:,}, padded micro-batches of 8:"
+    )
+    few = (512, 4_000) if arguments.quick else (8 * CHUNK_TOKENS, 8_000)
+    whole, chunked = (loss_memory(*few, whole=whole) for whole in (True, False))
+    chunk = CHUNK_TOKENS / few[0]
+    memory = Table(
+        ("loss, forward and backward", "of all tokens' float32 logits", "limit", ""),
+        (
+            ("all at once, in plain torch", f"{whole:.2f}", "", ""),
+            (
+                f"by {CHUNK_TOKENS:,} of {few[0]:,} tokens",
+                f"{chunked:.2f}",
+                f"<= {MOST_CHUNKS * chunk:.2f}",
+                verdict(chunked <= MOST_CHUNKS * chunk),
+            ),
+        ),
+    )
+    where = machine("torch", "megatron-core")
+    publish(
+        {"training": block(title, Table(headers, rows), limits, memory, where)},
+        arguments,
+    )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
