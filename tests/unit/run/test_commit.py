@@ -1,10 +1,11 @@
-"""Data files that are fetched: compared with what their commit says of them."""
+"""Commits as they are stored, and data files, compared with what their commit says of them."""
 
 import hashlib
+import json
 
 import pytest
 
-from pipeline.run.commit import CorruptObjectError, DataFile, fetch_file
+from pipeline.run.commit import CorruptObjectError, DataFile, fetch_file, to_json
 from pipeline.store import ObjectMissingError
 from tests.memory_store import MemoryStore
 
@@ -26,3 +27,24 @@ def test_a_data_file_that_is_not_right_is_refused(tmp_path, size, sha256, said):
 def test_a_lost_data_file_is_missing(tmp_path):
     with pytest.raises(ObjectMissingError, match="key in memory://test: no such object; restore"):
         fetch_file(MemoryStore(), DataFile("key", 7, "0" * 64), tmp_path / "file")
+
+
+def test_a_commit_has_a_line_for_each_key_and_each_item():
+    """So that `diff` and a pager show what is in it; what it says does not depend on lines."""
+    files = [{"size": 2, "key": "a", "chunks": [[4, 7, "9f"]]}, {"key": "\u2028"}]
+    body = {"step": 0, "files": files, "empty": [], "share": 0.1}
+    text = to_json(body)
+    assert json.loads(text) == body
+    assert text.decode().splitlines() == [
+        "{",
+        ' "empty": [],',
+        ' "files": [',
+        '  {"chunks": [[4, 7, "9f"]], "key": "a", "size": 2},',
+        '  {"key": "\\u2028"}',
+        " ],",
+        ' "share": 0.1,',
+        ' "step": 0',
+        "}",
+    ]
+    with pytest.raises(ValueError, match="JSON"):
+        to_json({"share": float("nan")})
