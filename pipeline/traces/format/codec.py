@@ -49,16 +49,10 @@ def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
         sets, ours = sets.astype(dtype, order="C"), True
     if not sets.flags.c_contiguous:
         sets, ours = _contiguous(sets), True
-    row = sets.reshape(-1, sets.shape[-1])[0].tolist()
-    if row != sorted(row) or not _ascending(sets):  # one row mostly tells the router's order
+    if not _in_order(sets):
         sets = sets if ours else sets.copy()
-        if not _sort(sets):
-            _check_bounds(sets, experts)
-            double = np.argwhere(sets[..., 1:] == sets[..., :-1])[0][:-1]
-            row = sets[tuple(double)].tolist()
-            raise TraceError(f"row {double.tolist()} names an expert twice: {row}")
-    if sets[..., -1].max() >= experts:
-        _check_bounds(sets, experts)
+        _put_in_order(sets, experts)
+    _check_largest(sets, experts)
     return sets
 
 
@@ -68,6 +62,47 @@ def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
     In memory a layer's rows are contiguous, as in a file: sets_TLK is a view of an array [L, T, K].
     Raises TraceError when the routes do not have `rows` rows of this geometry or an id is wrong.
     """
+    _check_form(routes, geometry, rows)
+    sets_LTK = routes.sets_TLK.swapaxes(0, 1)
+    if not routes.valid_T.all():
+        sets_LTK = np.array(sets_LTK, order="C")
+        sets_LTK[:, ~routes.valid_T] = np.arange(geometry.topk)
+    sets_LTK = checked(sets_LTK, geometry.experts)
+    return Routes(sets_LTK.swapaxes(0, 1), routes.valid_T)
+
+
+def canonical_samples(
+    routes: Sequence[Routes], geometry: Geometry, rows: Sequence[int]
+) -> list[Routes]:
+    """What `canonical` makes of each of several short samples, in a fraction of the time.
+
+    A call of numpy takes longer than sorting a short sample does. They share an array. Raises
+    TraceError when one of them is wrong; `canonical` of each says which.
+    """
+    for of_sample, T in zip(routes, rows, strict=True):
+        _check_form(of_sample, geometry, T)
+    ends = list(itertools.accumulate(rows, initial=0))
+    sets_LNK = np.empty((len(geometry.layers), ends[-1], geometry.topk), geometry.dtype)
+    row = np.dtype((np.void, geometry.topk * sets_LNK.itemsize))
+    rows_LN = sets_LNK.view(row)[..., 0]
+    for of_sample, start, end in zip(routes, ends, ends[1:], strict=False):
+        sets_TLK = of_sample.sets_TLK
+        if sets_TLK.dtype != sets_LNK.dtype or sets_TLK.strides[-1] != sets_TLK.itemsize:
+            sets_TLK = canonical(of_sample, geometry, end - start).sets_TLK
+        rows_LN[:, start:end] = sets_TLK.view(row)[..., 0].T
+    valid_N = np.concatenate([of_sample.valid_T for of_sample in routes])
+    if not valid_N.all():
+        sets_LNK[:, ~valid_N] = np.arange(geometry.topk)
+    if sets_LNK.size:
+        _put_in_order(sets_LNK, geometry.experts)
+        _check_largest(sets_LNK, geometry.experts)
+    return [
+        Routes(sets_LNK[:, start:end].swapaxes(0, 1), of_sample.valid_T)
+        for of_sample, start, end in zip(routes, ends, ends[1:], strict=False)
+    ]
+
+
+def _check_form(routes: Routes, geometry: Geometry, rows: int) -> None:
     expected = (rows, len(geometry.layers), geometry.topk)
     if routes.sets_TLK.shape != expected or routes.valid_T.shape != (rows,):
         raise TraceError(
@@ -76,12 +111,25 @@ def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
         )
     if routes.valid_T.dtype != np.bool_:
         raise TraceError(f"validity is {routes.valid_T.dtype}, expected bool")
-    sets_LTK = routes.sets_TLK.swapaxes(0, 1)
-    if not routes.valid_T.all():
-        sets_LTK = np.array(sets_LTK, order="C")
-        sets_LTK[:, ~routes.valid_T] = np.arange(geometry.topk)
-    sets_LTK = checked(sets_LTK, geometry.experts)
-    return Routes(sets_LTK.swapaxes(0, 1), routes.valid_T)
+
+
+def _in_order(sets: npt.NDArray[Any]) -> bool:
+    row = sets.reshape(-1, sets.shape[-1])[0].tolist()
+    return row == sorted(row) and _ascending(sets)  # one row mostly tells the router's order
+
+
+def _put_in_order(sets: npt.NDArray[Any], experts: int) -> None:
+    if not _sort(sets):
+        _check_bounds(sets, experts)
+        double = np.argwhere(sets[..., 1:] == sets[..., :-1])[0][:-1]
+        row = sets[tuple(double)].tolist()
+        raise TraceError(f"row {double.tolist()} names an expert twice: {row}")
+
+
+def _check_largest(sets: npt.NDArray[Any], experts: int) -> None:
+    """`_check_bounds` of ascending sets."""
+    if sets[..., -1].max() >= experts:
+        _check_bounds(sets, experts)
 
 
 def _check_bounds(sets: npt.NDArray[Any], experts: int) -> None:

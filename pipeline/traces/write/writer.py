@@ -22,6 +22,7 @@ from pipeline.traces.write.checked import (
     check_maker,
     check_source,
     checked_sample,
+    checked_samples,
     shard_key,
 )
 from pipeline.traces.write.files import Compression, FileWriter
@@ -243,7 +244,7 @@ def write_shard(
     key = shard_key(step, shard)
     check_source(key, write_id, geometry, provenance, policies)
     check_maker(key, maker)
-    ready = [checked_sample(sample, step, geometry, policies) for sample in samples]
+    ready = checked_samples(samples, step, geometry, policies)
     ids = [sample.id for sample in ready]
     check_once(key, ids)
     check_branch_of(key, {sample.branch_of for sample in ready if sample.branch_of}, set(ids))

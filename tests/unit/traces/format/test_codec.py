@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.traces import Geometry, Routes, TraceError
-from pipeline.traces.format.codec import canonical, checked, decode, decode_segments, encode
+from pipeline.traces.format.codec import (
+    canonical,
+    canonical_samples,
+    checked,
+    decode,
+    decode_segments,
+    encode,
+)
 from tests.samples import random_sets
 
 
@@ -38,6 +45,43 @@ def test_segments_decode_together(shape, tokens):
     parts = [encode(s, geometry.experts) for s in sets]
     found = decode_segments(parts, tokens, geometry.topk, geometry.experts)
     assert np.array_equal(found, np.concatenate([found[:0], *sets]))
+
+
+@given(
+    st.sampled_from([Geometry(1, 1, (0,)), Geometry(16, 4, (1, 3)), Geometry(300, 3, (0, 1, 2))]),
+    st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    st.integers(0, 2**32),
+    st.data(),
+)
+def test_samples_put_in_order_together_are_those_put_in_order_alone(geometry, rows, seed, data):
+    """Whatever integers a sample has, and however they lie in memory; some rows are not valid."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for T in rows:
+        sets_TLK = rng.permuted(random_sets(rng, T, geometry), axis=2)
+        valid_T = rng.random(T) < data.draw(st.sampled_from([0.5, 1]))
+        sets_TLK[~valid_T] = 255  # no set, and above all bounds but those of 300 experts
+        dtype = data.draw(st.sampled_from([geometry.dtype, np.int64, ">u2"]))
+        order = data.draw(st.permutations([0, 1, 2]))
+        laid_out = sets_TLK.astype(dtype).transpose(order).copy()
+        samples.append(Routes(laid_out.transpose(np.argsort(order)), valid_T))
+    found = canonical_samples(samples, geometry, rows)
+    for together, alone in zip(
+        found,
+        (canonical(one, geometry, T) for one, T in zip(samples, rows, strict=True)),
+        strict=True,
+    ):
+        assert together.sets_TLK.dtype == alone.sets_TLK.dtype
+        assert np.array_equal(together.sets_TLK, alone.sets_TLK)
+        assert np.array_equal(together.valid_T, alone.valid_T)
+
+
+@pytest.mark.parametrize("wrong", [[[0, 16]], [[3, 3]], [[0, 1], [0, 1]]])
+def test_one_wrong_sample_among_several_is_refused(wrong):
+    sets = [np.array(ids, np.uint8)[:, None] for ids in ([[1, 0]], wrong)]
+    routes = [Routes(sets_TLK, np.ones(len(sets_TLK), np.bool_)) for sets_TLK in sets]
+    with pytest.raises(TraceError):
+        canonical_samples(routes, Geometry(16, 2, (0,)), [1, 1])
 
 
 @given(st.binary(max_size=200), st.integers(0, 30), st.integers(1, 8), st.integers(8, 600))
