@@ -33,6 +33,8 @@ class ForgedFile:
     """Of pq.write_table."""
     describing: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
     """Changes of the commit's entry, after it was computed."""
+    empty_group: bool = False
+    """Write a row group without rows before the others."""
 
     def retyped(self, column: str, type_: pa.DataType) -> None:
         """Give a column another type."""
@@ -48,7 +50,10 @@ class ForgedFile:
         schema = self.schema.with_metadata(self.metadata)
         table = pa.Table.from_pylist(self.rows, schema)
         out = io.BytesIO()
-        pq.write_table(table, out, **self.options)
+        with pq.ParquetWriter(out, schema, **self.options) as writer:
+            if self.empty_group:
+                writer.write_table(schema.empty_table())
+            writer.write_table(table)
         content = out.getvalue()
         data = DataFile(self.key, len(content), sha256(content))
         entry = describe(content, data, self.role).to_json()

@@ -171,10 +171,12 @@ def _below(path: str, name: str) -> str:
 
 
 def chunk_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Offset and length of a column chunk, from its first page to its last."""
-    start = column.data_page_offset
-    if column.has_dictionary_page:
-        start = min(start, column.dictionary_page_offset)
+    """Offset and length of a column chunk, from its first page to its last.
+
+    A chunk without values may have a dictionary page alone: then its data begin nowhere, at 0.
+    """
+    has_dictionary = column.has_dictionary_page
+    start = column.dictionary_page_offset if has_dictionary else column.data_page_offset
     return start, column.total_compressed_size
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.store import Store
@@ -18,7 +19,7 @@ from pipeline.traces.format.ids import named
 from pipeline.traces.format.manifest import Manifest, file_of, read_manifest, refs_of
 from pipeline.traces.format.policies import united
 from pipeline.traces.format.schema import MANIFEST, SEGMENT
-from pipeline.traces.format.types import TraceError
+from pipeline.traces.format.types import Routes, TraceError
 from pipeline.traces.read.positions import uncovered
 from pipeline.traces.read.reader import read_slices
 from pipeline.traces.read.training import (
@@ -211,7 +212,8 @@ def _check_whole(
                 places.setdefault(number, []).extend(part.places)
         for number, together in enumerate(alike):
             if rows == 0 and number not in places:
-                parts[id].append(_Part(together[0], None))
+                parts[id].append(_Part(together[0], _nothing(training.commits[together[0]])))
+                places.update((also, []) for also in of_commit[together[0]])
             problem = uncovered(places.get(number, ()), rows)
             if problem is not None:
                 layers = [layer for layer, mine in holders.items() if mine == together]
@@ -220,6 +222,16 @@ def _check_whole(
         raise TraceError(
             f"{training.name}: sample {id}: {problem}; {named('such samples', list(problems))}"
         )
+
+
+def _nothing(header: Header) -> Recorded | None:
+    """What a commit would say of a sample of one token; None: format 1.0 said nothing."""
+    if header.minor == 0:
+        return None
+    geometry = geometry_of(header)
+    sets_TLK = np.empty((0, len(geometry.layers), geometry.topk), geometry.dtype)
+    nothing = Routes(sets_TLK, np.empty(0, np.bool_))
+    return Recorded("", digest_of_canonical(nothing, geometry), 0, 0)
 
 
 def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
