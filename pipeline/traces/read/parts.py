@@ -102,8 +102,10 @@ def read_part(
                 raise TraceError(f"{file.data.key}: layer {layers[i]}: {error}") from error
 
     in_threads(decode, map(range, cuts, cuts[1:]))
-    valid = [_bits(file, *pair) for pair in zip(validity, tokens, strict=True)]
-    valid_N = np.concatenate([np.empty(0, np.bool_), *valid])
+    valid_N = np.ones(ends[-1], np.bool_)
+    for i, bitmap in enumerate(validity):
+        if bitmap is not None:
+            valid_N[ends[i] : ends[i + 1]] = _bits(file, bitmap, tokens[i])
     whole = set(layers) == set(geometry.layers)
     return Part(file.data.key, found, tuple(layers), sets_LNK, valid_N, whole)
 
@@ -159,9 +161,7 @@ def _coded(
     return found
 
 
-def _bits(file: TraceFile, bitmap: bytes | None, tokens: int) -> npt.NDArray[np.bool_]:
-    if bitmap is None:
-        return np.ones(tokens, np.bool_)
+def _bits(file: TraceFile, bitmap: bytes, tokens: int) -> npt.NDArray[np.bool_]:
     if len(bitmap) != (tokens + 7) // 8:
         raise TraceError(f"{file.data.key}: {len(bitmap)} bytes of validity for {tokens} tokens")
     if tokens % 8 and bitmap[-1] >> tokens % 8:

@@ -71,7 +71,7 @@ class Slices:
                     f"{parts[0].part.key}: sample {id}: valid rows differ between its files"
                 )
             valid_T = here_T
-        if not valid_T.all():
+        if np.count_nonzero(valid_T) != T:  # all() takes 10 times as long for few
             sets_LTK[:, ~valid_T] = np.arange(self.geometry.topk)
         for part in held:
             self._compare_part(id, part, sets_LTK, valid_T)
@@ -115,7 +115,7 @@ class Slices:
 
     def _compared(self, id: str, routes: Routes) -> Routes:
         expected = self.rows[id]
-        valid = int(routes.valid_T.sum())
+        valid = int(np.count_nonzero(routes.valid_T))
         if expected["rows_valid"] not in (None, valid):
             raise TraceError(
                 f"sample {id}: {valid} valid rows, its manifest says {expected['rows_valid']}"

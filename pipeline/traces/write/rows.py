@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.model.geometry import Geometry
@@ -36,7 +37,7 @@ def sample_row(
         "reward_error": sample.reward_error,
         "token_digest": token_digest(tokens_S),
         "routes_digest": digest_of_canonical(routes, geometry) if routes and geometry else None,
-        "rows_valid": int(routes.valid_T.sum()) if routes else None,
+        "rows_valid": int(np.count_nonzero(routes.valid_T)) if routes else None,
         "rows_total": len(tokens_S) - 1,
         "branch_of": sample.branch_of,
         "segments": None if places is None else [vars(place) for place in places],
@@ -47,9 +48,7 @@ def sample_row(
         "finish_reason": sample.finish_reason,
         "version_spans": [vars(span) for span in sample.version_spans],
         "seed": sample.seed,
-        "extras": json_text(sample.extras, f"sample {sample.id}: extras")
-        if sample.extras
-        else "{}",
+        "extras": json_text(sample.extras, f"sample {sample.id}: extras"),
     }
 
 

@@ -106,11 +106,11 @@ def shared_rows(first: Routes, other: Routes, limit: int) -> int:
     if limit == 0:
         return 0
     differs_TLK = first.sets_TLK[:limit] != other.sets_TLK[:limit]
-    alike = np.array_equal(first.valid_T[:limit], other.valid_T[:limit])
-    if alike and not differs_TLK.any():
+    differs_T = first.valid_T[:limit] != other.valid_T[:limit]
+    # any() takes 10 times as long for few.
+    if not np.count_nonzero(differs_TLK) and not np.count_nonzero(differs_T):
         return limit
-    differs_T = differs_TLK.any(axis=(1, 2)) | (first.valid_T[:limit] != other.valid_T[:limit])
-    return int(differs_T.argmax())
+    return int((differs_T | differs_TLK.any(axis=(1, 2))).argmax())
 
 
 def _table(segments: Sequence[_Segment], geometry: Geometry) -> pa.Table:

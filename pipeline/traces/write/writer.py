@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import Committed, DataFile, commit
@@ -290,7 +292,7 @@ def _shared(first: Sample, sample: Sample, routes: Routes) -> int:
     limit = min(len(first.routes.valid_T), len(routes.valid_T))
     limit = min(limit, len(first.prompt_tokens_P), len(sample.prompt_tokens_P))
     differs_P = first.prompt_tokens_P[:limit] != sample.prompt_tokens_P[:limit]
-    if differs_P.any():
+    if np.count_nonzero(differs_P):
         limit = int(differs_P.argmax())
     return shared_rows(first.routes, routes, limit)
 
