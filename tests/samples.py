@@ -144,9 +144,9 @@ def sealed_r2(store: Store, samples: Sequence[Sample]) -> Manifest:
     return manifest.all()
 
 
-def train(store: Store, samples: Sequence[Sample], ranks: int = 2) -> NewTrainingSet:
+def train(store: Store, samples: Sequence[Sample], ranks: int = 2, step: int = 0) -> NewTrainingSet:
     """Record and seal the training set of a sealed step, on two stages."""
-    new = NewTrainingSet(read_manifest(store, 0), R2)
+    new = NewTrainingSet(read_manifest(store, step), R2)
     for stage, layers in STAGES:
         for dp_rank in range(ranks):
             write_stage(store, new, stage, dp_rank, layers, samples[dp_rank::ranks])
@@ -173,8 +173,14 @@ def layers_of(routes: Routes, layers: Sequence[int]) -> Routes:
     return Routes(routes.sets_TLK[:, columns], routes.valid_T)
 
 
-def write_run(store: Store, samples: Sequence[Sample], mode: str, model: bytes = b"") -> None:
-    """run.json and staged prompts of a run that would make these samples."""
+def write_run(
+    store: Store,
+    samples: Sequence[Sample],
+    mode: str,
+    model: bytes = b"",
+    replay_file: str | None = None,
+) -> None:
+    """run.json and staged prompts of a run that would make, or replay, these samples."""
     prompts = {int(s.prompt_id): s.prompt_tokens_P.tolist() for s in samples}
     table = pa.table(
         {
@@ -191,6 +197,8 @@ def write_run(store: Store, samples: Sequence[Sample], mode: str, model: bytes =
             store, keys.input_file("1" * 64, "tokenizer.json"), model
         )
     replay = {"mode": mode, "record_file": None}
+    if replay_file is not None:
+        replay["replay_file"] = replay_file
     create_description(
         store,
         RunDescription(

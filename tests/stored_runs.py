@@ -26,6 +26,7 @@ from tests.samples import (
     make_validation_plan,
     sealed_r2,
     sealed_r3,
+    train,
     without_routes,
     write_run,
     write_shards,
@@ -41,12 +42,13 @@ def whole_run(store: Store, scratch: Path, mode: str = "R3") -> None:
     commit(store, keys.attempt(0), {"number": 0}, "a")
     publish_plan(store, make_plan())
     (sealed_r3 if mode == "R3" else sealed_r2)(store, SAMPLES)
-    commit(store, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
     weights = scratch / "weights"
     weights.mkdir()
     (weights / "model.safetensors").write_bytes(some_weights())
     (weights / "config.json").write_bytes(b"{}")
-    publish_policy(store, 1, weights)
+    policy = publish_policy(store, 1, weights).body
+    metrics = {"step": 0, "metrics": {}, "policy_sha256": policy["weights_sha256"]}
+    commit(store, keys.metrics(0), metrics, "a")
     write_checkpoint(store, 1)
     publish_plan(store, make_validation_plan())
     for shard in range(2):
@@ -73,12 +75,15 @@ def write_validation(store: Store, shard: int) -> None:
     commit(store, keys.validation(0, shard), body, "a")
 
 
-def write_step(store: Store, step: int) -> None:
-    """A sealed step with the engine's routes, trained."""
+def write_step(store: Store, step: int, mode: str = "R3") -> None:
+    """A sealed step with the engine's routes, trained; in mode R2 with the trainer's, too."""
     samples = make_samples(step=step, seed=step)
     publish_plan(store, make_plan(step=step))
     write_shards(store, samples, step)
-    seal(store, step, 2, by_shard([sample.id for sample in samples], 2), 0)
+    ids = by_shard([sample.id for sample in samples], 2)
+    seal(store, step, 2, ids, 0, training=mode == "R2")
+    if mode == "R2":
+        train(store, samples, step=step)
     commit(store, keys.metrics(step), {"step": step, "metrics": {}}, "a")
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.run import keys
-from pipeline.run.commit import find_commit
-from pipeline.run.plan import find_plan
+from pipeline.run.commit import find_commit, parsing
+from pipeline.run.parse import field, numbers
+from pipeline.run.plan import find_counts, find_plan
 from pipeline.store import Store
 
 Metrics = dict[str, float | None]
@@ -20,9 +21,12 @@ class StepMetrics:
 
 
 def read_metrics(store: Store, step: int) -> StepMetrics | None:
-    """A step's metrics, None if the step is not finished."""
+    """A step's metrics, None if the step is not finished. Raises CorruptObjectError."""
     body = find_commit(store, keys.metrics(step))
-    return None if body is None else StepMetrics(step, dict(body["metrics"]))
+    if body is None:
+        return None
+    with parsing(store, keys.metrics(step)):
+        return StepMetrics(step, field(body, "metrics", numbers))
 
 
 def all_metrics(store: Store) -> list[StepMetrics]:
@@ -48,16 +52,19 @@ class Validation:
 
 
 def read_validation(store: Store, version: int) -> Validation | None:
-    """A policy version's validation; None while it, or a part of it, is missing."""
+    """A policy version's validation; None while it, or a part of it, is missing.
+
+    Raises CorruptObjectError.
+    """
     plan = find_plan(store, keys.validation_plan(version))
     if plan is None:
         return None
     total, count = 0.0, 0
     for shard in range(plan.shards):
-        body = find_commit(store, plan.shard_key(shard))
-        if body is None:
+        found = find_counts(store, plan, shard)
+        if found is None:
             return None
-        total, count = total + body["reward_sum"], count + body["count"]
+        total, count = total + found.reward_sum, count + found.count
     return Validation(version, count, total / count if count else None)
 
 

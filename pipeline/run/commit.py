@@ -9,7 +9,8 @@ its own content, so that later changes to it are detected.
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,15 @@ def find_commit(store: Store, key: str) -> dict[str, Any] | None:
         return read_commit(store, key)
     except ObjectMissingError:
         return None
+
+
+@contextmanager
+def parsing(store: Store, key: str) -> Iterator[None]:
+    """Raise CorruptObjectError, naming the object, for what the block finds wrong in its JSON."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise CorruptObjectError(f"{key} in {store.uri}: {error}; restore the object") from error
 
 
 def to_json(body: dict[str, Any]) -> bytes:

@@ -4,12 +4,14 @@ Each function returns the value, or raises TypeError or ValueError; the caller n
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pipeline.store.base import StoreError, check_key
 
 _T = TypeVar("_T")
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def field(body: Mapping[str, Any], name: str, parse: Callable[[Any], _T]) -> _T:
@@ -43,6 +45,19 @@ def real(value: Any) -> float:
     elif type(value) is not float or not math.isfinite(value):
         raise TypeError(f"{value!r} is no number")
     return float(value)
+
+
+def numbers(value: Any) -> dict[str, float | None]:
+    """Finite numbers by name; None: not measured."""
+    body = mapping(value)
+    return {name: None if body[name] is None else field(body, name, real) for name in body}
+
+
+def digest(value: Any) -> str:
+    """A SHA-256 in lower-case hexadecimal digits."""
+    if not _DIGEST.fullmatch(text(value)):
+        raise ValueError(f"{value!r} is no SHA-256 in 64 lower-case hexadecimal digits")
+    return text(value)
 
 
 def flag(value: Any) -> bool:

@@ -9,7 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.run import keys
-from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id, read_commit
+from pipeline.run.commit import (
+    CorruptObjectError,
+    commit,
+    find_commit,
+    new_write_id,
+    parsing,
+    read_commit,
+)
 from pipeline.run.parse import field, flag, integer, items, mapping, number, real
 from pipeline.store.base import Store
 
@@ -96,6 +103,33 @@ class ValidationPlan(Plan):
     def shard_key(self, shard: int) -> str:
         """validations/NNNNNN/SSSSS.json."""
         return keys.validation(self.policy_version, shard)
+
+
+@dataclass(frozen=True)
+class ValidationCounts:
+    """What a committed shard of a validation came to."""
+
+    count: int
+    """Samples with a reward."""
+    without_reward: int
+    """Samples without one."""
+    reward_sum: float
+
+
+def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None:
+    """Read a shard of a validation; None if it is not committed. Raises CorruptObjectError."""
+    body = find_commit(store, plan.shard_key(shard))
+    if body is None:
+        return None
+    with parsing(store, plan.shard_key(shard)):
+        return parse_counts(body)
+
+
+def parse_counts(body: Mapping[str, Any]) -> ValidationCounts:
+    """Parse what the commit of a validation's shard says of its rewards. Raises ValueError."""
+    return ValidationCounts(
+        field(body, "count", number), field(body, "masked", number), field(body, "reward_sum", real)
+    )
 
 
 def publish_plan(store: Store, plan: Plan) -> Plan:

@@ -184,21 +184,19 @@ def _listed(uri: str, folder: _Folder) -> ListedRun:
     if "run" in folder.has:
         try:
             return _read(open_store(uri), folder, found)
-        except (StoreError, ValueError) as error:  # a damaged run must not hide the others
+        # A damaged run must not hide the others.
+        except (StoreError, TypeError, ValueError) as error:
             return replace(found, state="damaged", message=str(error))
     return replace(found, state="recorded set", message="") if "step" in folder.has else found
 
 
 def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
     """The run, with what its small objects say. Raises StoreError, ValueError for damaged ones."""
-    total: Any = description_now(store).setting(_TOTAL)
+    total = parse.number(description_now(store).setting(_TOTAL))
     reward = None
     if folder.finished:
-        metrics = parse.field(
-            read_commit(store, keys.metrics(folder.finished - 1)), "metrics", parse.mapping
-        )
-        if metrics.get(_REWARD) is not None:
-            reward = parse.field(metrics, _REWARD, parse.real)
+        metrics = read_commit(store, keys.metrics(folder.finished - 1))
+        reward = parse.field(metrics, "metrics", parse.numbers).get(_REWARD)
     number = folder.newest_attempt
     if number is None:
         return replace(found, state="never started", message="", total_steps=total, reward=reward)
@@ -209,7 +207,7 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
         state=state,
         message=message,
         # The stored name of a setting that may change with each start is its last part.
-        total_steps=attempt.get(_TOTAL.rpartition(".")[2], total),
+        total_steps=parse.number(attempt.get(_TOTAL.rpartition(".")[2], total)),
         reward=reward,
     )
 

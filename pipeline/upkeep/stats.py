@@ -3,7 +3,7 @@
 Letters: T rows of a sample, L MoE layers, K experts per row, E experts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
-from pipeline.run.commit import find_commit
+from pipeline.run.commit import find_commit, parsing
+from pipeline.run.parse import numbers
 from pipeline.store import Store
 from pipeline.traces.format.manifest import Manifest, open_file, read_manifest
 from pipeline.traces.format.schema import layer_column
@@ -92,7 +93,8 @@ def step_stats(store: Store, step: int) -> StepStats:
     if trained is not manifest:
         agreement = _agreement(store, manifest, trained)
     metrics = find_commit(store, keys.metrics(step)) or {}
-    in_training: Mapping[str, float] = metrics.get("agreement_by_layer") or {}
+    with parsing(store, keys.metrics(step)):
+        in_training = numbers(metrics.get("agreement_by_layer") or {})
     rows_total = sum(manifest.rows["rows_total"].to_pylist())
     return StepStats(
         step=step,

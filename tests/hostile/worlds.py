@@ -67,13 +67,13 @@ def redrawn(samples: Sequence[Sample], tokens: bool, geometry: Geometry = GEOMET
 
 
 def _run(mode: str, change: Callable[[Sequence[Sample]], Sequence[Sample]] = list) -> Objects:
-    """A run of two steps: the first with the routes of `mode`, the second with the engine's."""
+    """A run of two steps of `mode`; the second has the engine's routes, too."""
     store = MemoryStore()
     with TemporaryDirectory() as scratch, patch("tests.stored_runs.SAMPLES", change(SAMPLES)):
         whole_run(store, Path(scratch), mode)
     real = make_samples
     with patch("tests.stored_runs.make_samples", lambda **of: change(real(**of))):
-        run_step(store, 1)
+        run_step(store, 1, mode)
     return store.objects
 
 

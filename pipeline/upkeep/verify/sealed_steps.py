@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
+from pipeline.run.description import RunDescription
 from pipeline.run.plan import Plan
 from pipeline.store import Store
 from pipeline.traces.format.header import Header
@@ -22,6 +23,7 @@ from pipeline.upkeep.verify.contents import verify_file
 from pipeline.upkeep.verify.footer import check_footer
 from pipeline.upkeep.verify.manifest_rows import ManifestRows
 from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shard
+from pipeline.upkeep.verify.step_of_run import verify_metrics, verify_step_of_run
 from pipeline.upkeep.verify.stored_run import find_signed, find_signed_plan
 from pipeline.upkeep.verify.training import verify_training, verify_training_files
 
@@ -34,20 +36,20 @@ _OLD = (
 _SHARD = re.compile(r"/rollout/\d{5}\.json$")
 
 
-def verify_step(store: Store, step: int, geometry: Geometry | None, report: Report) -> None:
+def verify_step(store: Store, step: int, run: RunDescription | None, report: Report) -> None:
     """Check what exists of a step; an unfinished step has no manifest yet.
 
-    `geometry` is the run's, None if it is unknown.
+    `run` is None for a recorded set, and where the description cannot be read.
     """
     before = len(report.problems)
     pruned = False
     with report.noting(keys.pruned(step)):
         pruned = is_pruned(store, step)
-    samples = _verify_objects(store, step, geometry, report, pruned)
+    samples = _verify_objects(store, step, run, report, pruned)
     if not pruned and len(report.problems) > before and is_pruned(store, step):
         pruned = True  # pruned while it was read: files are missing as they should be
         del report.problems[before:]
-        samples = _verify_objects(store, step, geometry, report, pruned)
+        samples = _verify_objects(store, step, run, report, pruned)
     if samples is not None:
         report.steps += 1
         report.samples += samples
@@ -55,20 +57,20 @@ def verify_step(store: Store, step: int, geometry: Geometry | None, report: Repo
 
 
 def _verify_objects(
-    store: Store, step: int, geometry: Geometry | None, report: Report, pruned: bool
+    store: Store, step: int, run: RunDescription | None, report: Report, pruned: bool
 ) -> int | None:
     """Check a step's objects; return its number of samples, 0 if unknown, None if not sealed."""
     plan = None
     with report.noting(keys.plan(step)):
         plan = find_signed_plan(store, keys.plan(step))
-    _verify_body(store, step, keys.metrics(step), "metrics", report)
-    _verify_body(store, step, keys.pruned(step), "data", report)
+    _verify_mark(store, step, report)
     key = keys.manifest(step)
     sealed = True  # also by what is no object, which reading it will say
     with report.noting(key):
         sealed = store.size(key) is not None
     commits = Commits(store)
     manifest = _verify_manifest(store, step, commits, report) if sealed else None
+    verify_metrics(store, step, manifest, report)
     shards = _verify_shards(store, step, commits, manifest, report, pruned)
     verify_training_files(store, step, report, pruned)
     if not sealed:
@@ -82,8 +84,11 @@ def _verify_objects(
     if pruned:
         _verify_pruned(store, manifest, report)
     before = len(report.problems)
+    geometry = None if run is None else run.geometry
     with report.noting(key):
         _verify_rows(manifest, geometry)
+    if run is not None:
+        verify_step_of_run(store, run, manifest, report)
     if plan is not None:
         _verify_plan(step, manifest, plan, report)
     headers = _verify_files(store, manifest, commits, shards, report, pruned)
@@ -93,18 +98,19 @@ def _verify_objects(
     if len(report.problems) == before:
         if not pruned:
             _verify_joined(store, manifest, report)
-        verify_training(store, manifest, geometry, report, pruned)
+        verify_training(store, manifest, run, report, pruned)
     return len(manifest.ids)
 
 
-def _verify_body(store: Store, step: int, key: str, content: str, report: Report) -> None:
-    """Check a step's metrics or pruned.json, which must hold `content`."""
+def _verify_mark(store: Store, step: int, report: Report) -> None:
+    """Check the pruned.json of a step, which must name data files."""
+    key = keys.pruned(step)
     with report.noting(key):
         body = find_signed(store, key)
-        if body is not None and not (body.get("step") == step and content in body):
+        if body is not None and not (body.get("step") == step and "data" in body):
             raise CorruptObjectError(
-                f"{key}: of step {body.get('step')!r} with {', '.join(body)}, expected {content} "
-                f"of step {step}"
+                f"{key}: of step {body.get('step')!r} with {', '.join(body)}, expected data of "
+                f"step {step}"
             )
 
 

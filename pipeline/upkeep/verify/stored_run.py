@@ -1,21 +1,27 @@
 """The part of `verify` beside traces: inputs, attempts, policies, checkpoints and validations."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.run import keys
 from pipeline.run.amendments import Amendment, amended, parse_amendment, read_amendments
 from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, DataFile, files_in, find_commit
 from pipeline.run.description import RunDescription, parse_description
-from pipeline.run.plan import Plan, parse_plan
+from pipeline.run.parse import field, mapping, number, real
+from pipeline.run.plan import Plan, parse_counts, parse_plan
 from pipeline.run.policy import WEIGHTS, policy_digest, stored_digest
 from pipeline.run.uses import outdated_shards, outdated_text
 from pipeline.run.weights import SUFFIX, weights_digest
 from pipeline.store import Store, StoreError
 from pipeline.traces.format.ids import check_ids, shard_ids
+from pipeline.traces.format.types import Sample
 from pipeline.traces.read.reader import read_sample_file
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.contents import verify_data
+
+_ROUNDING = 1e-9
+"""Of the sum of absolute rewards: how far a sum of them may be from another."""
 
 
 def verify_inputs(store: Store, run: RunDescription | None, report: Report) -> None:
@@ -81,12 +87,16 @@ def verify_policies(store: Store, report: Report) -> None:
     """Check every committed policy version; expired ones do not exist."""
     for version, key, body in _committed(store, keys.policies(), "policy.json", report):
         with report.parsing(key):
-            if body["version"] != version:
-                raise CorruptObjectError(f"{key}: version {body['version']}, expected {version}")
+            _check_version(key, body, version)
         report.policies += 1
         _verify_files(store, key, body, report)
         with report.parsing(key):
             _verify_weights(key, body, report)
+
+
+def _check_version(key: str, body: Mapping[str, Any], version: int) -> None:
+    if body["version"] != version or isinstance(body["version"], bool):
+        raise CorruptObjectError(f"{key}: version {body['version']!r}, expected {version}")
 
 
 def _verify_weights(key: str, body: Mapping[str, Any], report: Report) -> None:
@@ -113,8 +123,10 @@ def verify_checkpoints(store: Store, report: Report) -> None:
     """Check every committed checkpoint."""
     for version, key, body in _committed(store, keys.checkpoints(), "checkpoint.json", report):
         with report.parsing(key):
-            if body["version"] != version:
-                raise CorruptObjectError(f"{key}: version {body['version']}, expected {version}")
+            _check_version(key, body, version)
+            if body["step"] != version or isinstance(body["step"], bool):
+                raise CorruptObjectError(f"{key}: step {body['step']!r}, expected {version}")
+            mapping(body["layout"])
             for file in files_in(body):
                 if not file.key.startswith(key.rpartition("/")[0]):
                     raise CorruptObjectError(f"{key}: it names {file.key}, no file of its own")
@@ -193,14 +205,33 @@ def _verify_files(store: Store, key: str, body: Mapping[str, Any], report: Repor
 def _verify_validation(
     store: Store, version: int, key: str, body: Mapping[str, Any], plan: Plan | None
 ) -> None:
-    if key != keys.validation(body["version"], body["shard"]):
-        raise CorruptObjectError(f"{key}: of version {body['version']}, shard {body['shard']}")
+    _check_version(key, body, version)
+    shard = field(body, "shard", number)
+    if key != keys.validation(version, shard):
+        raise CorruptObjectError(f"{key}: of version {version}, shard {shard}")
     (file,) = files_in(dict(body))
-    ids = [sample.id for sample in read_sample_file(store, file)]
-    if len(ids) != body["count"] + body["masked"]:
-        raise CorruptObjectError(
-            f"{key}: {body['count']} samples and {body['masked']} without a reward, but {file.key} "
-            f"has {len(ids)}"
-        )
+    samples = read_sample_file(store, file)
+    _check_rewards(key, body, samples)
     if plan is not None:
-        check_ids(key, ids, shard_ids(plan, body["shard"]))
+        check_ids(key, [sample.id for sample in samples], shard_ids(plan, shard))
+
+
+def _check_rewards(key: str, body: Mapping[str, Any], samples: Sequence[Sample]) -> None:
+    """Compare the counts and sums of a validation's shard with its samples."""
+    said = parse_counts(body)
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    if (said.count, said.without_reward) != (len(rewards), len(samples) - len(rewards)):
+        raise CorruptObjectError(
+            f"{key}: {said.count} samples with a reward and {said.without_reward} without, its "
+            f"file has {len(rewards)} and {len(samples) - len(rewards)}"
+        )
+    sums = {"reward_sum": math.fsum(rewards)}
+    if "reward_mean" in body and (rewards or body["reward_mean"] is not None):
+        sums["reward_mean"] = sums["reward_sum"] / max(1, len(rewards))
+    # Sums depend on the order, in their last digits.
+    within = _ROUNDING * math.fsum(map(abs, rewards))
+    for name, expected in sums.items():
+        if abs(field(body, name, real) - expected) > within:
+            raise CorruptObjectError(f"{key}: {name} {body[name]}, of its samples it is {expected}")
+    if "time_s" in body and field(body, "time_s", real) < 0:
+        raise CorruptObjectError(f"{key}: it took {body['time_s']} s")

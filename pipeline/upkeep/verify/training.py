@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
+from pipeline.run.description import RunDescription
 from pipeline.store import Store
 from pipeline.traces.format.header import read_header
 from pipeline.traces.format.manifest import Manifest
@@ -16,6 +16,7 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.commits import check_commit
 from pipeline.upkeep.verify.contents import verify_file
 from pipeline.upkeep.verify.footer import check_footer
+from pipeline.upkeep.verify.step_of_run import verify_weights
 
 _SAMPLES_AT_ONCE = 256
 
@@ -50,12 +51,11 @@ def verify_training_files(store: Store, step: int, report: Report, pruned: bool)
 
 
 def verify_training(
-    store: Store, manifest: Manifest, geometry: Geometry | None, report: Report, pruned: bool
+    store: Store, manifest: Manifest, run: RunDescription | None, report: Report, pruned: bool
 ) -> None:
     """Check that a step has the training set that its manifest asks for, and join the two.
 
-    A step that is not trained yet need not have one. `geometry` is the run's, None if it is
-    unknown.
+    A step that is not trained yet need not have one. `run` is None if it is unknown.
     """
     step = manifest.step
     key, prefix = keys.training_set(step), keys.trainings(step)
@@ -73,8 +73,10 @@ def verify_training(
         training = find_training_set(store, manifest)
         if training is None:
             return
-        if geometry not in (None, training.geometry):
-            raise TraceError(f"routes of {training.geometry}, the run's model has {geometry}")
+        if run is not None and run.geometry not in (None, training.geometry):
+            raise TraceError(f"routes of {training.geometry}, the run's model has {run.geometry}")
+        if run is not None:
+            verify_weights(store, key, training.policies, report)
         if not pruned:
             made = joined(store, manifest, training)
             with report.noting(key):

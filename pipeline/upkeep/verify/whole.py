@@ -28,7 +28,6 @@ def verify(store: Store, step: int | None = None) -> Report:
     run = None
     with report.noting(keys.run_json()):
         run = find_signed_description(store)
-    geometry = None if run is None else run.geometry
     for info in store.list("" if step is None else keys.step_prefix(step)):
         if info.problem:
             report.add(info.key, info.problem)
@@ -36,7 +35,7 @@ def verify(store: Store, step: int | None = None) -> Report:
     steps = sorted({keys.folder_number(key) or 0 for key in commits}) if step is None else [step]
     for number in steps:
         with report.noting(keys.manifest(number)):
-            verify_step(store, number, geometry, report)
+            verify_step(store, number, run, report)
     if step is not None:
         return report
     if run is not None:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from pipeline.report.run_metrics import StepMetrics, Validation, all_metrics, read_validation
 from pipeline.report.tables import closing_table
 from pipeline.run import keys
-from pipeline.run.commit import commit
+from pipeline.run.commit import CorruptObjectError, commit
 from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
 from tests.samples import make_validation_plan
@@ -23,9 +25,9 @@ def test_a_validation_is_known_when_all_its_shards_are(tmp_path: Path):
     store = open_store(str(tmp_path))
     assert read_validation(store, 4) is None
     publish_plan(store, make_validation_plan(version=4))
-    commit(store, keys.validation(4, 0), {"reward_sum": 3.0, "count": 4}, "aaaaaaaa")
+    commit(store, keys.validation(4, 0), {"reward_sum": 3.0, "count": 4, "masked": 0}, "aaaaaaaa")
     assert read_validation(store, 4) is None
-    commit(store, keys.validation(4, 1), {"reward_sum": 0.0, "count": 2}, "aaaaaaaa")
+    commit(store, keys.validation(4, 1), {"reward_sum": 0.0, "count": 2, "masked": 1}, "aaaaaaaa")
     assert read_validation(store, 4) == Validation(4, 6, 0.5)
 
 
@@ -33,6 +35,40 @@ def test_a_validation_whose_samples_are_all_masked_is_not_a_missing_one(tmp_path
     store = open_store(str(tmp_path))
     publish_plan(store, make_validation_plan())
     for shard in range(2):
-        commit(store, keys.validation(0, shard), {"reward_sum": 0, "count": 0}, "aaaaaaaa")
+        body = {"reward_sum": 0, "count": 0, "masked": 3}
+        commit(store, keys.validation(0, shard), body, "aaaaaaaa")
     assert read_validation(store, 0) == Validation(0, 0, None)
     assert "—" in text_of(closing_table([StepMetrics(0, VALUES)], {0: None})).splitlines()[-2]
+
+
+_NO_NUMBERS = (None, "1", True, [1], {"x": 1}, float(1 << 70), -1, 0.5, 1 << 63)
+
+
+@pytest.mark.parametrize("value", [*_NO_NUMBERS, ...], ids=repr)
+@pytest.mark.parametrize("name", ["count", "masked", "reward_sum"])
+def test_a_validation_that_says_no_numbers_is_refused(tmp_path: Path, name, value):
+    """`...`: the key is missing."""
+    if name == "reward_sum" and isinstance(value, float | int) and value in (-1, 0.5, 2.0**70):
+        return  # a sum may be any number
+    store = open_store(str(tmp_path))
+    publish_plan(store, make_validation_plan())
+    body = {"reward_sum": 1.5, "count": 2, "masked": 0, name: value}
+    for shard in range(2):
+        said = {key: one for key, one in body.items() if one is not ...}
+        commit(store, keys.validation(0, shard), said, "aaaaaaaa")
+    with pytest.raises(CorruptObjectError, match=f"{keys.validation(0, 0)} in .*{name}"):
+        read_validation(store, 0)
+
+
+@pytest.mark.parametrize("value", [None, [], "x", {"a": "1"}, {"a": True}, {"a": [1]}, {"a": {}}])
+def test_metrics_that_are_no_numbers_are_refused(tmp_path: Path, value):
+    store = open_store(str(tmp_path))
+    commit(store, keys.metrics(0), {"step": 0, "metrics": value}, "aaaaaaaa")
+    with pytest.raises(CorruptObjectError, match=f"{keys.metrics(0)} in .*metrics"):
+        all_metrics(store)
+
+
+def test_metrics_may_be_unmeasured(tmp_path: Path):
+    store = open_store(str(tmp_path))
+    commit(store, keys.metrics(0), {"step": 0, "metrics": {"a": None, "b": 1}}, "aaaaaaaa")
+    assert all_metrics(store) == [StepMetrics(0, {"a": None, "b": 1.0})]

@@ -137,7 +137,7 @@ def test_validations(run):
     for version in (0, 2):
         publish_plan(run.store, make_validation_plan(version=version))
     for shard in range(2):
-        body = {"reward_sum": 1.5, "count": 3}
+        body = {"reward_sum": 1.5, "count": 3, "masked": 0}
         commit(run.store, keys.validation(0, shard), body, new_write_id())
     assert run.validations() == [retrace.Validation(version=0, samples=6, reward=0.5)]
 

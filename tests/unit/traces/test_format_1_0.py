@@ -61,7 +61,7 @@ class TestOldRoutes:
         source = old_store(name, tmp_path)
         run = open_store(f"file://{tmp_path}/new")
         mode = "R3" if name == "r3" else "R2"
-        write_run(run, make_samples(), mode)
+        write_run(run, make_samples(), mode, replay_file=source.uri)
         seal_replay(run, source, 0, make_plan())
         assert _digests(run) == old_digests(name)
         assert verify(run).problems == []

@@ -85,7 +85,7 @@ def test_a_step_survives_recording_and_replay(stores, kind):
         write_recorded_set(run, record, 0)
     assert_same(record)
     assert read_manifest(record, 0).provenance == {"R3": R3, "R2": R2}[kind]
-    write_run(again, SAMPLES, kind)
+    write_run(again, SAMPLES, kind, replay_file="record")
     for _ in range(2):
         seal_replay(again, record, 0, make_plan())
     assert_same(again)
@@ -113,7 +113,7 @@ def test_a_run_can_be_replayed_without_a_set(stores, kind):
     """A run's own steps serve as well; the replaying run owns copies, so the other may go."""
     run, _, again = stores
     SEALED[kind](run, SAMPLES)
-    write_run(again, SAMPLES, kind)
+    write_run(again, SAMPLES, kind, replay_file="run")
     seal_replay(again, run, 0, make_plan())
     for info in list(run.list("")):
         run.delete(info.key)
