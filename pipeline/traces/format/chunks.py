@@ -17,6 +17,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.run.commit import CorruptObjectError, DataFile, sha256
 from pipeline.run.parse import items, key, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
+from pipeline.traces.format.codec import row_bytes
 from pipeline.traces.format.columns import check_columns
 from pipeline.traces.format.pages import (
     StoredGroup,
@@ -25,7 +26,7 @@ from pipeline.traces.format.pages import (
     chunk_range,
     footer_metadata,
 )
-from pipeline.traces.format.schema import Role, absent_columns, check_metadata
+from pipeline.traces.format.schema import Role, absent_columns, check_metadata, layer_column
 from pipeline.traces.format.types import TraceError
 
 _MAGIC = b"PAR1"
@@ -145,14 +146,14 @@ def read_table(
         if found != [group.rows for group in file.row_groups]:
             raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
         groups = _stored_groups(file, there, wanted, checked)
-        doubtful = check_pages(metadata, groups, file.role != "routes", name)
+        doubtful, most = check_pages(metadata, groups, _coded_bytes(there, geometry), name)
         with pq.ParquetFile(
             checked, metadata=metadata, pre_buffer=False, read_dictionary=doubtful
         ) as parquet:
             # The data of a row group without rows begin nowhere: pyarrow would look at byte 0.
             full = [g for g in wanted if found[g]]
             table = parquet.read_row_groups(full, columns=there, use_threads=False)
-        check_texts(table, doubtful, sum(group.size for group in groups), name)
+        check_texts(table, doubtful, most, name)
         for column in absent:
             table = table.append_column(column, pa.nulls(len(table), schema.field(column).type))
         # The cast refuses other types, and nulls in columns that are not nullable.
@@ -184,6 +185,15 @@ def _stored_groups(
         read = {i: (chunks[i].offset, checked.at(chunks[i])) for i in leaves}
         found.append(StoredGroup(g, sum(chunk.length for chunk in chunks), read))
     return found
+
+
+def _coded_bytes(columns: Collection[str], geometry: Geometry | None) -> int:
+    """Bytes of a row of all coded sets among some columns."""
+    if geometry is None:
+        return 0
+    # and of the length of a segment, which may be one row, and its value as the bounds count it
+    width = row_bytes(geometry.topk, geometry.experts) + 12
+    return width * len({layer_column(layer) for layer in geometry.layers} & {*columns})
 
 
 def read_footer(store: Store, file: TraceFile) -> bytes:

@@ -22,6 +22,8 @@ MOST = 2**31 - 1
 """Of counts, positions, rows and versions."""
 MOST_TOKEN = 2**32 - 1
 MOST_STEP, MOST_SHARD, MOST_STAGE = 999_999, 99_999, 999
+MOST_TOKENS, MOST_SPANS = 1 << 21, 1 << 16
+"""Of a sample that is written; what was written is bounded as pages.py says."""
 MOST_SEED = 2**63 - 1
 NO_SEED = -1
 """The seed of a sample that was not seeded, or whose seed is unknown."""
@@ -186,6 +188,12 @@ def check_new(sample: Sample, step: int | None) -> None:
     """
     check_sample(sample)
     where = f"sample {shown(sample.id)}"
+    S = len(sample.prompt_tokens_P) + len(sample.response_tokens_G)
+    check_number(S, MOST_TOKENS, f"{where}: number of tokens", 1)
+    if len(sample.version_spans) > MOST_SPANS:
+        raise TraceError(
+            f"{where}: {len(sample.version_spans)} version spans, expected at most {MOST_SPANS}"
+        )
     json_text(sample.extras, f"{where}: extras")
     if sample.reward is not None and sample.reward_error is not None:
         raise TraceError(f"{where}: a reward and a reward_error, expected one of them or neither")

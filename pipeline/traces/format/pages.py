@@ -9,7 +9,6 @@ follow from the stored bytes. docs/trace-format.md has the bounds.
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,9 +18,12 @@ import pyarrow.parquet as pq
 from pipeline.traces.format.types import TraceError
 
 MOST_RATIO = 64
-"""Decoded bytes, and values of a column, for each stored byte; few are taken at any ratio:"""
-FEW_BYTES = 128 << 20
-FEW_VALUES = 1 << 20
+"""Decoded bytes, and values of a column, for each stored byte of a row group. What a row group of a
+right writer holds is taken at any ratio, as one token or one set may fill it:"""
+FEW_VALUES = 1 << 22
+FEW_BYTES = 256 << 20
+"""Of all columns that are read but those of coded sets, which may have FEW_TOKENS rows each."""
+FEW_TOKENS = 32_768
 
 _MAGIC = b"PAR1"
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # types of pages
@@ -56,14 +58,6 @@ class Page(NamedTuple):
     """Where the stored bytes begin in their chunk."""
 
 
-@dataclass
-class _Sum:
-    """What is decoded at once."""
-
-    stored: int = 0
-    decoded: int = 0
-
-
 def footer_metadata(footer: bytes, row_groups: int, leaves: Sequence[str]) -> pq.FileMetaData:
     """Parse a footer, whose lists may not be longer than a file of these row groups and leaves has.
 
@@ -81,52 +75,46 @@ def footer_metadata(footer: bytes, row_groups: int, leaves: Sequence[str]) -> pq
 
 
 def check_pages(
-    metadata: pq.FileMetaData, groups: Sequence[StoredGroup], together: bool, name: str
-) -> list[str]:
+    metadata: pq.FileMetaData, groups: Sequence[StoredGroup], row_bytes: int, name: str
+) -> tuple[list[str], int]:
     """Refuse row groups that would grow beyond the bounds when they are decoded.
 
-    `together`: the bounds hold for all groups at once, else for each. Returns the paths of texts
-    that are to be read as dictionaries, as only their values show how long they get: see
-    `check_texts`. Raises TraceError.
+    `row_bytes`: bytes of a coded row of all layers that are read. Returns the paths of texts that
+    are to be read as dictionaries, as only their values show how long they get, and the bytes that
+    they may have: see `check_texts`. Raises TraceError.
     """
     doubtful: set[str] = set()
-    sums: dict[int, _Sum] = {}
+    most = 0
     for group in groups:
-        of = sums.setdefault(0 if together else group.number, _Sum())
-        of.stored += group.size
-    for group in groups:
-        of = sums[0 if together else group.number]
+        limit = max(FEW_BYTES + FEW_TOKENS * row_bytes, MOST_RATIO * group.size)
+        most += limit
+        described = metadata.row_group(group.number)
+        decoded = 0
         for leaf, (offset, content) in group.chunks.items():
-            column = metadata.row_group(group.number).column(leaf)
-            what = f"{name}: row group {group.number}, column {column.path_in_schema}"
-            if chunk_range(column) != (offset, len(content)):
-                raise TraceError(f"{what}: its place in the footer is not that in its commit")
+            column = described.column(leaf)
             try:
-                pages = list(walk_pages(content, column.num_values))
-            except (IndexError, ValueError) as error:
-                raise TraceError(f"{what}: its pages are not as expected: {error}") from error
-            values = sum(page.values for page in pages if page.kind != _DICTIONARY)
-            if values > max(FEW_VALUES, MOST_RATIO * of.stored):
-                raise TraceError(
-                    f"{what}: {values} values in a row group of {group.size} bytes, more than "
-                    f"{MOST_RATIO} for each byte"
-                )
-            of.decoded += sum(page.size for page in pages) + 8 * values
-            if of.decoded > limit(of.stored):
-                raise TraceError(
-                    f"{what}: {of.stored} stored bytes become {of.decoded} or more, more than "
-                    f"{MOST_RATIO} times as many"
-                )
-            if column.physical_type == "BYTE_ARRAY":
-                if _shared(pages) * values > limit(of.stored):
-                    raise TraceError(f"{what}: its texts, of shared beginnings, may be too long")
-                longest = _longest(pages, content, column.compression, values, limit(of.stored))
-                if longest * values > limit(of.stored):
-                    doubtful.add(column.path_in_schema)
-    return sorted(doubtful)
+                if chunk_range(column) != (offset, len(content)):
+                    raise TraceError("its place in the footer is not that in its commit")
+                pages, values = _pages(column, content), column.num_values
+                decoded += _decoded(pages, values, group.size)
+                if decoded > limit:
+                    raise TraceError(
+                        f"{group.size} stored bytes become {decoded} or more, expected at most "
+                        f"{limit}"
+                    )
+                if column.physical_type == "BYTE_ARRAY":
+                    if _shared(pages) * values > limit:
+                        raise TraceError("its texts, of shared beginnings, may be too long")
+                    longest = _longest(pages, content, column.compression, values, limit)
+                    if longest * values > limit:
+                        doubtful.add(column.path_in_schema)
+            except TraceError as error:
+                what = f"{name}: row group {group.number}, column {column.path_in_schema}"
+                raise TraceError(f"{what}: {error}") from error
+    return sorted(doubtful), most
 
 
-def check_texts(table: pa.Table, doubtful: Sequence[str], stored: int, name: str) -> None:
+def check_texts(table: pa.Table, doubtful: Sequence[str], most: int, name: str) -> None:
     """Refuse columns, read as dictionaries, whose texts are too long all together."""
     for path in doubtful:
         if path not in table.schema.names or not pa.types.is_dictionary(table[path].type):
@@ -134,13 +122,25 @@ def check_texts(table: pa.Table, doubtful: Sequence[str], stored: int, name: str
         for chunk in table[path].chunks:
             lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
             found = pc.sum(lengths.cast(pa.int64())).as_py() or 0
-            if found > limit(stored):
-                raise TraceError(f"{name}: {stored} stored bytes become {found} of {path}")
+            if found > most:
+                raise TraceError(f"{name}: {found} bytes of {path}, expected at most {most}")
 
 
-def limit(stored: int) -> int:
-    """The most bytes that stored bytes may become."""
-    return max(FEW_BYTES, MOST_RATIO * stored)
+def _decoded(pages: Sequence[Page], values: int, stored: int) -> int:
+    """The bytes that a chunk of a row group of `stored` bytes becomes, references resolved."""
+    if values > max(FEW_VALUES, MOST_RATIO * stored):
+        raise TraceError(
+            f"{values} values in a row group of {stored} bytes, more than {FEW_VALUES} and than "
+            f"{MOST_RATIO} for each byte"
+        )
+    return sum(page.size for page in pages) + 8 * values
+
+
+def _pages(column: pq.ColumnChunkMetaData, content: bytes) -> list[Page]:
+    try:
+        return list(walk_pages(content, column.num_values))
+    except (IndexError, ValueError) as error:
+        raise TraceError(f"its pages are not as expected: {error}") from error
 
 
 def walk_pages(chunk: bytes, values: int) -> Iterator[Page]:

@@ -4,11 +4,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipeline.model.geometry import Geometry
 from pipeline.run.commit import DataFile, read_data
 from pipeline.store import Store
 from pipeline.threads import in_threads
-from pipeline.traces.format.chunks import TraceFile, describe, read_table
+from pipeline.traces.format.chunks import TraceFile, describe, read_footer, read_table
 from pipeline.traces.format.manifest import Manifest, open_file
 from pipeline.traces.format.schema import SAMPLES
 from pipeline.traces.format.types import Routes, Sample, TraceError
@@ -42,20 +44,33 @@ def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[S
 def samples_of(
     store: Store, file: TraceFile, rows: Sequence[Mapping[str, Any]], footer: bytes | None = None
 ) -> Iterator[Sample]:
-    """Yield one file's samples for some manifest rows. Raises the errors of `read_samples`."""
-    places = [row["samples"]["row"] for row in rows]
-    table, at = read_rows(store, file, places, SAMPLES, None, footer)
-    for row, place in zip(rows, places, strict=True):
-        for name in COMPARED:
-            _same(file.data.key, row["id"], name, table[name][at[place]].as_py(), row[name])
-        yield sample_at(table, at[place], file.data.key)
+    """Yield one file's samples for some manifest rows, row group by row group.
+
+    Only one row group is in memory. Raises the errors of `read_samples`.
+    """
+    ends = np.cumsum([group.rows for group in file.row_groups])
+    by_group: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        group = int(np.searchsorted(ends, row["samples"]["row"], side="right"))
+        by_group.setdefault(group, []).append(row)
+    footer = footer or read_footer(store, file)
+    for of_group in by_group.values():
+        places = [row["samples"]["row"] for row in of_group]
+        table, at = read_rows(store, file, places, SAMPLES, None, footer)
+        for row, place in zip(of_group, places, strict=True):
+            for name in COMPARED:
+                _same(file.data.key, row["id"], name, table[name][at[place]].as_py(), row[name])
+            yield sample_at(table, at[place], file.data.key)
 
 
 def read_sample_file(store: Store, file: DataFile) -> list[Sample]:
     """Read all samples of a file that `write_samples` wrote (validation) and check its digest."""
     described = describe(read_data(store, file), file, "samples")
-    table = read_table(store, described, SAMPLES)
-    return [sample_at(table, i, file.key) for i in range(len(table))]
+    found: list[Sample] = []
+    for group in range(len(described.row_groups)):
+        table = read_table(store, described, SAMPLES, [group])
+        found += (sample_at(table, i, file.key) for i in range(len(table)))
+    return found
 
 
 def read_routes(

@@ -20,7 +20,9 @@ import numpy.typing as npt
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, column_ranges, read_footer
+from pipeline.traces.format.codec import row_bytes
 from pipeline.traces.format.manifest import Commits, Manifest, open_file
+from pipeline.traces.format.pages import FEW_TOKENS
 from pipeline.traces.format.schema import routes_schema
 from pipeline.traces.format.types import Routes, Sample, TraceError
 from pipeline.traces.read.parts import Part, read_part
@@ -32,6 +34,9 @@ Read = TypeVar("Read")
 _AT_ONCE_BYTES = 16 << 20
 """Largest fetch. The first fetch is one row group and each next one twice as large, so that the
 first samples arrive soon and later requests are few."""
+
+_AT_ONCE_DECODED = 256 << 20
+"""What the row groups of a fetch may become, which is much more where one set is in every row."""
 
 _Group = tuple[int, int]
 """Number of a file in the manifest, and of a row group in that file."""
@@ -123,16 +128,10 @@ class SampleStream(Stream[Sample]):
         for number, of_file in by_file.items():
             file, _ = open_file(self._store, self._manifest, number, self._commits)
             footer = read_footer(self._store, file)
-            ends = np.cumsum([group.rows for group in file.row_groups])
-            by_group: dict[int, list[dict[str, Any]]] = {}
-            for row in of_file:
-                group = int(np.searchsorted(ends, row["samples"]["row"], side="right"))
-                by_group.setdefault(group, []).append(row)
-            for of_group in by_group.values():
+            for sample in samples_of(self._store, file, of_file, footer):
+                self._put({sample.id: sample})
                 if self._closed:
                     return
-                for sample in samples_of(self._store, file, of_group, footer):
-                    self._put({sample.id: sample})
 
 
 class RouteStream(Stream[Routes]):
@@ -265,7 +264,9 @@ def _fetches(groups: Sequence[_Group], files: Mapping[int, _File]) -> Iterator[l
     at_once, size = 0, 0
     together: list[_Group] = []
     for group in groups:
-        if together and (size >= at_once or group[0] != together[0][0]):
+        most = max(1, _AT_ONCE_DECODED // _decoded(files[group[0]]))
+        full = size >= at_once or len(together) >= most
+        if together and (full or group[0] != together[0][0]):
             yield together
             at_once, size, together = min(max(at_once, size) * 2, _AT_ONCE_BYTES), 0, []
         together.append(group)
@@ -277,6 +278,12 @@ def _fetches(groups: Sequence[_Group], files: Mapping[int, _File]) -> Iterator[l
 def _size(of: _File, group: int) -> int:
     """Bytes to read of a row group."""
     return sum(range_.length for range_ in column_ranges(of.file, of.columns, [group]))
+
+
+def _decoded(of: _File) -> int:
+    """Bytes that a full row group becomes, in the wanted layers."""
+    width = row_bytes(of.geometry.topk, of.geometry.experts)
+    return FEW_TOKENS * width * len(of.layers)
 
 
 def _of_sample(held: Mapping[int, Part]) -> Part:

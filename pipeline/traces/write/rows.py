@@ -16,6 +16,9 @@ from pipeline.traces.write.segments import SegmentRef
 
 ROW_GROUP_TOKENS = 262_144
 """Tokens per row group, 2 MB: sealing reads some columns of every row group, so few are better."""
+_ROW_GROUP_TEXT = 8 << 20
+"""Characters per row group, which readers decode at once."""
+_TEXTS = [field.name for field in SAMPLES if field.type == pa.string()]
 
 
 def sample_row(
@@ -58,13 +61,15 @@ class RowWriter:
     def __init__(self, file: FileWriter) -> None:
         self._file = file
         self._pending: list[dict[str, Any]] = []
-        self._tokens = 0
+        self._tokens = self._text = 0
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a row."""
         self._pending.append(row)
-        self._tokens += row["rows_total"] + 1
-        if self._tokens >= ROW_GROUP_TOKENS:
+        lists = (row["version_spans"], row["segments"] or ())
+        self._tokens += row["rows_total"] + 1 + sum(map(len, lists))
+        self._text += sum(len(row[name] or "") for name in _TEXTS)
+        if self._tokens >= ROW_GROUP_TOKENS or self._text >= _ROW_GROUP_TEXT:
             self._cut()
 
     def finish(self) -> None:
@@ -75,4 +80,4 @@ class RowWriter:
     def _cut(self) -> None:
         columns = {name: [row[name] for row in self._pending] for name in SAMPLES.names}
         self._file.write_table(pa.table(columns, schema=SAMPLES))
-        self._pending, self._tokens = [], 0
+        self._pending, self._tokens, self._text = [], 0, 0

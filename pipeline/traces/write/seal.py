@@ -29,6 +29,8 @@ from pipeline.traces.format.types import TraceError
 from pipeline.traces.write.files import FileWriter
 
 ROW_GROUP_SAMPLES = 65_536
+_ROW_GROUP_BYTES = 64 << 20
+"""In memory, of a row group, which readers decode at once; texts of errors may be long."""
 
 
 def seal(
@@ -155,7 +157,7 @@ class _Rows:
         self._valid += pc.sum(table["rows_valid"]).as_py() or 0
         self._without |= table["rows_valid"].null_count > 0
         self._pending = pa.concat_tables([self._pending, table])
-        while len(self._pending) >= ROW_GROUP_SAMPLES:
+        while len(self._pending) >= ROW_GROUP_SAMPLES or self._is_large():
             self._cut()
 
     def finish(self) -> dict[str, int | None]:
@@ -170,8 +172,14 @@ class _Rows:
         }
 
     def _cut(self) -> None:
-        self.file.write_table(self._pending.slice(0, ROW_GROUP_SAMPLES).combine_chunks())
-        self._pending = self._pending.slice(ROW_GROUP_SAMPLES)
+        rows = min(ROW_GROUP_SAMPLES, len(self._pending))
+        while rows > 1 and self._pending.slice(0, rows).nbytes > _ROW_GROUP_BYTES:
+            rows //= 2
+        self.file.write_table(self._pending.slice(0, rows).combine_chunks())
+        self._pending = self._pending.slice(rows)
+
+    def _is_large(self) -> bool:
+        return len(self._pending) > 1 and self._pending.nbytes > _ROW_GROUP_BYTES
 
 
 def _writer(store: Store, step: int, write_id: str) -> FileWriter:

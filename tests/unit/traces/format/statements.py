@@ -795,6 +795,7 @@ ELSEWHERE = {
     "| `manifest.json` | seals the step": "tests/unit/traces/test_damage.py",
     "| `replay/...` |": _RECORDED,
     "Objects are created once and never changed": "tests/store_conformance.py",
+    "| tokens S of a sample; its version spans |": "tests/unit/traces/test_compressible.py",
     "| {3, 7, 8, 20}, {0, 1, 2, 3} | 64 |": "tests/unit/traces/format/test_format_doc.py",
     "| {5, 300, 301}, {0, 256, 511} | 512 |": "tests/unit/traces/format/test_format_doc.py",
     "Width follows E, never the ids that occur": "tests/unit/traces/format/test_codec.py",
