@@ -82,7 +82,7 @@ def world(mode: str) -> World:
         for store in (run, other):
             with TemporaryDirectory() as scratch:
                 whole_run(store, Path(scratch), mode)
-            write_step(store, 1)
+            write_step(store, 1, mode)
         return world_of(run.objects, other.objects)
 
 
