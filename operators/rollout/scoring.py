@@ -11,6 +11,7 @@ new process. Messages are JSON, never pickles, so that what users' code returns 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from pipeline.config.reward import Reward
 from pipeline.hardware import memory_size
 from pipeline.rl.data_sources import find_scorer
 from pipeline.rl.rewards import MEND, RewardError, at_sample, overlong_penalty
+from pipeline.traces import TraceError
+from pipeline.traces.format.domain import json_text
 
 _PASSED = {
     "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_HOME", "HOME", "LANG", "LANGUAGE",
@@ -37,6 +40,11 @@ _PASSED = {
 _PASSED_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "PYTHON", "REWARD_")
 """The environment of reward processes. What is not named here stays out: credentials of the store
 and of Prefect, and whatever else a worker is given. REWARD_ is the users' own."""
+
+
+ERROR_BYTES = 16 << 10
+"""Of the text of a masked error."""
+_UNWRITABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -121,12 +129,12 @@ class Scorer:
             answer = self._without_answer(wanted, str(end))
         finally:
             self._idle.put(process)
-        error = answer.get("error")
+        error = answer.get("error") or _unwritable(wanted, answer["extras"])
         if error is None:
             return self._with_penalty(Scored(answer["reward"], None, answer["extras"]), length)
         if self._settings.on_error == "fail":
             raise RewardError(error)
-        return Scored(None, error, {})
+        return Scored(None, writable(error), {})
 
     def _with_penalty(self, scored: Scored, length: int) -> Scored:
         overlong = self._settings.reward_kwargs.overlong_buffer_cfg
@@ -254,6 +262,29 @@ def reward_environment() -> dict[str, str]:
     }
     path = os.pathsep.join(folder for folder in sys.path if folder)
     return {"PYTHONHASHSEED": "0", **passed, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def writable(error: str) -> str:
+    """An error's text as a trace may hold and a terminal show it.
+
+    Controls but line ends and tabs, and halves of surrogate pairs, become U+FFFD; what is longer
+    than ERROR_BYTES in UTF-8 is cut, with "..." at its end.
+    """
+    text = _UNWRITABLE.sub("\ufffd", error)
+    if len(content := text.encode()) <= ERROR_BYTES:
+        return text
+    return content[: ERROR_BYTES - 3].decode(errors="ignore") + "..."
+
+
+def _unwritable(wanted: Wanted, extras: dict[str, Any]) -> str | None:
+    """Why a trace cannot hold what was returned beside the score; None: it can."""
+    where = at_sample(wanted.id, wanted.prompt.data_source)
+    try:
+        # as long as the penalty on long responses can make them
+        json_text({"overlong_reward": -1.7976931348623157e308, **extras}, f"{where}: extras")
+    except TraceError as error:
+        return f"{error}; {MEND}"
+    return None
 
 
 def _how_it_ended(code: int) -> str:

@@ -109,7 +109,8 @@ def score(
         )
     except BaseException as error:  # users' code may raise anything
         raise RewardError(
-            f"{where}: the reward function raised {type(error).__name__}: {error}; {MEND}"
+            f"{where}: the reward function raised {type(error).__name__}: {_shown(error, str)}; "
+            f"{MEND}"
         ) from error
     if not isinstance(result, dict):
         return Score(_finite(where, "", result), {})
@@ -176,25 +177,39 @@ def _check_signature(label: str, name: str, function: RewardFunction) -> None:
 def _finite(where: str, place: str, value: Any) -> float:
     if not isinstance(value, numbers.Real):
         raise RewardError(
-            f"{where}: the reward function returned {value!r} ({type(value).__name__}){place}, "
+            f"{where}: the reward function returned {_shown(value)} "
+            f"({type(value).__name__}){place}, "
             'expected a number, or a dict with "score"'
         )
-    if not math.isfinite(value):
+    try:
+        found = float(value)
+    except OverflowError:  # an integer or a fraction beyond the largest double
+        found = math.inf
+    if not math.isfinite(found):
         raise RewardError(
-            f"{where}: the reward function returned {value!r}{place}, expected a finite number"
+            f"{where}: the reward function returned {_shown(value)}{place}, expected a finite "
+            "number"
         )
-    return float(value)
+    return found
 
 
 def _check_extra(where: str, key: Any, value: Any) -> None:
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RewardError(
-            f"{where}: the reward function returned {value!r} under {key!r}, which is not JSON: "
-            f"{error}; return plain numbers, texts, lists and dicts"
+            f"{where}: the reward function returned {_shown(value)} under {_shown(key)}, which is "
+            f"not JSON: {error}; return plain numbers, texts, lists and dicts"
         ) from error
     if not isinstance(key, str):
         raise RewardError(
-            f"{where}: the reward function returned an entry named {key!r}, expected text"
+            f"{where}: the reward function returned an entry named {_shown(key)}, expected text"
         )
+
+
+def _shown(value: Any, form: Callable[[Any], str] = repr) -> str:
+    """What users' code made, as text; if it has none, its type."""
+    try:
+        return form(value)
+    except Exception:  # noqa: BLE001 - of users' code, and integers of too many digits
+        return f"a {type(value).__name__} that cannot be shown"

@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from operators.rollout.prompts import Prompt, Wanted
-from operators.rollout.scoring import RewardCode, Scorer
+from operators.rollout.scoring import ERROR_BYTES, RewardCode, Scorer
 from pipeline.config.reward import Reward
 from pipeline.rl.rewards import RewardError
+from pipeline.traces.format.domain import check_text
 from tests.patience import PATIENCE_S, eventually
 
 HEAD = """
@@ -336,3 +337,36 @@ def test_the_penalty_on_long_responses_is_verls():
         assert one.extras == {"overlong_reward": penalty}
     assert [one.reward for one in found] == [1, 1, 1, 0.9875, 0.75, 0.5]
     assert (masked.reward, masked.extras) == (None, {})
+
+
+ODD = (
+    HEAD
+    + """
+    if solution_str == "text": raise ValueError("a\\ud800b\\0c\\x1b[2J\\n\\td")
+    if solution_str == "long": raise ValueError("é" * (1 << 20))
+    if solution_str == "number": return {"score": 1, "n": 10**400}
+    if solution_str == "large": return {"score": 1, "text": "x" * (1 << 20)}
+    return {"score": 1, "half": "\\ud800"}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("text", "a\ufffdb\ufffdc\ufffd[2J\n\td"),
+        ("long", "éé..."),
+        ("number", "expected numbers of less than 100 digits"),
+        ("large", "bytes of JSON, expected at most 1048576"),
+        ("half", "a surrogate in"),
+    ],
+)
+def test_what_no_trace_can_hold_is_masked_and_written(text, says):
+    """An error's text is cleaned and cut; extras outside of the format are an error."""
+    with scorer(ODD, on_error="mask") as scoring:
+        [found] = scores(scoring, text)
+    assert (found.reward, found.extras) == (None, {})
+    assert found.error is not None
+    assert says in found.error
+    assert len(found.error.encode()) <= ERROR_BYTES
+    check_text(found.error, "reward_error")
