@@ -1,6 +1,6 @@
 """What the commands that look at a run have in common: opening it, refusing, printing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,8 @@ from rich.table import Table
 
 import retrace
 from pipeline.cli.printable import printable
+from pipeline.run.commit import CorruptObjectError
+from pipeline.store import ObjectMissingError, UnreadableError
 from pipeline.store.schemes import DEFAULT_STORE
 
 
@@ -42,6 +44,9 @@ Run = Annotated[
 ]
 
 _INPUT = 2  # exit code: what was asked for is not there
+DAMAGED = 1  # exit code: some of what was asked for cannot be read
+_DAMAGE = (retrace.TraceError, CorruptObjectError, ObjectMissingError, UnreadableError)
+"""What is wrong with one object; other errors are of the whole store."""
 
 
 @contextmanager
@@ -50,9 +55,28 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except (retrace.InputError, retrace.StoreError, retrace.TraceError, OSError) as error:
-        text = printable(f"error: {error}", keep="\n")
-        Console(stderr=True).print(text, style="red", markup=False, emoji=False, soft_wrap=True)
+        _print_error(f"error: {error}")
         raise typer.Exit(_INPUT) from error
+
+
+def each_step(steps: Sequence[int], work: Callable[[int], None]) -> bool:
+    """Do something with each of some steps; say whether any could not be read.
+
+    Such a step is a line of its own, and hides no other.
+    """
+    damaged = False
+    for step in steps:
+        try:
+            work(step)
+        except _DAMAGE as error:
+            _print_error(f"error: step {step}: {error}")
+            damaged = True
+    return damaged
+
+
+def _print_error(text: str) -> None:
+    shown = printable(text, keep="\n")
+    Console(stderr=True).print(shown, style="red", markup=False, emoji=False, soft_wrap=True)
 
 
 def open_run(run: str, sealed: bool = True) -> retrace.Run:

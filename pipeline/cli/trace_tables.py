@@ -7,7 +7,7 @@ from rich.table import Table
 from pipeline.cli.printable import StoredTable
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.stats import StepStats
-from retrace import Manifest, Run, StepSample
+from retrace import Manifest, SealedStep, StepSample
 
 
 def _share(part: int | None, whole: int) -> str:
@@ -31,12 +31,11 @@ LESS_NEEDED = ("engine", "tokens", "kind", "policy", "rejected groups", "entropy
 _TEXTS = {"kind", "engine", "id", "text", "not trained on"}
 
 
-def steps_table(run: Run) -> Table:
-    """The sealed steps of a run or recorded set, one a row."""
+def steps_table(title: str, steps: Sequence[SealedStep]) -> Table:
+    """Sealed steps of a run or recorded set, one a row."""
     columns = ["step", "policy", "kind", "engine", "samples", "tokens", "valid rows", "reward"]
-    steps = [run.step(number) for number in run.steps()]
     rejects = any(step.manifest.rejected for step in steps)
-    table = _table(run.uri, *columns, *(["rejected groups"] if rejects else []))
+    table = _table(title, *columns, *(["rejected groups"] if rejects else []))
     for step in steps:
         number, manifest = step.number, step.manifest
         made = manifest.provenance

@@ -1,14 +1,24 @@
 """`retrace traces`: look at the traces of a run or a recorded set, and check them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from pipeline.cli import upkeep
-from pipeline.cli.epilog import LOOKED, epilog
-from pipeline.cli.runs import Run, Wide, open_run, print_, print_table, refusing
+from pipeline.cli.epilog import LOOKED, LOOKED_AT_SEVERAL, epilog
+from pipeline.cli.runs import (
+    DAMAGED,
+    Run,
+    Wide,
+    each_step,
+    open_run,
+    print_,
+    print_table,
+    refusing,
+)
 from pipeline.cli.trace_tables import (
     LESS_NEEDED,
     STATS_NOTE,
@@ -28,6 +38,7 @@ from pipeline.traces.format.pruned import is_pruned, refuse_pruned
 from pipeline.upkeep.export import export, export_for
 from pipeline.upkeep.stats import step_stats
 from pipeline.upkeep.verify import verify
+from retrace import SealedStep
 
 _PAGE = "docs/trace-format.md, docs/library.md (the same in Python)"
 _RUN = "outputs/store/quickstart"
@@ -68,14 +79,23 @@ _SAMPLE_ID = re.compile(r"[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
 
 @app.command(
     "ls",
-    epilog=epilog(_PAGE, LOOKED, f"retrace traces ls {_RUN}", f"retrace traces ls {_RUN} --step 3"),
+    epilog=epilog(
+        _PAGE,
+        LOOKED_AT_SEVERAL,
+        f"retrace traces ls {_RUN}",
+        f"retrace traces ls {_RUN} --step 3",
+    ),
 )
 def list_(run: Run, step: _Step = None, wide: Wide = False) -> None:
     """List the sealed steps, or the samples of one."""
     with refusing():
         opened = open_run(run)
         if step is None:
-            print_table(steps_table(opened), wide, LESS_NEEDED)
+            found: list[SealedStep] = []
+            damaged = each_step(opened.steps(), lambda number: found.append(opened.step(number)))
+            print_table(steps_table(opened.uri, found), wide, LESS_NEEDED)
+            if damaged:
+                raise typer.Exit(DAMAGED)
         else:
             pruned = is_pruned(opened.store, step)
             print_table(samples_table(_manifest(opened.store, step), pruned), wide, LESS_NEEDED)
@@ -154,27 +174,34 @@ def verify_(run: Run, step: _Step = None) -> None:
     print_(f"all good; {seen(report)}")
 
 
-@app.command(epilog=epilog("docs/replay.md", LOOKED, f"retrace traces stats {_RUN} --step 0"))
+@app.command(
+    epilog=epilog("docs/replay.md", LOOKED_AT_SEVERAL, f"retrace traces stats {_RUN} --step 0")
+)
 def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
     """Expert load and agreement by layer, valid rows, bytes."""
     with refusing():
         store = open_run(run).store
-        for number in _chosen(store, step):
+
+        def show_step(number: int) -> None:
             if is_pruned(store, number):
                 print_(f"step {number}: pruned, its routes were removed")
-                continue
+                return
             found = step_stats(store, number)
             print_(stats_line(found))
             print_table(stats_table(found), wide, LESS_NEEDED)
+
+        damaged = _in_steps(store, step, show_step)
     for line in STATS_NOTE:
         print_(line)
+    if damaged:
+        raise typer.Exit(DAMAGED)
 
 
 @app.command(
     "export",
     epilog=epilog(
         "docs/trace-format.md",
-        LOOKED,
+        LOOKED_AT_SEVERAL,
         f"retrace traces export {_RUN} --out routes",
         f"retrace traces export {_RUN} --out verl --format verl --step 3",
     ),
@@ -200,17 +227,23 @@ def export_(
     """Write the routes as arrays [T, L, K]; docs/trace-format.md describes the files."""
     with refusing():
         store = open_run(run).store
-        steps = _chosen(store, step)
+        if step is not None:
+            _known(store, step)
         if out.is_dir() and any(out.iterdir()):
             raise TraceError(f"--out {out}: the folder is not empty; give a new or an empty one")
         if num_layers is not None and form in ("npy", "pt"):
             raise TraceError(f"--num-layers goes with --format verl or slime, not {form}")
-        for number in steps:
+
+        def export_step(number: int) -> None:
             if step is None and is_pruned(store, number):
                 print_(f"step {number}: pruned, its routes were removed")
-                continue
+                return
             refuse_pruned(store, number)
             print_(f"step {number}: {_exported(store, number, out, form, num_layers)}")
+
+        damaged = _in_steps(store, step, export_step)
+    if damaged:
+        raise typer.Exit(DAMAGED)
 
 
 def _exported(store: Store, step: int, out: Path, form: _Form, num_layers: int | None) -> str:
@@ -240,8 +273,14 @@ def _known(store: Store, step: int) -> int:
     return step
 
 
-def _chosen(store: Store, step: int | None) -> list[int]:
-    return sealed_steps(store) if step is None else [_known(store, step)]
+def _in_steps(store: Store, step: int | None, work: Callable[[int], None]) -> bool:
+    """Do something with one step, or with each that can be read; say whether one could not be."""
+    steps = sealed_steps(store) if step is None else [_known(store, step)]
+    if len(steps) > 1:
+        return each_step(steps, work)
+    for number in steps:
+        work(number)
+    return False
 
 
 def _manifest(store: Store, step: int) -> Manifest:

@@ -8,9 +8,9 @@ import typer
 from rich.filesize import decimal
 
 import retrace
-from pipeline.cli.epilog import LOOKED, epilog
+from pipeline.cli.epilog import LOOKED_AT_SEVERAL, epilog
 from pipeline.cli.printable import StoredTable
-from pipeline.cli.runs import Run, age, print_, print_line, refusing
+from pipeline.cli.runs import DAMAGED, Run, age, print_, print_line, refusing
 from pipeline.store.schemes import DEFAULT_STORE, EXAMPLE_STORE
 from pipeline.upkeep.remove import removable_run
 
@@ -38,7 +38,7 @@ _LOGGED = re.compile(r"  \| .*? ERROR \S+: (.*)")
 @app.command(
     "ls",
     epilog=epilog(
-        "docs/commands.md", LOOKED, "retrace runs ls", f"retrace runs ls {EXAMPLE_STORE}"
+        "docs/commands.md", LOOKED_AT_SEVERAL, "retrace runs ls", f"retrace runs ls {EXAMPLE_STORE}"
     ),
 )
 def list_(
@@ -74,6 +74,8 @@ def list_(
     for run in found:
         if run.state in _SAYS and run.message:
             print_line(f"{run.name}: {_cause(run.message)}")
+    if any(run.state == "damaged" for run in found):
+        raise typer.Exit(DAMAGED)
 
 
 @app.command(
