@@ -134,7 +134,7 @@ class Scorer:
             return self._with_penalty(Scored(answer["reward"], None, answer["extras"]), length)
         if self._settings.on_error == "fail":
             raise RewardError(error)
-        return Scored(None, writable(error), {})
+        return Scored(None, _writable(error), {})
 
     def _with_penalty(self, scored: Scored, length: int) -> Scored:
         overlong = self._settings.reward_kwargs.overlong_buffer_cfg
@@ -264,7 +264,7 @@ def reward_environment() -> dict[str, str]:
     return {"PYTHONHASHSEED": "0", **passed, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
-def writable(error: str) -> str:
+def _writable(error: str) -> str:
     """An error's text as a trace may hold and a terminal show it.
 
     Controls but line ends and tabs, and halves of surrogate pairs, become U+FFFD; what is longer

@@ -16,5 +16,5 @@ def epilog(page: str, codes: str, *examples: str) -> str:
 
 LOOKED = "0: done; 2: what was asked for is not there, or cannot be read"
 """Exit codes of the commands that only look."""
-LOOKED_AT_SEVERAL = "0: done; 1: done, but for what is damaged, each a line; " + LOOKED[9:]
+LOOKED_AT_STEPS = "0: done; 1: done, but for what is damaged, each a line; " + LOOKED[9:]
 """The same, where several steps or runs are looked at."""

@@ -59,7 +59,7 @@ def refusing() -> Iterator[None]:
         raise typer.Exit(_INPUT) from error
 
 
-def each_step(steps: Sequence[int], work: Callable[[int], None]) -> bool:
+def for_steps(steps: Sequence[int], work: Callable[[int], None]) -> bool:
     """Do something with each of some steps; say whether any could not be read.
 
     Such a step is a line of its own, and hides no other.

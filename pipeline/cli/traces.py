@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli import upkeep
-from pipeline.cli.epilog import LOOKED, LOOKED_AT_SEVERAL, epilog
+from pipeline.cli.epilog import LOOKED, LOOKED_AT_STEPS, epilog
 from pipeline.cli.runs import (
     DAMAGED,
     Run,
     Wide,
-    each_step,
+    for_steps,
     open_run,
     print_,
     print_table,
@@ -81,7 +81,7 @@ _SAMPLE_ID = re.compile(r"[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
     "ls",
     epilog=epilog(
         _PAGE,
-        LOOKED_AT_SEVERAL,
+        LOOKED_AT_STEPS,
         f"retrace traces ls {_RUN}",
         f"retrace traces ls {_RUN} --step 3",
     ),
@@ -92,7 +92,7 @@ def list_(run: Run, step: _Step = None, wide: Wide = False) -> None:
         opened = open_run(run)
         if step is None:
             found: list[SealedStep] = []
-            damaged = each_step(opened.steps(), lambda number: found.append(opened.step(number)))
+            damaged = for_steps(opened.steps(), lambda number: found.append(opened.step(number)))
             print_table(steps_table(opened.uri, found), wide, LESS_NEEDED)
             if damaged:
                 raise typer.Exit(DAMAGED)
@@ -175,7 +175,7 @@ def verify_(run: Run, step: _Step = None) -> None:
 
 
 @app.command(
-    epilog=epilog("docs/replay.md", LOOKED_AT_SEVERAL, f"retrace traces stats {_RUN} --step 0")
+    epilog=epilog("docs/replay.md", LOOKED_AT_STEPS, f"retrace traces stats {_RUN} --step 0")
 )
 def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
     """Expert load and agreement by layer, valid rows, bytes."""
@@ -201,7 +201,7 @@ def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
     "export",
     epilog=epilog(
         "docs/trace-format.md",
-        LOOKED_AT_SEVERAL,
+        LOOKED_AT_STEPS,
         f"retrace traces export {_RUN} --out routes",
         f"retrace traces export {_RUN} --out verl --format verl --step 3",
     ),
@@ -277,7 +277,7 @@ def _in_steps(store: Store, step: int | None, work: Callable[[int], None]) -> bo
     """Do something with one step, or with each that can be read; say whether one could not be."""
     steps = sealed_steps(store) if step is None else [_known(store, step)]
     if len(steps) > 1:
-        return each_step(steps, work)
+        return for_steps(steps, work)
     for number in steps:
         work(number)
     return False

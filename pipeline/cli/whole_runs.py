@@ -8,7 +8,7 @@ import typer
 from rich.filesize import decimal
 
 import retrace
-from pipeline.cli.epilog import LOOKED_AT_SEVERAL, epilog
+from pipeline.cli.epilog import LOOKED_AT_STEPS, epilog
 from pipeline.cli.printable import StoredTable
 from pipeline.cli.runs import DAMAGED, Run, age, print_, print_line, refusing
 from pipeline.store.schemes import DEFAULT_STORE, EXAMPLE_STORE
@@ -38,7 +38,7 @@ _LOGGED = re.compile(r"  \| .*? ERROR \S+: (.*)")
 @app.command(
     "ls",
     epilog=epilog(
-        "docs/commands.md", LOOKED_AT_SEVERAL, "retrace runs ls", f"retrace runs ls {EXAMPLE_STORE}"
+        "docs/commands.md", LOOKED_AT_STEPS, "retrace runs ls", f"retrace runs ls {EXAMPLE_STORE}"
     ),
 )
 def list_(
