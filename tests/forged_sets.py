@@ -48,7 +48,7 @@ def name_all(store: Store, new: NewTrainingSet, **changes: Any) -> None:
         "manifest_sha256": new.manifest.sha256,
         "commits": refs,
         "counts": counts,
-        "attempt": new.id,
+        "attempt": next((body["attempt"] for body in bodies.values()), new.id),
     }
     body = with_header(body, [], GEOMETRY, new.provenance, new.policies)
     put_signed(store, keys.training_set(step), {**body, **changes})

@@ -173,7 +173,7 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
             )
             for ref in items(header.body["data"])
         )
-        found_step = header.body["step"]
+        found_step = number(header.body["step"])
         versions = tuple(number(version) for version in items(header.body["policy_versions"]))
         training = bool(header.minor) and flag(header.body["training"])
         rejected = tuple(

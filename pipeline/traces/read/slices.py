@@ -161,6 +161,11 @@ def _places(
         if not 0 < tokens <= length:
             raise TraceError(f"{part.key}: sample {id}: {tokens} tokens of a segment of {length}")
         position = segment.token_start + tokens
+        if segment.owner == row["group"] and position > row["prompt_length"]:
+            raise TraceError(
+                f"{part.key}: sample {id}: positions up to {position - 1} from its group "
+                f"{segment.owner}, expected those of its prompt of {row['prompt_length']} tokens"
+            )
         places.append((slice(segment.token_start, position), slice(start, start + tokens)))
     return places
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
-from pipeline.run.parse import items, key, number, text
+from pipeline.run.parse import equal, items, key, number, text
 from pipeline.store import Store
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.manifest import Manifest, file_of
@@ -122,8 +122,7 @@ def read_training_commit(store: Store, manifest: Manifest, key: str) -> Header:
     header = read_header(store, key)
     name = f"{key} in {store.uri}"
     _check_step(header, manifest, name)
-    for place in ("stage", "dp_rank"):
-        _number_of(header, place)
+    place_of(header)
     recorded(header)
     if file_of(header, "routes") is None:
         raise TraceError(f"{name}: it lists no routes file")
@@ -155,7 +154,7 @@ def recorded(header: Header) -> dict[str, Recorded] | None:
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{header.key}: its digests are not a list of them: {error!r}") from error
     found = dict(listed)
-    if len(found) != len(listed) or header.body.get("samples") != len(listed):
+    if len(found) != len(listed) or not equal(header.body.get("samples"), len(listed)):
         raise TraceError(
             f"{header.key}: {len(listed)} digests of {len(found)} samples, it says that it has "
             f"{header.body.get('samples')!r}"
@@ -170,7 +169,9 @@ def _listed(store: Store, step: int) -> TrainingSet | None:
     for name in listed_keys(store, step):
         header = read_header(store, name)
         stage, dp_rank = _number_of(header, "stage"), _number_of(header, "dp_rank")
-        if header.body.get("step") != step or name != keys.training_1_0(step, stage, dp_rank):
+        if not equal(header.body.get("step"), step) or name != keys.training_1_0(
+            step, stage, dp_rank
+        ):
             raise TraceError(
                 f"{name} in {store.uri}: it is the commit of step {header.body.get('step')!r}, "
                 f"stage {stage}, data-parallel rank {dp_rank}"
@@ -212,7 +213,7 @@ def _commit(store: Store, manifest: Manifest, key: str, sha256: str) -> Header:
 def _check_step(header: Header, manifest: Manifest, name: str) -> None:
     """Raise TraceError unless a training set or commit is of this sealed step."""
     step, sealed = header.body.get("step"), header.body.get("manifest_sha256")
-    if step != manifest.step:
+    if not equal(step, manifest.step):
         raise TraceError(f"{name}: of step {step!r}, expected {manifest.step}")
     if sealed != manifest.sha256:
         raise TraceError(

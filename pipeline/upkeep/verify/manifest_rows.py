@@ -10,11 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.run import keys
+from pipeline.run.parse import equal
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import named
 from pipeline.traces.format.manifest import FileRef, Manifest
 from pipeline.traces.format.policies import united
 from pipeline.traces.format.schema import SUMMARY
+from pipeline.traces.format.shard_rows import NO_REWARD
 from pipeline.traces.format.types import TraceError
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.samples_pass import versions_of
@@ -100,9 +102,14 @@ class ManifestRows:
                 raise TraceError(f"{self._key}: data names {ref.key}, which no row refers to")
 
     def _check_order(self) -> None:
-        """Shard after shard, and in a shard ascending by the bytes of the id."""
+        """Shard after shard, and in a shard ascending by the bytes of the id.
+
+        `data` may name the shards in any order.
+        """
         files, ids = self._files, self._rows["id"].to_pylist()
-        if (np.diff(files) < 0).any():
+        headers = [self._headers.get(ref.commit) for ref in self._manifest.files]
+        shards = [-1 if header is None else header.body.get("shard", -1) for header in headers]
+        if (np.diff(np.array(shards, np.int64)[files]) < 0).any():
             raise TraceError(f"{self._key}: its rows do not stand shard after shard")
         encoded = [id.encode() for id in ids]
         for row, (one, two) in enumerate(pairwise(encoded)):
@@ -220,7 +227,7 @@ class ManifestRows:
             "rows_total": total,
             "rows_valid": None if valid.null_count else pc.sum(valid).as_py() or 0,
         }
-        if self._counts != expected:
+        if not equal(self._counts, expected):
             raise TraceError(f"{self._key}: counts {self._counts}, its rows have {expected}")
 
     def _check_sources(self) -> None:
@@ -285,13 +292,20 @@ class ManifestRows:
             )
 
     def _check_not_trained(self) -> None:
-        """A sample without a reward is not trained on."""
+        """A sample without a reward is not trained on, and no other is said to have none."""
         if self._manifest.format == "1.0":
             return
+        if not len(self._rows):
+            raise TraceError(f"{self._key}: no samples, expected at least one")
         untrained = pc.is_null(self._rows["not_trained"])
         silent = pc.and_(pc.is_null(self._rows["reward"]), untrained)
         for id in self._rows["id"].filter(silent).slice(0, 1).to_pylist():
             raise TraceError(f"{self._key}: sample {id}: no reward, but not_trained is null")
+        wrong = pc.and_(
+            pc.is_valid(self._rows["reward"]), pc.equal(self._rows["not_trained"], NO_REWARD)
+        )
+        for id in self._rows["id"].filter(wrong).slice(0, 1).to_pylist():
+            raise TraceError(f"{self._key}: sample {id}: not_trained is {NO_REWARD!r}, it has one")
 
     def _check_part_digests(self) -> None:
         """As many as parts; that of one part is the digest of the sample."""

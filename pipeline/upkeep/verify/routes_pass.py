@@ -32,7 +32,7 @@ _WINDOW_BYTES = 32 << 20
 """Decoded sets after which a window ends where it can."""
 _MOST_BYTES = 128 << 20
 """Decoded sets after which it ends anywhere; samples that it cuts are read again by themselves."""
-_ROW = ["id", "group", "branch_of", "rows_total", "rows_valid", "routes_digest"]
+_ROW = ["id", "group", "branch_of", "prompt_length", "rows_total", "rows_valid", "routes_digest"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The part of `verify` for the routes that a step's trainer recorded: its training set."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
@@ -11,7 +12,12 @@ from pipeline.traces.format.manifest import Manifest
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.joined import joined
 from pipeline.traces.read.reader import read_slices
-from pipeline.traces.read.training import TrainingSet, find_training_set, listed_keys
+from pipeline.traces.read.training import (
+    TrainingSet,
+    find_training_set,
+    listed_keys,
+    place_of,
+)
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.commits import check_commit
 from pipeline.upkeep.verify.contents import verify_file
@@ -77,6 +83,8 @@ def verify_training(
             raise TraceError(f"routes of {training.geometry}, the run's model has {run.geometry}")
         if run is not None:
             verify_weights(store, key, training.policies, report)
+        with report.noting(key):
+            _verify_names(store, step, training)
         if not pruned:
             made = joined(store, manifest, training)
             with report.noting(key):
@@ -107,6 +115,29 @@ def _named(store: Store, step: int, report: Report) -> Iterator[tuple[str, str |
             if not keys.is_training(step, commit["key"]):
                 raise CorruptObjectError(f"{key}: it names {commit['key']}")
             yield commit["key"], commit["commit_sha256"]
+
+
+def _verify_names(store: Store, step: int, training: TrainingSet) -> None:
+    """Check that the parts stand in order, each under the key of its place and the set's id."""
+    if training.counts is None:
+        return  # format 1.0
+    header = read_header(store, keys.training_set(step))
+    check_commit(header, {"step": step}, {})
+    places = [place_of(part) for part in training.commits]
+    if any(one >= two for one, two in pairwise(places)):
+        raise TraceError(
+            f"{header.key}: its commits are of stage, data-parallel and context-parallel rank "
+            f"{places}, expected each once and ascending"
+        )
+    set_id = header.body["attempt"]
+    for part, (stage, dp_rank, cp_rank) in zip(training.commits, places, strict=True):
+        if part.body["attempt"] != set_id:
+            raise TraceError(
+                f"{part.key}: write id {part.body['attempt']}, the set that names it has {set_id}"
+            )
+        expected = keys.training(step, stage, dp_rank, set_id, cp_rank)
+        if part.minor and part.key != expected:
+            raise TraceError(f"{header.key}: it names {part.key}, expected {expected}")
 
 
 def _verify_counts(made: Manifest, training: TrainingSet) -> None:

@@ -10,6 +10,7 @@ from pipeline.run import keys
 from pipeline.traces import (
     NewTrainingSet,
     Routes,
+    TraceError,
     read_manifest,
     read_routes,
     used_routes,
@@ -100,3 +101,91 @@ def test_row_groups_without_rows_as_pyarrow_writes_them():
     manifest = read_manifest(forged, 0)
     found = read_routes(forged, manifest, manifest.ids)
     assert all(equal(found[sample.id], sample.routes) for sample in samples)
+
+
+def test_data_may_name_the_shards_in_any_order():
+    store = MemoryStore()
+    sealed_r3(store, make_samples())
+    forgery = Forgery(store)
+    data = forgery.manifest.body["data"]
+    last = len(data) - 1
+    data.reverse()
+    for row in forgery.rows:
+        row["samples"]["file"] = last - row["samples"]["file"]
+        row["routes"][0]["file"] = last - row["routes"][0]["file"]
+    assert problems(forgery.sealed()) == []
+    forgery.rows.reverse()
+    assert any("shard after shard" in problem for problem in problems(forgery.sealed()))
+
+
+def test_rows_of_a_group_end_with_the_prompt():
+    """A group that owns more is refused; the other sample has a prompt of as many tokens."""
+    store = MemoryStore()
+    sealed_r3(store, make_samples())
+    forgery = Forgery(store)
+    sample = next(s for s in forgery.samples if s["prompt_length"] < s["rows_total"])
+    for place in sample["segments"]:
+        forgery.segments[place["row"]]["owner"] = sample["group"]
+    forged = forgery.sealed()
+    assert any("from its group" in problem for problem in problems(forged))
+    manifest = read_manifest(forged, 0)
+    with pytest.raises(TraceError, match="from its group"):
+        read_routes(forged, manifest, [sample["id"]])
+
+
+def renamed(store, old: str, new: str) -> None:
+    """A part of the training set, with its file, under another name."""
+    for info in list(store.list(keys.trainings(0))):
+        if old in info.key:
+            store.create(info.key.replace(old, new), store.read(info.key))
+            store.delete(info.key)
+    (key,) = [key for key in training_commits(store) if new in key]
+    (file,) = json.loads(store.read(key))["files"]
+    resign(store, key, files=[{**file, "key": file["key"].replace(old, new)}])
+
+
+def other_name(store) -> None:
+    renamed(store, "/001-00001.", "/001-00007.")
+
+
+def first_with_cp_rank(store) -> None:
+    renamed(store, "/001-00001.", "/001-00001-00000.")
+
+
+def other_write_id(store) -> None:
+    resign(store, training_commits(store)[1], attempt="01234567")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (other_name, "expected steps/000000/training/001-00001"),
+        (first_with_cp_rank, "expected steps/000000/training/001-00001"),
+        (other_write_id, "write id 01234567, the set that names it has"),
+    ],
+)
+def test_parts_have_one_name_and_one_write_id(change, says):
+    store, _ = trained()
+    change(store)
+    store.delete(keys.training_set(0))
+    name_all(store, NewTrainingSet(read_manifest(store, 0), R2))
+    assert any(says in problem for problem in problems(store)), problems(store)
+
+
+def test_a_set_names_its_parts_in_order():
+    store, _ = trained()
+    body = json.loads(store.read(keys.training_set(0)))
+    resign(store, keys.training_set(0), commits=body["commits"][::-1])
+    assert any("each once and ascending" in problem for problem in problems(store))
+
+
+@pytest.mark.parametrize("name", ["step", "samples", "stage", "dp_rank", "cp_rank"])
+def test_a_part_says_integers_without_a_fraction(name):
+    store, _ = trained()
+    key = training_commits(store)[0]
+    resign(store, key, **{name: float(json.loads(store.read(key)).get(name, 0))})
+    store.delete(keys.training_set(0))
+    name_all(store, NewTrainingSet(read_manifest(store, 0), R2))
+    assert any(key in problem for problem in problems(store))
+    with pytest.raises(TraceError, match=r"\d\.0"):
+        used_routes(store, 0)

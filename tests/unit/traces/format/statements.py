@@ -590,6 +590,7 @@ MANIFEST = [
         only_row(part_digests=[A_DIGEST, A_DIGEST]),
     ),
     Case("| `not_trained` | string |", "no reward, but not_trained is null", sample(reward=None)),
+    Case("| `not_trained` | string |", "it has one", only_row(not_trained="no reward")),
 ]
 
 COMMITS = [
@@ -650,8 +651,12 @@ COMMITS = [
         lambda f: f.others.update({"steps/000001/manifest.json": b'{"format": "1.1"}'}),
     ),
     Case("| `attempt` |", "expected a write id", head(attempt=None)),
+    Case("`3.0` is not `3`", r"\[?'step': 0\.0", shard(step=0.0)),
+    Case("`3.0` is not `3`", r"'step': 0\.0", head(step=0.0)),
+    Case("`3.0` is not `3`", "4.0 samples", lambda f: shard(samples=len(f.samples) + 0.0)(f)),
+    Case("`3.0` is not `3`", "counts", lambda f: counted(samples=len(f.rows) + 0.0)(f)),
     Case("| `step`, `shard` |", "shard=True", shard(shard=True)),
-    Case("| `samples` | how many", "7 samples", shard(samples=7)),
+    Case("| `samples` | of a rollout shard", "7 samples", shard(samples=7)),
     Case("| `maker` |", "expected an object", shard(maker=[])),
     Case("| `step` | its number |", "expected step 0|expected \\{'step': 0\\}", head(step=1)),
     Case("| `policy_versions` |", "its samples have \\[0\\]", head(policy_versions=[0, 1])),
@@ -672,6 +677,11 @@ COMMITS = [
     Case("| `counts` |", "counts", counted(rows_valid=7)),
     Case("| `counts` |", "counts", head(counts=None)),
     Case("| `data` |", "no row refers to|twice", unused_file),
+    Case(
+        "A reader must refuse every other key",
+        "relative parts are not allowed",
+        lambda f: f.manifest.body["data"][0].update(key="steps/../x.parquet"),
+    ),
     Case("| `data` |", "of another role", swapped_data),
     Case(
         "Every sample of every shard is either a row of the manifest or of a group in `rejected`",
@@ -788,10 +798,11 @@ _RECORDED = "tests/unit/traces/test_recorded_sets.py"
 _R2 = "tests/unit/traces/test_damage.py"
 _TRAINING = "tests/unit/traces/read/test_training.py"
 _OLD = "tests/unit/traces/format/test_schema.py"
+_OTHERS = "tests/unit/upkeep/test_other_writers.py"
 
 ELSEWHERE = {
     "What ties routes to tokens is not the id but the digests": _RECORDED,
-    "| `training/SSS-DDDDD.": _R2,
+    "| `training/SSS-DDDDD[-CCCCC].<write-id>.routes.parquet` |": _OTHERS,
     "| `manifest.json` | seals the step": "tests/unit/traces/test_damage.py",
     "| `replay/...` |": _RECORDED,
     "Objects are created once and never changed": "tests/store_conformance.py",
@@ -808,6 +819,7 @@ ELSEWHERE = {
     "A reader of 1.x reads every 1.y before it": "tests/unit/traces/test_format_1_0.py",
     "It must refuse every other major version": _OLD,
     "| columns `branch_of`, `part_digests`, `not_trained` |": _OLD,
+    "| `training.json`; `manifest_sha256`": "tests/unit/traces/test_format_1_0.py",
     "| `training`, `rejected` of a manifest |": "tests/unit/traces/format/test_policies.py",
     "never use a row that is not valid": "tests/integration/training_replay",
     "it never guesses the name": "tests/unit/traces/format/test_independent_writer.py",
@@ -816,7 +828,7 @@ ELSEWHERE = {
     "and refuses what must not reach a terminal": "tests/unit/traces/write/test_domain.py",
     "| `id`, `group`, `prompt_id`, `branch_of`": "tests/unit/traces/write/test_domain.py",
     "| `reward_error`; `extras` as JSON |": "tests/unit/traces/write/test_domain.py",
-    "| `training/SSS-DDDDD.<write-id>.json` |": _TRAINING,
+    "| `training/SSS-DDDDD[-CCCCC].<write-id>.json` |": _OTHERS,
     "| `training.json` | names": _TRAINING,
     "| `cp_rank` |": _TRAINING,
     "| `manifest_sha256` |": _TRAINING,
@@ -853,6 +865,6 @@ FREE = {
     "It\nmay not change what is here": "a rule for the next version of the page",
     "| `training` | true": "whether the trainer was to record is known to the run alone; "
     "what follows from it is tested with the sets (R2)",
-    "| shard, data-parallel rank; pipeline stage |": "of more there is no key",
+    "| shard, data-parallel and context-parallel rank; pipeline stage |": "of more there is no key",
 }
 """Statements that nothing stored can break, or that no reader may demand, and why."""
