@@ -129,7 +129,7 @@ FORGERIES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "owners": (column("owner", lambda owners: owners[::-1]), "a segment of"),
     "positions": (
         column("token_start", lambda starts: [start + 1 for start in starts]),
-        "position 0 is missing, in layers [1, 2, 5]",
+        "positions up to 7 from its group",
     ),
     "tokens": (column("tokens", lambda tokens: [-1, *tokens[1:]]), "a segment of -1 tokens"),
     "validity": (
