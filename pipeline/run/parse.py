@@ -67,16 +67,16 @@ def flag(value: Any) -> bool:
     return value
 
 
-def equal(found: Any, expected: Any) -> bool:
+def same(found: Any, expected: Any) -> bool:
     """Whether a parsed JSON value is this one, integers as integers: 3.0 is not 3, nor true 1."""
     if type(found) is not type(expected):
         return False
     if isinstance(found, dict):
         return found.keys() == expected.keys() and all(
-            equal(value, expected[name]) for name, value in found.items()
+            same(value, expected[name]) for name, value in found.items()
         )
     if isinstance(found, list):
-        return len(found) == len(expected) and all(map(equal, found, expected))
+        return len(found) == len(expected) and all(map(same, found, expected))
     return bool(found == expected)
 
 

@@ -24,7 +24,7 @@ from pipeline.run.commit import (
     read_commit,
     sha256_of_file,
 )
-from pipeline.run.parse import equal
+from pipeline.run.parse import same
 from pipeline.run.weights import (
     SUFFIX,
     WeightsFile,
@@ -132,7 +132,7 @@ def stored_digest(body: Mapping[str, Any]) -> str:
 def _read_policy(store: Store, version: int) -> tuple[list[DataFile], str | None]:
     """A policy's files, and its weights digest; None: nothing says it."""
     body = read_commit(store, keys.policy(version))
-    if not equal(body.get("version"), version) or not {WEIGHTS, "sha256"} & body.keys():
+    if not same(body.get("version"), version) or not {WEIGHTS, "sha256"} & body.keys():
         raise CorruptObjectError(
             f"{keys.policy(version)} in {store.uri}: found a commit of version "
             f"{body.get('version')!r} with {sorted(body)}, expected that of policy {version}; "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
-from pipeline.run.parse import equal, items, key, number, text
+from pipeline.run.parse import items, key, number, same, text
 from pipeline.store import Store
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.manifest import Manifest, file_of
@@ -154,7 +154,7 @@ def recorded(header: Header) -> dict[str, Recorded] | None:
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{header.key}: its digests are not a list of them: {error!r}") from error
     found = dict(listed)
-    if len(found) != len(listed) or not equal(header.body.get("samples"), len(listed)):
+    if len(found) != len(listed) or not same(header.body.get("samples"), len(listed)):
         raise TraceError(
             f"{header.key}: {len(listed)} digests of {len(found)} samples, it says that it has "
             f"{header.body.get('samples')!r}"
@@ -169,7 +169,7 @@ def _listed(store: Store, step: int) -> TrainingSet | None:
     for name in listed_keys(store, step):
         header = read_header(store, name)
         stage, dp_rank = _number_of(header, "stage"), _number_of(header, "dp_rank")
-        if not equal(header.body.get("step"), step) or name != keys.training_1_0(
+        if not same(header.body.get("step"), step) or name != keys.training_1_0(
             step, stage, dp_rank
         ):
             raise TraceError(
@@ -213,7 +213,7 @@ def _commit(store: Store, manifest: Manifest, key: str, sha256: str) -> Header:
 def _check_step(header: Header, manifest: Manifest, name: str) -> None:
     """Raise TraceError unless a training set or commit is of this sealed step."""
     step, sealed = header.body.get("step"), header.body.get("manifest_sha256")
-    if not equal(step, manifest.step):
+    if not same(step, manifest.step):
         raise TraceError(f"{name}: of step {step!r}, expected {manifest.step}")
     if sealed != manifest.sha256:
         raise TraceError(

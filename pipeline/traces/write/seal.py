@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
-from pipeline.run.parse import equal
+from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.traces.format import domain
 from pipeline.traces.format.header import Header, read_header, same_source, with_header
@@ -218,7 +218,7 @@ def _versions(rows: pa.Table) -> tuple[int, ...]:
 
 def _check_shard(store: Store, header: Header, first: Header, place: dict[str, int]) -> None:
     found = {name: header.body.get(name) for name in place}
-    if not equal(found, place):
+    if not same(found, place):
         raise TraceError(f"{header.key} in {store.uri}: it is the commit of {found}")
     if header.geometry != first.geometry:
         raise TraceError(

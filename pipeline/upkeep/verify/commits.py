@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from pipeline.run.parse import equal
+from pipeline.run.parse import same
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.types import TraceError
 
@@ -46,7 +46,7 @@ def _problems(
 ) -> Iterator[str]:
     body = header.body
     found = {name: body.get(name) for name in place}
-    if not equal(found, dict(place)):
+    if not same(found, dict(place)):
         yield f"it is the commit of {found}, expected {dict(place)}"
     if not _WRITE_ID.fullmatch(str(body.get("attempt"))):
         yield f"attempt {body.get('attempt')!r}, expected a write id of 8 hexadecimal digits"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.run import keys
-from pipeline.run.parse import equal
+from pipeline.run.parse import same
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import named
 from pipeline.traces.format.manifest import FileRef, Manifest
@@ -227,7 +227,7 @@ class ManifestRows:
             "rows_total": total,
             "rows_valid": None if valid.null_count else pc.sum(valid).as_py() or 0,
         }
-        if not equal(self._counts, expected):
+        if not same(self._counts, expected):
             raise TraceError(f"{self._key}: counts {self._counts}, its rows have {expected}")
 
     def _check_sources(self) -> None:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.run.parse import equal
+from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
 from pipeline.traces.format.domain import check_new
@@ -49,7 +49,7 @@ def read_shard_rows(store: Store, file: TraceFile, header: Header, report: Repor
     if len(ids := rows["id"].to_pylist()) != len(set(ids)):
         raise TraceError(f"{key}: {doubles(ids)}")
     _check_branches(key, rows)
-    if not equal(header.body.get("samples"), len(rows)):
+    if not same(header.body.get("samples"), len(rows)):
         raise TraceError(
             f"{header.key}: {header.body.get('samples')} samples, {key} has {len(rows)}"
         )

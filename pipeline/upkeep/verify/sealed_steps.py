@@ -9,7 +9,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.description import RunDescription
-from pipeline.run.parse import equal
+from pipeline.run.parse import same
 from pipeline.run.plan import Plan
 from pipeline.store import Store
 from pipeline.traces.format.header import Header
@@ -108,7 +108,7 @@ def _verify_mark(store: Store, step: int, report: Report) -> None:
     key = keys.pruned(step)
     with report.noting(key):
         body = find_signed(store, key)
-        if body is not None and not (equal(body.get("step"), step) and "data" in body):
+        if body is not None and not (same(body.get("step"), step) and "data" in body):
             raise CorruptObjectError(
                 f"{key}: of step {body.get('step')!r} with {', '.join(body)}, expected data of "
                 f"step {step}"

@@ -7,7 +7,7 @@ from pipeline.run import keys
 from pipeline.run.amendments import read_amendments
 from pipeline.run.commit import CorruptObjectError, find_commit, parsing
 from pipeline.run.description import RunDescription
-from pipeline.run.parse import digest, equal, field, mapping, numbers
+from pipeline.run.parse import digest, field, mapping, numbers, same
 from pipeline.run.policy import WEIGHTS
 from pipeline.store import Store
 from pipeline.traces.format.manifest import Manifest
@@ -56,7 +56,7 @@ def verify_metrics(store: Store, step: int, manifest: Manifest | None, report: R
         body = find_signed(store, key)
         if body is None:
             return
-        if not equal(body.get("step"), step):
+        if not same(body.get("step"), step):
             raise CorruptObjectError(f"{key}: of step {body.get('step')!r}, expected step {step}")
         with parsing(store, key):
             field(body, "metrics", numbers)

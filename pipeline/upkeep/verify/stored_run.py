@@ -8,7 +8,7 @@ from pipeline.run import keys
 from pipeline.run.amendments import Amendment, amended, parse_amendment, read_amendments
 from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, DataFile, files_in, find_commit
 from pipeline.run.description import RunDescription, parse_description
-from pipeline.run.parse import equal, field, mapping, number, real
+from pipeline.run.parse import field, mapping, number, real, same
 from pipeline.run.plan import Plan, parse_counts, parse_plan
 from pipeline.run.policy import WEIGHTS, policy_digest, stored_digest
 from pipeline.run.uses import outdated_shards, outdated_text
@@ -95,7 +95,7 @@ def verify_policies(store: Store, report: Report) -> None:
 
 
 def _check_version(key: str, body: Mapping[str, Any], version: int) -> None:
-    if not equal(body["version"], version):
+    if not same(body["version"], version):
         raise CorruptObjectError(f"{key}: version {body['version']!r}, expected {version}")
 
 
@@ -124,7 +124,7 @@ def verify_checkpoints(store: Store, report: Report) -> None:
     for version, key, body in _committed(store, keys.checkpoints(), "checkpoint.json", report):
         with report.parsing(key):
             _check_version(key, body, version)
-            if not equal(body["step"], version):
+            if not same(body["step"], version):
                 raise CorruptObjectError(f"{key}: step {body['step']!r}, expected {version}")
             mapping(body["layout"])
             for file in files_in(body):
