@@ -109,7 +109,8 @@ class ManifestRows:
         files, ids = self._files, self._rows["id"].to_pylist()
         headers = [self._headers.get(ref.commit) for ref in self._manifest.files]
         shards = [-1 if header is None else header.body.get("shard", -1) for header in headers]
-        if (np.diff(np.array(shards, np.int64)[files]) < 0).any():
+        of_row = np.array(shards, np.int64)[files]
+        if (np.diff(of_row[of_row >= 0]) < 0).any():  # one that cannot be read is reported already
             raise TraceError(f"{self._key}: its rows do not stand shard after shard")
         encoded = [id.encode() for id in ids]
         for row, (one, two) in enumerate(pairwise(encoded)):
