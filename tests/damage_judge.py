@@ -65,7 +65,7 @@ def owners(mode: str) -> dict[str, str]:
     """By data file, the commit that says what it should hold."""
     found = {}
     for key, data in world(mode).objects.items():
-        if key.endswith(".json") and keys.maker_of(key) is None and b'"attempt"' in data:
+        if key.endswith(".json") and b'"attempt"' in data:
             for name in re.findall(rb'"key": "([^"]+)"', data):
                 if not key.endswith("manifest.json") or b"/manifest." in name:
                     found[name.decode()] = key

@@ -181,6 +181,7 @@ def decode_file(written: RoutesFile) -> Iterator[npt.NDArray[Any]]:
             "group": id,
             "branch_of": None,
             "part_digests": None,
+            "prompt_length": 1,  # no group owns a segment
             "rows_total": sum(place.tokens for place in places),
             "routes": [{"file": 0, "segments": [vars(place) for place in places]}],
         }

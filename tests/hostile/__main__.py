@@ -16,7 +16,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="all cases, all readers and commands")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--sample", type=int, default=SAMPLE, help="how many without --all")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for a case")
+    parser.add_argument("--limit", type=float, default=60.0, help="processor seconds for a case")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="every case, also the right ones")
     arguments = parser.parse_args()

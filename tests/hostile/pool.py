@@ -1,7 +1,9 @@
 """Child processes that try cases: a hang ends the child, memory is bounded and measured."""
 
 import gc
+import math
 import multiprocessing
+import os
 import resource
 import sys
 import tempfile
@@ -18,7 +20,9 @@ from tests.hostile.case import Case
 MEMORY_MB = 512
 """How much address space a child may take more for a case: no claim of a length is believed."""
 LIMIT_S = 60.0
-"""Seconds for a case, which takes a tenth of one: on a busy machine, too."""
+"""Processor seconds for a case, which takes a tenth of one."""
+_WAITED = 10
+"""By the clock a case may take so many times as long: on a busy machine, too."""
 
 _STARTED = "started"
 
@@ -91,6 +95,7 @@ class _Child:
         theirs.close()
         self.number = -1
         self._started: float | None = None
+        self._cpu_s = 0.0
 
     def give(self, number: int) -> None:
         self.number, self._started = number, None
@@ -98,10 +103,21 @@ class _Child:
 
     def started(self) -> None:
         """The case is made and lies in its place: its time begins."""
-        self._started = time.monotonic()
+        self._started, self._cpu_s = time.monotonic(), self._used_s()
 
     def late(self, limit_s: float) -> bool:
-        return self._started is not None and time.monotonic() - self._started > limit_s
+        if self._started is None:
+            return False
+        waited_s = time.monotonic() - self._started
+        return self._used_s() - self._cpu_s > limit_s or waited_s > _WAITED * limit_s
+
+    def _used_s(self) -> float:
+        """Processor seconds of the child so far; infinite once it is gone."""
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return math.inf
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def ended(self) -> str:
         self._process.join(10)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.description import RunDescription
-from pipeline.store import Store
+from pipeline.store import ObjectMissingError, Store
 from pipeline.traces.format.header import read_header
 from pipeline.traces.format.manifest import Manifest
 from pipeline.traces.format.types import TraceError
@@ -34,6 +34,10 @@ def verify_training_files(store: Store, step: int, report: Report, pruned: bool)
     """
     for key, digest in _named(store, step, report):
         with report.noting(key):
+            if store.size(key) is None:
+                raise ObjectMissingError(
+                    f"{key}: no such object; {keys.training_set(step)} names it"
+                )
             header = read_header(store, key)
             if digest not in (None, header.sha256):
                 report.add(

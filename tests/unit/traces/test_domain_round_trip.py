@@ -188,7 +188,8 @@ def check_exported(store, step, folder, wanted, geometry) -> None:
         return
     made = export_for(store, step, folder / "slime", "slime")
     assert made.samples + made.left_out == len(wanted)
-    if geometry is not None and geometry.experts > 32_768:
+    taken = any(len(sample.response_tokens_G) for sample in wanted.values())
+    if geometry is not None and geometry.experts > 32_768 and taken:
         with pytest.raises(TraceError, match="do not fit into int16"):
             export_for(store, step, folder / "verl", "verl")
     else:

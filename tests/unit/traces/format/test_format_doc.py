@@ -167,7 +167,7 @@ def test_the_drawn_group(tmp_path):
 
 
 def test_the_page_names_the_limits():
-    assert f"| E | {MOST_EXPERTS:,} |" in PAGE
+    assert f"| E | {MOST_EXPERTS:,}; " in PAGE
     assert f"| K | {MOST_TOPK}, " in PAGE
     assert f"| tokens of a segment or row group | {ROW_GROUP_TOKENS:,}: " in PAGE
 
