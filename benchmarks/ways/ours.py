@@ -178,10 +178,10 @@ def decode_file(written: RoutesFile) -> Iterator[npt.NDArray[Any]]:
     part = read_part(written.store, written.file, geometry, geometry.layers, segments)
     rows = {
         id: {
-            "group": id,
+            "group": "",  # no group owns a segment
             "branch_of": None,
             "part_digests": None,
-            "prompt_length": 1,  # no group owns a segment
+            "prompt_length": 1,
             "rows_total": sum(place.tokens for place in places),
             "routes": [{"file": 0, "segments": [vars(place) for place in places]}],
         }
