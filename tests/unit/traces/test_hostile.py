@@ -101,6 +101,9 @@ def test_a_child_is_late_only_while_it_tries_a_case():
     child = pool._Child.__new__(pool._Child)
     child._started = None
     assert not child.late(0)
-    child._started = time.monotonic() - 2
-    assert child.late(1)
+    child._cpu_s, child._used_s = 3.0, lambda: 5.0
+    child._started = time.monotonic()
+    assert child.late(1)  # of the processor
     assert not child.late(60)
+    child._started -= 601  # waiting for something, which takes no processor
+    assert child.late(60)
