@@ -17,7 +17,7 @@ _UNFORESEEN = (
     LookupError,
     MemoryError,
     OSError,
-    RecursionError,
+    RuntimeError,
     TypeError,
     ValueError,
     pa.ArrowException,
