@@ -17,7 +17,7 @@ _UNFORESEEN = (
     LookupError,
     MemoryError,
     OSError,
-    RuntimeError,
+    RecursionError,
     TypeError,
     ValueError,
     pa.ArrowException,

@@ -163,7 +163,7 @@ def read_table(
             if _inner_nulls(chunk):
                 raise TraceError(f"{name}: nulls inside of {column}")
         return table
-    except (pa.ArrowException, OSError, ValueError, KeyError, RuntimeError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
         raise TraceError(f"{name}: its columns are not as expected: {error}") from error
 
 

@@ -41,7 +41,7 @@ def check_footer(store: Store, file: TraceFile, header: Header) -> None:
         check_columns(metadata, schema, name)
         for text in _problems(file, header, metadata, schema):
             raise TraceError(f"{name}: {text}")
-    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
+    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{name}: its footer cannot be read: {error}") from error
 
 
