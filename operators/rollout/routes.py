@@ -7,18 +7,41 @@ processor joins the pieces of a request's steps when the request has finished), 
 Letters: T rows, D decoder layers, L MoE layers, K experts per token, E experts.
 """
 
+import logging
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from operators.rollout.types import Finished
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.codec import checked
 from pipeline.traces.format.types import Routes, TraceError
 
+log = logging.getLogger(__name__)
+
+
+def read_routes(finished: Finished, decoder_layers: int, geometry: Geometry) -> Routes:
+    """The routes of a response; without a valid row if the request was aborted before it had any.
+
+    Raises TraceError, naming the sample, for those that are missing, and as `routes_of` does.
+    """
+    request, raw_TDK = finished.request, finished.routes_TDK
+    rows = len(request.prompt_tokens) + len(finished.tokens_G) - 1
+    if raw_TDK is not None:
+        return routes_of(raw_TDK, rows, decoder_layers, geometry, request.id)
+    if finished.finish_reason == "abort":
+        log.warning("sample %s: aborted without routes; no row is valid", request.id)
+        return absent_routes(rows, geometry)
+    raise TraceError(
+        f"sample {request.id}: the engine ended it with {finished.finish_reason!r} and returned no "
+        f"routes, expected those of {rows} rows: the trainer would choose all its experts itself. "
+        "Use an engine build or backend that captures routes"
+    )
+
 
 def routes_of(
-    raw_TDK: npt.NDArray[Any] | None,
+    raw_TDK: npt.NDArray[Any],
     rows: int,
     decoder_layers: int,
     geometry: Geometry,
@@ -26,12 +49,9 @@ def routes_of(
 ) -> Routes:
     """The MoE layers of an engine's routes, each row sorted, all rows valid.
 
-    For None (the request was aborted before its routes were complete) no row is valid. Raises
-    TraceError, naming the sample, when the array is not [rows, decoder_layers, K] of integers, an
-    id is not below E, a set holds an expert twice, or all ids are zero.
+    Raises TraceError, naming the sample, when the array is not [rows, decoder_layers, K] of
+    integers, an id is not below E, a set holds an expert twice, or all ids are zero.
     """
-    if raw_TDK is None:
-        return absent_routes(rows, geometry)
     expected = (rows, decoder_layers, geometry.topk)
     if raw_TDK.shape != expected:
         raise TraceError(

@@ -8,6 +8,9 @@ import numpy.typing as npt
 
 from pipeline.traces.format.types import Routes, VersionSpan
 
+FINISH_REASONS = ("stop", "length", "abort")
+"""Why generation ended: at an end token, at the longest length, or because the engine gave up."""
+
 
 class RolloutError(Exception):
     """A rollout cannot continue; the text names the sample, object or setting and the fix."""
@@ -27,7 +30,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Finished:
-    """One response of the engine, whose routes are not yet read."""
+    """One response of the engine, whose routes are not yet read.
+
+    Raises RolloutError, naming the sample, for a finish reason that is none of FINISH_REASONS.
+    """
 
     request: Request
     tokens_G: npt.NDArray[np.uint32]
@@ -35,7 +41,17 @@ class Finished:
     routes_TDK: npt.NDArray[Any] | None
     """The engine's own array, S-1 rows for every decoder layer. None: not recorded, or aborted."""
     finish_reason: str
+    """One of FINISH_REASONS."""
     version_spans: tuple[VersionSpan, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what the trainer would not know how to treat."""
+        if self.finish_reason not in FINISH_REASONS:
+            raise RolloutError(
+                f"sample {self.request.id}: the engine ended it with {self.finish_reason!r}, "
+                f"expected one of {FINISH_REASONS}; start the worker again, which makes the shard "
+                "anew, and look at the engine's log"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -55,6 +71,6 @@ class Generation:
     routes: Routes | None
     """S-1 rows; None: the engine does not record routes."""
     finish_reason: str
-    """'stop', 'length' or 'abort'."""
+    """One of FINISH_REASONS."""
     version_spans: tuple[VersionSpan, ...]
     """The policy version of each range of tokens; the spans cover 0..G."""

@@ -7,8 +7,10 @@ not deterministic, a difference is counted and logged as a warning.
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -22,8 +24,8 @@ from operators.training.step import Trained
 from operators.training.step_metrics import agreement_by_layer, manifest_metrics
 from operators.training.stored_routes import store_routes
 from pipeline import progress
-from pipeline.run import keys
-from pipeline.run.commit import commit, find_commit, new_write_id
+from pipeline.run import keys, parse
+from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id
 from pipeline.run.policy import digests_of, publish_policy, stored_digest
 from pipeline.scratch import scratch_folder
 from pipeline.store import Store
@@ -55,7 +57,7 @@ class StepFinisher:
         step = data.step
         committed = agreed(lambda: find_commit(self.store, keys.metrics(step)))
         if committed is not None:
-            self._publish(step + 1, committed["policy_sha256"])
+            self._publish(step + 1, _policy_digest(self.store, step, committed))
             return
         routes_drift = 0
         if trained.recorded is not None:
@@ -112,6 +114,18 @@ class StepFinisher:
         shown = ("reward/mean", "loss/policy", "grad_norm", "mismatch/kl", "replay/coverage")
         numbers = [f"{key} {metrics[key]:.4g}" for key in shown if metrics[key] is not None]
         logger.info("step %d: %s", data.step, ", ".join(numbers))
+
+
+def _policy_digest(store: Store, step: int, metrics: Mapping[str, Any]) -> str:
+    """The digest of the policy that a complete step left. Raises CorruptObjectError."""
+    try:
+        return parse.field(metrics, "policy_sha256", parse.digest)
+    except ValueError as error:
+        raise CorruptObjectError(
+            f"{keys.metrics(step)} in {store.uri}: {error}, expected the digest of policy "
+            f"{step + 1}, with which a trainer that trains the step again compares its own; "
+            "restore the object"
+        ) from error
 
 
 def _digests(store: Store, folder: Path, policy_version: int, known: str | None) -> tuple[str, str]:

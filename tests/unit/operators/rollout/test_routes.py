@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.rollout.routes import absent_routes, routes_of
-from pipeline.traces import Geometry, TraceError
+from operators.rollout.routes import absent_routes, read_routes, routes_of
+from operators.rollout.types import Finished, Request, RolloutError
+from pipeline.traces import Geometry, TraceError, VersionSpan
 
 GEOMETRY = Geometry(experts=8, topk=3, layers=(1, 3))
 LAYERS = 4
@@ -43,16 +44,38 @@ def test_ids_above_255_keep_their_value():
     assert routes.sets_TLK.dtype == np.uint16
 
 
-def test_none_is_absent_not_zero():
-    routes = routes_of(None, 5, LAYERS, GEOMETRY, "s")
+def finished(reason, routes_TDK=None, P=2, G=4):
+    """A response of the engine, of P + G - 1 rows."""
+    request = Request("000003/1/0", (7,) * P, 0)
+    tokens_G, logprobs_G = np.zeros(G, np.uint32), np.zeros(G, np.float32)
+    return Finished(request, tokens_G, logprobs_G, routes_TDK, reason, (VersionSpan(0, 0, G),))
+
+
+def test_an_aborted_response_may_lack_routes():
+    routes = read_routes(finished("abort"), LAYERS, GEOMETRY)
     assert not routes.valid_T.any()
     assert routes.sets_TLK.shape == (5, 2, 3)
     assert (np.diff(routes.sets_TLK) > 0).all()
 
 
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_finished_response_without_routes_is_refused(reason):
+    said = rf"sample 000003/1/0: the engine ended it with '{reason}' and returned no routes.*5 rows"
+    with pytest.raises(TraceError, match=said):
+        read_routes(finished(reason), LAYERS, GEOMETRY)
+    assert read_routes(finished(reason, raw(5)), LAYERS, GEOMETRY).valid_T.all()
+
+
+@pytest.mark.parametrize("reason", ["None", "error", "repetition", "st\nop", ""])
+def test_an_unknown_finish_reason_is_refused_when_it_arrives(reason):
+    """None is what an engine says of a request that still runs."""
+    with pytest.raises(RolloutError, match=r"sample 000003/1/0: the engine ended it with '"):
+        finished(reason)
+
+
 @pytest.mark.parametrize("routes_TDK", [raw(0), None])
 def test_a_prompt_of_one_token_without_response_has_no_row(routes_TDK):
-    routes = routes_of(routes_TDK, 0, LAYERS, GEOMETRY, "s")
+    routes = read_routes(finished("abort", routes_TDK, P=1, G=0), LAYERS, GEOMETRY)
     assert routes.sets_TLK.shape == (0, 2, 3)
     assert routes.valid_T.shape == (0,)
 

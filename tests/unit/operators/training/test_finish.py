@@ -2,9 +2,9 @@
 
 import pytest
 
-from operators.training.finish import _digests
+from operators.training.finish import _digests, _policy_digest
 from pipeline.run import keys
-from pipeline.run.commit import commit, file_list, files_in, read_commit
+from pipeline.run.commit import CorruptObjectError, commit, file_list, files_in, read_commit
 from pipeline.run.policy import digests_of, policy_digest, publish_policy
 from tests.memory_store import MemoryStore
 from tests.weights import some_weights
@@ -68,3 +68,15 @@ def test_another_policy_of_an_older_version_is_drift(folder, caplog):
     for known in (None, theirs):
         assert _digests(store, folder, 3, known) == (theirs, digests_of(folder).weights)
     assert caplog.text.count("policy 3 has digest") == 2
+
+
+@pytest.mark.parametrize(
+    ("metrics", "found"),
+    [({}, "it has no"), ({"policy_sha256": 3}, "3"), ({"policy_sha256": "a"}, "'a'")],
+)
+def test_metrics_without_the_policys_digest_are_corrupt(metrics, found):
+    store = MemoryStore()
+    assert _policy_digest(store, 2, {"policy_sha256": "0" * 64}) == "0" * 64
+    said = rf"{keys.metrics(2)} in memory.*{found}.*the digest of policy 3"
+    with pytest.raises(CorruptObjectError, match=said):
+        _policy_digest(store, 2, metrics)
