@@ -38,7 +38,7 @@ from operators.training.batches.micro_batch import REPLAYED
 from operators.training.megatron import cpu_megatron, parallel
 from operators.training.megatron.local_layers import local_block_spec
 from operators.training.replay.hooks import Recorder, Replayer, bound
-from pipeline.config.tree import Megatron
+from pipeline.config.actor import Megatron
 
 GOAL = 1.01
 TOPK = 8

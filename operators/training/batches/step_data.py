@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from operators.training.batches.layout import Layout, LayoutRules, make_layout
 from operators.training.errors import ReplayError
-from pipeline.config.tree import Megatron, RunConfig
+from pipeline.config.actor import Megatron
+from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.model.geometry import Geometry
 from pipeline.rl.advantages import grpo_advantages

@@ -24,9 +24,9 @@ from operators.training.megatron.bridges import BRIDGES, HfConfig
 from operators.training.megatron.optimizer import wrap_for_training
 from operators.training.megatron.patched import count_tokens_without_padding
 from operators.training.megatron.weights import load_weights
+from pipeline.config.actor import Actor
 from pipeline.config.rules.overrides import override_problems
 from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE, field_problems
-from pipeline.config.tree import Actor
 from pipeline.errors import InputError
 from pipeline.model.families import training_problems
 

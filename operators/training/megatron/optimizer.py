@@ -16,7 +16,7 @@ from megatron.core.optimizer import (
 )
 from megatron.core.transformer import TransformerConfig
 
-from pipeline.config.tree import Actor
+from pipeline.config.actor import Actor
 
 
 def wrap_for_training(

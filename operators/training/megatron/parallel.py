@@ -10,8 +10,8 @@ from torch.distributed import ProcessGroup
 
 from operators.training.batches.micro_batch import Slice
 from operators.training.megatron import cpu_megatron
+from pipeline.config.actor import Megatron
 from pipeline.config.rules.layout import expert_tensor_parallel_size, size_problems
-from pipeline.config.tree import Megatron
 from pipeline.errors import InputError
 
 _SEED = 1

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.config.actor import Megatron
 from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE
-from pipeline.config.tree import Megatron, RunConfig
+from pipeline.config.tree import RunConfig
 from pipeline.model.geometry import Geometry
 
 _TP = f"{MEGATRON}.tensor_model_parallel_size"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.tree import Megatron, RouterReplay
+from pipeline.config.actor import Megatron, RouterReplay
 from pipeline.model.geometry import Geometry
 
 MEGATRON = "actor_rollout_ref.actor.megatron"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.config.tree import Actor, Megatron, Optim
+from pipeline.config.actor import Actor, Megatron, Optim
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},

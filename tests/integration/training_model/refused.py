@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from operators.training.megatron import parallel
 from operators.training.megatron.model import build_model
-from pipeline.config.tree import Actor, Megatron
+from pipeline.config.actor import Actor, Megatron
 from pipeline.errors import InputError
 
 SETTINGS: dict[str, dict[str, Any]] = {

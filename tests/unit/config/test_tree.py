@@ -1,6 +1,6 @@
 """What follows from settings."""
 
-from pipeline.config.tree import RouterReplay
+from pipeline.config.actor import RouterReplay
 
 
 def test_which_mode_records_and_which_replays():

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from pipeline.config.actor import Megatron, RouterReplay
 from pipeline.config.rules.transformer_fields import FIELDS
 from pipeline.config.rules.transformer_rules import (
     FIXED,
@@ -17,7 +18,6 @@ from pipeline.config.rules.transformer_rules import (
     has_auxiliary_loss,
     intended_fields,
 )
-from pipeline.config.tree import Megatron, RouterReplay
 
 R3 = RouterReplay(mode="R3")
 AS_MBRIDGE: dict[str, Any] = {
