@@ -5,6 +5,7 @@ processes on two cores slow each other down 5 to 30 times.
 """
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -26,3 +27,16 @@ def pytest_report_header() -> str:
     return sample_or_all(
         "of what is large a sample is tried; make test-all tries all", "all is tried, no sample"
     )
+
+
+@pytest.fixture(autouse=True)
+def same_store_settings() -> Iterator[None]:
+    """A test that leaves its S3 server's address behind makes a later one wait for that server."""
+    before = _store_settings()
+    yield
+    assert _store_settings() == before, "the test leaves settings of a store in the environment"
+
+
+def _store_settings() -> dict[str, str]:
+    named = ("AWS_", "RETRACE_S3_")
+    return {name: value for name, value in os.environ.items() if name.startswith(named)}

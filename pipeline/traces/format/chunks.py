@@ -23,8 +23,8 @@ from pipeline.traces.format.pages import (
     StoredGroup,
     check_pages,
     check_texts,
-    chunk_range,
     footer_metadata,
+    stored_chunks,
 )
 from pipeline.traces.format.schema import Role, absent_columns, check_metadata, layer_column
 from pipeline.traces.format.types import TraceError
@@ -146,7 +146,7 @@ def read_table(
         if found != [group.rows for group in file.row_groups]:
             raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
         groups = _stored_groups(file, there, wanted, checked)
-        doubtful, most = check_pages(metadata, groups, _coded_bytes(there, geometry), name)
+        doubtful, most = check_pages(metadata, footer, groups, _coded_bytes(there, geometry), name)
         with pq.ParquetFile(
             checked, metadata=metadata, pre_buffer=False, read_dictionary=doubtful
         ) as parquet:
@@ -216,12 +216,11 @@ def describe_stream(content: IO[bytes], data: DataFile, role: Role) -> TraceFile
     metadata = pq.read_metadata(content)
     content.seek(data.size - TAIL)
     length = int.from_bytes(content.read(TAIL)[:-4], "little") + TAIL
+    content.seek(data.size - length)
     groups, leaves = [], tuple(metadata.schema.column(i).path for i in range(metadata.num_columns))
-    for g in range(metadata.num_row_groups):
-        group, chunks = metadata.row_group(g), []
-        for i in range(metadata.num_columns):
-            chunks.append(range_of(*chunk_range(group.column(i))))
-        groups.append(RowGroup(group.num_rows, tuple(chunks)))
+    for g, chunks in enumerate(stored_chunks(content.read(length), len(leaves))):
+        ranges = tuple(range_of(chunk.offset, chunk.length) for chunk in chunks)
+        groups.append(RowGroup(metadata.row_group(g).num_rows, ranges))
     return TraceFile(data, role, range_of(data.size - length, length), leaves, tuple(groups))
 
 

@@ -9,7 +9,7 @@ follow from the stored bytes. docs/trace-format.md has the bounds.
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,10 @@ _OWN_HEADER = {_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}
 """By type of page, the field of the page header that holds what is said of that type alone."""
 _DELTA_BYTE_ARRAY = 7
 """The encoding whose values share their beginnings: they may be much longer than their page."""
-_DEEPEST = 4  # structs in structs in a page header
+_UNCOMPRESSED = 0
+_CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+_DEEPEST = 16
+"""Structs and lists in one another: in a footer 8, of the definition and what may join it."""
 
 
 class StoredGroup(NamedTuple):
@@ -42,6 +45,18 @@ class StoredGroup(NamedTuple):
     """Bytes of all its chunks in the file, also of those that are not read."""
     chunks: Mapping[int, tuple[int, bytes]]
     """By number of the leaf column: offset and content of the chunks that are read."""
+
+
+class StoredChunk(NamedTuple):
+    """What a footer claims of a column chunk. Example: StoredChunk(6, 512, 4, 8_192)."""
+
+    codec: int
+    """As numbered in Parquet's definition: 6 is zstd."""
+    values: int
+    offset: int
+    """Where its first page begins in the file; 0 when it has no page."""
+    length: int
+    """Bytes, compressed."""
 
 
 class Page(NamedTuple):
@@ -74,8 +89,41 @@ def footer_metadata(footer: bytes, row_groups: int, leaves: Sequence[str]) -> pq
         return parquet.metadata
 
 
+def stored_chunks(footer: bytes, leaves: int) -> list[list[StoredChunk]]:
+    """Read what a footer claims of each column chunk, by row group and leaf column.
+
+    pyarrow 26 ends the process (std::terminate) when `RowGroupMetaData.column` meets an unknown
+    codec or level histograms of a wrong size, so its metadata cannot be used for this. The numbers
+    of fields are those of `FileMetaData` in apache/parquet-format's parquet.thrift. Raises
+    ValueError when the footer is not as defined there, or a row group has other than `leaves`
+    columns.
+    """
+    try:
+        whole, _ = _struct(footer, 0, _DEEPEST)
+    except IndexError as error:
+        raise ValueError("the footer ends within a value") from error
+    groups = [_members(group, 1) for group in _members(whole, 4)]
+    if any(len(columns) != leaves for columns in groups):
+        raise ValueError(f"a row group of other than {leaves} columns")
+    return [[_stored_chunk(column) for column in columns] for columns in groups]
+
+
+def _stored_chunk(column: "_Struct") -> StoredChunk:
+    described = column.get(3)
+    if not isinstance(described, dict):
+        raise ValueError("a column chunk without metadata")
+    codec, values, length, start = (_whole(described, field) for field in (4, 5, 7, 9))
+    # A chunk without values may have a dictionary page alone: then its data begin nowhere, at 0.
+    start = _whole(described, 11) if 11 in described else start
+    return StoredChunk(codec, values, start, length)
+
+
 def check_pages(
-    metadata: pq.FileMetaData, groups: Sequence[StoredGroup], row_bytes: int, name: str
+    metadata: pq.FileMetaData,
+    footer: bytes,
+    groups: Sequence[StoredGroup],
+    row_bytes: int,
+    name: str,
 ) -> tuple[list[str], int]:
     """Refuse row groups that would grow beyond the bounds when they are decoded.
 
@@ -85,17 +133,17 @@ def check_pages(
     """
     doubtful: set[str] = set()
     most = 0
+    described = stored_chunks(footer, metadata.num_columns)
     for group in groups:
         limit = max(FEW_BYTES + FEW_TOKENS * row_bytes, MOST_RATIO * group.size)
         most += limit
-        described = metadata.row_group(group.number)
         decoded = 0
         for leaf, (offset, content) in group.chunks.items():
-            column = described.column(leaf)
+            column, chunk = metadata.schema.column(leaf), described[group.number][leaf]
             try:
-                if chunk_range(column) != (offset, len(content)):
+                if (chunk.offset, chunk.length) != (offset, len(content)):
                     raise TraceError("its place in the footer is not that in its commit")
-                pages, values = _pages(column, content), column.num_values
+                pages, values = _pages(content, chunk.values), chunk.values
                 decoded += _decoded(pages, values, group.size)
                 if decoded > limit:
                     raise TraceError(
@@ -105,11 +153,11 @@ def check_pages(
                 if column.physical_type == "BYTE_ARRAY":
                     if _shared(pages) * values > limit:
                         raise TraceError("its texts, of shared beginnings, may be too long")
-                    longest = _longest(pages, content, column.compression, values, limit)
+                    longest = _longest(pages, content, chunk.codec, values, limit)
                     if longest * values > limit:
-                        doubtful.add(column.path_in_schema)
+                        doubtful.add(column.path)
             except TraceError as error:
-                what = f"{name}: row group {group.number}, column {column.path_in_schema}"
+                what = f"{name}: row group {group.number}, column {column.path}"
                 raise TraceError(f"{what}: {error}") from error
     return sorted(doubtful), most
 
@@ -136,9 +184,9 @@ def _decoded(pages: Sequence[Page], values: int, stored: int) -> int:
     return sum(page.size for page in pages) + 8 * values
 
 
-def _pages(column: pq.ColumnChunkMetaData, content: bytes) -> list[Page]:
+def _pages(content: bytes, values: int) -> list[Page]:
     try:
-        return list(walk_pages(content, column.num_values))
+        return list(walk_pages(content, values))
     except (IndexError, ValueError) as error:
         raise TraceError(f"its pages are not as expected: {error}") from error
 
@@ -170,17 +218,7 @@ def _below(path: str, name: str) -> str:
     return f"{path}.{name}"
 
 
-def chunk_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Offset and length of a column chunk, from its first page to its last.
-
-    A chunk without values may have a dictionary page alone: then its data begin nowhere, at 0.
-    """
-    has_dictionary = column.has_dictionary_page
-    start = column.dictionary_page_offset if has_dictionary else column.data_page_offset
-    return start, column.total_compressed_size
-
-
-def _longest(pages: Sequence[Page], chunk: bytes, codec: str, values: int, most: int) -> int:
+def _longest(pages: Sequence[Page], chunk: bytes, codec: int, values: int, most: int) -> int:
     """A length in bytes that no text of a chunk's dictionary exceeds."""
     bounds = [0]
     for page in pages:
@@ -195,13 +233,14 @@ def _shared(pages: Sequence[Page]) -> int:
     return max((page.size for page in pages if page.encoding == _DELTA_BYTE_ARRAY), default=0)
 
 
-def _longest_of(page: Page, chunk: bytes, codec: str) -> int:
+def _longest_of(page: Page, chunk: bytes, codec: int) -> int:
     """The length in bytes of the longest text of a dictionary page (PLAIN: lengths and bytes)."""
     content = chunk[page.start : page.start + page.stored]
-    if codec != "UNCOMPRESSED":
-        if not pa.Codec.is_available(codec.lower()):
+    if codec != _UNCOMPRESSED:
+        known = _CODECS.get(codec, "unknown")
+        if not pa.Codec.is_available(known):
             return page.size
-        content = pa.Codec(codec.lower()).decompress(content, page.size).to_pybytes()
+        content = pa.Codec(known).decompress(content, page.size).to_pybytes()
     at = longest = 0
     while at + 4 <= len(content):
         length = int.from_bytes(content[at : at + 4], "little")
@@ -210,40 +249,79 @@ def _longest_of(page: Page, chunk: bytes, codec: str) -> int:
     return longest
 
 
-_Struct = dict[int, "int | _Struct"]
+_Value: TypeAlias = "int | _Struct | list[_Value] | None"
+_Struct = dict[int, _Value]
 
 
 def _whole(struct: _Struct, field: int) -> int:
     value = struct.get(field)
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"field {field} of a page header is {value!r}")
+        raise ValueError(f"field {field} of a page header or column chunk is {value!r}")
     return value
 
 
+def _members(struct: _Struct, field: int) -> list[_Struct]:
+    value = struct.get(field)
+    if not isinstance(value, list):
+        raise ValueError(f"field {field} of the footer or of a row group is not a list")
+    structs = [member for member in value if isinstance(member, dict)]
+    if len(structs) != len(value):
+        raise ValueError(f"field {field} of the footer or of a row group is a list of other things")
+    return structs
+
+
 def _struct(data: bytes, at: int, depth: int) -> tuple[_Struct, int]:
-    """A struct of Thrift's compact protocol: its integers and structs by field, and its end."""
+    """A struct of Thrift's compact protocol: its values by field, and its end."""
     found: _Struct = {}
     field = 0
     while head := data[at]:
         at += 1
-        kind, step = head & 15, head >> 4
-        if not step:
+        if step := head >> 4:
+            field += step
+        else:
             number, at = _varint(data, at)
             field = number >> 1 ^ -(number & 1)
-        field += step
-        if kind in (4, 5, 6):  # i16, i32, i64
-            number, at = _varint(data, at)
-            found[field] = number >> 1 ^ -(number & 1)
-        elif kind == 8:  # binary
-            length, at = _varint(data, at)
-            at += length
-        elif kind == 12 and depth:
-            found[field], at = _struct(data, at, depth - 1)
-        elif kind == 3:  # i8
-            at += 1
-        elif kind not in (1, 2):  # true and false have no content
-            raise ValueError(f"a value of type {kind} in a page header")
+        value, at = _value(data, at, head & 15, depth)
+        if field in found:  # which one counts, readers decide differently
+            raise ValueError(f"field {field} twice in a page header or footer")
+        found[field] = value
     return found, at + 1
+
+
+def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[_Value, int]:
+    """A value and its end; None for what nothing here asks for: booleans, texts, floats."""
+    if kind in (5, 6, 4):  # i32, i64, i16
+        number, at = _varint(data, at)
+        return number >> 1 ^ -(number & 1), at
+    if kind == 8:  # binary
+        length, at = _varint(data, at)
+        return None, at + length
+    if kind in (9, 10, 12) and not depth:
+        raise ValueError("structs and lists lie too deep in one another")
+    if kind == 12:
+        return _struct(data, at, depth - 1)
+    if kind in (9, 10):  # list, set
+        return _list(data, at, depth - 1)
+    if kind in (1, 2):  # true and false have no content
+        return None, at
+    if kind in (3, 7):  # i8, double
+        return None, at + (1 if kind == 3 else 8)
+    raise ValueError(f"a value of type {kind} in a page header or footer")
+
+
+def _list(data: bytes, at: int, depth: int) -> tuple[list[_Value], int]:
+    head, at = data[at], at + 1
+    kind, count = head & 15, head >> 4
+    if count == 15:
+        count, at = _varint(data, at)
+    # A boolean has a byte of its own in a list, as all others have, so the data bound the count.
+    if count > len(data) - at:
+        raise ValueError(f"a list of {count} values in {len(data) - at} bytes")
+    found = []
+    for _ in range(count):
+        value, at = _value(data, at, 3 if kind in (1, 2) else kind, depth)
+        found.append(value)
+    return found, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -256,4 +334,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 63:
-            raise ValueError("a number of more than 64 bits in a page header")
+            raise ValueError("a number of more than 64 bits in a page header or footer")

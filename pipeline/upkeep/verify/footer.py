@@ -11,7 +11,7 @@ from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_footer
 from pipeline.traces.format.columns import check_columns
 from pipeline.traces.format.header import Header
-from pipeline.traces.format.pages import chunk_range, footer_metadata
+from pipeline.traces.format.pages import footer_metadata, stored_chunks
 from pipeline.traces.format.schema import (
     MANIFEST,
     SAMPLES,
@@ -39,14 +39,14 @@ def check_footer(store: Store, file: TraceFile, header: Header) -> None:
         there = {leaf.partition(".")[0] for leaf in file.leaves}
         absent_columns(schema.names, there, minor, name)
         check_columns(metadata, schema, name)
-        for text in _problems(file, header, metadata, schema):
+        for text in _problems(file, header, metadata, footer, schema):
             raise TraceError(f"{name}: {text}")
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{name}: its footer cannot be read: {error}") from error
 
 
 def _problems(
-    file: TraceFile, header: Header, metadata: pq.FileMetaData, schema: pa.Schema
+    file: TraceFile, header: Header, metadata: pq.FileMetaData, footer: bytes, schema: pa.Schema
 ) -> Iterator[str]:
     text = {key.decode(): value.decode() for key, value in metadata.metadata.items()}
     if not text.get("retrace.producer"):
@@ -69,14 +69,13 @@ def _problems(
     if rows != [group.rows for group in file.row_groups]:
         yield f"row groups of {rows} rows, its commit has others"
         return
+    stored = stored_chunks(footer, len(leaves))
     for g, described in enumerate(file.row_groups):
-        group = metadata.row_group(g)
-        for i, chunk in enumerate(described.chunks):
-            found = chunk_range(group.column(i))
-            if found != (chunk.offset, chunk.length):
+        for leaf, chunk, found in zip(leaves, described.chunks, stored[g], strict=True):
+            if (found.offset, found.length) != (chunk.offset, chunk.length):
                 yield (
-                    f"row group {g}: column {leaves[i]} is {found[1]} bytes from {found[0]}, its "
-                    f"commit says {chunk.length} from {chunk.offset}"
+                    f"row group {g}: column {leaf} is {found.length} bytes from {found.offset}, "
+                    f"its commit says {chunk.length} from {chunk.offset}"
                 )
 
 

@@ -5,6 +5,7 @@ import random
 import re
 import time
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.run.commit import DataFile, sha256
 from pipeline.traces import TraceError
 from pipeline.traces.format.chunks import TraceFile, describe, read_table
-from pipeline.traces.format.pages import Page, walk_pages
+from pipeline.traces.format.pages import Page, stored_chunks, walk_pages
 from pipeline.traces.format.schema import SAMPLES, file_metadata, routes_schema
 from tests.memory_store import MemoryStore
 from tests.samples import R3, make_samples, sealed_r3
@@ -193,6 +194,68 @@ def test_all_pages_of_a_chunk_are_walked(version, codec):
     assert (dictionary.kind, dictionary.values) == (2, 50)
     assert len(pages) > 10
     assert sum(page.values for page in pages) == 10_000
+
+
+@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd"])
+def test_column_chunks_are_where_pyarrow_finds_them(codec):
+    """With dictionaries, statistics, lists, no rows, several row groups: all that footers have."""
+    lists = pa.array([[1, 2], [], [3]], SAMPLES.field("response_tokens").type)
+    table = samples_with(3, response_tokens=lists)
+    out = io.BytesIO()
+    with pq.ParquetWriter(out, SAMPLES, compression=codec, write_page_index=True) as writer:
+        for rows in (3, 0, 2):
+            writer.write_table(table.slice(0, rows).cast(SAMPLES))
+    metadata = pq.read_metadata(out)
+    found = stored_chunks(footer_of(out.getvalue()), metadata.num_columns)
+    for g, chunks in enumerate(found):
+        for i, chunk in enumerate(chunks):
+            column = metadata.row_group(g).column(i)
+            is_there = column.has_dictionary_page
+            start = column.dictionary_page_offset if is_there else column.data_page_offset
+            assert chunk[1:] == (column.num_values, start, column.total_compressed_size)
+            assert chunk.codec == {"none": 0, "snappy": 1, "gzip": 2, "zstd": 6}[codec]
+
+
+def footer_of(content: bytes) -> bytes:
+    return content[-8 - int.from_bytes(content[-8:-4], "little") :]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        # The codec of column `id`, 6, becomes 61.
+        (b"\x19\x18\x02id\x15\x0c", b"\x19\x18\x02id\x15\x7a"),
+        # The two repetition levels of a list, counted 2 and 4, become one, counted 514.
+        (b"\x29\x26\x04\x08", b"\x29\x16\x84\x08"),
+    ],
+)
+def test_what_ends_the_process_in_pyarrow_is_an_error(right, wrong):
+    lists = pa.array([[1, 2, 3], [4, 5, 6]], SAMPLES.field("response_tokens").type)
+    store, file = stored(samples_with(2, response_tokens=lists), "samples")
+    content = store.read("file")
+    assert content.count(right) == 1
+    content = content.replace(right, wrong)
+    place = file.footer._replace(sha256=sha256(footer_of(content)))
+    forged = replace(file, data=replace(file.data, sha256=sha256(content)), footer=place)
+    refused(MemoryStore({"file": content}), forged, SAMPLES, "its columns are not as expected")
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        bytes([0x49, 0x1C, 0x19, 0x0C, 0, 0]),  # a row group without columns
+        bytes([0x49, 0x0C, 0x09, 0x08, 0x0C, 0]),  # the row groups twice
+        bytes([0x49, 0x15, 0, 0]),  # row groups that are numbers
+        bytes([0x49, 0x1C, 0x19, 0x1C, 0x25, 0, 0, 0, 0]),  # a column without metadata
+        bytes([0x49, 0xFC, 0xFF, 0xFF, 0xFF, 0x0F]),  # a list longer than the footer
+        bytes([0x4B, 0]),  # a map
+        b"\x19\x1c" * 1000,
+        b"",
+    ],
+)
+def test_footers_that_are_none(footer):
+    with pytest.raises(ValueError, match=r"row group|column|twice|list|end|deep|type"):
+        stored_chunks(footer, 1)
 
 
 PAGE = bytes([0x15, 0, 0x15, 0x10, 0x15, 0x10, 0x2C, 0x15, 0x02, 0x15, 0, 0, 0]) + bytes(8)
