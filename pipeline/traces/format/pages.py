@@ -6,6 +6,7 @@ pages that are about to be decoded are read here, and what they claim is compare
 follow from the stored bytes. docs/trace-format.md has the bounds.
 """
 
+import functools
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +90,8 @@ def footer_metadata(footer: bytes, row_groups: int, leaves: Sequence[str]) -> pq
         return parquet.metadata
 
 
-def stored_chunks(footer: bytes, leaves: int) -> list[list[StoredChunk]]:
+@functools.lru_cache(16)  # slices of one file are read with one footer
+def stored_chunks(footer: bytes, leaves: int) -> tuple[tuple[StoredChunk, ...], ...]:
     """Read what a footer claims of each column chunk, by row group and leaf column.
 
     pyarrow 26 ends the process (std::terminate) when `RowGroupMetaData.column` meets an unknown
@@ -105,7 +107,7 @@ def stored_chunks(footer: bytes, leaves: int) -> list[list[StoredChunk]]:
     groups = [_members(group, 1) for group in _members(whole, 4)]
     if any(len(columns) != leaves for columns in groups):
         raise ValueError(f"a row group of other than {leaves} columns")
-    return [[_stored_chunk(column) for column in columns] for columns in groups]
+    return tuple(tuple(map(_stored_chunk, columns)) for columns in groups)
 
 
 def _stored_chunk(column: "_Struct") -> StoredChunk:
