@@ -1,13 +1,15 @@
 """What this process may use of its machine: cores, memory and GPUs, container limits included."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _DEVICES = Path("/dev")
+_SMI_S = 60.0
 
 
 def core_count() -> int:
@@ -29,15 +31,15 @@ def memory_size() -> int:
 def gpu_pool() -> tuple[str, ...]:
     """The GPUs that workers of this machine may use, as CUDA_VISIBLE_DEVICES names them.
 
-    Those of that variable where it is set, else all, counted by the device files of NVIDIA's
-    driver. None where torch is installed as a build for the CPU, whatever the machine has.
+    Those of that variable where it is set, else all. Whether torch can use them is another question
+    (pipeline.device).
     """
-    count = len(list(_DEVICES.glob("nvidia[0-9]*")))
-    if count == 0 or _torch_has_no_cuda():
-        return ()
+    count = _gpu_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return tuple(str(index) for index in range(count))
+    if not count:
+        return ()
     pool: list[str] = []
     for name in (part.strip() for part in named.split(",")):
         if name in ("", "-1") or (name.isdigit() and int(name) >= count):
@@ -46,11 +48,17 @@ def gpu_pool() -> tuple[str, ...]:
     return tuple(pool)
 
 
-def _torch_has_no_cuda() -> bool:
+def _gpu_count() -> int:
+    """GPUs by the device files of NVIDIA's driver; on WSL, which has none, by nvidia-smi."""
+    files = len(list(_DEVICES.glob("nvidia[0-9]*")))
+    program = shutil.which("nvidia-smi")
+    if files or program is None:
+        return files
     try:
-        return version("torch").endswith("+cpu")  # by its name: importing it takes seconds
-    except PackageNotFoundError:
-        return False
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_SMI_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 def _limits(name: str) -> Iterator[str]:

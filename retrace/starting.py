@@ -51,7 +51,7 @@ class ReadyRun:
     notes: tuple[str, ...]
     """What its user should know though it is no error, such as keys without effect."""
     machine: str
-    """What this machine has: cores, GPUs, memory."""
+    """What this machine has: cores, GPUs, memory; and what the run computes on."""
     local_folder: Path
     """Where logs and TensorBoard files lie on this machine."""
     too_small: tuple[str, ...]
@@ -131,7 +131,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
     except InputError as error:
         error.notes = loaded.notes
         raise
-    machine = this_machine()
+    machine = this_machine(inputs.config)
     too_small = tuple(machine_problems(inputs.config, inputs.writes, machine))
     slow = () if too_small else machine_notes(inputs.config, machine)
     return ReadyRun(

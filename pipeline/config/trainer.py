@@ -39,6 +39,12 @@ class Trainer(Section):
     )
     nnodes: int = Field(1, ge=1, description="Training nodes.")
     n_gpus_per_node: int = Field(1, ge=1, description="Training ranks per node (also on CPU).")
+    device: Literal["auto", "cuda", "cpu"] = Field(
+        "auto",
+        json_schema_extra=FOR_WORKERS | formerly("auto"),
+        description="Of training ranks and engines. auto: the GPUs where there are any, else the "
+        "CPU; GPUs that cannot be used are an error.",
+    )
     save_freq: int = Field(
         10, ge=1, json_schema_extra=FOR_WORKERS, description="Steps between checkpoints."
     )

@@ -11,6 +11,7 @@ from typing import Any
 from prefect import flow
 
 from pipeline.config.tree import RunConfig
+from pipeline.device import choose_device
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.drive import WorkerHost, drive
 from pipeline.hardware import gpu_pool
@@ -85,13 +86,15 @@ def _workers(
     )
     ranks, engines = attempt.training_ranks, attempt.rollout_workers
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    devices = devices_of(gpu_pool(), ranks, engines, tp)
+    device = choose_device(config.trainer.device)
+    pool = gpu_pool() if device == "cuda" else ()
+    devices = devices_of(pool, ranks, engines, tp)
     number, restarts = attempt.number, launch.max_restarts
     stages = [
         rollout_stage(run.uri, number, engines, restarts, threads, devices[1:]),
         training_stage(run.uri, number, ranks, restarts, threads, devices[:1]),
     ]
-    display.phase("workers", f"starting; logs in {log_folder(config)}")
+    display.phase("workers", f"starting on {device}; logs in {log_folder(config)}")
     with local_workers(
         log_folder(config), stages, display.line, display.progress_folder
     ) as workers:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from rich.filesize import decimal
 
 from pipeline.config.tree import RunConfig
+from pipeline.device import Device, choose_device, too_few_gpus
+from pipeline.errors import InputError
 from pipeline.hardware import core_count, gpu_pool, memory_size
 from pipeline.inputs.writes import Writes
 from pipeline.run.attempts import attempt_of
@@ -17,33 +19,46 @@ _WEIGHT = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class Machine:
-    """What processes here can use. Example: Machine(2, 0, 8 << 30)."""
+    """What processes here can use. Example: Machine(2, 0, 8 << 30, 'cpu')."""
 
     cores: int
     gpus: int
     memory: int
     """Bytes."""
+    device: Device
+    """What trainer.device means here; cuda also where `unusable` says why that cannot be."""
+    unusable: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         gpus = f", {self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else ", no GPU"
-        return f"{self.cores} cores{gpus}, {decimal(self.memory)} of memory"
+        where = f"computes on {self.device}"
+        return f"{self.cores} cores{gpus}, {decimal(self.memory)} of memory; {where}"
 
 
-def this_machine() -> Machine:
+def this_machine(config: RunConfig) -> Machine:
     """The machine of this process, as far as its container, its batch system and
     CUDA_VISIBLE_DEVICES let it."""
-    return Machine(cores=core_count(), gpus=len(gpu_pool()), memory=memory_size())
+    device: Device = "cuda"
+    unusable: tuple[str, ...] = ()
+    try:
+        device = choose_device(config.trainer.device)
+    except InputError as error:
+        unusable = error.problems
+    return Machine(core_count(), len(gpu_pool()), memory_size(), device, unusable)
 
 
 def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine) -> list[str]:
     """What makes it hopeless to run it on this machine, with numbers.
 
-    With GPUs: fewer of them than training ranks, or than processes of one engine. Without: more
+    On GPUs: some that cannot be used, or fewer of them than the workers need. On the CPU: more
     than four processes of a kind for each core, or weights, gradients and optimizer state that do
     not fit into memory. How much a GPU holds is not known here.
     """
-    if machine.gpus:
+    if machine.unusable:
+        return list(machine.unusable)
+    if machine.device == "cuda":
         return _gpu_problems(config, machine)
+    without = "trainer.device=cpu" if machine.gpus else "no GPU"
     attempt = attempt_of(config, 0)
     most = _MOST_PER_CORE * machine.cores
     problems = []
@@ -54,7 +69,7 @@ def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine)
         if count > most:
             problems.append(
                 f"{key}: {count} {what} are asked for, but this machine has {machine.cores} cores "
-                f"and no GPU; use at most {most} (four for each core), or a larger machine"
+                f"and {without}; use at most {most} (four for each core), or a larger machine"
             )
     if writes is None:
         return problems
@@ -63,26 +78,24 @@ def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine)
         problems.append(
             f"actor_rollout_ref.model.path: training and rollout of this model hold "
             f"{decimal(needed)} at least (weights, gradients, optimizer state), but this machine "
-            f"has {decimal(machine.memory)} of memory and no GPU; use a smaller model, or a larger "
-            "machine"
+            f"has {decimal(machine.memory)} of memory and {without}; use a smaller model, or a "
+            "larger machine"
         )
     return problems
 
 
 def machine_notes(config: RunConfig, machine: Machine) -> list[str]:
-    """Where a machine is small for the run: processes share GPUs, or cores, and are slow."""
+    """Where a machine is small for the run: processes share the GPU, or cores, and are slow."""
     attempt = attempt_of(config, 0)
     ranks, workers = attempt.training_ranks, attempt.rollout_workers
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     run = f"(training ranks: {ranks}; rollout workers: {workers}, of TP{tp})"
-    if machine.gpus:
-        wanted = ranks + workers * tp
-        if wanted <= machine.gpus:
+    if machine.device == "cuda":
+        if machine.gpus >= ranks + workers * tp:
             return []
         return [
-            f"GPUs of this machine: {machine.gpus}; the run wants {wanted} {run}, so rollout "
-            "workers share GPUs with others: lower "
-            "actor_rollout_ref.rollout.gpu_memory_utilization until both fit"
+            f"GPUs of this machine: {machine.gpus}; the run's workers {run} share it: lower "
+            "actor_rollout_ref.rollout.gpu_memory_utilization until all fit"
         ]
     wanted = max(ranks, workers)
     if wanted <= machine.cores:
@@ -99,18 +112,8 @@ def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:
 
 
 def _gpu_problems(config: RunConfig, machine: Machine) -> list[str]:
-    ranks = attempt_of(config, 0).training_ranks
+    attempt = attempt_of(config, 0)
+    ranks, workers = attempt.training_ranks, attempt.rollout_workers
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    return [
-        f"{key}: {what} want {count} GPUs, but this machine has {machine.gpus} (those of "
-        "CUDA_VISIBLE_DEVICES, where it is set); lower it, or use a larger machine"
-        for key, what, count in (
-            ("trainer.n_gpus_per_node", "the training ranks", ranks),
-            (
-                "actor_rollout_ref.rollout.tensor_model_parallel_size",
-                "the processes of an engine",
-                tp,
-            ),
-        )
-        if count > machine.gpus
-    ]
+    problem = too_few_gpus(machine.gpus, ranks, workers, tp)
+    return [] if problem is None else [problem]

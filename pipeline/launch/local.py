@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline import progress
+from pipeline.device import too_few_gpus
 from pipeline.exits import CONFIGURATION_ERROR
 from pipeline.hardware import core_count
 from pipeline.launch.base import (
@@ -187,23 +188,19 @@ def devices_of(
 ) -> tuple[str, ...]:
     """CUDA_VISIBLE_DEVICES of the training gang, then of each rollout worker; () without GPUs.
 
-    Each GPU has one owner while there are enough; the engines that are left share the last ones.
+    Each GPU has one owner; the only one of a machine has several.
     Example: devices_of(("0", "1", "2", "3"), 2, 1, 2) == ("0,1", "2,3").
-    Raises LaunchError where the gang or an engine alone wants more than there are.
+    Raises LaunchError where the run wants more than there are.
     """
     if not pool:
         return ()
-    if (wanted := max(ranks, tensor_parallel)) > len(pool):
-        raise LaunchError(
-            f"the run's workers want {wanted} GPUs, but this machine has {len(pool)} (of "
-            "CUDA_VISIBLE_DEVICES, where it is set); `retrace check` says what to change"
-        )
-    last = len(pool) - tensor_parallel
-    starts = [min(ranks + worker * tensor_parallel, last) for worker in range(workers)]
-    return (
-        ",".join(pool[:ranks]),
-        *(",".join(pool[start : start + tensor_parallel]) for start in starts),
-    )
+    if (problem := too_few_gpus(len(pool), ranks, workers, tensor_parallel)) is not None:
+        raise LaunchError(problem)
+    if len(pool) == 1:
+        return (pool[0],) * (1 + workers)
+    starts = range(ranks, ranks + workers * tensor_parallel, tensor_parallel)
+    engines = (pool[start : start + tensor_parallel] for start in starts)
+    return (",".join(pool[:ranks]), *map(",".join, engines))
 
 
 def threads_per_worker(workers: int, ranks: int, overlap: bool) -> int:

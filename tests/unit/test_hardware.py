@@ -63,22 +63,32 @@ def test_gpus_are_those_of_the_user(
     for file in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / file).touch()
     monkeypatch.setattr(hardware, "_DEVICES", tmp_path)
-    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cu130")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert gpu_pool() == pool
 
 
-def test_a_torch_for_the_cpu_uses_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(hardware, "_DEVICES", tmp_path)
-    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cpu")
-    assert gpu_pool() == ()
-
-
 def test_a_machine_without_gpus_has_none_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "_DEVICES", tmp_path)
-    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cu130")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert gpu_pool() == ()
+
+
+@pytest.mark.parametrize(
+    ("program", "pool"),
+    [
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H200'", ("0", "1")),
+        ("echo 'No devices were found'", ()),
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", ()),
+    ],
+)
+def test_without_device_files_nvidia_smi_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, pool: tuple[str, ...]
+):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(hardware, "_DEVICES", tmp_path / "dev")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_pool() == pool

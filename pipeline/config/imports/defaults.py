@@ -31,6 +31,7 @@ OTHER_DEFAULTS: dict[str, str] = {
     "custom_reward_function.name": "compute_score in verl too, under reward.custom_reward_function",
     "trainer.experiment_name": "an example's name",
     "trainer.total_training_steps": "trainer.total_epochs decides in verl",
+    "trainer.device": "auto is cuda where there are GPUs",
     "trainer.logger": "wandb is not supported yet",
     "trainer.default_local_dir": "checkpoints lie in store.uri; this is for logs",
 }

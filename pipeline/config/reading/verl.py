@@ -45,6 +45,7 @@ HINTS = {
     "one number",
     "algorithm.rollout_correction.rollout_is": "only weights per token are supported; write token "
     "or null",
+    "trainer.device": "only NVIDIA's GPUs and CPUs are supported; write auto",
     "trainer.logger": "only console and tensorboard are supported so far; write "
     "[console,tensorboard]",
     "trainer.total_training_steps": "write the number of steps of the run",
@@ -133,7 +134,6 @@ _TRAINER = with_prefix(
     ),
     same("critic_warmup", "the actor is trained from the first step on", 0, 1),
     seeds("balance_batch", "ranks get samples of a mini-batch by trainer.seed, not by length"),
-    speed("device", "workers use what they find"),
     speed("ray_* use_legacy_worker_impl use_v1", _NO_RAY),
     same("v1.trainer_mode", _SYNCHRONOUS, "sync"),
     same("v1.sampler.custom_sampler.path", _PARQUET),

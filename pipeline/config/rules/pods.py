@@ -22,7 +22,8 @@ def gpus_of(settings: PodSettings, installed: int | None) -> int | None:
 def gpu_problems(config: RunConfig, installed: InstalledGpus) -> list[str]:
     """Find pods with fewer GPUs than are used, which fail late, or with more, which stay idle.
 
-    0 is right: a pod without GPUs computes on its CPUs.
+    0 is right: a pod without GPUs computes on its CPUs, unless trainer.device is cuda. With cpu
+    any other number stays idle.
     """
     pods, rollout = config.launch.kubernetes, config.actor_rollout_ref.rollout
     problems = _unlike(
@@ -37,7 +38,21 @@ def gpu_problems(config: RunConfig, installed: InstalledGpus) -> list[str]:
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         rollout.tensor_model_parallel_size,
     )
+    for name, asked in (("rollout", pods.rollout), ("training", pods.training)):
+        gpus = gpus_of(asked, getattr(installed, name))
+        if gpus is not None and (gpus == 0) != (config.trainer.device == "cpu"):
+            problems += _against_device(f"launch.kubernetes.{name}.gpus", gpus, config)
     return problems
+
+
+def _against_device(key: str, gpus: int, config: RunConfig) -> list[str]:
+    if config.trainer.device == "auto":
+        return []
+    expected = "0" if gpus else "more than 0"
+    return [
+        f"{key}: found {gpus} (of the run, or else of the installation), but trainer.device is "
+        f"{config.trainer.device}; write {expected}, or trainer.device=auto"
+    ]
 
 
 def _unlike(key: str, found: int | None, used_by: str, used: int) -> list[str]:

@@ -67,9 +67,7 @@ def rollout_job(launch: ClusterLaunch) -> Manifest:
     """All rollout workers: the pod of index i is worker i."""
     settings = launch.config.launch.kubernetes.rollout
     rollout = launch.config.actor_rollout_ref.rollout
-    gpus = _gpus(
-        launch.cluster, launch.cluster.rollout, settings, rollout.tensor_model_parallel_size
-    )
+    gpus = _gpus(launch, launch.cluster.rollout, settings, rollout.tensor_model_parallel_size)
     command = rollout_command("python", launch.run_uri, _INDEX, launch.attempt.number)
     job = _job(
         launch,
@@ -98,7 +96,7 @@ def training_job(launch: ClusterLaunch, gang: int, restarts: int) -> Manifest:
     """A training gang; `restarts` of the gangs before it count against launch.max_restarts."""
     settings = launch.config.launch.kubernetes.training
     trainer = launch.config.trainer
-    gpus = _gpus(launch.cluster, launch.cluster.training, settings, trainer.n_gpus_per_node)
+    gpus = _gpus(launch, launch.cluster.training, settings, trainer.n_gpus_per_node)
     name = names.training_job_name(launch.run, launch.run_uri, launch.attempt.number, gang)
     nodes = {
         "--nnodes": str(trainer.nnodes),
@@ -150,12 +148,13 @@ def training_service(launch: ClusterLaunch, job: Mapping[str, Any]) -> Manifest:
     }
 
 
-def _gpus(cluster: Cluster, component: Component, settings: PodSettings, implied: int) -> int:
+def _gpus(launch: ClusterLaunch, component: Component, settings: PodSettings, implied: int) -> int:
     """GPUs of a pod: the run's setting, the installation's, or what the run implies."""
     asked = gpus_of(settings, component.gpus)
     if asked is not None:
         return asked
-    return implied if cluster.gpu_resource else 0
+    on_cpu = launch.config.trainer.device == "cpu"
+    return implied if launch.cluster.gpu_resource and not on_cpu else 0
 
 
 def _pod(

@@ -14,14 +14,16 @@ from pipeline.run.attempts import attempt_of
 
 
 @pytest.mark.parametrize(
-    ("pool", "training", "rollout"),
+    ("device", "pool", "training", "rollout"),
     [
-        (("7", "6", "5", "4", "3", "2", "1"), ("7,6",), ("5,4", "3,2")),
-        ((), (), ()),
+        ("cuda", ("7", "6", "5", "4", "3", "2", "1"), ("7,6",), ("5,4", "3,2")),
+        ("cpu", ("0", "1"), (), ()),
+        ("cpu", (), (), ()),
     ],
 )
 def test_training_gets_the_first_gpus_and_each_engine_the_next(
     monkeypatch: pytest.MonkeyPatch,
+    device: str,
     pool: tuple[str, ...],
     training: tuple[str, ...],
     rollout: tuple[str, ...],
@@ -47,6 +49,7 @@ def test_training_gets_the_first_gpus_and_each_engine_the_next(
     )
     monkeypatch.setattr(local, "local_workers", start)
     monkeypatch.setattr(local, "gpu_pool", lambda: pool)
+    monkeypatch.setattr(local, "choose_device", lambda wanted: device)
     display: Any = SimpleNamespace(phase=lambda *_: None, line=print, progress_folder=None)
     run: Any = SimpleNamespace(uri="memory://test")
     with local._workers(display, config, run, attempt_of(config, 0)):

@@ -1,15 +1,20 @@
 """Whether a machine is large enough for a run on it."""
 
+from dataclasses import replace
+
 import pytest
 
 import retrace
+from pipeline import device
+from pipeline.device import TorchFindings
 from pipeline.inputs import machine
 from pipeline.inputs.machine import Machine, machine_notes, machine_problems, this_machine
 from pipeline.inputs.writes import estimate
 from tests.unit.inputs.small_inputs import load
 
-SMALL = Machine(cores=2, gpus=0, memory=8 << 30)
-NODE = Machine(cores=96, gpus=8, memory=1 << 40)
+SMALL = Machine(cores=2, gpus=0, memory=8 << 30, device="cpu")
+NODE = Machine(cores=96, gpus=8, memory=1 << 40, device="cuda")
+ONE = Machine(cores=8, gpus=1, memory=1 << 40, device="cuda")
 RANKS = "trainer.n_gpus_per_node=48"
 
 
@@ -49,37 +54,53 @@ def test_too_few_gpus(settings):
         config = load(settings, three, *more)
         assert machine_problems(config, None, NODE) == machine_notes(config, NODE) == []
     shared = load(settings, three, "launch.rollout_workers=3", tp)
-    assert machine_problems(shared, None, NODE) == []
-    assert machine_notes(shared, NODE) == [
-        "GPUs of this machine: 8; the run wants 9 (training ranks: 3; rollout workers: 3, of "
-        "TP2), so rollout workers share GPUs with others: lower "
-        "actor_rollout_ref.rollout.gpu_memory_utilization until both fit"
+    assert machine_problems(shared, None, NODE) == [
+        "GPUs of this machine: 8 (those of CUDA_VISIBLE_DEVICES, where it is set); the run wants "
+        "9: one for each training rank (3) and each process of an engine (3 rollout workers of "
+        "TP2); lower trainer.n_gpus_per_node, launch.rollout_workers or actor_rollout_ref.rollout."
+        "tensor_model_parallel_size, or use a larger machine"
     ]
-    assert machine_problems(load(settings, "trainer.n_gpus_per_node=9"), None, NODE) == [
-        "trainer.n_gpus_per_node: the training ranks want 9 GPUs, but this machine has 8 (those of "
-        "CUDA_VISIBLE_DEVICES, where it is set); lower it, or use a larger machine"
+    assert machine_problems(shared, None, replace(NODE, device="cpu")) == []
+    [problem] = machine_problems(load(settings, tp), None, ONE)
+    assert problem.startswith("GPUs of this machine: 1 ")
+
+
+def test_one_gpu_is_shared(settings):
+    """Training and engines together would have none to run on otherwise."""
+    config = load(settings, "launch.rollout_workers=2")
+    assert machine_problems(config, None, ONE) == []
+    assert machine_notes(config, ONE) == [
+        "GPUs of this machine: 1; the run's workers (training ranks: 1; rollout workers: 2, of "
+        "TP1) share it: lower actor_rollout_ref.rollout.gpu_memory_utilization until all fit"
     ]
-    engine = load(settings, tp)
-    [problem] = machine_problems(engine, None, Machine(cores=8, gpus=1, memory=1 << 40))
-    assert problem.startswith(
-        "actor_rollout_ref.rollout.tensor_model_parallel_size: the processes of an engine want 2"
-    )
+    two = load(settings, "trainer.n_gpus_per_node=2")
+    assert len(machine_problems(two, None, ONE)) == 1
 
 
 @pytest.mark.parametrize(
     ("small", "message"),
-    [(SMALL, "48 training ranks are asked for"), (NODE, "the training ranks want 48 GPUs")],
+    [(SMALL, "48 training ranks are asked for"), (NODE, "GPUs of this machine: 8 .* wants 49")],
 )
 def test_a_run_is_refused_where_it_cannot_be(settings, monkeypatch, small, message):
     """Nothing was started, nothing is in the store."""
-    monkeypatch.setattr(machine, "this_machine", lambda: small)
+    monkeypatch.setattr(machine, "this_machine", lambda _: small)
     ready = retrace.check(settings, [RANKS, "actor_rollout_ref.rollout.n=48"])
     with pytest.raises(retrace.InputError, match=message):
         ready.run()
     assert not (settings.parent / "store").exists()
 
 
-def test_this_machine():
-    found = this_machine()
+def test_this_machine(settings):
+    found = this_machine(load(settings, "trainer.device=cpu"))
     assert found.cores >= 1
     assert found.memory > 1 << 28
+    assert str(found).endswith("of memory; computes on cpu")
+
+
+def test_gpus_that_cannot_be_used(settings, monkeypatch):
+    """The reason is the problem, whatever the run wants of them."""
+    monkeypatch.setattr(device, "gpu_pool", lambda: ("0",))
+    monkeypatch.setattr(device, "probe_torch", lambda: TorchFindings("2.13.0+cpu", None, 0, None))
+    config = load(settings, RANKS)
+    [problem] = machine_problems(config, None, this_machine(config))
+    assert problem.startswith("trainer.device: found auto, and this machine has 1 GPU, but torch")

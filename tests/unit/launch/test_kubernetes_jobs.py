@@ -144,6 +144,12 @@ def test_without_a_gpu_resource_pods_ask_for_none():
     assert "nvidia.com/gpu" not in str(rollout_job(launch(gpu_resource="")))
 
 
+def test_a_run_on_the_cpu_asks_for_no_gpu():
+    trainer = {"experiment_name": "x", "n_gpus_per_node": 8, "device": "cpu"}
+    made = launch(trainer=trainer)
+    assert "nvidia.com/gpu" not in f"{rollout_job(made)} {training_job(made, 0, 0)}"
+
+
 @given(
     run=st.from_regex(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True),
     attempt=st.integers(0, 999),

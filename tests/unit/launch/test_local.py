@@ -230,7 +230,7 @@ def test_a_store_that_does_not_answer_keeps_nothing_from_being_restarted():
     )
 
 
-def test_no_gpu_has_two_owners_where_there_are_enough():
+def test_no_gpu_has_two_owners():
     pool = [str(index) for index in range(8)]
     assert devices_of(pool, 4, 2, 2) == ("0,1,2,3", "4,5", "6,7")
     assert devices_of(pool, 1, 2, 1) == ("0", "1", "2")
@@ -239,15 +239,17 @@ def test_no_gpu_has_two_owners_where_there_are_enough():
     assert devices_of([], 48, 9, 1) == ()
 
 
-def test_too_few_gpus_are_shared_by_engines():
-    assert devices_of(["0"], 1, 2, 1) == ("0", "0", "0")
-    assert devices_of(["0", "1", "2", "3"], 3, 2, 2) == ("0,1,2", "2,3", "2,3")
+def test_the_only_gpu_of_a_machine_is_shared():
+    assert devices_of(["3"], 1, 2, 1) == ("3", "3", "3")
 
 
-@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(9, 1), (1, 9)])
-def test_a_gang_or_an_engine_is_not_cut_to_the_gpus_that_there_are(ranks, tensor_parallel):
-    with pytest.raises(LaunchError, match="want 9 GPUs, but this machine has 8"):
-        devices_of([str(index) for index in range(8)], ranks, 1, tensor_parallel)
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "workers", "tensor_parallel", "wanted"),
+    [(8, 9, 0, 1, 9), (8, 1, 1, 9, 10), (8, 4, 3, 2, 10), (1, 2, 0, 1, 2), (1, 1, 1, 2, 3)],
+)
+def test_more_than_there_are_is_refused(gpus, ranks, workers, tensor_parallel, wanted):
+    with pytest.raises(LaunchError, match=f"this machine: {gpus} .*; the run wants {wanted}: "):
+        devices_of([str(index) for index in range(gpus)], ranks, workers, tensor_parallel)
 
 
 def test_each_worker_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

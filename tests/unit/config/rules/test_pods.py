@@ -53,3 +53,19 @@ def test_another_number_of_the_installation(tmp_path):
 
 def test_runs_elsewhere_have_no_pods(tmp_path):
     assert found(tmp_path, *USED, "launch.kubernetes.training.gpus=1", on_cluster=False) == []
+
+
+def test_pods_have_what_the_device_needs(tmp_path):
+    none = InstalledGpus(rollout=0, training=0)
+    on_gpus = found(tmp_path, *USED, "trainer.device=cuda", installed=none)
+    assert [problem.partition(":")[0] for problem in on_gpus] == [
+        "launch.kubernetes.rollout.gpus",
+        "launch.kubernetes.training.gpus",
+    ]
+    assert on_gpus[0].endswith(
+        "but trainer.device is cuda; write more than 0, or trainer.device=auto"
+    )
+    idle = "launch.kubernetes.training.gpus=8"
+    [problem] = found(tmp_path, *USED, "trainer.device=cpu", idle)
+    assert problem.endswith("but trainer.device is cpu; write 0, or trainer.device=auto")
+    assert found(tmp_path, *USED, "trainer.device=cpu", installed=none) == []
