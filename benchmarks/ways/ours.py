@@ -31,10 +31,9 @@ from pipeline.traces import (
 )
 from pipeline.traces.format.chunks import TraceFile
 from pipeline.traces.format.codec import canonical, checked, decode_segments, gaps, pack
-from pipeline.traces.format.schema import routes_schema
 from pipeline.traces.read.parts import read_part
 from pipeline.traces.read.slices import Slices
-from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.routes_file import RoutesFile
 from pipeline.traces.write.segments import SegmentRef, SegmentWriter
 
 PROVENANCE = Provenance("R3", 0, "benchmark")
@@ -145,7 +144,7 @@ class _MemoryUpload:
 
 
 @dataclass(frozen=True)
-class RoutesFile:
+class RoutesInMemory:
     """A routes file in memory, without a shard around it."""
 
     store: Any
@@ -155,23 +154,22 @@ class RoutesFile:
     """By sample id."""
 
 
-def encode_file(samples: Sequence[Sample], geometry: Geometry) -> RoutesFile:
+def encode_file(samples: Sequence[Sample], geometry: Geometry) -> RoutesInMemory:
     """Arrays to Parquet bytes: sorted, coded, compressed, every range digested; nothing shared."""
     store: Any = MemoryStore()
     places = {}
-    schema = routes_schema(geometry)
-    with FileWriter(store, "routes", "routes", schema, geometry, PROVENANCE) as file:
-        segments = SegmentWriter(file, geometry)
+    with RoutesFile(store, "routes", geometry, PROVENANCE) as file:
+        segments = SegmentWriter(file)
         for sample in samples:
             routes, rows = sample.routes, len(sample.tokens_S) - 1
             if routes is not None:
                 routes = canonical(routes, geometry, rows)
                 places[sample.id] = segments.add(sample.id, routes, 0, rows)
         segments.finish()
-        return RoutesFile(store, file.finish(), geometry, places)
+        return RoutesInMemory(store, file.finish(), geometry, places)
 
 
-def decode_file(written: RoutesFile) -> Iterator[npt.NDArray[Any]]:
+def decode_file(written: RoutesInMemory) -> Iterator[npt.NDArray[Any]]:
     """Parquet bytes to arrays [T, L, K] by sample; every range and every position is checked."""
     geometry = written.geometry
     segments = range(written.file.rows)

@@ -41,8 +41,8 @@ from pipeline.traces.recorded_sets import (
     write_recorded_set,
 )
 from pipeline.traces.training_sets import seal_training_set
-from pipeline.traces.write.files import Compression
 from pipeline.traces.write.library import new_sample, weights_digest, write_step
+from pipeline.traces.write.routes_file import Compression
 from pipeline.traces.write.seal import seal
 from pipeline.traces.write.training import NewTrainingSet, write_training_routes
 from pipeline.traces.write.writer import ShardWriter, write_samples, write_shard

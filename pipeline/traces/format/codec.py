@@ -9,20 +9,17 @@ Letters: T rows of a segment, K experts per row, E experts; N rows of several se
 
 import itertools
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
+from pipeline.traces.format.sorted_rows import BLOCK, is_sorted, sort_rows
 from pipeline.traces.format.types import Routes, TraceError
 
 GAPS_8 = "gaps-uint8"
 GAPS_16 = "gaps-uint16-planes"
-
-_BLOCK = 1 << 15
-"""Rows processed at once: they stay in the processor's cache."""
 
 
 def coding(experts: int) -> str:
@@ -76,7 +73,7 @@ def canonical_samples(
 ) -> list[Routes]:
     """What `canonical` makes of each of several short samples, in a fraction of the time.
 
-    A call of numpy takes longer than sorting a short sample does. They share an array. Raises
+    A call of numpy takes longer than sorted_rows a short sample does. They share an array. Raises
     TraceError when one of them is wrong; `canonical` of each says which.
     """
     for of_sample, T in zip(routes, rows, strict=True):
@@ -115,11 +112,11 @@ def _check_form(routes: Routes, geometry: Geometry, rows: int) -> None:
 
 def _in_order(sets: npt.NDArray[Any]) -> bool:
     row = sets.reshape(-1, sets.shape[-1])[0].tolist()
-    return row == sorted(row) and _ascending(sets)  # one row mostly tells the router's order
+    return row == sorted(row) and is_sorted(sets)  # one row mostly tells the router's order
 
 
 def _put_in_order(sets: npt.NDArray[Any], experts: int) -> None:
-    if not _sort(sets):
+    if not sort_rows(sets):
         _check_bounds(sets, experts)
         double = np.argwhere(sets[..., 1:] == sets[..., :-1])[0][:-1]
         row = sets[tuple(double)].tolist()
@@ -157,8 +154,8 @@ def take_gaps(sets: npt.NDArray[Any]) -> None:
     """Replace ascending sets [..., K], contiguous in memory, by their first ids and gaps."""
     topk = sets.shape[-1]
     ids = sets.reshape(-1)
-    for start in range(0, ids.size, topk * _BLOCK):
-        block = ids[start : start + topk * _BLOCK]
+    for start in range(0, ids.size, topk * BLOCK):
+        block = ids[start : start + topk * BLOCK]
         # One long row is many times faster than rows of K; each row's first id is then set anew.
         firsts = block[::topk].copy()
         found = np.subtract(block[1:], block[:-1])
@@ -178,6 +175,40 @@ def pack(gaps_LNK: npt.NDArray[Any], tokens: Sequence[int] | None = None) -> npt
     ends = topk * np.cumsum([0, *([rows] if tokens is None else tokens)])
     pieces = [bytes_LXP[:, i:j, p] for i, j in itertools.pairwise(ends.tolist()) for p in (0, 1)]
     return np.concatenate([bytes_LXP[:, :0, 0], *pieces], axis=1)
+
+
+def stored_lengths(lengths: Sequence[int]) -> bytes:
+    """What stands before values of these lengths in Parquet's encoding DELTA_LENGTH_BYTE_ARRAY.
+
+    It is their DELTA_BINARY_PACKED form: the first, then differences, 128 in a block and 32 in a
+    miniblock, each less the least of its block (apache/parquet-format, Encodings.md).
+    """
+    differences = np.diff(np.array(lengths, np.int64))
+    first = lengths[0] if lengths else 0
+    found = [varint(128), varint(4), varint(len(lengths)), varint(first << 1)]
+    for start in range(0, len(differences), 128):
+        block = differences[start : start + 128]
+        least = int(block.min())
+        found.append(varint(least << 1 if least >= 0 else ~(least << 1)))
+        padded = np.zeros(128, "<u4")
+        padded[: len(block)] = block - least
+        minis = padded.reshape(4, 32)
+        widths = [int(mini.max()).bit_length() for mini in minis]
+        found.append(bytes(widths))
+        for mini, width in zip(minis, widths, strict=True):
+            bits = np.unpackbits(mini.view(np.uint8).reshape(32, 4), axis=1, bitorder="little")
+            found.append(np.packbits(bits[:, :width], bitorder="little").tobytes())
+    return b"".join(found)
+
+
+def varint(number: int) -> bytes:
+    """A number that is not negative, seven bits a byte, the lowest first."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
 
 
 def encode(sets_TK: npt.NDArray[Any], experts: int) -> bytes:
@@ -227,11 +258,11 @@ def decode_rows(
     gaps_NK = gaps_NK.reshape(-1, topk)
     whole = topk * gaps_NK.itemsize in (1, 2, 4, 8)
     sum_rows = _sum_as_words if whole else _sum_by_column
-    for start in range(0, len(gaps_NK), _BLOCK):
-        block_NK = sets_NK[start : start + _BLOCK]
-        sum_rows(gaps_NK[start : start + _BLOCK], block_NK)
+    for start in range(0, len(gaps_NK), BLOCK):
+        block_NK = sets_NK[start : start + BLOCK]
+        sum_rows(gaps_NK[start : start + BLOCK], block_NK)
         # A sum that overflowed is not greater than the id before it.
-        if not _ascending(block_NK) or block_NK[:, -1].max() >= experts:
+        if not is_sorted(block_NK) or block_NK[:, -1].max() >= experts:
             found = (gaps_NK.astype(np.int64).sum(axis=1) + topk - 1).max()
             raise TraceError(f"expert id {found}: expected 0..{experts - 1}")
 
@@ -257,69 +288,6 @@ def _sum_as_words(gaps_NK: npt.NDArray[Any], sets_NK: npt.NDArray[Any]) -> None:
     lanes = word.type(sum(1 << bits * k for k in range(topk)))
     np.multiply(gaps_NK.view(word)[:, 0], lanes, out=sums_N)
     sums_N += word.type(sum(k << bits * k for k in range(topk)))
-
-
-def _ascending(sets: npt.NDArray[Any]) -> bool:
-    rows_NK = np.ascontiguousarray(sets).reshape(-1, sets.shape[-1])
-    larger = np.empty(rows_NK[:_BLOCK].shape, np.bool_)
-    for start in range(0, len(rows_NK), _BLOCK):
-        ids = rows_NK[start : start + _BLOCK].ravel()
-        # Compared as one long row: a row's first id may be less than the last id of the row before.
-        found = larger.ravel()[: len(ids)]
-        np.greater(ids[1:], ids[:-1], out=found[1:])
-        found[:: sets.shape[-1]] = True
-        if not found.all():
-            return False
-    return True
-
-
-def _sort(sets: npt.NDArray[Any]) -> bool:
-    """Sort each row in place; return False if some row has the same id twice.
-
-    A network of minima and maxima over whole columns: np.sort calls a routine for each short row,
-    which is 10 times slower for K = 8; numba's code for the same network is no faster.
-    """
-    topk = sets.shape[-1]
-    rows_NK = sets.reshape(-1, topk)
-    size = min(len(rows_NK), _BLOCK)
-    block = np.empty((topk + 1, size), sets.dtype)
-    same = np.zeros((topk, size), np.bool_)
-    for start in range(0, len(rows_NK), _BLOCK):
-        rows = rows_NK[start : start + _BLOCK]
-        block[:topk, : len(rows)] = rows.T
-        *columns, spare = block[:, : len(rows)]
-        for i, j in _network(topk):
-            np.minimum(columns[i], columns[j], out=spare)
-            np.maximum(columns[i], columns[j], out=columns[j])
-            columns[i], spare = spare, columns[i]
-        for k, column in enumerate(columns):
-            rows[:, k] = column
-            if k:
-                np.equal(columns[k - 1], column, out=same[k, : len(rows)])
-        if same[:, : len(rows)].any():
-            return False
-    return True
-
-
-@cache
-def _network(size: int) -> tuple[tuple[int, int], ...]:
-    """Pairs (i, j), i < j, to put in order one after the other: Batcher's odd-even merge sort.
-
-    For a size that is not a power of two: those pairs of the next power that lie within the size.
-    """
-    pairs = []
-    whole = 1 << max(size - 1, 0).bit_length()
-    run = 1
-    while run < whole:
-        step = run
-        while step:
-            for first in range(step % run, whole - step, 2 * step):
-                for i in range(first, min(first + step, whole - step)):
-                    if i // (2 * run) == (i + step) // (2 * run) and i + step < size:
-                        pairs.append((i, i + step))
-            step //= 2
-        run *= 2
-    return tuple(pairs)
 
 
 def _joined_planes(

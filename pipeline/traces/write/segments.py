@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from pipeline.model.geometry import Geometry
-from pipeline.traces.format.codec import pack, row_bytes, take_gaps
+from pipeline.traces.format.codec import pack, row_bytes, stored_lengths, take_gaps
 from pipeline.traces.format.digests import validity_bits
-from pipeline.traces.format.schema import layer_column, routes_schema
 from pipeline.traces.format.types import Routes
-from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.routes_file import RoutesFile, Segments
 
 ROW_GROUP_TOKENS = 32_768
 """Limit per row group and segment: 2.2 bytes per token-layer; 2.3 at half the limit, 2.5 at 4k."""
@@ -45,9 +43,8 @@ class _Segment:
 class SegmentWriter:
     """Cuts canonical routes into segments, and segments into the row groups of a routes file."""
 
-    def __init__(self, file: FileWriter, geometry: Geometry) -> None:
+    def __init__(self, file: RoutesFile) -> None:
         self._file = file
-        self._geometry = geometry
         self._pending: list[_Segment] = []
         self._tokens = 0
 
@@ -97,7 +94,7 @@ class SegmentWriter:
         self._tokens += stop - start
 
     def _cut(self) -> None:
-        self._file.write_table(_table(self._pending, self._geometry))
+        self._file.write(_rows(self._pending, self._file.geometry))
         self._pending, self._tokens = [], 0
 
 
@@ -113,26 +110,27 @@ def shared_rows(first: Routes, other: Routes, limit: int) -> int:
     return int((differs_T | differs_TLK.any(axis=(1, 2))).argmax())
 
 
-def _table(segments: Sequence[_Segment], geometry: Geometry) -> pa.Table:
+def _rows(segments: Sequence[_Segment], geometry: Geometry) -> Segments:
     tokens = [len(segment.valid_T) for segment in segments]
-    parts = [segment.sets_LTK for segment in segments]
-    shape = (len(geometry.layers), sum(tokens), geometry.topk)
-    # Left to itself, numpy would keep the order in memory that the parts have.
-    sets_LNK = np.concatenate(parts, axis=1, out=np.empty(shape, parts[0].dtype))
-    take_gaps(sets_LNK)
-    coded_LX = pack(sets_LNK, tokens)
     width = row_bytes(geometry.topk, geometry.experts)
-    offsets = pa.py_buffer(np.cumsum([0, *tokens], dtype=np.int32) * np.int32(width))
-    coded = [
-        pa.Array.from_buffers(pa.binary(), len(segments), [None, offsets, pa.py_buffer(bytes_X)])
-        for bytes_X in coded_LX
-    ]
+    lengths = np.frombuffer(stored_lengths([width * n for n in tokens]), np.uint8)
+    L, N, K = len(geometry.layers), sum(tokens), geometry.topk
+    pages_LX = np.empty((L, len(lengths) + width * N), np.uint8)
+    pages_LX[:, : len(lengths)] = lengths
+    coded_LX = pages_LX[:, len(lengths) :]
+    direct = geometry.dtype == np.uint8
+    sets_LNK = coded_LX.reshape(L, N, K) if direct else np.empty((L, N, K), geometry.dtype)
+    # Left to itself, numpy would keep the order in memory that the parts have.
+    np.concatenate([segment.sets_LTK for segment in segments], axis=1, out=sets_LNK)
+    for sets_NK in sets_LNK:
+        take_gaps(sets_NK)
+    if not direct:
+        coded_LX[:] = pack(sets_LNK, tokens)
     valid = [segment.valid_T for segment in segments]
-    columns: dict[str, Any] = {
-        "owner": [segment.owner for segment in segments],
-        "token_start": [segment.token_start for segment in segments],
-        "tokens": tokens,
-        "validity": [None if valid_T.all() else validity_bits(valid_T) for valid_T in valid],
-        **dict(zip(map(layer_column, geometry.layers), coded, strict=True)),
-    }
-    return pa.table(columns, schema=routes_schema(geometry))
+    return Segments(
+        owner=[segment.owner for segment in segments],
+        token_start=[segment.token_start for segment in segments],
+        tokens=tokens,
+        validity=[None if valid_T.all() else validity_bits(valid_T) for valid_T in valid],
+        pages_LX=pages_LX,
+    )

@@ -19,10 +19,9 @@ from pipeline.traces.format import domain
 from pipeline.traces.format.digests import digest_of_canonical
 from pipeline.traces.format.header import with_header
 from pipeline.traces.format.manifest import Manifest
-from pipeline.traces.format.schema import routes_schema
 from pipeline.traces.format.types import Provenance, Routes, TraceError
 from pipeline.traces.write.checked import canonical_routes, check_source
-from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.routes_file import RoutesFile
 from pipeline.traces.write.segments import SegmentWriter
 
 _NEEDED = ("token_digest", "rows_total")
@@ -78,10 +77,9 @@ def write_training_routes(
     check_source(key, new.id, geometry, new.provenance, new.policies)
     tokens, rows = (manifest.select(list(routes))[name].to_pylist() for name in _NEEDED)
     name = keys.training_file(step, stage, dp_rank, new.id, cp_rank)
-    schema = routes_schema(geometry)
     digests: list[list[Any]] = []
-    with FileWriter(store, name, "routes", schema, geometry, new.provenance) as file:
-        segments = SegmentWriter(file, geometry)
+    with RoutesFile(store, name, geometry, new.provenance) as file:
+        segments = SegmentWriter(file)
         for (id, of_sample), digest, T in zip(routes.items(), tokens, rows, strict=True):
             at = np.arange(T) if positions is None else positions[id]
             mine = canonical_routes(id, of_sample, geometry, len(at))

@@ -17,7 +17,7 @@ from pipeline.traces.format import domain
 from pipeline.traces.format.chunks import TraceFile
 from pipeline.traces.format.header import with_header
 from pipeline.traces.format.ids import check_once
-from pipeline.traces.format.schema import SAMPLES, routes_schema
+from pipeline.traces.format.schema import SAMPLES
 from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError
 from pipeline.traces.write.checked import (
     check_branch_of,
@@ -27,7 +27,8 @@ from pipeline.traces.write.checked import (
     checked_samples,
     shard_key,
 )
-from pipeline.traces.write.files import Compression, FileWriter
+from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.routes_file import Compression, RoutesFile
 from pipeline.traces.write.rows import RowWriter, sample_row
 from pipeline.traces.write.segments import SegmentRef, SegmentWriter, shared_rows
 
@@ -102,12 +103,9 @@ class ShardWriter:
             self._routes, self._segments = None, None
             if geometry is not None:
                 name = keys.rollout_file(step, shard, write_id, "routes")
-                schema = routes_schema(geometry)
-                file = FileWriter(
-                    store, name, "routes", schema, geometry, provenance, compression=compression
-                )
+                file = RoutesFile(store, name, geometry, provenance, compression=compression)
                 self._routes = opened.enter_context(file)
-                self._segments = SegmentWriter(self._routes, geometry)
+                self._segments = SegmentWriter(self._routes)
             self._files = opened.pop_all()
         self._rows = RowWriter(self._samples)
 

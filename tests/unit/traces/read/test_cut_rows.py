@@ -14,8 +14,8 @@ from pipeline.run.commit import commit, new_write_id
 from pipeline.traces import Routes, RouteStream, TraceError, read_routes, routes_digest
 from pipeline.traces.format.header import read_header, with_header
 from pipeline.traces.format.manifest import FileRef, Manifest
-from pipeline.traces.format.schema import MANIFEST, routes_schema
-from pipeline.traces.write.files import FileWriter
+from pipeline.traces.format.schema import MANIFEST
+from pipeline.traces.write.routes_file import RoutesFile
 from pipeline.traces.write.segments import SegmentWriter
 from tests.memory_store import MemoryStore
 from tests.samples import GEOMETRY, R2, random_sets
@@ -35,10 +35,8 @@ def cut_manifest(store, routes, cuts):
         columns = [GEOMETRY.layers.index(layer) for layer in layers]
         mine = Routes(here.sets_TLK[:, columns], here.valid_T)
         name = f"part-{number}"
-        with FileWriter(
-            store, f"{name}.parquet", "routes", routes_schema(geometry), geometry, R2
-        ) as file:
-            segments = SegmentWriter(file, geometry)
+        with RoutesFile(store, f"{name}.parquet", geometry, R2) as file:
+            segments = SegmentWriter(file)
             places = [place for range_ in ranges for place in segments.add(ID, mine, *range_)]
             segments.finish()
             written = file.finish()

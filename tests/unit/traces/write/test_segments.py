@@ -20,9 +20,9 @@ from pipeline.traces import (
     write_shard,
 )
 from pipeline.traces.format.codec import encode
-from pipeline.traces.format.schema import layer_column, routes_schema
+from pipeline.traces.format.schema import layer_column
 from pipeline.traces.write import segments as segments_module
-from pipeline.traces.write.files import FileWriter
+from pipeline.traces.write.routes_file import RoutesFile
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -118,8 +118,8 @@ def test_routes_of_any_order_in_memory_are_written_alike(store, order, experts):
     in_memory = np.ascontiguousarray(sets_TLK.transpose(axes)).transpose(np.argsort(axes))
     routes = Routes(in_memory, np.ones(12, np.bool_))
     key = f"{order}.parquet"
-    with FileWriter(store, key, "routes", routes_schema(geometry), geometry, R3) as file:
-        writer = segments_module.SegmentWriter(file, geometry)
+    with RoutesFile(store, key, geometry, R3) as file:
+        writer = segments_module.SegmentWriter(file)
         for owner, start, end in (("a", 0, 7), ("b", 7, 12)):
             writer.add(owner, routes, start, end)
         writer.finish()
