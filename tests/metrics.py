@@ -13,6 +13,7 @@ OF_TRAINING = (
     "replay/bytes_fetched",
     "loss/policy",
     "grad_norm",
+    "lr",
     "response/count",
     "response/truncated",
     "response/aborted",

@@ -10,6 +10,7 @@ from megatron.core.transformer import TransformerConfig
 
 from operators.training.errors import ReplayError
 from operators.training.megatron.model import TrainedModel, build_model, build_reference, routers
+from operators.training.megatron.optimizer import Rates, make_rates
 from operators.training.megatron.parallel import RankPosition
 from operators.training.megatron.schedules import Chunk
 from operators.training.replay.hooks import Router
@@ -27,6 +28,7 @@ class Rank:
     chunks: Sequence[DistributedDataParallel]
     """Chunks of the trained model: one, or one per virtual pipeline stage."""
     optimizer: MegatronOptimizer
+    rates: Rates
     reference: Sequence[Chunk] | None
     """The reference policy, to which no routes are ever bound; None: no KL loss."""
     routers: Mapping[int, Router]
@@ -63,6 +65,7 @@ def make_rank(config: RunConfig, position: RankPosition, folder: Path) -> tuple[
         position=position,
         chunks=model.chunks,
         optimizer=model.optimizer,
+        rates=make_rates(model.optimizer, actor.optim),
         reference=None if reference is None else reference.chunks,
         routers=of_rank,
         geometry=geometry,

@@ -104,7 +104,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
     if replay.replays_recorded or replay.records_routes:
         _check(rank, data, of_passes)
     first = next(iter(of_passes.values()), {})
-    metrics = training_metrics(reports, first, updates.grad_norms)
+    metrics = training_metrics(reports, first, updates.grad_norms) | {"lr": updates.lr}
     return Trained(metrics, first, recorded)
 
 

@@ -1,9 +1,10 @@
-"""Training of the policy: optimizer, Megatron's layout, replay; a part of the tree."""
+"""Training of the policy: Megatron's layout, replay; a part of the tree."""
 
 from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline.config.optim import Optim
 from pipeline.config.section import Section, formerly
 
 
@@ -54,23 +55,6 @@ class RouterReplay(Section):
     def records_routes(self) -> bool:
         """Whether the trainer's log-prob pass records the routes that the update replays."""
         return self.mode == "R2" and self.replay_file is None
-
-
-class Optim(Section):
-    """Adam with decoupled weight decay."""
-
-    lr: float = Field(1e-6, gt=0, description="Learning rate after warm-up.")
-    lr_warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up from 0.")
-    lr_warmup_steps_ratio: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        json_schema_extra=formerly(0.0),
-        description="Share of the run's steps that are warm-up where lr_warmup_steps is 0.",
-    )
-    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
-    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="Adam betas.")
-    clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
 
 
 class Megatron(Section):

@@ -57,24 +57,27 @@ class Mended:
     """What changes, and why it may; one line."""
 
 
-def settings_of_older_run(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """Settings for a run that may be there already, and be older than some of them; with notes.
+def settings_of_older_run(
+    config: RunConfig,
+) -> tuple[RunConfig, Mapping[str, Any] | None, tuple[str, ...]]:
+    """Settings for a run that may be there already, and be older than some of them.
 
-    What the user did not write has the value that the run had, so that a new default changes no
-    old run. A store or run that cannot be read changes nothing here: `check_inputs` and
-    `attach_problems` refuse it.
+    Returns them, the run's own if it is there, and notes. What the user did not write has the value
+    that the run had, so that a new default changes no old run. A store or run that cannot be read
+    changes nothing here: `check_inputs` and `attach_problems` refuse it.
     """
     try:
         run = find_description(open_store(config.run_uri))
     except StoreError:
-        return config, ()
+        return config, None, ()
     if run is None:
-        return config, ()
+        return config, None, ()
     config, taken = with_former_values(config, run.settings)
-    return config, tuple(
+    notes = tuple(
         f"{key}: {value!r}, as before this setting existed: the run is older"
         for key, value in taken.items()
     )
+    return config, run.settings, notes
 
 
 def attach(inputs: CheckedInputs) -> Mended | None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pipeline.config.rules.check import config_notes, config_problems, positions_of, rank_notes
 from pipeline.config.rules.pods import InstalledGpus
+from pipeline.config.rules.rates import decay_problems
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.attach import Mended, attach, settings_of_older_run
@@ -56,11 +57,13 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     Raises InputError with all problems.
     """
     problems: list[str] = []
-    config, former_notes = settings_of_older_run(config)
+    config, stored, former_notes = settings_of_older_run(config)
     model, prompts, val_prompts, reward, store = _parts(config, on_cluster, problems)
     if problems or model is None or prompts is None or store is None:
         raise InputError(problems)
-    config, length_notes = with_run_length(config, prompts.table.num_rows)
+    config, length_notes = with_run_length(config, prompts.table.num_rows, stored)
+    if wrong := list(decay_problems(config.actor_rollout_ref.actor.optim)):
+        raise InputError(wrong)
     geometry = moe_geometry(model.config)
     inputs = CheckedInputs(
         config=config,

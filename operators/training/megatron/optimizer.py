@@ -1,6 +1,7 @@
 """Megatron's data parallelism and optimizer around model chunks."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from megatron.core.distributed import (
@@ -14,9 +15,11 @@ from megatron.core.optimizer import (
     OptimizerConfig,
     get_megatron_optimizer,
 )
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 
 from pipeline.config.actor import Actor
+from pipeline.config.optim import Optim
 
 
 def wrap_for_training(
@@ -25,8 +28,8 @@ def wrap_for_training(
     """Wrap chunks in DistributedDataParallel, and make Megatron's optimizer for them.
 
     Gradients are summed in fp32 over data-parallel ranks and divided by the number of tokens that
-    the loss function reports (config.calculate_per_token_loss). Weight decay excludes norms and
-    biases, as in Megatron. The caller sets the learning rate, per param_group.
+    the loss function reports (config.calculate_per_token_loss). `Rates` sets learning rate and
+    weight decay of the parameter groups, before each update.
     """
     sharded = actor.megatron.use_distributed_optimizer
     settings = DistributedDataParallelConfig(
@@ -44,6 +47,7 @@ def wrap_for_training(
         OptimizerConfig(
             optimizer="adam",
             lr=optim.lr,
+            min_lr=optim.min_lr,
             weight_decay=optim.weight_decay,
             adam_beta1=optim.betas[0],
             adam_beta2=optim.betas[1],
@@ -57,6 +61,54 @@ def wrap_for_training(
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     return wrapped, optimizer
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The learning rate and weight decay of each step, by Megatron-core's OptimizerParamScheduler.
+
+    A pure function of settings and step: a checkpoint holds no state of it.
+    """
+
+    scheduler: OptimizerParamScheduler
+    on_norms: bool
+    """Whether norms and biases decay too."""
+
+    def set(self, step: int) -> float:
+        """Set the rates of all parameter groups for a step, counted from 0; return its lr.
+
+        Megatron puts parameters of one dimension (norms, biases) into groups of their own, whose
+        decay only this scheduler multiplies by 0: the optimizer by itself decays them too.
+        """
+        self.scheduler.num_steps = step
+        self.scheduler.step(0)
+        if self.on_norms:
+            for group in self.scheduler.optimizer.param_groups:
+                group["weight_decay"] = self.scheduler.get_wd()
+        return self.scheduler.get_lr({})
+
+
+def make_rates(optimizer: MegatronOptimizer, optim: Optim) -> Rates:
+    """Make the schedule; the settings' lr_decay_steps are resolved unless the rate is constant."""
+    horizon = optim.lr_decay_steps
+    if horizon is None or optim.lr_decay_style == "constant":
+        horizon = optim.lr_warmup_steps + 1  # has no effect, but Megatron asserts that it is larger
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=optim.lr_warmup_init,
+        max_lr=optim.lr,
+        min_lr=optim.min_lr,
+        lr_warmup_steps=optim.lr_warmup_steps,
+        lr_decay_steps=horizon,
+        lr_decay_style=optim.lr_decay_style,
+        start_wd=optim.weight_decay,
+        end_wd=optim.weight_decay,
+        wd_incr_steps=1,
+        wd_incr_style="constant",
+        wsd_decay_steps=optim.lr_wsd_decay_steps,
+        lr_wsd_decay_style=optim.lr_wsd_decay_style,
+    )
+    return Rates(scheduler, optim.weight_decay_on_norms)
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:

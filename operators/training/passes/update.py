@@ -22,7 +22,6 @@ from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
 from pipeline import progress
-from pipeline.rl.schedule import learning_rate
 from pipeline.traces.format.types import Routes
 
 
@@ -36,6 +35,8 @@ class Updates:
     """Per mini-batch, before clipping, of the whole model."""
     counts: list[Counts] = field(default_factory=list)
     """Counts of replay, by epoch."""
+    lr: float = 0.0
+    """The step's learning rate."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,7 @@ def update(
     """
     updates = Updates()
     of_epoch: dict[int, list[Counts]] = defaultdict(list)
-    optim = rank.config.actor_rollout_ref.actor.optim
-    lr = learning_rate(data.step, optim.lr, optim.lr_warmup_steps)
-    for group in rank.optimizer.param_groups:
-        group["lr"] = lr
+    updates.lr = rank.rates.set(data.step)
     progress.say(f"step {data.step}: updates", len(data.layout.mini_batches), "mini-batches")
     for number, mini_batch in enumerate(progress.counted(data.layout.mini_batches)):
         reports, counts = gradients(rank, data, mini_batch, compared, routes)

@@ -64,10 +64,6 @@ def _logged(config: RunConfig, _: str, logged: bool) -> bool:
     return logged or config.algorithm.rollout_correction.rollout_is is None
 
 
-def _no_ratio(config: RunConfig, _: str, __: int) -> bool:
-    return config.actor_rollout_ref.actor.optim.lr_warmup_steps_ratio == 0
-
-
 def _as_the_actor(config: RunConfig, key: str, value: Any) -> bool:
     """The reference's model counts only with a KL loss, and is the actor's."""
     actor = config.actor_rollout_ref.actor
@@ -176,15 +172,13 @@ POLICY: Entries = [
     ),
     *with_prefix(
         f"{_ACTOR}.optim",
-        same("lr_warmup_init", "warm-up starts from 0", 0),
-        same("lr_decay_style", "the rate does not decay", "constant"),
-        unread("min_lr lr_wsd_*", "the rate does not decay", f"{_ACTOR}.optim.lr_decay_style"),
-        elsewhere(
-            "lr_decay_steps",
-            "warm-up's share is of the run's steps",
-            Agreement(_no_ratio, "write lr_warmup_steps in place of lr_warmup_steps_ratio"),
+        same(
+            "weight_decay_incr_style",
+            "verl gives it one weight decay, to begin and to end with",
+            "constant",
+            "linear",
+            "cosine",
         ),
-        same("weight_decay_incr_style", "the weight decay is constant", "constant"),
         same("optimizer", "the optimizer is Adam", "adam"),
         unread(
             "muon_* use_layer_wise_distributed_optimizer",

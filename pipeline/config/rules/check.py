@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pipeline.config.rules.layout import layout_problems
 from pipeline.config.rules.overrides import override_problems
 from pipeline.config.rules.pods import InstalledGpus, gpu_problems
+from pipeline.config.rules.rates import rate_notes, rate_problems
 from pipeline.config.rules.replay import replay_notes, replay_problems
 from pipeline.config.rules.transformer_rules import field_problems, intended_fields
 from pipeline.config.tree import RunConfig
@@ -48,6 +49,7 @@ def config_problems(
             problems += [f"actor_rollout_ref.model.path: config.json {text}" for text in wrong]
             hf_config = hf_config if known else None
     problems += _batch_problems(config)
+    problems += rate_problems(config.actor_rollout_ref.actor.optim)
     if on_cluster is not None:
         problems += _cluster_problems(config)
         problems += gpu_problems(config, on_cluster)
@@ -66,7 +68,11 @@ def config_problems(
 
 def config_notes(config: RunConfig) -> list[str]:
     """Notes on settings that are accepted, but may not have the effect that the user expects."""
-    return [*_name_notes(config), *replay_notes(config)]
+    return [
+        *_name_notes(config),
+        *replay_notes(config),
+        *rate_notes(config.actor_rollout_ref.actor.optim),
+    ]
 
 
 def rank_notes(config: RunConfig) -> list[str]:

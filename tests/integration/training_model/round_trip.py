@@ -14,8 +14,16 @@ from transformers import AutoModelForCausalLM
 
 from operators.training.megatron import parallel
 from operators.training.megatron.export import export_hf
-from operators.training.megatron.model import LoadedModel, build_model, build_reference, routers
+from operators.training.megatron.model import (
+    LoadedModel,
+    TrainedModel,
+    build_model,
+    build_reference,
+    routers,
+)
+from operators.training.megatron.optimizer import make_rates, parts
 from operators.training.megatron.weights import load_weights
+from pipeline.config.optim import Optim
 from tests.integration.training_model.layouts import LAYOUTS, actor_of
 from tests.integration.training_model.passes import forward_logits
 from tests.integration.training_model.refused import refusals
@@ -115,6 +123,7 @@ def in_bfloat16(layout: str, other: Path, source: Path, out: Path) -> dict[str, 
     actor = actor_of(layout)
     parallel.start(actor.megatron)
     model = build_model(other, actor)
+    decaying_wrongly = wrong_decay(model, actor.optim)
     load_weights(model.bridge, model.bare_chunks, source)
     model.optimizer.reload_model_params()
     for chunk in model.chunks:
@@ -123,9 +132,31 @@ def in_bfloat16(layout: str, other: Path, source: Path, out: Path) -> dict[str, 
         group["lr"] = 0.0
     assert model.optimizer.step()[0]
     export_hf(model, source, out / "bfloat16")
-    found = {"different": different(source, out / "bfloat16")}
+    found = {"different": different(source, out / "bfloat16"), "wrong_decay": decaying_wrongly}
     parallel.stop()
     return found
+
+
+def wrong_decay(model: TrainedModel, optim: Optim) -> list[str]:
+    """Parameters whose group has not the weight decay that is due to them: norms and biases none,
+    unless weight_decay_on_norms."""
+    names = {p: name for chunk in model.bare_chunks for name, p in chunk.named_parameters()}
+    wrong = []
+    for everywhere in (True, False):
+        changed = {"weight_decay": 0.25, "weight_decay_on_norms": everywhere}
+        make_rates(model.optimizer, optim.model_copy(update=changed)).set(0)
+        seen = {}
+        for part in parts(model.optimizer):
+            for parameter, (group, _) in part.model_param_group_index_map.items():
+                decay = part.optimizer.param_groups[group]["weight_decay"]
+                seen[names[parameter]] = parameter.ndim > 1, decay
+        assert {is_matrix for is_matrix, _ in seen.values()} == {True, False}
+        wrong += [
+            f"{name}: {decay}"
+            for name, (is_matrix, decay) in seen.items()
+            if decay != (0.25 if is_matrix or everywhere else 0)
+        ]
+    return wrong
 
 
 def wrong_routers(model: LoadedModel, source: Path) -> list[int]:

@@ -58,6 +58,14 @@ def test_export_is_bit_identical(found, world, layout, case, dtype):
 
 
 @pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
+def test_norms_and_biases_do_not_decay(found, world, layout, case):
+    """On every rank, by what group of the optimizer each of its parameters is in; only a run that
+    is older than the rule decays them."""
+    for rank in found[world]:
+        assert rank[f"{layout}/{case}/bfloat16"]["wrong_decay"] == []
+
+
+@pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
 def test_logits_are_those_of_transformers(found, world, layout, case):
     """fp32 against transformers' own model, eager attention; random weights of every norm, router
     and bias, so that nothing is in a wrong place unseen."""

@@ -202,9 +202,17 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
     """Two ranks, four steps, a checkpoint every other step. One rank is killed right after step 2
     was committed, in mid-step 3. The next attempt continues from the checkpoint of policy 2, trains
     step 2 again without writing, and ends at the policy of an undisturbed run, bit for bit. No
-    committed object changed.
+    committed object changed. The learning rate is another in each step,
+    and the second attempt goes on with the rates of the first.
     """
-    config = config_of(router_replay={"mode": "R3"})
+    optim = {
+        "lr": 1e-3,
+        "lr_warmup_steps": 1,
+        "lr_decay_style": "cosine",
+        "lr_decay_steps": 4,
+        "min_lr": 1e-4,
+    }
+    config = config_of(router_replay={"mode": "R3"}, optim=optim)
     stores = [make_run(tmp_path / name, tiny_model, config, 4) for name in ("calm", "killed")]
     for store in stores:
         make_attempt(store, 0, steps=4, save_freq=2)
@@ -233,6 +241,9 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
             == read_commit(calm, keys.policy(version))["weights_sha256"]
         )
     assert metrics_of(killed, 3)["grad_norm"] == metrics_of(calm, 3)["grad_norm"]
+    for store in stores:
+        rates = [metrics_of(store, step)["lr"] for step in range(4)]
+        assert rates == pytest.approx([0, 1e-3, 7.75e-4, 3.25e-4])  # 1e-4 + 9e-4 * (1 + cos) / 2
 
 
 def test_disabled_and_a_policy_that_is_there_already(tmp_path: Path, tiny_model: Path):

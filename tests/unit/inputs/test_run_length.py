@@ -6,7 +6,9 @@ from pipeline.inputs.stage import prepare, stage
 from pipeline.run.run_config import config_of
 from tests.unit.inputs.small_inputs import check, load, the_error, verl_rows, write_prompts
 
-WARMUP = "actor_rollout_ref.actor.optim.lr_warmup_steps"
+OPTIM = "actor_rollout_ref.actor.optim"
+WARMUP = f"{OPTIM}.lr_warmup_steps"
+DECAY = f"{OPTIM}.lr_decay_steps"
 
 
 @pytest.fixture
@@ -75,9 +77,40 @@ class TestWarmUp:
         inputs = check(settings, self.RATIO, f"{WARMUP}=1")
         assert inputs.config.actor_rollout_ref.actor.optim.lr_warmup_steps == 1
 
-    def test_a_longer_run_is_another_schedule(self, open_end):
-        """Where verl would change the rate of steps that come, the run goes on as it began."""
-        prepare(load(open_end, "trainer.total_epochs=3", self.RATIO))
-        longer = (open_end, "trainer.total_epochs=5", self.RATIO)
-        assert f"{WARMUP}: it has 2, now 4" in the_error(*longer)
-        assert check(*longer, f"{WARMUP}=2").config.trainer.total_training_steps == 10
+    def test_a_share_of_the_schedule(self, open_end):
+        inputs = check(open_end, "trainer.total_epochs=3", self.RATIO, f"{DECAY}=10")
+        assert inputs.config.actor_rollout_ref.actor.optim.lr_warmup_steps == 4  # int(0.4 * 10)
+
+
+class TestSchedule:
+    STYLE = (f"{OPTIM}.lr_decay_style=cosine", f"{OPTIM}.lr_warmup_steps_ratio=0.4")
+
+    def test_its_horizon_is_the_run(self, open_end):
+        inputs = check(open_end, "trainer.total_epochs=3")
+        assert inputs.config.actor_rollout_ref.actor.optim.lr_decay_steps == 6
+
+    def test_a_longer_run_keeps_its_schedule(self, open_end):
+        """Where verl would change the rates of steps that come, the run goes on as it began."""
+        run = prepare(load(open_end, "trainer.total_epochs=3", *self.STYLE))
+        before = config_of(run.description).actor_rollout_ref.actor.optim
+        assert (before.lr_warmup_steps, before.lr_decay_steps) == (2, 6)
+        for file in ([], [f"{DECAY}=6"]):
+            longer = stage(check(open_end, "trainer.total_epochs=5", *self.STYLE, *file))
+            assert longer.config.trainer.total_training_steps == 10
+            assert longer.config.actor_rollout_ref.actor.optim == before
+
+    def test_a_run_without_a_share_keeps_its_warm_up(self, open_end):
+        """int(0.1 * 6) is 0, int(0.1 * 10) is not."""
+        ratio = f"{WARMUP}_ratio=0.1"
+        run = prepare(load(open_end, "trainer.total_epochs=3", ratio))
+        longer = stage(check(open_end, "trainer.total_epochs=5", ratio))
+        assert longer.config.actor_rollout_ref.actor == run.config.actor_rollout_ref.actor
+
+    def test_another_horizon_is_another_run(self, open_end):
+        prepare(load(open_end, "trainer.total_epochs=3", *self.STYLE))
+        problem = the_error(open_end, "trainer.total_epochs=3", *self.STYLE, f"{DECAY}=7")
+        assert f"{DECAY}: it has 6, now 7" in problem
+
+    def test_warm_up_must_fit(self, open_end):
+        problem = the_error(open_end, "trainer.total_epochs=3", self.STYLE[0], f"{WARMUP}=6")
+        assert problem.startswith(f"{WARMUP}: found 6, expected fewer than {DECAY}=6 (null: the")

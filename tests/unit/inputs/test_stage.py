@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.config.keys import with_value
 from pipeline.errors import InputError
 from pipeline.inputs.stage import prepare, stage
 from pipeline.run import keys
@@ -20,7 +21,8 @@ def test_run_json(settings):
     body = read_commit(run.store, keys.run_json())
     assert parse_description(body, run.uri) == run.description
     assert body["format"] == 1
-    assert body["config"] == config.model_dump(mode="json")
+    resolved = with_value(config, "actor_rollout_ref.actor.optim.lr_decay_steps", 2)
+    assert body["config"] == resolved.model_dump(mode="json")
     assert body["geometry"] == {"experts": 16, "topk": 4, "layers": [1, 2, 3]}
     assert run.geometry == Geometry(16, 4, (1, 2, 3))
     assert {"retrace", "python", "transformers"} <= set(body["versions"])

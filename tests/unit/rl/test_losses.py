@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pipeline.rl.advantages import grpo_advantages
 from pipeline.rl.losses import importance_weight, kl_estimate, policy_loss
 from pipeline.rl.mismatch import Mismatch, mismatch
-from pipeline.rl.schedule import learning_rate
 
 reals = st.floats(-3, 3, width=32)
 
@@ -127,8 +126,3 @@ def test_mismatch_adds_over_ranks():
 def test_nothing_measured_is_none_and_not_zero():
     assert Mismatch(0, 0.0, 0).kl is None
     assert Mismatch(0, 0.0, 0).extreme_share is None
-
-
-def test_learning_rate_warms_up_from_zero():
-    assert [learning_rate(step, 1.0, 4) for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
-    assert learning_rate(0, 1.0, 0) == 1.0

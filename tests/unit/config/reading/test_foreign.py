@@ -85,7 +85,6 @@ class TestNothingThatAltersNumbersIsIgnored:
         ("key", "good", "bad"),
         [
             (f"{ACTOR}.rollout_n", "8", "5"),
-            (f"{ACTOR}.optim.lr_decay_steps", "null", "100"),
             ("actor_rollout_ref.ref.rollout_n", "8", "5"),
             ("actor_rollout_ref.ref.megatron.dtype", "bfloat16", "float32"),
             (f"{REF_OVERRIDE}.moe_router_dtype", "fp32", "fp64"),
@@ -103,7 +102,6 @@ class TestNothingThatAltersNumbersIsIgnored:
         others = (
             f"{ACTOR}.use_kl_loss=True",
             f"{OVERRIDE}.moe_router_dtype=fp32",
-            f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1",
             "algorithm.rollout_correction.rollout_is=token",
             f"{ROLLOUT}.val_kwargs.temperature=0.6",
         )
