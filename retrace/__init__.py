@@ -20,6 +20,7 @@ failed LaunchError, below it StageFailedError, and WaitTimeoutError.
 
 from pipeline import __version__
 from pipeline.errors import InputError
+from pipeline.inputs.sizes.memory import Memory, MemoryPart
 from pipeline.inputs.writes import Writes
 from pipeline.launch.base import LaunchError, StageFailedError
 from pipeline.report.run_metrics import Validation
@@ -81,6 +82,8 @@ __all__ = [
     "LaunchError",
     "ListedRun",
     "Manifest",
+    "Memory",
+    "MemoryPart",
     "ObjectExistsError",
     "ObjectMissingError",
     "Provenance",

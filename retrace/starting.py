@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
 from pipeline.extras import need
+from pipeline.inputs.sizes.memory import Memory
 from pipeline.inputs.writes import Writes
 from pipeline.model.geometry import Geometry
 from pipeline.store.settings import use_settings
@@ -50,6 +51,8 @@ class ReadyRun:
     """The resolved settings, as groups within groups."""
     notes: tuple[str, ...]
     """What its user should know though it is no error, such as keys without effect."""
+    memory: Memory
+    """How much memory it needs: on GPUs, or on this machine if it has none and can run it."""
     machine: str
     """What this machine has: cores, GPUs, memory; and what the run computes on."""
     local_folder: Path
@@ -57,6 +60,16 @@ class ReadyRun:
     too_small: tuple[str, ...]
     """Why this machine cannot run it, if it cannot; `run` raises InputError with these."""
     _inputs: "CheckedInputs" = field(repr=False)
+
+    def gpu_memory_problems(self, limit: int) -> list[str]:
+        """Why its training ranks or engines do not fit into GPUs of `limit` bytes, with settings
+        that would help; [] if they do by the estimate of docs/sizes.md."""
+        from pipeline.inputs.sizes.estimate import estimate_memory
+        from pipeline.inputs.sizes.limit import memory_problems
+
+        config = self._inputs.config
+        memory = estimate_memory(config, self._inputs.model.config)
+        return memory_problems(config, memory, limit)
 
     def run(self) -> Run:
         """Run it in this process, as `retrace.run` does."""
@@ -125,6 +138,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         # Imported here: the tokenizer library takes seconds.
         from pipeline.inputs.check import check_inputs
         from pipeline.inputs.machine import machine_notes, machine_problems, this_machine
+        from pipeline.inputs.sizes.estimate import estimate_memory
         from pipeline.report.loggers import local_folder
 
         inputs = check_inputs(loaded.config)
@@ -134,12 +148,14 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
     machine = this_machine(inputs.config)
     too_small = tuple(machine_problems(inputs.config, inputs.writes, machine))
     slow = () if too_small else machine_notes(inputs.config, machine)
+    local = machine.gpus == 0 and not too_small
     return ReadyRun(
         uri=inputs.store.uri,
         prompts=inputs.prompt_count,
         val_prompts=inputs.val_prompt_count,
         geometry=inputs.geometry,
         writes=inputs.writes,
+        memory=estimate_memory(inputs.config, inputs.model.config, local=local),
         settings=inputs.config.model_dump(mode="json"),
         notes=(*loaded.notes, *inputs.notes, *slow),
         machine=str(machine),

@@ -88,14 +88,26 @@ def run(config: _Config, overrides: _Overrides = None) -> None:
         "0: a run may start; 2: it may not, and every error was printed",
         "retrace check examples/quickstart.yaml",
         "retrace check my.yaml data.train_batch_size=64",
+        "retrace check my.yaml --gpu-memory 80GiB",
     ),
 )
-def check(config: _Config, overrides: _Overrides = None) -> None:
+def check(
+    config: _Config,
+    overrides: _Overrides = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Refuse what does not fit into GPUs of this size (80GiB, 80GB) by estimate.",
+        ),
+    ] = None,
+) -> None:
     """Check CONFIG.yaml and everything it names; start nothing.
 
-    Settings, model, prompts, reward function and store are checked, and all errors are shown.
+    Settings, model, prompts, reward function and store are checked, and all errors are shown. How
+    much memory the run needs is estimated (docs/sizes.md).
     """
-    raise typer.Exit(run_check(config, overrides or []))
+    raise typer.Exit(run_check(config, overrides or [], gpu_memory))
 
 
 @_app.command(

@@ -8,12 +8,24 @@ from rich.filesize import decimal
 
 import retrace
 from pipeline.cli.printable import printable
+from pipeline.inputs.sizes.memory import memory_lines, parse_memory
 from pipeline.store import is_remote, open_store
 
 
-def run_check(path: Path, overrides: Sequence[str]) -> int:
-    """Check the input of a run; the exit code of the command: 0, or 2 with the errors on stderr."""
-    return 2 if check(path, overrides) is None else 0
+def run_check(path: Path, overrides: Sequence[str], gpu_memory: str | None = None) -> int:
+    """Check the input of a run; the exit code of the command: 0, or 2 with the errors on stderr.
+
+    `gpu_memory`: the size of GPUs that it must fit into, such as 80GiB.
+    """
+    try:
+        limit = None if gpu_memory is None else parse_memory(gpu_memory)
+        ready = check(path, overrides)
+        if ready is not None and limit is not None and (why := ready.gpu_memory_problems(limit)):
+            raise retrace.InputError(why)
+    except retrace.InputError as error:
+        print_errors(error)
+        return 2
+    return 2 if ready is None else 0
 
 
 def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
@@ -97,6 +109,7 @@ def summary(ready: retrace.ReadyRun) -> list[tuple[str, str]]:
         lines.insert(2, ("val", f"{ready.val_prompts} prompts"))
     if ready.writes is not None:
         lines.append(("writes", writes_line(ready.writes)))
+    lines += memory_lines(ready.memory)
     return lines
 
 

@@ -37,6 +37,26 @@ def _every_layer(config: Config, layer: int) -> bool:
     return True
 
 
+def _always(config: Config) -> bool:
+    return True
+
+
+def _never(config: Config) -> bool:
+    return False
+
+
+def _has_qkv_bias(config: Config) -> bool:
+    return bool(config.get("qkv_bias", True))
+
+
+def _has_attention_bias(config: Config) -> bool:
+    return bool(config.get("attention_bias", False))
+
+
+def _uses_head_norms(config: Config) -> bool:
+    return bool(config.get("use_qk_norm", False))
+
+
 def _qwen_moe_layer(config: Config, layer: int) -> bool:
     every = _need(config, "decoder_sparse_step", default=1)
     return layer not in (config.get("mlp_only_layers") or []) and (layer + 1) % every == 0
@@ -60,6 +80,12 @@ class Family:
     """Kinds of rotary embedding that the trainer passes on to Megatron-core."""
     window_needs_switch: bool = False
     """sliding_window counts only where use_sliding_window is true."""
+    qkv_bias: Callable[[Config], bool] = _never
+    """Whether queries, keys and values have a bias."""
+    head_norms: Callable[[Config], bool] = _never
+    """Whether each head's queries and keys have a norm."""
+    latent: bool = False
+    """Multi-head latent attention."""
     problems: Callable[[Config], Iterator[str]] = _no_problems
     """Yields what else Megatron-core would compute otherwise, worded as in `training_problems`."""
 
@@ -71,16 +97,24 @@ class Family:
 
 FAMILIES = {
     "deepseek_v3": Family(
-        _deepseek_moe_layer, rope_types=("default", "yarn"), problems=_deepseek_problems
+        _deepseek_moe_layer,
+        rope_types=("default", "yarn"),
+        latent=True,
+        problems=_deepseek_problems,
     ),
     # Its MoE layers are known, but mbridge's bridge to it is untried.
-    "glm4_moe": Family(_deepseek_moe_layer, trained=False),
+    "glm4_moe": Family(
+        _deepseek_moe_layer,
+        trained=False,
+        qkv_bias=_has_attention_bias,
+        head_norms=_uses_head_norms,
+    ),
     "llama": Family(None),
     "mixtral": Family(_every_layer),
-    "qwen2": Family(None, window_needs_switch=True),
-    "qwen2_moe": Family(_qwen_moe_layer, window_needs_switch=True),
-    "qwen3": Family(None, window_needs_switch=True),
-    "qwen3_moe": Family(_qwen_moe_layer, window_needs_switch=True),
+    "qwen2": Family(None, window_needs_switch=True, qkv_bias=_always),
+    "qwen2_moe": Family(_qwen_moe_layer, window_needs_switch=True, qkv_bias=_has_qkv_bias),
+    "qwen3": Family(None, window_needs_switch=True, head_norms=_always),
+    "qwen3_moe": Family(_qwen_moe_layer, window_needs_switch=True, head_norms=_always),
 }
 """By model_type."""
 

@@ -78,6 +78,9 @@ def test_right_input(settings, done):
     assert told.pop("writes").startswith(
         "per step a policy of 1.1 MB, samples up to 43.9 kB; every"
     )
+    assert told.pop("memory").startswith("about ")
+    assert told.pop("host").endswith("of a training node for a checkpoint")
+    assert told.pop("engine").startswith("at least 1.1 MiB of each process of an engine: weights")
     assert told == {
         "steps": "2 of 4 prompts x 2 = 8 samples",
         "updates": "1 a step, of 4 prompts",

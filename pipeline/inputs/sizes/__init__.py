@@ -1,0 +1,1 @@
+"""How much memory a run needs, estimated from config.json and settings before anything starts."""

@@ -1,0 +1,183 @@
+"""The memory of the training ranks' fullest GPU, by part, and of what surrounds them.
+
+Pure functions of config.json and settings. docs/sizes.md says what is counted and what is assumed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.config.tree import RunConfig
+from pipeline.inputs.sizes.activations import Layer, LayerCut, Recompute, layer_of, recompute_of
+from pipeline.inputs.sizes.cut import (
+    Cut,
+    PipelineStage,
+    RankWeights,
+    cut_of,
+    rank_weights,
+    stages_of,
+)
+from pipeline.inputs.sizes.memory import GIB, Memory, MemoryPart
+from pipeline.model.widths import Widths, weight_count, widths_of
+
+_ITEM = {"bfloat16": 2, "float32": 4}
+_FP32 = 4
+_CHUNK_TOKENS = 1024
+_CHUNK_COPIES = 1.5
+"""The loss holds at most this many times the float32 logits of so many tokens: CHUNK_TOKENS and the
+docstring of operators/training/passes/logprobs.py."""
+RUNTIME = 4 * GIB
+"""Assumed of a GPU beside tensors: CUDA's context, NCCL's buffers, cuBLAS's workspaces, and what
+PyTorch's allocator cannot hand out in fragments."""
+
+
+def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool = False) -> Memory:
+    """Estimate what a run needs; `local`: with Megatron-core's local layers, on CPU.
+
+    Layouts must have been checked. Raises InputError for a config that is no known family's.
+    """
+    widths, cut = widths_of(hf_config), cut_of(config)
+    item = _ITEM[config.actor_rollout_ref.actor.megatron.dtype]
+    runtime = () if local else (MemoryPart("CUDA, NCCL, fragments", RUNTIME),)
+    stages = []
+    for stage in stages_of(config, widths):
+        weights = rank_weights(widths, cut, stage)
+        static = _static_parts(config, cut, weights)
+        passes = _pass_parts(config, LayerCut(widths, cut, item, local), stage)
+        stages.append(((*static, *passes, *runtime), _host_checkpoint(config, cut, weights)))
+    fullest = max(range(cut.pp), key=lambda number: sum(part.bytes for part in stages[number][0]))
+    return Memory(
+        local=local,
+        parameters=weight_count(widths),
+        stage=fullest,
+        parts=stages[fullest][0],
+        host_checkpoint=max(host for _, host in stages),
+        engine=_engine_parts(config, widths),
+    )
+
+
+def _static_parts(config: RunConfig, cut: Cut, weights: RankWeights) -> tuple[MemoryPart, ...]:
+    """Weights, gradients and optimizer state of a rank, which stay for the whole run."""
+    actor = config.actor_rollout_ref.actor
+    megatron, item = actor.megatron, _ITEM[actor.megatron.dtype]
+    # Adam's two moments; of bfloat16 weights also the float32 ones that are updated.
+    state = 2 * _FP32 + (_FP32 if megatron.dtype == "bfloat16" else 0)
+    sharded = megatron.use_distributed_optimizer
+    dense_copies, expert_copies = (cut.dense_copies, cut.expert_copies) if sharded else (1, 1)
+    numbers = weights.dense / dense_copies + weights.experts / expert_copies
+    parts = [
+        MemoryPart("weights", weights.total * item),
+        MemoryPart("gradients", weights.total * _FP32),
+        MemoryPart("optimizer state", round(numbers * state)),
+    ]
+    if actor.use_kl_loss:
+        parts.append(MemoryPart("reference policy", weights.total * item))
+    return tuple(parts)
+
+
+def _pass_parts(
+    config: RunConfig, layer_cut: LayerCut, stage: PipelineStage
+) -> tuple[MemoryPart, ...]:
+    """Activations, and the larger of a layer's backward pass and the loss."""
+    actor, cut = config.actor_rollout_ref.actor, layer_cut.cut
+    tokens = tokens_of_micro_batch(config)
+    recompute = recompute_of(actor.megatron.override_transformer_config)
+    layers = {moe: layer_of(layer_cut, moe) for moe in set(stage.layers)}
+    in_flight = _chunks_in_flight(cut, stage)
+    chunks = [_chunk_bytes([layers[moe] for moe in chunk], recompute) for chunk in stage.chunks]
+    kept = sum(chunks) / len(chunks) * in_flight * tokens
+    working = max((_working(layer, recompute) for layer in layers.values()), default=0) * tokens
+    loss = _loss_bytes(layer_cut, tokens) if stage.last else 0
+    largest = (
+        MemoryPart("loss", loss)
+        if loss > working
+        else MemoryPart("backward pass of a layer", round(working))
+    )
+    return (MemoryPart("activations", round(kept)), largest)
+
+
+def tokens_of_micro_batch(config: RunConfig) -> int:
+    """The most tokens of a micro-batch on one rank, of samples as long as they may be."""
+    actor, data, cut = config.actor_rollout_ref.actor, config.data, cut_of(config)
+    longest = data.max_prompt_length + data.max_response_length
+    samples = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    replicas = cut.dense_copies // cut.cp
+    of_mini_batch = -(-samples // replicas) * longest // cut.cp
+    if actor.use_dynamic_bsz:
+        return min(of_mini_batch, actor.ppo_max_token_len_per_gpu)
+    return min(of_mini_batch, actor.ppo_micro_batch_size_per_gpu * longest // cut.cp)
+
+
+def _chunks_in_flight(cut: Cut, stage: PipelineStage) -> int:
+    """Forward passes of a model chunk that wait for their backward pass, at most.
+
+    Megatron-core's schedules: 1F1B, and the interleaved one with virtual stages.
+    """
+    behind = cut.pp - stage.number - 1
+    if cut.vpp == 1:
+        return behind + 1
+    return 2 * behind + (cut.vpp - 1) * cut.pp + 1
+
+
+def _chunk_bytes(layers: list[Layer], recompute: Recompute) -> float:
+    """What a chunk keeps of each token."""
+    if recompute.granularity is None:
+        return sum(layer.bytes() for layer in layers)
+    if recompute.granularity == "selective":
+        return sum(layer.bytes(recompute.modules) for layer in layers)
+    if recompute.method == "block":
+        whole = layers[recompute.layers :]
+        return sum(x.input for x in layers[: recompute.layers]) + sum(x.bytes() for x in whole)
+    return sum(layer.input for layer in layers[:: recompute.layers])
+
+
+def _working(layer: Layer, recompute: Recompute) -> float:
+    """The most that the backward pass of a layer holds beside what was kept."""
+    if recompute.granularity is None:
+        return layer.working
+    if recompute.granularity == "selective":
+        return layer.working + layer.bytes() - layer.bytes(recompute.modules)
+    group = recompute.layers if recompute.method == "uniform" else 1
+    return layer.working + group * layer.bytes()
+
+
+def _loss_bytes(layer_cut: LayerCut, tokens: int) -> int:
+    """The hidden states of all tokens with their gradient, one chunk's logits, and the gradient of
+    the output layer's weight, which is summed in float32."""
+    widths, cut, item = layer_cut.widths, layer_cut.cut, layer_cut.item
+    vocabulary = widths.vocabulary // cut.tp
+    logits = _CHUNK_COPIES * _FP32 * min(tokens, _CHUNK_TOKENS) * vocabulary
+    hidden = 2 * tokens * widths.hidden * item
+    return round(logits + hidden + vocabulary * widths.hidden * (_FP32 + item))
+
+
+def _host_checkpoint(config: RunConfig, cut: Cut, weights: RankWeights) -> int:
+    """The host memory of a node whose ranks have these weights.
+
+    Each rank's share of the state is copied; one rank of each group that shares it gathers the
+    whole: three buffers, and while the third is filled its parts twice (get_parameter_state_dp_zero
+    of Megatron-core's DistributedOptimizer). The model's weights are copied beside it. Groups'
+    first ranks are neighbours, tensor-parallel ones first.
+    """
+    item = _ITEM[config.actor_rollout_ref.actor.megatron.dtype]
+    of_node = config.trainer.n_gpus_per_node
+    stages = max(1, of_node * cut.pp // cut.ranks)
+    gathered = weights.dense * min(of_node, stages * cut.tp)
+    gathered += weights.experts * min(of_node, stages * cut.ep * cut.etp)
+    own = weights.dense / cut.dense_copies + weights.experts / cut.expert_copies
+    return round(gathered * (5 * _FP32 + item) + of_node * own * 3 * _FP32)
+
+
+def _engine_parts(config: RunConfig, widths: Widths) -> tuple[MemoryPart, ...]:
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    item, tp = _ITEM[rollout.dtype], rollout.tensor_model_parallel_size
+    if widths.latent is None:
+        cached = max((widths.key + widths.value) // tp, 2 * widths.query // widths.heads)
+    else:  # the compressed keys and values, on every rank
+        cached = widths.latent.key_value + widths.latent.rotary
+    longest = data.max_prompt_length + data.max_response_length
+    return (
+        MemoryPart("weights", weight_count(widths) * item // tp),
+        MemoryPart(
+            "cache of one longest sequence", cached * len(widths.moe_layers) * longest * item
+        ),
+    )
