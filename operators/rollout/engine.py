@@ -10,11 +10,12 @@ full until the last ones.
 
 import importlib.metadata
 import json
+import logging
 import struct
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,10 @@ from operators.rollout.routes import read_routes
 from operators.rollout.types import Finished, Generation, Request, RolloutError
 from operators.rollout.vllm_environment import prepare_environment
 from pipeline import progress
+from pipeline.config.rules.engine_arguments import KWARGS, engine_problems
 from pipeline.config.tree import Rollout
 from pipeline.errors import InputError
+from pipeline.hardware import gpu_pool
 from pipeline.model.geometry import Geometry
 from pipeline.run.plan import Sampling
 from pipeline.traces.format.domain import check_line
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from vllm.outputs import WeightVersionSpan
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.worker.gpu_worker import Worker
+
+log = logging.getLogger(__name__)
 
 
 class RolloutEngine:
@@ -66,13 +71,14 @@ class RolloutEngine:
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay=False"
             )
         self._geometry = geometry if routes else None
-        prepare_environment(rollout.enforce_eager)
+        eager = is_eager(rollout)
+        prepare_environment(eager)
         from vllm.platforms import current_platform
 
         # Only this line chooses between the GPU and the CPU build.
         self._on_cpu = current_platform.is_cpu()
         _require_build(self._on_cpu)
-        self._llm = _start(folder, rollout, routes, max_model_len, self._on_cpu)
+        self._llm = _start(folder, rollout, routes, max_model_len, eager, self._on_cpu)
         self._tokenizer = self._llm.get_tokenizer()
         self._tensors = _tensor_names(folder)
         self._decoder_layers = self._llm.model_config.get_total_num_hidden_layers()
@@ -210,12 +216,24 @@ class RolloutEngine:
         self.version = version
 
 
-def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_cpu: bool) -> "LLM":
+def is_eager(rollout: Rollout) -> bool:
+    """Whether the engine neither compiles nor uses CUDA graphs."""
+    return not gpu_pool() if rollout.enforce_eager is None else rollout.enforce_eager
+
+
+def _start(
+    folder: Path, rollout: Rollout, routes: bool, max_model_len: int, eager: bool, on_cpu: bool
+) -> "LLM":
     arguments: Mapping[str, str | int | float | bool]
+    given = rollout.engine_kwargs.vllm
+    if problems := list(engine_problems(given)):
+        raise InputError(problems)
     if on_cpu:
         from operators.rollout import cpu_vllm
 
         arguments = cpu_vllm.engine_arguments(rollout, routes)
+        if other := sorted(given.keys() & arguments.keys()):
+            log.warning("%s: %s have another value on CPU", KWARGS, ", ".join(other))
     else:
         arguments = {
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
@@ -223,22 +241,20 @@ def _start(folder: Path, rollout: Rollout, routes: bool, max_model_len: int, on_
         }
     from vllm import LLM
 
-    return LLM(
-        model=str(folder),
-        dtype=rollout.dtype,
-        tensor_parallel_size=rollout.tensor_model_parallel_size,
-        max_model_len=max_model_len,
-        max_num_seqs=rollout.max_num_seqs,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        enforce_eager=rollout.enforce_eager,
+    fixed: dict[str, Any] = {
+        "dtype": rollout.dtype,
+        "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "max_model_len": max_model_len,
+        "max_num_seqs": rollout.max_num_seqs,
+        "max_num_batched_tokens": rollout.max_num_batched_tokens,
+        "enforce_eager": eager,
         # Routes need it too: vLLM stores them in blocks beside those of the prefix cache.
-        enable_prefix_caching=True,
+        "enable_prefix_caching": True,
         # Log-probs of the distribution that is sampled from: after temperature, top-p and top-k.
-        logprobs_mode="processed_logprobs",
-        use_tqdm_on_load=False,
-        seed=0,  # every request has its own seed
-        **arguments,
-    )
+        "logprobs_mode": "processed_logprobs",
+        "seed": 0,  # every request has its own seed
+    }
+    return LLM(str(folder), **({"use_tqdm_on_load": False} | given | fixed | arguments))
 
 
 def _require_build(on_cpu: bool) -> None:

@@ -50,9 +50,9 @@ def with_former_values(
 ) -> tuple[RunConfig, dict[str, Any]]:
     """A user's settings for a run whose stored settings are older than some of today's.
 
-    Where the user wrote nothing, a setting of the run's identity that the run does not have takes
-    its former value instead of today's default. Returns the settings, and what they took by dotted
-    key.
+    Where the user wrote nothing, a setting of the run's identity that the run does not have, or has
+    with its former value, takes that value instead of today's default. Returns the settings, and
+    what they took by dotted key.
     """
     taken = {
         key.name: key.former
@@ -60,7 +60,7 @@ def with_former_values(
         if key.is_new
         and not key.operational
         and _group_is_used(config, key.name)
-        and get(stored, key.name) is ABSENT
+        and get(stored, key.name) in (ABSENT, key.former)
         and not is_set(config, key.name)
         and value_at(config, key.name) != key.former
     }

@@ -5,7 +5,7 @@ marked OPERATIONAL may change when a run is attached again; all others are the r
 path marked INPUT, the content is identity, not the name.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -70,6 +70,17 @@ class ValKwargs(Section):
     n: int = Field(1, ge=1, description="Samples per prompt.")
 
 
+class EngineKwargs(Section):
+    """Further arguments of the engine."""
+
+    vllm: dict[str, Any] = Field(
+        default_factory=dict,
+        json_schema_extra=formerly({}),
+        description="vLLM's engine arguments, as in verl: compilation_config, async_scheduling, "
+        "attention_backend, ... Refused are those that would make routes or log-probs wrong.",
+    )
+
+
 class Rollout(Section):
     """The rollout engine."""
 
@@ -104,7 +115,12 @@ class Rollout(Section):
     )
     max_num_seqs: int = Field(256, ge=1, description="Sequences in one engine batch.")
     max_num_batched_tokens: int = Field(8192, ge=32, description="Tokens in one engine batch.")
-    enforce_eager: bool = Field(True, description="No compilation, no CUDA graphs.")
+    enforce_eager: bool | None = Field(
+        None,
+        json_schema_extra=formerly(True),
+        description="No compilation, no CUDA graphs; null: true on the CPU, false on GPUs.",
+    )
+    engine_kwargs: EngineKwargs = Field(default_factory=EngineKwargs)
     val_kwargs: ValKwargs = Field(default_factory=ValKwargs)
 
 

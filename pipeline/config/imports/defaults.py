@@ -27,7 +27,7 @@ OTHER_DEFAULTS: dict[str, str] = {
     "no recomputation",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout and training have GPUs of their "
     "own",
-    "actor_rollout_ref.rollout.enforce_eager": "for speed alone; recording of routes wants it on",
+    "actor_rollout_ref.rollout.enforce_eager": "null is verl's value where there are GPUs",
     "custom_reward_function.name": "compute_score in verl too, under reward.custom_reward_function",
     "trainer.experiment_name": "an example's name",
     "trainer.total_training_steps": "trainer.total_epochs decides in verl",

@@ -34,6 +34,7 @@ _NO_MTP = "multi-token prediction is not supported"
 _NO_OPTIMIZER = "the optimizer has no further settings"
 _NO_PROFILER = "there is no profiler here"
 _NO_QAT = "quantized training is not supported"
+_OTHER_ENGINE = "for another engine"
 _ONE_MODEL = "the model's config is used as it is"
 _RESIDENT = "rollout and training are separate processes, each with its own memory"
 _SINGLE_TURN = "rollouts have one turn, without tools"
@@ -280,14 +281,8 @@ POLICY: Entries = [
         unread("qat.*", _NO_QAT, f"{_ROLLOUT}.qat.enable"),
         unread("limit_images", "models are of text alone", _PATH),
         elsewhere("engine_kwargs.vllm.max_model_len", "responses would be cut", _LENGTH),
-        speed(
-            "engine_kwargs.vllm.compilation_config.* engine_kwargs.vllm.async_scheduling "
-            "engine_kwargs.vllm.additional_config.enable_cpu_binding "
-            "engine_kwargs.vllm.disable_mm_preprocessor_cache",
-            _NO_CUT,
-        ),
-        refused("engine_kwargs.vllm engine_kwargs.vllm.*", "the engine has no further arguments"),
-        unread("engine_kwargs.*", "for another engine", f"{_ROLLOUT}.name"),
+        speed("engine_kwargs.vllm.disable_mm_preprocessor_cache", _NO_CUT),
+        unread("engine_kwargs.sglang.* engine_kwargs.trtllm.*", _OTHER_ENGINE, f"{_ROLLOUT}.name"),
         off("multi_turn.enable", _SINGLE_TURN),
         same("multi_turn.*_path agent.agent_loop_config_path", _SINGLE_TURN),
         unread("multi_turn.*", _SINGLE_TURN, f"{_ROLLOUT}.multi_turn.enable"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.layout import layout_problems
 from pipeline.config.rules.overrides import override_problems
 from pipeline.config.rules.pods import InstalledGpus, gpu_problems
@@ -59,6 +60,7 @@ def config_problems(
     problems += replay_problems(config, hf_config, geometry)
     problems += layout_problems(config, hf_config, geometry)
     problems += override_problems(megatron.override_transformer_config)
+    problems += engine_problems(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
     fields = intended_fields(megatron, hf_config, geometry)
     problems += field_problems(fields, config.actor_rollout_ref.actor.router_replay)
     if hf_config is not None:

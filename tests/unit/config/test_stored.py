@@ -176,3 +176,12 @@ def test_all_that_is_wrong_is_told_at_once():
         "reward.on_error",
         "gone",
     ]
+
+
+def test_a_default_that_changed_changes_no_run_that_is_there():
+    """The run has what was the default when it was created; its file says nothing of it."""
+    unwritten = copy.deepcopy(OLD)
+    del unwritten["actor_rollout_ref"]["rollout"]["enforce_eager"]
+    config, taken = with_former_values(RunConfig.model_validate(unwritten), OLD)
+    assert taken["actor_rollout_ref.rollout.enforce_eager"] is True
+    assert differing(read_stored(OLD, "run.json"), config) == {}

