@@ -11,6 +11,7 @@ from pydantic import Field
 
 from pipeline.config.actor import Actor
 from pipeline.config.launch import Launch
+from pipeline.config.ref import LogProbCut, Ref
 from pipeline.config.reward import Reward
 from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, Section, formerly
 from pipeline.config.trainer import Trainer
@@ -81,8 +82,8 @@ class EngineKwargs(Section):
     )
 
 
-class Rollout(Section):
-    """The rollout engine."""
+class Rollout(LogProbCut):
+    """The rollout engine, and the trainer's log-probs of what it sampled."""
 
     name: Literal["vllm"] = Field("vllm", description="The inference engine.")
     n: int = Field(8, ge=1, description="Samples per prompt (the GRPO group).")
@@ -130,6 +131,7 @@ class ActorRolloutRef(Section):
     model: Model
     actor: Actor = Field(default_factory=Actor)
     rollout: Rollout = Field(default_factory=Rollout)
+    ref: Ref = Field(default_factory=Ref)
 
 
 class RolloutCorrection(Section):

@@ -5,7 +5,7 @@ group's advantages need all its rewards, and a group's samples may lie on severa
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from operators.training.batches.layout import Layout, LayoutRules, make_layout
 from operators.training.errors import ReplayError
 from pipeline.config.actor import Megatron
+from pipeline.config.rules.budget import Budget, budget, passes_of
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.model.geometry import Geometry
@@ -36,6 +37,12 @@ class StepData:
     columns: pa.Table
     """Columns of all samples, those of _COLUMNS."""
     layout: Layout
+    """Of the updates."""
+    logprob_layout: Layout
+    """Of the log-prob pass of the trained model, the first to read samples: the same samples in
+    the same mini-batches and ranks, in micro-batches of its own."""
+    reference_layout: Layout | None
+    """None: no reference."""
     ids: Mapping[int, str]
     """Ids of this rank's samples, by row of the manifest."""
     samples: SampleStream
@@ -82,9 +89,15 @@ def load_step(
     columns = sealed.columns(_COLUMNS)
     groups_N = _codes(columns["group"])
     lengths_N = columns["rows_total"].to_numpy()
-    _check_lengths(sealed, lengths_N, rules)
-    layout = make_layout(sealed.head.step, groups_N, lengths_N.astype(np.int64), rules)
-    rows = layout.rows(dp_rank)
+    layouts: dict[LayoutRules, Layout] = {}
+    of_pass = {one: pass_rules(rules, budget(config, one)) for one in passes_of(config)}
+    for one, of_one in of_pass.items():
+        _check_lengths(sealed, lengths_N, of_one, budget(config, one).tokens_key)
+        if of_one not in layouts:
+            lengths = lengths_N.astype(np.int64)
+            layouts[of_one] = make_layout(sealed.head.step, groups_N, lengths, of_one)
+    layout, logprob_layout = layouts[of_pass["update"]], layouts[of_pass["log_prob"]]
+    rows = logprob_layout.rows(dp_rank)
     manifest = sealed.select(rows)
     commits = Commits(store)
     routes = None
@@ -100,6 +113,8 @@ def load_step(
         manifest=manifest,
         columns=columns,
         layout=layout,
+        logprob_layout=logprob_layout,
+        reference_layout=layouts[of_pass["reference"]] if "reference" in of_pass else None,
         ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
         samples=SampleStream(store, manifest, commits),
         advantages=dict(zip(manifest.ids, advantages_N[rows].tolist(), strict=True)),
@@ -108,7 +123,7 @@ def load_step(
 
 
 def _check_lengths(
-    sealed: SealedManifest, lengths_N: npt.NDArray[np.int64], rules: LayoutRules
+    sealed: SealedManifest, lengths_N: npt.NDArray[np.int64], rules: LayoutRules, key: str
 ) -> None:
     """Refuse a sample that no micro-batch can hold: a replayed one of another run's settings."""
     if rules.max_tokens is None or (longest := int(lengths_N.max(initial=0))) <= rules.max_tokens:
@@ -117,8 +132,7 @@ def _check_lengths(
     raise InputError(
         [
             f"step {sealed.head.step}, sample {id}: {longest} positions, but a micro-batch has at "
-            f"most actor_rollout_ref.actor.ppo_max_token_len_per_gpu={rules.max_tokens}; start a "
-            f"new run with {longest} or more"
+            f"most {key}={rules.max_tokens}; start a new run with {longest} or more"
         ]
     )
 
@@ -131,13 +145,14 @@ def _codes(groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
-    """The layout's rules in a config."""
+    """The rules of the updates' layout in a config."""
     actor = config.actor_rollout_ref.actor
     megatron = actor.megatron
+    limits = budget(config, "update")
     return LayoutRules(
         seed=config.trainer.seed,
         mini_batch_groups=actor.ppo_mini_batch_size,
-        micro_batch_samples=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+        micro_batch_samples=limits.samples,
         epochs=actor.ppo_epochs,
         data_parallel=data_parallel,
         micro_batch_multiple=megatron.pipeline_model_parallel_size
@@ -145,9 +160,14 @@ def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
         else 1,
         sequence_slices=megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1,
         packed=megatron.use_remove_padding,
-        max_tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
+        max_tokens=limits.tokens,
         same_shape=_same_shape(megatron),
     )
+
+
+def pass_rules(rules: LayoutRules, limits: Budget) -> LayoutRules:
+    """The rules of another pass: other micro-batches of the same mini-batches and shares."""
+    return replace(rules, micro_batch_samples=limits.samples, max_tokens=limits.tokens)
 
 
 def _same_shape(megatron: Megatron) -> Literal["no", "ranks", "all"]:

@@ -1,4 +1,7 @@
-"""One forward pass over a step's samples, in the mini-batches of epoch 0: log-probs per token."""
+"""One forward pass over a step's samples, in the mini-batches of epoch 0: log-probs per token.
+
+Micro-batches are cut by the pass's own settings.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +40,8 @@ class LogProbPass:
 def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbPass:
     """Compute log-probs of the trained model or the reference, with native routing."""
     found = LogProbPass()
-    for mini_batch in progress.counted(data.layout.epoch(0)):
+    own = data.reference_layout if chunks is rank.reference else None
+    for mini_batch in progress.counted((own or data.logprob_layout).epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
         _forward(rank, chunks, batches, {}, found)
     return found
@@ -46,7 +50,7 @@ def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbP
 def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
     """Compute log-probs of the trained model with native routing, and record its routes (R2)."""
     found = LogProbPass()
-    for mini_batch in progress.counted(data.layout.epoch(0)):
+    for mini_batch in progress.counted(data.logprob_layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
         if rank.geometry is None:
             raise ValueError("a dense model has no routes to record")
@@ -60,7 +64,7 @@ def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
 def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> LogProbPass:
     """Compute log-probs of the trained model with recorded routes."""
     found = LogProbPass()
-    for mini_batch in progress.counted(data.layout.epoch(0)):
+    for mini_batch in progress.counted(data.logprob_layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
         if rank.geometry is None:
             raise ValueError("a dense model cannot replay routes")

@@ -25,6 +25,14 @@ OTHER_DEFAULTS: dict[str, str] = {
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "-1 means none, or lr_warmup_steps_ratio",
     "actor_rollout_ref.actor.megatron.override_transformer_config": "attention_backend=flash, and "
     "no recomputation",
+    **dict.fromkeys(
+        (
+            f"actor_rollout_ref.{group}.log_prob_{name}"
+            for group in ("rollout", "ref")
+            for name in ("use_dynamic_bsz", "max_token_len_per_gpu")
+        ),
+        "the actor's, as verl's interpolation says",
+    ),
     "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout and training have GPUs of their "
     "own",
     "actor_rollout_ref.rollout.enforce_eager": "null is verl's value where there are GPUs",

@@ -21,6 +21,7 @@ from pipeline.config.tree import RunConfig
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
+_REF = "actor_rollout_ref.ref"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _OVERRIDE = f"{_ACTOR}.megatron.override_transformer_config"
 _PATH = f"{_MODEL}.path"
@@ -142,7 +143,7 @@ POLICY: Entries = [
         same("ppo_micro_batch_size", f"use {_ACTOR}.ppo_micro_batch_size_per_gpu"),
         speed(
             "ppo_infer_max_token_len_per_gpu",
-            "log-probs come in the micro-batches of updates",
+            "see rollout.log_prob_max_token_len_per_gpu and ref.log_prob_max_token_len_per_gpu",
         ),
         unread("grad_clip", "for FSDP: see optim.clip_grad", f"{_ACTOR}.strategy"),
         unread("fsdp_config.* ulysses_sequence_parallel_size", _NO_FSDP, f"{_ACTOR}.strategy"),
@@ -211,7 +212,8 @@ POLICY: Entries = [
             "actor_rollout_ref.ref.router_replay.mode",
         ),
         elsewhere("rollout_n", "it is rollout.n", same_value(f"{_ROLLOUT}.n")),
-        speed("log_prob_* entropy_from_logits_*", "log-probs come in the actor's micro-batches"),
+        same("log_prob_micro_batch_size", f"use {_REF}.log_prob_micro_batch_size_per_gpu"),
+        speed("entropy_from_logits_*", "logits are computed in chunks of tokens"),
         speed("use_torch_compile", "for FSDP"),
         unread("fsdp_config.* ulysses_sequence_parallel_size", _NO_FSDP, f"{_ACTOR}.strategy"),
         records("profiler.*", _NO_PROFILER),
@@ -255,7 +257,7 @@ POLICY: Entries = [
             Agreement(_logged, "write True, or algorithm.rollout_correction.rollout_is=null"),
         ),
         same("logprobs_mode", "of the distribution sampled from", "processed_logprobs"),
-        speed("log_prob_*", "log-probs are computed in the trainer's micro-batches"),
+        same("log_prob_micro_batch_size", f"use {_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
         off("ignore_eos", "responses end at the end token"),
         same("do_sample", "the actor's rollouts are sampled", True),
         elsewhere(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.config.rules.budget import budget_problems
 from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.layout import layout_problems
 from pipeline.config.rules.overrides import override_problems
@@ -103,7 +104,7 @@ def _batch_problems(config: RunConfig) -> list[str]:
             f"expected a divisor of data.train_batch_size={data.train_batch_size} (both count "
             f"prompts); write {_divisor_below(data.train_batch_size, actor.ppo_mini_batch_size)}"
         )
-    problems += _token_budget_problems(config)
+    problems += budget_problems(config)
     shards = config.launch.rollout_shards
     if shards is not None and shards > data.train_batch_size:
         problems.append(
@@ -117,26 +118,6 @@ def _batch_problems(config: RunConfig) -> list[str]:
             f"launch.rollout_workers={workers}; a worker without a shard would never have work"
         )
     return problems
-
-
-def _token_budget_problems(config: RunConfig) -> list[str]:
-    actor, data = config.actor_rollout_ref.actor, config.data
-    if not actor.use_dynamic_bsz:
-        return []
-    name = "actor_rollout_ref.actor"
-    if not actor.megatron.use_remove_padding:
-        return [
-            f"{name}.use_dynamic_bsz: found true with {name}.megatron.use_remove_padding=false, "
-            "expected packed micro-batches; write use_remove_padding=true, or use_dynamic_bsz=false"
-        ]
-    longest = data.max_prompt_length + data.max_response_length
-    if actor.ppo_max_token_len_per_gpu < longest:
-        return [
-            f"{name}.ppo_max_token_len_per_gpu: found {actor.ppo_max_token_len_per_gpu}, expected "
-            f"at least {longest}, the tokens of the longest sample (data.max_prompt_length + "
-            f"data.max_response_length); write {longest} or more"
-        ]
-    return []
 
 
 def _cluster_problems(config: RunConfig) -> list[str]:

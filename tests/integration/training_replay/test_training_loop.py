@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pipeline.config.keys import with_value
 from pipeline.run import keys
 from pipeline.run.commit import commit, files_in, find_commit, new_write_id, read_commit
 from pipeline.run.policy import fetch_policy, refer_policy
@@ -30,6 +31,7 @@ from tests.tiny_models import make_tiny
 
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
+LOG_PROB_SAMPLES = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
 
 
 def train(store: Store, ranks: int, attempt: int = 0) -> str:
@@ -95,10 +97,13 @@ def loaded(store: Store, version: int, folder: Path) -> dict[str, torch.Tensor]:
 def test_the_reference_is_never_bound(tmp_path: Path, tiny_model: Path):
     """Routes of other experts: the replayed policy is far from the engine, the native pass is not,
     and neither is the reference: the KL between replayed policy and native reference is far from 0
-    although their weights are equal."""
+    although their weights are equal. Each pass has micro-batches of its own."""
     config = config_of(
         router_replay={"mode": "R3", "native_every": 1}, use_kl_loss=True, optim={"lr": 1e-12}
     )
+    config = with_value(config, LOG_PROB_SAMPLES, 5)
+    config = with_value(config, "actor_rollout_ref.ref.log_prob_use_dynamic_bsz", True)
+    config = with_value(config, "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", 50)
     store = make_run(tmp_path / "run", tiny_model, config, steps=1, other_experts=True)
     make_attempt(store, 0, steps=1)
     train(store, ranks=1)
@@ -125,6 +130,8 @@ def test_r2_in_two_ranks(tmp_path: Path, tiny_model: Path):
     found = {}
     for name, megatron in LAYOUTS.items():
         config = config_of(router_replay={"mode": "R2"}, megatron=megatron)
+        if name == "dp2":  # a log-prob pass in other micro-batches than the updates
+            config = with_value(config, LOG_PROB_SAMPLES, 5)
         store = make_run(tmp_path / name, tiny_model, config, steps=1)
         make_attempt(store, 0, steps=1)
         train(store, ranks=2)

@@ -96,6 +96,11 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         "write use_remove_padding=true",
         (f"{MEGATRON}.use_remove_padding=true",),
     ),
+    "token budget of log-probs": (
+        (f"{ROLLOUT}.log_prob_use_dynamic_bsz=True", f"{ROLLOUT}.log_prob_max_token_len_per_gpu=8"),
+        "or more",
+        (f"{ROLLOUT}.log_prob_max_token_len_per_gpu=40",),
+    ),
     "no rollout": (
         ("launch.rollout_workers=0",),
         "write 1 or more",

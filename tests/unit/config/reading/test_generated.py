@@ -82,7 +82,9 @@ class TestGeneratedFile:
         with pytest.raises(InputError) as caught:
             load_config(path)
         first, *others = caught.value.problems
-        assert first.startswith("trainer.default_local_dir: found 'checkpoints/${trainer.")
+        assert first.startswith(
+            "actor_rollout_ref.ref.log_prob_use_dynamic_bsz: found '${oc.select:"
+        )
         assert first.endswith("or let `retrace import-verl` resolve the file")
         assert tuple(others) == REFUSED
 

@@ -10,7 +10,9 @@ import pytest
 from operators.training.batches.micro_batch import Contents, lay_out
 from operators.training.batches.step_data import layout_rules, load_step
 from operators.training.errors import ReplayError
+from pipeline.config.keys import with_value
 from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.store import Store, open_store
@@ -129,3 +131,58 @@ def test_routes_of_another_model_are_refused(tmp_path, other):
     """Other sizes, or a layer that the routes do not have: never shifted, never filled."""
     with pytest.raises(ReplayError, match="the routes are another model's"):
         load(sealed(tmp_path, GEOMETRY), config(mode="R3"), other)
+
+
+class TestCuts:
+    """Each pass has micro-batches of its own, of the same samples on the same ranks."""
+
+    LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+
+    def settings(self, **values: object) -> RunConfig:
+        found = with_value(config(mode="R3"), "actor_rollout_ref.actor.use_kl_loss", True)
+        for key, value in values.items():
+            found = with_value(found, f"actor_rollout_ref.{key.replace('__', '.')}", value)
+        return found
+
+    def cuts(self, tmp_path: Path, **values: object) -> list[list[int]]:
+        """Samples of each micro-batch, by pass."""
+        data = load(sealed(tmp_path, GEOMETRY), self.settings(**values), GEOMETRY)
+        layouts = (data.layout, data.logprob_layout, data.reference_layout)
+        assert {tuple(sorted(layout.rows(0))) for layout in layouts} == {(0, 1, 2)}
+        return [[len(m.rows) for m in layout.epoch(0)[0].shares[0]] for layout in layouts]
+
+    def test_as_the_updates(self, tmp_path):
+        assert self.cuts(tmp_path, actor__ppo_micro_batch_size_per_gpu=2) == [[2, 1]] * 3
+
+    def test_of_their_own(self, tmp_path):
+        """Samples of four positions each."""
+        assert self.cuts(
+            tmp_path,
+            actor__ppo_micro_batch_size_per_gpu=1,
+            rollout__log_prob_micro_batch_size_per_gpu=3,
+            ref__log_prob_use_dynamic_bsz=True,
+            ref__log_prob_max_token_len_per_gpu=8,
+        ) == [[1, 1, 1], [3], [2, 1]]
+
+    def test_a_budget_of_the_updates_is_all_passes(self, tmp_path):
+        values = {"actor__use_dynamic_bsz": True, "actor__ppo_max_token_len_per_gpu": 12}
+        assert self.cuts(tmp_path, **values) == [[3]] * 3
+        values |= {"rollout__log_prob_use_dynamic_bsz": False}
+        values |= {"rollout__log_prob_micro_batch_size_per_gpu": 1}
+        assert self.cuts(tmp_path / "b", **values) == [[3], [1, 1, 1], [3]]
+
+    def test_a_sample_beyond_a_budget(self, tmp_path):
+        values = {"rollout__log_prob_use_dynamic_bsz": True}
+        values |= {"rollout__log_prob_max_token_len_per_gpu": 3}
+        with pytest.raises(InputError) as caught:
+            self.cuts(tmp_path, **values)
+        assert str(caught.value) == (
+            "step 0, sample 000000/0/0: 4 positions, but a micro-batch has at most "
+            f"{self.LOG_PROB}=3; start a new run with 4 or more"
+        )
+
+    def test_a_reference_that_is_not_there_has_no_cut(self, tmp_path):
+        values = {"ref__log_prob_use_dynamic_bsz": True, "ref__log_prob_max_token_len_per_gpu": 3}
+        settings = with_value(self.settings(**values), "actor_rollout_ref.actor.use_kl_loss", False)
+        data = load(sealed(tmp_path, GEOMETRY), settings, GEOMETRY)
+        assert data.reference_layout is None
