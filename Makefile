@@ -6,15 +6,23 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 600
+# make install, make images: cpu or cuda. An environment stays what it was made for; a new one is for
+# what this machine has, an image for cpu.
+DEVICE ?=
+FOUND := $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L | grep '^GPU'; } >/dev/null 2>&1 && echo cuda || echo cpu)
+MADE_FOR := $(shell cat $(VENV)/.device 2>/dev/null)
+ENVIRONMENT := $(or $(DEVICE),$(MADE_FOR),$(FOUND))
 # A folder of wheels (an air-gapped site) replaces PyTorch's CPU index.
-TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
+LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
+TORCH := $(or $(LINKS),--torch-backend cpu)
+SOURCES_cpu := $(TORCH) --override requirements/overrides.txt
+SOURCES_cuda := $(LINKS)
 # make images: what builds an image and takes `docker build`'s arguments; how images are called;
 # cpu or cuda; which of them.
 BUILD ?= docker build
 REPOSITORY ?= retrace
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TAG ?= $(VERSION)
-DEVICE ?= cpu
 IMAGES ?= flow rollout training
 
 .DEFAULT_GOAL := help
@@ -25,14 +33,20 @@ help: ## List the targets
 
 install: $(VENV)/.installed ## Make the virtual environment with everything pinned
 
-$(VENV)/.installed: requirements/cpu.txt requirements/overrides.txt requirements/uv.txt pyproject.toml
+$(VENV)/.installed: requirements/$(ENVIRONMENT).txt requirements/overrides.txt requirements/uv.txt pyproject.toml
+	@echo "an environment for $(ENVIRONMENT) in $(VENV) (found: $(FOUND); DEVICE=cpu or DEVICE=cuda decides otherwise)"
+	@[ -z "$(MADE_FOR)" ] || [ "$(MADE_FOR)" = "$(ENVIRONMENT)" ] || { echo "$(VENV) was made for $(MADE_FOR): make clean install DEVICE=$(ENVIRONMENT)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Retrace pins its packages for Python 3.11, found %d.%d; set PYTHON" % sys.version_info[:2])'
 	$(BIN)/python -m pip install --quiet -r requirements/uv.txt
-	$(UV) pip install --python $(BIN)/python --quiet --compile-bytecode $(TORCH) \
-	  --override requirements/overrides.txt -r requirements/cpu.txt
+	@echo $(ENVIRONMENT) >$(VENV)/.device
+	grep -v '^transformer-engine-torch==' requirements/$(ENVIRONMENT).txt >$(VENV)/.packages
+	$(UV) pip install --python $(BIN)/python --quiet --compile-bytecode $(SOURCES_$(ENVIRONMENT)) -r $(VENV)/.packages
 	$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torchvision")) and "torchvision is installed in $(VENV) and breaks vLLM on CPU: make clean install")'
+	@# Built here, against the torch that is there by now: it needs CUDA's compiler (nvcc).
+	! grep '^transformer-engine-torch==' requirements/$(ENVIRONMENT).txt >$(VENV)/.packages \
+	  || $(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -r $(VENV)/.packages
+	[ $(ENVIRONMENT) = cuda ] || $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torchvision")) and "torchvision is installed in $(VENV) and breaks vLLM on CPU: make clean install")'
 	touch $@
 
 quickstart: install ## Train the example on this machine: 1 to 4 minutes
@@ -71,10 +85,12 @@ format: install ## Format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: install ## Compile requirements/cpu.txt anew from requirements/cpu.in
-	$(UV) pip compile requirements/cpu.in --python-version 3.11 $(TORCH) \
-	  --override requirements/overrides.txt --no-emit-index-url --no-emit-find-links \
-	  --no-emit-package retrace-moe --custom-compile-command "make lock" -o requirements/cpu.txt
+LOCK = $(UV) pip compile --python-version 3.11 --no-emit-index-url --no-emit-find-links \
+  --no-emit-package retrace-moe --custom-compile-command "make lock"
+lock: install ## Compile requirements/cpu.txt and cuda.txt anew from cpu.in and cuda.in
+	$(LOCK) requirements/cpu.in $(SOURCES_cpu) -o requirements/cpu.txt
+	cp requirements/cpu.txt requirements/cuda.txt # the versions to keep where they can be kept
+	$(LOCK) requirements/cuda.in $(SOURCES_cuda) -o requirements/cuda.txt
 
 docs: install ## Generate docs/config.md, the tables of docs/from-verl.md and the chart's README
 	$(BIN)/python -m pipeline.config.docs
@@ -84,7 +100,7 @@ docs: install ## Generate docs/config.md, the tables of docs/from-verl.md and th
 images: $(IMAGES:%=image-%) ## Build the three images; TAG, DEVICE=cuda, BUILD: see images/README.md
 
 image-%: # of the flow there is one, without an engine
-	$(BUILD) -t $(REPOSITORY)/$*:$(TAG) -f images/$*/Dockerfile $(if $(filter-out flow,$*),--target $(DEVICE)) \
+	$(BUILD) -t $(REPOSITORY)/$*:$(TAG) -f images/$*/Dockerfile $(if $(filter-out flow,$*),--target $(or $(DEVICE),cpu)) \
 	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .
 
 e2e-images: images ## The three images and the tests' PostgreSQL; TAG=test for make e2e

@@ -19,7 +19,7 @@ EXTRAS = {
 installed with --no-deps, for traces alone."""
 
 _HINTS = {
-    "rollout-cpu": " (on GPUs: vLLM itself, of the version in images/README.md)",
+    "rollout-cpu": " (on GPUs: 'retrace-moe[rollout-cuda]')",
 }
 
 

