@@ -10,7 +10,12 @@ from tests.patience import PATIENCE_S
 
 
 def make_attempt(
-    store: Store, number: int, steps: int, save_freq: int = 10, validations: Sequence[int] = ()
+    store: Store,
+    number: int,
+    steps: int,
+    save_freq: int = 10,
+    validations: Sequence[int] = (),
+    on_unhealthy: str = "fail",
 ) -> Attempt:
     """Publish the operational settings of a start."""
     attempt = Attempt(
@@ -29,6 +34,8 @@ def make_attempt(
             "actor_rollout_ref.rollout.cpu_kv_cache_gib": 1,
             "actor_rollout_ref.rollout.trace_buffer_mib": 64,
             "actor_rollout_ref.rollout.trace_compression": "zstd",
+            "actor_rollout_ref.actor.router_replay.min_agreement": 0.1,
+            "actor_rollout_ref.actor.router_replay.on_unhealthy": on_unhealthy,
             "reward.timeout_s": PATIENCE_S,
             "reward.num_workers": 2,
         },

@@ -23,6 +23,13 @@ def agreed(decide: Callable[[], T]) -> T:
     return cast(T, decision[0])
 
 
+def gathered(value: T) -> list[T]:
+    """Every rank's value, on every rank, in rank order; all ranks call. It must be picklable."""
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 @contextmanager
 def folder_of_node(name: str, fill: Callable[[Path], object]) -> Iterator[Path]:
     """Make a scratch folder on each node, which the node's first rank fills for all its ranks.

@@ -4,15 +4,20 @@ read own share ─► old log-probs ─────────────► [
                   disabled: native              native                  native
                   R2: native, recorded ──routes──────────────────────► replayed
                   R3: replayed ◄──routes of the engine───────────────► replayed
-                  (R3, every native_every steps: once more, native, to see the mismatch)
+                  (R3, first of an attempt and every native_every steps: once more, native)
+                     └► do the recorded routes fit? else ReplayError on all ranks
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from operators.training.agree import gathered
 from operators.training.batches.step_data import StepData, valid_rows
+from operators.training.errors import ReplayError
 from operators.training.passes.logprob_pass import (
+    LogProbPass,
     LogProbs,
     native_pass,
     recording_pass,
@@ -21,11 +26,11 @@ from operators.training.passes.logprob_pass import (
 from operators.training.passes.update import Compared, update
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, check_passes
+from operators.training.replay.health import LEAST_TOKENS, NOT_REPLAYED, Evidence, Health, judge
 from operators.training.step_metrics import (
     Metrics,
     RankReport,
     finish_reasons_of,
-    gather,
     mismatch_of,
     total_counts,
     training_metrics,
@@ -33,6 +38,8 @@ from operators.training.step_metrics import (
 from pipeline import progress
 from pipeline.rl.mismatch import Mismatch
 from pipeline.traces.format.types import Routes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,48 +54,49 @@ class Trained:
     """R2: the routes that this rank's log-prob pass recorded, to be stored."""
 
 
-def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
+@dataclass(frozen=True)
+class _Sweeps:
+    """The results of the log-prob passes on this rank."""
+
+    trained: LogProbPass
+    """As it is trained."""
+    native: LogProbs | None
+    """With native routing; None: not measured."""
+    reference: LogProbs | None
+    routes: Mapping[str, Routes] | None
+    """What the updates replay; None: nothing."""
+    recorded: Mapping[str, Routes] | None
+
+
+def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trained:
     """Train on a sealed step; `waited_s` is how long the rank has waited for its data.
 
-    Raises ReplayError, UpdateError, TraceError, StoreError.
+    `first`: the step is the first of an attempt. Raises ReplayError, UpdateError, TraceError,
+    StoreError.
     """
     replay = rank.config.actor_rollout_ref.actor.router_replay
     started = time.monotonic()
-    routes: Mapping[str, Routes] | None = data.routes
-    recorded, native = None, None
-    _say(data, "log-probs")
-    if replay.records_routes:
-        logprob_pass = recording_pass(rank, data)
-        routes = recorded = logprob_pass.routes
-    elif routes is not None:
-        logprob_pass = replaying_pass(rank, data, routes)
-        if _measures_native(rank, data.step):
-            _say(data, "log-probs with native routing")
-            native = native_pass(rank, data, rank.chunks).logprobs
-    else:
-        logprob_pass = native_pass(rank, data, rank.chunks)
-    if routes is None or recorded is not None:
-        native = logprob_pass.logprobs  # the pass was native
-    reference = None
-    if rank.reference is not None:
-        _say(data, "log-probs of the reference")
-        reference = native_pass(rank, data, rank.reference).logprobs
+    sweeps = _sweep(rank, data, first)
+    health = NOT_REPLAYED
+    if replay.replays_recorded:
+        health = _examine(rank, data, sweeps)
     forward_s = time.monotonic() - started
 
     started = time.monotonic()
-    updates = update(rank, data, Compared(logprob_pass.logprobs, reference), routes)
+    compared = Compared(sweeps.trained.logprobs, sweeps.reference)
+    updates = update(rank, data, compared, sweeps.routes)
     update_s = time.monotonic() - started
 
     position = rank.position
     passes: dict[str, Counts] = {}
-    if routes is not None:
-        if recorded is None:
-            passes["log-prob pass"] = logprob_pass.counts
+    if sweeps.routes is not None:
+        if sweeps.recorded is None:
+            passes["log-prob pass"] = sweeps.trained.counts
         passes |= {f"update epoch {epoch}": counts for epoch, counts in enumerate(updates.counts)}
-    reports = gather(
+    reports = gathered(
         RankReport(
-            mismatch=_mismatch(rank, data, logprob_pass.logprobs),
-            mismatch_native=None if native is None else _mismatch(rank, data, native),
+            mismatch=_mismatch(rank, data, sweeps.trained.logprobs),
+            mismatch_native=None if sweeps.native is None else _mismatch(rank, data, sweeps.native),
             updates=updates.sums if position.speaks_for_tokens else (),
             counts=passes if position.speaks_for_rows else {},
             times_s={
@@ -103,9 +111,75 @@ def train_step(rank: Rank, data: StepData, waited_s: float) -> Trained:
     of_passes = total_counts(reports)
     if replay.replays_recorded or replay.records_routes:
         _check(rank, data, of_passes)
-    first = next(iter(of_passes.values()), {})
-    metrics = training_metrics(reports, first, updates.grad_norms) | {"lr": updates.lr}
-    return Trained(metrics, first, recorded)
+    counts = next(iter(of_passes.values()), {})
+    metrics = training_metrics(reports, counts, updates.grad_norms)
+    metrics |= {"lr": updates.lr} | health.metrics
+    return Trained(metrics, counts, sweeps.recorded)
+
+
+def _sweep(rank: Rank, data: StepData, first: bool) -> _Sweeps:
+    """Make the log-prob passes of the trained model and the reference."""
+    routes: Mapping[str, Routes] | None = data.routes
+    recorded, native = None, None
+    _say(data, "log-probs")
+    if rank.config.actor_rollout_ref.actor.router_replay.records_routes:
+        trained = recording_pass(rank, data)
+        routes = recorded = trained.routes
+    elif routes is not None:
+        trained = replaying_pass(rank, data, routes)
+        if first or _measures_native(rank, data.step):
+            _say(data, "log-probs with native routing")
+            native = native_pass(rank, data, rank.chunks).logprobs
+    else:
+        trained = native_pass(rank, data, rank.chunks)
+    if routes is None or recorded is not None:
+        native = trained.logprobs  # the pass was native
+    reference = None
+    if rank.reference is not None:
+        _say(data, "log-probs of the reference")
+        reference = native_pass(rank, data, rank.reference).logprobs
+    return _Sweeps(trained, native, reference, routes, recorded)
+
+
+def _examine(rank: Rank, data: StepData, sweeps: _Sweeps) -> Health:
+    """Judge the recorded routes by the passes that have replayed them, equally on all ranks.
+
+    Raises ReplayError, on all ranks, unless a setting makes it a warning.
+    """
+    replay = rank.config.actor_rollout_ref.actor.router_replay
+    position = rank.position
+    of_rank = Evidence(
+        counts=sweeps.trained.counts if position.speaks_for_rows else {},
+        samples=sweeps.trained.samples if position.speaks_for_rows else {},
+        replayed=_mismatch(rank, data, sweeps.trained.logprobs),
+        native=None if sweeps.native is None else _mismatch(rank, data, sweeps.native),
+    )
+    health = judge(gathered(of_rank), replay.min_agreement)
+    if not health.judged:
+        logger.info(
+            "step %d: %d response tokens, fewer than the %d that a verdict on the recorded routes "
+            "needs; only samples of many rows were judged",
+            data.step,
+            health.tokens,
+            LEAST_TOKENS,
+        )
+    if not health.findings:
+        return health
+    key = "actor_rollout_ref.actor.router_replay"
+    found = (
+        f"step {data.step}: the recorded routes do not fit this model: "
+        f"{'; '.join(health.findings)} ({health.tokens} response tokens; agreement of sets of "
+        f"experts, at least {replay.min_agreement:.0%} expected by {key}.min_agreement)"
+    )
+    if replay.on_unhealthy == "warn" or replay.replay_other_weights:
+        logger.warning("%s; it is trained on all the same (counted as replay/unhealthy)", found)
+        return health
+    raise ReplayError(
+        f"{found}. Nothing of the step was trained. The routes are shifted, of other samples or of "
+        "other weights: look at the engine's version and at whatever stands between it and the "
+        f"store; make them anew in another run, or train on them all the same: {key}.on_unhealthy="
+        "warn"
+    )
 
 
 def _check(rank: Rank, data: StepData, of_passes: Mapping[str, Counts]) -> None:

@@ -4,19 +4,18 @@ The value of a key that was not measured is None; the key is never absent.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch.distributed as dist
 
 from operators.training.batches.step_data import StepData
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.replay.counts import Counts, LayerCounts, added
 from pipeline.rl.extra_means import extra_means
-from pipeline.rl.mismatch import Mismatch, mismatch
+from pipeline.rl.mismatch import Mismatch, mismatch, total_mismatch
 from pipeline.run import keys
 from pipeline.run.commit import read_commit
 from pipeline.store import Store
@@ -41,13 +40,6 @@ class RankReport:
     """Bytes of recorded routes fetched from the store; None: none are read."""
     finish_reasons: Mapping[str, int] = field(default_factory=dict)
     """Samples by why generation ended."""
-
-
-def gather(report: RankReport) -> list[RankReport]:
-    """Every rank's report, on every rank, in rank order, so that sums are equal everywhere."""
-    reports = [report] * dist.get_world_size()
-    dist.all_gather_object(reports, report)
-    return reports
 
 
 def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
@@ -85,8 +77,8 @@ def training_metrics(
         means = [sums[name] / max(sums["tokens"], 1) for sums in mini_batches if name in sums]
         return float(np.mean(means)) if means else None
 
-    replayed = _total(report.mismatch for report in reports)
-    native = _total(report.mismatch_native for report in reports)
+    replayed = total_mismatch(report.mismatch for report in reports)
+    native = total_mismatch(report.mismatch_native for report in reports)
     times = {key for report in reports for key in report.times_s}
     fetched = [r.fetched_bytes for r in reports if r.fetched_bytes is not None]
     reasons = sum((Counter(report.finish_reasons) for report in reports), Counter[str]())
@@ -189,8 +181,3 @@ def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:
         {name: sum(sums[name] for sums in of_ranks) for name in of_ranks[0]}
         for of_ranks in zip(*parts, strict=True)
     ]
-
-
-def _total(of_ranks: Iterable[Mismatch | None]) -> Mismatch | None:
-    parts = [part for part in of_ranks if part is not None]
-    return sum(parts[1:], start=parts[0]) if parts else None

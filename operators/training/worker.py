@@ -73,10 +73,10 @@ class TrainingLoop:
                 logger.info("stop object found: step %d is not trained", step)
                 break
             logger.info("step %d: manifest after %.1f s", step, time.monotonic() - started)
-            self._train(step)
+            self._train(step, first=step == first_step)
 
-    def _train(self, step: int) -> None:
-        """Train and finish a sealed step."""
+    def _train(self, step: int, first: bool) -> None:
+        """Train and finish a sealed step; `first`: of this attempt."""
         trainer = self.rank.config.trainer
         progress.say(f"step {step}: reading samples")
         started = time.monotonic()
@@ -86,7 +86,7 @@ class TrainingLoop:
         if trainer.max_staleness and not last:
             self.ahead.prepare(step + 1)
         with closing(data):
-            trained = train_step(self.rank, data, waited_s)
+            trained = train_step(self.rank, data, waited_s, first)
         due = (step + 1) % trainer.save_freq == 0 or last
         self.finisher.finish(data, trained, started, due)
         if due and dist.get_rank() == 0:

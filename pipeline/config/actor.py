@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.config.optim import Optim
-from pipeline.config.section import Section, formerly
+from pipeline.config.section import FOR_WORKERS, Section, formerly
 
 
 class RouterReplay(Section):
@@ -34,7 +34,21 @@ class RouterReplay(Section):
         10,
         ge=0,
         description="R3: measure the mismatch without replay every this many steps (a second "
-        "forward pass); 0: never.",
+        "forward pass); 0: only in the first step of an attempt, which always does.",
+    )
+    min_agreement: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        json_schema_extra=FOR_WORKERS | formerly(0.1),
+        description="Least share of rows, in each layer and each sample, where the trainer's own "
+        "router would choose the recorded experts; below it the routes are unhealthy.",
+    )
+    on_unhealthy: Literal["fail", "warn"] = Field(
+        "fail",
+        json_schema_extra=FOR_WORKERS | formerly("warn"),
+        description="Recorded routes that do not fit the model: fail the step before it is "
+        "trained, or warn and count them. With replay_other_weights: warn in any case.",
     )
     allow_aux_loss: bool = Field(
         False,

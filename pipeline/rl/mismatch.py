@@ -1,5 +1,6 @@
 """Mismatch: the distance between the trainer's distribution and the one sampled from."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,12 @@ class Mismatch:
     def extreme_share(self) -> float | None:
         """Share of extreme tokens; None without tokens."""
         return self.extreme / self.tokens if self.tokens else None
+
+
+def total_mismatch(of_ranks: Iterable[Mismatch | None]) -> Mismatch | None:
+    """The sum of those that were measured; None: none was."""
+    parts = [part for part in of_ranks if part is not None]
+    return sum(parts[1:], start=parts[0]) if parts else None
 
 
 def mismatch(trainer_X: npt.NDArray[np.float32], engine_X: npt.NDArray[np.float32]) -> Mismatch:

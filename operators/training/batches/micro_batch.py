@@ -54,6 +54,9 @@ class RouterRows:
 
     kinds_R: npt.NDArray[np.uint8]
     """REPLAYED, NATIVE or PADDING."""
+    parts_R: npt.NDArray[np.int32]
+    """Of which sample a row is: 2i, or 2i + 1 from the first response token on, for the i-th of
+    `places`; -1: padding."""
     sets_LRK: npt.NDArray[Any] | None
     """The recorded experts by layer of this rank, ascending; None when nothing is replayed. Rows
     that are not REPLAYED hold 0, without meaning."""
@@ -153,8 +156,11 @@ def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -
     )
     kinds_BN = np.full((B, N), PADDING, np.uint8)
     positions_BN = np.tile(np.arange(N), (B, 1))
+    parts_BN = np.full((B, N), -1, np.int32)
     tokens_BN = _padding((B, N), places, samples)
-    for place in places:
+    for i, place in enumerate(places):
+        P = len(samples[place.id].prompt_tokens_P)
+        parts_BN[place.cells] = 2 * i + (np.arange(place.positions) >= P)
         tokens_BN[place.cells] = samples[place.id].tokens_S[:-1]
         positions_BN[place.cells] = np.arange(place.positions)
         kinds_BN[place.cells] = NATIVE
@@ -167,6 +173,7 @@ def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -
         padding_BN=kinds_BN == PADDING,
         rows=RouterRows(
             kinds_R=contents.sequence.rows(kinds_BN),
+            parts_R=contents.sequence.rows(parts_BN),
             sets_LRK=None
             if sets_BNLK is None
             else np.ascontiguousarray(contents.sequence.rows(sets_BNLK).transpose(1, 0, 2)),

@@ -15,7 +15,13 @@ from operators.training.batches.step_data import StepData
 from operators.training.megatron.schedules import Chunk, forward_pass
 from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
 from operators.training.rank import Rank
-from operators.training.replay.counts import Counts, added, counts_of
+from operators.training.replay.counts import (
+    Counts,
+    SampleCounts,
+    added,
+    counts_of,
+    sample_counts_of,
+)
 from operators.training.replay.hooks import Recorder, Replayer, bound
 from operators.training.replay.recording import make_recorders, recorded_routes
 from pipeline import progress
@@ -35,6 +41,8 @@ class LogProbPass:
     """Recorded routes of this rank's layers."""
     counts: Counts = field(default_factory=dict)
     """Counts of replay."""
+    samples: SampleCounts = field(default_factory=dict)
+    """Counts of replay by sample."""
 
 
 def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbPass:
@@ -71,6 +79,7 @@ def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> 
         replayers = make_replayers(rank.geometry, batches)
         _forward(rank, rank.chunks, batches, replayers, found)
         found.counts = added([found.counts, counts_of(replayers)])
+        found.samples |= sample_counts_of(replayers, batches)
     return found
 
 

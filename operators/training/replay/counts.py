@@ -1,9 +1,12 @@
 """Counts of replay, per layer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED
+import numpy as np
+import numpy.typing as npt
+
+from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED, MicroBatch
 from operators.training.errors import ReplayError
 from operators.training.replay.hooks import Replayer
 
@@ -31,6 +34,9 @@ class LayerCounts:
 Counts = dict[int, LayerCounts]
 """Counts by model index of the layer."""
 
+SampleCounts = dict[str, npt.NDArray[np.int64]]
+"""By sample id: replayed and agreeing rows, added over layers, of its prompt and its response."""
+
 
 def counts_of(replayers: Mapping[int, Replayer]) -> Counts:
     """The counts of a pass's replayers."""
@@ -43,6 +49,23 @@ def counts_of(replayers: Mapping[int, Replayer]) -> Counts:
         )
         for layer, replayer in replayers.items()
     }
+
+
+def sample_counts_of(
+    replayers: Mapping[int, Replayer], batches: Sequence[MicroBatch]
+) -> SampleCounts:
+    """The counts of a pass's replayers by sample; `batches` are the pass's micro-batches."""
+    found: SampleCounts = {}
+    for i, batch in enumerate(batches if replayers else ()):
+        parts_R = batch.rows.parts_R
+        replayed_R = batch.rows.kinds_R == REPLAYED
+        agreeing_Rs = [replayer.agreeing_R[i].cpu().numpy() for replayer in replayers.values()]
+        size = 2 * len(batch.places)
+        replayed = len(replayers) * np.bincount(parts_R[replayed_R], minlength=size)
+        agreeing = sum(np.bincount(parts_R[rows_R], minlength=size) for rows_R in agreeing_Rs)
+        parts = np.stack([replayed, agreeing], axis=1).reshape(-1, 2, 2)
+        found |= {place.id: of_sample for place, of_sample in zip(batch.places, parts, strict=True)}
+    return found
 
 
 def added(many: Iterable[Counts]) -> Counts:

@@ -123,12 +123,13 @@ class Replayer:
         self._sets_RK = sets_RK
         self.rows = np.zeros(3, np.int64)
         """Rows seen in the pass so far, by kind: REPLAYED, NATIVE, PADDING."""
-        self._agreeing: torch.Tensor | int = 0
+        self.agreeing_R: list[torch.Tensor] = []
+        """By micro-batch: the REPLAYED rows where the router's own choice is the recorded one."""
 
     @property
     def agreeing(self) -> int:
-        """REPLAYED rows where the router's own choice is the recorded one."""
-        return int(self._agreeing)
+        """The number of rows in `agreeing_R`."""
+        return sum(int(rows_R.sum()) for rows_R in self.agreeing_R)
 
     def get_replay_topk(
         self,
@@ -158,7 +159,7 @@ class Replayer:
             if first_time:
                 self.rows += np.bincount(kinds, minlength=3)
                 same_R = (native_RK.sort(dim=1).values == sets_RK).all(dim=1)
-                self._agreeing += (same_R & replayed_R1[:, 0]).sum()
+                self.agreeing_R.append(same_R & replayed_R1[:, 0])
         return scores.gather(1, ids_RK), ids_RK
 
     def _check(self, micro_batch: int, scores: torch.Tensor, topk: int) -> None:

@@ -4,6 +4,7 @@ The "engine" is an independent forward pass of transformers in float32 on random
 log-probs and its routers' top-k are what the trainer must come out at.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,13 @@ def make_run(
     steps: int,
     routes: bool = True,
     other_experts: bool = False,
+    prompts: int = 4,
+    change: Callable[[int, list[Sample]], list[Sample]] = lambda _, samples: samples,
 ) -> Store:
-    """Stage a model as policy 0 and seal steps whose samples all come from it."""
+    """Stage a model as policy 0 and seal steps whose samples all come from it.
+
+    `change` makes other samples of a step's, before digests are made.
+    """
     store = open_store(str(folder))
     files = {
         path.name: put_file(store, keys.input_file(f"{index:064d}", path.name), path)
@@ -154,12 +160,12 @@ def make_run(
     refer_policy(store, 0, list(files.values()), digests_of(model_folder).weights)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     geometry = geometry_of(model) if routes else None
-    prompts = put_data(store, keys.input_file(f"{len(files):064d}", "prompts.parquet"), b"")
-    inputs = StagedInputs(prompts, None, None, files)
+    data = put_data(store, keys.input_file(f"{len(files):064d}", "prompts.parquet"), b"")
+    inputs = StagedInputs(data, None, None, files)
     settings = config.model_dump(mode="json")
     create_description(store, RunDescription("tiny", settings, inputs, geometry, {}))
     for step in range(steps):
-        samples = make_samples(step, model, geometry, other_experts)
+        samples = change(step, make_samples(step, model, geometry, other_experts, prompts))
         provenance = Provenance("R3", 0, "transformers") if geometry else None
         write_shard(store, step, 0, new_write_id(), samples, geometry, provenance)
         ids = [sample.id for sample in samples]

