@@ -4,9 +4,13 @@ In a process of its own, because the library takes seconds to import, keeps what
 the life of its process, and may end it.
 """
 
+import importlib
 import json
+import os
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 
@@ -28,7 +32,62 @@ def torch_findings() -> dict[str, Any]:
     }
 
 
-PROBES: dict[str, Callable[[], dict[str, Any]]] = {"torch": torch_findings}
+def all_reduce() -> dict[str, Any]:
+    """Sum the ranks' numbers over the process group; torchrun starts one process per rank."""
+    import torch
+    import torch.distributed as dist
+
+    device, started = sys.argv[2], time.monotonic()
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=120))
+    numbers_N = torch.full((1 << 20,), rank + 1.0, device=device)
+    dist.all_reduce(numbers_N)
+    expected = ranks * (ranks + 1) / 2
+    if not bool((numbers_N == expected).all()):
+        raise ValueError(f"the sum over {ranks} ranks is {numbers_N[0].item()}, not {expected}")
+    dist.destroy_process_group()
+    return {"backend": backend, "seconds": time.monotonic() - started}
+
+
+def transformer_engine() -> dict[str, Any]:
+    """Its release, once its part for torch is imported."""
+    importlib.import_module("transformer_engine.pytorch")
+    return {"version": importlib.import_module("transformer_engine").__version__}
+
+
+def vllm() -> dict[str, Any]:
+    """vLLM's release and platform; `routes`: why it returns no routes, or None."""
+    from operators.rollout.vllm_environment import prepare_environment
+
+    prepare_environment(enforce_eager=True)
+    import vllm
+    from vllm.platforms import current_platform
+
+    on_cpu, routes = current_platform.is_cpu(), None
+    try:
+        if on_cpu:
+            from operators.rollout.cpu_vllm import engine_arguments
+            from pipeline.config.tree import Rollout
+
+            engine_arguments(Rollout(), routes=True)
+        else:
+            arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+            arguments(model="", enable_return_routed_experts=True)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        routes = f"{type(error).__name__}: {error}"
+    platform = "cpu" if on_cpu else "cuda"
+    return {"version": vllm.__version__, "platform": platform, "routes": routes}
+
+
+PROBES: dict[str, Callable[[], dict[str, Any]]] = {
+    "all-reduce": all_reduce,
+    "torch": torch_findings,
+    "transformer-engine": transformer_engine,
+    "vllm": vllm,
+}
 
 if __name__ == "__main__":
     print(json.dumps(PROBES[sys.argv[1]]()))  # noqa: T201

@@ -1,4 +1,4 @@
-"""The `retrace` command: run, check, import-verl, logs, runs, traces."""
+"""The `retrace` command: run, check, import-verl, doctor, logs, runs, traces."""
 
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ import typer
 from pipeline import __version__
 from pipeline.cli import traces, whole_runs
 from pipeline.cli.check import run_check
+from pipeline.cli.doctor import doctor
 from pipeline.cli.ending import end_by_signals
 from pipeline.cli.epilog import epilog
 from pipeline.cli.import_verl import run_import_verl
@@ -144,6 +145,17 @@ def import_verl(
     """
     raise typer.Exit(run_import_verl(source, output, arguments or []))
 
+
+_app.command(
+    "doctor",
+    epilog=epilog(
+        "docs/commands.md",
+        "0: nothing is broken; 1: something is; 2: the settings are wrong",
+        "retrace doctor",
+        "retrace doctor examples/quickstart.yaml",
+        "retrace doctor s3://team-runs/retrace",
+    ),
+)(doctor)
 
 _app.command(
     "logs",

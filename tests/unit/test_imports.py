@@ -171,3 +171,17 @@ def test_the_first_line_is_printed_before_anything_heavy_is_imported(arguments: 
     )
     done = run_without("", program)
     assert (done.returncode, done.stdout) == (7, "[]\n"), done.stderr
+
+
+def test_the_doctor_looks_at_a_pod_of_one_kind_of_worker(tmp_path: Path):
+    """Neither the flow's packages nor an engine are in it, and that is no fault."""
+    program = (
+        "from pipeline.doctor import checks\n"
+        "checks._probe = lambda *words: {'version': '0', 'platform': 'cpu', 'routes': None}\n"
+        "from pipeline.cli import main\n"
+        f"sys.argv[1:] = ['doctor', {str(tmp_path)!r}]\n"
+        "main()\n"
+    )
+    done = run_without(f"{EXTRAS} vllm", program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "-       all-reduce          torch is not installed" in done.stdout
