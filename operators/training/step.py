@@ -105,7 +105,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
                 "time/update_s": update_s,
             },
             fetched_bytes=None if data.routes is None else data.routes.fetched_bytes,
-            finish_reasons=finish_reasons_of(data) if position.speaks_for_tokens else {},
+            finish_reasons=finish_reasons_of(data) if position.speaks_for_samples else {},
         )
     )
     of_passes = total_counts(reports)
@@ -200,4 +200,4 @@ def _measures_native(rank: Rank, step: int) -> bool:
 
 
 def _mismatch(rank: Rank, data: StepData, logprobs: LogProbs) -> Mismatch | None:
-    return mismatch_of(data, logprobs) if rank.position.speaks_for_tokens else None
+    return mismatch_of(data, logprobs) if rank.position.speaks_for_samples else None

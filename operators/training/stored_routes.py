@@ -1,6 +1,6 @@
 """Storage of the routes that the log-prob pass recorded (R2), beside the step.
 
-    every stage and data-parallel rank: its part ─► all are there ─► rank 0: training.json
+    every stage, data- and context-parallel rank: its part ─► all are there ─► rank 0: training.json
 
 All parts of an attempt have one write id. An attempt that died before training.json leaves debris,
 and the next one, perhaps in another layout, makes a training set of its own. One that died later
@@ -11,10 +11,13 @@ import logging
 from collections.abc import Mapping
 from importlib.metadata import version
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch.distributed as dist
 
 from operators.training.agree import agreed
+from operators.training.batches.zigzag import Zigzag
 from operators.training.errors import ReplayError
 from operators.training.rank import Rank
 from pipeline.model.geometry import Geometry
@@ -46,9 +49,10 @@ def store_routes(
 
     `manifest` has the rows of this rank's samples; `policies` is the weights digest of the version
     that recorded; None: not known. The first rank of each tensor-parallel group stores: its
-    routes are the group's. All ranks call. Returns, on all ranks, the number of samples whose
-    stored routes differ from those that this trainer replayed (after a restart with kernels that
-    are not deterministic).
+    routes are the group's. Of context-parallel ranks, which all have whole samples' routes, each
+    stores those of the positions that it holds in a packed row. All ranks call. Returns, on all
+    ranks, the number of samples whose stored routes differ from those that this trainer replayed
+    (after a restart with kernels that are not deterministic).
     """
     step, position, geometry = manifest.step, rank.position, rank.geometry
     if position.tensor_rank or geometry is None or not geometry.layers:
@@ -58,13 +62,24 @@ def store_routes(
         made = Provenance("R2", step, f"megatron-core {version('megatron-core')}")
         new = NewTrainingSet(manifest, made, policies, agreed(new_write_id))
         if geometry is not None:
-            place = (position.stage, position.dp_rank)
-            write_training_routes(store, new, *place, routes, geometry)
+            own, positions = _own_part(position.context, routes)
+            write_training_routes(
+                store,
+                new,
+                position.stage,
+                position.dp_rank,
+                own,
+                geometry,
+                cp_rank=position.context.index,
+                positions=positions,
+            )
         dist.barrier()
         if dist.get_rank() == 0:
             seal_training_set(store, new, _model_geometry(store, step))
         return 0
-    differ = [] if geometry is None else other_routes(store, manifest, routes, geometry)
+    differ = []
+    if geometry is not None and position.context.index == 0:
+        differ = other_routes(store, manifest, routes, geometry)
     of_ranks: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(of_ranks, differ)
     samples = sorted({id for ids in of_ranks for id in ids})
@@ -77,6 +92,22 @@ def store_routes(
             samples[0],
         )
     return len(samples)
+
+
+def _own_part(
+    context: Zigzag, routes: Mapping[str, Routes]
+) -> tuple[Mapping[str, Routes], Mapping[str, npt.NDArray[np.int64]] | None]:
+    """A context-parallel rank's rows and their positions; None: all rows. Short samples may have
+    none of their rows here."""
+    if context.count == 1:
+        return routes, None
+    positions = {id: context.held_of(len(whole.valid_T)) for id, whole in routes.items()}
+    positions = {id: at for id, at in positions.items() if len(at)}
+    own = {
+        id: Routes(np.ascontiguousarray(routes[id].sets_TLK[at]), routes[id].valid_T[at])
+        for id, at in positions.items()
+    }
+    return own, positions
 
 
 def other_routes(

@@ -76,6 +76,8 @@ def summary(ready: retrace.ReadyRun) -> list[tuple[str, str]]:
     sizes = {
         "TP": megatron["tensor_model_parallel_size"],
         "PP": megatron["pipeline_model_parallel_size"],
+        # As before where sequences are whole.
+        "CP": context if (context := megatron["context_parallel_size"]) > 1 else None,
         "VPP": megatron["virtual_pipeline_model_parallel_size"],
         "EP": megatron["expert_model_parallel_size"],
         "expert-TP": megatron["expert_tensor_parallel_size"],
@@ -83,7 +85,7 @@ def summary(ready: retrace.ReadyRun) -> list[tuple[str, str]]:
     ranks = trainer["nnodes"] * trainer["n_gpus_per_node"]
     engine = f"TP{rollout['tensor_model_parallel_size']}, {rollout['dtype']}"
     layout = " ".join(f"{name}{size}" for name, size in sizes.items() if size is not None)
-    replicas = ranks // (sizes["TP"] * sizes["PP"])
+    replicas = ranks // (sizes["TP"] * sizes["PP"] * context)
     lines = [
         (
             "steps",

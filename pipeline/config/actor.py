@@ -79,7 +79,9 @@ class Megatron(Section):
     virtual_pipeline_model_parallel_size: int | None = Field(
         None, ge=2, description="VPP: model chunks per pipeline stage; null: one."
     )
-    context_parallel_size: Literal[1] = Field(1, description="CP; only 1 so far.")
+    context_parallel_size: int = Field(
+        1, ge=1, description="CP: ranks that hold a part of each sequence."
+    )
     expert_model_parallel_size: int = Field(1, ge=1, description="EP.")
     expert_tensor_parallel_size: int | None = Field(
         None, ge=1, description="Expert-TP; null: TP when EP is 1, otherwise 1."

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.training.batches.balance import bins, cut_evenly
+from operators.training.batches.zigzag import sequence_multiple
 
 LENGTH_MULTIPLE = 8
 """Padded lengths are multiples of this, so that shapes repeat and suit tensor cores."""
@@ -49,6 +50,8 @@ class LayoutRules:
     """Virtual pipeline stages need a multiple of PP micro-batches."""
     sequence_slices: int = 1
     """Sequence parallelism cuts each row into this many equal slices."""
+    context_parallel: int = 1
+    """Ranks that hold a part of each sequence; rows are those of all of them together."""
     packed: bool = False
     """Samples lie back to back in one row; False: each in a row of its own, padded."""
     max_tokens: int | None = None
@@ -243,8 +246,14 @@ def _padded(
 
 
 def _width(lengths: npt.NDArray[np.int64], rules: LayoutRules) -> int:
-    needed = lengths.sum() if rules.packed else lengths.max(initial=0)
-    return _up(int(needed), LENGTH_MULTIPLE * rules.sequence_slices)
+    needed = _taken(lengths, rules).sum() if rules.packed else lengths.max(initial=0)
+    return _up(int(needed), LENGTH_MULTIPLE * rules.sequence_slices * rules.context_parallel)
+
+
+def _taken(lengths: npt.NDArray[np.int64], rules: LayoutRules) -> npt.NDArray[np.int64]:
+    """Positions that samples take in a packed row, each with its own padding."""
+    multiple = sequence_multiple(rules.context_parallel, rules.sequence_slices)
+    return -(-lengths // multiple) * multiple
 
 
 def _placed(
@@ -252,7 +261,8 @@ def _placed(
 ) -> MicroRows:
     """Place samples in a row, or each in one of its own; `most` is the mini-batch's most rows."""
     if rules.packed:
-        starts, batch = np.cumsum(lengths) - lengths, 1
+        taken = _taken(lengths, rules)
+        starts, batch = np.cumsum(taken) - taken, 1
     else:
         starts = width * np.arange(len(rows))
         batch = most if rules.same_shape != "no" else max(1, len(rows))

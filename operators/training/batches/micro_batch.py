@@ -3,25 +3,28 @@
 One function lays out tokens and routes together, so they cannot drift apart. The trainer feeds
 tokens[:-1]; row t of a sample's routes belongs to position t. Megatron's routers see the
 micro-batch as [sequence, batch] flattened, so row s * B + b is position s of row b; under sequence
-parallelism each tensor-parallel rank sees a contiguous slice of the sequence.
+parallelism each tensor-parallel rank sees a contiguous slice of the sequence. Context-parallel
+ranks each hold some positions of every row (`zigzag`). A micro-batch is laid out whole and cut, so
+a rank has the labels of all its positions, also where the next token lies on another rank.
 
 Samples lie back to back in one row (packed), or each in a row of its own (padded): the layout says
 where each begins, and everything here follows from that.
 
-Letters: B rows of a micro-batch, N positions of a row, L MoE layers of this rank, K experts per
-token, R rows that this rank's routers see: N * B, or N / TP * B under sequence parallelism; T
-response tokens of a micro-batch, or positions of a sample.
+Letters: B rows of a micro-batch, N positions of a row, M those that this rank holds (N / CP), L MoE
+layers of this rank, K experts per token, R rows that this rank's routers see: M * B, or M / TP * B
+under sequence parallelism; U response tokens of a micro-batch, T those whose positions this rank
+holds, or positions of a sample.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from operators.training.batches.layout import MicroRows
+from operators.training.batches.zigzag import ALL, Zigzag, sequence_multiple
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes, Sample, TraceError
 
@@ -64,7 +67,7 @@ class RouterRows:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sample lies in a micro-batch. Example: Place('000003/17/2', 0, 120, 64)."""
+    """Where a sample lies in whole rows. Example: Place('000003/17/2', 0, 120, 64)."""
 
     id: str
     b: int
@@ -81,37 +84,38 @@ class Place:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch; what no sample takes is padding."""
+    """A micro-batch on a rank; what no sample takes is padding."""
 
     places: tuple[Place, ...]
     packed: bool
-    tokens_BN: npt.NDArray[np.int64]
-    positions_BN: npt.NDArray[np.int64]
-    padding_BN: npt.NDArray[np.bool_]
+    ends: npt.NDArray[np.int32]
+    """0, and the end of each sequence in the whole row; padded: the row is one sequence. Packed:
+    padding is sequences of its own, none longer than the longest sample's."""
+    context: Zigzag
+    """The part of each sequence that this rank holds."""
+    tokens_BM: npt.NDArray[np.int64]
+    positions_BM: npt.NDArray[np.int64]
+    padding_BM: npt.NDArray[np.bool_]
     """True at positions without a sample's token."""
     rows: RouterRows
     response: "ResponseTokens"
 
-    @cached_property
-    def ends(self) -> npt.NDArray[np.int32]:
-        """Packed: 0, and the end of each sequence. Padding is sequences of its own, none longer
-        than the longest sample's (or 8 positions, where there is none)."""
-        ends = [0, *(place.n + place.positions for place in self.places if place.positions)]
-        longest = max((place.positions for place in self.places), default=0) or 8
-        rest = np.arange(ends[-1], self.tokens_BN.shape[1], longest)[1:]
-        return np.unique([*ends, *rest, self.tokens_BN.shape[1]]).astype(np.int32)
-
 
 @dataclass(frozen=True)
 class ResponseTokens:
-    """The response tokens of a micro-batch in a row, sample after sample: the loss is on these."""
+    """The response tokens of a micro-batch in a row, sample after sample: the loss is on these.
+
+    A context-parallel rank has those that its positions predict.
+    """
 
     ids: tuple[str, ...]
     """Samples in their order."""
     lengths: tuple[int, ...]
-    """G of each sample; they add up to T."""
+    """G of each sample; they add up to U."""
+    own_T: npt.NDArray[np.int64]
+    """This rank's tokens among the U of all context-parallel ranks, ascending."""
     places_T: npt.NDArray[np.int64]
-    """The position that predicts each token, as an index of the flattened [B, N]."""
+    """The position that predicts each token, as an index of the flattened [B, M]."""
     labels_T: npt.NDArray[np.int64]
     """The tokens."""
     loss_mask_T: npt.NDArray[np.bool_]
@@ -120,13 +124,13 @@ class ResponseTokens:
     advantages_T: npt.NDArray[np.float32]
 
     def joined(self, values: Mapping[str, npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        """Put values of response tokens, [G] by sample, in a row: [T]."""
-        return _joined(np.float32, [values[id] for id in self.ids])
+        """Put values of response tokens, [G] by sample, in a row: [T] of this rank's."""
+        return _joined(np.float32, [values[id] for id in self.ids])[self.own_T]
 
-    def split(self, values_T: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        """Reverse `joined`."""
+    def split(self, values_U: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Values by sample, [G], from those of all context-parallel ranks."""
         ends = np.cumsum(self.lengths)[:-1]
-        return dict(zip(self.ids, np.split(values_T, ends), strict=True)) if self.ids else {}
+        return dict(zip(self.ids, np.split(values_U, ends), strict=True)) if self.ids else {}
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,7 @@ class Contents:
     geometry: Geometry | None = None
     """Geometry of the routes; None without routes."""
     sequence: Slice = WHOLE
+    context: Zigzag = ALL
 
 
 def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -> MicroBatch:
@@ -165,24 +170,48 @@ def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -
         positions_BN[place.cells] = np.arange(place.positions)
         kinds_BN[place.cells] = NATIVE
     sets_BNLK = _lay_out_routes(places, contents, kinds_BN)
+    context, sequence = contents.context, contents.sequence
+    multiple = sequence_multiple(context.count, sequence.count)
+    ends = _ends(places, N, multiple) if micro_rows.packed else np.array([0, N], np.int32)
+    held_M = context.held(ends)
+    kinds_BM = context.cut(kinds_BN, held_M)
+    sets_RLK = None if sets_BNLK is None else sequence.rows(context.cut(sets_BNLK, held_M))
     return MicroBatch(
         places=places,
         packed=micro_rows.packed,
-        tokens_BN=tokens_BN,
-        positions_BN=positions_BN,
-        padding_BN=kinds_BN == PADDING,
+        ends=ends,
+        context=context,
+        tokens_BM=context.cut(tokens_BN, held_M),
+        positions_BM=context.cut(positions_BN, held_M),
+        padding_BM=kinds_BM == PADDING,
         rows=RouterRows(
-            kinds_R=contents.sequence.rows(kinds_BN),
-            parts_R=contents.sequence.rows(parts_BN),
+            kinds_R=sequence.rows(kinds_BM),
+            parts_R=sequence.rows(context.cut(parts_BN, held_M)),
             sets_LRK=None
-            if sets_BNLK is None
-            else np.ascontiguousarray(contents.sequence.rows(sets_BNLK).transpose(1, 0, 2)),
+            if sets_RLK is None
+            else np.ascontiguousarray(sets_RLK.transpose(1, 0, 2)),
         ),
-        response=_response(places, N, contents),
+        response=_response(places, (N, held_M), contents),
     )
 
 
-def _response(places: Sequence[Place], N: int, contents: Contents) -> ResponseTokens:
+def _ends(places: Sequence[Place], N: int, multiple: int) -> npt.NDArray[np.int32]:
+    """The ends of a packed row's sequences; of padding behind the last sample, as of sequences."""
+
+    def up(positions: int) -> int:
+        return -(-positions // multiple) * multiple
+
+    ends = [0, *(place.n + up(place.positions) for place in places if place.positions)]
+    longest = up(max((place.positions for place in places), default=0)) or 8 * multiple
+    rest = np.arange(ends[-1], N, longest)[1:]
+    return np.unique([*ends, *rest, N]).astype(np.int32)
+
+
+def _response(
+    places: Sequence[Place], row: tuple[int, npt.NDArray[np.int64]], contents: Contents
+) -> ResponseTokens:
+    """`row` is the length of a whole row, and the positions of it that this rank holds."""
+    N, held_M = row
     samples = [contents.samples[place.id] for place in places]
     firsts = [
         place.b * N + place.n + len(sample.prompt_tokens_P) - 1
@@ -190,25 +219,32 @@ def _response(places: Sequence[Place], N: int, contents: Contents) -> ResponseTo
     ]
     lengths = [len(sample.response_tokens_G) for sample in samples]
     advantages = [contents.advantages[place.id] for place in places]
-    return ResponseTokens(
-        ids=tuple(place.id for place in places),
-        lengths=tuple(lengths),
-        places_T=np.concatenate(
+    b_U, n_U = np.divmod(
+        np.concatenate(
             [
                 np.empty(0, np.int64),
                 *(f + np.arange(G) for f, G in zip(firsts, lengths, strict=True)),
             ]
         ),
-        labels_T=_joined(np.int64, [sample.response_tokens_G for sample in samples]),
-        loss_mask_T=_joined(
-            np.bool_,
-            [
-                sample.loss_mask_G & (advantage is not None)
-                for sample, advantage in zip(samples, advantages, strict=True)
-            ],
-        ),
-        engine_logprobs_T=_joined(np.float32, [sample.logprobs_G for sample in samples]),
-        advantages_T=np.repeat(np.array([a or 0.0 for a in advantages], np.float32), lengths),
+        N,
+    )
+    index_N = np.full(N, -1)
+    index_N[held_M] = np.arange(len(held_M))
+    own_T = np.flatnonzero(index_N[n_U] >= 0)
+    counts = [
+        sample.loss_mask_G & (advantage is not None)
+        for sample, advantage in zip(samples, advantages, strict=True)
+    ]
+    advantages_U = np.repeat(np.array([a or 0.0 for a in advantages], np.float32), lengths)
+    return ResponseTokens(
+        ids=tuple(place.id for place in places),
+        lengths=tuple(lengths),
+        own_T=own_T,
+        places_T=b_U[own_T] * len(held_M) + index_N[n_U[own_T]],
+        labels_T=_joined(np.int64, [sample.response_tokens_G for sample in samples])[own_T],
+        loss_mask_T=_joined(np.bool_, counts)[own_T],
+        engine_logprobs_T=_joined(np.float32, [s.logprobs_G for s in samples])[own_T],
+        advantages_T=advantages_U[own_T],
     )
 
 

@@ -129,10 +129,13 @@ def _check_lengths(
     if rules.max_tokens is None or (longest := int(lengths_N.max(initial=0))) <= rules.max_tokens:
         return
     (id,) = sealed.select([int(lengths_N.argmax())]).ids
+    ranks = rules.context_parallel
+    each = f" on each of {ranks} context-parallel ranks" if ranks > 1 else ""
     raise InputError(
         [
             f"step {sealed.head.step}, sample {id}: {longest} positions, but a micro-batch has at "
-            f"most {key}={rules.max_tokens}; start a new run with {longest} or more"
+            f"most {key}={rules.max_tokens // ranks}{each}; start a new run with "
+            f"{-(-longest // ranks)} or more"
         ]
     )
 
@@ -159,6 +162,7 @@ def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
         if megatron.virtual_pipeline_model_parallel_size
         else 1,
         sequence_slices=megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1,
+        context_parallel=megatron.context_parallel_size,
         packed=megatron.use_remove_padding,
         max_tokens=limits.tokens,
         same_shape=_same_shape(megatron),

@@ -2,7 +2,7 @@
 
 Each rank writes its part of Megatron's distributed checkpoint (torch_dist) into its own scratch
 folder (under TMPDIR) and uploads it; rank 0 commits keys.checkpoint(version) once every file is in
-the store. Loading downloads all files once per node. Any TP, PP and DP size can load it
+the store. Loading downloads all files once per node. Any TP, PP, CP and DP size can load it
 ('fully_reshardable'); see refuse_other_layout for what cannot change.
 
 Random number generators are not saved: build_model refuses dropout, so training draws no random
@@ -150,6 +150,7 @@ def layout(model: TrainedModel) -> dict[str, Any]:
     return {
         "tensor": parallel_state.get_tensor_model_parallel_world_size(),
         "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+        "context": parallel_state.get_context_parallel_world_size(),
         "virtual_pipeline": config.virtual_pipeline_model_parallel_size or 1,
         "data": parallel_state.get_data_parallel_world_size(),
         "expert": parallel_state.get_expert_model_parallel_world_size(),

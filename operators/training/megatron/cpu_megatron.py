@@ -10,13 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 import megatron.core.tensor_parallel.random as megatron_random
+import numpy as np
 import torch
 from megatron.core.fusions import fused_softmax
+from megatron.core.models.common.embeddings import (
+    rotary_pos_embedding,
+    yarn_rotary_pos_embedding,
+)
 from megatron.core.transformer import TransformerConfig, multi_latent_attention
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
+
+from operators.training.batches.zigzag import Zigzag
 
 Patched = Any
 """A module or object of torch or Megatron that receives undeclared attributes."""
@@ -62,6 +70,7 @@ def adapt() -> None:
     _allow_torch_norm_under_sequence_parallel()
     _let_optimizer_accept_cpu_tensors()
     _make_causal_masks_on_cpu()
+    _cut_rotary_embeddings_on_cpu()
     _adapted = True
 
 
@@ -130,6 +139,23 @@ def _make_causal_masks_on_cpu() -> None:
 def _causal_mask(length: int) -> torch.Tensor:
     """A mask [length, length], True above the diagonal, which attention must not read."""
     return torch.ones(length, length).triu(1).bool()
+
+
+def _cut_rotary_embeddings_on_cpu() -> None:
+    """Context-parallel ranks take their part of padded rows' rotary embeddings by an index that
+    Megatron pins in memory for a GPU. Latent attention does so in recomputation too."""
+    for module in (rotary_pos_embedding, yarn_rotary_pos_embedding):
+        changed: Patched = module
+        changed.get_pos_emb_on_this_cp_rank = _part_of_rotary_embedding
+
+
+def _part_of_rotary_embedding(
+    embedding: torch.Tensor, dimension: int, group: ProcessGroup
+) -> torch.Tensor:
+    """The positions of this context-parallel rank along a dimension of whole rows."""
+    part = Zigzag(group.rank(), group.size())
+    held = part.held(np.array([0, embedding.shape[dimension]], np.int32))
+    return embedding.index_select(dimension, torch.from_numpy(held))
 
 
 def _allow_torch_norm_under_sequence_parallel() -> None:

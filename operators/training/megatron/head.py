@@ -20,7 +20,7 @@ from operators.training.megatron.model import bare
 
 @contextlib.contextmanager
 def without_logits(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Have the chunk that holds the output layer return hidden states [B, N, H], not logits.
+    """Have the chunk that holds the output layer return hidden states [B, M, H], not logits.
 
     Every rank of a tensor-parallel group gets the whole hidden states, and their gradient is the
     sum over the group, as the output layer itself arranges it.
@@ -48,9 +48,9 @@ def output_weight(chunks: Sequence[torch.nn.Module]) -> torch.Tensor | None:
     return None
 
 
-def _hidden(layer: Any, hidden_NBH: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
+def _hidden(layer: Any, hidden_MBH: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
     if layer.sequence_parallel:
         return gather_from_sequence_parallel_region(
-            hidden_NBH, tensor_parallel_output_grad=True, group=layer.tp_group
+            hidden_MBH, tensor_parallel_output_grad=True, group=layer.tp_group
         ), None
-    return copy_to_tensor_model_parallel_region(hidden_NBH, group=layer.tp_group), None
+    return copy_to_tensor_model_parallel_region(hidden_MBH, group=layer.tp_group), None

@@ -6,72 +6,17 @@ Used on CPU only; with CUDA, models have Transformer Engine's layers, as mbridge
 import re
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from operators.training.megatron.cpu_megatron import ON_CPU
-
-_PADDING = 1.25
-"""How much longer sequences that are computed together may be with padding than without."""
+from operators.training.megatron.local_attention import GatheringDotProductAttention
 
 
-class PackedDotProductAttention(DotProductAttention):
-    """Megatron's local core attention, made to know sequences that are packed into one row.
-
-    Sequences of similar lengths are computed together, padded on the right, which causal attention
-    does not see. Transformer Engine's attention has a kernel for packed sequences.
-    """
-
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *args: object,
-        packed_seq_params: PackedSeqParams | None = None,
-        **kwargs: object,
-    ) -> torch.Tensor:
-        """Attend within each sequence: [T, heads, width] -> [T, 1, heads * width]."""
-        if packed_seq_params is None:
-            unpacked: torch.Tensor = super().forward(query, key, value, *args, **kwargs)
-            return unpacked
-        places, attended = [], []
-        for places_NB, real_NB in _alike(packed_seq_params.cu_seqlens_q.numpy()):
-            padded = (x[places_NB] for x in (query, key, value))
-            attended_NBX = super().forward(*padded, *args, **kwargs)
-            places.append(places_NB[real_NB])
-            attended.append(attended_NBX[real_NB])
-        order_T = torch.cat(places).argsort()
-        return torch.cat(attended)[order_T, None]
-
-
-def _alike(ends: npt.NDArray[np.int32]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Groups of sequences of similar lengths, longest first.
-
-    Of each group: the positions of its B sequences in the row, padded to the longest's N, [N, B],
-    and which of them are real. `ends` is that of MicroBatch.
-    """
-    starts_S, lengths_S = ends[:-1], np.diff(ends)
-    left = np.argsort(-lengths_S, kind="stable")
-    while len(left):
-        tokens = np.cumsum(lengths_S[left])
-        padded = lengths_S[left[0]] * np.arange(1, len(left) + 1)
-        count = int((padded <= _PADDING * tokens).cumprod().sum())
-        group, left = left[:count], left[count:]
-        offsets_N1 = np.arange(lengths_S[group[0]])[:, None]
-        real_NB = offsets_N1 < lengths_S[group]
-        places_NB = starts_S[group] + np.minimum(offsets_N1, lengths_S[group] - 1)
-        yield torch.from_numpy(places_NB), torch.from_numpy(real_NB)
-
-
-class _LatentDotProductAttention(PackedDotProductAttention):
+class _LatentDotProductAttention(GatheringDotProductAttention):
     """Accepts the widths of keys and values that multi-latent attention passes to core attention.
 
     Local core attention has no such arguments. It takes both widths from its inputs, except for the
@@ -81,12 +26,13 @@ class _LatentDotProductAttention(PackedDotProductAttention):
 
     def __init__(
         self,
+        config: TransformerConfig,
         *args: object,
         k_channels: int | None = None,
         v_channels: int | None = None,
         **kwargs: object,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(config, *args, **kwargs)
         if v_channels not in (None, self.hidden_size_per_attention_head):
             raise ValueError(
                 f"kv_channels is {self.hidden_size_per_attention_head}; local multi-latent "
@@ -100,7 +46,7 @@ def local_block_spec(config: TransformerConfig, vp_stage: int | None) -> Transfo
         config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
     )
     latent = config.multi_latent_attention
-    attention = _LatentDotProductAttention if latent else PackedDotProductAttention
+    attention = _LatentDotProductAttention if latent else GatheringDotProductAttention
     for layer in spec.layer_specs:
         layer.submodules.self_attention.submodules.core_attention = attention
     return spec

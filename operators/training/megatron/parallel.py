@@ -9,6 +9,7 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.distributed import ProcessGroup
 
 from operators.training.batches.micro_batch import Slice
+from operators.training.batches.zigzag import Zigzag
 from operators.training.megatron import cpu_megatron
 from pipeline.config.actor import Megatron
 from pipeline.config.rules.layout import expert_tensor_parallel_size, size_problems
@@ -30,7 +31,11 @@ class RankPosition:
     tensor_rank: int
     tensor_group: ProcessGroup
     sequence: Slice
-    """The part of the sequence that this rank's routers see."""
+    """The part of the rank's positions that its routers see."""
+    context: Zigzag
+    """The positions of each sequence that this rank holds."""
+    context_group: ProcessGroup
+    """The ranks that hold the other positions of the same samples."""
 
     @property
     def speaks_for_rows(self) -> bool:
@@ -39,8 +44,13 @@ class RankPosition:
 
     @property
     def speaks_for_tokens(self) -> bool:
-        """Whether this rank reports the per-token results of its data-parallel share."""
+        """Whether this rank reports results of the tokens that it holds."""
         return self.last_stage and self.tensor_rank == 0
+
+    @property
+    def speaks_for_samples(self) -> bool:
+        """Whether this rank reports the results of its data-parallel share's whole samples."""
+        return self.speaks_for_tokens and self.context.index == 0
 
 
 def start(megatron: Megatron) -> RankPosition:
@@ -101,4 +111,9 @@ def _position(sequence_parallel: bool) -> RankPosition:
         tensor_rank=tensor_rank,
         tensor_group=parallel_state.get_tensor_model_parallel_group(),
         sequence=Slice(tensor_rank, tensor_size) if sequence_parallel else Slice(),
+        context=Zigzag(
+            parallel_state.get_context_parallel_rank(),
+            parallel_state.get_context_parallel_world_size(),
+        ),
+        context_group=parallel_state.get_context_parallel_group(),
     )

@@ -23,7 +23,7 @@ Chunk = torch.nn.Module
 """A model chunk for Megatron's schedules (DDP or Float16Module around GPTModel)."""
 T = TypeVar("T")
 Loss = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
-"""(index of the micro-batch, hidden_BNH) -> (sum over tokens, number of tokens, report)."""
+"""(index of the micro-batch, hidden_BMH) -> (sum over tokens, number of tokens, report)."""
 Finish = Callable[..., object]
 """Called by Megatron with a micro-batch's hidden states, for its loss or its collected result."""
 
@@ -34,7 +34,7 @@ def forward_pass(
     result: Callable[[int, torch.Tensor], T],
     with_padding_mask: bool,
 ) -> list[T]:
-    """Return `result(index, hidden_BNH)` of every micro-batch on the last stage; elsewhere []."""
+    """Return `result(index, hidden_BMH)` of every micro-batch on the last stage; elsewhere []."""
     for chunk in chunks:
         chunk.eval()
     try:
@@ -72,8 +72,8 @@ def _run(
         batch = batches[index]
         # Causal attention makes its own mask; no sample's token sees the padding on the right.
         output = chunk(
-            torch.from_numpy(batch.tokens_BN).to(device),
-            torch.from_numpy(batch.positions_BN).to(device),
+            torch.from_numpy(batch.tokens_BM).to(device),
+            torch.from_numpy(batch.positions_BM).to(device),
             None,
             packed_seq_params=_sequences(batch, device) if batch.packed else None,
             padding_mask=_padding_mask(batch, chunk).to(device) if with_padding_mask else None,
@@ -81,15 +81,15 @@ def _run(
         return output, lambda hidden, non_loss_data=False: finish(index, hidden)
 
     indices = [iter(range(len(batches))) for _ in chunks]
-    shape = batches[0].tokens_BN.shape
+    first = batches[0]
     with without_logits(chunks):
         return get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=indices if len(chunks) > 1 else indices[0],
             model=list(chunks) if len(chunks) > 1 else chunks[0],
             num_microbatches=len(batches),
-            seq_length=shape[1],
-            micro_batch_size=shape[0],
+            seq_length=int(first.ends[-1]),  # Megatron divides it by CP
+            micro_batch_size=len(first.tokens_BM),
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
@@ -99,25 +99,31 @@ def _sequences(batch: MicroBatch, device: torch.device) -> PackedSeqParams:
     """The sequences of a packed micro-batch.
 
     `max_seqlen` must be the longest sequence's: with the length of the whole row Megatron takes
-    rotary embeddings by the position in the row (_apply_rotary_pos_emb_thd in rope_utils.py).
+    rotary embeddings by the position in the row (_apply_rotary_pos_emb_thd in rope_utils.py). With
+    context parallelism all ranks pass the whole row's sequences, whose padding counts as theirs:
+    no token looks at the padding behind it, and `_padded` says the same, because Transformer Engine
+    wants it said.
     """
     ends = torch.from_numpy(batch.ends).to(device)
     longest = int(np.diff(batch.ends).max())
+    padded = ends if batch.context.count > 1 else None
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=ends,
         cu_seqlens_kv=ends,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
+        cu_seqlens_q_padded=padded,
+        cu_seqlens_kv_padded=padded,
     )
 
 
 def _padding_mask(batch: MicroBatch, chunk: Chunk) -> torch.Tensor:
-    """True for padding, [B, N], which Megatron excludes from expert bias and auxiliary loss.
+    """True for padding, [B, M], which Megatron excludes from expert bias and auxiliary loss.
 
     The model's first chunk slices the mask along the sequence itself; other chunks expect a slice.
     """
     if get_attr_wrapped_model(chunk, "pre_process"):
-        return torch.from_numpy(batch.padding_BN)
+        return torch.from_numpy(batch.padding_BM)
     padding_R = batch.rows.kinds_R == PADDING
-    return torch.from_numpy(padding_R.reshape(-1, len(batch.tokens_BN)).T.copy())
+    return torch.from_numpy(padding_R.reshape(-1, len(batch.tokens_BM)).T.copy())

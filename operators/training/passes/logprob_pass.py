@@ -13,7 +13,12 @@ import torch
 from operators.training.batches.micro_batch import MicroBatch
 from operators.training.batches.step_data import StepData
 from operators.training.megatron.schedules import Chunk, forward_pass
-from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
+from operators.training.passes.share import (
+    lay_out_share,
+    make_replayers,
+    of_all_ranks,
+    response_logprobs,
+)
 from operators.training.rank import Rank
 from operators.training.replay.counts import (
     Counts,
@@ -23,7 +28,7 @@ from operators.training.replay.counts import (
     sample_counts_of,
 )
 from operators.training.replay.hooks import Recorder, Replayer, bound
-from operators.training.replay.recording import make_recorders, recorded_routes
+from operators.training.replay.recording import RouteGroups, make_recorders, recorded_routes
 from pipeline import progress
 from pipeline.traces.format.types import Routes
 
@@ -64,9 +69,16 @@ def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
             raise ValueError("a dense model has no routes to record")
         recorders = make_recorders(rank.geometry, len(batches))
         _forward(rank, rank.chunks, batches, recorders, found)
-        group = rank.position.tensor_group if rank.position.sequence.count > 1 else None
-        found.routes |= recorded_routes(recorders, rank.geometry, batches, group)
+        found.routes |= recorded_routes(recorders, rank.geometry, batches, _route_groups(rank))
     return found
+
+
+def _route_groups(rank: Rank) -> RouteGroups:
+    position = rank.position
+    return RouteGroups(
+        sequence=position.tensor_group if position.sequence.count > 1 else None,
+        context=position.context_group if position.context.count > 1 else None,
+    )
 
 
 def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> LogProbPass:
@@ -90,11 +102,12 @@ def _forward(
     objects: Mapping[int, Recorder | Replayer],
     found: LogProbPass,
 ) -> None:
-    def logprobs(index: int, hidden_BNH: torch.Tensor) -> npt.NDArray[np.float32]:
-        logprobs_T, _ = response_logprobs(rank, chunks, batches[index].response, hidden_BNH)
-        return logprobs_T.cpu().numpy()
+    def logprobs(index: int, hidden_BMH: torch.Tensor) -> npt.NDArray[np.float32]:
+        response = batches[index].response
+        logprobs_T, _ = response_logprobs(rank, chunks, response, hidden_BMH)
+        return of_all_ranks(rank, response, logprobs_T).cpu().numpy()
 
     with bound(rank.routers if objects else {}, objects, forward_only=True):
         results = forward_pass(chunks, batches, logprobs, rank.with_padding_mask)
-    for batch, logprobs_T in zip(batches, results, strict=bool(results)):
-        found.logprobs |= batch.response.split(logprobs_T)
+    for batch, logprobs_U in zip(batches, results, strict=bool(results)):
+        found.logprobs |= batch.response.split(logprobs_U)

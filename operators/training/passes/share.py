@@ -5,6 +5,7 @@ from typing import Any, TypeVar, overload
 
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import Contents, MicroBatch, ResponseTokens, lay_out
@@ -34,6 +35,7 @@ def lay_out_share(
         routes=routes,
         geometry=None if routes is None else rank.geometry,
         sequence=rank.position.sequence,
+        context=rank.position.context,
     )
     micro_batches = mini_batch.shares[rank.position.dp_rank]
     return Share(
@@ -96,22 +98,35 @@ def response_logprobs(
     rank: Rank,
     chunks: Sequence[Chunk],
     response: ResponseTokens,
-    hidden_BNH: torch.Tensor,
+    hidden_BMH: torch.Tensor,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropy of a micro-batch's response tokens, float32 [T], on the last stage.
+    """Log-probs and entropy of this rank's response tokens, float32 [T], on the last stage.
 
-    `chunks` are those of the trained model or of the reference, `hidden_BNH` what they returned.
+    `chunks` are those of the trained model or of the reference, `hidden_BMH` what they returned.
     """
     weight_VH = output_weight(chunks)
     if weight_VH is None:
         raise ValueError("this pipeline stage has no output layer")
-    places_T = torch.from_numpy(response.places_T).to(hidden_BNH.device)
+    places_T = torch.from_numpy(response.places_T).to(hidden_BMH.device)
     return logprobs_and_entropy(
-        hidden_BNH.flatten(0, 1).index_select(0, places_T),
+        hidden_BMH.flatten(0, 1).index_select(0, places_T),
         weight_VH,
-        torch.from_numpy(response.labels_T).to(hidden_BNH.device),
+        torch.from_numpy(response.labels_T).to(hidden_BMH.device),
         rank.config.actor_rollout_ref.rollout.temperature,
         rank.position.tensor_group,
         entropy_gradient,
     )
+
+
+def of_all_ranks(rank: Rank, response: ResponseTokens, values_T: torch.Tensor) -> torch.Tensor:
+    """Values of all response tokens of a micro-batch, [U], from each context-parallel rank's [T].
+
+    Another micro-batch may cut the samples elsewhere. The ranks of the context-parallel group call.
+    """
+    if rank.position.context.count == 1:
+        return values_T
+    values_U = values_T.new_zeros(sum(response.lengths))
+    values_U[torch.from_numpy(response.own_T).to(values_T.device)] = values_T
+    dist.all_reduce(values_U, group=rank.position.context_group)
+    return values_U

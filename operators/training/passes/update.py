@@ -92,11 +92,11 @@ def gradients(
         replayers = make_replayers(rank.geometry, batches)
     objective = objective_of(rank.config)
 
-    def loss(index: int, hidden_BNH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
+    def loss(index: int, hidden_BMH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
         response = batches[index].response
-        targets = _targets(response, compared, hidden_BNH.device)
+        targets = _targets(response, compared, hidden_BMH.device)
         made = response_logprobs(
-            rank, rank.chunks, response, hidden_BNH, entropy_gradient=objective.entropy_coeff != 0
+            rank, rank.chunks, response, hidden_BMH, entropy_gradient=objective.entropy_coeff != 0
         )
         return loss_and_report(objective, targets, *made)
 

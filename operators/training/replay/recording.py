@@ -1,14 +1,13 @@
 """Recording (R2): the routers' choices in a pass become the routes of each sample.
 
-Under sequence parallelism each rank's routers see a part of the sequence, so the choices are
-gathered within the tensor-parallel group, and nowhere else.
+Under sequence and context parallelism each rank's routers see a part of the sequences, so the
+choices are gathered within the tensor-parallel group, then within the context-parallel group.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -26,33 +25,46 @@ def make_recorders(geometry: Geometry, micro_batches: int) -> dict[int, Recorder
     return {layer: Recorder(layer, micro_batches, dtype) for layer in geometry.layers}
 
 
+@dataclass(frozen=True)
+class RouteGroups:
+    """The ranks that share the sequences, each in order; None: they are not split."""
+
+    sequence: ProcessGroup | None
+    context: ProcessGroup | None
+
+
 def recorded_routes(
     recorders: Mapping[int, Recorder],
     geometry: Geometry,
     batches: Sequence[MicroBatch],
-    sequence_group: ProcessGroup | None,
+    groups: RouteGroups,
 ) -> dict[str, Routes]:
-    """The routes of a pass's samples in this rank's layers, all rows valid; {} without layers.
-
-    `sequence_group` holds the ranks that share the sequence, in order; None: it is not split.
-    """
+    """The routes of a pass's samples in this rank's layers, all rows valid; {} without layers."""
     routes: dict[str, Routes] = {}
     if not geometry.layers:
         return routes
     for index, batch in enumerate(batches):
         sets_LRK = torch.stack([recorders[layer].sets_RK[index] for layer in geometry.layers])
-        B, N = batch.tokens_BN.shape
-        sets = _gathered(sets_LRK, sequence_group).astype(geometry.dtype)
-        sets_BNLK = sets.reshape(len(geometry.layers), N, B, geometry.topk).transpose(2, 1, 0, 3)
-        routes.update(take_up(batch.places, sets_BNLK))
+        B, M = batch.tokens_BM.shape
+        # Contiguous rows of the whole sequence come first, then the parts of the zigzag.
+        sets_LRK = torch.cat(_gathered(sets_LRK, groups.sequence), dim=1)
+        parts = [
+            part.cpu()
+            .numpy()
+            .astype(geometry.dtype)
+            .reshape(len(geometry.layers), M, B, geometry.topk)
+            .transpose(2, 1, 0, 3)
+            for part in _gathered(sets_LRK, groups.context)
+        ]
+        routes.update(take_up(batch.places, batch.context.joined(parts, batch.ends)))
     return routes
 
 
-def _gathered(sets_LRK: torch.Tensor, group: ProcessGroup | None) -> npt.NDArray[Any]:
+def _gathered(sets_LRK: torch.Tensor, group: ProcessGroup | None) -> list[torch.Tensor]:
     if group is None:
-        return sets_LRK.cpu().numpy()
+        return [sets_LRK]
     # Sent as bytes, because not every backend supports 16-bit integers.
     mine = sets_LRK.contiguous().view(torch.uint8)
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, mine, group=group)
-    return torch.cat([part.view(sets_LRK.dtype) for part in parts], dim=1).cpu().numpy()
+    return [part.view(sets_LRK.dtype) for part in parts]

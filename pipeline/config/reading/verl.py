@@ -33,8 +33,6 @@ HINTS = {
     "Megatron-core; write megatron, or leave the key out",
     "actor_rollout_ref.rollout.name": "only vLLM is supported so far; write vllm, or leave the "
     "key out",
-    "actor_rollout_ref.actor.megatron.context_parallel_size": "context parallelism is not "
-    "supported yet; write 1",
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "write 0 for no warm-up",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl asks for it too: write 1 or "
     "more, as many samples as fit at once",

@@ -17,13 +17,14 @@ _OWN = {"log_prob": "actor_rollout_ref.rollout", "reference": "actor_rollout_ref
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a pass's micro-batches on each rank; of the two one is None.
+    """The limits of a pass's micro-batches; of the two one is None.
 
     Example: Budget(None, 16384, 'actor_rollout_ref.actor.ppo_max_token_len_per_gpu', ...).
     """
 
     samples: int | None
     tokens: int | None
+    """Of all ranks that hold a part of the same sequences."""
     tokens_key: str
     """The setting that the tokens are from."""
     dynamic_key: str
@@ -54,6 +55,7 @@ def budget(config: RunConfig, of: Pass) -> Budget:
         if own.log_prob_use_dynamic_bsz is not None:
             dynamic = own.log_prob_use_dynamic_bsz
             dynamic_key = f"{_OWN[of]}.log_prob_use_dynamic_bsz"
+    tokens *= actor.megatron.context_parallel_size  # the setting is for a GPU, as in verl
     return Budget(
         None if dynamic else samples, tokens if dynamic else None, tokens_key, dynamic_key
     )
@@ -77,8 +79,11 @@ def _problems(config: RunConfig, limits: Budget) -> Iterator[str]:
         return
     longest = config.data.max_prompt_length + config.data.max_response_length
     if limits.tokens < longest:
+        ranks = config.actor_rollout_ref.actor.megatron.context_parallel_size
+        least = -(-longest // ranks)
+        over = f" over {_ACTOR}.megatron.context_parallel_size={ranks}" if ranks > 1 else ""
         yield (
-            f"{limits.tokens_key}: found {limits.tokens}, expected at least {longest}, the tokens "
-            "of the longest sample (data.max_prompt_length + data.max_response_length); write "
-            f"{longest} or more"
+            f"{limits.tokens_key}: found {limits.tokens // ranks}, expected at least {least}, the "
+            "tokens of the longest sample (data.max_prompt_length + data.max_response_length)"
+            f"{over}; write {least} or more"
         )

@@ -11,6 +11,7 @@ from pipeline.model.geometry import Geometry
 
 _TP = f"{MEGATRON}.tensor_model_parallel_size"
 _PP = f"{MEGATRON}.pipeline_model_parallel_size"
+_CP = f"{MEGATRON}.context_parallel_size"
 _VPP = f"{MEGATRON}.virtual_pipeline_model_parallel_size"
 _ENGINE_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 _EP = f"{MEGATRON}.expert_model_parallel_size"
@@ -50,11 +51,13 @@ def size_problems(megatron: Megatron, ranks: int, found: str) -> list[str]:
     """
     tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
     ep, etp = megatron.expert_model_parallel_size, expert_tensor_parallel_size(megatron)
+    cp = megatron.context_parallel_size
     problems = []
-    if ranks % (tp * pp):
+    if ranks % (tp * pp * cp):
+        context = f" times {_CP}={cp}" if cp > 1 else ""
         problems.append(
-            f"{found}, expected a multiple of {tp * pp} ranks: {_TP}={tp} times {_PP}={pp}; "
-            f"write a multiple, or smaller sizes"
+            f"{found}, expected a multiple of {tp * pp * cp} ranks: {_TP}={tp} times {_PP}={pp}"
+            f"{context}; write a multiple, or smaller sizes"
         )
     elif ranks % (ep * etp * pp):
         problems.append(
@@ -80,7 +83,11 @@ def _rank_problems(config: RunConfig, megatron: Megatron) -> list[str]:
     if config.trainer.nnodes > 1:
         found += f" on trainer.nnodes={config.trainer.nnodes}, {ranks} ranks"
     problems = size_problems(megatron, ranks, found)
-    shared = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
+    shared = (
+        megatron.tensor_model_parallel_size
+        * megatron.pipeline_model_parallel_size
+        * megatron.context_parallel_size
+    )
     samples = _mini_batch_samples(config)
     if ranks % shared == 0 and samples < ranks // shared:
         problems.append(

@@ -159,6 +159,16 @@ REFUSED = (
         "a layout layer by layer is not supported yet",
         "write num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage",
     ),
+    Refused(
+        "hybrid_context_parallel",
+        _is_set,
+        "sequences are cut over all context-parallel ranks, or none",
+    ),
+    Refused(
+        "hierarchical_context_parallel_sizes",
+        _is_set,
+        "context-parallel ranks are one group",
+    ),
     # A batched exchange posts both directions to one peer, matched in order: over two stages an
     # activation arrives as a gradient, without an error.
     Refused(

@@ -53,7 +53,7 @@ def program(run_uri: str, models: str, results: str, names: Sequence[str]) -> No
             "alignment": examine(alignment, store, Path(models, "aligned"), layout),
             "padding": examine(padding, store, Path(models, "biased"), layout),
         }
-        if not layout.name.startswith("pp2"):  # a stage would wait for one that failed
+        if "pp2" not in layout.name:  # a stage would wait for one that failed
             found["exception"] = examine(exception, store, Path(models, "aligned"), layout)
         if layout.name == "tp2-sp":
             found["logprobs"] = examine(logprobs, store, Path(models, "aligned"), layout)
@@ -92,6 +92,7 @@ def alignment(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
     ):
         replaying_pass(rank, data, misplaced)
         found[name] = spy.take()
+    found["share"] = [rank.position.dp_rank, rank.position.stage]
     found["rows"] = sum(len(routes.valid_T) for routes in right.values()) * len(rank.routers)
     return found
 
@@ -162,7 +163,8 @@ def padding(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
     gradients(rank, data, mini_batch, Compared(found.logprobs, None), found.routes)
     mine = mini_batch.rows(rank.position.dp_rank).tolist()
     rows = sum(len(data.samples[data.ids[row]].tokens_S) - 1 for row in mine)
-    return {"with_mask": rank.with_padding_mask, "rows": rows, "counted": counted}
+    share = rank.position.dp_rank
+    return {"share": share, "with_mask": rank.with_padding_mask, "rows": rows, "counted": counted}
 
 
 def exception(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from operators.training.passes.update import Compared, gradients
 from operators.training.rank import Rank, make_rank
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
+from tests.exhaustive import TEST_ALL
 from tests.integration.training_replay.sealed import config_of
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -47,6 +48,8 @@ class Layout:
     megatron: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
     actor: dict[str, Any] = field(default_factory=dict)
+    sample: Sequence[str] = tuple(RECOMPUTE)
+    """The recompute modes in which `make test` goes through it; `make test-all` takes all."""
 
     def config(self, recompute: str) -> Any:
         """The run's settings in this layout."""
@@ -59,20 +62,45 @@ class Layout:
 
 
 TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+CP, EP = "context_parallel_size", "expert_model_parallel_size"
 PADDED = {"use_remove_padding": False}
+UNEVEN = {"num_layers_in_first_pipeline_stage": 1}
+WHOLE = {"use_distributed_optimizer": False}
+"""Every rank has whole gradients, which can be compared."""
 LAYOUTS = [
     Layout("one", 1),
     Layout("one-padded", 1, PADDED),
     Layout("one-tokens", 1, actor={"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 70}),
     Layout("tp2-sp", 2, {TP: 2}),
     Layout("tp2-sp-padded", 2, {TP: 2, **PADDED}),
-    Layout("pp2-uneven", 2, {PP: 2}, {"num_layers_in_first_pipeline_stage": 1}),
+    Layout("pp2-uneven", 2, {PP: 2}, UNEVEN),
     Layout("pp2-vpp2", 2, {PP: 2, "virtual_pipeline_model_parallel_size": 2}),
     Layout("pp2-vpp2-padded", 2, {PP: 2, "virtual_pipeline_model_parallel_size": 2, **PADDED}),
-    Layout("ep2", 2, {"expert_model_parallel_size": 2}),
-    Layout("ep2-padded", 2, {"expert_model_parallel_size": 2, **PADDED}),
+    Layout("ep2", 2, {EP: 2}),
+    Layout("ep2-padded", 2, {EP: 2, **PADDED}),
     Layout("dp2", 2),
+    Layout("cp2", 2, {CP: 2, **WHOLE}, sample=("full",)),
+    Layout("cp2-padded", 2, {CP: 2, **WHOLE, **PADDED}, sample=()),
+    Layout("cp2-ep2", 2, {CP: 2, EP: 2, **WHOLE}, sample=()),
+    Layout("cp2-ep2-padded", 2, {CP: 2, EP: 2, **WHOLE, **PADDED}, sample=()),
+    Layout("cp2-tp2-sp", 4, {CP: 2, TP: 2, **WHOLE}, sample=()),
+    Layout("cp2-tp2-sp-padded", 4, {CP: 2, TP: 2, **WHOLE, **PADDED}, sample=("full",)),
+    Layout("cp2-pp2", 4, {CP: 2, PP: 2, **WHOLE}, UNEVEN, sample=()),
+    Layout("cp2-pp2-padded", 4, {CP: 2, PP: 2, **WHOLE, **PADDED}, UNEVEN, sample=()),
+    Layout("cp2-dp2", 4, {CP: 2, **WHOLE}, sample=()),
+    Layout("cp2-dp2-padded", 4, {CP: 2, **WHOLE, **PADDED}, sample=()),
 ]
+TRIED = [layout for layout in LAYOUTS if layout.sample or TEST_ALL]
+"""The layouts that this run of the tests goes through."""
+
+
+def modes_of(layout: Layout, topk: int) -> Sequence[str]:
+    """The recompute modes in which this run of the tests goes through a layout. With K = 8, the one
+    that runs the most code is enough."""
+    of_topk = tuple(RECOMPUTE) if topk == 4 else ("full",)
+    if TEST_ALL or layout.sample == tuple(RECOMPUTE):
+        return of_topk
+    return layout.sample if topk == 4 else ()
 
 
 def program(run_uri: str, model: str, results: str, recompute: str, names: Sequence[str]) -> None:
@@ -139,6 +167,7 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
     return {
         "made": made,
         "gradients": first,
+        "dp_rank": rank.position.dp_rank,
         "layers": sorted(rank.routers),
         "logprobs_differ": logprobs_differ,
         "samples_with_logprobs": len(made.logprobs),

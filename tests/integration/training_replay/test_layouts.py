@@ -5,37 +5,48 @@ forward pass, in every recomputation and in the backward pass, in each layout.
 """
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.integration.torchrun import run_ranks
-from tests.integration.training_replay.layouts import LAYOUTS, RECOMPUTE
+from tests.integration.torchrun import run_nodes, run_ranks
+from tests.integration.training_replay.layouts import TRIED, modes_of
 from tests.integration.training_replay.sealed import config_of, make_run
 from tests.tiny_models import make_tiny
 
 pytestmark = pytest.mark.integration
 PROGRAM = "tests.integration.training_replay.layouts"
-RANKS = {layout.name: layout.ranks for layout in LAYOUTS}
+RANKS = {layout.name: layout.ranks for layout in TRIED}
+ANY_MODE = {layout.name: modes_of(layout, 4)[0] for layout in TRIED}
 
 
-# Recomputing everything runs the most code; with K=8 that one mode is enough.
-CASES = [(4, recompute) for recompute in RECOMPUTE] + [(8, "full")]
+CASES = [
+    (layout.name, topk, recompute)
+    for topk in (4, 8)
+    for layout in TRIED
+    for recompute in modes_of(layout, topk)
+]
+"""Layouts, top-k and recompute modes."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """What each rank found in each layout and recompute mode, as JSON files; by K."""
+    """What each rank found in each layout and recompute mode, as JSON files; by K. Four ranks are
+    on two nodes."""
     folders = {}
     for topk in (4, 8):
         folder = folders[topk] = tmp_path_factory.mktemp(f"layouts-{topk}")
         model = make_tiny(folder / "model", "qwen3_moe", num_experts_per_tok=topk)
         make_run(folder / "run", model, config_of(), steps=1)
-        modes = ",".join(recompute for k, recompute in CASES if k == topk)
-        for ranks in (1, 2):
-            names = [layout.name for layout in LAYOUTS if layout.ranks == ranks]
-            run_ranks(PROGRAM, ranks, folder / "run", model, folder, modes, *names)
+        together: dict[tuple[int, str], list[str]] = {}
+        for layout in TRIED:
+            if modes := ",".join(modes_of(layout, topk)):
+                together.setdefault((layout.ranks, modes), []).append(layout.name)
+        for (ranks, modes), names in sorted(together.items()):
+            start = run_nodes if ranks == 4 else run_ranks
+            start(PROGRAM, ranks, folder / "run", model, folder, modes, *names)
     return folders
 
 
@@ -47,8 +58,7 @@ def reports(folder: Path, layout: str, recompute: str) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize(("topk", "recompute"), CASES)
-@pytest.mark.parametrize("layout", RANKS)
+@pytest.mark.parametrize(("layout", "topk", "recompute"), CASES)
 def test_replay_of_the_native_choice_changes_no_bit(
     found: dict[int, Path], layout: str, topk: int, recompute: str
 ):
@@ -72,11 +82,10 @@ def test_replay_of_the_native_choice_changes_no_bit(
 def test_every_row_of_every_sample_is_replayed_once(found: dict[int, Path], layout: str):
     """Rows summed over the ranks that see different ones; each layer is on exactly one stage, and
     the routers' own choice is the recorded one."""
-    parts = reports(found[4], layout, "none")
+    parts = reports(found[4], layout, ANY_MODE[layout])
     layers = sorted({layer for report in parts for layer in report["layers"]})
     assert layers == [0, 1, 2, 3]
-    samples = 2 if layout.startswith(("dp2", "ep2")) else 1
-    expected = sum(report["expected_rows"] for report in parts[:samples])
+    expected = sum({report["dp_rank"]: report["expected_rows"] for report in parts}.values())
     for layer in layers:
         counts = [r["counts"][str(layer)] for r in parts if layer in r["layers"]]
         assert sum(count["replayed"] for count in counts) == expected
@@ -89,37 +98,61 @@ def test_every_row_of_every_sample_is_replayed_once(found: dict[int, Path], layo
 @pytest.mark.parametrize("layout", [name for name in RANKS if name != "one"])
 def test_every_layout_replays_what_one_rank_recorded(found: dict[int, Path], layout: str):
     """Log-probs are those of one rank up to float32 summation order, and so are the choices."""
-    for report in reports(found[4], layout, "none"):
+    for report in reports(found[4], layout, ANY_MODE[layout]):
         foreign = report["foreign"]
         assert foreign["largest_difference"] < 1e-5
         assert foreign["replayed"] > 0
         assert foreign["agreeing"] >= 0.999 * foreign["replayed"]
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE)
+SAME = {
+    "one-padded": "one",
+    "one-tokens": "one",
+    "tp2-sp-padded": "tp2-sp",
+    "pp2-vpp2-padded": "pp2-vpp2",
+    **{name: "one" for name in RANKS if name.startswith(("cp2-dp2", "cp2-ep2"))},
+    **{name: "one" for name in ("cp2", "cp2-padded") if name in RANKS},
+    **{name: "tp2-sp" for name in RANKS if name.startswith("cp2-tp2")},
+    **{name: "pp2-uneven" for name in RANKS if name.startswith("cp2-pp2")},
+}
+"""Layouts, and those with the same parts of the model on their ranks."""
+
+
+def rank_of_same(layout: str, rank: int) -> int:
+    """Megatron numbers ranks by TP first, then CP and DP, then PP."""
+    if SAME[layout] == "one":
+        return 0
+    if layout.startswith("cp2"):
+        return rank % 2 if SAME[layout] == "tp2-sp" else rank // 2
+    return rank
+
+
+def whole_name(name: str, layout: str, rank: int) -> str:
+    """An expert's number among all: expert-parallel ranks have 8 each of 16."""
+    if "ep2" not in layout:
+        return name
+    return re.sub(r"local_experts\.(\d+)", lambda m: f"local_experts.{int(m[1]) + 8 * rank}", name)
+
+
 @pytest.mark.parametrize(
-    ("layout", "same"),
-    [
-        ("one-padded", "one"),
-        ("one-tokens", "one"),
-        ("tp2-sp-padded", "tp2-sp"),
-        ("pp2-vpp2-padded", "pp2-vpp2"),
-    ],
+    ("layout", "recompute"),
+    [(name, mode) for name, topk, mode in CASES if name in SAME and topk == 4],
 )
-def test_gradients_do_not_depend_on_packing(
-    found: dict[int, Path], layout: str, same: str, recompute: str
+def test_gradients_do_not_depend_on_packing_nor_on_who_holds_which_tokens(
+    found: dict[int, Path], layout: str, recompute: str
 ):
     """Nor on how tokens are cut into micro-batches: float32, relative to the largest gradient of
     each tensor."""
     compared = 0
     for rank in range(RANKS[layout]):
-        ours, theirs = (
-            np.load(found[4] / f"{name}.{recompute}.{rank}.gradients.npz")
-            for name in (layout, same)
-        )
-        assert set(ours) == set(theirs)
-        for name in ours:
-            largest = np.abs(theirs[name]).max()
-            assert np.abs(ours[name] - theirs[name]).max() <= 1e-5 * max(largest, 1e-3), name
+        same = rank_of_same(layout, rank)
+        ours = np.load(found[4] / f"{layout}.{recompute}.{rank}.gradients.npz")
+        theirs = np.load(found[4] / f"{SAME[layout]}.{recompute}.{same}.gradients.npz")
+        names = {name: whole_name(name, layout, rank) for name in ours}
+        assert {*names.values()} <= {*theirs}
+        assert "ep2" in layout or len(names) == len(theirs.files)
+        for name, there in names.items():
+            largest = np.abs(theirs[there]).max()
+            assert np.abs(ours[name] - theirs[there]).max() <= 1e-5 * max(largest, 1e-3), name
             compared += 1
     assert compared > 50

@@ -120,6 +120,7 @@ def test_the_reference_is_never_bound(tmp_path: Path, tiny_model: Path):
 
 LAYOUTS = {
     "dp2": {},
+    "cp2": {"context_parallel_size": 2},
     "pp2-vpp2": {
         "pipeline_model_parallel_size": 2,
         "virtual_pipeline_model_parallel_size": 2,
@@ -128,9 +129,9 @@ LAYOUTS = {
 
 
 def test_r2_in_two_ranks(tmp_path: Path, tiny_model: Path):
-    """R2: each stage and data-parallel rank stores the routes that its part of the log-prob pass
-    recorded; joined, they are the top-k of the independent forward pass. Both layouts see the same
-    losses and gradient norms, up to summation order."""
+    """R2: each stage, data- and context-parallel rank stores the routes that its part of the
+    log-prob pass recorded; joined, they are the top-k of the independent forward pass. All layouts
+    see the same losses and gradient norms, up to summation order."""
     found = {}
     for name, megatron in LAYOUTS.items():
         config = config_of(router_replay={"mode": "R2"}, megatron=megatron)
@@ -143,12 +144,15 @@ def test_r2_in_two_ranks(tmp_path: Path, tiny_model: Path):
         assert metrics["replay/coverage"] == 1
         assert metrics["replay/rows_native"] == 0
         assert metrics["mismatch/kl"] == metrics["mismatch/kl_native"] < 1e-9
-        places = [(0, 0), (0, 1)] if name == "dp2" else [(0, 0), (1, 0)]
+        second = {"dp2": (0, 1, 0), "cp2": (0, 0, 1), "pp2-vpp2": (1, 0, 0)}[name]
         training = find_training_set(store, read_manifest(store, 0))
-        assert [place_of(commit)[:2] for commit in training.commits] == places
+        assert [place_of(commit) for commit in training.commits] == [(0, 0, 0), second]
         assert_routes_are_the_engines(store)
-    for key in ("loss/policy", "loss/entropy", "grad_norm"):
-        assert found["dp2"][key] == pytest.approx(found["pp2-vpp2"][key], rel=1e-3)
+    for name in LAYOUTS:
+        for key in ("loss/policy", "loss/entropy", "grad_norm"):
+            assert found[name][key] == pytest.approx(found["dp2"][key], rel=1e-3)
+        for key in ("loss/tokens", "replay/rows", "response/count", "response/truncated"):
+            assert found[name][key] == found["dp2"][key]
 
 
 def test_a_stage_without_moe_layers(tmp_path: Path):

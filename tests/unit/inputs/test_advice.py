@@ -91,6 +91,16 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         "or more",
         (f"{ACTOR}.ppo_max_token_len_per_gpu=40",),
     ),
+    "token budget of two ranks": (
+        (
+            "trainer.n_gpus_per_node=2",
+            f"{MEGATRON}.context_parallel_size=2",
+            f"{ACTOR}.use_dynamic_bsz=True",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=8",
+        ),
+        "context_parallel_size=2; write",
+        (f"{ACTOR}.ppo_max_token_len_per_gpu=20",),
+    ),
     "token budget, padded": (
         (f"{ACTOR}.use_dynamic_bsz=True", f"{MEGATRON}.use_remove_padding=False"),
         "write use_remove_padding=true",

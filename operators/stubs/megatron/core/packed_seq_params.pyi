@@ -10,4 +10,6 @@ class PackedSeqParams:
         *,
         max_seqlen_q: int = ...,
         max_seqlen_kv: int = ...,
+        cu_seqlens_q_padded: torch.Tensor | None = ...,
+        cu_seqlens_kv_padded: torch.Tensor | None = ...,
     ) -> None: ...

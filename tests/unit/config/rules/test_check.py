@@ -291,6 +291,17 @@ class TestLayout:
             ),
             (
                 [
+                    "trainer.n_gpus_per_node=6",
+                    f"{MEGATRON}.tensor_model_parallel_size=2",
+                    f"{MEGATRON}.context_parallel_size=2",
+                ],
+                "trainer.n_gpus_per_node: found 6, expected a multiple of 4 ranks: "
+                f"{MEGATRON}.tensor_model_parallel_size=2 times "
+                f"{MEGATRON}.pipeline_model_parallel_size=1 times "
+                f"{MEGATRON}.context_parallel_size=2; write a multiple, or smaller sizes",
+            ),
+            (
+                [
                     "trainer.n_gpus_per_node=2",
                     f"{MEGATRON}.tensor_model_parallel_size=2",
                     f"{MEGATRON}.expert_tensor_parallel_size=1",

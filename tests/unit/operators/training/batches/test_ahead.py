@@ -9,6 +9,7 @@ import pytest
 from operators.training.batches.ahead import Ahead
 from operators.training.batches.layout import LayoutRules, make_layout
 from operators.training.batches.micro_batch import Slice
+from operators.training.batches.zigzag import ALL
 from operators.training.passes.share import lay_out_share, make_replayers
 from pipeline.store import StoreError
 from tests.unit.operators.training.batches.test_layout import GEOMETRY, coded_routes, make_sample
@@ -26,7 +27,7 @@ def step():
     data = types.SimpleNamespace(
         samples={}, advantages=dict.fromkeys(ids, 1.0), ids=dict(enumerate(ids))
     )
-    position = types.SimpleNamespace(dp_rank=0, sequence=Slice())
+    position = types.SimpleNamespace(dp_rank=0, sequence=Slice(), context=ALL)
     rank = types.SimpleNamespace(geometry=GEOMETRY, position=position)
     return rank, data, mini_batch, batches
 

@@ -24,6 +24,7 @@ from operators.training.batches.micro_batch import (
     lay_out,
     take_up,
 )
+from operators.training.batches.zigzag import Zigzag, sequence_multiple
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes, Sample, TraceError, VersionSpan
 
@@ -72,6 +73,7 @@ rules = st.builds(
     data_parallel=st.integers(1, 4),
     micro_batch_multiple=st.integers(1, 3),
     sequence_slices=st.integers(1, 4),
+    context_parallel=st.integers(1, 3),
     packed=st.booleans(),
     max_tokens=st.none() | st.integers(40, 100),
     same_shape=st.sampled_from(["no", "ranks", "all"]),
@@ -95,7 +97,6 @@ def test_every_sample_is_trained_once_per_epoch(step, rules):
     groups_N, lengths_N = step
     layout = make_layout(3, groups_N, lengths_N, rules)
     owners = {}
-    multiple = LENGTH_MULTIPLE * rules.sequence_slices
     for epoch in range(rules.epochs):
         seen = []
         for batch in layout.epoch(epoch):
@@ -104,7 +105,7 @@ def test_every_sample_is_trained_once_per_epoch(step, rules):
             assert len(batch.shares[0]) % rules.micro_batch_multiple == 0
             for share in batch.shares:
                 for micro in share:
-                    check_places(micro, lengths_N, multiple)
+                    check_places(micro, lengths_N, rules)
                     assert len(micro.rows) <= rules.micro_batch_samples
                     if rules.packed and rules.max_tokens:
                         assert lengths_N[list(micro.rows)].sum() <= rules.max_tokens
@@ -123,10 +124,22 @@ def test_every_sample_is_trained_once_per_epoch(step, rules):
     assert sorted(rows.tolist()) == list(range(len(groups_N)))
 
 
-def check_places(micro, lengths_N, multiple):
+def width_multiple(rules):
+    return LENGTH_MULTIPLE * rules.sequence_slices * rules.context_parallel
+
+
+def taken_in_packs(lengths_N, rules):
+    """What samples take in a packed row: all chunks of one are equal under context parallelism."""
+    chunks = 2 * rules.context_parallel * rules.sequence_slices if rules.context_parallel > 1 else 1
+    return -(-lengths_N // chunks) * chunks
+
+
+def check_places(micro, lengths_N, rules):
     """No two samples share a position, none leaves its row, and padding is needed."""
     batch, width = micro.shape
-    assert width % multiple == 0
+    assert width % width_multiple(rules) == 0
+    if micro.packed:
+        lengths_N = taken_in_packs(lengths_N, rules)
     taken = np.zeros((batch, width), int)
     for row, start in zip(micro.rows, micro.starts, strict=True):
         b, n = divmod(start, width)
@@ -141,10 +154,11 @@ def check_places(micro, lengths_N, multiple):
 @settings(max_examples=100, deadline=None)
 def test_no_row_is_wider_than_its_samples_need(step, rules):
     groups_N, lengths_N = step
-    multiple = LENGTH_MULTIPLE * rules.sequence_slices
+    multiple = width_multiple(rules)
+    taken_N = taken_in_packs(lengths_N, rules) if rules.packed else lengths_N
     for batch in make_layout(3, groups_N, lengths_N, rules).mini_batches:
         needed = [
-            [(sum if rules.packed else max)([0, *lengths_N[list(m.rows)].tolist()]) for m in share]
+            [(sum if rules.packed else max)([0, *taken_N[list(m.rows)].tolist()]) for m in share]
             for share in batch.shares
         ]
         widths = [[m.shape[1] for m in share] for share in batch.shares]
@@ -269,11 +283,13 @@ def test_nothing_to_train_is_an_error():
 shapes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=4)
 
 
-def placed(samples, packed, slices=1, batch=None):
+def placed(samples, packed, slices=1, context=1, batch=None):
     """Samples one after the other, or each in a row of its own, and some padding."""
+    chunks = sequence_multiple(context, slices)
     lengths = [len(sample.tokens_S) - 1 for sample in samples.values()]
-    multiple = 8 * slices
+    multiple = 8 * slices * context
     if packed:
+        lengths = [-(-length // chunks) * chunks for length in lengths]
         width = -(-(sum(lengths) + 3) // multiple) * multiple
         starts, batch = np.cumsum([0, *lengths])[:-1], 1
     else:
@@ -285,12 +301,13 @@ def placed(samples, packed, slices=1, batch=None):
     )
 
 
-@given(shapes, st.booleans(), st.integers(1, 3), st.data())
+@given(shapes, st.booleans(), st.integers(1, 3), st.integers(1, 3), st.data())
 @settings(max_examples=200, deadline=None)
-def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, data):
+def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, context, data):
     """Each token's id is coded into its own route. After laying out, the code of the token that a
-    router's row belongs to equals the recorded set of that row, for every slice of the sequence:
-    a shift by one token or layer, or two samples swapped, would show."""
+    router's row belongs to equals the recorded set of that row, for every slice of the sequence
+    and every context-parallel rank: a shift by one token or layer, or two samples swapped, would
+    show. All ranks together have each response token once, with its own label."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", *shape) for i, shape in enumerate(shapes)}
     valid = {
         id: np.array(
@@ -303,92 +320,173 @@ def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, data):
     }
     routes = {id: coded_routes(s, valid[id]) for id, s in samples.items()}
     advantages = {id: 0.5 + i for i, id in enumerate(samples)}
-    where, ids = placed(samples, packed, slices)
+    where, ids = placed(samples, packed, slices, context)
+    batches = []
+    for rank in range(context):
+        parts = [
+            lay_out(
+                where,
+                ids,
+                Contents(
+                    samples,
+                    advantages,
+                    routes,
+                    GEOMETRY,
+                    Slice(index, slices),
+                    Zigzag(rank, context),
+                ),
+            )
+            for index in range(slices)
+        ]
+        check_router_rows(parts)
+        batches.append(parts)
+    check_samples(samples, valid, where, batches)
+    check_responses(samples, advantages, where, [parts[0] for parts in batches])
+
+
+def check_router_rows(parts):
+    """A rank's slices have as many rows each, and padding where its tokens have."""
+    batch, (B, M) = parts[0], parts[0].tokens_BM.shape
+    assert all(len(part.rows.kinds_R) == M // len(parts) * B for part in parts)
+    kinds_BM = np.concatenate([part.rows.kinds_R for part in parts]).reshape(M, B).T
+    assert (batch.padding_BM == (kinds_BM == PADDING)).all()
+
+
+def check_samples(samples, valid, where, batches):
+    """Kinds, tokens, positions and routes of all ranks, put together by Megatron's own rule."""
+    first = batches[0][0]
+    held = [held_by_megatron(rank, len(batches), first.ends) for rank in range(len(batches))]
     B, N = where.shape
-    parts = [
-        lay_out(where, ids, Contents(samples, advantages, routes, GEOMETRY, Slice(index, slices)))
-        for index in range(slices)
-    ]
-    batch = parts[0]
-    kinds_BN = np.concatenate([p.rows.kinds_R for p in parts]).reshape(N, B).T
-    sets_LBNK = np.concatenate([p.rows.sets_LRK for p in parts], axis=1)
-    sets_LBNK = sets_LBNK.reshape(2, N, B, 4).swapaxes(1, 2)
-    assert all(len(p.rows.kinds_R) == N // slices * B for p in parts)
-    assert (batch.padding_BN == (kinds_BN == PADDING)).all()
-    assert (kinds_BN != PADDING).sum() == sum(len(s.tokens_S) - 1 for s in samples.values())
-    begin = 0
-    for id, start in zip(samples, where.starts, strict=True):
-        sample, (b, n) = samples[id], divmod(start, N)
+    whole = {
+        name: np.empty((B, N, *shape), np.int64)
+        for name, shape in (("kinds", ()), ("tokens", ()), ("positions", ()), ("sets", (2, 4)))
+    }
+    for parts, held_M in zip(batches, held, strict=True):
+        rows = [np.concatenate([part.rows.kinds_R for part in parts])]
+        rows.append(np.concatenate([part.rows.sets_LRK for part in parts], axis=1).swapaxes(0, 1))
+        kinds, sets = (x.reshape(len(held_M), B, *x.shape[1:]).swapaxes(0, 1) for x in rows)
+        whole["kinds"][:, held_M], whole["sets"][:, held_M] = kinds, sets
+        whole["tokens"][:, held_M] = parts[0].tokens_BM
+        whole["positions"][:, held_M] = parts[0].positions_BM
+    assert (whole["kinds"] != PADDING).sum() == sum(len(s.tokens_S) - 1 for s in samples.values())
+    for (id, sample), start in zip(samples.items(), where.starts, strict=True):
+        b, n = divmod(start, N)
         T = len(sample.tokens_S) - 1
         here = (b, slice(n, n + T))
-        assert (kinds_BN[here] == np.where(valid[id], REPLAYED, NATIVE)).all()
-        assert (batch.tokens_BN[here] == sample.tokens_S[:-1]).all()
-        assert (batch.positions_BN[here] == np.arange(T)).all()
+        assert (whole["kinds"][here] == np.where(valid[id], REPLAYED, NATIVE)).all()
+        assert (whole["tokens"][here] == sample.tokens_S[:-1]).all()
+        assert (whole["positions"][here] == np.arange(T)).all()
         for index, layer in enumerate(GEOMETRY.layers):
-            expected = code_of(batch.tokens_BN[here], layer)
-            assert (sets_LBNK[index][here][valid[id]] == expected[valid[id]]).all()
-        G = len(sample.response_tokens_G)
-        of_sample, begin = slice(begin, begin + G), begin + G
+            expected = code_of(whole["tokens"][here], layer)
+            assert (whole["sets"][here][:, index][valid[id]] == expected[valid[id]]).all()
+
+
+def held_by_megatron(rank, ranks, ends):
+    """Positions of a rank, sequence by sequence: get_batch_on_this_cp_rank of megatron.core.utils
+    on the positions themselves."""
+    if ranks == 1:
+        return np.arange(ends[-1])
+    parts = []
+    for start, end in itertools.pairwise(ends.tolist()):
+        chunks = np.arange(start, end).reshape(2 * ranks, -1)
+        parts.append(chunks[[rank, 2 * ranks - rank - 1]].reshape(-1))
+    return np.concatenate(parts)
+
+
+def check_responses(samples, advantages, where, batches):
+    """Each response token is on one rank, behind the position before it in the whole row."""
+    _, N = where.shape
+    found = {}
+    for rank, batch in enumerate(batches):
+        held_M = held_by_megatron(rank, len(batches), batch.ends)
         response = batch.response
-        assert (response.labels_T[of_sample] == sample.response_tokens_G).all()
-        first = len(sample.prompt_tokens_P) - 1
-        assert (response.places_T[of_sample] == start + first + np.arange(G)).all()
-        assert (response.loss_mask_T[of_sample] == sample.loss_mask_G).all()
-        assert (response.engine_logprobs_T[of_sample] == sample.logprobs_G).all()
-        assert (response.advantages_T[of_sample] == advantages[id]).all()
-    assert len(batch.response.labels_T) == begin
+        b_T, n_T = np.divmod(response.places_T, len(held_M))
+        fields = (
+            response.labels_T,
+            response.loss_mask_T,
+            response.engine_logprobs_T,
+            response.advantages_T,
+        )
+        for index, place, *values in zip(
+            response.own_T, b_T * N + held_M[n_T], *fields, strict=True
+        ):
+            assert index not in found
+            found[index] = (place, *values)
+    assert sorted(found) == list(range(sum(len(s.response_tokens_G) for s in samples.values())))
+    index = 0
+    for (id, sample), start in zip(samples.items(), where.starts, strict=True):
+        first = start + len(sample.prompt_tokens_P) - 1
+        for g, token in enumerate(sample.response_tokens_G):
+            expected = (token, sample.loss_mask_G[g], sample.logprobs_G[g], advantages[id])
+            assert found[index] == (first + g, *expected)
+            index += 1
 
 
-@given(shapes)
+@given(shapes, st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
-def test_sequences_of_a_pack_end_where_its_samples_do(shapes):
+def test_sequences_of_a_pack_end_where_its_samples_do(shapes, context):
     """And none is longer than the longest sample: its length must not be that of the row, which
-    would choose other rotary embeddings."""
+    would choose other rotary embeddings. Context parallelism pads each to 2 * CP equal chunks."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", *shape) for i, shape in enumerate(shapes)}
-    where, ids = placed(samples, packed=True)
-    batch = lay_out(where, ids, Contents(samples, dict.fromkeys(samples, 0.0)))
-    lengths = [len(s.tokens_S) - 1 for s in samples.values()]
+    where, ids = placed(samples, packed=True, context=context)
+    contents = Contents(samples, dict.fromkeys(samples, 0.0), context=Zigzag(0, context))
+    batch = lay_out(where, ids, contents)
+    chunks = 2 * context if context > 1 else 1
+    lengths = [-(-(len(s.tokens_S) - 1) // chunks) * chunks for s in samples.values()]
     ends = batch.ends.tolist()
     assert ends[0] == 0
     assert ends[-1] == where.shape[1]
     assert set(np.cumsum(lengths).tolist()) <= set(ends)
     assert batch.ends.dtype == np.int32
-    assert 0 < np.diff(ends).min() <= np.diff(ends).max() <= (max(lengths, default=0) or 8)
+    longest = max(lengths, default=0) or 8 * chunks
+    assert 0 < np.diff(ends).min() <= np.diff(ends).max() <= longest
+    assert not (np.diff(ends) % chunks).any()
 
 
+@pytest.mark.parametrize("context", [1, 2, 3])
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_is_recorded_comes_back_by_sample(packed):
+def test_what_is_recorded_comes_back_by_sample(packed, context):
     """take_up reverses lay_out: routes laid out and taken up are the routes."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 3 + i, 4) for i in range(3)}
     routes = {id: coded_routes(s) for id, s in samples.items()}
-    where, ids = placed(samples, packed)
-    batch = lay_out(where, ids, Contents(samples, dict.fromkeys(samples, 0.0), routes, GEOMETRY))
-    B, N = where.shape
-    sets_BNLK = batch.rows.sets_LRK.reshape(2, N, B, 4).transpose(2, 1, 0, 3)
-    taken = take_up(batch.places, sets_BNLK)
+    where, ids = placed(samples, packed, context=context)
+    parts = []
+    for rank in range(context):
+        advantages = dict.fromkeys(samples, 0.0)
+        part = Zigzag(rank, context)
+        contents = Contents(samples, advantages, routes, GEOMETRY, context=part)
+        batch = lay_out(where, ids, contents)
+        B, M = batch.tokens_BM.shape
+        parts.append(batch.rows.sets_LRK.reshape(2, M, B, 4).transpose(2, 1, 0, 3))
+    taken = take_up(batch.places, batch.context.joined(parts, batch.ends))
     assert taken.keys() == routes.keys()
     for id in routes:
         assert (taken[id].sets_TLK == routes[id].sets_TLK).all()
         assert taken[id].valid_T.all()
 
 
-def test_numbers_of_response_tokens_are_joined_and_split_by_sample():
+@pytest.mark.parametrize("context", [1, 2])
+def test_numbers_of_response_tokens_are_joined_and_split_by_sample(context):
+    """Joined are those of a rank, split those of all together."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 2 + i, 3 * i) for i in range(3)}
     values = {id: s.logprobs_G for id, s in samples.items()}
-    response = lay_out(
-        *placed(samples, packed=True), Contents(samples, dict.fromkeys(samples, 0.0))
-    ).response
-    joined_T = response.joined(values)
-    assert joined_T.dtype == np.float32
-    assert (joined_T == response.engine_logprobs_T).all()
-    again = response.split(joined_T)
+    where = placed(samples, packed=True, context=context)
+    whole_U = np.zeros(9, np.float32)
+    for rank in range(context):
+        contents = Contents(samples, dict.fromkeys(samples, 0.0), context=Zigzag(rank, context))
+        response = lay_out(*where, contents).response
+        joined_T = response.joined(values)
+        assert joined_T.dtype == np.float32
+        assert (joined_T == response.engine_logprobs_T).all()
+        whole_U[response.own_T] += joined_T
+    again = response.split(whole_U)
     assert again.keys() == values.keys()
     assert all((again[id] == values[id]).all() for id in samples)
 
 
 def test_a_micro_batch_without_samples_is_padding_only():
     batch = lay_out(MicroRows((), (), (1, 16), True), {}, Contents({}, {}))
-    assert batch.padding_BN.all()
+    assert batch.padding_BM.all()
     assert batch.ends.tolist() == [0, 8, 16]
     assert len(batch.response.labels_T) == 0
     assert batch.response.split(np.empty(0, np.float32)) == {}
@@ -398,7 +496,7 @@ def test_a_sample_that_is_not_trained_on_has_no_loss_but_is_laid_out():
     sample = make_sample("0/0/0", 3, 5)
     batch = lay_out(*placed({"0/0/0": sample}, False), Contents({"0/0/0": sample}, {"0/0/0": None}))
     assert not batch.response.loss_mask_T.any()
-    assert (batch.tokens_BN[0, :7] == sample.tokens_S[:-1]).all()
+    assert (batch.tokens_BM[0, :7] == sample.tokens_S[:-1]).all()
 
 
 def test_routes_of_another_length_are_refused_by_sample():
@@ -416,8 +514,8 @@ def test_padding_is_not_one_constant_token():
     sample = make_sample("0/0/0", 4, 4)
     where = MicroRows((0,), (0,), (2, 32), False)
     batch = lay_out(where, {0: "0/0/0"}, Contents({"0/0/0": sample}, {"0/0/0": 0.0}))
-    assert len(set(batch.tokens_BN[0, 7:])) > 1
-    assert len(set(batch.tokens_BN[1])) > 1
+    assert len(set(batch.tokens_BM[0, 7:])) > 1
+    assert len(set(batch.tokens_BM[1])) > 1
 
 
 def test_a_sample_that_no_micro_batch_can_hold_is_refused():

@@ -1,0 +1,73 @@
+"""Context parallelism: which positions of a row each rank holds.
+
+Every sequence is padded to a multiple of 2 * CP positions and cut into 2 * CP chunks. Rank r holds
+chunks r and 2 * CP - 1 - r, so that causal attention costs each rank the same. Megatron-core
+(get_batch_on_this_cp_rank, _get_thd_freqs_on_this_cp_rank) and Transformer Engine
+(thd_get_partitioned_indices) cut sequences in the same way.
+
+Letters: N positions of a row, M those of them that a rank holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def sequence_multiple(context_parallel: int, sequence_slices: int) -> int:
+    """Sequences of a packed row are padded to multiples of this.
+
+    With context parallelism, `sequence_slices` of sequence parallelism cut each chunk again.
+    """
+    return 2 * context_parallel * sequence_slices if context_parallel > 1 else 1
+
+
+@dataclass(frozen=True)
+class Zigzag:
+    """One context-parallel rank's part of each sequence. Example: Zigzag(index=1, count=2)."""
+
+    index: int = 0
+    count: int = 1
+
+    def held(self, ends: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """The positions [M] of a row that this rank holds, ascending.
+
+        `ends` holds 0 and the end of each sequence, multiples of 2 * CP.
+        """
+        if self.count == 1:
+            return np.arange(ends[-1], dtype=np.int64)
+        parts = [np.empty(0, np.int64)]
+        for start, end in pairwise(ends.tolist()):
+            size = (end - start) // (2 * self.count)
+            for chunk in (self.index, 2 * self.count - 1 - self.index):
+                parts.append(start + chunk * size + np.arange(size))
+        return np.concatenate(parts)
+
+    def held_of(self, positions: int) -> npt.NDArray[np.int64]:
+        """The positions that this rank holds of a sample in a packed row, ascending."""
+        multiple = 2 * self.count
+        held = self.held(np.array([0, -(-positions // multiple) * multiple], np.int32))
+        return held[held < positions]
+
+    def cut(self, array_BNx: npt.NDArray[Any], held_M: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """This rank's part [B, M, ...] of an array over whole rows; `held_M` is that of `held`."""
+        return array_BNx if self.count == 1 else array_BNx[:, held_M]
+
+    def joined(
+        self, parts_BMx: Sequence[npt.NDArray[Any]], ends: npt.NDArray[np.int32]
+    ) -> npt.NDArray[Any]:
+        """Reverse `cut`: whole rows [B, N, ...] from the parts of all ranks, in rank order."""
+        if self.count == 1:
+            return parts_BMx[0]
+        B, _, *rest = parts_BMx[0].shape
+        whole_BNx = np.empty((B, int(ends[-1]), *rest), parts_BMx[0].dtype)
+        for index, part_BMx in enumerate(parts_BMx):
+            whole_BNx[:, Zigzag(index, self.count).held(ends)] = part_BMx
+        return whole_BNx
+
+
+ALL = Zigzag()
+"""Without context parallelism."""
