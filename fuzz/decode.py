@@ -1,6 +1,7 @@
 """Coded bytes of one or two segments: refused, or the sets that the plainest decoder gives.
 
-Byte 0 chooses the geometry, byte 1 where the second segment begins, byte 2 a length that lies.
+Byte 0 chooses the geometry, byte 1 where the second segment begins, byte 2 a length that lies, its
+highest bit the coding.
 """
 
 import atheris
@@ -8,7 +9,7 @@ import numpy as np
 
 with atheris.instrument_imports(include=["pipeline"]):
     from pipeline.traces import TraceError
-    from pipeline.traces.format.codec import decode_segments, encode
+    from pipeline.traces.format.codec import coding, decode_segments, encode
 
 from fuzz.harness import run
 
@@ -32,9 +33,12 @@ def target(data: bytes) -> None:
     first = data[1] % (rows + 1)
     parts = [coded[: first * width], coded[first * width :]]
     tokens = [first, rows - first + (data[2] % 3 == 1) - (data[2] % 7 == 1)]
-    expected = plain([*zip(parts, tokens, strict=True)], topk, experts)
+    as_gaps = data[2] < 128
+    read = plain if as_gaps else plain_ids
+    expected = read([*zip(parts, tokens, strict=True)], topk, experts)
     try:
-        found = decode_segments(parts, tokens, topk, experts).tolist()
+        stored = coding(experts, gaps=as_gaps)
+        found = decode_segments(parts, tokens, topk, experts, stored).tolist()
     except TraceError:
         found = None
     if found != expected:
@@ -60,6 +64,21 @@ def plain(segments: list[tuple[bytes, int]], topk: int, experts: int) -> list[li
     return sets
 
 
+def plain_ids(segments: list[tuple[bytes, int]], topk: int, experts: int) -> list[list[int]] | None:
+    """The same of the coding of ids."""
+    sets = []
+    width = 1 if experts <= 256 else 2
+    for data, tokens in segments:
+        if len(data) != tokens * topk * width:
+            return None
+        found = [int.from_bytes(data[i : i + width], "little") for i in range(0, len(data), width)]
+        rows = [found[i : i + topk] for i in range(0, len(found), topk)]
+        if any(row[-1] >= experts or row != sorted(set(row)) for row in rows):
+            return None
+        sets += rows
+    return sets
+
+
 def seeds() -> list[bytes]:
     """Good ones of every geometry."""
     rng = np.random.default_rng(0)
@@ -67,6 +86,8 @@ def seeds() -> list[bytes]:
     for number, (experts, topk) in enumerate(GEOMETRIES):
         sets = np.array([np.sort(rng.choice(experts, topk, replace=False)) for _ in range(5)])
         found.append(bytes([number, 0, 0]) + encode(sets, experts))
+        stored = coding(experts, gaps=False)
+        found.append(bytes([number, 0, 128]) + encode(sets, experts, stored))
     return found
 
 

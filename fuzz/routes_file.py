@@ -4,6 +4,7 @@ The input is the file. Of the ranges that its commit describes, the footer is wh
 it is; the column chunks are where they are in the seed of the same number of row groups.
 """
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
@@ -12,7 +13,7 @@ import atheris
 
 with atheris.instrument_imports(include=["pipeline"]):
     from pipeline.run.commit import DataFile, sha256
-    from pipeline.traces import Geometry, Provenance
+    from pipeline.traces import Compression, Geometry, Provenance
     from pipeline.traces.format.chunks import TAIL, Range, RowGroup, TraceFile
     from pipeline.traces.format.header import read_header
     from pipeline.traces.format.manifest import file_of
@@ -23,6 +24,7 @@ from fuzz.harness import run
 from tests.memory_store import MemoryStore
 from tests.samples import make_samples
 
+COMPRESSIONS: tuple[Compression, ...] = ("zstd", "none")
 GEOMETRIES = [Geometry(16, 4, (1, 2, 5)), Geometry(300, 5, (0, 3))]
 
 
@@ -59,15 +61,15 @@ def _range(content: bytes, offset: int, length: int) -> Range:
 
 @cache
 def originals() -> list[tuple[TraceFile, bytes]]:
-    """Files of one and of several row groups, of each geometry."""
+    """Files of one and of several row groups, compressed and not, of each geometry."""
     found = []
-    for tokens in (32_768, 16):
+    for tokens, compression in itertools.product((32_768, 16), COMPRESSIONS):
         for geometry in GEOMETRIES:
             store = MemoryStore()
             samples = make_samples(prompts=2, geometry=geometry)
             made = Provenance("R3", 0, "vllm 0.32.0")
             with patch("pipeline.traces.write.segments.ROW_GROUP_TOKENS", tokens):
-                write_shard(store, 0, 0, "0" * 8, samples, geometry, made)
+                write_shard(store, 0, 0, "0" * 8, samples, geometry, made, compression=compression)
             file = file_of(read_header(store, "steps/000000/rollout/00000.json"), "routes")
             assert file is not None
             found.append((file, store.read(file.data.key)))

@@ -5,7 +5,6 @@ its digest, and has pyarrow decode the checked bytes alone: a read outside of th
 """
 
 import io
-from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, NamedTuple
@@ -17,19 +16,21 @@ from pipeline.model.geometry import Geometry
 from pipeline.run.commit import CorruptObjectError, DataFile, sha256
 from pipeline.run.parse import items, key, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
+from pipeline.traces.format.checked_bytes import CheckedBytes
 from pipeline.traces.format.codec import row_bytes
-from pipeline.traces.format.columns import check_columns
+from pipeline.traces.format.columns import check_columns, has_null
 from pipeline.traces.format.pages import (
+    StoredChunk,
     StoredGroup,
     check_pages,
     check_texts,
     footer_metadata,
+    page_bytes,
     stored_chunks,
 )
 from pipeline.traces.format.schema import Role, absent_columns, check_metadata, layer_column
 from pipeline.traces.format.types import TraceError
 
-_MAGIC = b"PAR1"
 TAIL = 8  # length of the footer (4 bytes), then the magic bytes
 
 
@@ -130,13 +131,86 @@ def read_table(
     file has another role, format or geometry, or its columns do not match the schema. A column that
     came with a later minor version than the file's is null.
     """
+    return open_groups(store, file, schema, row_groups, geometry, footer).table(schema)
+
+
+@dataclass(frozen=True)
+class OpenedGroups:
+    """Row groups of a file, some of their columns fetched and checked, not yet decoded."""
+
+    file: TraceFile
+    name: str
+    """Of the file and its store, for errors."""
+    row_groups: Sequence[int]
+    metadata: pq.FileMetaData
+    chunks: Sequence[Sequence[StoredChunk]]
+    """What the footer says of all chunks of the file, by row group and leaf column."""
+    absent: Sequence[str]
+    """Columns that a file of its minor version lacks."""
+    checked: CheckedBytes
+    texts: tuple[list[str], int]
+    """See `check_pages`."""
+
+    @property
+    def coding(self) -> str | None:
+        """The coding of the file's sets."""
+        found = (self.metadata.metadata or {}).get(b"retrace.coding")
+        return None if found is None else found.decode()
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """Decode columns that were fetched. Raises TraceError when they are not as expected."""
+        doubtful, most = self.texts
+        there = [column for column in schema.names if column not in self.absent]
+        doubtful = [path for path in doubtful if path.split(".")[0] in there]
+        try:
+            with pq.ParquetFile(
+                self.checked, metadata=self.metadata, pre_buffer=False, read_dictionary=doubtful
+            ) as parquet:
+                # The data of a row group without rows begin nowhere: pyarrow would look at byte 0.
+                full = [g for g in self.row_groups if self.file.row_groups[g].rows]
+                table = parquet.read_row_groups(full, columns=there, use_threads=False)
+            check_texts(table, doubtful, most, self.name)
+            for column in schema.names:
+                if column in self.absent:
+                    nulls = pa.nulls(len(table), schema.field(column).type)
+                    table = table.append_column(column, nulls)
+            # The cast refuses other types, and nulls in columns that are not nullable.
+            table = table.select(schema.names).cast(schema)
+            table.validate(full=True)  # strings are UTF-8, list offsets are in bounds
+        except _DECODING as error:
+            raise _unexpected(self.name, error) from error
+        for column, chunk in ((n, chunk) for n in schema.names for chunk in table[n].chunks):
+            if has_null(chunk):
+                raise TraceError(f"{self.name}: nulls inside of {column}")
+        return table
+
+    def page_bytes(self, group: int, column: str) -> memoryview | None:
+        """See `pages.page_bytes`, of a column chunk that was fetched."""
+        leaf = self.file.leaves.index(column)
+        described = self.chunks[group][leaf]
+        return page_bytes(described, self.checked.at(described.offset))
+
+
+_DECODING = (pa.ArrowException, OSError, ValueError, KeyError, RecursionError)
+"""What pyarrow raises of files that are not as expected."""
+
+
+def open_groups(
+    store: Store,
+    file: TraceFile,
+    schema: pa.Schema,
+    row_groups: Sequence[int] | None = None,
+    geometry: Geometry | None = None,
+    footer: bytes | None = None,
+) -> OpenedGroups:
+    """Fetch and check what `read_table` decodes; raises its errors."""
     name = f"{file.data.key} in {store.uri}"
     wanted = list(range(len(file.row_groups))) if row_groups is None else list(row_groups)
     known = {leaf.split(".")[0] for leaf in file.leaves}
     ranges = column_ranges(file, schema.names, wanted)
     checked = _fetch(store, file, ranges if footer else [*ranges, file.footer])
     try:
-        footer = footer or checked.at(file.footer)
+        footer = footer or checked.at(file.footer.offset)
         metadata = footer_metadata(footer, len(file.row_groups), file.leaves)
         minor = check_metadata(metadata.metadata, file.role, geometry, name)
         absent = absent_columns(schema.names, known, minor, name)
@@ -146,25 +220,15 @@ def read_table(
         if found != [group.rows for group in file.row_groups]:
             raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
         groups = _stored_groups(file, there, wanted, checked)
-        doubtful, most = check_pages(metadata, footer, groups, _coded_bytes(there, geometry), name)
-        with pq.ParquetFile(
-            checked, metadata=metadata, pre_buffer=False, read_dictionary=doubtful
-        ) as parquet:
-            # The data of a row group without rows begin nowhere: pyarrow would look at byte 0.
-            full = [g for g in wanted if found[g]]
-            table = parquet.read_row_groups(full, columns=there, use_threads=False)
-        check_texts(table, doubtful, most, name)
-        for column in absent:
-            table = table.append_column(column, pa.nulls(len(table), schema.field(column).type))
-        # The cast refuses other types, and nulls in columns that are not nullable.
-        table = table.select(schema.names).cast(schema)
-        table.validate(full=True)  # strings are UTF-8, list offsets are in bounds
-        for column, chunk in ((n, chunk) for n in schema.names for chunk in table[n].chunks):
-            if _inner_nulls(chunk):
-                raise TraceError(f"{name}: nulls inside of {column}")
-        return table
-    except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
-        raise TraceError(f"{name}: its columns are not as expected: {error}") from error
+        texts = check_pages(metadata, footer, groups, _coded_bytes(there, geometry), name)
+        chunks = stored_chunks(footer, metadata.num_columns)
+        return OpenedGroups(file, name, wanted, metadata, chunks, absent, checked, texts)
+    except _DECODING as error:
+        raise _unexpected(name, error) from error
+
+
+def _unexpected(name: str, error: Exception) -> TraceError:
+    return TraceError(f"{name}: its columns are not as expected: {error}")
 
 
 def column_ranges(
@@ -176,13 +240,13 @@ def column_ranges(
 
 
 def _stored_groups(
-    file: TraceFile, columns: Collection[str], row_groups: Sequence[int], checked: "_CheckedBytes"
+    file: TraceFile, columns: Collection[str], row_groups: Sequence[int], checked: CheckedBytes
 ) -> list[StoredGroup]:
     leaves = [i for i, leaf in enumerate(file.leaves) if leaf.split(".")[0] in columns]
     found = []
     for g in row_groups:
         chunks = file.row_groups[g].chunks
-        read = {i: (chunks[i].offset, checked.at(chunks[i])) for i in leaves}
+        read = {i: (chunks[i].offset, checked.at(chunks[i].offset)) for i in leaves}
         found.append(StoredGroup(g, sum(chunk.length for chunk in chunks), read))
     return found
 
@@ -198,7 +262,7 @@ def _coded_bytes(columns: Collection[str], geometry: Geometry | None) -> int:
 
 def read_footer(store: Store, file: TraceFile) -> bytes:
     """Read and check a file's footer. Raises the errors of `read_table`."""
-    return _fetch(store, file, [file.footer]).at(file.footer)
+    return _fetch(store, file, [file.footer]).at(file.footer.offset)
 
 
 def describe(content: bytes, data: DataFile, role: Role) -> TraceFile:
@@ -224,22 +288,11 @@ def describe_stream(content: IO[bytes], data: DataFile, role: Role) -> TraceFile
     return TraceFile(data, role, range_of(data.size - length, length), leaves, tuple(groups))
 
 
-def _inner_nulls(array: pa.Array) -> bool:
-    """Whether values inside of lists or structs are null; our writers never write such nulls."""
-    if pa.types.is_list(array.type):
-        parts = [array.flatten()]
-    elif pa.types.is_struct(array.type):
-        parts = array.flatten()
-    else:
-        return False
-    return any(part.null_count or _inner_nulls(part) for part in parts)
-
-
 def _range_json(range_: Range) -> list[Any]:
     return [range_.offset, range_.length, range_.sha256]
 
 
-def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> "_CheckedBytes":
+def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> CheckedBytes:
     """Fetch ranges and check each."""
     ordered = sorted(set(ranges), key=lambda r: r.offset)
     name = f"{file.data.key} in {store.uri}"
@@ -255,7 +308,7 @@ def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> "_CheckedB
                 "restore the object or remake the step"
             )
         pieces[range_.offset] = piece
-    return _CheckedBytes(file.data.size, pieces)
+    return CheckedBytes(file.data.size, pieces)
 
 
 def _read_ranges(store: Store, file: TraceFile, ranges: Sequence[Range]) -> list[bytes]:
@@ -279,44 +332,3 @@ def _check_size(store: Store, file: TraceFile) -> None:
             f"{file.data.key} in {store.uri}: {found} bytes, its commit says {file.data.size}; "
             "restore the object or remake the step"
         )
-
-
-class _CheckedBytes(io.RawIOBase):
-    """A file that reads checked ranges only, each as a whole or in parts."""
-
-    def __init__(self, size: int, pieces: dict[int, bytes]) -> None:
-        super().__init__()
-        self._size = size
-        self._pieces = pieces
-        self._starts = sorted(pieces)
-        self._at = 0
-
-    def at(self, range_: Range) -> bytes:
-        """The bytes of a range that was fetched."""
-        return self._pieces[range_.offset]
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._size, self._at + size)
-        place = bisect_right(self._starts, self._at) - 1
-        start = self._starts[max(place, 0)]
-        piece = self._pieces[start]
-        if not start <= self._at <= end <= start + len(piece):
-            raise OSError(f"bytes {self._at}..{end} were not checked")
-        whole = (self._at, end) == (start, start + len(piece))
-        data = piece if whole else piece[self._at - start : end - start]
-        self._at = end
-        return data

@@ -1,30 +1,42 @@
-"""The coding of expert sets as bytes: sorted ids, stored as gaps.
+"""The coding of expert sets as bytes: sorted ids, stored as gaps or as they are.
 
 A row of K ascending ids is stored as its first id, then each id's difference to the one before,
 minus 1. Up to 256 experts a gap is one byte. Above 256, the low bytes of all gaps of a segment come
 first, then all high bytes: separated they compress to 1.03 x the entropy bound, as uint16 to 1.3 x.
+What is not compressed gains nothing from gaps: then the ids themselves are stored.
 
 Letters: T rows of a segment, K experts per row, E experts; N rows of several segments.
 """
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
-from pipeline.traces.format.sorted_rows import BLOCK, is_sorted, sort_rows
 from pipeline.traces.format.types import Routes, TraceError
+from pipeline.traces.sorted_rows import BLOCK, is_sorted, sort_rows
 
-GAPS_8 = "gaps-uint8"
-GAPS_16 = "gaps-uint16-planes"
+Coding = Literal["gaps-uint8", "gaps-uint16-planes", "ids-uint8", "ids-uint16"]
+"""A coding by its name in a file's metadata."""
 
 
-def coding(experts: int) -> str:
-    """The name of the coding in a file's metadata."""
-    return GAPS_8 if experts <= 256 else GAPS_16
+def coding(experts: int, *, gaps: bool = True) -> Coding:
+    """The coding of ids of this range."""
+    if experts <= 256:
+        return "gaps-uint8" if gaps else "ids-uint8"
+    return "gaps-uint16-planes" if gaps else "ids-uint16"
+
+
+def has_gaps(stored: str | None, experts: int) -> bool:
+    """Whether sets are stored as gaps; False: as ids. Raises TraceError for another coding."""
+    known = {coding(experts, gaps=gaps): gaps for gaps in (True, False)}
+    for name, gaps in known.items():
+        if stored == name:
+            return gaps
+    raise TraceError(f"coding {stored!r} is not known, expected one of {list(known)}")
 
 
 def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
@@ -211,22 +223,31 @@ def varint(number: int) -> bytes:
     return bytes(found)
 
 
-def encode(sets_TK: npt.NDArray[Any], experts: int) -> bytes:
-    """The bytes of one segment in one layer. Raises TraceError as `checked` does."""
-    return pack(gaps(checked(sets_TK, experts))[np.newaxis]).tobytes()
+def encode(sets_TK: npt.NDArray[Any], experts: int, stored: Coding | None = None) -> bytes:
+    """The bytes of one segment in one layer, by default gaps. Raises TraceError as `checked`."""
+    sets_TK = checked(sets_TK, experts)
+    if stored is not None and not has_gaps(stored, experts):
+        return ids_bytes(sets_TK).tobytes()
+    return pack(gaps(sets_TK)[np.newaxis]).tobytes()
 
 
-def decode(data: bytes, tokens: int, topk: int, experts: int) -> npt.NDArray[Any]:
+def decode(
+    data: bytes, tokens: int, topk: int, experts: int, stored: Coding | None = None
+) -> npt.NDArray[Any]:
     """The sets [T, K] of one segment in one layer. Raises TraceError as `decode_segments` does."""
-    return decode_segments([data], [tokens], topk, experts)
+    return decode_segments([data], [tokens], topk, experts, stored)
 
 
 def decode_segments(
-    parts: Sequence[bytes | memoryview], tokens: Sequence[int], topk: int, experts: int
+    parts: Sequence[bytes | memoryview],
+    tokens: Sequence[int],
+    topk: int,
+    experts: int,
+    stored: Coding | None = None,
 ) -> npt.NDArray[Any]:
     """The sets [N, K] of several segments of one layer, one after the other; N = sum of tokens.
 
-    Raises TraceError for a wrong length or an id outside 0..E-1.
+    Raises TraceError for a wrong length, an id outside 0..E-1 or ids that do not ascend.
     """
     width = row_bytes(topk, experts)
     for part, rows in zip(parts, tokens, strict=True):
@@ -234,7 +255,7 @@ def decode_segments(
             raise TraceError(f"{len(part)} coded bytes, expected {rows} rows of {width}")
     coded = np.frombuffer(b"".join(parts), np.uint8)
     sets_NK = np.empty((len(coded) // width, topk), np.uint8 if experts <= 256 else np.uint16)
-    decode_rows(sets_NK, coded, tokens, experts)
+    decode_rows(sets_NK, coded, tokens, experts, coding(experts) if stored is None else stored)
     return sets_NK
 
 
@@ -248,12 +269,17 @@ def decode_rows(
     coded: npt.NDArray[np.uint8],
     tokens: Sequence[int],
     experts: int,
+    stored: str | None,
 ) -> None:
     """Decode segments that lie one after the other, N rows in all, into a contiguous array.
 
-    `coded` has exactly their bytes. Raises TraceError for an id outside 0..E-1.
+    `coded` has exactly their bytes, `stored` names the coding. Raises TraceError for a coding that
+    is not known, an id outside 0..E-1, or ids that do not ascend.
     """
     topk = sets_NK.shape[1]
+    if not has_gaps(stored, experts):
+        _copy_ids(sets_NK, coded, experts)
+        return
     gaps_NK: npt.NDArray[Any] = coded if experts <= 256 else _joined_planes(coded, tokens, topk)
     gaps_NK = gaps_NK.reshape(-1, topk)
     whole = topk * gaps_NK.itemsize in (1, 2, 4, 8)
@@ -265,6 +291,23 @@ def decode_rows(
         if not is_sorted(block_NK) or block_NK[:, -1].max() >= experts:
             found = (gaps_NK.astype(np.int64).sum(axis=1) + topk - 1).max()
             raise TraceError(f"expert id {found}: expected 0..{experts - 1}")
+
+
+def _copy_ids(sets_NK: npt.NDArray[Any], coded: npt.NDArray[np.uint8], experts: int) -> None:
+    ids_NK = coded.view(sets_NK.dtype.newbyteorder("<")).reshape(sets_NK.shape)
+    for start in range(0, len(sets_NK), BLOCK):
+        block_NK = sets_NK[start : start + BLOCK]
+        block_NK[:] = ids_NK[start : start + BLOCK]
+        if not is_sorted(block_NK):
+            wrong = (block_NK[:, 1:] <= block_NK[:, :-1]).any(axis=1).argmax()
+            raise TraceError(f"ids {block_NK[wrong].tolist()}: expected ascending ones")
+        if block_NK[:, -1].max() >= experts:
+            raise TraceError(f"expert id {block_NK.max()}: expected 0..{experts - 1}")
+
+
+def ids_bytes(sets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of ids [..., K], little-endian: [..., K], above 256 experts [..., 2 K]."""
+    return sets.astype(sets.dtype.newbyteorder("<"), copy=False).view(np.uint8)
 
 
 def _sum_by_column(gaps_NK: npt.NDArray[Any], sets_NK: npt.NDArray[Any]) -> None:

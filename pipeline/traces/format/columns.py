@@ -64,6 +64,17 @@ def check_columns(metadata: pq.FileMetaData, schema: pa.Schema, name: str) -> No
         )
 
 
+def has_null(array: pa.Array) -> bool:
+    """Whether values inside of lists or structs are null; our writers never write such nulls."""
+    if pa.types.is_list(array.type):
+        parts = [array.flatten()]
+    elif pa.types.is_struct(array.type):
+        parts = array.flatten()
+    else:
+        return False
+    return any(part.null_count or has_null(part) for part in parts)
+
+
 def _leaves(path: str, type_: pa.DataType, repeated: int) -> Iterator[tuple[str, _Type]]:
     """Paths and types of a column's leaves."""
     if pa.types.is_list(type_):

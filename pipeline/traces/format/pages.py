@@ -30,6 +30,7 @@ _MAGIC = b"PAR1"
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # types of pages
 _OWN_HEADER = {_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}
 """By type of page, the field of the page header that holds what is said of that type alone."""
+_DELTA_LENGTH_BYTE_ARRAY = 6
 _DELTA_BYTE_ARRAY = 7
 """The encoding whose values share their beginnings: they may be much longer than their page."""
 _UNCOMPRESSED = 0
@@ -214,6 +215,15 @@ def walk_pages(chunk: bytes, values: int) -> Iterator[Page]:
         yield page
     if left != values:
         raise ValueError(f"{left} of {values} values")
+
+
+def page_bytes(described: StoredChunk, chunk: bytes) -> memoryview | None:
+    """The content of a chunk of one uncompressed page: lengths, then values; None: it is not so."""
+    if described.codec != _UNCOMPRESSED:
+        return None
+    pages = list(walk_pages(chunk, described.values))
+    is_so = [(page.kind, page.encoding) for page in pages] == [(_DATA, _DELTA_LENGTH_BYTE_ARRAY)]
+    return memoryview(chunk)[pages[0].start :] if is_so else None
 
 
 def _below(path: str, name: str) -> str:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pipeline
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
 from pipeline.run.strict_json import parse_json
-from pipeline.traces.format.codec import coding
+from pipeline.traces.format.codec import Coding, coding, has_gaps
 from pipeline.traces.format.domain import check_geometry, check_provenance
 from pipeline.traces.format.types import Provenance, TraceError
 
@@ -114,9 +114,12 @@ def routes_schema(geometry: Geometry) -> pa.Schema:
 
 
 def file_metadata(
-    role: Role, geometry: Geometry | None, provenance: Provenance | None
+    role: Role,
+    geometry: Geometry | None,
+    provenance: Provenance | None,
+    stored: Coding | None = None,
 ) -> dict[str, str]:
-    """Key-value metadata of a file."""
+    """Key-value metadata of a file; its sets are gaps unless `stored` is another coding."""
     metadata = {
         "retrace.format": FORMAT,
         "retrace.role": role,
@@ -125,7 +128,7 @@ def file_metadata(
     if geometry is not None:
         check_geometry(geometry, "writing a file")
         metadata["retrace.geometry"] = json.dumps(geometry_json(geometry))
-        metadata["retrace.coding"] = coding(geometry.experts)
+        metadata["retrace.coding"] = stored or coding(geometry.experts)
     if provenance is not None:
         metadata["retrace.provenance"] = json.dumps(provenance_json(provenance))
     return metadata
@@ -146,11 +149,10 @@ def check_metadata(
     theirs = read_geometry(parse_json(text.get("retrace.geometry", "null")), name)
     if theirs != geometry:
         raise TraceError(f"{name}: made for {theirs}, its commit says {geometry}")
-    if text.get("retrace.coding") != coding(geometry.experts):
-        raise TraceError(
-            f"{name}: coding {text.get('retrace.coding')!r} is not known, "
-            f"expected {coding(geometry.experts)!r}"
-        )
+    try:
+        has_gaps(text.get("retrace.coding"), geometry.experts)
+    except TraceError as error:
+        raise TraceError(f"{name}: {error}") from error
     return minor
 
 

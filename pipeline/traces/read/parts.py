@@ -15,10 +15,17 @@ import pyarrow as pa
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.threads import in_threads, thread_count
-from pipeline.traces.format.chunks import TraceFile, read_footer, read_table
-from pipeline.traces.format.codec import decode_rows, row_bytes
-from pipeline.traces.format.schema import SEGMENT, layer_column, routes_schema
+from pipeline.traces.format.chunks import (
+    OpenedGroups,
+    TraceFile,
+    open_groups,
+    read_footer,
+    read_table,
+)
+from pipeline.traces.format.codec import decode_rows
+from pipeline.traces.format.schema import SEGMENT, routes_schema
 from pipeline.traces.format.types import TraceError
+from pipeline.traces.read.segment_bytes import SegmentBytes, layer_columns, select_rows
 
 _MUCH = 1 << 20
 """Size of a file above which several threads read it."""
@@ -67,17 +74,19 @@ def read_part(
     cuts = np.linspace(0, len(layers), min(threads, max(1, len(layers))) + 1).astype(int).tolist()
     pieces = [layers[i:j] for i, j in itertools.pairwise(cuts)]
     footer = footer if len(pieces) == 1 else footer or read_footer(store, file)
+    groups, at = _groups_of(file, segments)
+    places = [at[row] for row in segments]
 
-    def read_piece(piece: Sequence[int]) -> pa.Table:
+    def open_piece(piece: Sequence[int]) -> OpenedGroups:
         schema = routes_schema(Geometry(geometry.experts, geometry.topk, tuple(piece)))
         if piece is not pieces[0]:
-            schema = pa.schema([schema.field(layer_column(layer)) for layer in piece])
-        table, at = read_rows(store, file, segments, schema, geometry, footer)
-        places = pa.array([at[row] for row in segments], pa.int64())
-        return table if places == pa.array(range(len(table)), pa.int64()) else table.take(places)
+            schema = layer_columns(schema, piece)
+        return open_groups(store, file, schema, groups, geometry, footer)
 
-    tables = in_threads(read_piece, pieces)
-    owners, starts, tokens, validity = (tables[0][name].to_pylist() for name in SEGMENT.names)
+    opened = in_threads(open_piece, pieces)
+    every = opened[0].table(SEGMENT)
+    table = select_rows(every, places)
+    owners, starts, tokens, validity = (table[name].to_pylist() for name in SEGMENT.names)
     if any(n < 0 for n in tokens):
         raise TraceError(f"{file.data.key}: a segment of {min(tokens)} tokens")
     ends = np.cumsum([0, *tokens]).tolist()
@@ -85,11 +94,11 @@ def read_part(
         row: Segment(owners[i], starts[i], slice(ends[i], ends[i + 1]))
         for i, row in enumerate(segments)
     }
-    coded = [
-        _coded(file, table[layer_column(layer)], layer, tokens, geometry)
-        for piece, table in zip(pieces, tables, strict=True)
-        for layer in piece
-    ]
+    rows = [file.row_groups[g].rows for g in groups]
+    of_segments = SegmentBytes(every["tokens"].to_pylist(), rows, places, geometry)
+    by_piece = in_threads(lambda one: of_segments.of_layers(*one), zip(opened, pieces, strict=True))
+    coded = list(itertools.chain(*by_piece))
+    # Only now, when lengths are those of the coded bytes: a wrong number of tokens may be huge.
     sets_LNK = np.empty((len(layers), ends[-1], geometry.topk), geometry.dtype)
 
     def decode(columns: Iterable[int]) -> None:
@@ -97,15 +106,13 @@ def read_part(
             try:
                 for rows, data in coded[i]:
                     of_chunk = sets_LNK[i, ends[rows.start] : ends[rows.stop]]
-                    decode_rows(of_chunk, data, tokens[rows], geometry.experts)
+                    stored = opened[0].coding
+                    decode_rows(of_chunk, data, tokens[rows], geometry.experts, stored)
             except TraceError as error:
                 raise TraceError(f"{file.data.key}: layer {layers[i]}: {error}") from error
 
     in_threads(decode, map(range, cuts, cuts[1:]))
-    valid_N = np.ones(ends[-1], np.bool_)
-    for i, bitmap in enumerate(validity):
-        if bitmap is not None:
-            valid_N[ends[i] : ends[i + 1]] = _bits(file, bitmap, tokens[i])
+    valid_N = _valid(file, validity, tokens)
     whole = set(layers) == set(geometry.layers)
     return Part(file.data.key, found, tuple(layers), sets_LNK, valid_N, whole)
 
@@ -122,43 +129,32 @@ def read_rows(
 
     Raises TraceError for a row beyond the file's end, and the errors of `read_table`.
     """
+    groups, at = _groups_of(file, rows)
+    return read_table(store, file, schema, groups, geometry, footer), at
+
+
+def _groups_of(file: TraceFile, rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+    """The row groups that hold some rows of a file, and each row's index among all of theirs."""
     firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
     if len(rows) and not 0 <= min(rows) <= max(rows) < file.rows:
         raise TraceError(f"{file.data.key}: row {max(rows)} of a file of {file.rows}")
     group_of = np.searchsorted(firsts, rows, side="right") - 1
     groups = np.unique(group_of)
-    table = read_table(store, file, schema, groups.tolist(), geometry, footer)
     sizes = np.diff(firsts)[groups]
     begins = dict(zip(groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True))
     at = {r: begins[g] + r - int(firsts[g]) for r, g in zip(rows, group_of.tolist(), strict=True)}
-    return table, at
+    return groups.tolist(), at
 
 
-def _coded(
-    file: TraceFile, column: pa.ChunkedArray, layer: int, tokens: Sequence[int], geometry: Geometry
-) -> list[tuple[slice, npt.NDArray[np.uint8]]]:
-    """The coded bytes of a layer by chunk of its column, with the segments that a chunk holds.
-
-    Nothing is copied. Raises TraceError, naming the file, for a segment of another length.
-    """
-    width = row_bytes(geometry.topk, geometry.experts)
-    found, at = [], 0
-    for chunk in column.chunks:
-        _, offsets, data = chunk.buffers()
-        starts = np.frombuffer(offsets, np.int32, len(chunk) + 1, 4 * chunk.offset)
-        segments = slice(at, at + len(chunk))
-        lengths, expected = np.diff(starts), width * np.array(tokens[segments], np.int64)
-        if not np.array_equal(lengths, expected):
-            bad = int((lengths != expected).argmax())
-            raise TraceError(
-                f"{file.data.key}: layer {layer}: {lengths[bad]} coded bytes, expected "
-                f"{tokens[at + bad]} rows of {width}"
-            )
-        buffer = b"" if data is None else data
-        begin, end = (int(starts[0]), int(starts[-1])) if len(chunk) else (0, 0)
-        found.append((segments, np.frombuffer(buffer, np.uint8)[begin:end]))
-        at += len(chunk)
-    return found
+def _valid(
+    file: TraceFile, validity: Sequence[bytes | None], tokens: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    valid_N, end = np.ones(sum(tokens), np.bool_), 0
+    for bitmap, n in zip(validity, tokens, strict=True):
+        end += n
+        if bitmap is not None:
+            valid_N[end - n : end] = _bits(file, bitmap, n)
+    return valid_N
 
 
 def _bits(file: TraceFile, bitmap: bytes, tokens: int) -> npt.NDArray[np.bool_]:

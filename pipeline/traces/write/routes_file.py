@@ -22,7 +22,7 @@ import pipeline
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces.format.chunks import Range, RowGroup, TraceFile
-from pipeline.traces.format.codec import varint
+from pipeline.traces.format.codec import coding, varint
 from pipeline.traces.format.schema import file_metadata, routes_schema
 from pipeline.traces.format.types import Provenance, TraceError
 from pipeline.traces.write.files import DigestedUpload, UploadThread
@@ -74,10 +74,12 @@ class RoutesFile:
             raise TraceError(
                 f"{key}: compression {compression!r}, expected {get_args(Compression)}"
             )
-        self.geometry, self.compression = geometry, compression
+        self.geometry = geometry
+        self.coding = coding(geometry.experts, gaps=compression != "none")
+        """Gaps compress better than ids, and are only made to be compressed."""
         self.rows = 0
         """Rows written so far."""
-        self._metadata = file_metadata("routes", geometry, provenance)
+        self._metadata = file_metadata("routes", geometry, provenance, self.coding)
         self._number, codec = _CODECS[compression]
         self._codec = None if codec is None else pa.Codec(*codec)
         self._schema = routes_schema(geometry)

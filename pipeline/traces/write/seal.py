@@ -55,7 +55,7 @@ def seal(
     version, or when a rejected group is in no shard; ObjectMissingError when a shard is not
     committed.
     """
-    domain.check_number(step, domain.MOST_STEP, "step")
+    step = domain.check_number(step, domain.MOST_STEP, "step")  # numpy's integers are no JSON
     domain.check_number(shards, domain.MOST_SHARD + 1, f"step {step}: number of shards", 1)
     if policy_version is not None:
         domain.check_number(policy_version, domain.MOST, f"step {step}: policy_version")

@@ -13,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
-from pipeline.traces.format.codec import pack, row_bytes, stored_lengths, take_gaps
+from pipeline.traces.format.codec import (
+    Coding,
+    has_gaps,
+    ids_bytes,
+    pack,
+    row_bytes,
+    stored_lengths,
+    take_gaps,
+)
 from pipeline.traces.format.digests import validity_bits
 from pipeline.traces.format.types import Routes
 from pipeline.traces.write.routes_file import RoutesFile, Segments
@@ -94,7 +102,7 @@ class SegmentWriter:
         self._tokens += stop - start
 
     def _cut(self) -> None:
-        self._file.write(_rows(self._pending, self._file.geometry))
+        self._file.write(_rows(self._pending, self._file.geometry, self._file.coding))
         self._pending, self._tokens = [], 0
 
 
@@ -110,7 +118,7 @@ def shared_rows(first: Routes, other: Routes, limit: int) -> int:
     return int((differs_T | differs_TLK.any(axis=(1, 2))).argmax())
 
 
-def _rows(segments: Sequence[_Segment], geometry: Geometry) -> Segments:
+def _rows(segments: Sequence[_Segment], geometry: Geometry, stored: Coding) -> Segments:
     tokens = [len(segment.valid_T) for segment in segments]
     width = row_bytes(geometry.topk, geometry.experts)
     lengths = np.frombuffer(stored_lengths([width * n for n in tokens]), np.uint8)
@@ -122,10 +130,13 @@ def _rows(segments: Sequence[_Segment], geometry: Geometry) -> Segments:
     sets_LNK = coded_LX.reshape(L, N, K) if direct else np.empty((L, N, K), geometry.dtype)
     # Left to itself, numpy would keep the order in memory that the parts have.
     np.concatenate([segment.sets_LTK for segment in segments], axis=1, out=sets_LNK)
-    for sets_NK in sets_LNK:
-        take_gaps(sets_NK)
-    if not direct:
-        coded_LX[:] = pack(sets_LNK, tokens)
+    if has_gaps(stored, geometry.experts):
+        for sets_NK in sets_LNK:
+            take_gaps(sets_NK)
+        if not direct:
+            coded_LX[:] = pack(sets_LNK, tokens)
+    elif not direct:
+        coded_LX[:] = ids_bytes(sets_LNK).reshape(L, -1)
     valid = [segment.valid_T for segment in segments]
     return Segments(
         owner=[segment.owner for segment in segments],

@@ -86,7 +86,8 @@ class ShardWriter:
         check_source(self._key, write_id, geometry, provenance, policies)
         domain.check_number(group_size, domain.MOST, f"{self._key}: group_size", 1)
         domain.check_number(memory_bytes, 2**63 - 1, f"{self._key}: memory_bytes")
-        self._store, self._step, self._shard, self._write_id = store, step, shard, write_id
+        self._store, self._write_id = store, write_id
+        self._step, self._shard = int(step), int(shard)  # numpy's integers are no JSON
         self._geometry, self._provenance = geometry, provenance
         self._group_size, self._memory_bytes = group_size, memory_bytes
         self._policies = policies

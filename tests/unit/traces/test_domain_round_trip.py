@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import retrace
 from pipeline.cli import traces
 from pipeline.cli.printable import printable
 from pipeline.store import Store
-from pipeline.traces import write_shard
+from pipeline.traces import Compression, write_shard
 from pipeline.upkeep.export import export, export_for
 from pipeline.upkeep.verify import verify
 from retrace import Geometry, Provenance, Sample, TraceError, VersionSpan
@@ -217,8 +218,8 @@ EXAMPLES = settings(
 
 
 @EXAMPLES
-@given(steps())
-def test_what_is_written_is_read_verified_exported_and_shown(made):
+@given(steps(), st.sampled_from(get_args(Compression)))
+def test_what_is_written_is_read_verified_exported_and_shown(made, compression):
     step, shards, geometry = made
     store = MemoryStore()
     provenance = provenance_of(geometry)
@@ -227,8 +228,8 @@ def test_what_is_written_is_read_verified_exported_and_shown(made):
         retrace.write_step(store, step, shards[0], geometry, provenance)
     else:
         for number, shard in enumerate(shards):
-            write_id = retrace.new_write_id()
-            write_shard(store, step, number, write_id, shard, geometry, provenance)
+            new, options = retrace.new_write_id(), {"compression": compression}
+            write_shard(store, step, number, new, shard, geometry, provenance, **options)
         ids = [[sample.id for sample in shard] for shard in shards]
         retrace.seal(store, step, len(shards), ids.__getitem__, None)
     check_taken(store, step, samples, geometry)

@@ -61,15 +61,24 @@ def read_file(root, ref, commit):
     assert sha256(data).hexdigest() == file["sha256"], ref
     for at, length, digest in sum((g["chunks"] for g in file["row_groups"]), [file["footer"]]):
         assert sha256(data[at : at + length]).hexdigest() == digest, (ref, at)
-    rows = pq.read_table(io.BytesIO(data)).to_pylist()
-    return rows if file["role"] != "routes" else [segment(r, **commit["geometry"]) for r in rows]
+    table = pq.read_table(io.BytesIO(data))
+    if file["role"] != "routes":
+        return table.to_pylist()
+    coding = table.schema.metadata[b"retrace.coding"].decode()
+    return [segment(row, coding, **commit["geometry"]) for row in table.to_pylist()]
 
 
-def segment(row, experts, topk, layers):
+def segment(row, coding, experts, topk, layers):
     """Owner, first position, sets [n, K] by layer, E."""
     n, coded = row["tokens"], [np.frombuffer(row[f"layer_{i:05d}"], np.uint8) for i in layers]
-    planes = np.array(coded, int).reshape(len(layers), 1 if experts <= 256 else 2, n, topk)
-    sets = np.cumsum(planes[:, 0] + 256 * planes[:, 1:].sum(axis=1), axis=2) + np.arange(topk)
+    if coding == ("ids-uint8" if experts <= 256 else "ids-uint16"):
+        ids = np.array(coded).view("u1" if experts <= 256 else "<u2")
+        sets = ids.reshape(len(layers), n, topk).astype(int)
+        assert (np.diff(sets, axis=2) > 0).all(), row["owner"]
+    else:
+        assert coding == ("gaps-uint8" if experts <= 256 else "gaps-uint16-planes")
+        planes = np.array(coded, int).reshape(len(layers), 1 if experts <= 256 else 2, n, topk)
+        sets = np.cumsum(planes[:, 0] + 256 * planes[:, 1:].sum(axis=1), axis=2) + np.arange(topk)
     assert sets.max() < experts, (row["owner"], sets.max())
     bits = np.frombuffer(row["validity"] or b"\xff" * n, np.uint8)
     sets[:, np.unpackbits(bits, bitorder="little")[:n] == 0] = -1

@@ -532,6 +532,11 @@ ROUTES = [
     Case("stored as 0..K-1 in every layer", "a row that is not valid holds", invalid_row),
     Case("All must be less than E", "expected 0..15", coded(lambda data: b"\xff" * len(data))),
     Case(
+        "A reader must refuse a row of\nids",
+        "expected ascending",
+        metadata("routes", coding="ids-uint8"),
+    ),
+    Case(
         "each once and in order: the first begins at\n`token_start` 0",
         "rows of routes|position",
         lambda f: f.sample(segments=f.samples[0]["segments"][:1]),
@@ -757,6 +762,7 @@ READING = [
     ),
     Case("refuse a coded column of the wrong length", "coded bytes", coded(lambda data: data[1:])),
     Case("ids that are not less than E", "expected 0..15", coded(lambda data: b"\xff" * len(data))),
+    Case("or do not ascend", "expected ascending ones", metadata("routes", coding="ids-uint8")),
     Case("a `validity` of the wrong", "bytes of validity", segment(validity=b"\xff" * 9)),
     Case(
         "more tokens than a segment has",
@@ -809,6 +815,8 @@ ELSEWHERE = {
     "| tokens S of a sample; its version spans |": "tests/unit/traces/test_compressible.py",
     "| {3, 7, 8, 20}, {0, 1, 2, 3} | 64 |": "tests/unit/traces/format/test_format_doc.py",
     "| {5, 300, 301}, {0, 256, 511} | 512 |": "tests/unit/traces/format/test_format_doc.py",
+    "**Ids** are faster where nothing is compressed": "tests/unit/traces/write/test_compression.py",
+    "| the codings of ids |": "tests/unit/traces/format/test_codec.py",
     "Width follows E, never the ids that occur": "tests/unit/traces/format/test_codec.py",
     "| `step`, `stage`, `dp_rank` |": _R2,
     "A reader refuses every other\nencoding": "tests/unit/run/test_strict_json.py",

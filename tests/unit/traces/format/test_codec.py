@@ -8,6 +8,7 @@ from pipeline.traces.format.codec import (
     canonical,
     canonical_samples,
     checked,
+    coding,
     decode,
     decode_segments,
     encode,
@@ -24,26 +25,28 @@ def shapes(draw: st.DrawFn) -> tuple[Geometry, int, np.random.Generator]:
     return Geometry(experts, topk, (0,)), draw(st.integers(0, 40)), rng
 
 
-@given(shapes())
-def test_sets_survive(shape):
+@given(shapes(), st.booleans())
+def test_sets_survive(shape, as_gaps):
     """What is decoded is what was encoded, sorted, in K or 2K bytes a row."""
     geometry, rows, rng = shape
     sets_TK = random_sets(rng, rows, geometry)[:, 0]
     shuffled_TK = rng.permuted(sets_TK, axis=1)
-    data = encode(shuffled_TK, geometry.experts)
+    stored = coding(geometry.experts, gaps=as_gaps)
+    data = encode(shuffled_TK, geometry.experts, stored)
     assert len(data) == rows * geometry.topk * np.dtype(geometry.dtype).itemsize
-    found = decode(data, rows, geometry.topk, geometry.experts)
+    found = decode(data, rows, geometry.topk, geometry.experts, stored)
     assert found.dtype == geometry.dtype
     assert np.array_equal(found, sets_TK)
 
 
-@given(shapes(), st.lists(st.integers(0, 9), max_size=5))
-def test_segments_decode_together(shape, tokens):
+@given(shapes(), st.lists(st.integers(0, 9), max_size=5), st.booleans())
+def test_segments_decode_together(shape, tokens, as_gaps):
     """Several segments in one go give what each gives alone, empty ones included."""
     geometry, _, rng = shape
     sets = [random_sets(rng, rows, geometry)[:, 0] for rows in tokens]
-    parts = [encode(s, geometry.experts) for s in sets]
-    found = decode_segments(parts, tokens, geometry.topk, geometry.experts)
+    stored = coding(geometry.experts, gaps=as_gaps)
+    parts = [encode(s, geometry.experts, stored) for s in sets]
+    found = decode_segments(parts, tokens, geometry.topk, geometry.experts, stored)
     assert np.array_equal(found, np.concatenate([found[:0], *sets]))
 
 
@@ -150,3 +153,24 @@ def test_rows_that_are_not_valid_hold_no_meaning():
     made = canonical(Routes(sets, np.array([False, True])), Geometry(8, 2, (0,)), 2)
     assert made.sets_TLK.tolist() == [[[0, 1]], [[1, 3]]]
     assert sets.tolist() == [[[7, 7]], [[3, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "experts", "says"),
+    [
+        ([[1, 2], [3, 3]], 16, r"ids \[3, 3\]: expected ascending"),
+        ([[1, 2], [3, 2]], 300, r"ids \[3, 2\]: expected ascending"),
+        ([[0, 1], [2, 16]], 16, "expert id 16: expected 0..15"),
+        ([[0, 1], [2, 300]], 300, "expert id 300: expected 0..299"),
+    ],
+)
+def test_wrong_stored_ids_are_refused(ids, experts, says):
+    data = np.array(ids, "<u1" if experts <= 256 else "<u2").tobytes()
+    with pytest.raises(TraceError, match=says):
+        decode(data, 2, 2, experts, coding(experts, gaps=False))
+
+
+@pytest.mark.parametrize("stored", ["gaps-uint16-planes", "ids-uint16", "", "bitmap"])
+def test_a_coding_of_another_width_is_refused(stored):
+    with pytest.raises(TraceError, match=f"coding '{stored}' is not known"):
+        decode(b"\0\1", 1, 2, 16, stored)

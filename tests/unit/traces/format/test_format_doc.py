@@ -26,7 +26,7 @@ from pipeline.traces import (
     token_digest,
     write_shard,
 )
-from pipeline.traces.format.codec import decode, encode
+from pipeline.traces.format.codec import coding, decode, encode
 from pipeline.traces.format.digests import validity_bits
 from pipeline.traces.format.schema import (
     FORMAT,
@@ -95,6 +95,14 @@ def test_vectors_of_the_coding(row):
     sets_TK, experts, data = np.array(json.loads(row[0])), int(row[1]), bytes.fromhex(row[2])
     assert encode(sets_TK, experts) == data
     assert decode(data, *sets_TK.shape, experts).tolist() == sets_TK.tolist()
+
+
+@pytest.mark.parametrize("row", vectors("sets", "E", "bytes as ids"))
+def test_vectors_of_ids(row):
+    sets_TK, experts, data = np.array(json.loads(row[0])), int(row[1]), bytes.fromhex(row[2])
+    stored = coding(experts, gaps=False)
+    assert encode(sets_TK, experts, stored) == data
+    assert decode(data, *sets_TK.shape, experts, stored).tolist() == sets_TK.tolist()
 
 
 def test_the_worked_examples_of_the_coding():

@@ -12,7 +12,15 @@ import pytest
 
 from pipeline.run.commit import new_write_id
 from pipeline.store import Store, open_store
-from pipeline.traces import Geometry, Routes, Sample, seal, write_recorded_set, write_shard
+from pipeline.traces import (
+    Compression,
+    Geometry,
+    Routes,
+    Sample,
+    seal,
+    write_recorded_set,
+    write_shard,
+)
 from pipeline.traces.write.segments import ROW_GROUP_TOKENS
 from tests.samples import R3, make_samples, random_sets, sealed_r2, sealed_r3
 
@@ -80,11 +88,12 @@ def test_it_reads_samples_without_routes(tmp_path):
     assert_reads(tmp_path, samples)
 
 
+@pytest.mark.parametrize("compression", ["zstd", "none"])
 @pytest.mark.parametrize("experts", [256, 257, 65_536])
-def test_it_reads_both_codings(tmp_path, experts):
+def test_it_reads_all_codings(tmp_path, experts, compression):
     geometry = Geometry(experts, 10, (3, 40))
     samples = make_samples(geometry=geometry)
-    seal_one(open_store(str(tmp_path)), samples, geometry)
+    seal_one(open_store(str(tmp_path)), samples, geometry, compression)
     assert_reads(tmp_path, samples)
 
 
@@ -134,8 +143,14 @@ def test_it_refuses_what_was_changed(tmp_path, suffix):
     )
 
 
-def seal_one(store: Store, samples: Sequence[Sample], geometry: Geometry | None) -> None:
+def seal_one(
+    store: Store,
+    samples: Sequence[Sample],
+    geometry: Geometry | None,
+    compression: Compression = "zstd",
+) -> None:
     """A step of one shard."""
     made_by = R3 if geometry else None
-    write_shard(store, 0, 0, new_write_id(), samples, geometry, made_by)
+    new = new_write_id()
+    write_shard(store, 0, 0, new, samples, geometry, made_by, compression=compression)
     seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0)

@@ -19,6 +19,8 @@ from pipeline.traces import (
 from tests.samples import GEOMETRY, R3, make_samples
 
 CODECS = {"zstd": "ZSTD", "lz4": "LZ4", "none": "UNCOMPRESSED"}
+CODINGS = {"zstd": b"gaps-uint8", "lz4": b"gaps-uint8", "none": b"ids-uint8"}
+"""Gaps are only for what is compressed."""
 
 
 @pytest.mark.parametrize("compression", get_args(Compression))
@@ -26,7 +28,9 @@ def test_every_reader_takes_it(store, tmp_path, compression):
     samples = make_samples()
     write_shard(store, 0, 0, "0123abcd", samples, GEOMETRY, R3, compression=compression)
     path = next(tmp_path.rglob("*.routes.parquet"))
-    chunk = pq.read_metadata(path).row_group(0).column(4)
+    metadata = pq.read_metadata(path)
+    assert metadata.metadata[b"retrace.coding"] == CODINGS[compression]
+    chunk = metadata.row_group(0).column(4)
     assert (chunk.path_in_schema, chunk.compression) == ("layer_00001", CODECS[compression])
     seal(store, 0, 1, lambda _: sorted(sample.id for sample in samples), 0)
     manifest = read_manifest(store, 0)
