@@ -45,6 +45,8 @@ _QWEN_EXPERTS: dict[str, Any] = {
 _QWEN2_SHAPE = {key: value for key, value in _SHAPE.items() if key != "head_dim"}
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_SHAPE},
+    "qwen2": {"model_type": "qwen2", **_QWEN2_SHAPE, "num_attention_heads": 2},
     "qwen3": {"model_type": "qwen3", **_SHAPE},
     "qwen3_moe": {"model_type": "qwen3_moe", **_SHAPE, **_QWEN_EXPERTS},
     "qwen3_moe_dense_first": {
@@ -68,6 +70,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "bos_token_id": None,
+    },
+    "glm4_moe": {
+        "model_type": "glm4_moe",
+        **_SHAPE,
+        "rope_parameters": {**_SHAPE["rope_parameters"], "partial_rotary_factor": 0.5},
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "num_mtp_layers": 0,
     },
     "deepseek_v3": {
         "model_type": "deepseek_v3",

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 from pipeline.config.keys import Key, all_keys
 from pipeline.config.reading.foreign import Concern, Foreign
 from pipeline.config.reading.verl import ALIASES, FOREIGN
-from pipeline.model.families import FAMILIES
+from pipeline.model.families import FAMILIES, REFUSED_FAMILIES, REFUSED_OTHER
 
 _INTRODUCTION = """\
 # Settings
@@ -41,17 +41,27 @@ Where the default is **required**, the setting must be written.
 _MODELS = """
 ## Models
 
-`actor_rollout_ref.model.path` is a model of one of these families (`model_type` in config.json):
+`actor_rollout_ref.model.path` is a model of one of these families (`model_type` in config.json).
+Tests hold each, at tiny size, to transformers' own model: Megatron-core's logits, every bit of the
+weights that come back, and of those with experts vLLM's probabilities and routes. Ids of more than
+256 experts take two bytes in traces; 65,536 are the most.
 
-| model_type | layers | rollout | training | RoPE in training |
-|---|---|---|---|---|
+| model_type | layers | RoPE | besides |
+|---|---|---|---|
 """
 
 _REFUSED_MODELS = """
-Every run trains, so a family without training is refused. So is a model that Megatron-core would
-not compute as it is: quantised weights, a partial rotary embedding, a sliding window, another
-activation than SiLU; with DeepSeek-V3 also scores that are not normalised, `num_experts_per_tok`
-other than twice `topk_group`, and a rotary embedding that is not interleaved.
+All other families are refused. The reasons for some:
+
+{refused}
+
+For the rest: {others}.
+
+Refused, too, is a model that Megatron-core would not compute as it is: quantised weights, a partial
+rotary embedding (but for `glm4_moe`), a sliding window, another activation than SiLU; with
+DeepSeek-V3 and GLM-4-MoE also scores that are not normalised, and of several groups
+`num_experts_per_tok` other than twice `topk_group`; with DeepSeek-V3 a rotary embedding that is not
+interleaved.
 """
 
 _FOREIGN = """
@@ -72,7 +82,7 @@ ignored. In names, `*` stands for any characters. The first line that matches co
 
 def render() -> str:
     """The whole page."""
-    parts = [_INTRODUCTION, *_sections(), _MODELS, *_families(), _REFUSED_MODELS]
+    parts = [_INTRODUCTION, *_sections(), _MODELS, *_families(), _refused_models()]
     kinds = "\n".join(f"- **{concern.name.lower()}**: {concern.value};" for concern in Concern)
     parts += [_aliases(), _FOREIGN.format(kinds=kinds)]
     parts += [
@@ -89,9 +99,12 @@ def _unless(entry: Foreign) -> str:
 def _families() -> Iterator[str]:
     for name, family in FAMILIES.items():
         layers = "MoE" if family.moe else "dense"
-        training = "Megatron-core" if family.trained else "no"
-        rope = ", ".join(family.rope_types) if family.trained else ""
-        yield f"| `{name}` | {layers} | vLLM | {training} | {rope} |\n"
+        yield f"| `{name}` | {layers} | {', '.join(family.rope_types)} | {family.has} |\n"
+
+
+def _refused_models() -> str:
+    reasons = ";\n".join(f"- `{name}`: {reason}" for name, reason in REFUSED_FAMILIES.items())
+    return _REFUSED_MODELS.format(refused=f"{reasons}.", others=REFUSED_OTHER)
 
 
 def _sections() -> Iterator[str]:

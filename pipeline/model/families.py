@@ -18,19 +18,28 @@ def _no_problems(config: Config) -> Iterator[str]:
     return iter(())
 
 
-def _deepseek_problems(config: Config) -> Iterator[str]:
-    """Defaults are those of transformers, which published files leave out."""
-    topk, groups = config.get("num_experts_per_tok", 8), config.get("topk_group", 4)
+def _sigmoid_problems(config: Config, groups: int, of_them: int) -> Iterator[str]:
+    """Of routers with sigmoid scores; by default `of_them` of `groups` groups take part."""
+    topk, of_them = config.get("num_experts_per_tok", 8), config.get("topk_group", of_them)
     if not config.get("norm_topk_prob", True) and topk > 1:
         yield "has norm_topk_prob=False, but Megatron-core always normalises sigmoid scores"
-    if (config.get("n_group", 8) or 1) > 1 and topk // groups != 2:
+    if (config.get("n_group", groups) or 1) > 1 and topk // of_them != 2:
         yield (
-            f"has num_experts_per_tok={topk} and topk_group={groups}, expected twice as many "
+            f"has num_experts_per_tok={topk} and topk_group={of_them}, expected twice as many "
             "experts as groups: transformers ranks groups by their best 2 experts, Megatron-core "
-            f"by {topk // groups}"
+            f"by {topk // of_them}"
         )
+
+
+def _deepseek_problems(config: Config) -> Iterator[str]:
+    """Defaults are those of transformers, which published files leave out."""
+    yield from _sigmoid_problems(config, groups=8, of_them=4)
     if not config.get("rope_interleave", True):
         yield "has rope_interleave=False, but Megatron-core's latent attention interleaves"
+
+
+def _glm_problems(config: Config) -> Iterator[str]:
+    yield from _sigmoid_problems(config, groups=1, of_them=1)
 
 
 def _every_layer(config: Config, layer: int) -> bool:
@@ -68,16 +77,21 @@ def _deepseek_moe_layer(config: Config, layer: int) -> bool:
     return layer >= dense_first and layer % every == 0
 
 
+def _glm_moe_layer(config: Config, layer: int) -> bool:
+    return layer >= _need(config, "first_k_dense_replace", default=1)
+
+
 @dataclass(frozen=True)
 class Family:
-    """The support of one model_type. vLLM runs all of them."""
+    """The support of one model_type: vLLM samples from it, Megatron-core trains it."""
 
     moe_layer: Callable[[Config, int], bool] | None
     """Whether the layer with an index is a MoE layer, as in the family's own model code in
     transformers; None: a dense family."""
-    trained: bool = True
     rope_types: tuple[str, ...] = ("default",)
     """Kinds of rotary embedding that the trainer passes on to Megatron-core."""
+    rotary_share: bool = False
+    """Whether the trainer passes on that a part of each head is rotated."""
     window_needs_switch: bool = False
     """sliding_window counts only where use_sliding_window is true."""
     qkv_bias: Callable[[Config], bool] = _never
@@ -86,6 +100,8 @@ class Family:
     """Whether each head's queries and keys have a norm."""
     latent: bool = False
     """Multi-head latent attention."""
+    has: str = ""
+    """What sets its layers apart, for readers."""
     problems: Callable[[Config], Iterator[str]] = _no_problems
     """Yields what else Megatron-core would compute otherwise, worded as in `training_problems`."""
 
@@ -101,24 +117,50 @@ FAMILIES = {
         rope_types=("default", "yarn"),
         latent=True,
         problems=_deepseek_problems,
+        has="latent attention, dense first layers, shared experts, groups, expert bias",
     ),
-    # Its MoE layers are known, but mbridge's bridge to it is untried.
     "glm4_moe": Family(
-        _deepseek_moe_layer,
-        trained=False,
+        _glm_moe_layer,
+        rotary_share=True,
+        problems=_glm_problems,
         qkv_bias=_has_attention_bias,
         head_norms=_uses_head_norms,
+        has="dense first layers, shared experts, expert bias, partial rotary embedding",
     ),
     "llama": Family(None),
     "mixtral": Family(_every_layer),
     "qwen2": Family(None, window_needs_switch=True, qkv_bias=_always),
-    "qwen2_moe": Family(_qwen_moe_layer, window_needs_switch=True, qkv_bias=_has_qkv_bias),
+    "qwen2_moe": Family(
+        _qwen_moe_layer,
+        window_needs_switch=True,
+        qkv_bias=_has_qkv_bias,
+        has="a gated shared expert, dense layers where config.json names them",
+    ),
     "qwen3": Family(None, window_needs_switch=True, head_norms=_always),
-    "qwen3_moe": Family(_qwen_moe_layer, window_needs_switch=True, head_norms=_always),
+    "qwen3_moe": Family(
+        _qwen_moe_layer,
+        window_needs_switch=True,
+        head_norms=_always,
+        has="dense layers where config.json names them",
+    ),
 }
-"""By model_type."""
+"""By model_type: all that a run may have."""
 
-TRAINED = tuple(name for name, family in FAMILIES.items() if family.trained)
+REFUSED_FAMILIES = {
+    "deepseek_v2": "its routers rank groups by the best expert, Megatron-core's by several",
+    "deepseek_v32": "its attention chooses the tokens that it sees",
+    "gpt_oss": "its attention has sinks, and its experts have biases",
+    "kimi_k2": "transformers has no class for it, and code that comes with a model is never run",
+    "llama4": "its scores scale the experts' input, and its attention is cut into chunks",
+    "minimax_m2": "its norms of queries and keys go over all heads",
+    "olmoe": "its norms of queries and keys go over all heads",
+    "qwen3_next": "most of its layers are gated delta nets",
+    "qwen3_vl_moe": "models are of text alone",
+}
+"""Why some other families are refused, by model_type."""
+
+REFUSED_OTHER = "no test holds a bridge from its weights to Megatron-core and back"
+"""Why all others are."""
 
 _PATH = "actor_rollout_ref.model.path"
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -133,8 +175,12 @@ def training_problems(config: Config) -> list[str]:
     """
     name = config.get("model_type")
     family = FAMILIES.get(str(name))
-    if family is None or not family.trained:
-        return [f"has model_type={name!r}, expected one that can be trained: {', '.join(TRAINED)}"]
+    if family is None:
+        return [
+            f"has model_type={name!r}, which cannot be trained: "
+            f"{REFUSED_FAMILIES.get(str(name), REFUSED_OTHER)}; expected one of "
+            f"{', '.join(FAMILIES)}"
+        ]
     problems = []
     if config.get("quantization_config"):
         problems.append(
@@ -142,7 +188,10 @@ def training_problems(config: Config) -> list[str]:
         )
     wrong = {
         "rope_type": (rope_type(config), family.rope_types),
-        "partial_rotary_factor": (_partial_rotary_factor(config), (1.0,)),
+        "partial_rotary_factor": (
+            1.0 if family.rotary_share else _partial_rotary_factor(config),
+            (1.0,),
+        ),
         "sliding_window": (_sliding_window(config, family), (None,)),
         "hidden_act": (config.get("hidden_act", "silu"), ("silu",)),
     }

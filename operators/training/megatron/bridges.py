@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from mbridge.core.llm_bridge import LLMBridge
 from mbridge.core.safetensor_io import SafeTensorIO
 from mbridge.models.deepseek_v3 import DeepseekV3Bridge
+from mbridge.models.glm4moe import GLM4MoEBridge
 from mbridge.models.llama import LLaMABridge
 from mbridge.models.mixtral import MixtralBridge
 from mbridge.models.qwen2 import Qwen2Bridge
@@ -99,6 +100,15 @@ class _DeepseekV3(_Corrected, DeepseekV3Bridge):
     }
 
 
+class _Glm4Moe(_Corrected, GLM4MoEBridge):
+    def _get_gptmodel_args(self) -> dict[str, Any]:
+        """transformers 5 keeps partial_rotary_factor in rope_parameters."""
+        rope = self.hf_config.rope_parameters
+        self.hf_config.partial_rotary_factor = rope.get("partial_rotary_factor", 1.0)
+        arguments: dict[str, Any] = super()._get_gptmodel_args()
+        return arguments
+
+
 def _no_settings(hf: HfConfig) -> dict[str, Any]:
     return {}
 
@@ -127,15 +137,35 @@ def _mixtral_settings(hf: HfConfig) -> dict[str, Any]:
     return {"moe_router_pre_softmax": False}
 
 
-def _deepseek_settings(hf: HfConfig) -> dict[str, Any]:
-    """mbridge leaves out group-limited routing, and reads RoPE scaling from a place that
-    transformers 5 does not use, so that YaRN is lost. The multi-token-prediction layer is not
-    trained."""
+def _group_settings(hf: HfConfig) -> dict[str, Any]:
+    """mbridge leaves out group-limited routing."""
     grouped = (hf.n_group or 1) > 1
-    rope = hf.rope_parameters
-    settings = {
+    return {
         "moe_router_num_groups": hf.n_group if grouped else None,
         "moe_router_group_topk": hf.topk_group if grouped else None,
+    }
+
+
+def _glm_settings(hf: HfConfig) -> dict[str, Any]:
+    """mbridge takes one shared expert and biased projections for granted, and has an auxiliary
+    loss. The multi-token-prediction layer is not trained."""
+    return {
+        **_group_settings(hf),
+        "add_qkv_bias": hf.attention_bias,
+        "moe_shared_expert_intermediate_size": hf.moe_intermediate_size * hf.n_shared_experts,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "mtp_num_layers": None,
+    }
+
+
+def _deepseek_settings(hf: HfConfig) -> dict[str, Any]:
+    """mbridge reads RoPE scaling from a place that
+    transformers 5 does not use, so that YaRN is lost. The multi-token-prediction layer is not
+    trained."""
+    rope = hf.rope_parameters
+    settings = {
+        **_group_settings(hf),
         "mtp_num_layers": None,
         # head_dim in the HF config is the rotary part alone; see _LatentDotProductAttention.
         "kv_channels": hf.v_head_dim,
@@ -167,6 +197,7 @@ class Bridge:
 
 BRIDGES = {
     "deepseek_v3": Bridge(_DeepseekV3, _deepseek_settings),
+    "glm4_moe": Bridge(_Glm4Moe, _glm_settings),
     "llama": Bridge(_Llama),
     "mixtral": Bridge(_Mixtral, _mixtral_settings),
     "qwen2": Bridge(_Qwen2),

@@ -17,7 +17,7 @@ from pipeline.config.rules.replay import replay_notes, replay_problems
 from pipeline.config.rules.transformer_rules import field_problems, intended_fields
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
-from pipeline.model.families import TRAINED, moe_geometry, rope_type, training_problems
+from pipeline.model.families import FAMILIES, moe_geometry, rope_type, training_problems
 from pipeline.model.geometry import Geometry
 from pipeline.store import is_remote, same_place
 from pipeline.store.schemes import REMOTE_SHAPES
@@ -39,7 +39,7 @@ def config_problems(
     geometry: Geometry | None = None
     problems: list[str] = []
     if hf_config is not None:
-        known = hf_config.get("model_type") in TRAINED
+        known = hf_config.get("model_type") in FAMILIES
         try:
             # Of a model that cannot be trained, no other field needs mending.
             geometry = moe_geometry(hf_config) if known else None

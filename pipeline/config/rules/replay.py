@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config.tree import RunConfig
-from pipeline.model.families import FAMILIES, TRAINED
+from pipeline.model.families import FAMILIES
 from pipeline.model.geometry import Geometry
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -34,7 +34,7 @@ def replay_problems(
         problems.append(
             f"{key}: found {value}, but the model (model_type {hf_config.get('model_type')!r}) "
             f"has no MoE layers, so there are no routes; write {off}, or take a model of "
-            f"{', '.join(name for name in TRAINED if FAMILIES[name].moe)}"
+            f"{', '.join(name for name, family in FAMILIES.items() if family.moe)}"
         )
     if replay.mode != "disabled":
         problems += _sampling_problems(config)

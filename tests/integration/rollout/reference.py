@@ -73,8 +73,9 @@ def _near_tie(gate, logits, chosen) -> np.ndarray:
     scores = logits.float()
     tie = torch.zeros(len(scores), dtype=torch.bool)
     if hasattr(gate, "e_score_correction_bias"):
-        # DeepSeek-V3: biased sigmoids, and only the best groups take part.
+        # DeepSeek-V3, GLM-4: biased sigmoids, and only the best groups take part.
         scores = scores.sigmoid() + gate.e_score_correction_bias
+    if getattr(gate, "num_group", 1) > 1:
         grouped = scores.view(len(scores), gate.num_group, -1)
         best = grouped.topk(2, -1)[0].sum(-1)
         ranked = best.sort(-1, descending=True)[0]

@@ -24,6 +24,7 @@ FAMILIES = {
     "qwen3_moe": Geometry(16, 4, (0, 1, 2, 3)),
     "mixtral": Geometry(8, 2, (0, 1, 2, 3)),
     "deepseek_v3": Geometry(16, 4, (1, 2, 3)),
+    "glm4_moe": Geometry(16, 4, (1, 2, 3)),
     "qwen3": None,
 }
 SAMPLING = Sampling(1.3, 1.0, -1, 24)

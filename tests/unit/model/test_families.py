@@ -3,9 +3,10 @@ trainer would ignore is named, in whatever way a config spells it."""
 
 import pytest
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from pipeline.errors import InputError
-from pipeline.model.families import TRAINED, moe_geometry, training_problems
+from pipeline.model.families import REFUSED_FAMILIES, moe_geometry, training_problems
 from pipeline.model.geometry import Geometry
 from tests.tiny_models import FAMILIES, tiny_config
 
@@ -16,6 +17,8 @@ VARIANTS = [
     ("qwen2_moe", {"decoder_sparse_step": 2, "mlp_only_layers": [3]}),
     ("mixtral", {}),
     ("deepseek_v3", {"first_k_dense_replace": 2}),
+    ("glm4_moe", {}),
+    ("glm4_moe", {"first_k_dense_replace": 3}),
     ("qwen3", {}),
 ]
 
@@ -46,12 +49,6 @@ def test_both_names_of_the_number_of_experts(name):
     assert moe_geometry(config) == Geometry(8, 2, (0,))
 
 
-def test_glm4_moe():
-    config = {"model_type": "glm4_moe", "num_hidden_layers": 3, "n_routed_experts": 128,
-              "num_experts_per_tok": 8, "first_k_dense_replace": 1}  # fmt: skip
-    assert moe_geometry(config) == Geometry(128, 8, (1, 2))
-
-
 def test_no_experts_is_dense():
     config = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "num_experts_per_tok": 2}
     assert moe_geometry({**config, "num_experts": 0}) is None
@@ -75,7 +72,9 @@ def test_broken_config_is_named(config, name):
 @pytest.mark.parametrize("config", [{"model_type": "gpt2"}, {"model_type": "x", "num_experts": 4}])
 def test_a_family_that_is_not_known_is_refused(config):
     """Dense or not: it may have experts by a name that is not known."""
-    with pytest.raises(InputError, match="expected one that can be trained: deepseek_v3, llama"):
+    with pytest.raises(
+        InputError, match=r"cannot be trained: .*; expected one of deepseek_v3, glm"
+    ):
         moe_geometry(config)
 
 
@@ -84,11 +83,18 @@ def test_tiny_models_can_be_trained(family):
     assert training_problems(tiny_config(family).to_dict()) == []
 
 
-def test_families_that_cannot_be_trained():
-    [problem] = training_problems({"model_type": "glm4_moe", "hidden_act": "gelu"})
-    assert problem == (
-        "has model_type='glm4_moe', expected one that can be trained: " + ", ".join(TRAINED)
-    )
+FAMILY_NAMES = "deepseek_v3, glm4_moe, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe"
+
+
+def test_other_families_are_refused_with_the_reason_and_the_list():
+    """Every family of transformers but ours; some have a reason of their own."""
+    ours = set(FAMILY_NAMES.split(", "))
+    for name in {*CONFIG_MAPPING_NAMES, *REFUSED_FAMILIES, "unheard_of"} - ours:
+        [problem] = training_problems({"model_type": name, "hidden_act": "gelu"})
+        own = REFUSED_FAMILIES.get(name, "no test holds a bridge from its weights to Megatron-core")
+        assert problem.startswith(f"has model_type={name!r}, which cannot be trained: {own}")
+        assert problem.endswith(f"; expected one of {FAMILY_NAMES}")
+    assert "kimi_k2" not in CONFIG_MAPPING_NAMES
 
 
 @pytest.mark.parametrize(
@@ -101,6 +107,8 @@ def test_families_that_cannot_be_trained():
          "rope_type='linear', expected default:"),
         ("deepseek_v3", {"topk_group": 4}, "topk_group=4"),
         ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob=False"),
+        ("glm4_moe", {"n_group": 4, "topk_group": 4}, "topk_group=4"),
+        ("glm4_moe", {"norm_topk_prob": False}, "norm_topk_prob=False"),
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave=False"),
     ],
 )  # fmt: skip
