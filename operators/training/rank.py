@@ -1,7 +1,7 @@
 """The objects that a training rank holds for the whole run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatron.core.distributed import DistributedDataParallel
@@ -17,6 +17,14 @@ from operators.training.replay.hooks import Router
 from pipeline.config.rules.transformer_rules import has_auxiliary_loss
 from pipeline.config.tree import RunConfig
 from pipeline.model.geometry import Geometry
+
+
+@dataclass
+class Skipped:
+    """Mini-batches without an optimizer step, equally on all ranks."""
+
+    in_a_row: int = 0
+    """The last ones since this process started."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Rank:
     """Geometry of this rank's MoE layers; None: a dense model."""
     with_padding_mask: bool
     """Whether padding must be hidden from an expert bias or an auxiliary loss."""
+    skipped: Skipped = field(default_factory=Skipped)
 
 
 def make_rank(config: RunConfig, position: RankPosition, folder: Path) -> tuple[Rank, TrainedModel]:

@@ -91,7 +91,7 @@ def training_metrics(
         "loss/log_ratio": mean("log_ratio"),
         "loss/is_weight": mean("is_weight"),
         "loss/tokens": sum(sums["tokens"] for sums in mini_batches),
-        "grad_norm": float(np.mean(grad_norms)),
+        "grad_norm": float(np.mean(grad_norms)) if len(grad_norms) else None,
         "response/truncated": reasons["length"],
         "response/aborted": reasons["abort"],
         "mismatch/kl": None if replayed is None else replayed.kl,

@@ -63,3 +63,9 @@ class Optim(Section):
     )
     betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="Adam betas.")
     clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
+    skip_nonfinite: bool = Field(
+        True,
+        json_schema_extra=formerly(False),
+        description="A mini-batch whose gradient norm is not finite: skip its optimizer step and "
+        "count it (update/skipped), but end the run after 3 in a row; false: end the run at once.",
+    )

@@ -105,6 +105,8 @@ def step_line(step: StepMetrics, total: int) -> str:
         if count and samples:  # not of a step of an older version, which has no count
             name = key.rpartition("/")[2]
             shown.append(f"{name} {count / samples:.1%} ({count:.0f} of {samples:.0f})")
+    if skipped := step.values.get("update/skipped"):
+        shown.append(f"skipped {skipped:.0f} mini-batches (gradients not finite)")
     if unhealthy := step.values.get("replay/unhealthy"):
         shown.append(f"routes that do not fit ({unhealthy:.0f} findings, see the training log)")
     return f"step {step.step} of {total}: {', '.join(shown)}"

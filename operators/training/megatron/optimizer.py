@@ -1,5 +1,6 @@
 """Megatron's data parallelism and optimizer around model chunks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,6 +110,21 @@ def make_rates(optimizer: MegatronOptimizer, optim: Optim) -> Rates:
         lr_wsd_decay_style=optim.lr_wsd_decay_style,
     )
     return Rates(scheduler, optim.weight_decay_on_norms)
+
+
+def checked_step(optimizer: MegatronOptimizer) -> tuple[bool, float]:
+    """Step unless the gradients are not finite, and return whether it did, and the gradient norm.
+
+    Megatron would step with them where there is no loss scale, and without clipping it would not
+    even compute the norm. Both calls copy the same gradients, so a step is bit by bit Megatron's.
+    The norm is summed over all ranks that hold a part of the model, so all decide alike.
+    """
+    overflow = optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if overflow or not math.isfinite(norm):
+        return False, norm
+    done, _, _ = optimizer.step()
+    return done, norm
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:

@@ -1,6 +1,6 @@
 """The updates of a step: one optimizer step per mini-batch, with or without replay."""
 
-import math
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import ResponseTokens
 from operators.training.batches.step_data import StepData
 from operators.training.errors import UpdateError
+from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import training_pass
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.passes.objective import Report, Targets, loss_and_report, objective_of
@@ -24,15 +25,23 @@ from operators.training.replay.hooks import Replayer, bound
 from pipeline import progress
 from pipeline.traces.format.types import Routes
 
+logger = logging.getLogger(__name__)
+
+MOST_SKIPPED = 3
+"""Mini-batches in a row whose gradients may be not finite; after more the weights are to blame."""
+
 
 @dataclass
 class Updates:
     """The results of a step's updates on this rank."""
 
     sums: list[dict[str, float]] = field(default_factory=list)
-    """Per mini-batch: sums over this data-parallel rank's tokens; [{}, ...] off the last stage."""
+    """Per mini-batch that was not skipped: sums over this data-parallel rank's tokens; [{}, ...]
+    off the last stage."""
     grad_norms: list[float] = field(default_factory=list)
-    """Per mini-batch, before clipping, of the whole model."""
+    """Per mini-batch that was not skipped, before clipping, of the whole model."""
+    skipped: int = 0
+    """Mini-batches whose gradients were not finite."""
     counts: list[Counts] = field(default_factory=list)
     """Counts of replay, by epoch."""
     lr: float = 0.0
@@ -52,8 +61,9 @@ def update(
 ) -> Updates:
     """Train on a step's samples; every pass replays `routes`; None: native routing.
 
-    Raises UpdateError when gradients are not finite, ReplayError when a pass did not use its
-    routes exactly once.
+    A mini-batch whose gradients are not finite is skipped where the settings allow it: weights and
+    optimizer stay as they are, and it is no part of the sums. Raises UpdateError where they do not,
+    or for too many in a row; ReplayError when a pass did not use its routes exactly once.
     """
     updates = Updates()
     of_epoch: dict[int, list[Counts]] = defaultdict(list)
@@ -61,18 +71,34 @@ def update(
     progress.say(f"step {data.step}: updates", len(data.layout.mini_batches), "mini-batches")
     for number, mini_batch in enumerate(progress.counted(data.layout.mini_batches)):
         reports, counts = gradients(rank, data, mini_batch, compared, routes)
-        done, grad_norm, _ = rank.optimizer.step()
-        if not done or not math.isfinite(grad_norm):
-            raise UpdateError(
-                f"step {data.step}, mini-batch {number}: gradient norm {grad_norm}; the weights "
-                "are lost. Restart from the last checkpoint with a smaller learning rate, and "
-                "look at the rewards and log-probs of this step"
-            )
-        updates.sums.append(_sums(reports))
-        updates.grad_norms.append(float(grad_norm))
         of_epoch[mini_batch.epoch].append(counts)
+        done, grad_norm = checked_step(rank.optimizer)
+        if done:
+            rank.skipped.in_a_row = 0
+            updates.sums.append(_sums(reports))
+            updates.grad_norms.append(grad_norm)
+        else:
+            updates.skipped += 1
+            _skip(rank, f"step {data.step}, mini-batch {number}: gradient norm {grad_norm}")
     updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
     return updates
+
+
+def _skip(rank: Rank, what: str) -> None:
+    """Count a skipped mini-batch, equally on all ranks. Raises UpdateError."""
+    rank.skipped.in_a_row += 1
+    key = "actor_rollout_ref.actor.optim.skip_nonfinite"
+    if rank.config.actor_rollout_ref.actor.optim.skip_nonfinite:
+        if rank.skipped.in_a_row <= MOST_SKIPPED:
+            logger.warning("%s; it is skipped (counted as update/skipped)", what)
+            return
+        reason = f"the last {rank.skipped.in_a_row} mini-batches had none that is finite"
+    else:
+        reason = f"{key}=False"
+    raise UpdateError(
+        f"{what}, {reason}; nothing of the step is stored. Start a new run with a smaller learning "
+        "rate, and look at the rewards and log-probs of this step"
+    )
 
 
 def gradients(

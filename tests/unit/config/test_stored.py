@@ -100,6 +100,7 @@ def test_attaching_compares_with_the_value_of_old_runs(tree):
         "trainer.curriculum.start": (0, 7),
         "trainer.curriculum.names": ([], ["a"]),
         "actor_rollout_ref.actor.optim.weight_decay_on_norms": (True, False),
+        "actor_rollout_ref.actor.optim.skip_nonfinite": (False, True),
         "actor_rollout_ref.actor.megatron.use_remove_padding": (False, True),
     }
 
@@ -114,6 +115,7 @@ def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
         "trainer.curriculum.start": 0,
         "trainer.curriculum.names": [],
         "actor_rollout_ref.actor.optim.weight_decay_on_norms": True,
+        "actor_rollout_ref.actor.optim.skip_nonfinite": False,
         "actor_rollout_ref.actor.megatron.use_remove_padding": False,
     }
     assert taken == expected
@@ -126,6 +128,7 @@ def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
     assert taken == {
         "trainer.curriculum.names": [],
         "actor_rollout_ref.actor.optim.weight_decay_on_norms": True,
+        "actor_rollout_ref.actor.optim.skip_nonfinite": False,
         "actor_rollout_ref.actor.megatron.use_remove_padding": False,
     }
     assert set(differing(read_stored(OLD, "run.json"), config)) == {

@@ -28,6 +28,12 @@ def test_the_line_of_a_step_says_when_routes_did_not_fit():
     assert "fit" not in step_line(StepMetrics(1, {**VALUES, "replay/unhealthy": 0}), 8)
 
 
+def test_the_line_of_a_step_says_what_was_skipped():
+    line = step_line(StepMetrics(1, {**VALUES, "update/skipped": 1}), 8)
+    assert line.endswith("skipped 1 mini-batches (gradients not finite)")
+    assert "skipped" not in step_line(StepMetrics(1, {**VALUES, "update/skipped": 0}), 8)
+
+
 def test_the_line_of_a_step_has_shares_of_samples_where_they_are_not_zero():
     counts = {"reward/masked": 25, "response/truncated": 0, "response/aborted": None}
     line = step_line(StepMetrics(1, {**VALUES, "response/count": 64, **counts}), 8)

@@ -1,0 +1,103 @@
+"""Losses that are not a number on one of two ranks. Arguments: run store, model folder, results.
+
+Every rank leaves `<results>/RANK.json`: by layout and case, the metrics or the text of the
+UpdateError, and a digest of this rank's weights.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from operators.training.batches.step_data import layout_rules, load_step
+from operators.training.errors import UpdateError
+from operators.training.megatron import parallel
+from operators.training.passes import update
+from operators.training.passes.objective import loss_and_report, objective_of
+from operators.training.rank import make_rank
+from operators.training.step import train_step
+from pipeline.store import open_store
+from pipeline.traces import open_manifest
+from tests.integration.training_replay.sealed import config_of
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ep2": {"expert_model_parallel_size": 2},
+    "pp2 bf16": {"pipeline_model_parallel_size": 2, "dtype": "bfloat16"},
+}
+CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "one": ({}, (1,)),
+    "one, without clipping": ({"clip_grad": 0.0}, (1,)),
+    "three": ({}, (1, 2, 3)),
+    "four": ({}, (0, 1, 2, 3)),
+    "not allowed": ({"skip_nonfinite": False}, (0,)),
+}
+"""Settings of the optimizer, and the mini-batches (of 4) that are spoiled."""
+
+
+class Spoiled:
+    """Loss and objective of the update, with NaN for a loss in some mini-batches of rank 1."""
+
+    def __init__(self, mini_batches: tuple[int, ...]) -> None:
+        self.mini_batches = mini_batches
+        self.current = -1
+
+    def objective_of(self, *arguments: Any) -> Any:
+        """Called at the start of each mini-batch."""
+        self.current += 1
+        return objective_of(*arguments)
+
+    def loss_and_report(self, *arguments: Any) -> Any:
+        """Called for each micro-batch."""
+        loss, tokens, report = loss_and_report(*arguments)
+        if self.current in self.mini_batches and dist.get_rank() == 1:
+            loss, report = (
+                loss * float("nan"),
+                {**report, "policy": report["policy"] * float("nan")},
+            )
+        return loss, tokens, report
+
+
+def program(run_uri: str, model: str, results: str) -> None:
+    """Train the step in each layout and case."""
+    store = open_store(run_uri)
+    manifest = open_manifest(store, 0)
+    found: dict[str, Any] = {}
+    for name, megatron in LAYOUTS.items():
+        for case, (optim, mini_batches) in CASES.items():
+            config = config_of(megatron=dict(megatron), optim={"lr": 1e-3, **optim}, ppo_epochs=2)
+            position = parallel.start(config.actor_rollout_ref.actor.megatron)
+            rank, _ = make_rank(config, position, Path(model))
+            rules = layout_rules(config, position.data_parallel)
+            data = load_step(store, manifest, config, rules, position.dp_rank, rank.geometry)
+            spoiled = Spoiled(mini_batches)
+            update.objective_of = spoiled.objective_of
+            update.loss_and_report = spoiled.loss_and_report
+            before = digest(rank)
+            result: dict[str, Any] = {"metrics": None, "error": None}
+            try:
+                result["metrics"] = train_step(rank, data, 0.0, first=True).metrics
+            except UpdateError as error:
+                result["error"] = str(error)
+            parameters = [p for chunk in rank.chunks for p in chunk.parameters()]
+            result["finite"] = all(bool(torch.isfinite(p).all()) for p in parameters)
+            found[f"{name}: {case}"] = {**result, "touched": digest(rank) != before}
+            parallel.stop()
+    Path(results, f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def digest(rank: Any) -> str:
+    """SHA-256 of this rank's weights."""
+    made = hashlib.sha256()
+    for chunk in rank.chunks:
+        for parameter in chunk.parameters():
+            made.update(parameter.detach().float().numpy().tobytes())
+    return made.hexdigest()
+
+
+if __name__ == "__main__":
+    program(*sys.argv[1:])

@@ -1,0 +1,52 @@
+"""Gradients that are not finite: skipped by all ranks alike, a few times, without harm."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.torchrun import run_ranks
+from tests.integration.training_replay.nonfinite import LAYOUTS
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def found(
+    sealed_run: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What rank 0 found; the other rank found the same."""
+    folder = tmp_path_factory.mktemp("nonfinite")
+    program = "tests.integration.training_replay.nonfinite"
+    run_ranks(program, 2, sealed_run, tiny_model, folder)
+    first, second = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
+    for name in first:
+        for key in ("error", "finite", "touched"):
+            assert first[name][key] == second[name][key], (name, key)
+    return first
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mini_batch_is_skipped_and_the_others_are_trained(found: dict[str, Any], layout: str):
+    for case, skipped in (("one", 1), ("one, without clipping", 1), ("three", 3)):
+        result = found[f"{layout}: {case}"]
+        assert (result["error"], result["finite"], result["touched"]) == (None, True, True)
+        metrics = result["metrics"]
+        assert metrics["update/skipped"] == skipped
+        assert metrics["grad_norm"] > 0
+        assert all(value is None or value == value for value in metrics.values()), "no NaN"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_too_many_in_a_row_or_one_that_is_not_allowed_end_the_run(
+    found: dict[str, Any], layout: str
+):
+    for case, number, reason in (
+        ("four", 3, "the last 4 mini-batches had none that is finite"),
+        ("not allowed", 0, "skip_nonfinite=False"),
+    ):
+        result = found[f"{layout}: {case}"]
+        assert f"step 0, mini-batch {number}: gradient norm nan" in result["error"]
+        assert reason in result["error"]
+        assert not result["touched"]
