@@ -101,6 +101,12 @@ class Megatron(Section):
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Type of the trained weights and of the exported policy."
     )
+    override_ddp_config: dict[str, Any] = Field(
+        default_factory=dict,
+        json_schema_extra=formerly({}),
+        description="Fields of Megatron-core's DistributedDataParallelConfig, as in verl: "
+        "grad_reduce_in_fp32, overlap_grad_reduce, bucket_size, ...",
+    )
     override_transformer_config: dict[str, Any] = Field(
         default_factory=dict,
         description="Fields of Megatron-core's TransformerConfig, as in verl: "

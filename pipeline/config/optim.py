@@ -1,6 +1,6 @@
 """The optimizer and its rates; a part of the tree."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -62,6 +62,34 @@ class Optim(Section):
         description="true: norms and biases (parameters of one dimension) decay too.",
     )
     betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="Adam betas.")
+    use_precision_aware_optimizer: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="Keep gradients and Adam's moments in the types below, by Transformer Engine's "
+        "FusedAdam (GPUs only).",
+    )
+    main_grads_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        json_schema_extra=formerly("fp32"),
+        description="With use_precision_aware_optimizer: type of gradients, also while they are "
+        "summed over ranks.",
+    )
+    exp_avg_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        json_schema_extra=formerly("fp32"),
+        description="With use_precision_aware_optimizer: type of Adam's first moment.",
+    )
+    exp_avg_sq_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        json_schema_extra=formerly("fp32"),
+        description="With use_precision_aware_optimizer: type of Adam's second moment.",
+    )
+    override_optimizer_config: dict[str, Any] = Field(
+        default_factory=dict,
+        json_schema_extra=formerly({}),
+        description="Fields of Megatron-core's OptimizerConfig, as in verl: "
+        "optimizer_cpu_offload, optimizer_offload_fraction, adam_eps, ...",
+    )
     clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
     skip_nonfinite: bool = Field(
         True,

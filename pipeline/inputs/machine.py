@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
+from pipeline.config.rules.cuda import cuda_problems
 from pipeline.config.tree import RunConfig
 from pipeline.device import Device, choose_device, too_few_gpus
 from pipeline.errors import InputError
@@ -61,7 +62,9 @@ def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine)
     without = "trainer.device=cpu" if machine.gpus else "no GPU"
     attempt = attempt_of(config, 0)
     most = _MOST_PER_CORE * machine.cores
-    problems = []
+    problems: list[str] = []
+    if config.trainer.device == "auto":  # otherwise the rules of settings have said it
+        problems += cuda_problems(config.actor_rollout_ref.actor)
     for key, count, what in (
         ("trainer.n_gpus_per_node", attempt.training_ranks, "training ranks"),
         ("launch.rollout_workers", attempt.rollout_workers, "rollout workers"),

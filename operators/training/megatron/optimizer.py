@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core.distributed import (
@@ -19,8 +20,20 @@ from megatron.core.optimizer import (
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 
+from operators.training.megatron import cpu_megatron
 from pipeline.config.actor import Actor
 from pipeline.config.optim import Optim
+from pipeline.config.rules.cuda import cuda_problems
+from pipeline.config.rules.megatron_options import option_problems, precision_aware
+from pipeline.config.rules.rates import OPTIM
+from pipeline.errors import InputError
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+}
 
 
 def wrap_for_training(
@@ -28,14 +41,17 @@ def wrap_for_training(
 ) -> tuple[list[DistributedDataParallel], MegatronOptimizer]:
     """Wrap chunks in DistributedDataParallel, and make Megatron's optimizer for them.
 
-    Gradients are summed in fp32 over data-parallel ranks and divided by the number of tokens that
-    the loss function reports (config.calculate_per_token_loss). `Rates` sets learning rate and
-    weight decay of the parameter groups, before each update.
+    Gradients are summed over data-parallel ranks, in fp32 unless the settings differ, and divided
+    by the number of tokens that the loss function reports (config.calculate_per_token_loss).
+    `Rates` sets learning rate and weight decay of the parameter groups, before each update. Raises
+    InputError for options that Megatron-core refuses, or that this device does not have.
     """
-    sharded = actor.megatron.use_distributed_optimizer
-    settings = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=sharded
-    )
+    problems = option_problems(actor)
+    if cpu_megatron.ON_CPU:
+        problems += cuda_problems(actor)
+    if problems:
+        raise InputError(problems)
+    settings = ddp_config(actor)
     wrapped = [
         # Buckets overlap communication with the first chunk's backward pass.
         DistributedDataParallel(config, settings, chunk, disable_bucketing=index > 0)
@@ -43,25 +59,55 @@ def wrap_for_training(
     ]
     for chunk in wrapped:
         chunk.broadcast_params()
-    optim = actor.optim
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=optim.lr,
-            min_lr=optim.min_lr,
-            weight_decay=optim.weight_decay,
-            adam_beta1=optim.betas[0],
-            adam_beta2=optim.betas[1],
-            clip_grad=optim.clip_grad,
-            bf16=config.bf16,
-            params_dtype=config.params_dtype,
-            use_distributed_optimizer=sharded,
-        ),
-        wrapped,
-    )
+    optimizer = get_megatron_optimizer(optimizer_config(actor), wrapped)
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
+    if settings.overlap_grad_reduce:
+        # Only the last micro-batch's backward pass sends gradients.
+        pauses = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = pauses if len(pauses) > 1 else pauses[0]
     return wrapped, optimizer
+
+
+def ddp_config(actor: Actor) -> DistributedDataParallelConfig:
+    """Megatron's options of data parallelism."""
+    in_fp32 = not (precision_aware(actor) and actor.optim.main_grads_dtype == "bf16")
+    return DistributedDataParallelConfig(
+        **{
+            "grad_reduce_in_fp32": in_fp32,
+            "use_distributed_optimizer": actor.megatron.use_distributed_optimizer,
+            **actor.megatron.override_ddp_config,
+        }
+    )
+
+
+def optimizer_config(actor: Actor) -> OptimizerConfig:
+    """Megatron's options of the optimizer. Raises InputError for what Megatron-core refuses."""
+    optim = actor.optim
+    options: dict[str, Any] = {
+        "optimizer": "adam",
+        "lr": optim.lr,
+        "min_lr": optim.min_lr,
+        "weight_decay": optim.weight_decay,
+        "adam_beta1": optim.betas[0],
+        "adam_beta2": optim.betas[1],
+        "clip_grad": optim.clip_grad,
+        "bf16": actor.megatron.dtype == "bfloat16",
+        "params_dtype": _DTYPES[actor.megatron.dtype],
+        "use_distributed_optimizer": actor.megatron.use_distributed_optimizer,
+        **optim.override_optimizer_config,
+    }
+    if precision_aware(actor):
+        options |= {
+            "use_precision_aware_optimizer": True,
+            "main_grads_dtype": _DTYPES[optim.main_grads_dtype],
+            "exp_avg_dtype": _DTYPES[optim.exp_avg_dtype],
+            "exp_avg_sq_dtype": _DTYPES[optim.exp_avg_sq_dtype],
+        }
+    try:
+        return OptimizerConfig(**options)
+    except (AssertionError, RuntimeError) as error:
+        raise InputError([f"{OPTIM}: Megatron-core refuses the options: {error}"]) from error
 
 
 @dataclass(frozen=True)

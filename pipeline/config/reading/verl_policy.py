@@ -28,11 +28,9 @@ _PATH = f"{_MODEL}.path"
 
 _NO_CODE = "code that comes with a model is never run: config.json and tokenizer.json decide"
 _NO_CUT = "batches of the engine are its own affair"
-_NO_DDP = "the settings of Megatron's data parallelism are fixed"
 _NO_FSDP = "for FSDP, which is not used here"
 _NO_LORA = "adapters are not supported; all weights are trained"
 _NO_MTP = "multi-token prediction is not supported"
-_NO_OPTIMIZER = "the optimizer has no further settings"
 _NO_PROFILER = "there is no profiler here"
 _NO_QAT = "quantized training is not supported"
 _OTHER_ENGINE = "for another engine"
@@ -91,10 +89,6 @@ _ENGINE: Entries = [
     *off("use_megatron_fsdp", "Megatron-FSDP is not supported; weights are cut by TP, PP and EP"),
     *off("use_dist_checkpointing", "the model starts from the HF weights of model.path"),
     *unread("dist_checkpointing_*", "see use_dist_checkpointing", "use_dist_checkpointing"),
-    *same("override_ddp_config.grad_reduce_in_fp32", "gradients are summed in fp32", True),
-    *speed("override_ddp_config.overlap_* override_ddp_config.bucket_size", _NO_DDP),
-    *speed("override_ddp_config.align_param_gather", _NO_DDP),
-    *refused("override_ddp_config override_ddp_config.*", _NO_DDP),
     *refused("override_mcore_model_config override_mcore_model_config.*", _ONE_MODEL),
     *off("qat.enable", _NO_QAT),
     *unread("qat.*", _NO_QAT, "qat.enable"),
@@ -187,11 +181,6 @@ POLICY: Entries = [
             "the optimizer is Adam",
             f"{_ACTOR}.optim.optimizer",
         ),
-        same("*_dtype", "gradients and the optimizer's state are fp32", "fp32"),
-        speed("*optimizer_cpu_offload *optimizer_offload_fraction", "nothing is offloaded"),
-        speed("*overlap_cpu_optimizer_d2h_h2d", "nothing is offloaded"),
-        speed("*use_precision_aware_optimizer", "the optimizer's state is fp32"),
-        refused("override_optimizer_config override_optimizer_config.*", _NO_OPTIMIZER),
         off("use_checkpoint_opt_param_scheduler", "the schedule follows from the step"),
         unread(
             "total_training_steps",
@@ -222,6 +211,7 @@ POLICY: Entries = [
         "actor_rollout_ref.ref.megatron",
         speed("*_parallel_size sequence_parallel", "the reference has the actor's layout"),
         speed("use_distributed_optimizer forward_only", "the reference is not trained"),
+        speed("override_ddp_config override_ddp_config.*", "the reference has no gradients"),
         speed("use_remove_padding", "the reference has the actor's micro-batches"),
         elsewhere(
             "dtype",

@@ -8,8 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config.rules.budget import budget_problems
+from pipeline.config.rules.cuda import cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.layout import layout_problems
+from pipeline.config.rules.megatron_options import option_problems
 from pipeline.config.rules.overrides import override_problems
 from pipeline.config.rules.pods import InstalledGpus, gpu_problems
 from pipeline.config.rules.rates import rate_notes, rate_problems
@@ -61,6 +63,9 @@ def config_problems(
     problems += replay_problems(config, hf_config, geometry)
     problems += layout_problems(config, hf_config, geometry)
     problems += override_problems(megatron.override_transformer_config)
+    problems += option_problems(config.actor_rollout_ref.actor)
+    if config.trainer.device == "cpu":
+        problems += cuda_problems(config.actor_rollout_ref.actor)
     problems += engine_problems(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
     fields = intended_fields(megatron, hf_config, geometry)
     problems += field_problems(fields, config.actor_rollout_ref.actor.router_replay)

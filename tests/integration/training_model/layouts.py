@@ -18,6 +18,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """Name -> sizes; TP2 is with sequence parallelism. On one rank `dp2` is the layout of one rank."""
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dp2_bf16_gradients": {"override_ddp_config": {"grad_reduce_in_fp32": False}},
+}
+"""Layouts with options of Megatron that change how they train."""
+
+
 def actor_of(layout: str, **megatron: Any) -> Actor:
     """Training settings of a layout, with further megatron settings."""
-    return Actor(megatron=Megatron(**LAYOUTS[layout], **megatron), optim=Optim(lr=1e-3))
+    sizes = (LAYOUTS | OPTIONS)[layout]
+    return Actor(megatron=Megatron(**sizes, **megatron), optim=Optim(lr=1e-3))

@@ -34,6 +34,7 @@ CASES = [
     *((layout, "qwen3_moe", sharded) for layout in LAYOUTS for sharded in (False, True)),
     ("pp2", "qwen3_moe_tied", True),
     ("tp2", "qwen2_moe", True),
+    ("dp2_bf16_gradients", "qwen3_moe", True),
     ("dp2", "deepseek_v3", True),
     ("tp2", "deepseek_v3", True),
 ]

@@ -65,6 +65,15 @@ def test_the_comparison_can_see_a_difference(lives, world, case):
             assert before[name] != second[f"{case}/other"][name]
 
 
+def test_gradients_summed_in_bfloat16_are_other_gradients(lives):
+    """The option reaches Megatron: all else is equal, and after three steps no master is."""
+    for first in lives[2, "first"]:
+        in_fp32 = first["dp2-qwen3_moe-True/3"]
+        in_bf16 = first["dp2_bf16_gradients-qwen3_moe-True/3"]
+        masters = {name for name in in_fp32 if name.startswith("master")}
+        assert masters & set(changed(in_fp32, in_bf16)) == masters
+
+
 @pytest.mark.parametrize("layout", RESHARDED)
 def test_another_layout_keeps_every_bit(lives, layout):
     """DP2's state, loaded and saved by another layout and loaded by DP2 again."""

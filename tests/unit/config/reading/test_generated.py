@@ -117,5 +117,7 @@ def test_every_setting_of_ours_that_verl_has_is_written_in_the_files():
         "actor_rollout_ref.rollout.name",
         "actor_rollout_ref.rollout.engine_kwargs.vllm",
         f"{ACTOR}.megatron.override_transformer_config",
+        f"{ACTOR}.megatron.override_ddp_config",
+        f"{ACTOR}.optim.override_optimizer_config",
     }
     assert missing - left_open == own

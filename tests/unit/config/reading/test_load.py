@@ -66,7 +66,9 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         "actor_rollout_ref.actor.optim.learning_rate: unknown key; actor_rollout_ref.actor.optim "
         "has lr, lr_warmup_init, lr_warmup_steps, lr_warmup_steps_ratio, lr_decay_style, "
         "lr_decay_steps, min_lr, lr_wsd_decay_style, lr_wsd_decay_steps, weight_decay, "
-        "weight_decay_on_norms, betas, clip_grad, skip_nonfinite",
+        "weight_decay_on_norms, betas, use_precision_aware_optimizer, main_grads_dtype, "
+        "exp_avg_dtype, exp_avg_sq_dtype, override_optimizer_config, clip_grad, "
+        "skip_nonfinite",
         "actor_rollout_ref.actor.router_replay.mod: unknown key; did you mean "
         "actor_rollout_ref.actor.router_replay.mode?",
         "trainer.total_training_step: unknown key; did you mean trainer.total_training_steps?",

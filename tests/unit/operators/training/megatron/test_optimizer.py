@@ -1,12 +1,23 @@
 """Learning rates and weight decay of the steps of a run."""
 
 import math
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+from megatron.core.optimizer import optimizer_config as megatron_config
 
-from operators.training.megatron.optimizer import make_rates
+from operators.training.megatron import optimizer as module
+from operators.training.megatron.optimizer import (
+    ddp_config,
+    make_rates,
+    optimizer_config,
+    wrap_for_training,
+)
+from pipeline.config.actor import Actor
 from pipeline.config.optim import Optim
+from pipeline.errors import InputError
 
 STYLES = {
     "constant": [0.2, 0.6, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
@@ -61,3 +72,91 @@ def test_groups_without_decay(everywhere):
     groups = [{"wd_mult": 1.0, "weight_decay": 0.5}, {"wd_mult": 0.0, "weight_decay": 0.5}]
     rates_of(groups, weight_decay=0.5, weight_decay_on_norms=everywhere).set(0)
     assert [group["weight_decay"] for group in groups] == [0.5, 0.5 if everywhere else 0.0]
+
+
+def actor(optim: dict | None = None, **megatron) -> Actor:
+    return Actor.model_validate({"optim": optim or {}, "megatron": megatron})
+
+
+PRECISE = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"}
+
+
+class FusedAdam:
+    """The signature of Transformer Engine's, which Megatron-core looks at."""
+
+    def __init__(
+        self, params, master_weight_dtype, exp_avg_dtype, exp_avg_sq_dtype, use_decoupled_grad
+    ):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def transformer_engine(monkeypatch):
+    """Transformer Engine as far as Megatron-core asks for it here."""
+    for name in ("transformer_engine", "transformer_engine.pytorch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    optimizers = ModuleType("transformer_engine.pytorch.optimizers")
+    optimizers.FusedAdam = FusedAdam
+    monkeypatch.setitem(sys.modules, optimizers.__name__, optimizers)
+    monkeypatch.setattr(megatron_config, "is_te_min_version", lambda version: True)
+
+
+class TestOptions:
+    def test_without_any(self):
+        ddp, adam = ddp_config(actor()), optimizer_config(actor())
+        assert ddp.grad_reduce_in_fp32
+        assert ddp.use_distributed_optimizer
+        assert not ddp.overlap_grad_reduce
+        assert adam.bf16
+        assert not adam.use_precision_aware_optimizer
+
+    def test_they_reach_megatron(self):
+        options = {"adam_eps": 1e-7, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1}
+        settings = actor(
+            {"override_optimizer_config": options},
+            override_ddp_config={"grad_reduce_in_fp32": False, "bucket_size": 1000},
+        )
+        adam = optimizer_config(settings)
+        assert {name: getattr(adam, name) for name in options} == options
+        assert not ddp_config(settings).grad_reduce_in_fp32
+        assert ddp_config(settings).bucket_size == 1000
+
+    @pytest.mark.parametrize("gradients", ["fp32", "bf16"])
+    def test_lower_precision(self, transformer_engine, gradients):
+        settings = actor(PRECISE | {"main_grads_dtype": gradients})
+        adam = optimizer_config(settings)
+        assert adam.use_precision_aware_optimizer
+        assert (adam.exp_avg_dtype, adam.exp_avg_sq_dtype) == (torch.bfloat16, torch.float32)
+        assert adam.main_grads_dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
+        assert ddp_config(settings).grad_reduce_in_fp32 == (gradients == "fp32")
+
+    def test_what_megatron_refuses(self, transformer_engine, monkeypatch):
+        monkeypatch.setattr(FusedAdam, "__init__", lambda self, params: None)
+        with pytest.raises(InputError, match="optim: Megatron-core refuses the options: Current"):
+            optimizer_config(actor(PRECISE))
+
+    def test_a_rank_on_cpu_refuses_what_needs_cuda(self):
+        with pytest.raises(InputError, match="use_precision_aware_optimizer: found true, but"):
+            wrap_for_training([], SimpleNamespace(), actor(PRECISE))
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_gradients_sent_during_the_backward_pass(self, monkeypatch, count):
+        """Megatron's schedules must be told how to wait for the last micro-batch."""
+
+        class Wrapped:
+            def __init__(self, config, settings, chunk, disable_bucketing):
+                assert settings.overlap_grad_reduce
+                self.no_sync = f"no_sync of {chunk}"
+
+            def broadcast_params(self):
+                pass
+
+        monkeypatch.setattr(module.cpu_megatron, "ON_CPU", False)
+        monkeypatch.setattr(module, "DistributedDataParallel", Wrapped)
+        made = SimpleNamespace(scale_loss=None)
+        monkeypatch.setattr(module, "get_megatron_optimizer", lambda config, chunks: made)
+        config = SimpleNamespace(no_sync_func=None)
+        settings = actor(override_ddp_config={"overlap_grad_reduce": True})
+        wrap_for_training(["a", "b"][:count], config, settings)
+        both = ["no_sync of a", "no_sync of b"]
+        assert config.no_sync_func == ("no_sync of a" if count == 1 else both)
