@@ -1,0 +1,78 @@
+"""Models of Transformer Engine's layers, as on GPUs, over a stub that cannot compute.
+
+te_layers.py FOLDER      under torchrun; writes what it found to FOLDER/found.json
+
+Of each family: the parameters of Megatron's model with their shapes, and which HF weights came back
+different from a round trip through mbridge.
+"""
+
+import os
+import sys
+
+from tests.transformer_engine_stub import install
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+install()
+
+import json  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from operators.training.megatron import (  # noqa: E402
+    bridges,
+    cpu_megatron,
+    local_layers,
+    parallel,
+)
+from operators.training.megatron.model import build_reference  # noqa: E402
+from pipeline.config.actor import Actor  # noqa: E402
+from tests.tiny_models import make_tiny  # noqa: E402
+
+FAMILIES = ("qwen3_moe", "qwen3_moe_dense_first", "qwen2_moe", "mixtral", "deepseek_v3", "qwen3")
+
+
+def be_on_gpu() -> None:
+    """Take every branch that GPUs take; calls of CUDA itself go to the CPU, as adapted before."""
+    cpu_megatron.ON_CPU = bridges.ON_CPU = local_layers.ON_CPU = False
+
+
+def look(family: str, folder: Path, actor: Actor) -> dict[str, Any]:
+    for name in [name for name in os.environ if name.startswith("NVTE_")]:
+        del os.environ[name]  # of the model before, whose attention chose other kernels
+    make_tiny(folder, family)
+    model = build_reference(folder, actor)
+    [chunk] = model.bare_chunks
+    config = model.config
+    weights = dict(model.bridge.export_weights([local_layers.NamedForBridge(chunk)]))
+    before = load_file(folder / "model.safetensors")
+    return {
+        "parameters": {name: list(p.shape) for name, p in chunk.named_parameters()},
+        "kinds": sorted(
+            {type(m).__name__ for m in chunk.modules() if type(m).__name__.startswith("TE")}
+        ),
+        "grouped": config.moe_grouped_gemm,
+        "dispatcher": config.moe_token_dispatcher_type,
+        "different": sorted(
+            name
+            for name in before.keys() | weights.keys()
+            if name not in before
+            or name not in weights
+            or not torch.equal(before[name].float(), weights[name].float())
+        ),
+    }
+
+
+def main(folder: Path) -> None:
+    actor = Actor.model_validate({"megatron": {"dtype": "float32"}})
+    parallel.start(actor.megatron)
+    be_on_gpu()
+    found = {family: look(family, folder / family, actor) for family in FAMILIES}
+    (folder / "found.json").write_text(json.dumps(found))
+    parallel.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""Every branch that only GPUs take is reached by a test, by fakes where there is no GPU."""
+
+import ast
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.paths import ROOT
+
+_TE = "tests/integration/training_model/test_te_layers.py::test_parameters_are_those_on_record"
+_ENGINE = "tests/unit/operators/rollout/test_engine_arguments.py"
+REACHED = {
+    "training/megatron/bridges.py::_get_transformer_layer_spec": _TE,
+    "training/megatron/local_layers.py::__init__": _TE,
+    "training/megatron/model.py::_make_bridge": _TE,
+    "training/megatron/model.py::_make_chunks": _TE,
+    "training/megatron/cpu_megatron.py::adapt": f"{__name__}::test_nothing_is_adapted_on_gpus",
+    "training/megatron/parallel.py::start": f"{__name__}::test_ranks_join_over_nccl",
+    "rollout/engine.py::__init__": f"{_ENGINE}::test_an_engine_of_the_other_build",
+    "rollout/engine.py::_require_build": f"{_ENGINE}::test_an_engine_of_the_other_build",
+    "rollout/engine.py::_start": f"{_ENGINE}::test_on_gpus_the_engine_records_routes_by_itself",
+    "rollout/engine.py::load": f"{__name__}::test_on_gpus_no_experts_are_repacked",
+    "rollout/engine.py::name": f"{__name__}::test_the_engine_says_which_build_it_is",
+    "probe.py::all_reduce": "scripts/gpu_hour.sh",
+    "probe.py::vllm": "scripts/gpu_hour.sh",
+}
+"""Function with such a branch, and the test that takes it. The last two only ask a library."""
+
+_MARKS = {"ON_CPU", "_on_cpu", "on_cpu"}
+
+
+def branches() -> Iterator[str]:
+    """The functions that ask whether there are GPUs."""
+    for path in sorted((ROOT / "operators").rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            names = {
+                getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(function)
+            }
+            texts = {node.value for node in ast.walk(function) if isinstance(node, ast.Constant)}
+            if names & _MARKS or {"cuda", "nccl"} & texts:
+                yield f"{path.relative_to(ROOT / 'operators')}::{function.name}"
+
+
+def test_each_branch_has_its_test():
+    assert set(branches()) - {"training/megatron/cpu_megatron.py::__torch_function__"} == set(
+        REACHED
+    )
+    for place in REACHED.values():
+        path, _, test = place.replace(__name__, f"{__name__.replace('.', '/')}.py").partition("::")
+        text = (ROOT / path).read_text() if test else f"def {test}("
+        assert f"def {test}(" in text, place
+
+
+def test_nothing_is_adapted_on_gpus(monkeypatch: pytest.MonkeyPatch):
+    from operators.training.megatron import cpu_megatron
+
+    monkeypatch.setattr(cpu_megatron, "ON_CPU", False)
+    monkeypatch.setattr(cpu_megatron, "_adapted", False)
+    monkeypatch.setattr(cpu_megatron, "_send_cuda_calls_to_cpu", lambda: pytest.fail("adapted"))
+    cpu_megatron.adapt()
+    assert cpu_megatron._adapted is False
+
+
+def test_ranks_join_over_nccl(monkeypatch: pytest.MonkeyPatch):
+    """Each on the GPU of its local rank, of those that the launcher gave to the gang."""
+    import torch
+
+    from operators.training.megatron import cpu_megatron, parallel
+
+    called: list[Any] = []
+
+    class JoinedError(Exception):
+        pass
+
+    def join(backend: str, *_: Any, **__: Any) -> None:
+        called.append(backend)
+        raise JoinedError
+
+    monkeypatch.setattr(cpu_megatron, "ON_CPU", False)
+    monkeypatch.setattr(torch.cuda, "set_device", called.append)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.distributed, "init_process_group", join)
+    monkeypatch.setitem(os.environ, "LOCAL_RANK", "3")
+    with pytest.raises(JoinedError):
+        parallel.start(SimpleNamespace())
+    assert called == [3, "nccl"]
+
+
+def engine_on_gpus() -> Any:
+    from operators.rollout.engine import RolloutEngine
+
+    engine = object.__new__(RolloutEngine)
+    engine._on_cpu = False
+    return engine
+
+
+def test_on_gpus_no_experts_are_repacked(tmp_path):
+    engine, called = engine_on_gpus(), []
+    engine._tensors = frozenset()
+    engine._llm = SimpleNamespace(
+        collective_rpc=lambda what, **_: called.append(what),
+        reset_prefix_cache=lambda: True,
+        update_weight_version=called.append,
+    )
+    engine.load(tmp_path, 3)
+    assert called == ["reload_weights", "3"]
+
+
+def test_the_engine_says_which_build_it_is(monkeypatch: pytest.MonkeyPatch):
+    import importlib.metadata
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: f"of {package}")
+    assert engine_on_gpus().name == "vllm of vllm"
