@@ -78,7 +78,14 @@ class SampleMaker:
         """What the reward function returned beside the score."""
 
     def score(self, finished: Finished) -> Response:
-        """Have a response scored, from the engine's thread; the rest is done by the call."""
+        """Have a response scored, from the engine's thread; the rest is done by the call.
+
+        What was aborted is no answer: it has no reward, whatever `reward.on_error` is.
+        """
+        if finished.finish_reason == "abort":
+            scored: Future[Scored] = Future()
+            scored.set_result(Scored(None, "not scored: the engine aborted the request", {}))
+            return Response(finished, scored)
         wanted = self._wanted[finished.request.id]
         text = partial(self._engine.text, finished.tokens_G)
         return Response(finished, self._scorer.submit(wanted, text, len(finished.tokens_G)))
@@ -115,7 +122,7 @@ class SampleMaker:
             prompt_id=wanted.prompt_id,
             prompt_tokens_P=np.array(wanted.prompt.tokens, np.uint32),
             response_tokens_G=generation.tokens_G,
-            loss_mask_G=np.ones(len(generation.tokens_G), bool),
+            loss_mask_G=np.full(len(generation.tokens_G), generation.finish_reason != "abort"),
             logprobs_G=generation.logprobs_G,
             finish_reason=generation.finish_reason,
             version_spans=generation.version_spans,

@@ -10,11 +10,12 @@ read own share ─► old log-probs ─────────────► [
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from operators.training.agree import gathered
-from operators.training.batches.step_data import StepData, valid_rows
+from operators.training.batches.step_data import StepData, valid_rows, without_loss
 from operators.training.errors import ReplayError
 from operators.training.passes.logprob_pass import (
     LogProbPass,
@@ -88,6 +89,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
     update_s = time.monotonic() - started
 
     position = rank.position
+    reasons = finish_reasons_of(data) if position.speaks_for_samples else Counter[str]()
     passes: dict[str, Counts] = {}
     if sweeps.routes is not None:
         if sweeps.recorded is None:
@@ -105,7 +107,8 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
                 "time/update_s": update_s,
             },
             fetched_bytes=None if data.routes is None else data.routes.fetched_bytes,
-            finish_reasons=finish_reasons_of(data) if position.speaks_for_samples else {},
+            finish_reasons=reasons,
+            without_loss=sum(reasons[reason] for reason in without_loss(rank.config)),
         )
     )
     of_passes = total_counts(reports)

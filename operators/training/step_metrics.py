@@ -40,6 +40,8 @@ class RankReport:
     """Bytes of recorded routes fetched from the store; None: none are read."""
     finish_reasons: Mapping[str, int] = field(default_factory=dict)
     """Samples by why generation ended."""
+    without_loss: int = 0
+    """Samples that are not trained on, because of how generation ended."""
 
 
 def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
@@ -94,6 +96,7 @@ def training_metrics(
         "grad_norm": float(np.mean(grad_norms)) if len(grad_norms) else None,
         "response/truncated": reasons["length"],
         "response/aborted": reasons["abort"],
+        "response/masked": sum(report.without_loss for report in reports),
         "mismatch/kl": None if replayed is None else replayed.kl,
         "mismatch/extreme_share": None if replayed is None else replayed.extreme_share,
         "mismatch/kl_native": None if native is None else native.kl,

@@ -150,6 +150,12 @@ class Algorithm(Section):
     norm_adv_by_std_in_grpo: bool = Field(
         True, description="Divide a group's advantages by its standard deviation."
     )
+    mask_truncated_samples: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="true: no loss on responses that ended at data.max_response_length; their "
+        "rewards still count in their group's mean (DAPO's overlong filtering).",
+    )
     rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
 
 

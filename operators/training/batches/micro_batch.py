@@ -146,6 +146,8 @@ class Contents:
     """Geometry of the routes; None without routes."""
     sequence: Slice = WHOLE
     context: Zigzag = ALL
+    without_loss: frozenset[str] = frozenset({"abort"})
+    """Finish reasons of samples whose tokens do not count."""
 
 
 def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -> MicroBatch:
@@ -232,7 +234,8 @@ def _response(
     index_N[held_M] = np.arange(len(held_M))
     own_T = np.flatnonzero(index_N[n_U] >= 0)
     counts = [
-        sample.loss_mask_G & (advantage is not None)
+        sample.loss_mask_G
+        & (advantage is not None and sample.finish_reason not in contents.without_loss)
         for sample, advantage in zip(samples, advantages, strict=True)
     ]
     advantages_U = np.repeat(np.array([a or 0.0 for a in advantages], np.float32), lengths)

@@ -180,6 +180,12 @@ def _same_shape(megatron: Megatron) -> Literal["no", "ranks", "all"]:
     return "ranks" if megatron.expert_model_parallel_size > 1 else "no"
 
 
+def without_loss(config: RunConfig) -> frozenset[str]:
+    """Finish reasons of samples whose tokens do not count: what was not finished is not judged."""
+    cut = {"length"} if config.algorithm.mask_truncated_samples else set()
+    return frozenset({"abort", *cut})
+
+
 def valid_rows(columns: pa.Table) -> tuple[int, int]:
     """The numbers of rows with a valid recording, and of all rows, in the whole step."""
     valid, total = (pc.sum(columns[name]).as_py() or 0 for name in ("rows_valid", "rows_total"))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import Contents, MicroBatch, ResponseTokens, lay_out
-from operators.training.batches.step_data import StepData
+from operators.training.batches.step_data import StepData, without_loss
 from operators.training.megatron.head import output_weight
 from operators.training.megatron.schedules import Chunk
 from operators.training.passes.logprobs import logprobs_and_entropy
@@ -32,6 +32,7 @@ def lay_out_share(
     contents = Contents(
         samples=data.samples,
         advantages=data.advantages,
+        without_loss=without_loss(rank.config),
         routes=routes,
         geometry=None if routes is None else rank.geometry,
         sequence=rank.position.sequence,

@@ -98,6 +98,7 @@ def test_every_setting_of_ours_that_verl_has_is_written_in_the_files():
         "actor_rollout_ref.rollout.cpu_kv_cache_gib",
         f"{ACTOR}.optim.weight_decay_on_norms",
         f"{ACTOR}.optim.skip_nonfinite",
+        "algorithm.mask_truncated_samples",
         f"{REPLAY}.native_every",
         f"{REPLAY}.allow_aux_loss",
         f"{REPLAY}.min_agreement",

@@ -55,12 +55,18 @@ def test_reasons_why_samples_ended_add_up_over_ranks():
     update = [{"tokens": 2.0, "policy": 4.0}]
     reports = [
         RankReport(updates=update, finish_reasons={"stop": 5, "length": 2}),
-        RankReport(updates=update, finish_reasons={"length": 1, "abort": 1}),
+        RankReport(updates=update, finish_reasons={"length": 1, "abort": 1}, without_loss=1),
         RankReport(),
     ]
     metrics = training_metrics(reports, {}, [1.0])
     assert metrics["response/truncated"] == 3
     assert metrics["response/aborted"] == 1
+    assert metrics["response/masked"] == 1
+
+
+def test_a_step_whose_mini_batches_were_all_skipped():
+    metrics = training_metrics([RankReport()], {}, [])
+    assert (metrics["grad_norm"], metrics["loss/policy"], metrics["loss/tokens"]) == (None, None, 0)
 
 
 def test_extras_of_the_reward_are_metrics():

@@ -28,7 +28,9 @@ def step():
         samples={}, advantages=dict.fromkeys(ids, 1.0), ids=dict(enumerate(ids))
     )
     position = types.SimpleNamespace(dp_rank=0, sequence=Slice(), context=ALL)
-    rank = types.SimpleNamespace(geometry=GEOMETRY, position=position)
+    algorithm = types.SimpleNamespace(mask_truncated_samples=False)
+    config = types.SimpleNamespace(algorithm=algorithm)
+    rank = types.SimpleNamespace(geometry=GEOMETRY, position=position, config=config)
     return rank, data, mini_batch, batches
 
 

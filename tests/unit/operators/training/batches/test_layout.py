@@ -2,6 +2,7 @@
 
 import itertools
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -490,6 +491,22 @@ def test_a_micro_batch_without_samples_is_padding_only():
     assert batch.ends.tolist() == [0, 8, 16]
     assert len(batch.response.labels_T) == 0
     assert batch.response.split(np.empty(0, np.float32)) == {}
+
+
+@pytest.mark.parametrize(
+    ("reason", "without", "counts"),
+    [
+        ("abort", frozenset({"abort"}), False),
+        ("length", frozenset({"abort"}), True),
+        ("length", frozenset({"abort", "length"}), False),
+        ("stop", frozenset({"abort", "length"}), True),
+    ],
+)
+def test_what_was_not_finished_may_have_no_loss(reason, without, counts):
+    sample = replace(make_sample("0/0/0", 3, 5), finish_reason=reason)
+    contents = Contents({"0/0/0": sample}, {"0/0/0": 1.0}, without_loss=without)
+    batch = lay_out(*placed({"0/0/0": sample}, False), contents)
+    assert (batch.response.loss_mask_T == sample.loss_mask_G * counts).all()
 
 
 def test_a_sample_that_is_not_trained_on_has_no_loss_but_is_laid_out():
