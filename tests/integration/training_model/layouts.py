@@ -17,6 +17,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 """Name -> sizes; TP2 is with sequence parallelism. On one rank `dp2` is the layout of one rank."""
 
+OF_SEQUENCES: dict[str, dict[str, Any]] = {"cp2": {"context_parallel_size": 2}}
+"""Layouts that cut sequences, which the passes of these tests do not: models are only loaded."""
+
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "dp2_bf16_gradients": {"override_ddp_config": {"grad_reduce_in_fp32": False}},
@@ -26,5 +29,5 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def actor_of(layout: str, **megatron: Any) -> Actor:
     """Training settings of a layout, with further megatron settings."""
-    sizes = (LAYOUTS | OPTIONS)[layout]
+    sizes = (LAYOUTS | OPTIONS | OF_SEQUENCES)[layout]
     return Actor(megatron=Megatron(**sizes, **megatron), optim=Optim(lr=1e-3))

@@ -40,7 +40,7 @@ CASES = [
 ]
 """(layout, family, use_distributed_optimizer)."""
 ON_ONE_RANK = CASES[:2]
-RESHARDED = ("tp2", "pp2_vpp2")
+RESHARDED = ("tp2", "pp2_vpp2", "cp2")
 """Layouts that load the checkpoint of dp2, and whose own checkpoint dp2 loads."""
 
 

@@ -7,6 +7,7 @@ alignment  A model whose attention and experts add nothing: the hidden state tha
            is its token's embedding, so the router's input itself says which tokens the model's own
            split gave to this rank. Each token's code is written into its own route; what a router
            chose must be the code of the token it saw.
+ragged     Samples of 1 to 600 positions: context parallelism gives what data parallelism gives.
 padding    An expert bias counts the tokens of each expert: padding must not be among them.
 exception  A pass that fails leaves nothing at the routers, and the next pass is bit-identical.
 """
@@ -31,12 +32,17 @@ from operators.training.passes.update import Compared, gradients
 from operators.training.rank import Rank, make_rank
 from pipeline.store import Store, open_store
 from pipeline.traces import Routes, open_manifest
+from tests.exhaustive import sample_or_all
 from tests.integration.training_replay.layouts import LAYOUTS, Layout, passed
+from tests.integration.training_replay.ragged import compared
 from tests.integration.training_replay.sealed import VOCABULARY
 
 TOPK, LAYERS, NEVER_CODED = 4, 4, 15
 """The aligned model's routers prefer expert 15 for every token, and no code has it: a row without
 it was replayed, whatever any layout says."""
+
+RAGGED = sample_or_all(("biased",), ("biased", "plain"))
+"""Models of latent and of plain attention."""
 
 
 def code_table() -> np.ndarray:
@@ -57,6 +63,8 @@ def program(run_uri: str, models: str, results: str, names: Sequence[str]) -> No
             found["exception"] = examine(exception, store, Path(models, "aligned"), layout)
         if layout.name == "tp2-sp":
             found["logprobs"] = examine(logprobs, store, Path(models, "aligned"), layout)
+        if layout.name == "cp2":
+            found["ragged"] = {name: compared(Path(models, name)) for name in RAGGED}
         path = Path(results, f"alignment.{layout.name}.{dist.get_rank()}.json")
         path.write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.torchrun import run_nodes, run_ranks
+from tests.integration.training_replay.alignment import RAGGED
 from tests.integration.training_replay.layouts import TRIED
 from tests.integration.training_replay.models import make_aligned, make_biased
 
@@ -15,9 +16,12 @@ RANKS = {layout.name: layout.ranks for layout in TRIED}
 
 
 @pytest.fixture(scope="module")
-def found(sealed_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+def found(
+    sealed_run: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict]]:
     """What each rank found, by layout."""
     folder = tmp_path_factory.mktemp("alignment")
+    (folder / "plain").symlink_to(tiny_model)
     make_aligned(folder / "aligned")
     make_biased(folder / "biased")
     for ranks in sorted({*RANKS.values()}):
@@ -93,3 +97,14 @@ def test_log_probs_over_a_cut_vocabulary(found: dict):
         assert differences["largest_gradient"] > 1
         for name in ("logprobs", "entropy", "gradient"):
             assert differences[name] < 1e-5
+
+
+@pytest.mark.parametrize("packed", ["packed", "padded"])
+@pytest.mark.parametrize("model", RAGGED)
+def test_samples_of_any_length_over_two_ranks(found: dict, model: str, packed: str):
+    """1 to 600 positions, fp32: log-probs, and gradients relative to the largest of each tensor."""
+    for report in found["cp2"]:
+        differences = report["ragged"][model][packed]
+        assert differences["tensors"] > 100
+        assert differences["logprobs"] < 1e-5
+        assert differences["gradient"] < 1e-5
