@@ -73,7 +73,7 @@ def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
     """
     _check_form(routes, geometry, rows)
     sets_LTK = routes.sets_TLK.swapaxes(0, 1)
-    if not routes.valid_T.all():
+    if np.count_nonzero(routes.valid_T) != rows:  # all() takes 10 times as long for few
         sets_LTK = np.array(sets_LTK, order="C")
         sets_LTK[:, ~routes.valid_T] = np.arange(geometry.topk)
     sets_LTK = checked(sets_LTK, geometry.experts)
@@ -137,7 +137,7 @@ def _put_in_order(sets: npt.NDArray[Any], experts: int) -> None:
 
 def _check_largest(sets: npt.NDArray[Any], experts: int) -> None:
     """`_check_bounds` of ascending sets."""
-    if sets[..., -1].max() >= experts:
+    if sets.max() >= experts:  # over all of them: three times faster than over the last alone
         _check_bounds(sets, experts)
 
 
@@ -215,6 +215,8 @@ def stored_lengths(lengths: Sequence[int]) -> bytes:
 
 def varint(number: int) -> bytes:
     """A number that is not negative, seven bits a byte, the lowest first."""
+    if number < 0x80:
+        return number.to_bytes(1, "little")
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
@@ -288,7 +290,7 @@ def decode_rows(
         block_NK = sets_NK[start : start + BLOCK]
         sum_rows(gaps_NK[start : start + BLOCK], block_NK)
         # A sum that overflowed is not greater than the id before it.
-        if not is_sorted(block_NK) or block_NK[:, -1].max() >= experts:
+        if not is_sorted(block_NK) or block_NK.max() >= experts:
             found = (gaps_NK.astype(np.int64).sum(axis=1) + topk - 1).max()
             raise TraceError(f"expert id {found}: expected 0..{experts - 1}")
 
@@ -301,7 +303,7 @@ def _copy_ids(sets_NK: npt.NDArray[Any], coded: npt.NDArray[np.uint8], experts: 
         if not is_sorted(block_NK):
             wrong = (block_NK[:, 1:] <= block_NK[:, :-1]).any(axis=1).argmax()
             raise TraceError(f"ids {block_NK[wrong].tolist()}: expected ascending ones")
-        if block_NK[:, -1].max() >= experts:
+        if block_NK.max() >= experts:
             raise TraceError(f"expert id {block_NK.max()}: expected 0..{experts - 1}")
 
 

@@ -23,7 +23,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces.format.chunks import Range, RowGroup, TraceFile
 from pipeline.traces.format.codec import coding, varint
-from pipeline.traces.format.schema import file_metadata, routes_schema
+from pipeline.traces.format.schema import SEGMENT, file_metadata, routes_schema
 from pipeline.traces.format.types import Provenance, TraceError
 from pipeline.traces.write.files import DigestedUpload, UploadThread
 from pipeline.traces.write.thrift import Value, int32, int64, listed, struct, text
@@ -55,7 +55,6 @@ class _Chunk(NamedTuple):
     range: Range
     whole_bytes: int
     """Of the page with its header, before compression."""
-    encoding: int
 
 
 class RoutesFile:
@@ -83,6 +82,7 @@ class RoutesFile:
         self._number, codec = _CODECS[compression]
         self._codec = None if codec is None else pa.Codec(*codec)
         self._schema = routes_schema(geometry)
+        self._alike = [self._of_all_groups(field) for field in self._schema]
         self._groups: list[tuple[int, list[_Chunk]]] = []
         self._thread = UploadThread()
         with ExitStack() as opened:
@@ -145,7 +145,7 @@ class RoutesFile:
         self._upload.write(header)
         self._upload.write(stored)
         range_ = Range(offset, len(header) + size, digest.hexdigest())
-        return _Chunk(range_, len(header) + whole, encoding)
+        return _Chunk(range_, len(header) + whole)
 
     def _footer(self) -> bytes:
         root = struct({4: text("schema"), 5: int32(len(self._schema))})
@@ -161,14 +161,21 @@ class RoutesFile:
             }
         ).content
 
+    def _of_all_groups(self, field: pa.Field) -> dict[int, Value]:
+        """What the footer says of a column in every row group."""
+        encoding = _PLAIN if field.name in SEGMENT.names else _DELTA_LENGTH
+        return {
+            1: int32(_TYPES[field.type]),
+            2: listed([int32(encoding), int32(_RLE)]),
+            3: listed([text(field.name)]),
+            4: int32(self._number),
+        }
+
     def _group(self, rows: int, chunks: Sequence[_Chunk]) -> Value:
         columns = []
-        for field, chunk in zip(self._schema, chunks, strict=True):
+        for alike, chunk in zip(self._alike, chunks, strict=True):
             own = {
-                1: int32(_TYPES[field.type]),
-                2: listed([int32(chunk.encoding), int32(_RLE)]),
-                3: listed([text(field.name)]),
-                4: int32(self._number),
+                **alike,
                 5: int64(rows),
                 6: int64(chunk.whole_bytes),
                 7: int64(chunk.range.length),

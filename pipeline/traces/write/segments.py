@@ -142,6 +142,9 @@ def _rows(segments: Sequence[_Segment], geometry: Geometry, stored: Coding) -> S
         owner=[segment.owner for segment in segments],
         token_start=[segment.token_start for segment in segments],
         tokens=tokens,
-        validity=[None if valid_T.all() else validity_bits(valid_T) for valid_T in valid],
+        validity=[
+            None if np.count_nonzero(valid_T) == n else validity_bits(valid_T)
+            for valid_T, n in zip(valid, tokens, strict=True)
+        ],
         pages_LX=pages_LX,
     )
