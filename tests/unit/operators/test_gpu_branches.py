@@ -8,22 +8,25 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import InputError
 from tests.paths import ROOT
 
 _TE = "tests/integration/training_model/test_te_layers.py::test_parameters_are_those_on_record"
+_HERE = __name__
 _ENGINE = "tests/unit/operators/rollout/test_engine_arguments.py"
 REACHED = {
     "training/megatron/bridges.py::_get_transformer_layer_spec": _TE,
     "training/megatron/local_layers.py::__init__": _TE,
     "training/megatron/model.py::_make_bridge": _TE,
     "training/megatron/model.py::_make_chunks": _TE,
-    "training/megatron/cpu_megatron.py::adapt": f"{__name__}::test_nothing_is_adapted_on_gpus",
-    "training/megatron/parallel.py::start": f"{__name__}::test_ranks_join_over_nccl",
+    "training/megatron/cpu_megatron.py::adapt": f"{_HERE}::test_nothing_is_adapted_on_gpus",
+    "training/megatron/optimizer.py::wrap_for_training": f"{_HERE}::test_gpus_refuse_nothing",
+    "training/megatron/parallel.py::start": f"{_HERE}::test_ranks_join_over_nccl",
     "rollout/engine.py::__init__": f"{_ENGINE}::test_an_engine_of_the_other_build",
     "rollout/engine.py::_require_build": f"{_ENGINE}::test_an_engine_of_the_other_build",
     "rollout/engine.py::_start": f"{_ENGINE}::test_on_gpus_the_engine_records_routes_by_itself",
-    "rollout/engine.py::load": f"{__name__}::test_on_gpus_no_experts_are_repacked",
-    "rollout/engine.py::name": f"{__name__}::test_the_engine_says_which_build_it_is",
+    "rollout/engine.py::load": f"{_HERE}::test_on_gpus_no_experts_are_repacked",
+    "rollout/engine.py::name": f"{_HERE}::test_the_engine_says_which_build_it_is",
     "probe.py::all_reduce": "scripts/gpu_hour.sh",
     "probe.py::vllm": "scripts/gpu_hour.sh",
 }
@@ -89,6 +92,22 @@ def test_ranks_join_over_nccl(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(JoinedError):
         parallel.start(SimpleNamespace())
     assert called == [3, "nccl"]
+
+
+def test_gpus_refuse_nothing(monkeypatch: pytest.MonkeyPatch):
+    """What needs CUDA is refused on the CPU alone."""
+    from operators.training.megatron import cpu_megatron, optimizer
+    from pipeline.config.actor import Actor
+
+    made: Any = SimpleNamespace(scale_loss=None)
+    config: Any = SimpleNamespace()
+    monkeypatch.setattr(cpu_megatron, "ON_CPU", False)
+    monkeypatch.setattr(optimizer, "cuda_problems", lambda _: ["it needs CUDA"])
+    monkeypatch.setattr(optimizer, "get_megatron_optimizer", lambda *_: made)
+    assert optimizer.wrap_for_training([], config, Actor()) == ([], made)
+    monkeypatch.setattr(cpu_megatron, "ON_CPU", True)
+    with pytest.raises(InputError, match="it needs CUDA"):
+        optimizer.wrap_for_training([], config, Actor())
 
 
 def engine_on_gpus() -> Any:
