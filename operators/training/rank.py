@@ -13,6 +13,7 @@ from operators.training.megatron.model import TrainedModel, build_model, build_r
 from operators.training.megatron.optimizer import Rates, make_rates
 from operators.training.megatron.parallel import RankPosition
 from operators.training.megatron.schedules import Chunk
+from operators.training.offload import Offload, make_offload
 from operators.training.replay.hooks import Router
 from pipeline.config.rules.transformer_rules import has_auxiliary_loss
 from pipeline.config.tree import RunConfig
@@ -45,6 +46,7 @@ class Rank:
     """Geometry of this rank's MoE layers; None: a dense model."""
     with_padding_mask: bool
     """Whether padding must be hidden from an expert bias or an auxiliary loss."""
+    offload: Offload = field(default_factory=Offload)
     skipped: Skipped = field(default_factory=Skipped)
 
 
@@ -79,6 +81,12 @@ def make_rank(config: RunConfig, position: RankPosition, folder: Path) -> tuple[
         routers=of_rank,
         geometry=geometry,
         with_padding_mask=padding_mask_needed(model.config),
+        offload=make_offload(
+            config.actor_rollout_ref,
+            model.chunks,
+            model.optimizer,
+            None if reference is None else reference.chunks,
+        ),
     )
     return rank, model
 

@@ -77,6 +77,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
     """
     replay = rank.config.actor_rollout_ref.actor.router_replay
     started = time.monotonic()
+    rank.offload.before_log_probs()
     sweeps = _sweep(rank, data, first)
     health = NOT_REPLAYED
     if replay.replays_recorded:
@@ -84,6 +85,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
     forward_s = time.monotonic() - started
 
     started = time.monotonic()
+    rank.offload.before_updates()
     compared = Compared(sweeps.trained.logprobs, sweeps.reference)
     updates = update(rank, data, compared, sweeps.routes)
     update_s = time.monotonic() - started
@@ -140,7 +142,8 @@ def _sweep(rank: Rank, data: StepData, first: bool) -> _Sweeps:
     reference = None
     if rank.reference is not None:
         _say(data, "log-probs of the reference")
-        reference = native_pass(rank, data, rank.reference).logprobs
+        with rank.offload.of_reference():
+            reference = native_pass(rank, data, rank.reference).logprobs
     return _Sweeps(trained, native, reference, routes, recorded)
 
 

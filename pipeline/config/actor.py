@@ -101,6 +101,21 @@ class Megatron(Section):
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Type of the trained weights and of the exported policy."
     )
+    param_offload: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="Keep the weights in the host's memory during the reference's pass.",
+    )
+    grad_offload: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="Free the gradients' memory during log-prob passes.",
+    )
+    optimizer_offload: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="Keep the optimizer's state in the host's memory during log-prob passes.",
+    )
     override_ddp_config: dict[str, Any] = Field(
         default_factory=dict,
         json_schema_extra=formerly({}),

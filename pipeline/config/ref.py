@@ -31,5 +31,18 @@ class LogProbCut(Section):
     )
 
 
+class RefMegatron(Section):
+    """Megatron's settings of the reference; all others are the actor's."""
+
+    param_offload: bool | None = Field(
+        None,
+        json_schema_extra=formerly(None),
+        description="Keep the reference's weights in the host's memory between its passes; null: "
+        "actor.megatron.param_offload.",
+    )
+
+
 class Ref(LogProbCut):
     """The reference policy (policy 0), which a KL loss compares with."""
+
+    megatron: RefMegatron = Field(default_factory=RefMegatron)

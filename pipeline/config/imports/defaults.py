@@ -33,6 +33,7 @@ OTHER_DEFAULTS: dict[str, str] = {
         ),
         "the actor's, as verl's interpolation says",
     ),
+    "actor_rollout_ref.ref.megatron.param_offload": "the actor's, as verl's interpolation says",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout and training have GPUs of their "
     "own",
     "actor_rollout_ref.rollout.enforce_eager": "null is verl's value where there are GPUs",

@@ -80,7 +80,6 @@ _LENGTH = Agreement(
 )
 
 _ENGINE: Entries = [
-    *speed("*_offload", "nothing is offloaded: " + _RESIDENT),
     *speed("use_mbridge vanilla_mbridge", "weights are converted by mbridge"),
     *speed("pad_* entropy_from_logits_*", "logits are computed in chunks of tokens"),
     *speed("dist_ckpt_* distrib_optim_*", "checkpoints have a form of their own"),
@@ -210,6 +209,7 @@ POLICY: Entries = [
     *with_prefix(
         "actor_rollout_ref.ref.megatron",
         speed("*_parallel_size sequence_parallel", "the reference has the actor's layout"),
+        speed("grad_offload optimizer_offload", "the reference has weights alone"),
         speed("use_distributed_optimizer forward_only", "the reference is not trained"),
         speed("override_ddp_config override_ddp_config.*", "the reference has no gradients"),
         speed("use_remove_padding", "the reference has the actor's micro-batches"),

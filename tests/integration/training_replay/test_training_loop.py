@@ -31,6 +31,7 @@ from tests.tiny_models import make_tiny
 
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
+MEGATRON = "actor_rollout_ref.actor.megatron"
 LOG_PROB_SAMPLES = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
 
 
@@ -218,7 +219,8 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
     was committed, in mid-step 3. The next attempt continues from the checkpoint of policy 2, trains
     step 2 again without writing, and ends at the policy of an undisturbed run, bit for bit. No
     committed object changed. The learning rate is another in each step,
-    and the second attempt goes on with the rates of the first.
+    and the second attempt goes on with the rates of the first. The killed run keeps weights,
+    gradients and optimizer state away between its passes, which changes nothing either.
     """
     optim = {
         "lr": 1e-3,
@@ -227,8 +229,14 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
         "lr_decay_steps": 4,
         "min_lr": 1e-4,
     }
-    config = config_of(router_replay={"mode": "R3"}, optim=optim)
-    stores = [make_run(tmp_path / name, tiny_model, config, 4) for name in ("calm", "killed")]
+    config = config_of(router_replay={"mode": "R3"}, optim=optim, use_kl_loss=True)
+    offloaded = config
+    for what in ("param", "grad", "optimizer"):
+        offloaded = with_value(offloaded, f"{MEGATRON}.{what}_offload", True)
+    stores = [
+        make_run(tmp_path / name, tiny_model, settings, 4)
+        for name, settings in (("calm", config), ("killed", offloaded))
+    ]
     for store in stores:
         make_attempt(store, 0, steps=4, save_freq=2)
     calm, killed = stores

@@ -90,7 +90,7 @@ def test_published_example_loads(tmp_path):
         ("actor_rollout_ref.hybrid_engine=True", "rollout and training are separate processes"),
         ("actor_rollout_ref.rollout.mode=async", "engines run by themselves"),
         ("algorithm.use_kl_in_reward=False", "use actor_rollout_ref.actor.use_kl_loss"),
-        ("actor_rollout_ref.ref.megatron.param_offload=True", "nothing is offloaded"),
+        ("actor_rollout_ref.ref.megatron.grad_offload=True", "the reference has weights alone"),
         ("actor_rollout_ref.rollout.calculate_log_probs=True", "always recorded"),
         ("critic.optim.lr=1e-5", "GRPO has no critic"),
         ("critic=null", "GRPO has no critic"),

@@ -1,8 +1,12 @@
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import torch
 from megatron.core.transformer import TransformerConfig
 from torch.nn import Module
+
+class _ParamAndGradBuffer:
+    grad_data: torch.Tensor
 
 @dataclass
 class DistributedDataParallelConfig:
@@ -12,6 +16,8 @@ class DistributedDataParallelConfig:
 
 class DistributedDataParallel(Module):
     ddp_config: DistributedDataParallelConfig
+    buffers: list[_ParamAndGradBuffer]  # type: ignore[assignment]
+    expert_parallel_buffers: list[_ParamAndGradBuffer]
     def __init__(
         self,
         config: TransformerConfig,
