@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.config.rules.activation_rules import activation_problems
 from pipeline.config.rules.budget import budget_problems
 from pipeline.config.rules.cuda import cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
@@ -63,6 +64,7 @@ def config_problems(
     problems += replay_problems(config, hf_config, geometry)
     problems += layout_problems(config, hf_config, geometry)
     problems += override_problems(megatron.override_transformer_config)
+    problems += activation_problems(megatron)
     problems += option_problems(config.actor_rollout_ref.actor)
     if config.trainer.device == "cpu":
         problems += cuda_problems(config.actor_rollout_ref.actor)

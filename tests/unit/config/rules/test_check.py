@@ -91,7 +91,7 @@ class TestReplay:
             "cuda_graph_impl=none",
             "moe_z_loss_coeff=0.001",
             "moe_aux_loss_coeff=0.0",
-            "recompute_granularity=full",
+            "recompute_granularity=selective",
         ],
     )
     def test_harmless_router_settings_pass(self, tmp_path, setting):
