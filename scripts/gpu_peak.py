@@ -75,7 +75,14 @@ def measure(model: Path, settings: RunConfig) -> int:
     layout = make_layout(0, np.arange(SAMPLES), lengths - 1, layout_rules(settings, 1))
     advantages = dict.fromkeys(samples, 1.0)
     ids = dict(enumerate(samples))
-    data = SimpleNamespace(layout=layout, ids=ids, samples=samples, advantages=advantages, step=0)
+    data = SimpleNamespace(
+        layout=layout,
+        logprob_layout=layout,
+        ids=ids,
+        samples=samples,
+        advantages=advantages,
+        step=0,
+    )
     trained(rank, data)
     rank.optimizer.step()
     peak = torch.cuda.max_memory_allocated()
