@@ -1,6 +1,7 @@
 """Samples of 1 to 600 positions on two context-parallel ranks, and on two data-parallel ones."""
 
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,22 @@ def results(model: Path, megatron: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def ragged_data(rules: Any) -> Any:
-    """The parts of StepData that passes need, without a store."""
+    """The parts of StepData that passes need, without a store.
+
+    The log-prob pass has other micro-batches than the update: padded ones cut samples elsewhere.
+    """
     rng = np.random.default_rng(0)
     samples = {f"000000/{i}/0": _sample(f"000000/{i}/0", T, rng) for i, T in enumerate(LENGTHS)}
-    layout = make_layout(0, np.arange(len(LENGTHS)), np.array(LENGTHS), rules)
+    layout, of_logprobs = (
+        make_layout(0, np.arange(len(LENGTHS)), np.array(LENGTHS), each)
+        for each in (rules, replace(rules, micro_batch_samples=3))
+    )
     return types.SimpleNamespace(
         samples=samples,
         ids=dict(enumerate(samples)),
         advantages={id: float(i % 3 - 1) for i, id in enumerate(samples)},
         layout=layout,
-        logprob_layout=layout,
+        logprob_layout=of_logprobs,
         reference_layout=None,
     )
 

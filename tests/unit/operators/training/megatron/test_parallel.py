@@ -1,0 +1,45 @@
+"""Which rank reports what, so that sums over ranks count everything once."""
+
+from itertools import product
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from operators.training.batches.micro_batch import Slice
+from operators.training.batches.zigzag import Zigzag
+from operators.training.megatron.parallel import RankPosition
+
+
+def positions(sequence_parallel: bool) -> list[RankPosition]:
+    """The ranks of one data-parallel share: TP2 x CP2 x PP2."""
+    group: Any = MagicMock()
+    return [
+        RankPosition(
+            dp_rank=0,
+            data_parallel=1,
+            stage=stage,
+            last_stage=stage == 1,
+            tensor_rank=tensor_rank,
+            tensor_group=group,
+            sequence=Slice(tensor_rank, 2) if sequence_parallel else Slice(),
+            context=Zigzag(context_rank, 2),
+            context_group=group,
+        )
+        for stage, context_rank, tensor_rank in product(range(2), range(2), range(2))
+    ]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_everything_is_reported_once(sequence_parallel: bool):
+    """Samples by one rank, tokens by one of each part of the sequences, rows by all that see
+    different ones in a stage."""
+    ranks = positions(sequence_parallel)
+    samples = [rank for rank in ranks if rank.speaks_for_samples]
+    tokens = [rank for rank in ranks if rank.speaks_for_tokens]
+    rows = [rank for rank in ranks if rank.speaks_for_rows and rank.stage == 0]
+    assert len(samples) == 1
+    assert [rank.context.index for rank in tokens] == [0, 1]
+    assert all(rank.last_stage for rank in tokens)
+    parts = {(rank.context, rank.sequence) for rank in rows}
+    assert len(parts) == len(rows) == (4 if sequence_parallel else 2)
