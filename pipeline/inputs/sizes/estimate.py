@@ -6,6 +6,8 @@ Pure functions of config.json and settings. docs/sizes.md says what is counted a
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.config.actor import Actor
+from pipeline.config.rules.megatron_options import precision_aware
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.sizes.activations import Layer, LayerCut, Recompute, layer_of, recompute_of
 from pipeline.inputs.sizes.cut import (
@@ -56,22 +58,43 @@ def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool
 
 
 def _static_parts(config: RunConfig, cut: Cut, weights: RankWeights) -> tuple[MemoryPart, ...]:
-    """Weights, gradients and optimizer state of a rank, which stay for the whole run."""
+    """Weights, gradients and optimizer state of a rank during updates."""
     actor = config.actor_rollout_ref.actor
     megatron, item = actor.megatron, _ITEM[actor.megatron.dtype]
-    # Adam's two moments; of bfloat16 weights also the float32 ones that are updated.
-    state = 2 * _FP32 + (_FP32 if megatron.dtype == "bfloat16" else 0)
+    gradient, state = _gradient_bytes(actor), _state_bytes(actor)
     sharded = megatron.use_distributed_optimizer
     dense_copies, expert_copies = (cut.dense_copies, cut.expert_copies) if sharded else (1, 1)
     numbers = weights.dense / dense_copies + weights.experts / expert_copies
     parts = [
         MemoryPart("weights", weights.total * item),
-        MemoryPart("gradients", weights.total * _FP32),
+        MemoryPart("gradients", weights.total * gradient),
         MemoryPart("optimizer state", round(numbers * state)),
     ]
-    if actor.use_kl_loss:
+    own = config.actor_rollout_ref.ref.megatron.param_offload
+    away = megatron.param_offload if own is None else own
+    if actor.use_kl_loss and not away:
         parts.append(MemoryPart("reference policy", weights.total * item))
     return tuple(parts)
+
+
+def _gradient_bytes(actor: Actor) -> int:
+    """Of each weight's gradient, as it is summed over ranks."""
+    if precision_aware(actor):
+        return _FP32 if actor.optim.main_grads_dtype == "fp32" else _ITEM["bfloat16"]
+    in_fp32 = actor.megatron.override_ddp_config.get("grad_reduce_in_fp32", True)
+    return _FP32 if in_fp32 else _ITEM[actor.megatron.dtype]
+
+
+def _state_bytes(actor: Actor) -> float:
+    """Of Adam's two moments of a weight, and of the float32 weight that is updated if there is
+    another; what is offloaded to the host is not on the GPU."""
+    moments = (actor.optim.exp_avg_dtype, actor.optim.exp_avg_sq_dtype)
+    state = sum(_FP32 if dtype == "fp32" else _ITEM["bfloat16"] for dtype in moments)
+    state += _FP32 if actor.megatron.dtype == "bfloat16" else 0
+    override = actor.optim.override_optimizer_config
+    if not override.get("optimizer_cpu_offload", False):
+        return state
+    return float(state * (1 - override.get("optimizer_offload_fraction", 0)))
 
 
 def _pass_parts(

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from pipeline.config.keys import with_value
 from pipeline.errors import InputError
 from pipeline.inputs.sizes.estimate import RUNTIME, estimate_memory
 from pipeline.inputs.sizes.limit import memory_problems
@@ -38,6 +39,32 @@ def test_float32_has_no_second_copy_and_a_reference_has_weights():
     other = parts_of(estimate_memory(config_of(**layout), hf_config("qwen3-30b-a3b")))
     assert parts["weights"] == parts["reference policy"] == 2 * other["weights"]
     assert 3 * parts["optimizer state"] == pytest.approx(2 * other["optimizer state"])
+
+
+def test_what_options_of_megatron_save():
+    """Half of the gradients and moments in bfloat16, three quarters of the state and the reference
+    on the host."""
+    layout = {"nodes": 2, "tp": 4, "ep": 8, "override": FULL, "use_kl_loss": True}
+    plain = parts_of(estimate_memory(config_of(**layout), hf_config("qwen3-30b-a3b")))
+
+    def parts(values):
+        config = config_of(**layout)
+        for key, value in values.items():
+            config = with_value(config, f"actor_rollout_ref.{key}", value)
+        return parts_of(estimate_memory(config, hf_config("qwen3-30b-a3b")))
+
+    small = {"optim.use_precision_aware_optimizer": True}
+    small |= {f"optim.{name}_dtype": "bf16" for name in ("main_grads", "exp_avg", "exp_avg_sq")}
+    found = parts({f"actor.{key}": value for key, value in small.items()})
+    assert 2 * found["gradients"] == plain["gradients"]
+    assert 3 * found["optimizer state"] == pytest.approx(2 * plain["optimizer state"])
+    reduced = parts({"actor.megatron.override_ddp_config": {"grad_reduce_in_fp32": False}})
+    assert 2 * reduced["gradients"] == plain["gradients"]
+    offload = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.75}
+    offloaded = parts({"actor.optim.override_optimizer_config": offload})
+    assert 4 * offloaded["optimizer state"] == pytest.approx(plain["optimizer state"])
+    for key in ("actor.megatron.param_offload", "ref.megatron.param_offload"):
+        assert "reference policy" not in parts({key: True})
 
 
 def test_recomputation_and_fewer_tokens_keep_less():
