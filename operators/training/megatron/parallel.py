@@ -36,6 +36,8 @@ class RankPosition:
     """The positions of each sequence that this rank holds."""
     context_group: ProcessGroup
     """The ranks that hold the other positions of the same samples."""
+    data_group: ProcessGroup
+    """The ranks over which gradients are summed: data- and context-parallel ones."""
 
     @property
     def speaks_for_rows(self) -> bool:
@@ -116,4 +118,5 @@ def _position(sequence_parallel: bool) -> RankPosition:
             parallel_state.get_context_parallel_world_size(),
         ),
         context_group=parallel_state.get_context_parallel_group(),
+        data_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
     )

@@ -6,14 +6,16 @@
 Both run every pipeline schedule (none, 1F1B, interleaved); results exist on the last stage only.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
 from megatron.core.utils import get_attr_wrapped_model
 
 from operators.training.batches.micro_batch import PADDING, MicroBatch
@@ -50,11 +52,39 @@ def training_pass(
     batches: Sequence[MicroBatch],
     loss: Loss,
     with_padding_mask: bool,
+    auxiliary_scale: float = 1.0,
 ) -> list[dict[str, torch.Tensor]]:
-    """Compute gradients of the mini-batch's mean loss per token; return reports (last stage)."""
+    """Compute gradients of the mini-batch's mean loss per token; return reports (last stage).
+
+    `auxiliary_scale`: factor of the routers' auxiliary losses.
+    """
     for chunk in chunks:
         chunk.zero_grad_buffer()
-    return _run(chunks, batches, loss, with_padding_mask, forward_only=False)
+    with _scaled_auxiliary(chunks[0], auxiliary_scale):
+        return _run(chunks, batches, loss, with_padding_mask, forward_only=False)
+
+
+@contextlib.contextmanager
+def _scaled_auxiliary(chunk: Chunk, scale: float) -> Iterator[None]:
+    """Scale auxiliary losses in a pass, and leave the main loss.
+
+    Megatron calls grad_scale_func with the main loss, which requires a gradient, and with a
+    constant 1, whose result is the scale of the auxiliary losses (forward_step_calc_loss).
+    """
+    config = cast(TransformerConfig, get_attr_wrapped_model(chunk, "config"))
+    original = config.grad_scale_func
+    if original is None:
+        raise ValueError("the model was not wrapped for training")
+
+    def scaled(value: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = original(value)
+        return made if value.requires_grad else made * scale
+
+    config.grad_scale_func = scaled
+    try:
+        yield
+    finally:
+        config.grad_scale_func = original
 
 
 def _run(

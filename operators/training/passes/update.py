@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from operators.training.batches.layout import MiniBatch
-from operators.training.batches.micro_batch import ResponseTokens
+from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
 from operators.training.batches.step_data import StepData
 from operators.training.errors import UpdateError
 from operators.training.megatron.optimizer import checked_step
@@ -128,8 +128,31 @@ def gradients(
 
     rank.optimizer.zero_grad()
     with bound(rank.routers if replayers else {}, replayers, forward_only=False):
-        reports = training_pass(rank.chunks, batches, loss, rank.with_padding_mask)
+        scale = _auxiliary_scale(rank, batches) if rank.with_padding_mask else 1.0
+        reports = training_pass(rank.chunks, batches, loss, rank.with_padding_mask, scale)
     return reports, counts_of(replayers)
+
+
+def _auxiliary_scale(rank: Rank, batches: Sequence[MicroBatch]) -> float:
+    """Response tokens of the mini-batch by all its tokens, over all ranks.
+
+    Megatron sums auxiliary losses times the tokens that they count (prompts too, without padding),
+    and divides by the response tokens as it does the loss. With this factor the mini-batch's
+    auxiliary loss is the mean of its micro-batches', weighed by their tokens.
+
+    Megatron-core 0.16.1 counts the tokens of all ranks that share a micro-batch only where it has a
+    padding mask (reduce_from_tensor_model_parallel_region then changes the rank's own counts in
+    place), else the rank's own alone. It always has one here: Rank.with_padding_mask.
+    """
+    response = sum(int(batch.response.loss_mask_T.sum()) for batch in batches)
+    tokens = sum(place.positions for batch in batches for place in batch.places)
+    sums = torch.tensor(
+        [response, tokens / rank.position.context.count],
+        dtype=torch.float64,
+        device=next(rank.chunks[0].parameters()).device,
+    )
+    torch.distributed.all_reduce(sums, group=rank.position.data_group)
+    return float(sums[0] / sums[1])
 
 
 def _targets(response: ResponseTokens, compared: Compared, device: torch.device) -> Targets:
