@@ -31,7 +31,15 @@ from operators.training.megatron.model import build_reference  # noqa: E402
 from pipeline.config.actor import Actor  # noqa: E402
 from tests.tiny_models import make_tiny  # noqa: E402
 
-FAMILIES = ("qwen3_moe", "qwen3_moe_dense_first", "qwen2_moe", "mixtral", "deepseek_v3", "qwen3")
+FAMILIES = (
+    "qwen3_moe",
+    "qwen3_moe_dense_first",
+    "qwen2_moe",
+    "mixtral",
+    "deepseek_v3",
+    "glm4_moe",
+    "qwen3",
+)
 
 
 def be_on_gpu() -> None:

@@ -22,6 +22,7 @@ REACHED = {
     "training/megatron/cpu_megatron.py::adapt": f"{_HERE}::test_nothing_is_adapted_on_gpus",
     "training/megatron/optimizer.py::wrap_for_training": f"{_HERE}::test_gpus_refuse_nothing",
     "training/megatron/parallel.py::start": f"{_HERE}::test_ranks_join_over_nccl",
+    "training/offload.py::to_host": f"{_HERE}::test_what_leaves_a_gpu_is_pinned",
     "rollout/engine.py::__init__": f"{_ENGINE}::test_an_engine_of_the_other_build",
     "rollout/engine.py::_require_build": f"{_ENGINE}::test_an_engine_of_the_other_build",
     "rollout/engine.py::_start": f"{_ENGINE}::test_on_gpus_the_engine_records_routes_by_itself",
@@ -50,6 +51,7 @@ def branches() -> Iterator[str]:
 
 
 def test_each_branch_has_its_test():
+    # Another one? Take it in a test by fakes, and list it with that test.
     assert set(branches()) - {"training/megatron/cpu_megatron.py::__torch_function__"} == set(
         REACHED
     )
@@ -108,6 +110,33 @@ def test_gpus_refuse_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu_megatron, "ON_CPU", True)
     with pytest.raises(InputError, match="it needs CUDA"):
         optimizer.wrap_for_training([], config, Actor())
+
+
+def test_what_leaves_a_gpu_is_pinned(monkeypatch: pytest.MonkeyPatch):
+    """Pages that the GPU's copy engine reaches; the CPU's own need none."""
+    import torch
+
+    from operators.training import offload
+
+    pinned: list[bool] = []
+    empty = torch.empty
+
+    def allocate(size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return empty(size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    monkeypatch.setattr(offload, "_bytes", lambda _: torch.zeros(8, dtype=torch.uint8))
+    for kind in ("cuda", "cpu"):
+        storage: Any = SimpleNamespace(
+            nbytes=lambda: 8,
+            data_ptr=lambda: 1,
+            device=SimpleNamespace(type=kind),
+            resize_=lambda _: None,
+        )
+        tensor: Any = SimpleNamespace(untyped_storage=lambda storage=storage: storage)
+        offload.Offloaded(lambda tensor=tensor: [tensor], keep=True).to_host()
+    assert pinned == [True, False]
 
 
 def engine_on_gpus() -> Any:
