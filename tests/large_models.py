@@ -16,9 +16,8 @@ MODELS = {
 
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "30b, 1 node": ("qwen3-30b-a3b", {"nodes": 1, "tp": 4, "ep": 8}),
-    "30b, expert-TP": ("qwen3-30b-a3b", {"nodes": 2, "tp": 2, "pp": 2, "ep": 2, "etp": 2}),
-    "30b, virtual stages": ("qwen3-30b-a3b", {"nodes": 1, "pp": 4, "vpp": 3, "ep": 2}),
-    "30b, EP1": ("qwen3-30b-a3b", {"nodes": 1, "tp": 4, "pp": 2}),
+    "30b, expert-TP": ("qwen3-30b-a3b", {"nodes": 2, "tp": 2, "pp": 2, "ep": 4, "etp": 2}),
+    "30b, virtual stages": ("qwen3-30b-a3b", {"nodes": 4, "pp": 4, "vpp": 3, "ep": 8}),
     "235b, uneven stages": (
         "qwen3-235b-a22b",
         {"nodes": 8, "tp": 4, "pp": 8, "ep": 8, "first": 11, "last": 11},

@@ -75,8 +75,8 @@ class LayerCut:
     cut: Cut
     item: int
     """Bytes of a number in the model's dtype."""
-    local: bool
-    """Megatron-core's local layers, on CPU."""
+    local: int | None = None
+    """With Megatron-core's local layers, on CPU: the longest sequence's tokens."""
 
 
 def layer_of(layer_cut: LayerCut, moe: bool) -> Layer:
@@ -85,15 +85,20 @@ def layer_of(layer_cut: LayerCut, moe: bool) -> Layer:
     inner = widths.hidden * layer_cut.item / cut.sequence_parts
     attention = list(_latent(layer_cut) if widths.latent else _attention(layer_cut))
     mlp = list(_experts(layer_cut) if moe else _dense(layer_cut))
-    kept = (
-        Kept("input of the norm before attention", inner),
-        Kept("input of attention", inner, ("layernorm",)),
-        *attention,
-        Kept("input of the norm before the MLP", inner),
-        Kept("input of the MLP", inner, ("layernorm",)),
-        *mlp,
-    )
-    return Layer(kept, inner, max(_sum(attention), _sum(mlp)))
+    norms = [
+        Kept("inputs of the norms", 2 * norm_input_bytes(layer_cut)),
+        Kept("their outputs", 2 * inner, ("layernorm",)),
+    ]
+    return Layer((*norms, *attention, *mlp), inner, max(_sum(attention), _sum(mlp)))
+
+
+def norm_input_bytes(layer_cut: LayerCut) -> float:
+    """What a norm keeps of each token beside its output, which the next layer keeps.
+
+    The local one's input is converted to float32, and kept before and after the division.
+    """
+    numbers = layer_cut.widths.hidden / layer_cut.cut.sequence_parts
+    return numbers * (layer_cut.item if layer_cut.local is None else 2 * _FP32)
 
 
 def _sum(parts: list[Kept]) -> float:
@@ -102,11 +107,17 @@ def _sum(parts: list[Kept]) -> float:
 
 def _attention(layer_cut: LayerCut) -> Iterator[Kept]:
     widths, size = layer_cut.widths, layer_cut.item / layer_cut.cut.tp
-    # Values are a view of the joint projection, which therefore stays as a whole.
-    yield Kept("queries, keys, values", (widths.query + widths.key + widths.value) * size)
-    yield Kept("rotated queries and keys", (widths.query + widths.key) * size)
+    both = widths.query + widths.key
+    if layer_cut.local is None:
+        yield Kept("queries, keys, values", (both + widths.value) * size)  # values are views of it
+        yield Kept("rotated queries and keys", both * size)
     if widths.head_norms:
-        yield Kept("queries and keys before their norms", (widths.query + widths.key) * size)
+        norms = layer_cut.item if layer_cut.local is None else 2 * _FP32
+        yield Kept("queries and keys at their norms", both * norms / layer_cut.cut.tp)
+        if layer_cut.local is not None and layer_cut.item == _FP32:  # keys are not converted: views
+            yield Kept("queries and values beside them", (widths.query + widths.value) * size)
+    head = widths.query // widths.heads
+    yield Kept("rotary embeddings", 4 * head * layer_cut.item)
     yield from _core(layer_cut)
 
 
@@ -115,16 +126,27 @@ def _latent(layer_cut: LayerCut) -> Iterator[Kept]:
     assert latent is not None
     size, whole = layer_cut.item / layer_cut.cut.tp, layer_cut.item / layer_cut.cut.sequence_parts
     down = latent.query + latent.key_value
-    yield Kept("compressed queries, keys and values", (2 * down + latent.rotary) * whole)
-    up = 2 * widths.query + 2 * widths.key + 2 * widths.value
-    yield Kept("queries, keys, values", up * size, ("mla_up_proj",))
+    yield Kept("compressed queries, keys, values", (2 * down + latent.rotary) * whole)
+    if layer_cut.local is not None:  # its norms, as above
+        yield Kept("the same in float32", down * (2 * _FP32 * whole / layer_cut.item - whole))
+    if layer_cut.local is None:
+        up = (widths.query + widths.key + widths.value) * size
+        yield Kept("queries, keys, values", up, ("mla_up_proj",))
+    yield Kept("rotary embeddings", 4 * latent.rotary * layer_cut.item, ("mla_up_proj",))
     yield from _core(layer_cut)
 
 
 def _core(layer_cut: LayerCut) -> Iterator[Kept]:
-    widths, cut = layer_cut.widths, layer_cut.cut
-    yield Kept("attention's output", widths.attended * layer_cut.item / cut.tp)
-    yield Kept("softmax's sums", widths.heads * _FP32 / cut.tp, ("core_attn",))
+    widths, size = layer_cut.widths, layer_cut.item / layer_cut.cut.tp
+    yield Kept("attention's output", widths.attended * size)
+    if layer_cut.local is None:
+        yield Kept("softmax's sums", widths.heads * _FP32 / layer_cut.cut.tp, ("core_attn",))
+        return
+    values = widths.attended  # repeated for each head, as keys are
+    yield Kept("each head's queries, keys, values", (2 * widths.query + values) * size)
+    converted = _FP32 + (layer_cut.item if layer_cut.item < _FP32 else 0)
+    scores = widths.heads * layer_cut.local / layer_cut.cut.tp
+    yield Kept("probabilities", scores * converted, ("core_attn",))
 
 
 def _dense(layer_cut: LayerCut) -> Iterator[Kept]:
@@ -137,8 +159,8 @@ def _gated(layer_cut: LayerCut, name: str, width: float, module: str) -> Iterato
     modules = ("moe_act",) if name == "experts" else ()
     yield Kept(f"{name}: gate and up", 2 * width, (module,))
     yield Kept(f"{name}: their product", width, (module, *modules))
-    if layer_cut.local:  # not fused: the activated gate is a tensor of its own
-        yield Kept(f"{name}: activated gate", width, (module,))
+    if layer_cut.local is not None:  # not fused: further tensors, of experts also before weighting
+        yield Kept(f"{name}: in between", (1 + (name == "experts")) * width, (module,))
 
 
 def _experts(layer_cut: LayerCut) -> Iterator[Kept]:

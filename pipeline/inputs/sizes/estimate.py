@@ -9,7 +9,14 @@ from typing import Any
 from pipeline.config.actor import Actor
 from pipeline.config.rules.megatron_options import precision_aware
 from pipeline.config.tree import RunConfig
-from pipeline.inputs.sizes.activations import Layer, LayerCut, Recompute, layer_of, recompute_of
+from pipeline.inputs.sizes.activations import (
+    Layer,
+    LayerCut,
+    Recompute,
+    layer_of,
+    norm_input_bytes,
+    recompute_of,
+)
 from pipeline.inputs.sizes.cut import (
     Cut,
     PipelineStage,
@@ -39,12 +46,13 @@ def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool
     """
     widths, cut = widths_of(hf_config), cut_of(config)
     item = _ITEM[config.actor_rollout_ref.actor.megatron.dtype]
+    longest = config.data.max_prompt_length + config.data.max_response_length
     runtime = () if local else (MemoryPart("CUDA, NCCL, fragments", RUNTIME),)
     stages = []
     for stage in stages_of(config, widths):
         weights = rank_weights(widths, cut, stage)
         static = _static_parts(config, cut, weights)
-        passes = _pass_parts(config, LayerCut(widths, cut, item, local), stage)
+        passes = _pass_parts(config, LayerCut(widths, cut, item, longest if local else None), stage)
         stages.append(((*static, *passes, *runtime), _host_checkpoint(config, cut, weights)))
     fullest = max(range(cut.pp), key=lambda number: sum(part.bytes for part in stages[number][0]))
     return Memory(
@@ -108,6 +116,8 @@ def _pass_parts(
     in_flight = _chunks_in_flight(cut, stage)
     chunks = [_chunk_bytes([layers[moe] for moe in chunk], recompute) for chunk in stage.chunks]
     kept = sum(chunks) / len(chunks) * in_flight * tokens
+    if stage.last:
+        kept += (norm_input_bytes(layer_cut) + _output_bytes(layer_cut)) * tokens
     working = max((_working(layer, recompute) for layer in layers.values()), default=0) * tokens
     loss = _loss_bytes(layer_cut, tokens) if stage.last else 0
     largest = (
@@ -163,13 +173,19 @@ def _working(layer: Layer, recompute: Recompute) -> float:
     return layer.working + group * layer.bytes()
 
 
+def _output_bytes(layer_cut: LayerCut) -> float:
+    """The final norm's output of each token, which tensor-parallel ranks gather for the loss."""
+    parts = layer_cut.cut.sequence_parts
+    return layer_cut.widths.hidden * layer_cut.item * (1 if parts == 1 else 1 + 1 / parts)
+
+
 def _loss_bytes(layer_cut: LayerCut, tokens: int) -> int:
-    """The hidden states of all tokens with their gradient, one chunk's logits, and the gradient of
-    the output layer's weight, which is summed in float32."""
+    """The gradient of all tokens' hidden states, one chunk's logits, and the gradient of the output
+    layer's weight, which is summed in float32."""
     widths, cut, item = layer_cut.widths, layer_cut.cut, layer_cut.item
     vocabulary = widths.vocabulary // cut.tp
     logits = _CHUNK_COPIES * _FP32 * min(tokens, _CHUNK_TOKENS) * vocabulary
-    hidden = 2 * tokens * widths.hidden * item
+    hidden = tokens * widths.hidden * item
     return round(logits + hidden + vocabulary * widths.hidden * (_FP32 + item))
 
 
@@ -177,17 +193,16 @@ def _host_checkpoint(config: RunConfig, cut: Cut, weights: RankWeights) -> int:
     """The host memory of a node whose ranks have these weights.
 
     Each rank's share of the state is copied; one rank of each group that shares it gathers the
-    whole: three buffers, and while the third is filled its parts twice (get_parameter_state_dp_zero
-    of Megatron-core's DistributedOptimizer). The model's weights are copied beside it. Groups'
-    first ranks are neighbours, tensor-parallel ones first.
+    whole: three float32 buffers, and while the third is filled as much again
+    (get_parameter_state_dp_zero of Megatron-core's DistributedOptimizer; measured). Groups' first
+    ranks are neighbours, tensor-parallel ones first.
     """
-    item = _ITEM[config.actor_rollout_ref.actor.megatron.dtype]
     of_node = config.trainer.n_gpus_per_node
     stages = max(1, of_node * cut.pp // cut.ranks)
     gathered = weights.dense * min(of_node, stages * cut.tp)
     gathered += weights.experts * min(of_node, stages * cut.ep * cut.etp)
     own = weights.dense / cut.dense_copies + weights.experts / cut.expert_copies
-    return round(gathered * (5 * _FP32 + item) + of_node * own * 3 * _FP32)
+    return round(gathered * 6 * _FP32 + of_node * own * 3 * _FP32)
 
 
 def _engine_parts(config: RunConfig, widths: Widths) -> tuple[MemoryPart, ...]:

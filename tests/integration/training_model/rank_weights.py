@@ -1,6 +1,7 @@
-"""Megatron's model on the meta device, as each pipeline stage of a large layout builds it.
+"""What ranks hold: a small model on CPU, measured; large ones on the meta device, as each pipeline
+stage of a layout builds them.
 
-rank_weights.py FOLDER      writes what each rank holds to FOLDER/found.json
+rank_weights.py FOLDER      writes FOLDER/measured.json and FOLDER/found.json
 
 The process group is torch's fake one, in which one process is any rank of any number of them.
 """
@@ -15,11 +16,11 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from operators.training.megatron import cpu_megatron
 from operators.training.megatron.model import _make_bridge, _make_chunks
 from pipeline.config.rules.layout import expert_tensor_parallel_size
 from pipeline.config.tree import RunConfig
 from tests.exhaustive import sample_or_all
+from tests.integration.training_model.measured import measure
 from tests.large_models import LAYOUTS, config_of, hf_config
 
 DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
@@ -27,9 +28,10 @@ DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
 
 
 def main() -> None:
-    """One rank of each stage of each layout."""
+    """The small models, then one rank of each stage of each layout."""
     root = Path(sys.argv[1])
-    cpu_megatron.adapt()
+    (root / "measured.json").write_text(json.dumps(measure(root)))
+    torch.distributed.destroy_process_group()
     initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
     cuda: Any = torch.cuda
     cuda.current_device = lambda: torch.device("meta")

@@ -75,7 +75,9 @@ def test_recomputation_and_fewer_tokens_keep_less():
     whole = activations()
     moe = activations(override={"recompute_granularity": "selective", "recompute_modules": ["moe"]})
     assert activations(override=FULL) < moe < whole
-    assert activations(override=FULL) == 48 * 2048 * 2 * 16_384 // 4
+    hidden = 2048 * 2 * 16_384
+    final_norm = 2 * hidden // 4 + hidden  # its output also gathered, for the loss
+    assert activations(override=FULL) == 48 * hidden // 4 + final_norm
     assert activations(tokens=8192) == pytest.approx(whole / 2)
 
 
@@ -86,7 +88,9 @@ def test_a_stage_keeps_the_micro_batches_of_those_behind_it(stages, virtual):
     memory = estimate_memory(config, hf_config("qwen3-30b-a3b"))
     behind = stages - 1 - memory.stage
     in_flight = behind + 1 if virtual is None else (2 * behind + 2 * 4 + 1) / 3
-    assert parts_of(memory)["activations"] == 12 * 2048 * 2 * 16_384 * in_flight
+    hidden = 2048 * 2 * 16_384
+    final_norm = 0 if behind else 2 * hidden
+    assert parts_of(memory)["activations"] == 12 * hidden * in_flight + final_norm
 
 
 @pytest.mark.parametrize(
