@@ -6,8 +6,8 @@ The clock runs from the moment when the rollout process holds the recorded route
 arrays until the trainer's process holds them all; both have started and imported before. All ways
 overlap as their design does:
 
-    Retrace   the rollout process writes 8 shards, one after the other; the trainer fetches and
-              checks each once it is committed, seals the step and compares it with the seal
+    Retrace   the rollout process writes 8 shards, two at a time; the trainer fetches and checks
+              each once it is committed, seals the step and compares it with the seal
     http      a response per sample, two requests at a time; the server encodes when it is asked
     ray       a piece per sample or worker, encoded, sent and decoded while others are; shared
               memory on one machine, a connection between two

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from benchmarks.ways.peers import peer_of
 from pipeline.store import open_store
 from pipeline.traces import Compression
 
+WRITERS = 2
+"""Shards that are written at once: one waits for the disk or network while another is coded."""
 JOINED = 8
 """Recorded samples of 512 rows that are one of the hand-over's."""
 
@@ -39,13 +42,15 @@ class Rollout:
         return [[sample.id for sample in shard] for shard in self._shards]
 
     def write(self, uri: str, compression: Compression) -> int:
-        """Retrace: write and commit one shard after the other; bytes of all data files."""
+        """Retrace: write and commit the shards, some at a time; bytes of all data files."""
         store, geometry = open_store(uri), ours.geometry_of(self._recording)
-        written = [
-            ours.write(store, shard, geometry, i, compression)
-            for i, shard in enumerate(self._shards)
-        ]
-        return sum(sum(of_shard.values()) for of_shard in written)
+
+        def write(number: int) -> int:
+            written = ours.write(store, self._shards[number], geometry, number, compression)
+            return sum(written.values())
+
+        with ThreadPoolExecutor(WRITERS) as threads:
+            return sum(threads.map(write, range(len(self._shards))))
 
     def serve(self, name: str, address: str) -> tuple[int, int, tuple[int, int]]:
         """Listen for a peer's trainer: (port, pieces, (L, K))."""
