@@ -1,12 +1,9 @@
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import torch
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
 from megatron.core.transformer import TransformerConfig
 from torch.nn import Module
-
-class _ParamAndGradBuffer:
-    grad_data: torch.Tensor
 
 @dataclass
 class DistributedDataParallelConfig:

@@ -1,0 +1,4 @@
+import torch
+
+class _ParamAndGradBuffer:
+    grad_data: torch.Tensor
