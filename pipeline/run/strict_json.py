@@ -104,9 +104,11 @@ def _decoded(text: bytes | str) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the key {_begin(double)!r} twice")
+        rest = set(found)
+        for name, _ in pairs:
+            if name not in rest:
+                raise ValueError(f"an object has the key {_begin(name)!r} twice")
+            rest.remove(name)
     return found
 
 

@@ -3,11 +3,8 @@
 import argparse
 import sys
 
-from tests.hostile.campaign import all_cases, run, sampled
+from tests.hostile.campaign import SAMPLE, all_cases, run, sampled
 from tests.hostile.judge import Verdict
-
-SAMPLE = 1_200
-"""Cases that a run without --all tries."""
 
 
 def main() -> int:

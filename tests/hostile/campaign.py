@@ -1,6 +1,7 @@
 """All cases, a sample of them, and the table of what came of them."""
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,6 +36,9 @@ FAMILIES: dict[Callable[[str], Iterator[Case]], Sequence[str]] = {
 }
 """The worlds on which each family is tried."""
 
+SAMPLE = 1_200
+"""Cases of a sample, some of which turn out to change nothing."""
+
 
 @cache
 def all_cases() -> list[Case]:
@@ -46,29 +50,68 @@ def all_cases() -> list[Case]:
 
 
 def sampled(count: int) -> list[int]:
-    """Numbers of cases: of each family the share of its root, spread over objects and ways."""
+    """Numbers of cases: every way in which something is done, where a case of a way may change
+    nothing twice; every object to which; then of each family the share of its root."""
     by_family: dict[str, list[int]] = defaultdict(list)
     for number, case in enumerate(all_cases()):
         by_family[case.family + case.level].append(number)
-    weights = {family: len(found) ** 0.5 for family, found in by_family.items()}
-    chosen: list[int] = []
+    chosen: dict[int, None] = {}
     for family, found in by_family.items():
-        share = min(len(found), max(20, round(count * weights[family] / sum(weights.values()))))
-        chosen += _spread(found)[:share]
+        by_family[family] = found = _spread(found)
+        once = all_cases()[found[0]].family in _COSTLY
+        chosen |= dict.fromkeys(_covering(found, way_of, 1 if once else 2))
+        chosen |= dict.fromkeys([] if once else _covering(found, target_of, 1))
+    weights = {family: len(found) ** 0.5 for family, found in by_family.items()}
+    left = count - len(chosen)
+    for family, found in by_family.items():
+        rest = [number for number in found if number not in chosen]
+        if all_cases()[found[0]].family not in _COSTLY:
+            share = max(0, round(left * weights[family] / sum(weights.values())))
+            chosen |= dict.fromkeys(rest[:share])
     return sorted(chosen)
+
+
+_COSTLY = {"bombs"}
+"""Families of which each way is tried once in a sample, on whichever object."""
+
+
+def way_of(case: Case) -> str:
+    """What is done, at which level: 'json/null/L1', 'damaged/cut/L0'."""
+    what = case.name.rsplit("/", 2)[1]
+    return (
+        f"{case.family}/{what.rstrip(' 0123') if case.family == 'damaged' else what}/{case.level}"
+    )
+
+
+def target_of(case: Case) -> str:
+    """The world and object to which it is done, without the numbers in its name."""
+    world, _, rest = case.name.split("/", 1)[1].partition(":")
+    key = rest.rsplit("/", 2)[0].partition(":")[0]
+    return f"{case.family}/{world}:{_NUMBER.sub('0', key)}/{case.level}"
+
+
+_NUMBER = re.compile("[0-9]+")
+
+
+def _covering(numbers: Sequence[int], of: Callable[[Case], str], times: int) -> Iterator[int]:
+    """The first cases of each of something."""
+    seen: Counter[str] = Counter()
+    for number in numbers:
+        name = of(all_cases()[number])
+        seen[name] += 1
+        if seen[name] <= times:
+            yield number
 
 
 def _spread(numbers: Sequence[int]) -> list[int]:
     """In an order in which what is done, then to what, comes round again as late as possible."""
     cases = all_cases()
-    seen: dict[str, int] = defaultdict(int)
+    seen: Counter[str] = Counter()
     ranked = []
     for number in sorted(numbers, key=lambda n: sha256(cases[n].name.encode()).digest()):
-        target, kind = cases[number].name.split(":", 1)[1].rsplit("/", 2)[:2]
-        rank = (seen[kind], seen[target])
-        seen[kind] += 1
-        seen[target] += 1
-        ranked.append((sum(rank), number))
+        of = (way_of(cases[number]), cases[number].name.split(":", 1)[1].rsplit("/", 2)[0])
+        ranked.append((sum(seen[name] for name in of), number))
+        seen.update(of)
     return [number for _, number in sorted(ranked)]
 
 

@@ -15,6 +15,7 @@ from hashlib import sha256
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from pipeline.orphans import die_with_parent
 from tests.hostile.case import Case
 
 MEMORY_MB = 512
@@ -23,8 +24,6 @@ LIMIT_S = 60.0
 """Processor seconds for a case, which takes a tenth of one."""
 _WAITED = 10
 """By the clock a case may take so many times as long: on a busy machine, too."""
-
-_STARTED = "started"
 
 
 def tried(
@@ -59,9 +58,6 @@ def tried(
                 number = child.number
                 try:
                     verdict = pipe.recv()  # type: ignore[union-attr]
-                    if verdict == _STARTED:
-                        child.started()
-                        continue
                 except EOFError:
                     verdict = Verdict(tracebacks=[f"the process died: {child.ended()}"])
                     del children[child.pipe]
@@ -84,7 +80,7 @@ def tried(
 
 
 class _Child:
-    """A process, and the case that it tries."""
+    """A process, and the case that it tries; it dies with this one."""
 
     def __init__(self, whole: bool, in_front: bool) -> None:
         self.in_front = in_front
@@ -93,22 +89,16 @@ class _Child:
         self._process = context.Process(target=_work, args=(theirs, whole), daemon=True)
         self._process.start()
         theirs.close()
-        self.number = -1
-        self._started: float | None = None
+        self.number, self._given = -1, 0.0
         self._cpu_s = 0.0
 
     def give(self, number: int) -> None:
-        self.number, self._started = number, None
+        """A case to try: its time begins. Making its world is in the time of the first."""
+        self.number, self._given, self._cpu_s = number, time.monotonic(), self._used_s()
         self.pipe.send(number)
 
-    def started(self) -> None:
-        """The case is made and lies in its place: its time begins."""
-        self._started, self._cpu_s = time.monotonic(), self._used_s()
-
     def late(self, limit_s: float) -> bool:
-        if self._started is None:
-            return False
-        waited_s = time.monotonic() - self._started
+        waited_s = time.monotonic() - self._given
         return self._used_s() - self._cpu_s > limit_s or waited_s > _WAITED * limit_s
 
     def _used_s(self) -> float:
@@ -134,10 +124,14 @@ class _Child:
 
 def _work(pipe: Connection, whole: bool) -> None:
     """Try the cases whose numbers come, until None comes."""
+    die_with_parent()
     from tests.hostile.campaign import all_cases
     from tests.hostile.judge import Placed
 
     cases = all_cases()
+    # What stays for good is looked at no more by the collection before each case.
+    gc.collect()
+    gc.freeze()
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="hostile-", dir=shm if shm.is_dir() else None) as root:
         worlds: dict[str, Placed] = {}
@@ -145,10 +139,10 @@ def _work(pipe: Connection, whole: bool) -> None:
             case = cases[number]
             if case.world not in worlds:
                 worlds[case.world] = Placed(case.world, Path(root))
-            pipe.send(_tried(case, worlds[case.world], None if whole else number, pipe))
+            pipe.send(_tried(case, worlds[case.world], None if whole else number))
 
 
-def _tried(case: Case, placed: object, turn: int | None, pipe: Connection) -> object:
+def _tried(case: Case, placed: object, turn: int | None) -> object:
     from tests.hostile.judge import Verdict, judge, truth
 
     for step in (0, 1):
@@ -158,7 +152,6 @@ def _tried(case: Case, placed: object, turn: int | None, pipe: Connection) -> ob
     if changes is None:
         return Verdict(impossible=True)
     gc.collect()
-    pipe.send(_STARTED)
     started, before = time.monotonic(), _reset_peak_mb()
     with _bounded():
         try:

@@ -51,7 +51,7 @@ def remade(objects: Objects, changes: Mapping[str, bytes]) -> dict[str, bytes]:
             if body is None or CONTENT_SHA256 not in body:
                 continue
             before = json.dumps(body)
-            _refer(body, key, changed, now)
+            _refer(body, key, changed, objects, now)
             if json.dumps(body) != before:
                 found[key] = now[key] = text(signed(body))
                 waiting.append(key)
@@ -76,17 +76,16 @@ def _object(key: str, data: bytes) -> dict[str, Any] | None:
     return body if isinstance(body, dict) else None
 
 
-def _refer(value: Any, holder: str, changed: str, now: Mapping[str, bytes]) -> None:
+def _refer(value: Any, holder: str, changed: str, objects: Objects, now: Objects) -> None:
     """Bring what an object says of a changed one up to date."""
     if isinstance(value, list):
         for inner in value:
-            _refer(inner, holder, changed, now)
+            _refer(inner, holder, changed, objects, now)
     if not isinstance(value, dict):
         return
     for inner in value.values():
-        _refer(inner, holder, changed, now)
-    step = keys.folder_number(holder)
-    if "manifest_sha256" in value and step is not None and changed == keys.manifest(step):
+        _refer(inner, holder, changed, objects, now)
+    if "manifest_sha256" in value and _is_tied(holder, changed, objects):
         value["manifest_sha256"] = content_of(now[changed])
     if "commit_sha256" in value and changed == value.get("commit", value.get("key")):
         value["commit_sha256"] = content_of(now[changed])
@@ -96,6 +95,20 @@ def _refer(value: Any, holder: str, changed: str, now: Mapping[str, bytes]) -> N
             value["size"] = len(now[changed])
         if "row_groups" in value:
             value.update(described(changed, now[changed], value))
+
+
+def _is_tied(holder: str, changed: str, objects: Objects) -> bool:
+    """Whether what changed is the manifest of the holder's step, whose digest the holder gave.
+
+    In a recorded set it gave that of the run's manifest. The set's own names the holder by its
+    digest, so neither could ever have the other's.
+    """
+    step = keys.folder_number(holder)
+    if step is None or changed != keys.manifest(step):
+        return False
+    body = _object(holder, objects.get(holder, b""))
+    own = content_of(objects[changed]) if changed in objects else None
+    return body is None or body.get("manifest_sha256") == own
 
 
 def described(key: str, content: bytes, entry: Mapping[str, Any]) -> dict[str, Any]:

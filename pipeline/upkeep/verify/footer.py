@@ -49,7 +49,7 @@ def _problems(
     file: TraceFile, header: Header, metadata: pq.FileMetaData, footer: bytes, schema: pa.Schema
 ) -> Iterator[str]:
     text = {key.decode(): value.decode() for key, value in metadata.metadata.items()}
-    if not text.get("retrace.producer"):
+    if "retrace.producer" not in text:
         yield "its metadata has no retrace.producer"
     if file.role == "routes":
         made = parse_provenance(json.loads(text.get("retrace.provenance", "null")), file.data.key)

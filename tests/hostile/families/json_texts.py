@@ -33,6 +33,11 @@ def _inner_key_twice(data: bytes) -> bytes:
     return text(signed(body)).replace(b'{"a": 2}', b'{"a": 1, "a": 2}')
 
 
+def _last_key_twice(data: bytes) -> bytes:
+    body = {**json.loads(data), **{f"k{number}": number for number in range(300_000)}}
+    return text(signed(body)).replace(b'"k299998"', b'"k299999"')
+
+
 def _number(data: bytes, number: str) -> bytes:
     """A number as it should not stand there, in a field that nobody knows."""
     body = json.loads(data)
@@ -59,6 +64,7 @@ TEXTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "key twice, the right one last": (lambda data: _key_twice(data, True), NAMED),
     "key twice, the right one first": (lambda data: _key_twice(data, False), NAMED),
     "inner key twice": (_inner_key_twice, NAMED),
+    "the last of 300,000 keys twice": (_last_key_twice, NAMED),
     "NaN": (lambda data: _number(data, "NaN"), NAMED),
     "Infinity": (lambda data: _number(data, "-Infinity"), NAMED),
     "1e999": (lambda data: _number(data, "1e999"), NAMED),
@@ -79,7 +85,7 @@ TEXTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "comment": (lambda data: b"/* */" + data, NAMED),
     "single quotes": (lambda data: data.replace(b'"', b"'"), NAMED),
     "comma at its end": (lambda data: re.sub(rb"\}\s*$", b",}", data), NAMED),
-    "64 MB of blanks": (lambda data: b" " * (64 << 20) + data, FREE),
+    "16 MB of blanks": (lambda data: b" " * (16 << 20) + data, FREE),
 }
 
 
