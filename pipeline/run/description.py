@@ -96,11 +96,11 @@ def parse_description(body: Mapping[str, Any], uri: str) -> RunDescription:
         if found != FORMAT:
             raise ValueError(f"format {found}, expected {FORMAT}: another version made it")
         return RunDescription(
-            name=field(body, "name", text),
+            name=field(body, "name", key),
             settings=field(body, "config", mapping),
             inputs=field(body, "inputs", _inputs),
             geometry=field(body, "geometry", parse_geometry),
-            versions=field(body, "versions", mapping),
+            versions=field(body, "versions", _texts),
         )
     except ValueError as error:
         raise CorruptObjectError(
@@ -143,6 +143,11 @@ def with_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> di
                 raise ValueError(f"{name}: {part} is {group!r}, not a group of settings")
         group[last] = value
     return changed
+
+
+def _texts(value: Any) -> dict[str, str]:
+    body = mapping(value)
+    return {name: field(body, name, text) for name in body}
 
 
 def _inputs(value: Any) -> StagedInputs:

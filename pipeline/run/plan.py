@@ -185,6 +185,8 @@ def parse_plan(body: Mapping[str, Any], key: str, uri: str) -> Plan:
         if key == keys.plan(folder):
             return StepPlan(**common, step=folder)
         _expect("policy_version", common["policy_version"], folder)
+        for prompt in common["prompts"]:
+            _expect("epoch", prompt.epoch, 0)
         return ValidationPlan(**common)
     except ValueError as error:
         raise CorruptObjectError(

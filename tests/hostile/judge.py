@@ -185,6 +185,9 @@ def _compare(
             continue  # without run.json it is a recorded set, which has steps alone
         if blind is not None and not (item in found and item in expected):
             continue
+        unsealed = (name, item) == ("run", "steps") and set(found[item]) < set(expected[item])
+        if unsealed and verdict.problems:
+            continue  # a step without its seal is not finished; verify names what came after it
         if item not in found or item not in expected:
             verdict.wrong.append(f"{name}: {item} is {'there' if item in found else 'missing'}")
             return

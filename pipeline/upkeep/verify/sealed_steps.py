@@ -26,7 +26,11 @@ from pipeline.upkeep.verify.manifest_rows import ManifestRows
 from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shard
 from pipeline.upkeep.verify.step_of_run import verify_metrics, verify_step_of_run
 from pipeline.upkeep.verify.stored_run import find_signed, find_signed_plan
-from pipeline.upkeep.verify.training import verify_training, verify_training_files
+from pipeline.upkeep.verify.training import (
+    verify_copied,
+    verify_training,
+    verify_training_files,
+)
 
 _BATCH_BYTES = 64 << 20
 """Decoded sets that are joined at once."""
@@ -85,9 +89,8 @@ def _verify_objects(
     if pruned:
         _verify_pruned(store, manifest, report)
     before = len(report.problems)
-    geometry = None if run is None else run.geometry
     with report.noting(key):
-        _verify_rows(manifest, geometry)
+        _verify_rows(manifest, run)
     if run is not None:
         verify_step_of_run(store, run, manifest, report)
     if plan is not None:
@@ -174,10 +177,10 @@ def _verify_manifest(store: Store, step: int, commits: Commits, report: Report) 
     return None
 
 
-def _verify_rows(manifest: Manifest, geometry: Geometry | None) -> None:
+def _verify_rows(manifest: Manifest, run: RunDescription | None) -> None:
     """Compare the manifest's columns with each other, and its geometry with the run's model."""
-    if manifest.geometry is not None and geometry not in (None, manifest.geometry):
-        raise TraceError(f"made for {manifest.geometry}, the run's model has {geometry}")
+    if manifest.geometry is not None and run is not None and run.geometry != manifest.geometry:
+        raise TraceError(f"made for {manifest.geometry}, the run's model has {run.geometry}")
     rows = manifest.rows
     tokens = pc.add(rows["prompt_length"], rows["response_length"])
     wrong = pc.not_equal(rows["rows_total"], pc.subtract(tokens, 1))
@@ -226,11 +229,13 @@ def _verify_files(
     for number, ref in enumerate(manifest.files):
         with report.noting(ref.commit):
             file, _ = open_file(store, manifest, number, commits)
-            headers[ref.commit] = commits.header(ref.commit)
+            headers[ref.commit] = header = commits.header(ref.commit)
+            if "/training/" in ref.commit:
+                verify_copied(manifest, number, header)
             if not pruned and ref.commit not in shards and not _SHARD.search(ref.commit):
                 verify_file(store, file, report, ref.commit)
                 with report.noting(ref.key):
-                    check_footer(store, file, headers[ref.commit])
+                    check_footer(store, file, header)
     return headers
 
 

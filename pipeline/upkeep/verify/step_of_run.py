@@ -15,6 +15,18 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.stored_run import find_signed
 
 _REPLAY = "actor_rollout_ref.actor.router_replay"
+_MODES = ("disabled", "R2", "R3")
+
+
+def check_mode(run: RunDescription) -> None:
+    """Raise CorruptObjectError unless a run's settings of replay are of a mode that there is."""
+    replay = mapping(run.setting(_REPLAY))
+    file = replay.get("record_file")
+    if replay.get("mode") not in _MODES or not isinstance(file, str | None):
+        raise CorruptObjectError(
+            f"{keys.run_json()}: {_REPLAY} has the mode {replay.get('mode')!r} and record_file "
+            f"{file!r}, expected a mode of {', '.join(_MODES)} and a text or null"
+        )
 
 
 def verify_step_of_run(

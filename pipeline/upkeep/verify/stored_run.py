@@ -161,6 +161,8 @@ def find_signed(store: Store, key: str) -> dict[str, Any] | None:
     body = find_commit(store, key)
     if body is not None and CONTENT_SHA256 not in body:
         raise CorruptObjectError(f"{key}: it has no {CONTENT_SHA256}; restore the object")
+    if body is not None and not isinstance(body.get("attempt", ""), str):
+        raise CorruptObjectError(f"{key}: attempt {body['attempt']!r}, expected a write id")
     return body
 
 
@@ -195,11 +197,28 @@ def _verify_files(store: Store, key: str, body: Mapping[str, Any], report: Repor
     """Check the files of a commit object."""
     found = Report(report.uri, seen=report.seen, weights=report.weights)
     with found.parsing(key):
-        for file in files_in(dict(body)):
+        files = files_in(dict(body))
+        for file in files:
             verify_data(store, file, found, key)
+        _check_listed(store, key, [file.key for file in files])
     # A running trainer may remove the object meanwhile: first its commit, then its files.
     if found.problems and store.size(key) is not None:
         report.problems += found.problems
+
+
+def _check_listed(store: Store, key: str, named: Sequence[str]) -> None:
+    """Check that a commit lists each file once, and all that its maker wrote with their write id.
+
+    Other write ids are of attempts that died, or came second.
+    """
+    if not named or len(set(named)) != len(named):
+        raise CorruptObjectError(f"{key}: its files are {list(named)}, expected some, each once")
+    for made in sorted({keys.maker_of(name) for name in named} - {None}):
+        for info in store.list(f"{made}"):
+            if keys.maker_of(info.key) == made and info.key not in named:
+                raise CorruptObjectError(
+                    f"{key}: it does not list {info.key}, whose maker wrote what it lists"
+                )
 
 
 def _verify_validation(

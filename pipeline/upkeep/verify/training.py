@@ -7,7 +7,7 @@ from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.description import RunDescription
 from pipeline.store import ObjectMissingError, Store
-from pipeline.traces.format.header import read_header
+from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.manifest import Manifest
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.joined import joined
@@ -17,6 +17,7 @@ from pipeline.traces.read.training import (
     find_training_set,
     listed_keys,
     place_of,
+    recorded,
 )
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.commits import check_commit
@@ -94,6 +95,36 @@ def verify_training(
             with report.noting(key):
                 _verify_counts(made, training)
             _verify_rows(store, made, report)
+
+
+def verify_copied(manifest: Manifest, number: int, header: Header) -> None:
+    """Compare the training commit of a recorded set's file with the manifest, sample by sample.
+
+    `number` is the file's place in the manifest. Format 1.0 says nothing of samples. Raises
+    TraceError.
+    """
+    place_of(header)
+    said = recorded(header)
+    if said is None:
+        return
+    manifest_key = keys.manifest(manifest.step)
+    columns = ["id", "token_digest", "routes", "routes_digest", "part_digests"]
+    for row in manifest.rows.select(columns).to_pylist():
+        one = said.pop(row["id"], None)
+        parts = row["routes"] or []
+        at = next((i for i, part in enumerate(parts) if part["file"] == number), None)
+        if one is None and (at is None or not parts[at]["segments"]):
+            continue  # in another file, or of one token
+        digests = row["part_digests"] or [row["routes_digest"]] * (len(parts) == 1)
+        expected = digests[at] if at is not None and digests else None
+        found = None if one is None else (one.token_digest, expected and one.routes_digest)
+        if found != (row["token_digest"], expected):
+            raise TraceError(
+                f"{header.key}: sample {row['id']} has digests {found}, {manifest_key} has "
+                f"{(row['token_digest'], expected)} of its tokens and routes"
+            )
+    if said:
+        raise TraceError(f"{header.key}: sample {min(said)} is not in the step's manifest")
 
 
 def _verify_commits_1_0(store: Store, step: int, report: Report) -> None:

@@ -4,11 +4,13 @@ Its findings are a list, not an exception: one bad object does not hide the next
 """
 
 import re
+from collections.abc import Sequence
 
 from pipeline.run import keys
 from pipeline.store import Store
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.sealed_steps import verify_step
+from pipeline.upkeep.verify.step_of_run import check_mode
 from pipeline.upkeep.verify.stored_run import (
     find_signed_description,
     verify_amended,
@@ -36,13 +38,15 @@ def verify(store: Store, step: int | None = None) -> Report:
     for number in steps:
         with report.noting(keys.manifest(number)):
             verify_step(store, number, run, report)
+    if run is not None:
+        _verify_order(commits, steps, report)
     if step is not None:
         return report
-    if run is not None:
-        _verify_order(commits, report)
     if not any(problem.key == keys.run_json() for problem in report.problems):
         with report.noting(keys.run_json()):
             verify_inputs(store, run, report)
+            if run is not None:
+                check_mode(run)
     for prefix, check in (
         (keys.attempts(), verify_attempts),
         (keys.policies(), verify_policies),
@@ -55,10 +59,12 @@ def verify(store: Store, step: int | None = None) -> Report:
     return report
 
 
-def _verify_order(commits: set[str], report: Report) -> None:
-    """Check that objects exist without which a run could not have made later ones."""
+def _verify_order(commits: set[str], steps: Sequence[int], report: Report) -> None:
+    """Check that objects exist without which a run could not have made later ones of some steps."""
     for key in sorted(commits):
         step = keys.folder_number(key) or 0
+        if step not in steps:
+            continue
         plan, earlier = keys.plan(step), keys.metrics(step - 1)
         if key == keys.rollout(step, 0) and plan not in commits:
             report.add(plan, f"no such object, but the step was rolled out: {key}")

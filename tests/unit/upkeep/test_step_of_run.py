@@ -1,5 +1,7 @@
 """`verify` compares a step with its run: with the mode of its settings, with its policies."""
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +17,7 @@ from pipeline.traces import NewTrainingSet, read_manifest, seal, seal_training_s
 from pipeline.traces.recorded_sets import write_recorded_set
 from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
+from tests.forged_sets import put_signed, resign, training_commits
 from tests.memory_store import MemoryStore
 from tests.samples import (
     GEOMETRY,
@@ -180,3 +183,34 @@ class TestWeights:
         path.write_text(body.replace('"weights_sha256"', '"weights_of_old"'))
         rewrite(path, {})
         assert not [text for text in texts(store) if text.startswith(keys.metrics(0))]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ((), True, "are not a list"),
+        ((0, 0), "000000/9/0", "sample 000000/9/0 is not in the step's manifest|has digests None"),
+        ((0, 1), "0" * 64, "has digests"),
+        ((0, 2), "0" * 64, "has digests"),
+    ],
+)
+def test_what_a_recorded_sets_training_commits_say_of_samples_is_compared(
+    store, place, value, says
+):
+    """The set's manifest names them, whatever their own digests of samples were made of."""
+    sealed_r2(store, SAMPLES)
+    record = MemoryStore()
+    write_recorded_set(store, record, 0)
+    assert not texts(record)
+    (key, *_) = training_commits(record)
+    digests = json.loads(record.read(key))["digests"]
+    if place:
+        row, column = place
+        digests[row][column] = value
+    body = resign(record, key, digests=digests if place else value)
+    manifest = json.loads(record.read(keys.manifest(0)))
+    for ref in manifest["data"]:
+        if ref["commit"] == key:
+            ref["commit_sha256"] = body["content_sha256"]
+    put_signed(record, keys.manifest(0), manifest)
+    assert any(re.search(says, text) for text in texts(record))

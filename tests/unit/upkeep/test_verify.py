@@ -13,6 +13,7 @@ from pipeline.run.commit import (
     CONTENT_SHA256,
     CorruptObjectError,
     read_commit,
+    sha256,
 )
 from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
@@ -40,11 +41,23 @@ def named(store) -> set[str]:
     return {problem.key for problem in verify(store).problems}
 
 
+def replay(**settings: object) -> dict[str, object]:
+    """A change of run.json to other settings of replay."""
+    return {"config": {"actor_rollout_ref": {"actor": {"router_replay": settings}}}}
+
+
 @pytest.mark.parametrize(
     ("key", "change"),
     [
         (keys.run_json(), {"inputs": {}}),
         (keys.run_json(), {"geometry": {"experts": 16}}),
+        (keys.run_json(), {"name": "../second"}),
+        (keys.run_json(), {"name": "red\x1b[31m"}),
+        (keys.run_json(), {"versions": {"vllm": {}}}),
+        (keys.run_json(), {"attempt": ["0" * 8]}),
+        (keys.run_json(), replay(mode="R4")),
+        (keys.run_json(), replay(mode=None)),
+        (keys.run_json(), replay(mode="R3", record_file=1)),
         (keys.plan(0), {"prompts": 3}),
         (keys.plan(0), {"step": 1}),
         (keys.plan(0), {"sampling": {"temperature": 1}}),
@@ -65,8 +78,10 @@ def named(store) -> set[str]:
         (keys.checkpoint(1), {"version": True}),
         (keys.checkpoint(1), {"step": 2}),
         (keys.checkpoint(1), {"layout": 1}),
+        (keys.checkpoint(1), {"files": []}),
         (keys.validation_plan(0), {"prompts": None}),
         (keys.validation_plan(0), {"step": 1}),
+        (keys.validation_plan(0), {"prompts": [{"row": row, "epoch": 1} for row in range(3)]}),
         (keys.validation_plan(0), {"policy_version": 1}),
         (keys.validation(0, 1), {"shard": 0}),
         (keys.validation(0, 1), {"count": 1}),
@@ -109,6 +124,30 @@ def test_json_that_was_changed_is_named(run, tmp_path):
         assert key in named(run)
         path.write_bytes(content)
     assert not verify(run).problems
+
+
+@pytest.mark.parametrize("key", [keys.policy(1), keys.checkpoint(1)])
+def test_files_that_are_not_listed_or_listed_twice_are_found(run, tmp_path, key):
+    """A commit lists what its maker wrote with one write id; another's files are debris."""
+    path = tmp_path / "run" / key
+    body = json.loads(path.read_bytes())
+    made = keys.maker_of(body["files"][0]["key"])
+    more = {"key": f"{made}/more", "size": 4, "sha256": sha256(b"more")}
+    run.create(more["key"], b"more")
+    (problem,) = verify(run).problems
+    assert (problem.key, more["key"] in problem.text) == (key, True)
+    rewrite(path, {"files": [*body["files"], more]})
+    assert not verify(run).problems
+    run.create(f"{made[:-1]}{'1' if made[-1] == '0' else '0'}/more", b"debris")
+    assert not verify(run).problems
+    rewrite(path, {"files": [*body["files"], more, more]})
+    assert key in named(run)
+
+
+def test_routes_in_the_run_of_a_model_without_experts_are_found(run, tmp_path):
+    rewrite(tmp_path / "run" / keys.run_json(), {"geometry": None})
+    (problem,) = verify(run, 0).problems
+    assert "the run's model has None" in problem.text
 
 
 def test_samples_of_another_validation_are_found(run, tmp_path):
@@ -158,6 +197,8 @@ def test_a_single_step_is_checked_alone(run, tmp_path):
     report = verify(run, 0)
     assert not report.problems
     assert (report.steps, report.policies, report.validations) == (1, 0, 0)
+    run.delete(keys.plan(0))
+    assert {problem.key for problem in verify(run, 0).problems} == {keys.plan(0)}
 
 
 def test_a_record_set_has_steps_only(run, tmp_path):
