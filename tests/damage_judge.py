@@ -51,7 +51,7 @@ def outcome(mode: str, damage: Damage) -> str:
 def may_be_absent(key: str) -> bool:
     """Commits of what a run removes, or may not have made yet; of two steps the last metrics."""
     of_run = key.startswith(("policies/", "checkpoints/", "validations/", "attempts/"))
-    is_commit = key.endswith(".json") and not key.endswith("/config.json")
+    is_commit = key.endswith(".json") and not key.endswith(("/config.json", "000/plan.json"))
     return key == keys.metrics(1) or (of_run and is_commit)
 
 

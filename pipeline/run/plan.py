@@ -20,6 +20,11 @@ from pipeline.run.commit import (
 from pipeline.run.parse import field, flag, integer, items, mapping, number, real
 from pipeline.store.base import Store
 
+MOST_SAMPLES = 1 << 20
+"""Samples of a plan, whose ids are held in memory wherever it is compared."""
+MOST_SHARDS = 100_000
+"""Their keys have five digits."""
+
 
 @dataclass(frozen=True)
 class PlannedPrompt:
@@ -60,6 +65,15 @@ class Plan(ABC):
     """The run's sampling seed, from which each sample's own seed is made."""
     shards: int
     """Number of shards; prompt i is in shard i mod shards."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for more than a step can be: a few bytes can claim any number."""
+        samples = self.n * len(self.prompts)
+        if samples > MOST_SAMPLES or self.shards > MOST_SHARDS:
+            raise ValueError(
+                f"{samples} samples in {self.shards} shards, at most {MOST_SAMPLES} in "
+                f"{MOST_SHARDS} can be planned"
+            )
 
     @property
     @abstractmethod

@@ -142,6 +142,11 @@ def verify_validations(store: Store, report: Report) -> None:
         if key == keys.validation_plan(version):
             with report.noting(key):
                 plans[version] = parse_plan(body, key, store.uri)
+    for version, key in {version: key for version, key, _ in found}.items():
+        plan = keys.validation_plan(version)
+        with report.noting(plan):
+            if version not in plans and store.size(plan) is None:
+                report.add(plan, f"no such object, but its samples are there: {key}")
     for version, key, body in found:
         if key == keys.validation_plan(version):
             continue

@@ -169,6 +169,8 @@ def _kind(key: str) -> str:
 def _optional(key: str) -> bool:
     """A run may not have it (yet), so nothing there is no problem, and no file is nothing."""
     optional = (keys.policies(), keys.validations(), keys.attempts())
+    if key.startswith(keys.validations()) and key.endswith("plan.json"):
+        return False  # its samples are there
     return key.startswith(optional) or key.endswith(("plan.json", "metrics.json"))
 
 

@@ -1,6 +1,6 @@
 """plan.json: the stored bytes, and what a broken one is refused with."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -28,7 +28,7 @@ COMMON = {
     "shards": 2,
 }
 STEP = StepPlan(**COMMON, step=4)
-VALIDATION = ValidationPlan(**COMMON)
+VALIDATION = ValidationPlan(**{**COMMON, "prompts": (PlannedPrompt(7, 0), PlannedPrompt(2, 0))})
 STORED = {
     "policy_version": 3,
     "prompts": [{"row": 7, "epoch": 0}, {"row": 2, "epoch": 1}],
@@ -57,6 +57,7 @@ def test_what_is_stored(store, plan, key, step):
     body = read_commit(store, key)
     assert {name: body[name] for name in body if name not in ("attempt", "content_sha256")} == {
         **STORED,
+        "prompts": [asdict(prompt) for prompt in plan.prompts],
         "step": step,
     }
     assert body["content_sha256"] == content_digest(body)
@@ -94,6 +95,8 @@ def test_a_missing_plan(store):
         ({"sampling": {**STORED["sampling"], "top_p": True}}, "sampling: top_p: True is no number"),
         ({"routes": 1}, "routes: 1 is neither true nor false"),
         ({"step": 5}, "step 5, expected 4"),
+        ({"n": 1 << 62}, f"{1 << 63} samples in 2 shards, at most 1048576 in 100000"),
+        ({"shards": 1 << 62}, f"4 samples in {1 << 62} shards, at most"),
     ],
 )
 def test_a_broken_plan_is_refused(store, change, says):
@@ -109,6 +112,13 @@ def test_whatever_a_plan_lacks_is_named(store, name):
     commit(store, keys.validation_plan(3), body, "a")
     with pytest.raises(CorruptObjectError, match=f"it has no '{name}'"):
         find_plan(store, keys.validation_plan(3))
+
+
+def test_a_validation_has_no_epochs(store):
+    prompts = [{"row": 7, "epoch": 1}]
+    commit(store, keys.validation_plan(3), {**plan_json(VALIDATION), "prompts": prompts}, "a")
+    with pytest.raises(CorruptObjectError, match="epoch 1, expected 0"):
+        read_plan(store, keys.validation_plan(3))
 
 
 def test_a_validation_is_of_the_policy_that_its_key_names(store):

@@ -159,6 +159,12 @@ def test_samples_of_another_validation_are_found(run, tmp_path):
     assert "missing: val-000000/3/0, val-000000/3/1" in problem.text
 
 
+def test_samples_of_a_validation_without_a_plan_are_found(run):
+    run.delete(keys.validation_plan(0))
+    (problem,) = verify(run).problems
+    assert problem.key == keys.validation_plan(0)
+
+
 def test_amendments_and_the_files_that_they_name_are_checked(run, tmp_path):
     """Broken, lost, out of order, or with a file that is not what it was."""
     mended = put_data(run, keys.input_file("2" * 64, "reward.py"), b"mended")
