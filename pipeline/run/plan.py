@@ -67,13 +67,15 @@ class Plan(ABC):
     """Number of shards; prompt i is in shard i mod shards."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for more than a step can be: a few bytes can claim any number."""
+        """Raise ValueError for more than a step can be, as a few bytes can claim; for doubles."""
         samples = self.n * len(self.prompts)
         if samples > MOST_SAMPLES or self.shards > MOST_SHARDS:
             raise ValueError(
                 f"{samples} samples in {self.shards} shards, at most {MOST_SAMPLES} in "
                 f"{MOST_SHARDS} can be planned"
             )
+        if len(set(self.prompts)) != len(self.prompts):
+            raise ValueError("a prompt stands there twice")
 
     @property
     @abstractmethod
@@ -228,9 +230,15 @@ def _prompts(value: Any) -> tuple[PlannedPrompt, ...]:
 
 def _sampling(value: Any) -> Sampling:
     body = mapping(value)
-    return Sampling(
+    found = Sampling(
         temperature=field(body, "temperature", real),
         top_p=field(body, "top_p", real),
         top_k=field(body, "top_k", integer),
         max_tokens=field(body, "max_tokens", number),
     )
+    if found.temperature < 0 or not 0 < found.top_p <= 1 or found.top_k < -1:
+        raise ValueError(
+            f"{found}, expected a temperature of at least 0, top_p above 0 and at most 1, and "
+            "top_k of at least -1"
+        )
+    return found

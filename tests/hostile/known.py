@@ -8,17 +8,45 @@ from tests.hostile.case import NOT_NOTICED, Case
 _ROUTES = ("value",)
 _ONLY_THERE = "one samples file says it, and no other object: its digest alone protects it"
 
+_BESIDE_TRACES = (
+    r"(run|attempts/\d+|policies/\d+/policy|checkpoints/\d+/checkpoint|validations/[\d/]+(plan)?"
+    r"|steps/\d+/(plan|metrics))\.json"
+)
+
 UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
-    r"^json/.*:attempt/": ((), "the write id, which its maker alone compares"),
+    r"^json/.*steps/.*/(rollout|training|manifest)[^:]*:attempt/": (
+        (),
+        "the write id, which its maker alone compares",
+    ),
+    rf"^json/[^:]*:{_BESIDE_TRACES}:attempt/(missing|text|empty|control|outside|foreign|another)": (
+        (),
+        "the same; another type than a text is named",
+    ),
     r"^json/.*:maker[./]": ((), "what a worker says of its own work"),
     r"^json/.*provenance\.engine/": ((), "the engine's name is for people"),
-    r"^json/.*:run\.json:": ((), "what a run was started with stands there alone"),
-    r"^json/.*:attempts/": ((), "operational settings of a start"),
-    r"^json/.*/metrics\.json:": ((), "what the trainer measured stands there alone"),
-    r"^json/.*/plan\.json:": ((), "how a step was sampled stands there alone"),
-    r"^json/.*:checkpoints/": ((), "a checkpoint's layout stands there alone"),
-    r"^json/.*:policies/": ((), "a policy's own description"),
-    r"^json/.*:validations/": ((), "counts and sums of a validation stand there alone"),
+    r"^json/.*:run\.json:name/text/": ((), "a run's folder may have been moved to another name"),
+    r"^json/.*:run\.json:config\.[a-z_.]*record_file/": (
+        (),
+        "where else a run put its samples stands there alone; another type than a text is named",
+    ),
+    r"^json/.*:run\.json:inputs\.model(\.tokenizer\.json)?/(missing|empty)/": (
+        (),
+        "which files policy 0 has beside its weights stands there alone",
+    ),
+    r"^json/.*/metrics\.json:policy_sha256/missing/": ((), "older trainers did not write it"),
+    r"^json/.*/plan\.json:sampling\.(temperature|top_p|top_k|max_tokens)/": (
+        (),
+        "how a step was sampled stands there alone; values that no engine takes are named",
+    ),
+    r"^json/.*/plan\.json:(seed|routes|shards|prompts/reversed|prompts\.\d+/another)": (
+        (),
+        "how a step was divided and sampled stands there alone; its prompts are compared as a set",
+    ),
+    r"^json/.*:checkpoints/.*:layout/(object|empty)/": ((), "a layout stands there alone"),
+    r"^json/.*:(checkpoints|policies|validations)/.*:files/reversed/": (
+        (),
+        "the order of files means nothing",
+    ),
     r"^columns/.*samples\.parquet:logprobs/": (("logprobs_G",), _ONLY_THERE),
     r"^columns/.*samples\.parquet:loss_mask/": (("loss_mask_G",), _ONLY_THERE),
     r"^columns/.*samples\.parquet:finish_reason/": (("finish_reason",), _ONLY_THERE),
