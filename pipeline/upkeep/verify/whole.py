@@ -68,7 +68,5 @@ def _verify_order(commits: set[str], steps: Sequence[int], report: Report) -> No
         plan, earlier = keys.plan(step), keys.metrics(step - 1)
         if key == keys.rollout(step, 0) and plan not in commits:
             report.add(plan, f"no such object, but the step was rolled out: {key}")
-        elif key == keys.manifest(step) and not commits & {plan, keys.rollout(step, 0)}:
-            report.add(plan, f"no such object, but the step was sealed: {key}")
         if step and key == keys.metrics(step) and earlier not in commits:
             report.add(earlier, f"no such object, but a later step was trained: {key}")
