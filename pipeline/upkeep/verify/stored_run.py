@@ -218,8 +218,9 @@ def _check_listed(store: Store, key: str, named: Sequence[str]) -> None:
     """
     if not named or len(set(named)) != len(named):
         raise CorruptObjectError(f"{key}: its files are {list(named)}, expected some, each once")
-    for made in sorted({keys.maker_of(name) for name in named} - {None}):
-        for info in store.list(f"{made}"):
+    makers = (keys.maker_of(name) for name in named)
+    for made in sorted({maker for maker in makers if maker is not None}):
+        for info in store.list(made):
             if keys.maker_of(info.key) == made and info.key not in named:
                 raise CorruptObjectError(
                     f"{key}: it does not list {info.key}, whose maker wrote what it lists"
