@@ -27,7 +27,7 @@ from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shar
 from pipeline.upkeep.verify.step_of_run import verify_metrics, verify_step_of_run
 from pipeline.upkeep.verify.stored_run import find_signed, find_signed_plan
 from pipeline.upkeep.verify.training import (
-    verify_copied,
+    verify_recorded,
     verify_training,
     verify_training_files,
 )
@@ -231,7 +231,7 @@ def _verify_files(
             file, _ = open_file(store, manifest, number, commits)
             headers[ref.commit] = header = commits.header(ref.commit)
             if "/training/" in ref.commit:
-                verify_copied(manifest, number, header)
+                verify_recorded(manifest, number, header)
             if not pruned and ref.commit not in shards and not _SHARD.search(ref.commit):
                 verify_file(store, file, report, ref.commit)
                 with report.noting(ref.key):

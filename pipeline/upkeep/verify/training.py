@@ -97,7 +97,7 @@ def verify_training(
             _verify_rows(store, made, report)
 
 
-def verify_copied(manifest: Manifest, number: int, header: Header) -> None:
+def verify_recorded(manifest: Manifest, number: int, header: Header) -> None:
     """Compare the training commit of a recorded set's file with the manifest, sample by sample.
 
     `number` is the file's place in the manifest. Format 1.0 says nothing of samples. Raises
