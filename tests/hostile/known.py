@@ -83,6 +83,9 @@ OPEN: dict[str, str] = {
     r"^moved/replayed-1\.0:steps/000000/plan\.json/lost/L0": (
         "verify asks for the plan of a step that was rolled out, not of one sealed from a set"
     ),
+    r"^moved/r2set:steps/000000/manifest\.json/lost/L0": (
+        "a set's step without its seal looks like one that is being written"
+    ),
 }
 """By pattern of names what is known and not mended yet. Strict: a pattern of which every case that
 is tried comes out right must go."""
