@@ -173,6 +173,7 @@ def loss_memory(tokens: int, vocabulary: int, whole: bool) -> float:
     hidden_TH = torch.randn(tokens, 64).requires_grad_()
     weight_VH = torch.randn(vocabulary, 64).requires_grad_()
     labels_T = torch.randint(0, vocabulary, (tokens,))
+    alone = dist.new_group()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         if whole:  # as frameworks do without chunks
             log_p = (hidden_TH @ weight_VH.T / 0.9).log_softmax(-1)
@@ -180,9 +181,9 @@ def loss_memory(tokens: int, vocabulary: int, whole: bool) -> float:
             entropy_T = -(log_p.exp() * log_p).sum(-1)
         else:
             logp_T, entropy_T = logprobs_and_entropy(
-                hidden_TH, weight_VH, labels_T, 0.9, dist.group.WORLD, entropy_gradient=True
+                hidden_TH, weight_VH, labels_T, 0.9, alone, entropy_gradient=True
             )
-        (logp_T + entropy_T).sum().backward()
+        torch.autograd.backward((logp_T + entropy_T).sum())
     held = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
@@ -238,7 +239,7 @@ def main() -> None:
         f"{count} samples, {tokens:,} tokens, mean {lengths.mean():.0f}, longest {lengths.max()}; "
         f"packs of at most {budget:,}, padded micro-batches of 8:"
     )
-    tables = [title, Table(headers, rows), limits]
+    tables: list[Table | str] = [title, Table(headers, rows), limits]
     if cpu_megatron.ON_CPU:
         tables.append(memory_table(arguments.quick))
     publish({"training": block(*tables, machine("torch", "megatron-core"))}, arguments)

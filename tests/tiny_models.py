@@ -125,7 +125,8 @@ def make_tiny(
     """
     config = tiny_config(family, **overrides)
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    factory: Any = AutoModelForCausalLM  # not typed
+    model = factory.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):
             _fill(name, tensor, generator)
@@ -153,7 +154,8 @@ def make_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     )
     corpus = ["the quick brown fox jumps over the lazy dog", "1 + 2 = 3", "user assistant system"]
     tokenizer.train_from_iterator(corpus * 4, trainer)
-    wrapped = PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast  # not typed
+    wrapped: PreTrainedTokenizerFast = make(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,
