@@ -88,10 +88,10 @@ def begin(store: Store, number: int, validations=()) -> Attempt:
 
 
 def plan(store: Store, step: int, version: int, validation: bool = False) -> None:
-    """Publish a plan of 5 prompts in 2 shards; prompt 3 in its second epoch."""
+    """Publish a plan of 5 prompts in 2 shards; a step's prompt 3 is in its second epoch."""
     common = {
         "policy_version": version,
-        "prompts": tuple(PlannedPrompt(row, int(row == 3)) for row in range(5)),
+        "prompts": tuple(PlannedPrompt(row, int(row == 3 and not validation)) for row in range(5)),
         "n": 1 if validation else 3,
         "sampling": Sampling(0.0 if validation else TEMPERATURE, 1.0, -1, 24),
         "shards": 2,
