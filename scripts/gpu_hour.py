@@ -19,6 +19,7 @@ from pipeline.config.rules.check import config_problems
 from pipeline.device import choose_device
 from pipeline.errors import InputError
 from pipeline.hardware import gpu_pool
+from pipeline.launch.guard import start_guarded
 
 ROOT = Path(__file__).resolve().parent.parent
 RETRACE = ("-c", "from pipeline.cli import main; main()")
@@ -26,7 +27,8 @@ EXAMPLE = "examples/quickstart.yaml"
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
 DEVICE = "cuda"
-LIMIT_S = 1200.0
+LIMIT_S, TOTAL_S = 1200.0, 3600.0
+"""Of a step, and of all together: steps that are left then are not run."""
 MOST_KL, LEAST_AGREEMENT, FULL = 1e-3, 0.9, 1.0
 """Of the example on one machine: mean KL of engine and trainer, agreement, coverage."""
 
@@ -269,24 +271,34 @@ def problem_of(step: Step) -> str | None:
     return None if (ROOT / words[0]).is_file() else f"{words[0]} is not there"
 
 
-def make(step: Step, folder: Path) -> str:
+def run_guarded(
+    words: Sequence[str], log: Path, devices: Sequence[str], limit_s: float
+) -> int | None:
+    """Run `python WORDS` on some GPUs; the exit code, or None: not done after `limit_s` seconds.
+
+    Nothing that it has started outlives it, in whatever session.
+    """
+    shown = {"CUDA_VISIBLE_DEVICES": ",".join(devices), "PYTHONSAFEPATH": ""}
+    with log.open("wb") as output:
+        guard = start_guarded((sys.executable, *words), output, shown)
+    try:
+        return guard.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        guard.communicate()  # closes the pipe: the guard kills what is left, and ends
+
+
+def make(step: Step, folder: Path, devices: Sequence[str], limit_s: float) -> str:
     """Run a step; the verdict for the report. Its whole output is in the folder."""
     log = folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.log"
-    try:
-        with log.open("w") as output:
-            ended = subprocess.run(
-                (sys.executable, *step.command),
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=LIMIT_S,
-            )
-    except subprocess.TimeoutExpired:
-        return f"**missed**: not done after {LIMIT_S:.0f} s"
+    code = run_guarded(step.command, log, devices, limit_s)
+    if code is None:
+        return f"**missed**: not done after {limit_s:.0f} s"
     text = log.read_text(errors="replace")
-    if ended.returncode:
+    if code:
         last = (text.strip().splitlines() or ["no output"])[-1]
-        return f"**missed**: exit code {ended.returncode}: {last}"
+        return f"**missed**: exit code {code}: {last}"
     try:
         missed = step.judge(text, folder)
     except Exception as error:  # noqa: BLE001 - a later step may still succeed
@@ -294,9 +306,17 @@ def make(step: Step, folder: Path) -> str:
     return "met" if missed is None else f"**missed**: {missed}"
 
 
-def report(folder: Path, gpus: int, rows: Sequence[tuple[Step, str, float]]) -> str:
-    """The page of what was found so far."""
-    listed = subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True).stdout
+def listed_gpus() -> str:
+    """What nvidia-smi lists, or why it does not."""
+    try:
+        done = subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"nvidia-smi: {error}"
+    return done.stdout + done.stderr
+
+
+def report(folder: Path, gpus: int, listed: str, rows: Sequence[tuple[Step, str, float]]) -> str:
+    """The page of what was found so far; `listed` are the machine's GPUs."""
     lines = [
         f"# The first hour on {gpus} GPUs",
         "",
@@ -309,38 +329,63 @@ def report(folder: Path, gpus: int, rows: Sequence[tuple[Step, str, float]]) -> 
     return "\n".join([*lines, ""])
 
 
+def make_all(steps: Sequence[Step], folder: Path, devices: Sequence[str]) -> int:
+    """Run the steps within TOTAL_S, and write the report after each; the exit code."""
+    began, listed = time.monotonic(), listed_gpus()
+    rows: list[tuple[Step, str, float]] = []
+    for step in steps:
+        started = time.monotonic()
+        left_s = TOTAL_S - (started - began)
+        if step.gpus > len(devices):
+            verdict = f"not run: it needs {step.gpus} GPUs"
+        elif left_s <= 0:
+            verdict = f"**missed**: not run: {TOTAL_S:.0f} s were over"
+        else:
+            verdict = make(step, folder, devices, min(LIMIT_S, left_s))
+        rows.append((step, verdict, time.monotonic() - started))
+        print(f"{step.name}: {verdict}", flush=True)
+        (folder / "report.md").write_text(report(folder, len(devices), listed, rows))
+    print(f"the report: {folder / 'report.md'}")
+    return 1 if any("**missed**" in verdict for _, verdict, _ in rows) else 0
+
+
+def try_plan(folder: Path) -> int:
+    """Print the plan and whether each command exists; the exit code."""
+    bad = 0
+    for step in plan(folder):
+        why = problem_of(step)
+        bad += why is not None
+        print(f"{step.name} ({step.gpus} GPUs): expected: {step.expected}")
+        print(f"  python {' '.join(step.command)}" + (f"\n  WRONG: {why}" if why else ""))
+    print("a dry run: nothing was run, and nothing is claimed")
+    return 1 if bad else 0
+
+
 def main(arguments: argparse.Namespace) -> int:
     """Print or make the plan; the exit code."""
     folder: Path = arguments.out.resolve()
+    os.chdir(ROOT)
     if arguments.resume:
         resume(folder)
         return 0
     if arguments.dry_run:
-        bad = 0
-        for step in plan(folder):
-            why = problem_of(step)
-            bad += why is not None
-            print(f"{step.name} ({step.gpus} GPUs): expected: {step.expected}")
-            print(f"  python {' '.join(step.command)}" + (f"\n  WRONG: {why}" if why else ""))
-        print("a dry run: nothing was run, and nothing is claimed")
-        return 1 if bad else 0
+        return try_plan(folder)
+    nothing = "nothing was run, and nothing is claimed"
     try:
         choose_device("cuda")
     except InputError as error:
-        print(f"nothing was run, and nothing is claimed: {error}", file=sys.stderr)
+        print(f"{nothing}: {error}", file=sys.stderr)
         return 2
-    gpus = arguments.gpus or len(gpu_pool())
-    folder.mkdir(parents=True, exist_ok=False)
-    rows: list[tuple[Step, str, float]] = []
-    for step in plan(folder):
-        started = time.monotonic()
-        few = f"not run: it needs {step.gpus} GPUs"
-        verdict = make(step, folder) if step.gpus <= gpus else few
-        rows.append((step, verdict, time.monotonic() - started))
-        print(f"{step.name}: {verdict}", flush=True)
-        (folder / "report.md").write_text(report(folder, gpus, rows))
-    print(f"the report: {folder / 'report.md'}")
-    return 1 if any("**missed**" in verdict for _, verdict, _ in rows) else 0
+    pool = gpu_pool()
+    if arguments.gpus and arguments.gpus > len(pool):
+        print(f"{nothing}: --gpus {arguments.gpus}, found {len(pool)}", file=sys.stderr)
+        return 2
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        print(f"{nothing}: {folder} exists; name a new folder: --out FOLDER", file=sys.stderr)
+        return 2
+    return make_all(plan(folder), folder, pool[: arguments.gpus])
 
 
 if __name__ == "__main__":

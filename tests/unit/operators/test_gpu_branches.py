@@ -2,6 +2,7 @@
 
 import ast
 import os
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -28,10 +29,10 @@ REACHED = {
     "rollout/engine.py::_start": f"{_ENGINE}::test_on_gpus_the_engine_records_routes_by_itself",
     "rollout/engine.py::load": f"{_HERE}::test_on_gpus_no_experts_are_repacked",
     "rollout/engine.py::name": f"{_HERE}::test_the_engine_says_which_build_it_is",
-    "probe.py::all_reduce": "scripts/gpu_hour.sh",
-    "probe.py::vllm": "scripts/gpu_hour.sh",
+    "probe.py::all_reduce": f"{_HERE}::test_the_all_reduce_of_gpus_is_over_nccl",
+    "probe.py::vllm": f"{_HERE}::test_vllm_on_gpus_is_asked_for_its_argument_for_routes",
 }
-"""Function with such a branch, and the test that takes it. The last two only ask a library."""
+"""Function with such a branch, and the test that takes it."""
 
 _MARKS = {"ON_CPU", "_on_cpu", "on_cpu"}
 
@@ -57,8 +58,7 @@ def test_each_branch_has_its_test():
     )
     for place in REACHED.values():
         path, _, test = place.replace(__name__, f"{__name__.replace('.', '/')}.py").partition("::")
-        text = (ROOT / path).read_text() if test else f"def {test}("
-        assert f"def {test}(" in text, place
+        assert f"def {test}(" in (ROOT / path).read_text(), place
 
 
 def test_nothing_is_adapted_on_gpus(monkeypatch: pytest.MonkeyPatch):
@@ -164,3 +164,69 @@ def test_the_engine_says_which_build_it_is(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(importlib.metadata, "version", lambda package: f"of {package}")
     assert engine_on_gpus().name == "vllm of vllm"
+
+
+@pytest.mark.parametrize("summed", [3.0, 2.0])
+def test_the_all_reduce_of_gpus_is_over_nccl(monkeypatch: pytest.MonkeyPatch, summed: float):
+    """The second of two ranks, on the GPU of its local rank; 1 + 2 is 3, or the probe raises."""
+    import torch
+
+    from operators import probe
+
+    called: list[Any] = []
+    full = torch.full
+
+    def on_cpu(size: tuple[int, ...], value: float, device: str) -> torch.Tensor:
+        called.append((value, device))
+        return full(size, value)
+
+    group = torch.distributed
+    monkeypatch.setattr(torch, "full", on_cpu)
+    monkeypatch.setattr(torch.cuda, "set_device", called.append)
+    monkeypatch.setattr(group, "init_process_group", lambda backend, **_: called.append(backend))
+    monkeypatch.setattr(group, "all_reduce", lambda numbers_N: numbers_N.fill_(summed))
+    monkeypatch.setattr(group, "destroy_process_group", lambda: called.append("left"))
+    monkeypatch.setattr(sys, "argv", ["probe", "all-reduce", "cuda"])
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    if summed == 3:
+        assert probe.all_reduce()["backend"] == "nccl"
+        assert called == [1, "nccl", (2.0, "cuda"), "left"]
+    else:
+        with pytest.raises(ValueError, match=r"the sum over 2 ranks is 2.0, not 3.0"):
+            probe.all_reduce()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_vllm_on_gpus_is_asked_for_its_argument_for_routes(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+):
+    """vLLM from its package index; a release that does not know the argument is a finding."""
+    from operators import probe
+    from operators.rollout import vllm_environment
+
+    asked: list[dict[str, Any]] = []
+
+    def new(*, model: str, enable_return_routed_experts: bool) -> None:
+        asked.append({"model": model, "routes": enable_return_routed_experts})
+
+    def old(*, model: str) -> None:
+        asked.append({"model": model})
+
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    fakes: dict[str, Any] = {
+        "vllm": SimpleNamespace(__version__="0.99"),
+        "vllm.platforms": SimpleNamespace(current_platform=platform),
+        "vllm.engine.arg_utils": SimpleNamespace(EngineArgs=new if known else old),
+    }
+    monkeypatch.setattr(vllm_environment, "prepare_environment", lambda **_: None)
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    found = probe.vllm()
+    assert (found["version"], found["platform"]) == ("0.99", "cuda")
+    if known:
+        assert found["routes"] is None
+        assert asked == [{"model": "", "routes": True}]
+    else:
+        assert "unexpected keyword argument 'enable_return_routed_experts'" in found["routes"]
+        assert not asked
