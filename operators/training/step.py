@@ -118,7 +118,8 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
         _check(rank, data, of_passes)
     counts = next(iter(of_passes.values()), {})
     metrics = training_metrics(reports, counts, updates.grad_norms)
-    metrics |= {"lr": updates.lr, "update/skipped": updates.skipped} | health.metrics
+    metrics |= {"lr": updates.lr, "update/skipped": updates.skipped}
+    metrics |= {"update/skipped_empty": updates.empty} | health.metrics
     return Trained(metrics, counts, sweeps.recorded)
 
 

@@ -62,7 +62,7 @@ def store_routes(
         made = Provenance("R2", step, f"megatron-core {version('megatron-core')}")
         new = NewTrainingSet(manifest, made, policies, agreed(new_write_id))
         if geometry is not None:
-            own, positions = _own_part(position.context, routes)
+            own, positions = _own_part(position.context, position.sequence.count, routes)
             write_training_routes(
                 store,
                 new,
@@ -95,13 +95,15 @@ def store_routes(
 
 
 def _own_part(
-    context: Zigzag, routes: Mapping[str, Routes]
+    context: Zigzag, sequence_slices: int, routes: Mapping[str, Routes]
 ) -> tuple[Mapping[str, Routes], Mapping[str, npt.NDArray[np.int64]] | None]:
     """A context-parallel rank's rows and their positions; None: all rows. Short samples may have
     none of their rows here."""
     if context.count == 1:
         return routes, None
-    positions = {id: context.held_of(len(whole.valid_T)) for id, whole in routes.items()}
+    positions = {
+        id: context.held_of(len(whole.valid_T), sequence_slices) for id, whole in routes.items()
+    }
     positions = {id: at for id, at in positions.items() if len(at)}
     own = {
         id: Routes(np.ascontiguousarray(routes[id].sets_TLK[at]), routes[id].valid_T[at])

@@ -107,6 +107,8 @@ def step_line(step: StepMetrics, total: int) -> str:
             shown.append(f"{name} {count / samples:.1%} ({count:.0f} of {samples:.0f})")
     if skipped := step.values.get("update/skipped"):
         shown.append(f"skipped {skipped:.0f} mini-batches (gradients not finite)")
+    if empty := step.values.get("update/skipped_empty"):
+        shown.append(f"skipped {empty:.0f} mini-batches (no token that counts)")
     if unhealthy := step.values.get("replay/unhealthy"):
         shown.append(f"routes that do not fit ({unhealthy:.0f} findings, see the training log)")
     return f"step {step.step} of {total}: {', '.join(shown)}"

@@ -46,9 +46,9 @@ class Zigzag:
                 parts.append(start + chunk * size + np.arange(size))
         return np.concatenate(parts)
 
-    def held_of(self, positions: int) -> npt.NDArray[np.int64]:
+    def held_of(self, positions: int, sequence_slices: int) -> npt.NDArray[np.int64]:
         """The positions that this rank holds of a sample in a packed row, ascending."""
-        multiple = 2 * self.count
+        multiple = sequence_multiple(self.count, sequence_slices)
         held = self.held(np.array([0, -(-positions // multiple) * multiple], np.int32))
         return held[held < positions]
 

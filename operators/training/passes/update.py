@@ -42,6 +42,8 @@ class Updates:
     """Per mini-batch that was not skipped, before clipping, of the whole model."""
     skipped: int = 0
     """Mini-batches whose gradients were not finite."""
+    empty: int = 0
+    """Mini-batches without a token that counts, skipped as well."""
     counts: list[Counts] = field(default_factory=list)
     """Counts of replay, by epoch."""
     lr: float = 0.0
@@ -63,7 +65,8 @@ def update(
 
     A mini-batch whose gradients are not finite is skipped where the settings allow it: weights and
     optimizer stay as they are, and it is no part of the sums. Raises UpdateError where they do not,
-    or for too many in a row; ReplayError when a pass did not use its routes exactly once.
+    or for too many in a row; ReplayError when a pass did not use its routes exactly once. One
+    without a token that counts is always skipped: momentum and weight decay would change weights.
     """
     updates = Updates()
     of_epoch: dict[int, list[Counts]] = defaultdict(list)
@@ -72,6 +75,9 @@ def update(
     for number, mini_batch in enumerate(progress.counted(data.layout.mini_batches)):
         reports, counts = gradients(rank, data, mini_batch, compared, routes)
         of_epoch[mini_batch.epoch].append(counts)
+        if not _any_token(rank, reports):
+            updates.empty += 1
+            continue
         done, grad_norm = checked_step(rank.optimizer)
         if done:
             rank.skipped.in_a_row = 0
@@ -82,6 +88,17 @@ def update(
             _skip(rank, f"step {data.step}, mini-batch {number}: gradient norm {grad_norm}")
     updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
     return updates
+
+
+def _any_token(rank: Rank, reports: Sequence[Report]) -> bool:
+    """Whether a token of the mini-batch counts, on any rank. All ranks call, and all get the same:
+    only the last stage has reports."""
+    tokens = torch.tensor(
+        sum(int(report["tokens"]) for report in reports),
+        device=next(rank.chunks[0].parameters()).device,
+    )
+    torch.distributed.all_reduce(tokens, op=torch.distributed.ReduceOp.MAX)
+    return bool(tokens)
 
 
 def _skip(rank: Rank, what: str) -> None:

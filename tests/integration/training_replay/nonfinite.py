@@ -1,12 +1,13 @@
-"""Losses that are not a number on one of two ranks. Arguments: run store, model folder, results.
+"""Losses that are not a number on one of two ranks, and mini-batches in which no token counts.
 
-Every rank leaves `<results>/RANK.json`: by layout and case, the metrics or the text of the
-UpdateError, and a digest of this rank's weights.
+Arguments: run store, model folder, results. Every rank leaves `<results>/RANK.json`: by layout and
+case, the metrics or the text of the UpdateError, and a digest of this rank's weights.
 """
 
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,18 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "three": ({}, (1, 2, 3)),
     "four": ({}, (0, 1, 2, 3)),
     "not allowed": ({"skip_nonfinite": False}, (0,)),
+    "empty": ({}, (0, 1, 2, 3)),
 }
-"""Settings of the optimizer, and the mini-batches (of 4) that are spoiled."""
+"""Settings of the optimizer, and the mini-batches (of 4) that are spoiled, or empty."""
 
 
 class Spoiled:
-    """Loss and objective of the update, with NaN for a loss in some mini-batches of rank 1."""
+    """Loss and objective of the update, with NaN for a loss in some mini-batches of rank 1, or
+    with no token that counts on any rank."""
 
-    def __init__(self, mini_batches: tuple[int, ...]) -> None:
+    def __init__(self, mini_batches: tuple[int, ...], empty: bool) -> None:
         self.mini_batches = mini_batches
+        self.empty = empty
         self.current = -1
 
     def objective_of(self, *arguments: Any) -> Any:
@@ -50,9 +54,12 @@ class Spoiled:
         self.current += 1
         return objective_of(*arguments)
 
-    def loss_and_report(self, *arguments: Any) -> Any:
+    def loss_and_report(self, objective: Any, targets: Any, *made: Any) -> Any:
         """Called for each micro-batch."""
-        loss, tokens, report = loss_and_report(*arguments)
+        if self.empty:
+            targets = replace(targets, loss_mask_T=torch.zeros_like(targets.loss_mask_T))
+            return loss_and_report(objective, targets, *made)
+        loss, tokens, report = loss_and_report(objective, targets, *made)
         if self.current in self.mini_batches and dist.get_rank() == 1:
             loss, report = (
                 loss * float("nan"),
@@ -73,7 +80,7 @@ def program(run_uri: str, model: str, results: str) -> None:
             rank, _ = make_rank(config, position, Path(model))
             rules = layout_rules(config, position.data_parallel)
             data = load_step(store, manifest, config, rules, position.dp_rank, rank.geometry)
-            spoiled = Spoiled(mini_batches)
+            spoiled = Spoiled(mini_batches, case == "empty")
             update.objective_of = spoiled.objective_of
             update.loss_and_report = spoiled.loss_and_report
             before = digest(rank)

@@ -39,6 +39,17 @@ def test_a_mini_batch_is_skipped_and_the_others_are_trained(found: dict[str, Any
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_optimizer_step_is_made_on_no_token(found: dict[str, Any], layout: str):
+    """Weight decay alone would change the weights."""
+    result = found[f"{layout}: empty"]
+    assert (result["error"], result["touched"]) == (None, False)
+    metrics = result["metrics"]
+    assert (metrics["update/skipped_empty"], metrics["update/skipped"]) == (4, 0)
+    assert (metrics["loss/policy"], metrics["grad_norm"], metrics["loss/tokens"]) == (None, None, 0)
+    assert found[f"{layout}: one"]["metrics"]["update/skipped_empty"] == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_too_many_in_a_row_or_one_that_is_not_allowed_end_the_run(
     found: dict[str, Any], layout: str
 ):

@@ -31,7 +31,10 @@ def test_the_line_of_a_step_says_when_routes_did_not_fit():
 def test_the_line_of_a_step_says_what_was_skipped():
     line = step_line(StepMetrics(1, {**VALUES, "update/skipped": 1}), 8)
     assert line.endswith("skipped 1 mini-batches (gradients not finite)")
-    assert "skipped" not in step_line(StepMetrics(1, {**VALUES, "update/skipped": 0}), 8)
+    line = step_line(StepMetrics(1, {**VALUES, "update/skipped_empty": 2}), 8)
+    assert line.endswith("skipped 2 mini-batches (no token that counts)")
+    none = {"update/skipped": 0, "update/skipped_empty": 0}
+    assert "skipped" not in step_line(StepMetrics(1, {**VALUES, **none}), 8)
 
 
 def test_the_line_of_a_step_has_shares_of_samples_where_they_are_not_zero():

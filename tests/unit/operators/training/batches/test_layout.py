@@ -466,6 +466,26 @@ def test_what_is_recorded_comes_back_by_sample(packed, context):
         assert taken[id].valid_T.all()
 
 
+@pytest.mark.parametrize("slices", [1, 2, 4])
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_what_a_rank_holds_of_a_sample_is_what_it_holds_in_the_row(context, slices):
+    """R2 stores by sample what each context-parallel rank has seen, in rows cut for the tensor-
+    parallel ranks too."""
+    samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 1 + i, 3 * i) for i in range(9)}
+    rules = LayoutRules(0, 99, None, 1, 1, 1, slices, context, packed=True)
+    lengths = np.array([len(s.tokens_S) - 1 for s in samples.values()])
+    ((where,),) = make_layout(0, np.arange(9), lengths, rules).mini_batches[0].shares
+    for rank in range(context):
+        part = Zigzag(rank, context)
+        cut = Slice(0, slices)
+        contents = Contents(samples, dict.fromkeys(samples, 0.0), sequence=cut, context=part)
+        batch = lay_out(where, dict(enumerate(samples)), contents)
+        held_M = part.held(batch.ends)
+        for place in batch.places:
+            here = held_M[(held_M >= place.n) & (held_M < place.n + place.positions)] - place.n
+            assert part.held_of(place.positions, slices).tolist() == here.tolist()
+
+
 @pytest.mark.parametrize("context", [1, 2])
 def test_numbers_of_response_tokens_are_joined_and_split_by_sample(context):
     """Joined are those of a rank, split those of all together."""
