@@ -3,6 +3,11 @@
 from collections.abc import Sequence
 
 
+def shown(value: object) -> str:
+    """A setting's value in a message: as Python writes it, but null as users write it."""
+    return "null" if value is None else repr(value)
+
+
 class LastingError(Exception):
     """An error that a restart would meet again, so that none is tried.
 

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
@@ -148,7 +148,11 @@ def _describe(annotation: Any, bounds: str) -> str:
         return values[0] if len(values) == 1 else "one of " + ", ".join(values)
     if origin is list:
         (item,) = typing.get_args(annotation)
-        return f"a list of {_PLURALS.get(item, _describe(item, ''))}{bounds}"
+        each = ""
+        if typing.get_origin(item) is Annotated:
+            item, *rules = typing.get_args(item)
+            each = _bounds(rules)
+        return f"a list of {_PLURALS.get(item, _describe(item, ''))}{each}{bounds}"
     if origin is dict or _section_of(annotation) is not None:
         return "a group of settings"
     return _NAMES[annotation] + ("" if annotation is type(None) else bounds)

@@ -1,7 +1,8 @@
 """The optimizer and its rates; a part of the tree."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Lt
 from pydantic import Field
 
 from pipeline.config.section import Section, formerly
@@ -61,7 +62,9 @@ class Optim(Section):
         json_schema_extra=formerly(True),
         description="true: norms and biases (parameters of one dimension) decay too.",
     )
-    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="Adam betas.")
+    betas: list[Annotated[float, Ge(0), Lt(1)]] = Field(
+        [0.9, 0.999], min_length=2, max_length=2, description="Adam betas."
+    )
     use_precision_aware_optimizer: bool = Field(
         False,
         json_schema_extra=formerly(False),

@@ -15,6 +15,8 @@ def formerly(value: JsonValue) -> JsonDict:
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, unknown keys refused, no silent conversion of types."""
+    """A group of settings: frozen, no unknown keys, no silent conversion of types, no infinity."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )

@@ -98,6 +98,8 @@ class Family:
     """Whether queries, keys and values have a bias."""
     head_norms: Callable[[Config], bool] = _never
     """Whether each head's queries and keys have a norm."""
+    expert_bias: bool = False
+    """Whether routers have sigmoid scores, and a bias by which they choose experts."""
     latent: bool = False
     """Multi-head latent attention."""
     has: str = ""
@@ -115,6 +117,7 @@ FAMILIES = {
     "deepseek_v3": Family(
         _deepseek_moe_layer,
         rope_types=("default", "yarn"),
+        expert_bias=True,
         latent=True,
         problems=_deepseek_problems,
         has="latent attention, dense first layers, shared experts, groups, expert bias",
@@ -122,6 +125,7 @@ FAMILIES = {
     "glm4_moe": Family(
         _glm_moe_layer,
         rotary_share=True,
+        expert_bias=True,
         problems=_glm_problems,
         qkv_bias=_has_attention_bias,
         head_norms=_uses_head_norms,

@@ -69,7 +69,8 @@ def _sentences(details: ErrorDetails) -> list[tuple[str, str]]:
             (name, f"missing, expected {all_keys()[name].expected}; {_how_to_add(name)}")
             for name in _required_below(key)
         ]
-    text = f"found {_found(details['input'])}, expected {key.expected}"
+    finite = ", which is finite" if details["type"] == "finite_number" else ""
+    text = f"found {_found(details['input'])}, expected {key.expected}{finite}"
     fix = _fix(key, details["input"])
     return [(key.name, f"{place}{text}; {fix}")]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.config.actor import Megatron
 from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE
+from pipeline.errors import shown
 
 _OFFLOADED = (
     "attn_norm",
@@ -68,10 +69,10 @@ def _layer_offload_problems(megatron: Megatron, override: Mapping[str, Any]) -> 
             "of the two out"
         )
     if not override.get("cpu_offloading_num_layers"):
+        found = shown(override.get("cpu_offloading_num_layers"))
         yield (
-            f"{OVERRIDE}.cpu_offloading_num_layers: found "
-            f"{override.get('cpu_offloading_num_layers')!r}, so no layer would be offloaded; write "
-            "how many, fewer than the model has"
+            f"{OVERRIDE}.cpu_offloading_num_layers: found {found}, so no layer would be offloaded; "
+            "write how many, fewer than the model has"
         )
 
 
@@ -93,7 +94,7 @@ def _module_offload_problems(override: Mapping[str, Any]) -> Iterator[str]:
             "one of the two out"
         )
     if not named:
-        yield f"{key}: found {modules!r}, {expected}; write which"
+        yield f"{key}: found {shown(modules)}, {expected}; write which"
     for module in named:
         if module not in _OFFLOADED:
             yield f"{key}: found {module!r}, {expected}"

@@ -12,10 +12,12 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from pipeline.config.actor import Actor
+from pipeline.config.actor import Actor, Megatron
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.rules.transformer_rules import MEGATRON
+from pipeline.errors import shown
 
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _ADAM = "the optimizer is Adam"
 _BF16 = "losses are not scaled: weights are bfloat16 or float32"
 _FP8 = "weights are bfloat16 or float32"
@@ -143,6 +145,8 @@ def option_problems(actor: Actor) -> list[str]:
         *_field_problems(OPTIMIZER, actor.optim.override_optimizer_config),
         *_field_problems(DDP, actor.megatron.override_ddp_config),
         *_precision_problems(actor),
+        *_adam_problems(actor.optim.override_optimizer_config),
+        *_bucket_problems(actor.megatron),
         *_offload_problems(actor.optim.override_optimizer_config),
     ]
 
@@ -157,7 +161,7 @@ def precision_aware(actor: Actor) -> bool:
 
 def _field_problems(options: Options, values: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
-        found = f"{options.key}.{name}: found {value!r}"
+        found = f"{options.key}.{name}: found {shown(value)}"
         if name in options.owned:
             yield f"{found}, which has a setting of its own; write {options.owned[name]} instead"
         elif name in options.refused:
@@ -178,7 +182,7 @@ def _field_problems(options: Options, values: Mapping[str, Any]) -> Iterator[str
 
 def _fits(kind: Any, value: Any) -> bool:
     try:
-        TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(value)
+        TypeAdapter(kind, config=_STRICT).validate_python(value)
     except ValidationError:
         return False
     return True
@@ -189,6 +193,12 @@ def _precision_problems(actor: Actor) -> Iterator[str]:
     for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         if getattr(actor.optim, name) != "fp32" and not precision_aware(actor):
             yield f"{OPTIM}.{name}: found bf16, expected fp32 unless {on}; write {on}=true, or fp32"
+    override = f"{OPTIMIZER.key}.use_precision_aware_optimizer"
+    if (
+        actor.optim.use_precision_aware_optimizer
+        and actor.optim.override_optimizer_config.get("use_precision_aware_optimizer") is False
+    ):
+        yield f"{override}: found False, but {on} is true; leave it out, or write false there"
     if not precision_aware(actor):
         return
     if actor.megatron.dtype != "bfloat16":
@@ -206,6 +216,38 @@ def _precision_problems(actor: Actor) -> Iterator[str]:
         )
 
 
+def _adam_problems(override: Mapping[str, Any]) -> Iterator[str]:
+    epsilon = override.get("adam_eps")
+    if isinstance(epsilon, int | float) and not epsilon > 0:
+        yield f"{OPTIMIZER.key}.adam_eps: found {epsilon}, expected a number > 0; write 1.0e-8"
+    if (
+        override.get("optimizer_cpu_offload") is True
+        and override.get("decoupled_weight_decay") is False
+    ):
+        yield (
+            f"{OPTIMIZER.key}.decoupled_weight_decay: found False with optimizer_cpu_offload, "
+            "which Megatron-core does not support; leave one of the two out"
+        )
+
+
+def _bucket_problems(megatron: Megatron) -> Iterator[str]:
+    """Yield sizes and buffers of gradients that Megatron-core would ignore or lose."""
+    override = megatron.override_ddp_config
+    size = override.get("bucket_size")
+    if type(size) is int and size < 1:
+        yield f"{DDP.key}.bucket_size: found {size}, expected an integer >= 1 or null; leave it out"
+    elif type(size) is int and override.get("overlap_grad_reduce") is not True:
+        yield (
+            f"{DDP.key}.bucket_size: found {size}, which has no effect without "
+            "overlap_grad_reduce; write that too, or leave it out"
+        )
+    if megatron.grad_offload and override.get("nccl_ub") is True:
+        yield (
+            f"{MEGATRON}.grad_offload: found true with {DDP.key}.nccl_ub, whose buffers are "
+            "registered with NCCL and must not be freed; leave one of the two out"
+        )
+
+
 def _offload_problems(override: Mapping[str, Any]) -> Iterator[str]:
     share = override.get("optimizer_offload_fraction")
     key = f"{OPTIMIZER.key}.optimizer_offload_fraction"
@@ -213,8 +255,8 @@ def _offload_problems(override: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}: found {share}, expected a share from 0 to 1; write 1.0 for all of it"
     elif override.get("optimizer_cpu_offload") is True and not share:
         yield (
-            f"{key}: found {share}, but optimizer_cpu_offload offloads this share of the state; "
-            "write 1.0 for all of it"
+            f"{key}: found {shown(share)}, but optimizer_cpu_offload offloads this share of the "
+            "state; write 1.0 for all of it"
         )
     elif share and override.get("optimizer_cpu_offload") is not True:
         yield (

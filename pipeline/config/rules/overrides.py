@@ -14,14 +14,16 @@ from pipeline.config.rules.transformer_rules import (
     OVERRIDE,
     OWNED,
 )
+from pipeline.errors import shown
 
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _RECOMPUTED = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 
 def override_problems(override: Mapping[str, Any]) -> Iterator[str]:
     """Yield fields that users may not set, unknown names, wrong types and refused values."""
     for name, value in override.items():
-        found = f"{OVERRIDE}.{name}: found {value!r}"
+        found = f"{OVERRIDE}.{name}: found {shown(value)}"
         if name in OWNED:
             setting = f"{MEGATRON}.{OWNED[name]}"
             yield f"{found}, which has a setting of its own; write {setting} instead"
@@ -46,7 +48,7 @@ def override_problems(override: Mapping[str, Any]) -> Iterator[str]:
 
 def _fits(kind: Any, value: Any) -> bool:
     try:
-        TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(value)
+        TypeAdapter(kind, config=_STRICT).validate_python(value)
     except ValidationError:
         return False
     return True

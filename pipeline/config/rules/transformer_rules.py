@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.actor import Megatron, RouterReplay
+from pipeline.errors import shown
+from pipeline.model.families import FAMILIES
 from pipeline.model.geometry import Geometry
 
 MEGATRON = "actor_rollout_ref.actor.megatron"
@@ -82,7 +84,9 @@ def field_problems(fields: Fields, replay: RouterReplay) -> list[str]:
             own = OWNED.get(rule.field)
             key = f"{MEGATRON}.{own}" if own else f"{OVERRIDE}.{rule.field}"
             when = f"with {_REPLAY}.mode on, " if rule.with_replay else ""
-            problems.append(f"{key}: found {fields[rule.field]!r}; {when}{rule.why}; {rule.fix}")
+            problems.append(
+                f"{key}: found {shown(fields[rule.field])}; {when}{rule.why}; {rule.fix}"
+            )
     return problems
 
 
@@ -98,6 +102,11 @@ def intended_fields(
         fields |= {"moe_aux_loss_coeff": inherited, "moe_router_load_balancing_type": "none"}
     fields |= override
     tp = megatron.tensor_model_parallel_size
+    if family := FAMILIES.get(str(model.get("model_type"))):
+        fields |= {
+            "num_layers": model.get("num_hidden_layers"),
+            "moe_router_score_function": "sigmoid" if family.expert_bias else "softmax",
+        }
     return fields | {
         "tensor_model_parallel_size": tp,
         "virtual_pipeline_model_parallel_size": megatron.virtual_pipeline_model_parallel_size,
@@ -144,6 +153,13 @@ def _is_not_zero(value: Any, _: Fields) -> bool:
     return bool(value != 0)
 
 
+def _covers_all_layers(layers: Any, fields: Fields) -> bool:
+    number = fields.get("num_layers")
+    if not (fields.get("cpu_offloading") is True and isinstance(number, int)):
+        return False
+    return isinstance(layers, int) and not 0 <= layers < number
+
+
 _DIVERGE = "a log-prob pass and an update pass would differ"
 _GRAPH = "a CUDA graph over the router would repeat an old choice"
 _VIRTUAL = (
@@ -158,6 +174,12 @@ REFUSED = (
         _is_set,
         "a layout layer by layer is not supported yet",
         "write num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage",
+    ),
+    Refused(
+        "cp_comm_type",
+        lambda value, _: value not in (None, "p2p"),
+        "context-parallel ranks pass their keys and values around a ring",
+        "write p2p, or leave it out",
     ),
     Refused(
         "hybrid_context_parallel",
@@ -196,6 +218,25 @@ REFUSED = (
         ),
         "Megatron-core trains experts under tensor parallelism only with it",
         "write True",
+    ),
+    Refused(
+        "moe_router_enable_expert_bias",
+        lambda value, fields: (
+            value is True and fields.get("moe_router_score_function", "sigmoid") != "sigmoid"
+        ),
+        "the model's routers have softmax scores, with which Megatron-core has no expert bias",
+    ),
+    Refused(
+        "moe_router_bias_update_rate",
+        _is_not_zero,
+        "an expert bias that moves would drift away from the engine's",
+        "leave it out, which makes it 0.0",
+    ),
+    Refused(
+        "cpu_offloading_num_layers",
+        _covers_all_layers,
+        "Megatron-core keeps at least one of the model's layers on the GPU",
+        "write fewer than the model has",
     ),
     Refused("attention_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
     Refused("hidden_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),

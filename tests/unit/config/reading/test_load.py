@@ -116,7 +116,27 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         (
             f"{ACTOR}.optim.betas=[0.9,x]",
             "actor_rollout_ref.actor.optim.betas: item 1: found 'x' (text), expected a list of "
-            "numbers, 2 of them; the default is [0.9, 0.999]",
+            "numbers >= 0 and < 1, 2 of them; the default is [0.9, 0.999]",
+        ),
+        (
+            f"{ACTOR}.optim.betas=[0.9,1.0]",
+            "actor_rollout_ref.actor.optim.betas: item 1: found 1.0 (a number), expected a list of "
+            "numbers >= 0 and < 1, 2 of them; the default is [0.9, 0.999]",
+        ),
+        (
+            f"{ACTOR}.optim.betas=[-0.1,0.9]",
+            "actor_rollout_ref.actor.optim.betas: item 0: found -0.1 (a number), expected a list "
+            "of numbers >= 0 and < 1, 2 of them; the default is [0.9, 0.999]",
+        ),
+        (
+            f"{ACTOR}.optim.lr=1e400",
+            "actor_rollout_ref.actor.optim.lr: found inf (a number), expected a number > 0, which "
+            "is finite; the default is 1e-06",
+        ),
+        (
+            f"{ACTOR}.optim.clip_grad=.inf",
+            "actor_rollout_ref.actor.optim.clip_grad: found inf (a number), expected a number "
+            ">= 0, which is finite; the default is 1.0",
         ),
         (
             "actor_rollout_ref.actor.strategy=fsdp",

@@ -35,7 +35,7 @@ def test_what_megatron_takes(settings):
         (SELECTIVE | {"recompute_num_layers": 1}, "recompute_num_layers: found 1, but"),
         (LAYERS | SELECTIVE, "cpu_offloading: found True with recompute_granularity"),
         (FINE | LAYERS, "fine_grained_activation_offloading: found True with cpu_offloading"),
-        (without(FINE, "offload_modules"), "offload_modules: found None, expected some of attn_n"),
+        (without(FINE, "offload_modules"), "offload_modules: found null, expected some of attn_n"),
         (FINE | {"offload_modules": ["mlp"]}, "offload_modules: found 'mlp', expected some of"),
         (FINE | {"offload_modules": ["attn_proj"]}, "offload_modules: found attn_proj without"),
     ],

@@ -1,6 +1,7 @@
 """Options of Megatron-core's optimizer and data parallelism: what passes, what is refused."""
 
 import dataclasses
+import math
 
 import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
@@ -61,13 +62,41 @@ class TestTables:
         ({"optimizer": {"optimizer": "sgd"}}, "but the optimizer is Adam"),
         ({"optimizer": {"adam_eps": "small"}}, "adam_eps: found 'small', expected a number"),
         ({"optimizer": {"pin_cpu_grads": 1}}, "pin_cpu_grads: found 1, expected true or false"),
-        ({"optimizer": {"optimizer_cpu_offload": True}}, "fraction: found None, but"),
+        ({"optimizer": {"optimizer_cpu_offload": True}}, "fraction: found null, but"),
         ({"optimizer": {"optimizer_offload_fraction": 1.0}}, "without optimizer_cpu_offload"),
         (
             {"optimizer": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 2.0}},
             "expected a share from 0 to 1",
         ),
         ({"ddp": {"bucket_size": "large"}}, "bucket_size: found 'large', expected an integer or"),
+        ({"optimizer": {"adam_eps": -1}}, "adam_eps: found -1, expected a number > 0"),
+        ({"optimizer": {"adam_eps": 0.0}}, "adam_eps: found 0.0, expected a number > 0"),
+        ({"optimizer": {"adam_eps": math.inf}}, "adam_eps: found inf, expected a number"),
+        (
+            {
+                "optimizer": {
+                    "optimizer_cpu_offload": True,
+                    "optimizer_offload_fraction": 1.0,
+                    "decoupled_weight_decay": False,
+                }
+            },
+            "decoupled_weight_decay: found False with optimizer_cpu_offload",
+        ),
+        (
+            {
+                "optimizer": {"use_precision_aware_optimizer": False},
+                "optim": {"use_precision_aware_optimizer": True},
+            },
+            f"use_precision_aware_optimizer: found False, but {PRECISION} is true",
+        ),
+        (
+            {"ddp": {"bucket_size": 0, "overlap_grad_reduce": True}},
+            "bucket_size: found 0, expected an integer >= 1 or null",
+        ),
+        ({"ddp": {"bucket_size": -5}}, "bucket_size: found -5, expected an integer >= 1"),
+        ({"ddp": {"bucket_size": 1000}}, "no effect without overlap_grad_reduce"),
+        ({"ddp": {"nccl_ub": True}, "grad_offload": True}, "grad_offload: found true with"),
+        ({"ddp": {"nccl_ub": None}}, "nccl_ub: found null, expected true or false"),
         ({"ddp": {"overlap_param_gather": True}}, "reads the output layer's weight outside"),
         ({"ddp": {"average_in_collective": True}}, "losses are means over tokens"),
         ({"ddp": {"grad_reduce_in_fp": True}}, "did you mean grad_reduce_in_fp32?"),
@@ -107,7 +136,7 @@ def test_what_verls_scripts_write():
             "overlap_cpu_optimizer_d2h_h2d": True,
             "decoupled_weight_decay": True,
         },
-        {"grad_reduce_in_fp32": True, "overlap_grad_reduce": True},
+        {"grad_reduce_in_fp32": True, "overlap_grad_reduce": True, "bucket_size": 40_000_000},
     )
     assert option_problems(settings) == []
     assert precision_aware(settings)

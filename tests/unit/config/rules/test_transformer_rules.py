@@ -30,6 +30,7 @@ AS_MBRIDGE: dict[str, Any] = {
     "moe_router_load_balancing_type": "none",
     "moe_aux_loss_coeff": 0.001,
     "add_bias_linear": False,
+    "moe_router_bias_update_rate": 0.0,
 }
 
 
@@ -109,11 +110,45 @@ def test_fields_that_replay_works_with(settings):
             f"{OVERRIDE}.pipeline_model_parallel_layout: found 'Et|L'",
             {"pipeline_model_parallel_layout": "Et|L"},
         ),
+        (f"{OVERRIDE}.cp_comm_type: found 'a2a'", {"cp_comm_type": "a2a"}),
+        (f"{OVERRIDE}.cp_comm_type: found ['p2p', 'p2p']", {"cp_comm_type": ["p2p", "p2p"]}),
+        (f"{OVERRIDE}.moe_router_enable_expert_bias:", {"moe_router_enable_expert_bias": True}),
+        (f"{OVERRIDE}.moe_router_bias_update_rate:", {"moe_router_bias_update_rate": 0.001}),
+        (
+            f"{OVERRIDE}.cpu_offloading_num_layers: found 2",
+            {"cpu_offloading": True, "cpu_offloading_num_layers": 2},
+        ),
     ],
 )
 def test_fields_that_are_always_refused(key, settings):
     [problem] = found(RouterReplay(), **settings)
     assert problem.startswith(key)
+
+
+def test_an_expert_bias_is_for_sigmoid_scores():
+    bias = {"moe_router_enable_expert_bias": True}
+    assert found(**bias, moe_router_score_function="sigmoid") == []
+    override = Megatron(override_transformer_config=bias)
+    for model, is_right in (
+        (None, True),
+        ("qwen3", False),
+        ("qwen3_moe", False),
+        ("glm4_moe", True),
+    ):
+        of = None if model is None else {"model_type": model}
+        assert (field_problems(intended_fields(override, of, None), R3) == []) is is_right
+
+
+def test_offloaded_layers_are_fewer_than_the_models():
+    config = {"model_type": "qwen3", "num_hidden_layers": 4}
+    for layers, is_right in ((3, True), (4, False), (-1, False)):
+        settings = {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
+        fields = intended_fields(Megatron(override_transformer_config=settings), config, None)
+        assert (field_problems(fields, R3) == []) is is_right
+
+
+def test_a_ring_is_what_context_parallel_ranks_have():
+    assert found(cp_comm_type="p2p") == found(cp_comm_type=None) == []
 
 
 def test_sequence_parallel_is_for_experts():
