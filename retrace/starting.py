@@ -61,15 +61,19 @@ class ReadyRun:
     """Why this machine cannot run it, if it cannot; `run` raises InputError with these."""
     _inputs: "CheckedInputs" = field(repr=False)
 
+    def gpu_memory(self) -> Memory:
+        """How much memory it needs on GPUs, also where `memory` is that of this machine."""
+        from pipeline.inputs.sizes.estimate import estimate_memory
+
+        return estimate_memory(self._inputs.config, self._inputs.model.config)
+
     def gpu_memory_problems(self, limit: int) -> list[str]:
         """Why its training ranks or engines do not fit into GPUs of `limit` bytes, with settings
         that would help; [] if they do by the estimate of docs/sizes.md."""
-        from pipeline.inputs.sizes.estimate import estimate_memory
         from pipeline.inputs.sizes.limit import memory_problems
 
-        config = self._inputs.config
-        memory = estimate_memory(config, self._inputs.model.config)
-        return memory_problems(config, memory, limit)
+        experts = 0 if self.geometry is None else self.geometry.experts
+        return memory_problems(self._inputs.config, self.gpu_memory(), limit, experts)
 
     def run(self) -> Run:
         """Run it in this process, as `retrace.run` does."""

@@ -1,6 +1,7 @@
 """`retrace check`: read and check everything that a run needs, and start nothing."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,19 +20,19 @@ def run_check(path: Path, overrides: Sequence[str], gpu_memory: str | None = Non
     """
     try:
         limit = None if gpu_memory is None else parse_memory(gpu_memory)
-        ready = check(path, overrides)
-        if ready is not None and limit is not None and (why := ready.gpu_memory_problems(limit)):
-            raise retrace.InputError(why)
     except retrace.InputError as error:
         print_errors(error)
         return 2
-    return 2 if ready is None else 0
+    return 2 if check(path, overrides, limit) is None else 0
 
 
-def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
+def check(
+    path: Path, overrides: Sequence[str], gpu_limit: int | None = None
+) -> retrace.ReadyRun | None:
     """The run whose input is right; None after all errors were printed.
 
-    Prints notes and errors, or what the run is going to be, on stderr.
+    Prints notes and errors, or what the run is going to be, on stderr. `gpu_limit`: the bytes of
+    GPUs that it must fit into; memory is then that of GPUs also on a machine without.
     """
     console = _console()
     console.print(f"checking {path}", markup=False)  # tokenizers and prompts take a while
@@ -39,6 +40,10 @@ def check(path: Path, overrides: Sequence[str]) -> retrace.ReadyRun | None:
         console.print(line, markup=False)
     try:
         ready = retrace.check(path, overrides)
+        if gpu_limit is not None:
+            if problems := ready.gpu_memory_problems(gpu_limit):
+                raise retrace.InputError(problems, ready.notes)
+            ready = replace(ready, memory=ready.gpu_memory())
     except retrace.InputError as error:
         print_errors(error)
         return None

@@ -3,10 +3,11 @@
 Pure functions of config.json and settings. docs/sizes.md says what is counted and what is assumed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config.actor import Actor
+from pipeline.config.rules.budget import Pass, budget, passes_of
 from pipeline.config.rules.megatron_options import precision_aware
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.sizes.activations import (
@@ -37,6 +38,12 @@ docstring of operators/training/passes/logprobs.py."""
 RUNTIME = 4 * GIB
 """Assumed of a GPU beside tensors: CUDA's context, NCCL's buffers, cuBLAS's workspaces, and what
 PyTorch's allocator cannot hand out in fragments."""
+RUNTIME_PART = "CUDA, NCCL, fragments"
+LOG_PROB_PARTS: Mapping[Pass, str] = {
+    "log_prob": "log-prob pass",
+    "reference": "log-prob pass of the reference",
+}
+"""What the forward passes of a step hold, by pass."""
 
 
 def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool = False) -> Memory:
@@ -47,14 +54,15 @@ def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool
     widths, cut = widths_of(hf_config), cut_of(config)
     item = _ITEM[config.actor_rollout_ref.actor.megatron.dtype]
     longest = config.data.max_prompt_length + config.data.max_response_length
-    runtime = () if local else (MemoryPart("CUDA, NCCL, fragments", RUNTIME),)
+    runtime = () if local else (MemoryPart(RUNTIME_PART, RUNTIME),)
     stages = []
     for stage in stages_of(config, widths):
         weights = rank_weights(widths, cut, stage)
         static = _static_parts(config, cut, weights)
-        passes = _pass_parts(config, LayerCut(widths, cut, item, longest if local else None), stage)
-        stages.append(((*static, *passes, *runtime), _host_checkpoint(config, cut, weights)))
-    fullest = max(range(cut.pp), key=lambda number: sum(part.bytes for part in stages[number][0]))
+        layer_cut = LayerCut(widths, cut, item, longest if local else None)
+        fullest_pass = max(_passes(config, layer_cut, stage, static), key=_sum)
+        stages.append(((*fullest_pass, *runtime), _host_checkpoint(config, cut, weights)))
+    fullest = max(range(cut.pp), key=lambda number: _sum(stages[number][0]))
     return Memory(
         local=local,
         parameters=weight_count(widths),
@@ -63,6 +71,10 @@ def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool
         host_checkpoint=max(host for _, host in stages),
         engine=_engine_parts(config, widths),
     )
+
+
+def _sum(parts: tuple[MemoryPart, ...]) -> int:
+    return sum(part.bytes for part in parts)
 
 
 def _static_parts(config: RunConfig, cut: Cut, weights: RankWeights) -> tuple[MemoryPart, ...]:
@@ -95,17 +107,59 @@ def _gradient_bytes(actor: Actor) -> int:
 
 def _state_bytes(actor: Actor) -> float:
     """Of Adam's two moments of a weight, and of the float32 weight that is updated if there is
-    another; what is offloaded to the host is not on the GPU."""
+    another; what is offloaded to the host is not on the GPU.
+
+    With the precision-aware optimizer Transformer Engine keeps only the 16 bits of the float32
+    weight that the bfloat16 weight lacks. HybridDeviceOptimizer, which offloads, keeps all 32.
+    """
     moments = (actor.optim.exp_avg_dtype, actor.optim.exp_avg_sq_dtype)
     state = sum(_FP32 if dtype == "fp32" else _ITEM["bfloat16"] for dtype in moments)
-    state += _FP32 if actor.megatron.dtype == "bfloat16" else 0
     override = actor.optim.override_optimizer_config
-    if not override.get("optimizer_cpu_offload", False):
+    offloads = override.get("optimizer_cpu_offload", False)
+    remainders = override.get("store_param_remainders", True)
+    if actor.megatron.dtype == "bfloat16":
+        less = precision_aware(actor) and remainders and not offloads
+        state += _FP32 - _ITEM["bfloat16"] if less else _FP32
+    if not offloads:
         return state
     return float(state * (1 - override.get("optimizer_offload_fraction", 0)))
 
 
-def _pass_parts(
+def _passes(
+    config: RunConfig, layer_cut: LayerCut, stage: PipelineStage, static: tuple[MemoryPart, ...]
+) -> Iterator[tuple[MemoryPart, ...]]:
+    """The parts of each pass: of an update, of the log-prob passes."""
+    megatron = config.actor_rollout_ref.actor.megatron
+    yield (*static, *_update_parts(config, layer_cut, stage))
+    for of in passes_of(config):
+        if of == "update":
+            continue
+        away = {"gradients"} if megatron.grad_offload else set()
+        away |= {"optimizer state"} if megatron.optimizer_offload else set()
+        here = [part for part in static if part.name not in away]
+        if of == "reference":
+            if all(part.name != "reference policy" for part in here):
+                here += [
+                    MemoryPart("reference policy", p.bytes) for p in here if p.name == "weights"
+                ]
+            if megatron.param_offload:
+                here = [part for part in here if part.name != "weights"]
+        forward = _forward_bytes(layer_cut, stage, tokens_of_micro_batch(config, of))
+        yield (*here, MemoryPart(LOG_PROB_PARTS[of], forward))
+
+
+def _forward_bytes(layer_cut: LayerCut, stage: PipelineStage, tokens: int) -> int:
+    """The most that a pass without gradients holds: what one layer makes beside its input, or the
+    last hidden states and a chunk's logits."""
+    layers = [layer_of(layer_cut, moe) for moe in set(stage.layers)]
+    held = max((layer.input + layer.working for layer in layers), default=0) * tokens
+    if stage.last:
+        last = (norm_input_bytes(layer_cut) + _output_bytes(layer_cut)) * tokens
+        held = max(held, last + _logits_bytes(layer_cut, tokens))
+    return round(held)
+
+
+def _update_parts(
     config: RunConfig, layer_cut: LayerCut, stage: PipelineStage
 ) -> tuple[MemoryPart, ...]:
     """Activations, and the larger of a layer's backward pass and the loss."""
@@ -128,16 +182,20 @@ def _pass_parts(
     return (MemoryPart("activations", round(kept)), largest)
 
 
-def tokens_of_micro_batch(config: RunConfig) -> int:
-    """The most tokens of a micro-batch on one rank, of samples as long as they may be."""
+def tokens_of_micro_batch(config: RunConfig, of: Pass = "update") -> int:
+    """The most tokens of a pass's micro-batch on one rank, of samples as long as they may be.
+
+    Micro-batches of all passes are cut out of mini-batches.
+    """
     actor, data, cut = config.actor_rollout_ref.actor, config.data, cut_of(config)
     longest = data.max_prompt_length + data.max_response_length
     samples = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
     replicas = cut.dense_copies // cut.cp
     of_mini_batch = -(-samples // replicas) * longest // cut.cp
-    if actor.use_dynamic_bsz:
-        return min(of_mini_batch, actor.ppo_max_token_len_per_gpu)
-    return min(of_mini_batch, actor.ppo_micro_batch_size_per_gpu * longest // cut.cp)
+    limits = budget(config, of)
+    most = limits.tokens if limits.samples is None else limits.samples * longest
+    assert most is not None
+    return min(of_mini_batch, most // cut.cp)
 
 
 def _chunks_in_flight(cut: Cut, stage: PipelineStage) -> int:
@@ -183,10 +241,15 @@ def _loss_bytes(layer_cut: LayerCut, tokens: int) -> int:
     """The gradient of all tokens' hidden states, one chunk's logits, and the gradient of the output
     layer's weight, which is summed in float32."""
     widths, cut, item = layer_cut.widths, layer_cut.cut, layer_cut.item
-    vocabulary = widths.vocabulary // cut.tp
-    logits = _CHUNK_COPIES * _FP32 * min(tokens, _CHUNK_TOKENS) * vocabulary
     hidden = tokens * widths.hidden * item
-    return round(logits + hidden + vocabulary * widths.hidden * (_FP32 + item))
+    weight = widths.vocabulary // cut.tp * widths.hidden * (_FP32 + item)
+    return round(_logits_bytes(layer_cut, tokens) + hidden + weight)
+
+
+def _logits_bytes(layer_cut: LayerCut, tokens: int) -> float:
+    """One chunk's logits, with what they are computed in."""
+    vocabulary = layer_cut.widths.vocabulary // layer_cut.cut.tp
+    return _CHUNK_COPIES * _FP32 * min(tokens, _CHUNK_TOKENS) * vocabulary
 
 
 def _host_checkpoint(config: RunConfig, cut: Cut, weights: RankWeights) -> int:

@@ -1,20 +1,29 @@
 """Whether a run fits into GPUs of a stated size, and what would help."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 
+from pipeline.config.rules.budget import Pass, budget
+from pipeline.config.rules.megatron_options import precision_aware
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.sizes.cut import cut_of
-from pipeline.inputs.sizes.memory import Memory, MemoryPart, listed, shown
+from pipeline.inputs.sizes.estimate import LOG_PROB_PARTS, RUNTIME, RUNTIME_PART
+from pipeline.inputs.sizes.memory import Memory, listed, shown
 
-_MEGATRON = "actor_rollout_ref.actor.megatron"
+_ACTOR = "actor_rollout_ref.actor"
+_MEGATRON = f"{_ACTOR}.megatron"
+_OPTIM = f"{_ACTOR}.optim"
+_OWN = {"log_prob": "actor_rollout_ref.rollout", "reference": "actor_rollout_ref.ref"}
 _LARGEST = 3
 
 
-def memory_problems(config: RunConfig, memory: Memory, limit: int) -> list[str]:
-    """Why training ranks or engines do not fit into GPUs of `limit` bytes."""
+def memory_problems(config: RunConfig, memory: Memory, limit: int, experts: int) -> list[str]:
+    """Why training ranks or engines do not fit into GPUs of `limit` bytes.
+
+    `experts`: of each MoE layer; 0: a dense model.
+    """
     problems = []
     if memory.training > limit:
-        problems.append(_training_problem(config, memory, limit))
+        problems.append(_training_problem(config, memory, limit, experts))
     share = config.actor_rollout_ref.rollout.gpu_memory_utilization
     if memory.rollout > share * limit:
         key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
@@ -26,38 +35,110 @@ def memory_problems(config: RunConfig, memory: Memory, limit: int) -> list[str]:
     return problems
 
 
-def _training_problem(config: RunConfig, memory: Memory, limit: int) -> str:
-    parts = sorted(memory.parts, key=lambda part: -part.bytes)[:_LARGEST]
+def _training_problem(config: RunConfig, memory: Memory, limit: int, experts: int) -> str:
+    parts = sorted(memory.parts, key=lambda part: -part.bytes)
     stage = f", in pipeline stage {memory.stage}," if cut_of(config).pp > 1 else ""
-    return (
+    found = (
         f"trainer: the fullest GPU{stage} needs about {shown(memory.training)}, but has "
-        f"{shown(limit)}; largest: {listed(parts)}; what would help: "
-        f"{'; '.join(_helping(config, parts))}"
+        f"{shown(limit)}; largest: {listed(parts[:_LARGEST])}; "
     )
-
-
-def _helping(config: RunConfig, parts: Sequence[MemoryPart]) -> list[str]:
-    """Settings that make the largest parts smaller and are not used up yet."""
-    actor, names = config.actor_rollout_ref.actor, {part.name for part in parts}
-    override, cut = actor.megatron.override_transformer_config, cut_of(config)
-    found = []
-    if names & {"activations", "backward pass of a layer", "loss"}:
-        if override.get("recompute_granularity") != "full":
-            found.append(
-                f"{_MEGATRON}.override_transformer_config.recompute_granularity=full with "
-                "recompute_method=uniform and recompute_num_layers=1"
-            )
-        tokens = (
-            "ppo_max_token_len_per_gpu"
-            if actor.use_dynamic_bsz
-            else ("ppo_micro_batch_size_per_gpu")
+    if limit <= RUNTIME:
+        return (
+            f"{found}no layout fits: {shown(RUNTIME)} are assumed for CUDA, NCCL and fragments "
+            "alone; use larger GPUs"
         )
-        found.append(f"a smaller actor_rollout_ref.actor.{tokens}")
+    tensors = [part.name for part in parts if part.name != RUNTIME_PART]
+    help_by_part = [
+        what
+        for name in tensors[:_LARGEST]
+        for what in memory_settings(config, name, experts, tensors)
+    ]
+    offers = dict.fromkeys([*help_by_part, "more trainer.nnodes"])
+    return f"{found}what would help: {'; '.join(offers)}"
+
+
+def memory_settings(
+    config: RunConfig, part: str, experts: int, parts: Collection[str]
+) -> Iterator[str]:
+    """Settings that make one of the `parts` smaller and are not used up yet."""
+    if part in ("weights", "gradients", "optimizer state", "reference policy"):
+        megatron = config.actor_rollout_ref.actor.megatron
+        if part == "reference policy" and not megatron.param_offload:
+            yield f"{_MEGATRON}.param_offload=True"
+        if set(LOG_PROB_PARTS.values()) & set(parts):  # updates are less full
+            if part == "gradients":
+                yield f"{_MEGATRON}.grad_offload=True"
+            if part == "optimizer state":
+                yield f"{_MEGATRON}.optimizer_offload=True"
+        if part == "gradients" and not _small_gradients(config):
+            yield f"{_OPTIM}.main_grads_dtype=bf16 with use_precision_aware_optimizer=True"
+        if part == "optimizer state":
+            yield from _smaller_state(config)
+        yield from _larger_layout(config, experts)
+        return
+    override = config.actor_rollout_ref.actor.megatron.override_transformer_config
+    of_log_probs = [of for of, name in LOG_PROB_PARTS.items() if name == part]
+    if not of_log_probs and override.get("recompute_granularity") != "full":
+        yield (
+            f"{_MEGATRON}.override_transformer_config.recompute_granularity=full with "
+            "recompute_method=uniform and recompute_num_layers=1"
+        )
+    yield from _fewer_tokens(config, of_log_probs[0] if of_log_probs else "update")
+    yield from _larger_layout(config, experts)
+
+
+def _small_gradients(config: RunConfig) -> bool:
+    actor = config.actor_rollout_ref.actor
+    if actor.megatron.dtype == "float32":  # nothing makes them smaller
+        return True
+    if precision_aware(actor):
+        return actor.optim.main_grads_dtype == "bf16"
+    return not actor.megatron.override_ddp_config.get("grad_reduce_in_fp32", True)
+
+
+def _smaller_state(config: RunConfig) -> Iterator[str]:
+    actor, cut = config.actor_rollout_ref.actor, cut_of(config)
     if not actor.megatron.use_distributed_optimizer and cut.dense_copies > 1:
-        found.append(f"{_MEGATRON}.use_distributed_optimizer=True")
-    found.append(
-        f"larger {_MEGATRON}.expert_model_parallel_size, pipeline_model_parallel_size or "
-        "tensor_model_parallel_size"
-    )
-    found.append("more trainer.nnodes")
-    return found
+        yield f"{_MEGATRON}.use_distributed_optimizer=True"
+    optim = actor.optim
+    moments = {optim.exp_avg_dtype, optim.exp_avg_sq_dtype}
+    smallest = precision_aware(actor) and moments == {"bf16"}
+    if actor.megatron.dtype == "bfloat16" and not smallest:
+        yield (
+            f"{_OPTIM}.use_precision_aware_optimizer=True with exp_avg_dtype=bf16 and "
+            "exp_avg_sq_dtype=bf16"
+        )
+    override = optim.override_optimizer_config
+    offloads = override.get("optimizer_cpu_offload", False)
+    if not offloads or override.get("optimizer_offload_fraction", 0) < 1:
+        yield (
+            f"{_OPTIM}.override_optimizer_config.optimizer_cpu_offload=True with "
+            "optimizer_offload_fraction=1.0"
+        )
+
+
+def _fewer_tokens(config: RunConfig, of: Pass) -> Iterator[str]:
+    """A smaller micro-batch, as long as it holds the longest sample, which context parallelism
+    cuts."""
+    limits, ranks = budget(config, of), cut_of(config)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    section = f"{_ACTOR}.ppo" if of == "update" else f"{_OWN[of]}.log_prob"
+    dynamic = limits.tokens is not None
+    key = f"{section}_{'max_token_len' if dynamic else 'micro_batch_size'}_per_gpu"
+    if (limits.tokens or 0) > longest or (limits.samples or 0) > 1:
+        yield f"a smaller {key}"
+    if ranks.ranks > ranks.tp * ranks.pp * ranks.cp:
+        smaller = f" with a smaller {key}" if dynamic else ""
+        yield f"a larger {_MEGATRON}.context_parallel_size{smaller}"
+
+
+def _larger_layout(config: RunConfig, experts: int) -> Iterator[str]:
+    """Sizes for which there are ranks."""
+    cut = cut_of(config)
+    sizes = []
+    if experts > cut.ep and cut.expert_copies > 1:
+        sizes.append("expert_model_parallel_size")
+    if cut.ranks > cut.tp * cut.pp * cut.cp:
+        sizes += ["pipeline_model_parallel_size", "tensor_model_parallel_size"]
+    if sizes:
+        yield f"a larger {_MEGATRON}.{' or '.join(sizes)}"

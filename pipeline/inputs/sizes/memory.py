@@ -30,7 +30,7 @@ class Memory:
     stage: int
     """The pipeline stage of the fullest training rank."""
     parts: tuple[MemoryPart, ...]
-    """Of that rank at the peak of a training pass."""
+    """Of that rank at the peak of a step: in an update, or in a log-prob pass."""
     host_checkpoint: int
     """Bytes of host memory that the ranks of one node need to write a checkpoint."""
     engine: tuple[MemoryPart, ...]

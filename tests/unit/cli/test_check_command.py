@@ -32,6 +32,8 @@ print(json.dumps(found))
 CASES = {
     "right": ("trainer.project_name=x", 'trainer.experiment_name="fine"'),
     "too large": ("trainer.n_gpus_per_node=100000", "actor_rollout_ref.rollout.n=100000"),
+    "GPUs too small": ("--gpu-memory", "1GB", "trainer.project_name=x"),
+    "GPUs large enough": ("--gpu-memory", "80GiB", "trainer.project_name=x"),
     "wrong settings": ("trainer.nnode=2", "trainer.seed=x"),
     "wrong files": (
         "trainer.project_name=x",
@@ -99,6 +101,27 @@ def test_a_run_too_large_for_this_machine(settings, done):
     assert lines[0].startswith(f"{settings} is right, but not for this machine: 10 prompts, ")
     assert "warning: trainer.n_gpus_per_node: 100000 training ranks are asked for, but" in lines[-2]
     assert lines[-1] == "`retrace run` refuses it on this machine"
+
+
+def test_gpus_that_are_too_small(settings, done):
+    """Refused as other input is: nothing says that it is right."""
+    code, lines = done["GPUs too small"]
+    assert code == 2
+    note, error = lines
+    assert note.startswith("note: trainer.project_name: ignored")
+    assert error.startswith("error: trainer: the fullest GPU needs about 4.0 GiB, but has")
+    assert error.endswith(
+        "no layout fits: 4.0 GiB are assumed for CUDA, NCCL and fragments alone; use larger GPUs"
+    )
+
+
+def test_gpus_that_are_large_enough(done):
+    """With a size of GPUs, memory is that of GPUs, on this machine without any too."""
+    code, lines = done["GPUs large enough"]
+    assert code == 0
+    [memory] = [line for line in lines if line.strip().startswith("memory")]
+    assert "of the fullest training GPU: " in memory
+    assert "CUDA, NCCL, fragments 4.0 GiB" in memory
 
 
 def test_wrong_settings(done):
