@@ -220,7 +220,7 @@ def main() -> None:
         for way, one in found.items()
     )
     unit = "CPU second" if cpu_megatron.ON_CPU else "second"
-    headers = ("micro-batches", "positions of padding", "of tokens", f"tokens by {unit}", "")
+    headers = ("micro-batches", "positions of padding", "of tokens", f"tokens per {unit}", "")
     fewer = found[LONGEST].padding / max(1, found[PACKED].padding)
     faster = found[LONGEST].seconds / found[PACKED].seconds
     limits = Table(

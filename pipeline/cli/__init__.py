@@ -153,6 +153,7 @@ _app.command(
         "0: nothing is broken; 1: something is; 2: the settings are wrong",
         "retrace doctor",
         "retrace doctor examples/quickstart.yaml",
+        "retrace doctor my.yaml trainer.device=cuda",
         "retrace doctor s3://team-runs/retrace",
     ),
 )(doctor)

@@ -16,6 +16,10 @@ def doctor(
             help="Settings of a run, or the folder or URI of a store.",
         ),
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Replaces a setting of CONFIG.yaml."),
+    ] = None,
 ) -> None:
     """Look at this machine's versions, GPUs, engines, store, Prefect, disk and shared memory.
 
@@ -31,9 +35,13 @@ def doctor(
     needs = Needs()
     try:
         if what is not None and Path(what).suffix in (".yaml", ".yml"):
-            config = load_config(what).config
+            config = load_config(what, overrides or ()).config
             use_settings(config.store)
             needs = Needs(config, config.store.uri)
+        elif overrides:
+            raise InputError(
+                [f"{what}: no settings file for {overrides[0]}; name a CONFIG.yaml before it"]
+            )
         elif what is not None:
             needs = Needs(None, what)
     except InputError as error:

@@ -241,6 +241,22 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, states, code):
     assert CliRunner().invoke(_app, ["doctor", "gone.yaml"]).exit_code == 2
 
 
+def test_overrides_of_the_command(monkeypatch: pytest.MonkeyPatch):
+    """As `check` and `run` take them; a store has no settings to replace."""
+    asked: list[Needs] = []
+    monkeypatch.setattr(checks, "all_checks", lambda needs: asked.append(needs) or ())
+    example = str(ROOT / "examples/quickstart.yaml")
+    words = ["trainer.n_gpus_per_node=2", "trainer.device=cpu"]
+    assert CliRunner().invoke(_app, ["doctor", example, *words]).exit_code == 0
+    assert asked == [Needs(load_config(example, words).config, QUICKSTART.store.uri)]
+    ended = CliRunner().invoke(_app, ["doctor", "s3://team/runs", *words])
+    assert ended.exit_code == 2
+    assert "name a CONFIG.yaml before it" in ended.output
+    ended = CliRunner().invoke(_app, ["doctor", example, "trainer.nnode=2"])
+    assert ended.exit_code == 2
+    assert "did you mean trainer.nnodes?" in ended.output
+
+
 def test_all_of_it(answers, releases, monkeypatch: pytest.MonkeyPatch, tmp_path):
     """One check that fails hides no other."""
     releases()
