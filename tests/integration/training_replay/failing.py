@@ -5,8 +5,8 @@ import sys
 
 import torch.distributed as dist
 
+from operators.training import __main__ as program
 from operators.training import worker
-from operators.training.__main__ import main
 from pipeline.store import RefusedError
 
 
@@ -19,5 +19,6 @@ def _run(run_uri: str, attempt: int) -> None:
 
 
 if __name__ == "__main__":
+    program.settle = lambda run_uri, attempt: None  # there is no run to settle a device for
     worker.run = _run
-    sys.exit(main())
+    sys.exit(program.main())
