@@ -104,7 +104,8 @@ class Megatron(Section):
     param_offload: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Keep the weights in the host's memory during the reference's pass.",
+        description="Keep the weights in the host's memory during the reference's pass "
+        "(use_kl_loss). On a CPU it only copies.",
     )
     grad_offload: bool = Field(
         False,
@@ -114,7 +115,8 @@ class Megatron(Section):
     optimizer_offload: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Keep the optimizer's state in the host's memory during log-prob passes.",
+        description="Keep the optimizer's state in the host's memory during log-prob passes. On a "
+        "CPU it only copies.",
     )
     override_ddp_config: dict[str, Any] = Field(
         default_factory=dict,

@@ -37,8 +37,8 @@ class RefMegatron(Section):
     param_offload: bool | None = Field(
         None,
         json_schema_extra=formerly(None),
-        description="Keep the reference's weights in the host's memory between its passes; null: "
-        "actor.megatron.param_offload.",
+        description="Keep the reference's weights in the host's memory between its passes "
+        "(use_kl_loss); null: actor.megatron.param_offload. On a CPU it only copies.",
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from pipeline.config.rules.cuda import cuda_problems
+from pipeline.config.rules.cuda import cuda_notes, cuda_problems
 from pipeline.config.tree import RunConfig
 from pipeline.device import Device, choose_device, too_few_gpus
 from pipeline.errors import InputError
@@ -100,10 +100,13 @@ def machine_notes(config: RunConfig, machine: Machine) -> list[str]:
             f"GPUs of this machine: {machine.gpus}; the run's workers {run} share it: lower "
             "actor_rollout_ref.rollout.gpu_memory_utilization until all fit"
         ]
+    notes: list[str] = []
+    if config.trainer.device == "auto":  # otherwise the notes on settings have said it
+        notes += cuda_notes(config.actor_rollout_ref.actor.megatron)
     wanted = max(ranks, workers)
     if wanted <= machine.cores:
-        return []
-    return [f"cores of this machine: {machine.cores}; the run wants {wanted} {run}"]
+        return notes
+    return [*notes, f"cores of this machine: {machine.cores}; the run wants {wanted} {run}"]
 
 
 def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.config.dotted import ABSENT, get
 from pipeline.config.keys import is_set, value_at, with_value
+from pipeline.config.rules.rates import decay_notes
 from pipeline.config.tree import RunConfig
 
 _STEPS = "trainer.total_training_steps"
@@ -29,6 +30,7 @@ def with_run_length(
     one step.
     """
     config, notes = _with_steps(config, prompts)
+    notes = (*decay_notes(config.actor_rollout_ref.actor.optim), *notes)
     if stored is not None:
         return _with_schedule_of_run(config, stored), notes
     if value_at(config, _DECAY) is None:

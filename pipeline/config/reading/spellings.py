@@ -80,7 +80,7 @@ def plain_values(settings: dict[str, Any]) -> list[str]:
         if get(settings, key) is None and take(settings, key) is None and note
     ]
     steps = get(settings, f"{_OPTIM}.lr_warmup_steps")
-    if _is_below(steps, 0):  # verl then takes the ratio, whose default is 0
+    if type(steps) is int and steps == -1:  # verl then takes the ratio, whose default is 0
         take(settings, f"{_OPTIM}.lr_warmup_steps")
     every = get(settings, "trainer.save_freq")
     if _is_below(every, 1):

@@ -175,6 +175,7 @@ POLICY: Entries = [
             "cosine",
         ),
         same("optimizer", "the optimizer is Adam", "adam"),
+        same("min_lr_ratio", "for FSDP; optim.min_lr is the ratio times optim.lr", 0.0),
         unread(
             "muon_* use_layer_wise_distributed_optimizer",
             "the optimizer is Adam",

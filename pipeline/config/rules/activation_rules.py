@@ -30,6 +30,17 @@ def activation_problems(megatron: Megatron) -> Iterator[str]:
     yield from _module_offload_problems(override)
 
 
+def activation_notes(megatron: Megatron) -> Iterator[str]:
+    """Yield a note on modules that are not recomputed."""
+    override = megatron.override_transformer_config
+    granularity = override.get("recompute_granularity")
+    if override.get("recompute_modules") and granularity != "selective":
+        yield (
+            f"{OVERRIDE}.recompute_modules: {override['recompute_modules']} has no effect with "
+            f"recompute_granularity={granularity or 'null'}; selective recomputes them"
+        )
+
+
 def _recompute_problems(override: Mapping[str, Any]) -> Iterator[str]:
     key = f"{OVERRIDE}.recompute"
     granularity = override.get("recompute_granularity")

@@ -3,13 +3,13 @@
 Each rule function returns problems as sentences and raises nothing, so that all are shown together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.config.rules.activation_rules import activation_problems
-from pipeline.config.rules.budget import budget_problems
-from pipeline.config.rules.cuda import cuda_problems
+from pipeline.config.rules.activation_rules import activation_notes, activation_problems
+from pipeline.config.rules.budget import budget_notes, budget_problems
+from pipeline.config.rules.cuda import cuda_notes, cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.layout import layout_problems
 from pipeline.config.rules.megatron_options import option_problems
@@ -78,10 +78,15 @@ def config_problems(
 
 def config_notes(config: RunConfig) -> list[str]:
     """Notes on settings that are accepted, but may not have the effect that the user expects."""
+    megatron = config.actor_rollout_ref.actor.megatron
     return [
         *_name_notes(config),
         *replay_notes(config),
-        *rate_notes(config.actor_rollout_ref.actor.optim),
+        *rate_notes(config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps),
+        *activation_notes(megatron),
+        *budget_notes(config),
+        *_reference_notes(config),
+        *(cuda_notes(megatron) if config.trainer.device == "cpu" else ()),
     ]
 
 
@@ -100,6 +105,23 @@ def rank_notes(config: RunConfig) -> list[str]:
 def _name_notes(config: RunConfig) -> list[str]:
     name, folder = config.trainer.experiment_name, config.trainer.run_name
     return [] if name == folder else [f"trainer.experiment_name: {name!r} has the folder {folder}"]
+
+
+def _reference_notes(config: RunConfig) -> Iterator[str]:
+    """Yield a note on settings of a reference that the run does not have."""
+    policy = config.actor_rollout_ref
+    if policy.actor.use_kl_loss:
+        return
+    cut = type(policy.ref).model_fields.keys() - {"megatron"}
+    found = {f"ref.{name}": getattr(policy.ref, name) for name in sorted(cut)}
+    found["ref.megatron.param_offload"] = policy.ref.megatron.param_offload
+    found["actor.megatron.param_offload"] = policy.actor.megatron.param_offload
+    for name, value in found.items():
+        if value:
+            yield (
+                f"actor_rollout_ref.{name}: {value} has no effect: without "
+                "actor_rollout_ref.actor.use_kl_loss there is no reference policy"
+            )
 
 
 def _batch_problems(config: RunConfig) -> list[str]:

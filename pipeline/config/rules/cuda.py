@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pipeline.config.actor import Actor
+from pipeline.config.actor import Actor, Megatron
 from pipeline.config.rules.megatron_options import DDP, OPTIMIZER, precision_aware
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.rules.transformer_rules import OVERRIDE
@@ -11,6 +11,9 @@ _IN_MEMORY = "on CPU the optimizer's state is in the host's memory already"
 _ENGINE = "it is Transformer Engine's, which needs CUDA"
 _OF_OPTIMIZER = {
     "optimizer_cpu_offload": _IN_MEMORY,
+    "pin_cpu_grads": _IN_MEMORY,
+    "pin_cpu_params": _IN_MEMORY,
+    "store_param_remainders": _ENGINE,
     "overlap_cpu_optimizer_d2h_h2d": _IN_MEMORY,
     "use_torch_optimizer_for_cpu_offload": _IN_MEMORY,
 }
@@ -21,6 +24,22 @@ _OF_DDP = {
     "tokens has no gradient to wait for",
     "reduce_scatter_with_fp32_accumulation": "on CPU ranks talk by Gloo",
 }
+REPLACED = {
+    "moe_grouped_gemm": False,
+    "moe_token_dispatcher_type": "allgather",
+    "variable_seq_lengths": False,
+    "moe_shared_expert_overlap": False,
+    "moe_permute_fusion": False,
+    "attention_backend": "auto",
+    "persist_layer_norm": False,
+    "gradient_accumulation_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "apply_rope_fusion": False,
+}
+"""Fields of TransformerConfig that have a fixed value on CPU, and that value."""
+
 _OF_MODEL = {"cpu_offloading": _ENGINE, "fine_grained_activation_offloading": _ENGINE}
 
 
@@ -39,3 +58,15 @@ def cuda_problems(actor: Actor) -> Iterator[str]:
         for name, why in only.items():
             if values.get(name) is True:
                 yield f"{key}.{name}: found True, but {why}; leave it out, or train on GPUs"
+    if actor.megatron.override_transformer_config.get("cp_comm_type") == "p2p":
+        yield (
+            f"{OVERRIDE}.cp_comm_type: found 'p2p', but on CPU context-parallel ranks gather keys "
+            "and values; leave it out, or train on GPUs"
+        )
+
+
+def cuda_notes(megatron: Megatron) -> Iterator[str]:
+    """Yield a note on each field whose value is another one on CPU."""
+    for name, value in megatron.override_transformer_config.items():
+        if value is not None and REPLACED.get(name, value) != value:
+            yield f"{OVERRIDE}.{name}: {value} needs CUDA; on CPU it is {REPLACED[name]}"

@@ -28,12 +28,27 @@ def rate_problems(optim: Optim) -> Iterator[str]:
         )
 
 
-def rate_notes(optim: Optim) -> Iterator[str]:
-    """Yield a note on a lowest rate that is never reached."""
+def rate_notes(optim: Optim, steps: int) -> Iterator[str]:
+    """Yield notes on rates that a run of so many steps never reaches."""
+    if optim.lr_warmup_steps >= steps:
+        yield (
+            f"{OPTIM}.lr_warmup_steps: {optim.lr_warmup_steps} are all of the run's {steps} steps "
+            f"or more, so no step has {OPTIM}.lr"
+        )
     if optim.min_lr and optim.lr_decay_style == "constant":
         yield (
             f"{OPTIM}.min_lr: {optim.min_lr} has no effect with {OPTIM}.lr_decay_style=constant, "
             "as in Megatron-core"
+        )
+
+
+def decay_notes(optim: Optim) -> Iterator[str]:
+    """Yield a note on a horizon of no schedule, before the run's length becomes the horizon."""
+    if optim.lr_decay_steps is not None and optim.lr_decay_style == "constant":
+        share = "" if not optim.lr_warmup_steps_ratio else " but on lr_warmup_steps_ratio"
+        yield (
+            f"{OPTIM}.lr_decay_steps: {optim.lr_decay_steps} has no effect{share} with "
+            f"{OPTIM}.lr_decay_style=constant"
         )
 
 
@@ -42,7 +57,14 @@ def decay_problems(optim: Optim) -> Iterator[str]:
     steps = optim.lr_decay_steps
     if steps is None or optim.lr_decay_style == "constant":
         return
-    if optim.lr_warmup_steps >= steps:
+    share = optim.lr_warmup_steps_ratio
+    if optim.lr_warmup_steps >= steps and int(share * steps) == optim.lr_warmup_steps:
+        yield (
+            f"{OPTIM}.lr_warmup_steps_ratio: found {share}, which is {optim.lr_warmup_steps} of "
+            f"{OPTIM}.lr_decay_steps={steps} (null: the run's steps), expected fewer; write a "
+            "smaller share, or lr_decay_style=constant"
+        )
+    elif optim.lr_warmup_steps >= steps:
         yield (
             f"{OPTIM}.lr_warmup_steps: found {optim.lr_warmup_steps}, expected fewer than "
             f"{OPTIM}.lr_decay_steps={steps} (null: the run's steps); write fewer, or "

@@ -42,7 +42,21 @@ def replay_problems(
 
 
 def replay_notes(config: RunConfig) -> list[str]:
-    """Notes on routes that are recorded but not replayed."""
+    """Notes on health that is hard to reach, and on routes that are recorded but not replayed."""
+    return [*_agreement_notes(config), *_unreplayed_notes(config)]
+
+
+def _agreement_notes(config: RunConfig) -> list[str]:
+    replay = config.actor_rollout_ref.actor.router_replay
+    if replay.mode == "disabled" or replay.min_agreement <= 0.5:
+        return []
+    return [
+        f"{_ACTOR}.router_replay.min_agreement: {replay.min_agreement} is high: numerics alone "
+        "make routers disagree, so right routes may be found unhealthy"
+    ]
+
+
+def _unreplayed_notes(config: RunConfig) -> list[str]:
     mode = config.actor_rollout_ref.actor.router_replay.mode
     if not config.actor_rollout_ref.rollout.enable_rollout_routing_replay or mode == "R3":
         return []

@@ -129,6 +129,16 @@ def test_unknown_keys_name_the_nearest(tmp_path):
             "of numbers >= 0 and < 1, 2 of them; the default is [0.9, 0.999]",
         ),
         (
+            f"{ACTOR}.optim.lr_warmup_steps=-2",
+            "actor_rollout_ref.actor.optim.lr_warmup_steps: found -2 (an integer), expected an "
+            "integer >= 0; write 0 for no warm-up",
+        ),
+        (
+            f"{ACTOR}.optim.min_lr_ratio=0.1",
+            "actor_rollout_ref.actor.optim.min_lr_ratio: found 0.1; for FSDP; optim.min_lr is "
+            "the ratio times optim.lr; write 0.0 or leave the key out",
+        ),
+        (
             f"{ACTOR}.optim.lr=1e400",
             "actor_rollout_ref.actor.optim.lr: found inf (a number), expected a number > 0, which "
             "is finite; the default is 1e-06",

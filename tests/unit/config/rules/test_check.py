@@ -480,3 +480,39 @@ class TestUnevenStages:
             tmp_path, *self.TWO, f"{OVERRIDE}.pipeline_model_parallel_layout=Et|L"
         )
         assert "a layout layer by layer is not supported yet; write num_layers_in_" in problem
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (f"{MEGATRON}.param_offload=true", f"{MEGATRON}.param_offload: True has no effect"),
+        ("actor_rollout_ref.ref.megatron.param_offload=true", "there is no reference policy"),
+        ("actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true", "there is no reference policy"),
+        (f"{ROLLOUT}.log_prob_max_token_len_per_gpu=5000", "micro-batches that are cut by samples"),
+        (f"{ACTOR}.ppo_max_token_len_per_gpu=5000", "micro-batches that are cut by samples"),
+        (f"{OVERRIDE}.recompute_modules=[mlp]", "no effect with recompute_granularity=null"),
+    ],
+)
+def test_what_has_no_effect_is_noted(tmp_path, settings, expected):
+    (note,) = notes(tmp_path, settings)
+    assert expected in note
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (f"{MEGATRON}.param_offload=true", f"{ACTOR}.use_kl_loss=true"),
+        (f"{ACTOR}.ppo_max_token_len_per_gpu=5000", f"{ACTOR}.use_dynamic_bsz=true"),
+        (f"{OVERRIDE}.recompute_modules=[mlp]", f"{OVERRIDE}.recompute_granularity=selective"),
+    ],
+)
+def test_what_has_an_effect_is_not_noted(tmp_path, settings):
+    assert notes(tmp_path, *settings) == []
+
+
+def test_replaced_fields_and_high_agreement_are_noted(tmp_path):
+    assert notes(tmp_path, f"{OVERRIDE}.moe_permute_fusion=true") == []
+    (note,) = notes(tmp_path, f"{OVERRIDE}.moe_permute_fusion=true", "trainer.device=cpu")
+    assert "moe_permute_fusion: True needs CUDA" in note
+    (note,) = notes(tmp_path, *R3, f"{REPLAY}.min_agreement=0.6")
+    assert "min_agreement: 0.6 is high" in note

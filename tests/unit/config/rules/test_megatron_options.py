@@ -6,10 +6,11 @@ import math
 import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer.enums import AttnBackend
 
 from pipeline.config.actor import Actor
 from pipeline.config.keys import all_keys
-from pipeline.config.rules.cuda import cuda_problems
+from pipeline.config.rules.cuda import REPLACED, cuda_notes, cuda_problems
 from pipeline.config.rules.megatron_options import (
     DDP,
     OPTIMIZER,
@@ -149,6 +150,10 @@ def test_what_verls_scripts_write():
         {"optimizer": {"use_precision_aware_optimizer": True}},
         {"optimizer": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}},
         {"ddp": {"overlap_grad_reduce": True}},
+        {"optimizer": {"pin_cpu_grads": True}},
+        {"optimizer": {"pin_cpu_params": True}},
+        {"optimizer": {"store_param_remainders": True}},
+        {"transformer": {"cp_comm_type": "p2p"}},
         {"ddp": {"nccl_ub": True}},
         {"transformer": {"cpu_offloading": True, "cpu_offloading_num_layers": 1}},
         {"transformer": {"fine_grained_activation_offloading": True}},
@@ -158,6 +163,15 @@ def test_what_needs_cuda_is_refused_on_cpu(settings):
     (problem,) = cuda_problems(actor(**settings))
     assert "found" in problem
     assert problem.endswith("or train on GPUs")
+
+
+def test_fields_that_are_replaced_on_cpu():
+    from operators.training.megatron import cpu_megatron
+
+    assert {**REPLACED, "attention_backend": AttnBackend.auto} == cpu_megatron.SETTINGS
+    written = actor(transformer={"attention_backend": "flash", "moe_permute_fusion": False})
+    (note,) = cuda_notes(written.megatron)
+    assert note.endswith("attention_backend: flash needs CUDA; on CPU it is auto")
 
 
 def test_what_runs_on_cpu():
