@@ -209,6 +209,13 @@ def _ends(places: Sequence[Place], N: int, multiple: int) -> npt.NDArray[np.int3
     return np.unique([*ends, *rest, N]).astype(np.int32)
 
 
+def counting(
+    sample: Sample, advantage: float | None, without_loss: frozenset[str]
+) -> npt.NDArray[np.bool_]:
+    """The response tokens of a sample that count, [G]; see `Contents`."""
+    return sample.loss_mask_G & (advantage is not None and sample.finish_reason not in without_loss)
+
+
 def _response(
     places: Sequence[Place], row: tuple[int, npt.NDArray[np.int64]], contents: Contents
 ) -> ResponseTokens:
@@ -234,8 +241,7 @@ def _response(
     index_N[held_M] = np.arange(len(held_M))
     own_T = np.flatnonzero(index_N[n_U] >= 0)
     counts = [
-        sample.loss_mask_G
-        & (advantage is not None and sample.finish_reason not in contents.without_loss)
+        counting(sample, advantage, contents.without_loss)
         for sample, advantage in zip(samples, advantages, strict=True)
     ]
     advantages_U = np.repeat(np.array([a or 0.0 for a in advantages], np.float32), lengths)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from operators.training.batches.layout import MiniBatch
-from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
-from operators.training.batches.step_data import StepData
+from operators.training.batches.micro_batch import ResponseTokens, counting
+from operators.training.batches.step_data import StepData, without_loss
 from operators.training.errors import UpdateError
 from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import training_pass
@@ -145,13 +145,15 @@ def gradients(
 
     rank.optimizer.zero_grad()
     with bound(rank.routers if replayers else {}, replayers, forward_only=False):
-        scale = _auxiliary_scale(rank, batches) if rank.with_padding_mask else 1.0
+        scale = auxiliary_scale(rank, data, mini_batch) if rank.with_padding_mask else 1.0
         reports = training_pass(rank.chunks, batches, loss, rank.with_padding_mask, scale)
     return reports, counts_of(replayers)
 
 
-def _auxiliary_scale(rank: Rank, batches: Sequence[MicroBatch]) -> float:
+def auxiliary_scale(rank: Rank, data: StepData, mini_batch: MiniBatch) -> float:
     """Response tokens of the mini-batch by all its tokens, over all ranks.
+
+    It lays out no micro-batch: the routes of later ones may still be arriving.
 
     Megatron sums auxiliary losses times the tokens that they count (prompts too, without padding),
     and divides by the response tokens as it does the loss. With this factor the mini-batch's
@@ -161,10 +163,16 @@ def _auxiliary_scale(rank: Rank, batches: Sequence[MicroBatch]) -> float:
     padding mask (reduce_from_tensor_model_parallel_region then changes the rank's own counts in
     place), else the rank's own alone. It always has one here: Rank.with_padding_mask.
     """
-    response = sum(int(batch.response.loss_mask_T.sum()) for batch in batches)
-    tokens = sum(place.positions for batch in batches for place in batch.places)
+    context, ignored = rank.position.context, without_loss(rank.config)
+    ids = [data.ids[row] for row in mini_batch.rows(rank.position.dp_rank).tolist()]
+    tokens = sum(len(data.samples[id].tokens_S) - 1 for id in ids)
+    response = 0
+    if context.index == 0:  # the other context-parallel ranks have the same samples
+        response = sum(
+            int(counting(data.samples[id], data.advantages[id], ignored).sum()) for id in ids
+        )
     sums = torch.tensor(
-        [response, tokens / rank.position.context.count],
+        [response, tokens / context.count],
         dtype=torch.float64,
         device=next(rank.chunks[0].parameters()).device,
     )
