@@ -22,6 +22,7 @@ from operators.training.rank import Rank, make_rank
 from operators.training.step import train_step
 from pipeline.store import open_store
 from pipeline.traces import Routes, Sample, open_manifest
+from tests.exhaustive import sample_or_all
 from tests.integration.training_replay.sealed import config_of
 
 PROMPTS = 14
@@ -34,6 +35,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "dp2": ({}, tuple(range(STALE + 1))),
     "pp2": ({"pipeline_model_parallel_size": 2}, (2, 3)),
     "tp2 bf16": ({"tensor_model_parallel_size": 2, "dtype": "bfloat16"}, (1, 3)),
+    **sample_or_all({}, {"cp2": ({"context_parallel_size": 2}, (0, 1, 2, 3))}),
 }
 """Megatron's settings, and the steps."""
 
