@@ -34,13 +34,14 @@ class Minio:
 
 @contextlib.contextmanager
 def own_minio(address: str = "127.0.0.1") -> Iterator[Minio]:
-    """Start `minio` (on PATH) at an address, with this process's environment set for clients."""
+    """Start `minio` (on PATH) at an address; until its end, the environment leads clients to it."""
     if shutil.which("minio") is None:
         raise SystemExit("needs `minio` on PATH, or --uri with a server of yours")
     with socket.socket() as free:
         free.bind((address, 0))
         url = f"http://{address}:{free.getsockname()[1]}"
     keys = {"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
+    before = dict(os.environ)
     os.environ.update(keys, AWS_ENDPOINT_URL_S3=url, AWS_REGION="us-east-1")
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
     with tempfile.TemporaryDirectory() as folder:
@@ -61,6 +62,8 @@ def own_minio(address: str = "127.0.0.1") -> Iterator[Minio]:
         finally:
             server.kill()
             server.wait()
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def _is_ready(url: str) -> bool:
