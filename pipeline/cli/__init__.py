@@ -15,6 +15,7 @@ from pipeline.cli.epilog import epilog
 from pipeline.cli.import_verl import run_import_verl
 from pipeline.cli.logs import logs
 from pipeline.cli.run import run_run
+from pipeline.store.schemes import EXAMPLE_STORE
 
 _app = typer.Typer(
     name="retrace",
@@ -154,7 +155,7 @@ _app.command(
         "retrace doctor",
         "retrace doctor examples/quickstart.yaml",
         "retrace doctor my.yaml trainer.device=cuda",
-        "retrace doctor s3://team-runs/retrace",
+        f"retrace doctor {EXAMPLE_STORE}",
     ),
 )(doctor)
 
