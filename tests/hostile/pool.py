@@ -18,8 +18,9 @@ from pathlib import Path
 from pipeline.orphans import die_with_parent
 from tests.hostile.case import Case
 
-MEMORY_MB = 512
-"""How much address space a child may take more for a case: no claim of a length is believed."""
+MEMORY_MB = 768
+"""How much address space a child may take more for a case: no claim of a length is believed. Two
+copies of what a row group may become (256 MB and more), and what an allocator adds."""
 LIMIT_S = 60.0
 """Processor seconds for a case, which takes a tenth of one."""
 _WAITED = 10
