@@ -93,7 +93,12 @@ def old_run(tmp_path, monkeypatch):
     """The quickstart as an older commit left it, in a store of its own: overrides that name it."""
     monkeypatch.chdir(ROOT)
     shutil.copytree(ROOT / "tests/data/quickstart-0.1.0", tmp_path / "store/quickstart")
-    return f"store.uri={tmp_path}/store", f"trainer.default_local_dir={tmp_path}"
+    return (
+        f"store.uri={tmp_path}/store",
+        f"trainer.default_local_dir={tmp_path}",
+        # The example of that commit; today's has another learning rate.
+        "actor_rollout_ref.actor.optim.lr=5e-4",
+    )
 
 
 def test_a_run_of_an_older_commit_is_attached_to(old_run):
