@@ -3,11 +3,11 @@
 `python scripts/verl_sources.py CHECKOUT` reads a git checkout of verl, bare or not, and writes into
 tests/unit/config/verl/:
 
-- `examples.json`: the arguments that each Megatron example script gives to verl's trainer. A script
-  counts if it starts `verl.trainer.main_ppo` with Megatron and needs no variable but HOME and
-  RAY_DATA_HOME; the others are listed with what they start or lack. bash runs it with a `python3`
-  that writes down its arguments, in an empty folder and with harmless programs alone, so that the
-  settings are those that the script's own defaults give.
+- `examples.json`: the arguments that each of verl's scripts (examples, tests, recipes) for Megatron
+  gives to the trainer of PPO or DAPO. A script counts if it starts one of them and needs no
+  variable but HOME and RAY_DATA_HOME; the others are listed with what they start or lack. bash runs
+  it with a `python3` that writes down its arguments, in an empty folder and with harmless programs
+  alone, so that the settings are those that the script's own defaults give.
 - `ppo_megatron_trainer-VERSION.yaml`: verl's generated file of settings, for each version.
 
 They are verl's and stay out of this repository; tests that need them say that they are skipped.
@@ -19,24 +19,36 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 TARGET = Path("tests/unit/config/verl")
 VERSIONS = ("v0.6.0", "v0.6.1", "v0.7.0", "v0.8.0", "v0.9.0")
+SCRIPTS = (("v0.9.0", ("examples", "tests", "verl")), ("v0.7.0", ("recipe",)))
+"""Where scripts are taken from; v0.7.0 is the last version that holds the recipes."""
+TRAINERS = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
+MARKS = ("model_engine=megatron", "strategy=megatron", "_megatron_trainer")
 GENERATED = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"
 HOME = "/home/user"
 VARIABLES = {"HOME": HOME, "RAY_DATA_HOME": f"{HOME}/verl"}
-RECORD = '#!/bin/bash\n[ "$1" = -m ] || exit 1\nprintf "%s\\0" "$@" > "$RECORD"\n'
-"""Fails for `python3 -c 'import torch_npu'`: the settings are those for GPUs."""
+RECORD = """#!/bin/bash
+case $1:$2 in
+-m:*) printf "%s\\0" "$@" > "$RECORD" ;;
+-c:*torch_npu*) exit 1 ;;
+-c:*) echo cuda ;;
+esac
+"""
+"""The settings are those for GPUs: there is no torch_npu, and a question is answered by cuda."""
+SUBMIT = '#!/bin/bash\nwhile [ $# -gt 0 ] && [ "$1" != -- ]; do shift; done\nshift\n"$@"\n'
+"""`ray job submit ... -- python3 -m ...`."""
 NOTHING = "#!/bin/bash\n"
 DATE = "#!/bin/bash\necho 20260101_0000\n"
 STUBS = {
     "python3": RECORD,
     "python": RECORD,
     "date": DATE,
-    "hf": NOTHING,
-    "mkdir": NOTHING,
-    "tee": NOTHING,
+    "ray": SUBMIT,
+    **dict.fromkeys(("cp", "hf", "huggingface-cli", "mkdir", "rm", "tee", "torchrun"), NOTHING),
 }
 HARMLESS = ("awk", "basename", "cat", "cut", "dirname", "env", "grep", "sed", "seq", "tr")
 
@@ -47,29 +59,37 @@ def main(checkout: str) -> None:
     for version in VERSIONS:
         text = _output(*git, "show", f"{version}:{GENERATED}")
         (TARGET / f"ppo_megatron_trainer-{version}.yaml").write_text(text, encoding="utf-8")
-    revision = VERSIONS[-1]
-    commit = _output(*git, "rev-parse", f"{revision}^{{commit}}").strip()
-    paths = _output(*git, "ls-tree", "-r", "--name-only", commit, "examples").splitlines()
     scripts: dict[str, list[str]] = {}
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         programs = _make_programs(Path(folder) / "programs")
-        for path in paths:
-            text = _output(*git, "show", f"{commit}:{path}") if path.endswith(".sh") else ""
-            if "model_engine=megatron" not in text and "ppo_megatron_trainer" not in text:
-                continue
+        for path, text in _texts(git):
             arguments, complaint = _run(text, programs, Path(folder) / "work")
-            if arguments[:2] == ["-m", "verl.trainer.main_ppo"]:
+            if arguments[:1] == ["-m"] and arguments[1] in TRAINERS:
                 scripts[path] = arguments[2:]
             else:
                 left_out[path] = f"starts {arguments[1]}" if arguments else complaint
+    versions = ", ".join(
+        f"{version} ({_output(*git, 'rev-parse', f'{version}^{{commit}}').strip()})"
+        for version, _ in SCRIPTS
+    )
     content = {
-        "source": f"the examples of verl, {revision}, commit {commit}",
+        "source": f"the scripts of verl {versions}",
         "left_out": left_out,
         "scripts": scripts,
     }
     (TARGET / "examples.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"{len(scripts)} scripts, {sum(map(len, scripts.values()))} arguments: {TARGET}")
+
+
+def _texts(git: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Path and text of each shell script that trains with Megatron."""
+    for version, roots in SCRIPTS:
+        listed = _output(*git, "ls-tree", "-r", "--name-only", version, *roots)
+        for path in listed.splitlines():
+            text = _output(*git, "show", f"{version}:{path}") if path.endswith(".sh") else ""
+            if any(mark in text for mark in MARKS):
+                yield path, text
 
 
 def _make_programs(folder: Path) -> Path:

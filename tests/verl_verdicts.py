@@ -35,7 +35,23 @@ OWN = (
 )
 """What replaces the script's."""
 
-_DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
+TEXT = "text"
+KINDS = {
+    TEXT: "Megatron trains a text model, vLLM generates",
+    "other training": "the same with adapters, distillation, Megatron-FSDP, DPPO or multi-token "
+    "prediction",
+    "other engine": "SGLang generates",
+    "images": "prompts have images",
+    "NPU": "for Ascend's NPUs",
+}
+"""What is replayed here is the first; the others are told, so that nobody need try them."""
+_OTHER_TRAINING = {
+    "actor_rollout_ref.actor.megatron.use_megatron_fsdp": "True",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "dppo_tv",
+    "actor_rollout_ref.model.lora.rank": "32",
+    "actor_rollout_ref.model.mtp.enable": "True",
+    "distillation.enabled": "True",
+}
 
 _NAMED = re.compile(
     r"^(?P<ours>[\w.]+)(?: \(written as (?P<written>[\w.]+)\))?: (?P<text>.*)", re.S
@@ -48,6 +64,19 @@ _VALUE = re.compile(r"found .*?(; |, (?=expected))")
 def settings_of(arguments: list[str]) -> list[str]:
     """The `key=value` among a script's arguments."""
     return [argument for argument in arguments if not argument.startswith("--")]
+
+
+def kind_of(script: str, settings: list[str]) -> str:
+    """Which of KINDS a script is."""
+    values = {key_of(setting): setting.partition("=")[2] for setting in settings}
+    if any(word in script for word in ("npu", "ascend")) or values.get("trainer.device") == "npu":
+        return "NPU"
+    if values["actor_rollout_ref.rollout.name"] != "vllm":
+        return "other engine"
+    if "_vl_" in script or "data.image_key" in values:
+        return "images"
+    other = any(values.get(key) == value for key, value in _OTHER_TRAINING.items())
+    return "other training" if other else TEXT
 
 
 def verdict(settings: list[str]) -> dict[str, Any]:
@@ -85,7 +114,11 @@ def key_of(setting: str) -> str:
 
 def verdicts() -> dict[str, dict[str, Any]]:
     """The verdict of each of verl's scripts, found now."""
-    return {script: verdict(settings_of(arguments)) for script, arguments in examples().items()}
+    return {
+        script: {"kind": kind_of(script, settings)} | verdict(settings)
+        for script, arguments in examples().items()
+        for settings in [settings_of(arguments)]
+    }
 
 
 def stored_verdicts() -> dict[str, dict[str, Any]]:
@@ -96,41 +129,41 @@ def stored_verdicts() -> dict[str, dict[str, Any]]:
 
 def tables() -> str:
     """The verdicts on record as the tables of docs/from-verl.md."""
-    found = stored_verdicts()
-    total = Counter[str]()
-    for of_script in found.values():
-        total.update(accepted=of_script["accepted"], ignored=of_script["ignored"])
-        total.update(refused=len(of_script["refused"]))
-    return "".join(_lines(found, total))
+    return "".join(_lines(stored_verdicts()))
 
 
-def _lines(found: dict[str, dict[str, Any]], total: Counter[str]) -> Iterator[str]:
-    yield (
-        f"Of {total.total():,} settings {total['accepted']:,} are accepted, {total['ignored']:,} "
-        f"have no effect here and are ignored with a note, {total['refused']:,} are refused.\n"
-    )
-    refused_of = [{key_of(setting) for setting in one["refused"]} for one in found.values()]
-    yield (
-        f"Of {len(found)} scripts {refused_of.count(set())} have no setting that is refused, and "
-        f"{refused_of.count({_DYNAMIC})} more only `{_short(_DYNAMIC)}`.\n\n"
-    )
-    yield "| script | accepted | ignored | refused | refused keys |\n|---|---|---|---|---|\n"
-    for script, of_script in found.items():
-        refused = of_script["refused"]
+def _lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    yield "| kind | scripts | with no setting refused | settings accepted | ignored | refused |\n"
+    yield "|---|---|---|---|---|---|\n"
+    for kind, meaning in KINDS.items():
+        these = [one for one in found.values() if one["kind"] == kind]
+        yield (
+            f"| {kind}: {meaning} | {len(these)} | {sum(not one['refused'] for one in these)} "
+            f"| {sum(one['accepted'] for one in these):,} "
+            f"| {sum(one['ignored'] for one in these):,} "
+            f"| {sum(len(one['refused']) for one in these)} |\n"
+        )
+    yield "\n| script | kind | accepted | ignored | refused | refused keys |\n"
+    yield "|---|---|---|---|---|---|\n"
+    order = list(KINDS)
+    for script, one in sorted(found.items(), key=lambda item: order.index(item[1]["kind"])):
+        refused = one["refused"]
         keys = ", ".join(f"`{_short(key_of(setting))}`" for setting in refused)
         yield (
-            f"| {script.removeprefix('examples/')} | {of_script['accepted']} "
-            f"| {of_script['ignored']} | {len(refused)} | {keys} |\n"
+            f"| {script.removeprefix('examples/')} | {one['kind']} | {one['accepted']} "
+            f"| {one['ignored']} | {len(refused)} | {keys} |\n"
         )
-    yield "\nWhat is refused, and in how many of the scripts:\n\n"
-    yield "| key | scripts | why, and the fix |\n|---|---|---|\n"
-    scripts = Counter(
-        (key_of(setting), _VALUE.sub("", text))
-        for of_script in found.values()
-        for setting, text in of_script["refused"].items()
-    )
-    for (key, text), count in sorted(scripts.items(), key=lambda item: (-item[1], item[0])):
-        yield f"| `{_short(key)}` | {count} | {text.replace('|', chr(92) + '|')} |\n"
+    for title, kinds in (("text", order[:1]), ("the other kinds", order[1:])):
+        yield f"\nWhat is refused, and in how many scripts of {title}:\n\n"
+        yield "| key | scripts | why, and the fix |\n|---|---|---|\n"
+        scripts = Counter(
+            (key_of(setting), _VALUE.sub("", text))
+            for one in found.values()
+            if one["kind"] in kinds
+            for setting, text in one["refused"].items()
+        )
+        for (key, text), count in sorted(scripts.items(), key=lambda item: (-item[1], item[0])):
+            yield f"| `{_short(key)}` | {count} | {text.replace('|', chr(92) + '|')} |\n"
 
 
 def _short(key: str) -> str:

@@ -17,9 +17,10 @@ from pipeline.config.imports.script import read_script, unknown_part
 from pipeline.config.imports.sort import sort_settings
 from pipeline.config.keys import all_keys
 from pipeline.config.reading.read import read_file, read_override
+from pipeline.config.reading.spellings import least_rate
 from pipeline.errors import InputError
 
-_OWN_NAMES = ("ppo_trainer", "ppo_megatron_trainer")
+_OWN_NAMES = ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_megatron_trainer")
 """Hydra files of verl itself, whose defaults are those of VERL_DEFAULTS."""
 _OPTIONS = {
     "--config-path": "path", "-cp": "path", "--config-dir": "path", "-cd": "path",
@@ -47,6 +48,7 @@ def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, 
         path = source / f"{Path(options['name']).stem}.yaml" if "name" in options else source
         origin = path.name
         settings, defaults = _of_file(path, overrides), {}
+    settings |= least_rate(settings)
     given = {**defaults, **settings}
     unknown = {key: text for key, value in given.items() if (text := _unknown(value))}
     result = sort_settings({k: v for k, v in given.items() if k not in unknown})

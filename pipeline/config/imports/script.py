@@ -21,6 +21,8 @@ from pipeline.errors import InputError
 from pipeline.scratch import scratch_folder
 
 _MODULE = "verl.trainer.main_ppo"
+_MODULES = (_MODULE, "recipe.dapo.main_dapo")
+"""The second is DAPO's trainer of verl's recipes, which adds dynamic sampling to the first."""
 _LONGEST_S = 20.0
 """For a script that loops, waiting for what no program does."""
 
@@ -56,7 +58,7 @@ class TrainerCommand:
 
 
 def read_script(path: Path, variables: Mapping[str, str]) -> TrainerCommand:
-    """The command of a script that starts `verl.trainer.main_ppo`.
+    """The command of a script that starts verl's trainer, `verl.trainer.main_ppo` or DAPO's.
 
     `variables` are those of its environment. Raises InputError, naming lines: the script cannot be
     read, bash refuses a line of it, no or several trainers are started.
@@ -206,7 +208,7 @@ def _complaint(line: str) -> str:
 def _trainer(command: list[str]) -> list[str]:
     """The command from the trainer's name on; empty if it starts something else."""
     for place, argument in enumerate(command):
-        if argument == _MODULE or argument.endswith("verl/trainer/main_ppo.py"):
+        if argument in _MODULES or argument.endswith("verl/trainer/main_ppo.py"):
             return command[place:]
     return []
 

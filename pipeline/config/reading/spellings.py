@@ -4,6 +4,7 @@ Two names with two values are an error, unless one of the values only says the d
 own files do for everything.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import PydanticUndefined
@@ -90,9 +91,28 @@ def plain_values(settings: dict[str, Any]) -> list[str]:
             f"trainer.save_freq: {every} means every {default} steps here, as a restart needs "
             "checkpoints; only the newest stay"
         )
+    for key, least in least_rate(dict(leaves(settings))).items():
+        put(settings, key.split("."), least)
     if get(settings, _MICRO) is None and get(settings, _DYNAMIC) is True:
         take(settings, _MICRO)
     return notes + _loggers(settings)
+
+
+def least_rate(settings: Mapping[str, Any]) -> dict[str, float]:
+    """optim.min_lr, by its key, where verl's min_lr_ratio says it: the ratio times optim.lr.
+
+    FSDP's cosine falls to that rate as Megatron's does. A min_lr that is written stays, and must
+    agree. `settings` are by dotted key.
+    """
+    ratio, least = settings.get(f"{_OPTIM}.min_lr_ratio"), settings.get(f"{_OPTIM}.min_lr")
+    rate = settings.get(f"{_OPTIM}.lr", all_keys()[f"{_OPTIM}.lr"].field.default)
+    if not ratio or least or not (_is_number(ratio) and _is_number(rate)):
+        return {}
+    return {f"{_OPTIM}.min_lr": ratio * rate}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _ELSEWHERE = (

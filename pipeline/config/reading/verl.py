@@ -25,14 +25,19 @@ ALIASES = {
     "actor_rollout_ref.actor.megatron.router_replay": "actor_rollout_ref.actor.router_replay",
     "reward.custom_reward_function": "custom_reward_function",
     "reward_model.reward_kwargs": "reward.reward_kwargs",
+    "reward_model.overlong_buffer": "reward.reward_kwargs.overlong_buffer_cfg",
 }
 """Other spellings of a group, and ours. Two spellings with different values are an error."""
+
+_NO_HALF = "float16 would need its losses scaled, which is not supported; write bfloat16"
 
 HINTS = {
     "actor_rollout_ref.actor.strategy": "FSDP is not supported: routing is replayed in "
     "Megatron-core; write megatron, or leave the key out",
     "actor_rollout_ref.rollout.name": "only vLLM is supported so far; write vllm, or leave the "
     "key out",
+    "actor_rollout_ref.rollout.dtype": _NO_HALF,
+    "actor_rollout_ref.actor.megatron.dtype": _NO_HALF,
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "write 0 for no warm-up",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl asks for it too: write 1 or "
     "more, as many samples as fit at once",

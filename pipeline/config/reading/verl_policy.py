@@ -1,6 +1,7 @@
 """verl's settings under actor_rollout_ref that are not ours: model, actor, reference, rollout."""
 
 from dataclasses import replace
+from math import isclose
 from typing import Any
 
 from pipeline.config.keys import value_at
@@ -75,6 +76,22 @@ def _one_dtype(config: RunConfig, _: str, value: Any) -> bool:
     return bool(value == value_at(config, f"{_ACTOR}.megatron.dtype"))
 
 
+def _least_rate(config: RunConfig, _: str, ratio: Any) -> bool:
+    """Whether verl's ratio for FSDP, which `plain_values` turns into min_lr, is what holds."""
+    optim = config.actor_rollout_ref.actor.optim
+    return isinstance(ratio, int | float) and isclose(optim.min_lr, ratio * optim.lr)
+
+
+def _decay_style(config: RunConfig, _: str, value: Any) -> bool:
+    return bool(value == value_at(config, f"{_ACTOR}.optim.lr_decay_style"))
+
+
+def _no_reference(config: RunConfig, _: str, value: Any) -> bool:
+    """Without a reference nothing is read of its settings."""
+    return value is False or not config.actor_rollout_ref.actor.use_kl_loss
+
+
+_SCHEDULE = Agreement(_decay_style, f"write it as {_ACTOR}.optim.lr_decay_style, or leave it out")
 _LENGTH = Agreement(
     _long_enough, "write at least data.max_prompt_length + data.max_response_length, or null"
 )
@@ -86,7 +103,6 @@ _ENGINE: Entries = [
     *off("dynamic_context_parallel", "all sequences are cut over context_parallel_size ranks"),
     *unread("max_seqlen_per_dp_cp_rank", "see that setting", "dynamic_context_parallel"),
     *off("use_megatron_fsdp", "Megatron-FSDP is not supported; weights are cut by TP, PP and EP"),
-    *off("use_dist_checkpointing", "the model starts from the HF weights of model.path"),
     *unread("dist_checkpointing_*", "see use_dist_checkpointing", "use_dist_checkpointing"),
     *refused("override_mcore_model_config override_mcore_model_config.*", _ONE_MODEL),
     *off("qat.enable", _NO_QAT),
@@ -113,6 +129,18 @@ POLICY: Entries = [
         unread("trust_remote_code", _NO_CODE, _PATH),
         same("external_lib", "no further module is imported"),
         off("override_config.moe_config.freeze_moe_router", "the router is trained"),
+        elsewhere(
+            "override_config.max_position_embeddings "
+            "override_config.model_config.max_position_embeddings",
+            "samples are no longer than data allows, and config.json must allow it too",
+            _LENGTH,
+        ),
+        same(
+            "override_config.attention_dropout override_config.embd_pdrop "
+            "override_config.resid_pdrop",
+            "there is no dropout",
+            0.0,
+        ),
         refused("override_config override_config.*", _ONE_MODEL),
         same("lora_rank lora.rank", _NO_LORA, 0),
         same("lora_adapter_path lora.adapter_path", _NO_LORA),
@@ -175,7 +203,13 @@ POLICY: Entries = [
             "cosine",
         ),
         same("optimizer", "the optimizer is Adam", "adam"),
-        same("min_lr_ratio", "for FSDP; optim.min_lr is the ratio times optim.lr", 0.0),
+        elsewhere(
+            "min_lr_ratio",
+            "min_lr is the ratio times lr",
+            Agreement(_least_rate, "leave one of min_lr and min_lr_ratio out"),
+        ),
+        elsewhere("lr_scheduler_type warmup_style", "it is lr_decay_style", _SCHEDULE),
+        same("num_cycles", "a cosine falls once", 0.5),
         unread(
             "muon_* use_layer_wise_distributed_optimizer",
             "the optimizer is Adam",
@@ -190,6 +224,10 @@ POLICY: Entries = [
     ),
     *_engine(f"{_ACTOR}.megatron"),
     *off(f"{_ACTOR}.megatron.forward_only", "the actor is trained"),
+    *off(
+        f"{_ACTOR}.megatron.use_dist_checkpointing",
+        "the model starts from the HF weights of model.path",
+    ),
     *with_prefix(
         "actor_rollout_ref.ref",
         same("strategy model_engine", "the reference is computed by Megatron-core", "megatron"),
@@ -214,6 +252,11 @@ POLICY: Entries = [
         speed("use_distributed_optimizer forward_only", "the reference is not trained"),
         speed("override_ddp_config override_ddp_config.*", "the reference has no gradients"),
         speed("use_remove_padding", "the reference has the actor's micro-batches"),
+        elsewhere(
+            "use_dist_checkpointing",
+            "the reference is policy 0",
+            Agreement(_no_reference, "write False or leave the key out"),
+        ),
         elsewhere(
             "dtype",
             "the reference has the actor's type",

@@ -82,6 +82,11 @@ def test_the_trainer_behind_another_command(tmp_path, launcher):
     assert read(tmp_path, text).arguments == ("a=1",)
 
 
+def test_the_trainer_of_the_recipe_for_dapo(tmp_path):
+    text = "ray job submit --no-wait -- python3 -m recipe.dapo.main_dapo a=1\n"
+    assert read(tmp_path, text).arguments == ("a=1",)
+
+
 def test_nothing_is_started_and_nothing_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = """touch by-name

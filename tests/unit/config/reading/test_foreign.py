@@ -8,6 +8,7 @@ from pipeline.config.reading.foreign import IGNORED, Concern, Foreign
 from pipeline.config.reading.verl import FOREIGN, find_foreign
 from tests.unit.config.settings import ACTOR, OVERRIDE, ROLLOUT, load, load_error
 
+CONFIG = "actor_rollout_ref.model.override_config"
 REF_OVERRIDE = "actor_rollout_ref.ref.megatron.override_transformer_config"
 
 
@@ -69,7 +70,7 @@ class TestNothingThatAltersNumbersIsIgnored:
                 "trainer.total_training_steps": "verl overwrites the one with the other",
             }
         else:
-            assert other.concern is Concern.SAME
+            assert other.concern in (Concern.SAME, Concern.ELSEWHERE)
 
     @pytest.mark.parametrize(
         "entry", of(Concern.SAME, Concern.REFUSED), ids=lambda one: one.pattern
@@ -95,6 +96,12 @@ class TestNothingThatAltersNumbersIsIgnored:
             (f"{ROLLOUT}.calculate_log_probs", "True", "False"),
             (f"{ROLLOUT}.val_kwargs.do_sample", "True", "False"),
             ("data.gen_batch_size", "32", "96"),
+            (f"{ACTOR}.optim.min_lr_ratio", "0.5", "0.25"),
+            (f"{ACTOR}.optim.lr_scheduler_type", "cosine", "constant"),
+            (f"{ACTOR}.optim.warmup_style", "cosine", "constant"),
+            ("actor_rollout_ref.ref.megatron.use_dist_checkpointing", "False", "True"),
+            (f"{CONFIG}.max_position_embeddings", "1024", "1023"),
+            (f"{CONFIG}.model_config.max_position_embeddings", "1024", "1023"),
             ("reward.reward_kwargs.max_resp_len", "512", "256"),
         ],
     )
@@ -104,6 +111,9 @@ class TestNothingThatAltersNumbersIsIgnored:
             f"{OVERRIDE}.moe_router_dtype=fp32",
             "algorithm.rollout_correction.rollout_is=token",
             f"{ROLLOUT}.val_kwargs.temperature=0.6",
+            f"{ACTOR}.optim.lr=2e-6",
+            f"{ACTOR}.optim.min_lr=1e-6",
+            f"{ACTOR}.optim.lr_decay_style=cosine",
         )
         entry = find_foreign(key)
         assert entry.concern is Concern.ELSEWHERE

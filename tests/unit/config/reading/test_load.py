@@ -134,9 +134,15 @@ def test_unknown_keys_name_the_nearest(tmp_path):
             "integer >= 0; write 0 for no warm-up",
         ),
         (
-            f"{ACTOR}.optim.min_lr_ratio=0.1",
-            "actor_rollout_ref.actor.optim.min_lr_ratio: found 0.1; for FSDP; optim.min_lr is "
-            "the ratio times optim.lr; write 0.0 or leave the key out",
+            f"{ACTOR}.optim.min_lr_ratio=x",
+            "actor_rollout_ref.actor.optim.min_lr_ratio: found 'x'; min_lr is the ratio times lr; "
+            "leave one of min_lr and min_lr_ratio out",
+        ),
+        (
+            f"{ACTOR}.megatron.dtype=float16",
+            "actor_rollout_ref.actor.megatron.dtype: found 'float16' (text), expected one of "
+            "bfloat16, float32; float16 would need its losses scaled, which is not supported; "
+            "write bfloat16",
         ),
         (
             f"{ACTOR}.optim.lr=1e400",

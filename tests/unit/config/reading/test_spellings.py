@@ -49,6 +49,33 @@ def test_values_that_mean_a_default(tmp_path, written, key, value, note):
     assert loaded.notes == (() if note is None else (note,))
 
 
+def test_the_least_rate_as_a_ratio(tmp_path):
+    """FSDP's min_lr_ratio; both cosines fall from lr to the ratio times lr."""
+    config = load(tmp_path, f"{OPTIM}.lr=2e-6", f"{OPTIM}.min_lr_ratio=0.1").config
+    assert config.actor_rollout_ref.actor.optim.min_lr == 0.1 * 2e-6
+
+
+def test_the_least_rate_of_the_default_rate(tmp_path):
+    config = load(tmp_path, f"{OPTIM}.min_lr_ratio=0.5", f"{OPTIM}.min_lr=null").config
+    assert config.actor_rollout_ref.actor.optim.min_lr == 0.5 * 1e-6
+
+
+def test_two_least_rates_must_agree(tmp_path):
+    found = load_error(tmp_path, f"{OPTIM}.min_lr_ratio=0.5", f"{OPTIM}.min_lr=1e-7")
+    assert found == (
+        f"{OPTIM}.min_lr_ratio: found 0.5; min_lr is the ratio times lr; leave one of min_lr and "
+        "min_lr_ratio out",
+    )
+
+
+def test_the_penalty_of_the_recipe_for_dapo(tmp_path):
+    """verl's main_dapo reads it from reward_model.overlong_buffer."""
+    buffer = "reward_model.overlong_buffer"
+    settings = (f"{buffer}.enable=True", f"{buffer}.len=64", f"{buffer}.penalty_factor=1.0")
+    config = load(tmp_path, *settings, f"{buffer}.log=False").config
+    assert config.reward.reward_kwargs.overlong_buffer_cfg.len == 64
+
+
 def test_what_is_not_written_does_not_win(tmp_path):
     """Else total_epochs would have no effect in verl's files."""
     config = load(tmp_path, "trainer.total_training_steps=null", "trainer.total_epochs=2").config
