@@ -33,9 +33,10 @@ from benchmarks.page import Table, arguments_of, block, publish, verdict
 from operators.training.batches.layout import Layout, make_layout
 from operators.training.batches.step_data import layout_rules
 from operators.training.megatron import cpu_megatron, parallel
+from operators.training.passes.compared import Compared
 from operators.training.passes.logprob_pass import native_pass
 from operators.training.passes.logprobs import CHUNK_TOKENS, logprobs_and_entropy
-from operators.training.passes.update import Compared, gradients
+from operators.training.passes.update import gradients
 from operators.training.rank import Rank, make_rank
 from pipeline.config.tree import RunConfig
 from pipeline.traces import Sample, VersionSpan
@@ -131,8 +132,14 @@ def seconds_of(work: Callable[[], None]) -> float:
 def trained(rank: Rank, data: Any) -> None:
     """A log-prob pass and all gradients of a step."""
     made = native_pass(rank, data, rank.chunks)
+    compared = Compared(
+        made.logprobs,
+        None,
+        advantages={id: np.ones_like(old_G) for id, old_G in made.logprobs.items()},
+        mask={id: data.samples[id].loss_mask_G for id in made.logprobs},
+    )
     for mini_batch in data.layout.mini_batches:
-        gradients(rank, data, mini_batch, Compared(made.logprobs, None), None)
+        gradients(rank, data, mini_batch, compared, None)
 
 
 def measure(samples: dict[str, Sample], lengths: np.ndarray, way: str, budget: int) -> Found:
@@ -150,7 +157,7 @@ def measure(samples: dict[str, Sample], lengths: np.ndarray, way: str, budget: i
         logprob_layout=layout,
         ids=dict(enumerate(samples)),
         samples=samples,
-        advantages=dict.fromkeys(samples, 1.0),
+        untrained=frozenset(),
         step=0,
     )
     trained(rank, data)

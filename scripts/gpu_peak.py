@@ -73,14 +73,13 @@ def measure(model: Path, settings: RunConfig) -> int:
     lengths = np.full(SAMPLES, LENGTH)
     samples = make_samples(lengths)
     layout = make_layout(0, np.arange(SAMPLES), lengths - 1, layout_rules(settings, 1))
-    advantages = dict.fromkeys(samples, 1.0)
     ids = dict(enumerate(samples))
     data = SimpleNamespace(
         layout=layout,
         logprob_layout=layout,
         ids=ids,
         samples=samples,
-        advantages=advantages,
+        untrained=frozenset(),
         step=0,
     )
     trained(rank, data)

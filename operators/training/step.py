@@ -1,6 +1,6 @@
 """One step of a training rank, from a sealed manifest to the metrics; it writes nothing.
 
-read own share ─► old log-probs ─────────────► [reference log-probs] ─► updates ─► reports
+read own share ─► old log-probs ─► [reference log-probs] ─► advantages ─► updates ─► reports
                   disabled: native              native                  native
                   R2: native, recorded ──routes──────────────────────► replayed
                   R3: replayed ◄──routes of the engine───────────────► replayed
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from operators.training.agree import gathered
 from operators.training.batches.step_data import StepData, valid_rows, without_loss
 from operators.training.errors import ReplayError
+from operators.training.passes.compared import compare
 from operators.training.passes.logprob_pass import (
     LogProbPass,
     LogProbs,
@@ -24,7 +25,7 @@ from operators.training.passes.logprob_pass import (
     recording_pass,
     replaying_pass,
 )
-from operators.training.passes.update import Compared, update
+from operators.training.passes.update import update
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, check_passes
 from operators.training.replay.health import LEAST_TOKENS, NOT_REPLAYED, Evidence, Health, judge
@@ -86,7 +87,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
 
     started = time.monotonic()
     rank.offload.before_updates()
-    compared = Compared(sweeps.trained.logprobs, sweeps.reference)
+    compared = compare(rank, data, sweeps.trained.logprobs, sweeps.reference)
     updates = update(rank, data, compared, sweeps.routes)
     update_s = time.monotonic() - started
 

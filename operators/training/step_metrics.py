@@ -32,7 +32,7 @@ class RankReport:
     mismatch_native: Mismatch | None = None
     """None: not measured, or reported by another rank."""
     updates: Sequence[Sums] = ()
-    """Per mini-batch: sums over tokens, with their number as `tokens`."""
+    """Per mini-batch: sums over tokens, with their number as `tokens` and the loss's `divisor`."""
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """Counts of replay, by name of the pass; every pass covers the whole step."""
     times_s: Sums = field(default_factory=dict)
@@ -68,15 +68,15 @@ def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:
 def training_metrics(
     reports: Sequence[RankReport], counts: Counts, grad_norms: Sequence[float]
 ) -> Metrics:
-    """Losses (mean over mini-batches of the mean over tokens), mismatch, replay, times.
+    """Losses (mean over mini-batches), mismatch, replay, times.
 
     `counts` are those of one replaying pass over all ranks; {} if nothing was replayed. Times are
     those of the slowest rank.
     """
     mini_batches = _mini_batches(reports)
 
-    def mean(name: str) -> float | None:
-        means = [sums[name] / max(sums["tokens"], 1) for sums in mini_batches if name in sums]
+    def mean(name: str, over: str = "tokens") -> float | None:
+        means = [sums[name] / max(sums[over], 1) for sums in mini_batches if name in sums]
         return float(np.mean(means)) if means else None
 
     replayed = total_mismatch(report.mismatch for report in reports)
@@ -85,8 +85,8 @@ def training_metrics(
     fetched = [r.fetched_bytes for r in reports if r.fetched_bytes is not None]
     reasons = sum((Counter(report.finish_reasons) for report in reports), Counter[str]())
     return {
-        "loss/policy": mean("policy"),
-        "loss/kl": mean("kl"),
+        "loss/policy": mean("policy", "divisor"),
+        "loss/kl": mean("kl", "divisor"),
         "loss/entropy": mean("entropy"),
         "loss/clip_share": mean("clipped"),
         "loss/dual_clip_share": mean("dual_clipped"),

@@ -173,3 +173,13 @@ class Actor(Section):
     optim: Optim = Field(default_factory=Optim)
     megatron: Megatron = Field(default_factory=Megatron)
     router_replay: RouterReplay = Field(default_factory=RouterReplay)
+
+    @property
+    def clip_low(self) -> float:
+        """The clip range below a ratio of 1."""
+        return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+
+    @property
+    def clip_high(self) -> float:
+        """The clip range above a ratio of 1."""
+        return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high

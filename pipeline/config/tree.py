@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.config.actor import Actor
+from pipeline.config.algorithm import Algorithm
 from pipeline.config.launch import Launch
 from pipeline.config.ref import LogProbCut, Ref
 from pipeline.config.reward import Reward
@@ -132,31 +133,6 @@ class ActorRolloutRef(Section):
     actor: Actor = Field(default_factory=Actor)
     rollout: Rollout = Field(default_factory=Rollout)
     ref: Ref = Field(default_factory=Ref)
-
-
-class RolloutCorrection(Section):
-    """Importance sampling between the engine's and the trainer's distribution."""
-
-    rollout_is: Literal["token"] | None = Field(
-        None, description="token: weight each token by min(p_trainer/p_engine, threshold)."
-    )
-    rollout_is_threshold: float = Field(2.0, gt=0, description="Upper bound of the weight.")
-
-
-class Algorithm(Section):
-    """The learning algorithm."""
-
-    adv_estimator: Literal["grpo"] = Field("grpo", description="Advantage estimator.")
-    norm_adv_by_std_in_grpo: bool = Field(
-        True, description="Divide a group's advantages by its standard deviation."
-    )
-    mask_truncated_samples: bool = Field(
-        False,
-        json_schema_extra=formerly(False),
-        description="true: no loss on responses that ended at data.max_response_length; their "
-        "rewards still count in their group's mean (DAPO's overlong filtering).",
-    )
-    rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
 
 
 class CustomRewardFunction(Section):

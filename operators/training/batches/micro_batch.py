@@ -120,12 +120,17 @@ class ResponseTokens:
     """The tokens."""
     loss_mask_T: npt.NDArray[np.bool_]
     """Whether a token counts."""
-    engine_logprobs_T: npt.NDArray[np.float32]
-    advantages_T: npt.NDArray[np.float32]
 
-    def joined(self, values: Mapping[str, npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+    @property
+    def sample_T(self) -> npt.NDArray[np.int64]:
+        """The sample of each token, as an index of `ids`."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)[self.own_T]
+
+    def joined(
+        self, values: Mapping[str, npt.NDArray[Any]], dtype: type = np.float32
+    ) -> npt.NDArray[Any]:
         """Put values of response tokens, [G] by sample, in a row: [T] of this rank's."""
-        return _joined(np.float32, [values[id] for id in self.ids])[self.own_T]
+        return _joined(dtype, [values[id] for id in self.ids])[self.own_T]
 
     def split(self, values_U: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Values by sample, [G], from those of all context-parallel ranks."""
@@ -138,8 +143,8 @@ class Contents:
     """The data from which a rank lays out micro-batches, by sample id."""
 
     samples: Mapping[str, Sample]
-    advantages: Mapping[str, float | None]
-    """None: the sample is not trained on."""
+    untrained: frozenset[str] = frozenset()
+    """Samples that are not trained on."""
     routes: Mapping[str, Routes] | None = None
     """Routes of this rank's layers; None: nothing is replayed, every real position is NATIVE."""
     geometry: Geometry | None = None
@@ -210,10 +215,11 @@ def _ends(places: Sequence[Place], N: int, multiple: int) -> npt.NDArray[np.int3
 
 
 def counting(
-    sample: Sample, advantage: float | None, without_loss: frozenset[str]
+    sample: Sample, untrained: frozenset[str], without_loss: frozenset[str]
 ) -> npt.NDArray[np.bool_]:
     """The response tokens of a sample that count, [G]; see `Contents`."""
-    return sample.loss_mask_G & (advantage is not None and sample.finish_reason not in without_loss)
+    trained = sample.id not in untrained and sample.finish_reason not in without_loss
+    return sample.loss_mask_G & trained
 
 
 def _response(
@@ -227,7 +233,6 @@ def _response(
         for place, sample in zip(places, samples, strict=True)
     ]
     lengths = [len(sample.response_tokens_G) for sample in samples]
-    advantages = [contents.advantages[place.id] for place in places]
     b_U, n_U = np.divmod(
         np.concatenate(
             [
@@ -240,11 +245,7 @@ def _response(
     index_N = np.full(N, -1)
     index_N[held_M] = np.arange(len(held_M))
     own_T = np.flatnonzero(index_N[n_U] >= 0)
-    counts = [
-        counting(sample, advantage, contents.without_loss)
-        for sample, advantage in zip(samples, advantages, strict=True)
-    ]
-    advantages_U = np.repeat(np.array([a or 0.0 for a in advantages], np.float32), lengths)
+    counts = [counting(sample, contents.untrained, contents.without_loss) for sample in samples]
     return ResponseTokens(
         ids=tuple(place.id for place in places),
         lengths=tuple(lengths),
@@ -252,8 +253,6 @@ def _response(
         places_T=b_U[own_T] * len(held_M) + index_N[n_U[own_T]],
         labels_T=_joined(np.int64, [sample.response_tokens_G for sample in samples])[own_T],
         loss_mask_T=_joined(np.bool_, counts)[own_T],
-        engine_logprobs_T=_joined(np.float32, [s.logprobs_G for s in samples])[own_T],
-        advantages_T=advantages_U[own_T],
     )
 
 

@@ -1,7 +1,7 @@
 """A rank's data of a sealed step: its own samples, and their routes in its own layers.
 
-From the manifest's other rows it reads narrow columns only: the layout needs groups and lengths, a
-group's advantages need all its rewards, and a group's samples may lie on several ranks.
+From the manifest's other rows it reads narrow columns only: the layout needs groups and lengths,
+advantages need all rewards, and a group's samples may lie on several ranks.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from pipeline.config.rules.budget import Budget, budget, passes_of
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.model.geometry import Geometry
-from pipeline.rl.advantages import grpo_advantages
 from pipeline.store import Store
 from pipeline.traces import Manifest, RouteStream, SampleStream, SealedManifest
 from pipeline.traces.format.manifest import Commits
@@ -47,8 +46,8 @@ class StepData:
     """Ids of this rank's samples, by row of the manifest."""
     samples: SampleStream
     """This data-parallel rank's samples, read ahead of use."""
-    advantages: Mapping[str, float | None]
-    """Advantages of this data-parallel rank's samples; None: the sample is not trained on."""
+    untrained: frozenset[str]
+    """This data-parallel rank's samples that are not trained on."""
     routes: RouteStream | None
     """Recorded routes to replay in this rank's layers, read ahead of use; None: none are read."""
 
@@ -87,7 +86,7 @@ def load_step(
     if replays and geometry is not None:
         _check_geometry(sealed.head, geometry)
     columns = sealed.columns(_COLUMNS)
-    groups_N = _codes(columns["group"])
+    groups_N = group_codes(columns)
     lengths_N = columns["rows_total"].to_numpy()
     layouts: dict[LayoutRules, Layout] = {}
     of_pass = {one: pass_rules(rules, budget(config, one)) for one in passes_of(config)}
@@ -103,12 +102,7 @@ def load_step(
     routes = None
     if replays and geometry is not None:
         routes = RouteStream(store, manifest, geometry.layers, commits)
-    rewards_N = columns["reward"].to_numpy(zero_copy_only=False).astype(np.float64)
-    # What is not trained on does not count in its group's mean either.
-    rewards_N[pc.is_valid(columns["not_trained"]).to_numpy()] = np.nan
-    by_std = config.algorithm.norm_adv_by_std_in_grpo
-    advantages_N = grpo_advantages(rewards_N, groups_N, by_std).astype(object)
-    advantages_N[np.isnan(rewards_N)] = None
+    untrained_N = np.isnan(trained_rewards(columns))
     return StepData(
         manifest=manifest,
         columns=columns,
@@ -117,9 +111,17 @@ def load_step(
         reference_layout=layouts[of_pass["reference"]] if "reference" in of_pass else None,
         ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
         samples=SampleStream(store, manifest, commits),
-        advantages=dict(zip(manifest.ids, advantages_N[rows].tolist(), strict=True)),
+        untrained=frozenset(np.array(manifest.ids, object)[untrained_N[rows]]),
         routes=routes,
     )
+
+
+def trained_rewards(columns: pa.Table) -> npt.NDArray[np.float64]:
+    """Rewards of all samples; NaN: the sample is not trained on."""
+    rewards_N: npt.NDArray[np.float64] = columns["reward"].to_numpy(zero_copy_only=False)
+    rewards_N = rewards_N.astype(np.float64)
+    rewards_N[pc.is_valid(columns["not_trained"]).to_numpy()] = np.nan
+    return rewards_N
 
 
 def _check_lengths(
@@ -140,9 +142,9 @@ def _check_lengths(
     )
 
 
-def _codes(groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def group_codes(columns: pa.Table) -> npt.NDArray[np.int64]:
     """Number each sample's group."""
-    combined = groups.unify_dictionaries().combine_chunks()
+    combined = columns["group"].unify_dictionaries().combine_chunks()
     codes: npt.NDArray[np.int64] = combined.indices.to_numpy().astype(np.int64)
     return codes
 

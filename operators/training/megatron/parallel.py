@@ -36,6 +36,8 @@ class RankPosition:
     """The positions of each sequence that this rank holds."""
     context_group: ProcessGroup
     """The ranks that hold the other positions of the same samples."""
+    samples_group: ProcessGroup
+    """The data-parallel ranks, which hold the step's other samples."""
     data_group: ProcessGroup
     """The ranks over which gradients are summed: data- and context-parallel ones."""
 
@@ -118,5 +120,6 @@ def _position(sequence_parallel: bool) -> RankPosition:
             parallel_state.get_context_parallel_world_size(),
         ),
         context_group=parallel_state.get_context_parallel_group(),
+        samples_group=parallel_state.get_data_parallel_group(),
         data_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
     )

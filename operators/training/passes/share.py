@@ -31,7 +31,7 @@ def lay_out_share(
 
     contents = Contents(
         samples=data.samples,
-        advantages=data.advantages,
+        untrained=data.untrained,
         without_loss=without_loss(rank.config),
         routes=routes,
         geometry=None if routes is None else rank.geometry,

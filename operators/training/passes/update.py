@@ -16,8 +16,9 @@ from operators.training.batches.step_data import StepData, without_loss
 from operators.training.errors import UpdateError
 from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import training_pass
-from operators.training.passes.logprob_pass import LogProbs
+from operators.training.passes.compared import Compared
 from operators.training.passes.objective import Report, Targets, loss_and_report, objective_of
+from operators.training.passes.samples import SamplesOfBatch
 from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, added, counts_of
@@ -48,14 +49,6 @@ class Updates:
     """Counts of replay, by epoch."""
     lr: float = 0.0
     """The step's learning rate."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The log-probs that the loss compares with, by sample; empty off the last stage."""
-
-    old: LogProbs
-    reference: LogProbs | None
 
 
 def update(
@@ -137,9 +130,13 @@ def gradients(
 
     def loss(index: int, hidden_BMH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
         response = batches[index].response
-        targets = _targets(response, compared, hidden_BMH.device)
+        targets = _targets(rank, response, compared, hidden_BMH.device)
         made = response_logprobs(
-            rank, rank.chunks, response, hidden_BMH, entropy_gradient=objective.entropy_coeff != 0
+            rank,
+            rank.chunks,
+            response,
+            hidden_BMH,
+            entropy_gradient=objective.actor.entropy_coeff != 0,
         )
         return loss_and_report(objective, targets, *made)
 
@@ -168,9 +165,7 @@ def auxiliary_scale(rank: Rank, data: StepData, mini_batch: MiniBatch) -> float:
     tokens = sum(len(data.samples[id].tokens_S) - 1 for id in ids)
     response = 0
     if context.index == 0:  # the other context-parallel ranks have the same samples
-        response = sum(
-            int(counting(data.samples[id], data.advantages[id], ignored).sum()) for id in ids
-        )
+        response = sum(int(counting(data.samples[id], data.untrained, ignored).sum()) for id in ids)
     sums = torch.tensor(
         [response, tokens / context.count],
         dtype=torch.float64,
@@ -180,18 +175,21 @@ def auxiliary_scale(rank: Rank, data: StepData, mini_batch: MiniBatch) -> float:
     return float(sums[0] / sums[1])
 
 
-def _targets(response: ResponseTokens, compared: Compared, device: torch.device) -> Targets:
-    def uploaded(array_T: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array_T).to(device)
+def _targets(
+    rank: Rank, response: ResponseTokens, compared: Compared, device: torch.device
+) -> Targets:
+    def uploaded(values: Mapping[str, npt.NDArray[Any]], dtype: type = np.float32) -> torch.Tensor:
+        return torch.from_numpy(response.joined(values, dtype)).to(device)
 
-    reference = compared.reference
+    mask_T = uploaded(compared.mask, np.bool_)
+    reference, weights = compared.reference, compared.weights
     return Targets(
-        loss_mask_T=uploaded(response.loss_mask_T),
-        advantages_T=uploaded(response.advantages_T),
-        old_T=uploaded(response.joined(compared.old)),
-        # An unknown log-prob (NaN) of a token that does not count must not reach a gradient.
-        engine_T=uploaded(np.where(response.loss_mask_T, response.engine_logprobs_T, 0)),
-        reference_T=None if reference is None else uploaded(response.joined(reference)),
+        mask_T=mask_T,
+        advantages_T=uploaded(compared.advantages),
+        old_T=uploaded(compared.old),
+        reference_T=None if reference is None else uploaded(reference),
+        weights_T=None if weights is None else uploaded(weights),
+        samples=SamplesOfBatch(rank, response, mask_T),
     )
 
 

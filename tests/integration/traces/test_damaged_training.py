@@ -51,7 +51,7 @@ def load(store: Store, dp_rank: int, geometry: Geometry) -> tuple[object, ...]:
         assert data.routes is not None
         return (
             {id: vars_of(sample) for id, sample in data.samples.items()},
-            dict(data.advantages),
+            sorted(data.untrained),
             data.columns.to_pylist(),
             {id: lists_of(data.routes[id]) for id in data.samples},
         )

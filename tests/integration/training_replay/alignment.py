@@ -26,9 +26,10 @@ from safetensors import safe_open
 
 from operators.training.batches.step_data import StepData, layout_rules, load_step
 from operators.training.megatron import parallel
+from operators.training.passes.compared import compare
 from operators.training.passes.logprob_pass import recording_pass, replaying_pass
 from operators.training.passes.logprobs import logprobs_and_entropy
-from operators.training.passes.update import Compared, gradients
+from operators.training.passes.update import gradients
 from operators.training.rank import Rank, make_rank
 from pipeline.store import Store, open_store
 from pipeline.traces import Routes, open_manifest
@@ -91,7 +92,7 @@ def alignment(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
     made = replaying_pass(rank, data, right)
     found: dict[str, Any] = {"forward": spy.take()}
     for mini_batch in data.layout.mini_batches:
-        gradients(rank, data, mini_batch, Compared(made.logprobs, None), right)
+        gradients(rank, data, mini_batch, compare(rank, data, made.logprobs, None), right)
     found["training"] = spy.take()
     for name, misplaced in (
         ("token", {id: _changed(r, np.roll(r.sets_TLK, 1, axis=0)) for id, r in right.items()}),
@@ -168,7 +169,7 @@ def padding(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
         router.register_forward_hook(count)
     found = recording_pass(rank, data)
     mini_batch = data.layout.mini_batches[0]
-    gradients(rank, data, mini_batch, Compared(found.logprobs, None), found.routes)
+    gradients(rank, data, mini_batch, compare(rank, data, found.logprobs, None), found.routes)
     mine = mini_batch.rows(rank.position.dp_rank).tolist()
     rows = sum(len(data.samples[data.ids[row]].tokens_S) - 1 for row in mine)
     share = rank.position.dp_rank
@@ -178,7 +179,7 @@ def padding(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
 def exception(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
     """Fail in the middle of a recording, a replaying and a training pass; then compare."""
     found = recording_pass(rank, data)
-    compared = Compared(found.logprobs, None)
+    compared = compare(rank, data, found.logprobs, None)
     mini_batch = data.layout.mini_batches[0]
     before = passed(rank, data, mini_batch, compared, found.routes)
     left, raised = [], 0

@@ -5,6 +5,7 @@ router; and `expected`, that gradient by autograd, of one micro-batch and withou
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from megatron.core.transformer.moe.router import TopKRouter
 
 from operators.training.batches.step_data import layout_rules, load_step
 from operators.training.megatron import parallel
+from operators.training.passes.compared import compare
 from operators.training.passes.logprob_pass import native_pass
-from operators.training.passes.update import Compared, gradients
+from operators.training.passes.update import gradients
 from operators.training.rank import make_rank
 from pipeline.store import open_store
 from pipeline.traces import Sample, open_manifest
@@ -79,10 +81,10 @@ def last_router_gradient(
     manifest = open_manifest(open_store(run_uri), 0)
     data = load_step(open_store(run_uri), manifest, config, rules, position.dp_rank, rank.geometry)
     if "not trained" in name:
-        data.advantages.update(dict.fromkeys(list(data.advantages)[::2]))
+        data = replace(data, untrained=frozenset(list(data.ids.values())[::2]))
     old = native_pass(rank, data, rank.chunks).logprobs
     alone = watched(rank.routers.get(LAST))
-    gradients(rank, data, data.layout.mini_batches[0], Compared(old, None), None)
+    gradients(rank, data, data.layout.mini_batches[0], compare(rank, data, old, None), None)
     TopKRouter.attach_and_log_load_balancing_loss = _ATTACH
     found = None
     if LAST in rank.routers:

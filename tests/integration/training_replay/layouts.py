@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from operators.training.batches.step_data import StepData, layout_rules, load_step
 from operators.training.megatron import parallel
+from operators.training.passes.compared import Compared, compare
 from operators.training.passes.logprob_pass import LogProbPass, recording_pass, replaying_pass
-from operators.training.passes.update import Compared, gradients
+from operators.training.passes.update import gradients
 from operators.training.rank import Rank, make_rank
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
@@ -139,7 +140,7 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
     logprobs_differ = sum(
         not np.array_equal(made.logprobs[id], again.logprobs[id]) for id in made.logprobs
     )
-    compared = Compared(made.logprobs, None)
+    compared = compare(rank, data, made.logprobs, None)
     differ, tensors, mini_batches = 0, 0, []
     first: dict[str, np.ndarray] = {}
     for mini_batch in data.layout.mini_batches:

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from operators.training.batches.layout import make_layout
 from operators.training.batches.step_data import layout_rules
 from operators.training.megatron import parallel
-from operators.training.passes.logprob_pass import native_pass
-from operators.training.passes.update import Compared, gradients
+from operators.training.passes.compared import Compared
+from operators.training.passes.logprob_pass import LogProbs, native_pass
+from operators.training.passes.update import gradients
 from operators.training.rank import make_rank
 from pipeline.traces import Sample, VersionSpan
 from tests.integration.training_replay.sealed import VOCABULARY, config_of
@@ -49,7 +50,7 @@ def results(model: Path, megatron: dict[str, Any]) -> dict[str, np.ndarray]:
     data = ragged_data(layout_rules(config, position.data_parallel))
     made = native_pass(rank, data, rank.chunks)
     (mini_batch,) = data.layout.mini_batches
-    gradients(rank, data, mini_batch, Compared(made.logprobs, None), None)
+    gradients(rank, data, mini_batch, compared_of(data, made.logprobs), None)
     (chunk,) = rank.chunks
     found = {f"gradient:{n}": p.main_grad.clone().numpy() for n, p in chunk.named_parameters()}
     parts: list[dict[str, np.ndarray]] = [{}] * dist.get_world_size()
@@ -59,6 +60,21 @@ def results(model: Path, megatron: dict[str, Any]) -> dict[str, np.ndarray]:
     assert len(found) > len(LENGTHS) + 50
     parallel.stop()
     return found
+
+
+def compared_of(data: Any, old: LogProbs) -> Compared:
+    """Advantages of -1, 0 and 1, of the samples that the last stage has log-probs of."""
+    samples = {id: data.samples[id] for id in old}
+    signs = {id: float(i % 3 - 1) for i, id in enumerate(data.samples)}
+    return Compared(
+        old,
+        None,
+        advantages={
+            id: np.full(len(sample.response_tokens_G), signs[id], np.float32)
+            for id, sample in samples.items()
+        },
+        mask={id: sample.loss_mask_G for id, sample in samples.items()},
+    )
 
 
 def ragged_data(rules: Any) -> Any:
@@ -75,7 +91,7 @@ def ragged_data(rules: Any) -> Any:
     return types.SimpleNamespace(
         samples=samples,
         ids=dict(enumerate(samples)),
-        advantages={id: float(i % 3 - 1) for i, id in enumerate(samples)},
+        untrained=frozenset(),
         layout=layout,
         logprob_layout=of_logprobs,
         reference_layout=None,

@@ -1,6 +1,8 @@
 """Advantages, losses and mismatch against the formulas written out for one number at a time."""
 
 import math
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rl.advantages import grpo_advantages
-from pipeline.rl.losses import importance_weight, kl_estimate, policy_loss
+from pipeline.rl.corrections import correct, token_weights
+from pipeline.rl.estimators.group import grpo_advantages
+from pipeline.rl.losses.kl import kl_estimate
+from pipeline.rl.losses.types import LossTokens
+from pipeline.rl.losses.vanilla import vanilla
 from pipeline.rl.mismatch import Mismatch, mismatch
 
 reals = st.floats(-3, 3, width=32)
@@ -20,7 +25,6 @@ def test_grpo_is_the_group_mean_and_unbiased_deviation():
     found = grpo_advantages(np.array([1.0, 2, 3, 6]), ["a"] * 4, normalise=True)
     std = math.sqrt(14 / 3) + 1e-6
     assert found == pytest.approx([-2 / std, -1 / std, 0, 3 / std])
-    assert found.dtype == np.float32
     assert grpo_advantages(np.array([1.0, 2, 3, 6]), ["a"] * 4, False) == pytest.approx(
         [-2, -1, 0, 3]
     )
@@ -47,6 +51,21 @@ def test_a_group_of_one_keeps_its_reward():
     assert found == pytest.approx([2, 0, 5], rel=1e-5)
 
 
+@dataclass(frozen=True)
+class Clip:
+    """Settings of the policy loss."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_ratio_c: float = 3.0
+
+
+def policy_loss(new, old, advantages, clip=Clip(), weights=None):
+    mask = torch.ones(len(new), dtype=torch.bool)
+    tokens = LossTokens(new, old, advantages, mask, torch.zeros(len(new)), weights, samples=None)
+    return vanilla(tokens, clip)
+
+
 def plain_policy_loss(new, old, advantage, low, high, c):
     ratio = math.exp(min(max(new - old, -20), 20))
     limited = min(max(ratio, 1 - low), 1 + high)
@@ -58,7 +77,7 @@ def plain_policy_loss(new, old, advantage, low, high, c):
 @settings(deadline=None)
 def test_policy_loss_is_its_formula(rows):
     new, old, advantages = torch.tensor(rows).T
-    found = policy_loss(new, old, advantages, clip_low=0.2, clip_high=0.3, clip_c=3.0)
+    found = policy_loss(new, old, advantages, Clip(clip_high=0.3))
     expected = [plain_policy_loss(*row, 0.2, 0.3, 3.0) for row in rows]
     assert found.loss_T.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
@@ -68,17 +87,17 @@ def test_policy_loss_counts_where_it_was_clipped():
     held by the dual clip."""
     new = torch.tensor([1.0, -1.0, 0.0, 3.0])
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    found = policy_loss(new, torch.zeros(4), advantages, clip_low=0.2, clip_high=0.2, clip_c=3.0)
+    found = policy_loss(new, torch.zeros(4), advantages)
     assert found.loss_T.tolist() == pytest.approx([-1.2, 0.8, -1.0, 3.0])
-    assert found.clipped_T.tolist() == [True, True, False, False]
-    assert found.dual_clipped_T.tolist() == [False, False, False, True]
+    assert found.reports["clipped"].tolist() == [True, True, False, False]
+    assert found.reports["dual_clipped"].tolist() == [False, False, False, True]
 
 
 def test_on_policy_gradient_is_the_advantage():
     """At ratio 1 the gradient of the loss by the log-prob is -A: the policy gradient."""
     new = torch.zeros(3, requires_grad=True)
     advantages = torch.tensor([0.5, -2.0, 0.0])
-    loss = policy_loss(new, torch.zeros(3), advantages, clip_low=0.2, clip_high=0.2, clip_c=3.0)
+    loss = policy_loss(new, torch.zeros(3), advantages)
     loss.loss_T.sum().backward()
     assert new.grad.tolist() == pytest.approx([-0.5, 2.0, 0.0])
 
@@ -103,11 +122,26 @@ def test_low_var_kl_is_clamped_like_verl():
     assert found.tolist() == [10.0, 10.0]
 
 
-def test_importance_weight_is_truncated_and_has_no_gradient():
-    old = torch.tensor([0.0, 1.0, -1.0], requires_grad=True)
-    weight = importance_weight(old, torch.zeros(3), threshold=2.0)
-    assert weight.tolist() == pytest.approx([1.0, 2.0, math.exp(-1)])
-    assert not weight.requires_grad
+def test_a_weight_scales_the_loss_of_its_token():
+    """Also where the loss is clipped."""
+    new, advantages = torch.tensor([0.0, 1.0]), torch.ones(2)
+    plain = policy_loss(new, torch.zeros(2), advantages).loss_T
+    found = policy_loss(new, torch.zeros(2), advantages, weights=torch.tensor([0.5, 2.0]))
+    assert found.loss_T.tolist() == pytest.approx((plain * torch.tensor([0.5, 2])).tolist())
+
+
+def test_token_weights_are_truncated():
+    old = np.array([0.0, 1.0, -1.0])
+    assert token_weights(old, np.zeros(3), 2.0) == pytest.approx([1.0, 2.0, math.exp(-1)])
+
+
+def test_an_unknown_log_prob_of_a_token_that_does_not_count_weighs_nothing():
+    mask = np.array([True, False])
+    settings = SimpleNamespace(rollout_is="token", rollout_is_threshold=2.0)
+    found = correct(np.zeros(2), np.array([0.0, np.nan]), mask, settings)
+    assert found.weights_T.tolist() == [1, 0]
+    settings = SimpleNamespace(rollout_is=None, rollout_is_threshold=2.0)
+    assert correct(np.zeros(2), np.zeros(2), mask, settings).weights_T is None
 
 
 def test_mismatch_adds_over_ranks():

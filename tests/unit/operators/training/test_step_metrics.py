@@ -38,9 +38,9 @@ def test_counts_of_ranks_add_up_by_layer():
 def test_losses_are_means_over_the_tokens_of_all_ranks():
     """Mean over mini-batches of the mean over tokens; some ranks report none."""
     reports = [
-        RankReport(Mismatch(2, 0.5, 1), None, [{"tokens": 2.0, "policy": 4.0}] * 2),
+        RankReport(Mismatch(2, 0.5, 1), None, [{"tokens": 2.0, "divisor": 2.0, "policy": 4.0}] * 2),
         RankReport(),
-        RankReport(Mismatch(6, 0.3, 0), None, [{"tokens": 6.0, "policy": 0.0}] * 2),
+        RankReport(Mismatch(6, 0.3, 0), None, [{"tokens": 6.0, "divisor": 6.0, "policy": 0.0}] * 2),
     ]
     metrics = training_metrics(reports, {}, [1.0, 3.0])
     assert metrics["loss/policy"] == 0.5
@@ -52,7 +52,7 @@ def test_losses_are_means_over_the_tokens_of_all_ranks():
 
 
 def test_reasons_why_samples_ended_add_up_over_ranks():
-    update = [{"tokens": 2.0, "policy": 4.0}]
+    update = [{"tokens": 2.0, "divisor": 2.0, "policy": 4.0}]
     reports = [
         RankReport(updates=update, finish_reasons={"stop": 5, "length": 2}),
         RankReport(updates=update, finish_reasons={"length": 1, "abort": 1}, without_loss=1),

@@ -24,9 +24,7 @@ def step():
     layout = make_layout(0, np.arange(6), np.full(6, 7), LayoutRules(0, 6, 2, 1, 1))
     (mini_batch,) = layout.mini_batches
     batches = [tuple(ids[row] for row in micro.rows) for micro in mini_batch.shares[0]]
-    data = types.SimpleNamespace(
-        samples={}, advantages=dict.fromkeys(ids, 1.0), ids=dict(enumerate(ids))
-    )
+    data = types.SimpleNamespace(samples={}, ids=dict(enumerate(ids)), untrained=frozenset())
     position = types.SimpleNamespace(dp_rank=0, sequence=Slice(), context=ALL)
     algorithm = types.SimpleNamespace(mask_truncated_samples=False)
     config = types.SimpleNamespace(algorithm=algorithm)

@@ -320,7 +320,6 @@ def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, context, d
         for id, s in samples.items()
     }
     routes = {id: coded_routes(s, valid[id]) for id, s in samples.items()}
-    advantages = {id: 0.5 + i for i, id in enumerate(samples)}
     where, ids = placed(samples, packed, slices, context)
     batches = []
     for rank in range(context):
@@ -330,7 +329,7 @@ def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, context, d
                 ids,
                 Contents(
                     samples,
-                    advantages,
+                    frozenset(),
                     routes,
                     GEOMETRY,
                     Slice(index, slices),
@@ -342,7 +341,7 @@ def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, context, d
         check_router_rows(parts)
         batches.append(parts)
     check_samples(samples, valid, where, batches)
-    check_responses(samples, advantages, where, [parts[0] for parts in batches])
+    check_responses(samples, where, [parts[0] for parts in batches])
 
 
 def check_router_rows(parts):
@@ -394,9 +393,10 @@ def held_by_megatron(rank, ranks, ends):
     return np.concatenate(parts)
 
 
-def check_responses(samples, advantages, where, batches):
+def check_responses(samples, where, batches):
     """Each response token is on one rank, behind the position before it in the whole row."""
     _, N = where.shape
+    engine = {id: sample.logprobs_G for id, sample in samples.items()}
     found = {}
     for rank, batch in enumerate(batches):
         held_M = held_by_megatron(rank, len(batches), batch.ends)
@@ -405,8 +405,8 @@ def check_responses(samples, advantages, where, batches):
         fields = (
             response.labels_T,
             response.loss_mask_T,
-            response.engine_logprobs_T,
-            response.advantages_T,
+            response.joined(engine),
+            response.sample_T,
         )
         for index, place, *values in zip(
             response.own_T, b_T * N + held_M[n_T], *fields, strict=True
@@ -415,10 +415,10 @@ def check_responses(samples, advantages, where, batches):
             found[index] = (place, *values)
     assert sorted(found) == list(range(sum(len(s.response_tokens_G) for s in samples.values())))
     index = 0
-    for (id, sample), start in zip(samples.items(), where.starts, strict=True):
+    for i, (sample, start) in enumerate(zip(samples.values(), where.starts, strict=True)):
         first = start + len(sample.prompt_tokens_P) - 1
         for g, token in enumerate(sample.response_tokens_G):
-            expected = (token, sample.loss_mask_G[g], sample.logprobs_G[g], advantages[id])
+            expected = (token, sample.loss_mask_G[g], sample.logprobs_G[g], i)
             assert found[index] == (first + g, *expected)
             index += 1
 
@@ -430,7 +430,7 @@ def test_sequences_of_a_pack_end_where_its_samples_do(shapes, context):
     would choose other rotary embeddings. Context parallelism pads each to 2 * CP equal chunks."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", *shape) for i, shape in enumerate(shapes)}
     where, ids = placed(samples, packed=True, context=context)
-    contents = Contents(samples, dict.fromkeys(samples, 0.0), context=Zigzag(0, context))
+    contents = Contents(samples, context=Zigzag(0, context))
     batch = lay_out(where, ids, contents)
     chunks = 2 * context if context > 1 else 1
     lengths = [-(-(len(s.tokens_S) - 1) // chunks) * chunks for s in samples.values()]
@@ -453,9 +453,8 @@ def test_what_is_recorded_comes_back_by_sample(packed, context):
     where, ids = placed(samples, packed, context=context)
     parts = []
     for rank in range(context):
-        advantages = dict.fromkeys(samples, 0.0)
         part = Zigzag(rank, context)
-        contents = Contents(samples, advantages, routes, GEOMETRY, context=part)
+        contents = Contents(samples, frozenset(), routes, GEOMETRY, context=part)
         batch = lay_out(where, ids, contents)
         B, M = batch.tokens_BM.shape
         parts.append(batch.rows.sets_LRK.reshape(2, M, B, 4).transpose(2, 1, 0, 3))
@@ -478,7 +477,7 @@ def test_what_a_rank_holds_of_a_sample_is_what_it_holds_in_the_row(context, slic
     for rank in range(context):
         part = Zigzag(rank, context)
         cut = Slice(0, slices)
-        contents = Contents(samples, dict.fromkeys(samples, 0.0), sequence=cut, context=part)
+        contents = Contents(samples, sequence=cut, context=part)
         batch = lay_out(where, dict(enumerate(samples)), contents)
         held_M = part.held(batch.ends)
         for place in batch.places:
@@ -494,11 +493,11 @@ def test_numbers_of_response_tokens_are_joined_and_split_by_sample(context):
     where = placed(samples, packed=True, context=context)
     whole_U = np.zeros(9, np.float32)
     for rank in range(context):
-        contents = Contents(samples, dict.fromkeys(samples, 0.0), context=Zigzag(rank, context))
+        contents = Contents(samples, context=Zigzag(rank, context))
         response = lay_out(*where, contents).response
         joined_T = response.joined(values)
         assert joined_T.dtype == np.float32
-        assert (joined_T == response.engine_logprobs_T).all()
+        assert (joined_T == np.concatenate(list(values.values()))[response.own_T]).all()
         whole_U[response.own_T] += joined_T
     again = response.split(whole_U)
     assert again.keys() == values.keys()
@@ -506,7 +505,7 @@ def test_numbers_of_response_tokens_are_joined_and_split_by_sample(context):
 
 
 def test_a_micro_batch_without_samples_is_padding_only():
-    batch = lay_out(MicroRows((), (), (1, 16), True), {}, Contents({}, {}))
+    batch = lay_out(MicroRows((), (), (1, 16), True), {}, Contents({}))
     assert batch.padding_BM.all()
     assert batch.ends.tolist() == [0, 8, 16]
     assert len(batch.response.labels_T) == 0
@@ -524,14 +523,16 @@ def test_a_micro_batch_without_samples_is_padding_only():
 )
 def test_what_was_not_finished_may_have_no_loss(reason, without, counts):
     sample = replace(make_sample("0/0/0", 3, 5), finish_reason=reason)
-    contents = Contents({"0/0/0": sample}, {"0/0/0": 1.0}, without_loss=without)
+    contents = Contents({"0/0/0": sample}, without_loss=without)
     batch = lay_out(*placed({"0/0/0": sample}, False), contents)
     assert (batch.response.loss_mask_T == sample.loss_mask_G * counts).all()
 
 
 def test_a_sample_that_is_not_trained_on_has_no_loss_but_is_laid_out():
     sample = make_sample("0/0/0", 3, 5)
-    batch = lay_out(*placed({"0/0/0": sample}, False), Contents({"0/0/0": sample}, {"0/0/0": None}))
+    batch = lay_out(
+        *placed({"0/0/0": sample}, False), Contents({"0/0/0": sample}, frozenset({"0/0/0"}))
+    )
     assert not batch.response.loss_mask_T.any()
     assert (batch.tokens_BM[0, :7] == sample.tokens_S[:-1]).all()
 
@@ -539,7 +540,7 @@ def test_a_sample_that_is_not_trained_on_has_no_loss_but_is_laid_out():
 def test_routes_of_another_length_are_refused_by_sample():
     """One row too many or too few is never cut or filled."""
     sample = make_sample("0/0/0", 3, 5)
-    routes, contents = coded_routes(sample), ({"0/0/0": sample}, {"0/0/0": 0.0})
+    routes, contents = coded_routes(sample), ({"0/0/0": sample}, frozenset())
     for change in (slice(1, None), slice(None, -1)):
         wrong = Routes(routes.sets_TLK[change], routes.valid_T[change])
         with pytest.raises(TraceError, match="sample 0/0/0: routes of shape"):
@@ -550,7 +551,7 @@ def test_padding_is_not_one_constant_token():
     """Padding repeats the text: a constant would send all of it to the same experts."""
     sample = make_sample("0/0/0", 4, 4)
     where = MicroRows((0,), (0,), (2, 32), False)
-    batch = lay_out(where, {0: "0/0/0"}, Contents({"0/0/0": sample}, {"0/0/0": 0.0}))
+    batch = lay_out(where, {0: "0/0/0"}, Contents({"0/0/0": sample}))
     assert len(set(batch.tokens_BM[0, 7:])) > 1
     assert len(set(batch.tokens_BM[1])) > 1
 

@@ -80,8 +80,7 @@ def load(store: Store, settings: RunConfig, geometry: Geometry | None, dp_rank=0
 
 
 def test_a_rank_reads_its_share_and_its_layers(tmp_path):
-    """Two data-parallel ranks hold all samples between them, routes of the stage's layer only, and
-    each knows the advantages of its own, which the other's rewards decide, too."""
+    """Two data-parallel ranks hold all samples between them, routes of the stage's layer only."""
     store = sealed(tmp_path, GEOMETRY)
     stage = Geometry(8, 2, (2,))
     parts = [load(store, config(mode="R3"), stage, dp_rank, 2) for dp_rank in (0, 1)]
@@ -91,9 +90,7 @@ def test_a_rank_reads_its_share_and_its_layers(tmp_path):
     for part in parts:
         assert part.routes.keys() == part.samples.keys()
         assert all(routes.sets_TLK.shape == (4, 1, 2) for routes in part.routes.values())
-    advantages = parts[0].advantages | parts[1].advantages
-    assert advantages["000000/0/2"] is None  # masked
-    assert advantages["000000/0/1"] == pytest.approx(2**-0.5, rel=1e-4)
+    assert parts[0].untrained | parts[1].untrained == {"000000/0/2"}
 
 
 def test_a_sample_that_is_not_trained_on_counts_for_nobody(tmp_path):
@@ -107,8 +104,8 @@ def test_a_sample_that_is_not_trained_on_counts_for_nobody(tmp_path):
     store.delete(keys.manifest(0))
     write_manifest(store, replace(manifest, rows=rows))
     data = load(store, config(mode="R3"), GEOMETRY)
-    assert data.advantages == {"000000/0/0": 0, "000000/0/1": None, "000000/0/2": None}
-    contents = Contents(data.samples, data.advantages)
+    assert data.untrained == {"000000/0/1", "000000/0/2"}
+    contents = Contents(data.samples, data.untrained)
     (mini_batch,) = data.layout.mini_batches
     trained = set()
     for micro_rows in mini_batch.shares[0]:

@@ -25,6 +25,7 @@ def positions(sequence_parallel: bool) -> list[RankPosition]:
             sequence=Slice(tensor_rank, 2) if sequence_parallel else Slice(),
             context=Zigzag(context_rank, 2),
             context_group=group,
+            samples_group=group,
             data_group=group,
         )
         for stage, context_rank, tensor_rank in product(range(2), range(2), range(2))

@@ -12,7 +12,8 @@ from operators.training.batches.layout import LayoutRules, make_layout
 from operators.training.batches.micro_batch import Contents, Slice, lay_out
 from operators.training.batches.zigzag import Zigzag
 from operators.training.passes import update as module
-from operators.training.passes.update import Compared, auxiliary_scale, update
+from operators.training.passes.compared import Compared
+from operators.training.passes.update import auxiliary_scale, update
 from tests.unit.operators.training.batches.test_layout import make_sample
 
 
@@ -59,15 +60,15 @@ def test_the_auxiliary_scale_counts_what_is_laid_out(
     monkeypatch: pytest.MonkeyPatch, context: int, packed: bool
 ):
     """Response tokens by all tokens, over all ranks, known before a micro-batch is laid out.
-    One sample was cut off and one has no advantage: their response tokens do not count."""
+    One sample was cut off and one is not trained on: their response tokens do not count."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 1 + i, 3 * i) for i in range(9)}
     samples["5/0/0"] = replace(samples["5/0/0"], finish_reason="length")
-    advantages = {id: None if id == "7/0/0" else 1.0 for id in samples}
+    untrained = frozenset({"7/0/0"})
     ids, ignored = dict(enumerate(samples)), frozenset({"abort", "length"})
     rules = LayoutRules(0, 99, 2, 1, 2, context_parallel=context, packed=packed)
     lengths = np.array([len(s.tokens_S) - 1 for s in samples.values()])
     (mini_batch,) = make_layout(0, np.arange(9), lengths, rules).mini_batches
-    data: Any = SimpleNamespace(samples=samples, advantages=advantages, ids=ids)
+    data: Any = SimpleNamespace(samples=samples, untrained=untrained, ids=ids)
     algorithm = SimpleNamespace(mask_truncated_samples=True)
     sums = np.zeros(2)
     counted = 0
@@ -85,7 +86,7 @@ def test_the_auxiliary_scale_counts_what_is_laid_out(
         )
         auxiliary_scale(rank, data, mini_batch)
         contents = Contents(
-            samples, advantages, sequence=Slice(), context=part, without_loss=ignored
+            samples, untrained, sequence=Slice(), context=part, without_loss=ignored
         )
         for where in mini_batch.shares[dp_rank]:
             counted += int(lay_out(where, ids, contents).response.loss_mask_T.sum())

@@ -1,15 +1,27 @@
-"""Advantages, computed from the rewards of a group's samples."""
+"""Advantages computed from the rewards of a group's samples."""
 
 import numpy as np
 import numpy.typing as npt
+
+from pipeline.rl.estimators.types import AlgorithmSettings, Estimate, Rollouts
 
 EPSILON = 1e-6
 """Added to a group's standard deviation, as verl does."""
 
 
+def grpo(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
+    """Give every token of a sample the group-relative advantage of the sample's reward.
+
+    See `grpo_advantages`.
+    """
+    normalise = settings.norm_adv_by_std_in_grpo
+    advantages_N = grpo_advantages(rollouts.rewards_N, rollouts.groups_N, normalise)
+    return Estimate(rollouts.of_tokens(advantages_N))
+
+
 def grpo_advantages(
     rewards_X: npt.NDArray[np.float64], groups: npt.ArrayLike, normalise: bool
-) -> npt.NDArray[np.float32]:
+) -> npt.NDArray[np.float64]:
     """Group-relative advantages: A = (r - mean(group)) / (std(group) + 1e-6).
 
     X samples in any order; `groups` has the name or number of each sample's group; G groups. The
@@ -31,7 +43,7 @@ def grpo_advantages(
     mean_G = np.where(several_G, total_G / np.maximum(number_G, 1), 0.0)
     centred_X = np.where(known_X, rewards_X - mean_G[group_X], 0.0)
     if not normalise:
-        return centred_X.astype(np.float32)
+        return centred_X
     square_G = np.bincount(group_X, centred_X**2) / np.maximum(number_G - 1, 1)
     std_G = np.where(several_G, np.sqrt(square_G), 1.0)
-    return (centred_X / (std_G[group_X] + EPSILON)).astype(np.float32)
+    return centred_X / (std_G[group_X] + EPSILON)

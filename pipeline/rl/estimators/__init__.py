@@ -1,0 +1,1 @@
+"""Advantage estimators; `estimator_table` names them."""
