@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.model.limits import MOST_SAMPLES
 from pipeline.run import keys
 from pipeline.run.commit import (
     CorruptObjectError,
@@ -20,8 +21,6 @@ from pipeline.run.commit import (
 from pipeline.run.parse import field, flag, integer, items, mapping, number, real
 from pipeline.store.base import Store
 
-MOST_SAMPLES = 1 << 20
-"""Samples of a plan, whose ids are held in memory wherever it is compared."""
 MOST_SHARDS = 100_000
 """Their keys have five digits."""
 

@@ -22,6 +22,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.model.families import FAMILIES, moe_geometry, rope_type, training_problems
 from pipeline.model.geometry import Geometry
+from pipeline.model.limits import MOST_SAMPLES, MOST_TOKENS
 from pipeline.store import is_remote, same_place
 from pipeline.store.schemes import REMOTE_SHAPES
 
@@ -134,6 +135,7 @@ def _batch_problems(config: RunConfig) -> list[str]:
             f"prompts); write {_divisor_below(data.train_batch_size, actor.ppo_mini_batch_size)}"
         )
     problems += budget_problems(config)
+    problems += _limit_problems(config)
     shards = config.launch.rollout_shards
     if shards is not None and shards > data.train_batch_size:
         problems.append(
@@ -147,6 +149,22 @@ def _batch_problems(config: RunConfig) -> list[str]:
             f"launch.rollout_workers={workers}; a worker without a shard would never have work"
         )
     return problems
+
+
+def _limit_problems(config: RunConfig) -> Iterator[str]:
+    """Yield problems of steps and samples that are larger than what can be stored."""
+    data, n = config.data, config.actor_rollout_ref.rollout.n
+    if (samples := data.train_batch_size * n) > MOST_SAMPLES:
+        yield (
+            f"data.train_batch_size: found {data.train_batch_size}, with actor_rollout_ref.rollout."
+            f"n={n} that is {samples} samples a step, expected at most {MOST_SAMPLES}"
+        )
+    if (tokens := data.max_prompt_length + data.max_response_length) > MOST_TOKENS:
+        yield (
+            f"data.max_response_length: found {data.max_response_length}, with "
+            f"data.max_prompt_length={data.max_prompt_length} that is {tokens} tokens a sample, "
+            f"expected at most {MOST_TOKENS}"
+        )
 
 
 def _cluster_problems(config: RunConfig) -> list[str]:

@@ -15,6 +15,7 @@ from typing import get_args
 import numpy as np
 
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
+from pipeline.model.limits import MOST_TOKENS
 from pipeline.run.strict_json import MOST_DEPTH, MOST_DIGITS
 from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, TraceError, VersionSpan
 
@@ -22,8 +23,8 @@ MOST = 2**31 - 1
 """Of counts, positions, rows and versions."""
 MOST_TOKEN = 2**32 - 1
 MOST_STEP, MOST_SHARD, MOST_STAGE = 999_999, 99_999, 999
-MOST_TOKENS, MOST_SPANS = 1 << 21, 1 << 16
-"""Of a sample that is written; what was written is bounded as pages.py says."""
+MOST_SPANS = 1 << 16
+"""Of a sample that is written, as MOST_TOKENS; what was written is bounded as pages.py says."""
 MOST_SEED = 2**63 - 1
 NO_SEED = -1
 """The seed of a sample that was not seeded, or whose seed is unknown."""

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import retrace
+from pipeline.model.limits import MOST_TOKENS
 from pipeline.run import keys
 from pipeline.traces import read_manifest, read_routes, read_samples
-from pipeline.traces.format.domain import MOST_SPANS, MOST_TOKENS, TEXT_BYTES
+from pipeline.traces.format.domain import MOST_SPANS, TEXT_BYTES
 from pipeline.traces.format.header import read_header
 from pipeline.traces.format.manifest import file_of, open_manifest
 from pipeline.traces.format.pages import FEW_BYTES

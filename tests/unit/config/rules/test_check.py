@@ -222,6 +222,20 @@ class TestInputs:
             tmp_path, "launch.rollout_shards=2", "launch.rollout_workers=3"
         )
 
+    def test_more_than_can_be_stored(self, tmp_path):
+        """Refused before anything starts, not by a worker."""
+        assert the_problem(
+            tmp_path, "data.train_batch_size=131104", "actor_rollout_ref.rollout.n=8"
+        ) == (
+            "data.train_batch_size: found 131104, with actor_rollout_ref.rollout.n=8 that is "
+            "1048832 samples a step, expected at most 1048576"
+        )
+        found = problems(tmp_path, "data.max_response_length=2097152")
+        assert (
+            "data.max_response_length: found 2097152, with data.max_prompt_length=512 that is "
+            "2097664 tokens a sample, expected at most 2097152"
+        ) in found
+
     def test_pods_share_no_folder(self, tmp_path):
         config = load(tmp_path, "trainer.nnodes=2", "store.uri=/data").config
         [problem] = config_problems(config, QWEN3_MOE, on_cluster=InstalledGpus())
