@@ -6,6 +6,7 @@ from pydantic import Field
 
 from pipeline.config.optim import Optim
 from pipeline.config.section import FOR_WORKERS, Section, formerly
+from pipeline.rl.losses.aggregate import AggregationMode
 
 
 class RouterReplay(Section):
@@ -131,6 +132,46 @@ class Megatron(Section):
     )
 
 
+class ActorLoss(Section):
+    """The policy loss."""
+
+    loss_mode: str = Field(
+        "vanilla",
+        json_schema_extra=formerly("vanilla"),
+        description="The loss by verl's name (docs/algorithms.md): vanilla, gspo, geo_mean, ...",
+    )
+    clip_cov_ratio: float = Field(
+        0.0002,
+        gt=0,
+        le=1,
+        json_schema_extra=formerly(0.0002),
+        description="clip_cov: share of a mini-batch's tokens that are drawn, at least one.",
+    )
+    clip_cov_lb: float = Field(
+        1.0,
+        json_schema_extra=formerly(1.0),
+        description="clip_cov: tokens of a covariance above this may be drawn.",
+    )
+    clip_cov_ub: float = Field(
+        5.0,
+        json_schema_extra=formerly(5.0),
+        description="clip_cov: tokens of a covariance below this may be drawn.",
+    )
+    kl_cov_ratio: float = Field(
+        0.0002,
+        gt=0,
+        le=1,
+        json_schema_extra=formerly(0.0002),
+        description="kl_cov: share of a mini-batch's tokens that are penalised, at least one.",
+    )
+    ppo_kl_coef: float = Field(
+        0.1,
+        ge=0,
+        json_schema_extra=formerly(0.1),
+        description="kl_cov: weight of the penalty.",
+    )
+
+
 class Actor(Section):
     """Training."""
 
@@ -159,8 +200,30 @@ class Actor(Section):
     clip_ratio_c: float = Field(
         3.0, gt=1, description="Dual clip: bound of the loss for negative advantages."
     )
-    loss_agg_mode: Literal["token-mean"] = Field(
-        "token-mean", description="How token losses become one number."
+    tau_pos: float = Field(
+        1.0,
+        gt=0,
+        json_schema_extra=formerly(1.0),
+        description="sapo: steepness of the gate for positive advantages.",
+    )
+    tau_neg: float = Field(
+        1.05,
+        gt=0,
+        json_schema_extra=formerly(1.05),
+        description="sapo: steepness of the gate for other advantages.",
+    )
+    policy_loss: ActorLoss = Field(default_factory=ActorLoss)
+    loss_agg_mode: AggregationMode = Field(
+        "token-mean",
+        description="How losses of tokens become one number, over all ranks and micro-batches of a "
+        "mini-batch.",
+    )
+    loss_scale_factor: float | None = Field(
+        None,
+        gt=0,
+        json_schema_extra=formerly(None),
+        description="seq-mean-token-sum-norm: what a sample's sum is divided by; null: "
+        "data.max_response_length.",
     )
     entropy_coeff: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     use_kl_loss: bool = Field(

@@ -1,6 +1,58 @@
 """The policy losses, by verl's names."""
 
-from pipeline.rl.losses.types import LossFunction
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.rl.losses.aggregate import AggregationMode
+from pipeline.rl.losses.choice import Choice, choose_clipped, choose_penalised
+from pipeline.rl.losses.covariance import clip_cov, kl_cov
+from pipeline.rl.losses.sapo import sapo
+from pipeline.rl.losses.scores import cispo, dppo_kl, dppo_tv, gpg
+from pipeline.rl.losses.sequences import geo_mean, gspo
+from pipeline.rl.losses.types import LossFunction, LossSettings
 from pipeline.rl.losses.vanilla import vanilla
 
-LOSSES: dict[str, LossFunction] = {"vanilla": vanilla}
+ChoiceFunction = Callable[[Choice, LossSettings], npt.NDArray[np.bool_]]
+
+_CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A policy loss. Example: Loss(gspo, ("clip_ratio",), "seq-mean-token-mean")."""
+
+    function: LossFunction
+    reads: tuple[str, ...] = ()
+    """The settings under `actor` that change it; others of other losses have no effect."""
+    aggregation: AggregationMode | None = None
+    """The one mode in which it is the paper's, whatever `loss_agg_mode` is; None: any."""
+    choose: ChoiceFunction | None = None
+    """Chooses the tokens of a mini-batch that it treats apart; None: it has none."""
+
+
+LOSSES: dict[str, Loss] = {
+    "vanilla": Loss(vanilla, (*_CLIP, "clip_ratio_c")),
+    "gspo": Loss(gspo, _CLIP, "seq-mean-token-mean"),
+    "geo_mean": Loss(geo_mean, _CLIP, "seq-mean-token-mean"),
+    "cispo": Loss(cispo, _CLIP),
+    "gpg": Loss(gpg),
+    "clip_cov": Loss(
+        clip_cov,
+        (
+            *_CLIP,
+            "policy_loss.clip_cov_ratio",
+            "policy_loss.clip_cov_lb",
+            "policy_loss.clip_cov_ub",
+        ),
+        choose=choose_clipped,
+    ),
+    "kl_cov": Loss(
+        kl_cov, ("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), choose=choose_penalised
+    ),
+    "dppo_tv": Loss(dppo_tv, (*_CLIP, "clip_ratio_c")),
+    "dppo_kl": Loss(dppo_kl, (*_CLIP, "clip_ratio_c")),
+    "sapo": Loss(sapo, ("tau_pos", "tau_neg"), "seq-mean-token-mean"),
+}

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.training.batches.balance import bins, cut_evenly
+from operators.training.batches.hashing import hashes, salt
 from operators.training.batches.zigzag import sequence_multiple
 
 LENGTH_MULTIPLE = 8
@@ -134,8 +135,9 @@ def make_layout(
     shares = [_shares(rows, lengths_N, rules) for rows in cuts]
     mini_batches = [_mini_batch(0, share, lengths_N, rules) for share in shares]
     for epoch in range(1, rules.epochs):
-        salt = _salt(rules.seed, step, epoch)
-        again = [_reshuffled([share[d] for share in shares], salt) for d in range(len(shares[0]))]
+        of_epoch = salt(rules.seed, step, epoch)
+        of_ranks = zip(*shares, strict=True)
+        again = [_reshuffled(list(of_rank), of_epoch) for of_rank in of_ranks]
         mini_batches += [
             _mini_batch(epoch, share, lengths_N, rules) for share in zip(*again, strict=True)
         ]
@@ -149,7 +151,7 @@ def _mini_batch_rows(step: int, groups_N: npt.NDArray[np.int64], rules: LayoutRu
     count = int(group_N[-1]) + 1
     batches = -(-count // rules.mini_batch_groups)
     numbers = np.arange(count)
-    order = np.lexsort((_hashes(numbers, _salt(rules.seed, step, 0)), numbers // batches))
+    order = np.lexsort((hashes(numbers, salt(rules.seed, step, 0)), numbers // batches))
     batch_of_group = np.empty(count, np.int64)
     batch_of_group[order] = numbers % batches
     batch_N = batch_of_group[group_N]
@@ -157,28 +159,11 @@ def _mini_batch_rows(step: int, groups_N: npt.NDArray[np.int64], rules: LayoutRu
     return np.split(np.argsort(batch_N, kind="stable"), np.cumsum(sizes)[:-1])
 
 
-def _reshuffled(rows: list[Rows], salt: int) -> list[Rows]:
+def _reshuffled(rows: list[Rows], of_epoch: int) -> list[Rows]:
     """One rank's samples in a new order, cut into shares of the same sizes as before."""
     together = np.concatenate(rows)
-    order = np.argsort(_hashes(together, salt), kind="stable")
+    order = np.argsort(hashes(together, of_epoch), kind="stable")
     return np.split(together[order], np.cumsum([len(share) for share in rows])[:-1])
-
-
-def _salt(seed: int, step: int, epoch: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{epoch}".encode()).digest()[:8], "little")
-
-
-def _hashes(numbers: Rows, salt: int) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each number: splitmix64 (Steele, Lea, Flood 2014), seeded by the salt.
-
-    Not a numpy generator, whose stream may change between versions.
-    """
-    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed += np.uint64(salt)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    hashed: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return hashed
 
 
 def _shares(rows: Rows, lengths_N: npt.NDArray[np.int64], rules: LayoutRules) -> list[Rows]:

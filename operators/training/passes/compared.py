@@ -53,10 +53,10 @@ def compare(rank: Rank, data: StepData, old: LogProbs, reference: LogProbs | Non
     ids = list(data.ids.values())
     samples = [data.samples[id] for id in ids]
     ignored = without_loss(rank.config)
-    mask_T = _joined(np.bool_, [counting(s, data.untrained, ignored) for s in samples])
+    mask_T = joined(np.bool_, [counting(s, data.untrained, ignored) for s in samples])
     corrected = correct(
-        _joined(np.float64, [old[id] for id in ids]),
-        _joined(np.float64, [sample.logprobs_G for sample in samples]),
+        joined(np.float64, [old[id] for id in ids]),
+        joined(np.float64, [sample.logprobs_G for sample in samples]),
         mask_T,
         rank.config.algorithm.rollout_correction,
     )
@@ -65,17 +65,16 @@ def compare(rank: Rank, data: StepData, old: LogProbs, reference: LogProbs | Non
     estimator = ESTIMATORS[rank.config.algorithm.adv_estimator]
     estimate = estimator(rollouts, rank.config.algorithm)
 
-    def split(values_T: npt.NDArray[Any], dtype: type) -> BySample:
-        parts: list[npt.NDArray[Any]] = np.split(values_T.astype(dtype), np.cumsum(lengths_X)[:-1])
-        return dict(zip(ids, parts, strict=True)) if ids else {}
+    def by_sample(values_T: npt.NDArray[Any], dtype: type) -> BySample:
+        return split(ids, lengths_X.tolist(), values_T.astype(dtype))
 
     weights_T = corrected.weights_T
     return Compared(
         old=old,
         reference=reference,
-        advantages=split(estimate.advantages_T, np.float32),
-        mask=split(corrected.mask_T, np.bool_),
-        weights=None if weights_T is None else split(weights_T, np.float32),
+        advantages=by_sample(estimate.advantages_T, np.float32),
+        mask=by_sample(corrected.mask_T, np.bool_),
+        weights=None if weights_T is None else by_sample(weights_T, np.float32),
     )
 
 
@@ -95,7 +94,7 @@ def _rollouts(
         lengths_X=lengths_X,
         mask_T=mask_T,
         scores_T=scores_T,
-        ranks=_of(rank),
+        ranks=data_parallel_ranks(rank),
     )
 
 
@@ -111,10 +110,18 @@ class _DataParallelRanks:
         return total
 
 
-def _of(rank: Rank) -> Ranks:
+def data_parallel_ranks(rank: Rank) -> Ranks:
+    """The ranks that share a step's samples."""
     return _DataParallelRanks(rank.position.samples_group, next(rank.chunks[0].parameters()).device)
 
 
-def _joined(dtype: type, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    joined: npt.NDArray[Any] = np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)
-    return joined
+def joined(dtype: type, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Put values of samples in a row."""
+    values_T: npt.NDArray[Any] = np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)
+    return values_T
+
+
+def split(ids: Sequence[str], lengths: Sequence[int], values_T: npt.NDArray[Any]) -> BySample:
+    """Cut values of samples in a row, by sample."""
+    ends = np.cumsum(np.array(lengths, np.int64))[:-1]
+    return dict(zip(ids, np.split(values_T, ends), strict=True)) if ids else {}

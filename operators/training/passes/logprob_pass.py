@@ -95,6 +95,18 @@ def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> 
     return found
 
 
+def logprobs_of(
+    rank: Rank, batches: Sequence[MicroBatch], routes: Mapping[str, Routes] | None
+) -> LogProbs:
+    """Log-probs of the trained model in micro-batches that were laid out with `routes`."""
+    found = LogProbPass()
+    replayers: Mapping[int, Replayer] = {}
+    if routes is not None and rank.geometry is not None:
+        replayers = make_replayers(rank.geometry, batches)
+    _forward(rank, rank.chunks, batches, replayers, found)
+    return found.logprobs
+
+
 def _forward(
     rank: Rank,
     chunks: Sequence[Chunk],

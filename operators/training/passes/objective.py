@@ -10,7 +10,7 @@ import torch
 from pipeline.config.actor import Actor
 from pipeline.config.tree import RunConfig
 from pipeline.rl.loss_table import LOSSES
-from pipeline.rl.losses.aggregate import aggregation
+from pipeline.rl.losses.aggregate import AggregationMode, Totals, aggregation
 from pipeline.rl.losses.kl import kl_estimate
 from pipeline.rl.losses.types import LossFunction, LossTokens, Samples
 
@@ -20,12 +20,15 @@ Report = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """The quantity to minimise: policy + kl_loss_coef * KL - entropy_coeff * entropy, each token's
-    made one number as loss_agg_mode has it.
+    """The quantity to minimise: policy + kl_loss_coef * KL - entropy_coeff * entropy.
+
+    KL and entropy become one number as loss_agg_mode has it, the policy loss by its own mode.
     """
 
     actor: Actor
     loss: LossFunction
+    mode: AggregationMode
+    """How the policy loss becomes one number: loss_agg_mode, or the loss's own mode."""
     scale_factor: float
     """Divisor of a sample's sum in seq-mean-token-sum-norm."""
 
@@ -41,21 +44,34 @@ class Targets:
     reference_T: torch.Tensor | None
     weights_T: torch.Tensor | None
     samples: Samples
+    chosen_T: torch.Tensor | None
+    """The tokens that the loss treats apart; None: it chooses none."""
 
 
 def objective_of(config: RunConfig) -> Objective:
     """The objective of a config."""
+    actor = config.actor_rollout_ref.actor
+    loss = LOSSES[actor.policy_loss.loss_mode]
     return Objective(
-        actor=config.actor_rollout_ref.actor,
-        loss=LOSSES["vanilla"],
-        scale_factor=config.data.max_response_length,
+        actor=actor,
+        loss=loss.function,
+        mode=loss.aggregation or actor.loss_agg_mode,
+        scale_factor=actor.loss_scale_factor or config.data.max_response_length,
     )
 
 
 def loss_and_report(
-    objective: Objective, targets: Targets, logprobs_T: torch.Tensor, entropy_T: torch.Tensor
+    objective: Objective,
+    targets: Targets,
+    totals: Totals,
+    logprobs_T: torch.Tensor,
+    entropy_T: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, Report]:
-    """Weighted sum over tokens, its divisor (int32) and report, as Megatron's schedules expect."""
+    """Weighted sum over tokens, its divisor (int32) and report, as Megatron's schedules expect.
+
+    `totals` are those of the mini-batch. Megatron divides by the divisors of the policy loss, so
+    KL and entropy are multiplied by them where theirs are others.
+    """
     actor, mask_T = objective.actor, targets.mask_T
     tokens = LossTokens(
         logprobs_T=logprobs_T,
@@ -65,24 +81,25 @@ def loss_and_report(
         entropy_T=entropy_T,
         weights_T=targets.weights_T,
         samples=targets.samples,
+        chosen_T=targets.chosen_T,
     )
     policy = objective.loss(tokens, actor)
-    aggregated = aggregation(actor.loss_agg_mode, tokens, objective.scale_factor)
-    weights_T = aggregated.weights_T
+    of_policy = aggregation(objective.mode, tokens, objective.scale_factor)
+    of_others = aggregation(actor.loss_agg_mode, tokens, objective.scale_factor)
+    share = totals.divisor(objective.mode) / max(totals.divisor(actor.loss_agg_mode), 1)
 
     def total(numbers_T: torch.Tensor) -> torch.Tensor:
         return torch.where(mask_T, numbers_T, 0).sum()
 
-    def weighted(numbers_T: torch.Tensor) -> torch.Tensor:
-        return total(numbers_T if weights_T is None else numbers_T * weights_T)
-
-    report = {"tokens": mask_T.sum(), "divisor": aggregated.divisor, "entropy": total(entropy_T)}
+    report = {"tokens": mask_T.sum(), "divisor": of_policy.divisor, "entropy": total(entropy_T)}
     report |= {name: total(values_T) for name, values_T in policy.reports.items()}
     if targets.weights_T is not None:
         report["is_weight"] = total(targets.weights_T)
-    report["policy"] = weighted(policy.loss_T)
-    loss = report["policy"] - actor.entropy_coeff * weighted(entropy_T)
+    report["policy"] = total(policy.loss_T * of_policy.weights_T)
+    loss = report["policy"]
+    loss = loss - actor.entropy_coeff * share * total(entropy_T * of_others.weights_T)
     if targets.reference_T is not None and actor.use_kl_loss:
-        report["kl"] = weighted(kl_estimate(logprobs_T, targets.reference_T, actor.kl_loss_type))
+        kl_T = kl_estimate(logprobs_T, targets.reference_T, actor.kl_loss_type)
+        report["kl"] = share * total(kl_T * of_others.weights_T)
         loss = loss + actor.kl_loss_coef * report["kl"]
-    return loss, aggregated.divisor, {name: x.detach() for name, x in report.items()}
+    return loss, of_policy.divisor, {name: x.detach() for name, x in report.items()}

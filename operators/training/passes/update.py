@@ -11,19 +11,23 @@ import numpy.typing as npt
 import torch
 
 from operators.training.batches.layout import MiniBatch
-from operators.training.batches.micro_batch import ResponseTokens, counting
-from operators.training.batches.step_data import StepData, without_loss
+from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
+from operators.training.batches.step_data import StepData
 from operators.training.errors import UpdateError
 from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import training_pass
-from operators.training.passes.compared import Compared
+from operators.training.passes.chosen import chosen_tokens
+from operators.training.passes.compared import BySample, Compared
+from operators.training.passes.logprob_pass import logprobs_of
 from operators.training.passes.objective import Report, Targets, loss_and_report, objective_of
 from operators.training.passes.samples import SamplesOfBatch
 from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
+from operators.training.passes.totals import totals_of
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
 from pipeline import progress
+from pipeline.rl.loss_table import LOSSES
 from pipeline.traces.format.types import Routes
 
 logger = logging.getLogger(__name__)
@@ -123,14 +127,16 @@ def gradients(
     Returns reports by micro-batch (last stage) and the counts of replay.
     """
     batches = lay_out_share(rank, data, mini_batch, routes)
+    objective = objective_of(rank.config)
+    totals, positions = totals_of(rank, data, mini_batch, compared)
+    chosen = _chosen(rank, data, mini_batch, compared, batches, routes)
     replayers: dict[int, Replayer] = {}
     if routes is not None and rank.geometry is not None:
         replayers = make_replayers(rank.geometry, batches)
-    objective = objective_of(rank.config)
 
     def loss(index: int, hidden_BMH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
         response = batches[index].response
-        targets = _targets(rank, response, compared, hidden_BMH.device)
+        targets = _targets(rank, response, compared, chosen, hidden_BMH.device)
         made = response_logprobs(
             rank,
             rank.chunks,
@@ -138,45 +144,56 @@ def gradients(
             hidden_BMH,
             entropy_gradient=objective.actor.entropy_coeff != 0,
         )
-        return loss_and_report(objective, targets, *made)
+        return loss_and_report(objective, targets, totals, *made)
 
     rank.optimizer.zero_grad()
     with bound(rank.routers if replayers else {}, replayers, forward_only=False):
-        scale = auxiliary_scale(rank, data, mini_batch) if rank.with_padding_mask else 1.0
+        scale = auxiliary_scale(totals.divisor(objective.mode), positions)
         reports = training_pass(rank.chunks, batches, loss, rank.with_padding_mask, scale)
     return reports, counts_of(replayers)
 
 
-def auxiliary_scale(rank: Rank, data: StepData, mini_batch: MiniBatch) -> float:
-    """Response tokens of the mini-batch by all its tokens, over all ranks.
-
-    It lays out no micro-batch: the routes of later ones may still be arriving.
+def auxiliary_scale(divisor: int, positions: int) -> float:
+    """The factor of the routers' auxiliary losses, from a mini-batch's divisor and positions.
 
     Megatron sums auxiliary losses times the tokens that they count (prompts too, without padding),
-    and divides by the response tokens as it does the loss. With this factor the mini-batch's
-    auxiliary loss is the mean of its micro-batches', weighed by their tokens.
+    and divides by the divisor as it does the loss. With this factor the mini-batch's auxiliary loss
+    is the mean of its micro-batches', weighed by their tokens, however the loss is averaged.
 
     Megatron-core 0.16.1 counts the tokens of all ranks that share a micro-batch only where it has a
     padding mask (reduce_from_tensor_model_parallel_region then changes the rank's own counts in
     place), else the rank's own alone. It always has one here: Rank.with_padding_mask.
     """
-    context, ignored = rank.position.context, without_loss(rank.config)
-    ids = [data.ids[row] for row in mini_batch.rows(rank.position.dp_rank).tolist()]
-    tokens = sum(len(data.samples[id].tokens_S) - 1 for id in ids)
-    response = 0
-    if context.index == 0:  # the other context-parallel ranks have the same samples
-        response = sum(int(counting(data.samples[id], data.untrained, ignored).sum()) for id in ids)
-    sums = torch.tensor(
-        [response, tokens / context.count],
-        dtype=torch.float64,
-        device=next(rank.chunks[0].parameters()).device,
-    )
-    torch.distributed.all_reduce(sums, group=rank.position.data_group)
-    return float(sums[0] / sums[1])
+    return divisor / positions
+
+
+def _chosen(
+    rank: Rank,
+    data: StepData,
+    mini_batch: MiniBatch,
+    compared: Compared,
+    batches: Sequence[MicroBatch],
+    routes: Mapping[str, Routes] | None,
+) -> BySample | None:
+    """The tokens that the loss treats apart, from one more forward pass. All ranks call.
+
+    None: the loss chooses none, or this is not the last pipeline stage.
+    """
+    choose = LOSSES[rank.config.actor_rollout_ref.actor.policy_loss.loss_mode].choose
+    if choose is None:
+        return None
+    current = logprobs_of(rank, batches, routes)
+    if not rank.position.last_stage:
+        return None
+    return chosen_tokens(rank, data, mini_batch, compared, choose, current)
 
 
 def _targets(
-    rank: Rank, response: ResponseTokens, compared: Compared, device: torch.device
+    rank: Rank,
+    response: ResponseTokens,
+    compared: Compared,
+    chosen: BySample | None,
+    device: torch.device,
 ) -> Targets:
     def uploaded(values: Mapping[str, npt.NDArray[Any]], dtype: type = np.float32) -> torch.Tensor:
         return torch.from_numpy(response.joined(values, dtype)).to(device)
@@ -190,6 +207,7 @@ def _targets(
         reference_T=None if reference is None else uploaded(reference),
         weights_T=None if weights is None else uploaded(weights),
         samples=SamplesOfBatch(rank, response, mask_T),
+        chosen_T=None if chosen is None else uploaded(chosen),
     )
 
 

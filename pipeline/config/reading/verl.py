@@ -41,8 +41,6 @@ HINTS = {
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "write 0 for no warm-up",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl asks for it too: write 1 or "
     "more, as many samples as fit at once",
-    "actor_rollout_ref.actor.loss_agg_mode": "only token-mean is supported so far; write "
-    "token-mean, or leave the key out",
     "algorithm.adv_estimator": "only GRPO is supported so far; write grpo",
     "algorithm.rollout_correction.rollout_is_threshold": "only an upper bound is supported; write "
     "one number",

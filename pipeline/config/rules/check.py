@@ -12,6 +12,7 @@ from pipeline.config.rules.budget import budget_notes, budget_problems
 from pipeline.config.rules.cuda import cuda_notes, cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.layout import layout_problems
+from pipeline.config.rules.losses import loss_notes, loss_problems
 from pipeline.config.rules.megatron_options import option_problems
 from pipeline.config.rules.overrides import override_problems
 from pipeline.config.rules.pods import InstalledGpus, gpu_problems
@@ -56,6 +57,7 @@ def config_problems(
             hf_config = hf_config if known else None
     problems += _batch_problems(config)
     problems += rate_problems(config.actor_rollout_ref.actor.optim)
+    problems += loss_problems(config.actor_rollout_ref.actor)
     if on_cluster is not None:
         problems += _cluster_problems(config)
         problems += gpu_problems(config, on_cluster)
@@ -84,6 +86,7 @@ def config_notes(config: RunConfig) -> list[str]:
         *_name_notes(config),
         *replay_notes(config),
         *rate_notes(config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps),
+        *loss_notes(config.actor_rollout_ref.actor),
         *activation_notes(megatron),
         *budget_notes(config),
         *_reference_notes(config),

@@ -15,10 +15,22 @@ class Aggregation:
     """The mini-batch's loss is the sum of weight * loss over all tokens that count, on all ranks
     and micro-batches, divided by the sum of their divisors."""
 
-    weights_T: Tensor | None
-    """None: 1 for each token."""
+    weights_T: Tensor | float
     divisor: Tensor
     """A number of tokens or samples, int32."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What counts in a mini-batch, on all ranks and in all micro-batches."""
+
+    tokens: int
+    samples: int
+    """Those with a token that counts."""
+
+    def divisor(self, mode: AggregationMode) -> int:
+        """The sum of the divisors of its micro-batches."""
+        return self.tokens if mode == "token-mean" else self.samples
 
 
 def aggregation(mode: AggregationMode, tokens: LossTokens, scale_factor: float) -> Aggregation:
@@ -33,12 +45,12 @@ def aggregation(mode: AggregationMode, tokens: LossTokens, scale_factor: float) 
     (arXiv 2402.03300), seq-mean-token-sum-norm Dr. GRPO's (arXiv 2503.20783).
     """
     if mode == "token-mean":
-        return Aggregation(None, tokens.mask_T.sum().int())
+        return Aggregation(1.0, tokens.mask_T.sum().int())
     samples = tokens.samples
     number = (samples.tokens_S > 0).sum().int()
     divisor = number if samples.counts_samples else number * 0
     if mode == "seq-mean-token-mean":
         return Aggregation(samples.spread(1.0 / samples.tokens_S.clamp(min=1.0)), divisor)
     if mode == "seq-mean-token-sum-norm":
-        return Aggregation(samples.spread(samples.tokens_S * 0 + 1.0 / scale_factor), divisor)
-    return Aggregation(None, divisor)
+        return Aggregation(1.0 / scale_factor, divisor)
+    return Aggregation(1.0, divisor)

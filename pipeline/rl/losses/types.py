@@ -49,6 +49,32 @@ class LossTokens:
     weights_T: Tensor | None
     """Importance weights of a mismatch correction, without gradient; None: none is configured."""
     samples: Samples
+    chosen_T: Tensor | None = None
+    """Bool: tokens that Clip-Cov and KL-Cov hold back; None with other losses."""
+
+
+class CovarianceSettings(Protocol):
+    """The settings under `policy_loss` that Clip-Cov and KL-Cov read."""
+
+    @property
+    def clip_cov_ratio(self) -> float:
+        """The share of tokens that Clip-Cov draws."""
+
+    @property
+    def clip_cov_lb(self) -> float:
+        """Lower bound of the covariance of a token that may be drawn."""
+
+    @property
+    def clip_cov_ub(self) -> float:
+        """Upper bound of the covariance of a token that may be drawn."""
+
+    @property
+    def kl_cov_ratio(self) -> float:
+        """The share of tokens that KL-Cov penalises."""
+
+    @property
+    def ppo_kl_coef(self) -> float:
+        """Weight of the penalty."""
 
 
 class LossSettings(Protocol):
@@ -65,6 +91,18 @@ class LossSettings(Protocol):
     @property
     def clip_ratio_c(self) -> float:
         """Dual clip: bound of the loss for negative advantages."""
+
+    @property
+    def tau_pos(self) -> float:
+        """SAPO: steepness of the gate for positive advantages."""
+
+    @property
+    def tau_neg(self) -> float:
+        """SAPO: steepness of the gate for other advantages."""
+
+    @property
+    def policy_loss(self) -> CovarianceSettings:
+        """The settings of `policy_loss`."""
 
 
 @dataclass(frozen=True)

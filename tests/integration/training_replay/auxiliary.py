@@ -32,9 +32,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2, padded": {"megatron": {"use_remove_padding": False}},
     "dp2, one sample a micro-batch": {"ppo_micro_batch_size_per_gpu": 1},
     "dp2, half of the samples not trained": {},
+    "dp2, averaged by sample": {"loss_agg_mode": "seq-mean-token-mean"},
     "tp2": {"megatron": {"tensor_model_parallel_size": 2}},
     "cp2": {"megatron": {"context_parallel_size": 2}},
+    "cp2, averaged by sample": {
+        "megatron": {"context_parallel_size": 2},
+        "loss_agg_mode": "seq-mean-token-sum",
+    },
     "pp2": {"megatron": {"pipeline_model_parallel_size": 2}},
+    "pp2, averaged by sample": {
+        "megatron": {"pipeline_model_parallel_size": 2},
+        "loss_agg_mode": "seq-mean-token-sum-norm",
+    },
 }
 
 

@@ -65,7 +65,7 @@ class TestNothingThatAltersNumbersIsIgnored:
                 "actor_rollout_ref.model.path": "families of text models, in classes of our own",
                 "actor_rollout_ref.rollout.name": "vllm alone",
                 f"{ACTOR}.strategy": "megatron alone",
-                f"{ACTOR}.loss_agg_mode": "token-mean alone",
+                f"{ACTOR}.policy_loss.loss_mode": "neither dro nor bypass_mode",
                 "algorithm.adv_estimator": "grpo alone",
                 "trainer.total_training_steps": "verl overwrites the one with the other",
             }

@@ -1,20 +1,14 @@
 """Which mini-batches get an optimizer step, and the scale of their auxiliary losses."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from operators.training.batches.layout import LayoutRules, make_layout
-from operators.training.batches.micro_batch import Contents, Slice, lay_out
-from operators.training.batches.zigzag import Zigzag
 from operators.training.passes import update as module
 from operators.training.passes.compared import Compared
 from operators.training.passes.update import auxiliary_scale, update
-from tests.unit.operators.training.batches.test_layout import make_sample
 
 
 @pytest.mark.parametrize(
@@ -54,42 +48,12 @@ def test_a_mini_batch_without_tokens_on_any_rank_gets_no_step(
     assert len(updates.sums) == len(updates.grad_norms) == stepped
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("context", [1, 2, 3])
-def test_the_auxiliary_scale_counts_what_is_laid_out(
-    monkeypatch: pytest.MonkeyPatch, context: int, packed: bool
-):
-    """Response tokens by all tokens, over all ranks, known before a micro-batch is laid out.
-    One sample was cut off and one is not trained on: their response tokens do not count."""
-    samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 1 + i, 3 * i) for i in range(9)}
-    samples["5/0/0"] = replace(samples["5/0/0"], finish_reason="length")
-    untrained = frozenset({"7/0/0"})
-    ids, ignored = dict(enumerate(samples)), frozenset({"abort", "length"})
-    rules = LayoutRules(0, 99, 2, 1, 2, context_parallel=context, packed=packed)
-    lengths = np.array([len(s.tokens_S) - 1 for s in samples.values()])
-    (mini_batch,) = make_layout(0, np.arange(9), lengths, rules).mini_batches
-    data: Any = SimpleNamespace(samples=samples, untrained=untrained, ids=ids)
-    algorithm = SimpleNamespace(mask_truncated_samples=True)
-    sums = np.zeros(2)
-    counted = 0
-
-    def add(numbers: torch.Tensor, group: Any) -> None:
-        sums[:] += numbers.numpy()
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", add)
-    for dp_rank, index in np.ndindex(2, context):
-        part = Zigzag(index, context)
-        rank: Any = SimpleNamespace(
-            chunks=[torch.nn.Linear(1, 1)],
-            config=SimpleNamespace(algorithm=algorithm),
-            position=SimpleNamespace(dp_rank=dp_rank, context=part, data_group=None),
-        )
-        auxiliary_scale(rank, data, mini_batch)
-        contents = Contents(
-            samples, untrained, sequence=Slice(), context=part, without_loss=ignored
-        )
-        for where in mini_batch.shares[dp_rank]:
-            counted += int(lay_out(where, ids, contents).response.loss_mask_T.sum())
-    assert counted > 0
-    assert sums[0] == counted
-    assert sums[1] == pytest.approx(lengths.sum())
+@pytest.mark.parametrize(("divisor", "positions"), [(30, 40), (6, 40)])
+def test_the_auxiliary_loss_is_a_mean_over_positions(divisor: int, positions: int):
+    """Megatron adds each micro-batch's auxiliary loss times its positions, and divides by the
+    divisor of the loss: tokens, or samples."""
+    of_micro_batches = [(12, 0.5), (28, 2.0)]
+    assert sum(cells for cells, _ in of_micro_batches) == positions
+    scale = auxiliary_scale(divisor, positions)
+    made = sum(cells * loss * scale for cells, loss in of_micro_batches) / divisor
+    assert made == pytest.approx((12 * 0.5 + 28 * 2.0) / 40)

@@ -1,0 +1,66 @@
+"""Rules of the policy loss and of how losses of tokens become one number."""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.config.actor import Actor
+from pipeline.config.dotted import get
+from pipeline.rl.loss_table import LOSSES
+
+_ACTOR = "actor_rollout_ref.actor"
+_MODE = f"{_ACTOR}.policy_loss.loss_mode"
+_NORM = "seq-mean-token-sum-norm"
+
+
+def loss_problems(actor: Actor) -> Iterator[str]:
+    """Yield an unknown loss, and settings of a loss that contradict each other."""
+    chosen = actor.policy_loss
+    mode = chosen.loss_mode
+    if mode not in LOSSES:
+        near = difflib.get_close_matches(mode, LOSSES, 1, 0.5)
+        fix = f"did you mean {near[0]}?" if near else "write one of them"
+        yield (f"{_MODE}: found {mode!r}, expected {', '.join(LOSSES)}; {fix}")
+    if chosen.clip_cov_lb >= chosen.clip_cov_ub:
+        yield (
+            f"{_ACTOR}.policy_loss.clip_cov_lb: found {chosen.clip_cov_lb}, expected less than "
+            f"clip_cov_ub={chosen.clip_cov_ub}: no token lies between them; write less"
+        )
+    if actor.loss_scale_factor is not None and actor.loss_agg_mode != _NORM:
+        yield (
+            f"{_ACTOR}.loss_scale_factor: found {actor.loss_scale_factor}, but only "
+            f"{_ACTOR}.loss_agg_mode={_NORM} divides by it, and it is {actor.loss_agg_mode}; write "
+            f"null, or that mode"
+        )
+
+
+def loss_notes(actor: Actor) -> Iterator[str]:
+    """Yield notes on settings that the loss does not read."""
+    loss = LOSSES.get(actor.policy_loss.loss_mode)
+    if loss is None:
+        return  # it is a problem
+    read = {name for one in LOSSES.values() for name in one.reads} - {*loss.reads}
+    values, defaults = actor.model_dump(), Actor().model_dump()
+    for name in sorted(read):
+        value = get(values, name)
+        if value not in (get(defaults, name), None):
+            yield (
+                f"{_ACTOR}.{name}: {value} has no effect with {_MODE}={actor.policy_loss.loss_mode}"
+            )
+    yield from _mode_notes(actor, loss.aggregation)
+
+
+def _mode_notes(actor: Actor, aggregation: Any) -> Iterator[str]:
+    """Yield a note where a loss is averaged in its own mode, as in verl."""
+    if aggregation is None or aggregation == actor.loss_agg_mode:
+        return
+    others = [
+        name
+        for name, used in (("entropy", actor.entropy_coeff), ("KL loss", actor.use_kl_loss))
+        if used
+    ]
+    rest = f"; {actor.loss_agg_mode} holds for the {' and the '.join(others)}" if others else ""
+    yield (
+        f"{_ACTOR}.loss_agg_mode: the loss {actor.policy_loss.loss_mode} is always averaged by "
+        f"{aggregation}, as in verl{rest}"
+    )

@@ -1,0 +1,79 @@
+"""Random ragged batches of tokens, as losses take them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pipeline.config.actor import Actor
+from pipeline.rl.losses.types import LossTokens
+from tests.unit.rl.losses.plain import Sequence
+
+LENGTHS = (5, 1, 0, 13, 40, 2)
+"""Response tokens of each sample. The second has none that counts."""
+ACTOR = Actor(clip_ratio_low=0.2, clip_ratio_high=0.3)
+
+
+@dataclass(frozen=True)
+class OneRank:
+    """Samples that lie on one rank, the tokens of each next to one another."""
+
+    sample_T: torch.Tensor
+    mask_T: torch.Tensor
+    number: int = len(LENGTHS)
+    counts_samples: bool = True
+
+    @property
+    def tokens_S(self) -> torch.Tensor:
+        """Tokens that count."""
+        return self.sum(torch.ones(len(self.sample_T), dtype=torch.float64))
+
+    def sum(self, values_T: torch.Tensor) -> torch.Tensor:
+        """Sum over tokens that count."""
+        values_T = torch.where(self.mask_T, values_T, 0)
+        return values_T.new_zeros(self.number).index_add(0, self.sample_T, values_T)
+
+    def mean(self, values_T: torch.Tensor) -> torch.Tensor:
+        """Mean over tokens that count."""
+        return self.sum(values_T) / self.tokens_S.clamp(min=1)
+
+    def spread(self, values_S: torch.Tensor) -> torch.Tensor:
+        """Repeat for each token."""
+        return values_S[self.sample_T]
+
+
+def make_tokens(
+    seed: int, *, of_sample: bool = True, weighted: bool = False, spread: float = 0.5
+) -> LossTokens:
+    """A micro-batch in double precision; `of_sample`: advantages are equal within a sample."""
+    rng = np.random.default_rng(seed)
+    sample_T = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    T = len(sample_T)
+    mask_T = (rng.random(T) < 0.8) & (sample_T != 1)
+    old_T = -rng.exponential(1.0, T) - 0.01
+    new_T = np.minimum(old_T + rng.normal(0, spread, T), -0.005)
+    A_T = rng.normal(0, 1, len(LENGTHS))[sample_T] if of_sample else rng.normal(0, 1, T)
+    weights_T = rng.uniform(0.2, 2, T) if weighted else None
+    return LossTokens(
+        logprobs_T=torch.from_numpy(new_T).requires_grad_(),
+        old_T=torch.from_numpy(old_T),
+        advantages_T=torch.from_numpy(A_T),
+        mask_T=torch.from_numpy(mask_T),
+        entropy_T=torch.from_numpy(rng.uniform(0, 2, T)),
+        weights_T=None if weights_T is None else torch.from_numpy(weights_T),
+        samples=OneRank(torch.from_numpy(sample_T), torch.from_numpy(mask_T)),
+        chosen_T=torch.from_numpy(rng.random(T) < 0.3),
+    )
+
+
+def sequences(tokens: LossTokens) -> dict[int, Sequence]:
+    """The samples that have tokens that count, by number."""
+    found = {}
+    new_T = tokens.logprobs_T.detach()
+    weights_T = torch.ones_like(new_T) if tokens.weights_T is None else tokens.weights_T
+    for sample in range(len(LENGTHS)):
+        of_sample = (tokens.samples.sample_T == sample) & tokens.mask_T
+        if of_sample.any():
+            columns = (new_T, tokens.old_T, tokens.advantages_T, weights_T)
+            found[sample] = Sequence(*(column[of_sample].numpy() for column in columns))
+    return found

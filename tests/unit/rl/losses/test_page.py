@@ -1,0 +1,35 @@
+"""docs/algorithms.md has the losses of the table, and the settings that each reads."""
+
+import re
+from typing import get_args
+
+from pipeline.rl.loss_table import LOSSES
+from pipeline.rl.losses.aggregate import AggregationMode
+from tests.paths import ROOT
+
+PAGE = (ROOT / "docs/algorithms.md").read_text()
+
+
+def rows(head: str) -> list[list[str]]:
+    """The cells of the table whose first column is called so."""
+    lines = PAGE.split(f"| {head} |")[1].splitlines()[2:]
+    table = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+def test_each_loss_has_a_row_with_what_it_reads():
+    found = {
+        re.findall(r"`(.+?)`", name)[0]: re.findall(r"`(.+?)`", reads)
+        for name, _, reads, _ in rows("loss_mode")
+    }
+    assert found == {name: list(loss.reads) for name, loss in LOSSES.items()}
+
+
+def test_each_mode_has_a_row():
+    assert [name.strip("`") for name, _ in rows("loss_agg_mode")] == list(get_args(AggregationMode))
+
+
+def test_losses_of_one_mode_are_named():
+    own = [name for name, loss in LOSSES.items() if loss.aggregation]
+    (said,) = re.findall(r"- (`\w+`(?:, `\w+`)* and `\w+`) are always averaged by", PAGE)
+    assert re.findall(r"`(\w+)`", said) == own
