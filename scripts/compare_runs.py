@@ -64,7 +64,7 @@ def _settled(value: Any, path: str = "") -> Any:
             for name, inner in value.items()
             if name not in _SET_ASIDE_FIELDS
             and not (name in ("size", "sha256") and str(value.get("key")).endswith("/.metadata"))
-            and not name.startswith("time/")
+            and not name.startswith(("time/", "timing_s/", "perf/"))
             and f"{path}.{name}".removeprefix("config.") not in _WHERE
         }
     if isinstance(value, list):

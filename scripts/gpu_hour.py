@@ -86,7 +86,7 @@ def same_bits(run: str) -> Judge:
         wrong = [
             f"step {row['step']}: {name} {row[name]}"
             for row in rows
-            for name, exact in (("loss/log_ratio", 0.0), ("replay/agreement", FULL))
+            for name, exact in (("actor/ppo_kl", 0.0), ("replay/agreement", FULL))
             if row[name] != exact
         ]
         return "; ".join(wrong) or None

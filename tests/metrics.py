@@ -1,7 +1,19 @@
-"""Metrics that every step has."""
+"""What the table of metrics says of those that a run has written."""
 
-OF_TRAINING = (
-    "reward/mean",
+from collections.abc import Iterable
+
+from pipeline.metrics.table import find_metric, names_of_every_step
+
+
+def against_the_table(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The metrics that a step lacks, and those that the table lacks."""
+    found = set(names)
+    lacking = sorted(set(names_of_every_step()) - found)
+    return lacking, sorted(name for name in found if find_metric(name) is None)
+
+
+MEASURED = (
+    "critic/rewards/mean",
     "mismatch/kl",
     "mismatch/kl_native",
     "mismatch/extreme_share",
@@ -11,16 +23,20 @@ OF_TRAINING = (
     "replay/rows",
     "replay/rows_native",
     "replay/bytes_fetched",
-    "loss/policy",
-    "grad_norm",
-    "lr",
+    "actor/pg_loss",
+    "actor/grad_norm",
+    "actor/lr",
     "response/count",
-    "response/truncated",
-    "response/aborted",
-    "response/length_mean",
-    "time/rollout_s",
-    "time/train_s",
-    "time/trace_wait_s",
+    "response_length/clip_ratio",
+    "response/aborted_ratio",
+    "response_length/mean",
+    "timing_s/gen",
+    "timing_s/train",
+    *("timing_s/trace_wait", "timing_s/trace_write", "timing_s/trace_tail"),
+    *("timing_s/old_log_prob", "timing_s/update_actor", "timing_s/update_weights", "timing_s/step"),
+    *("critic/rewards/std", "reward/groups", "response_length/p50", "prompt_length/mean"),
+    *("perf/throughput", "perf/rollout_tokens_per_s", "perf/train_tokens_per_s"),
+    *("perf/max_resident_gb", "perf/cpu_memory_used_gb"),
+    "training/off_policy/trajectory_staleness_worst/mean",
 )
-OF_A_RUN = (*OF_TRAINING, "time/trace_write_s", "time/trace_tail_s")
-"""A rollout worker made the step, too."""
+"""Measured in every step of a MoE model with replay, of samples that a rollout worker made."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from operators.rollout.prompts import Wanted
 from operators.rollout.scoring import Scored, Scorer
 from operators.rollout.types import Finished, Generation, Request
-from pipeline.rl.extra_means import ExtraSums, add_extras
+from pipeline.rl.extra_means import ExtraSums, SourceSums, add_extras, add_to_source
 from pipeline.run.plan import Sampling
 from pipeline.traces import Sample
 
@@ -76,6 +76,8 @@ class SampleMaker:
         """Samples without routes for some rows."""
         self.extras: ExtraSums = {}
         """What the reward function returned beside the score."""
+        self.sources: SourceSums = {}
+        """Rewards and extras by data source."""
 
     def score(self, finished: Finished) -> Response:
         """Have a response scored, from the engine's thread; the rest is done by the call.
@@ -99,7 +101,8 @@ class SampleMaker:
         started = time.monotonic()
         scored = response.scored.result()
         self.score_s += time.monotonic() - started
-        sample = self._sample(self._wanted[finished.request.id], generation, scored)
+        wanted = self._wanted[finished.request.id]
+        sample = self._sample(wanted, generation, scored)
         started = time.thread_time()
         self._add(sample)
         self.add_s += time.thread_time() - started
@@ -107,6 +110,7 @@ class SampleMaker:
         self.tokens += len(sample.response_tokens_G)
         self.masked += sample.reward is None
         add_extras(self.extras, sample.extras)
+        add_to_source(self.sources, wanted.prompt.data_source, sample.reward, sample.extras)
         self.lacking += sample.routes is not None and not sample.routes.valid_T.all()
 
     def finish(self, work: Callable[[], None]) -> None:

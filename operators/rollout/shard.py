@@ -109,6 +109,7 @@ class ShardMaker:
         maker = SampleMaker(self.engine, self.scorer, wanted, samples.append, routes=False)
         spent = stream(self.engine, wanted, plan.sampling, maker, self.buffer_bytes)
         body = _validation_body(plan, shard, samples, spent.generation_s)
+        body["maker"] = {"worker": self.worker, "sources": maker.sources}
         write_id = new_write_id()
         key = keys.validation_file(plan.policy_version, shard, write_id)
         body["files"] = file_list([write_samples(self.store, key, samples)])
@@ -145,7 +146,8 @@ class ShardMaker:
             seconds = facts(maker, spent, writer.upload_s)
             refuse_amended(self.store, self.amendments)
             known = {"worker": self.worker, AMENDMENTS: self.amendments}
-            committed = writer.commit({**known, **seconds, "extras": maker.extras})
+            rewards = {"extras": maker.extras, "sources": maker.sources}
+            committed = writer.commit({**known, **seconds, **rewards})
         return maker, spent, committed
 
 

@@ -20,8 +20,10 @@ from operators.training.megatron import checkpoint
 from operators.training.megatron.export import export_hf
 from operators.training.megatron.model import TrainedModel
 from operators.training.rank import Rank
+from operators.training.sample_metrics import manifest_metrics
+from operators.training.speed import Devices, Stopwatch
 from operators.training.step import Trained
-from operators.training.step_metrics import agreement_by_layer, manifest_metrics
+from operators.training.step_metrics import agreement_by_layer
 from operators.training.stored_routes import store_routes
 from pipeline import progress
 from pipeline.run import keys, parse
@@ -33,6 +35,16 @@ from pipeline.store import Store
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Began:
+    """When a step began, by time.monotonic()."""
+
+    wait_s: float
+    """The rank began to wait for it."""
+    train_s: float
+    """It was found sealed."""
+
+
 @dataclass
 class StepFinisher:
     """Writes the results of trained steps to the store, and counts deviations from stored ones."""
@@ -42,18 +54,14 @@ class StepFinisher:
     model: TrainedModel
     source: Path
     """Folder with the model's HF config and tokenizer."""
+    devices: Devices
     weights: str | None
     """Weights digest of the policy that the next step trains; None: unknown at the start."""
     drifts: int = 0
     """Policies since this trainer's start whose stored digest differs."""
 
-    def finish(
-        self, data: StepData, trained: Trained, started: float, checkpoint_due: bool
-    ) -> None:
-        """Write the results of a trained step; all ranks call.
-
-        `started` is the time.monotonic() at which the sealed step was found.
-        """
+    def finish(self, data: StepData, trained: Trained, began: Began, checkpoint_due: bool) -> None:
+        """Write the results of a trained step; all ranks call."""
         step = data.step
         committed = agreed(lambda: find_commit(self.store, keys.metrics(step)))
         if committed is not None:
@@ -65,12 +73,16 @@ class StepFinisher:
             policies = None if self.weights is None else {step: self.weights}
             recorded = (data.manifest, trained.recorded, policies)
             routes_drift = store_routes(self.store, self.rank, *recorded)
-        policy_sha256 = self._publish(step + 1, None)
+        watch = Stopwatch()
+        with watch.of("timing_s/update_weights"):
+            policy_sha256 = self._publish(step + 1, None)
         if checkpoint_due and agreed(lambda: self.store.size(keys.checkpoint(step + 1)) is None):
             progress.say(f"writing the checkpoint of policy {step + 1}")
-            checkpoint.save(self.store, step + 1, self.model)
+            with watch.of("timing_s/save_checkpoint"):
+                checkpoint.save(self.store, step + 1, self.model)
         if dist.get_rank() == 0:
-            self._commit_metrics(data, trained, started, policy_sha256, routes_drift)
+            drift = {"resume/policy_drift": self.drifts, "resume/routes_drift": routes_drift}
+            self._commit_metrics(data, trained, began, policy_sha256, drift | watch.times_s)
         dist.barrier()
 
     def _publish(self, policy_version: int, known: str | None) -> str:
@@ -91,17 +103,21 @@ class StepFinisher:
         self,
         data: StepData,
         trained: Trained,
-        started: float,
+        began: Began,
         policy_sha256: str,
-        routes_drift: int,
+        own: Mapping[str, float],
     ) -> None:
+        config, now = self.rank.config, time.monotonic()
         metrics = {
-            **manifest_metrics(self.store, data.step, data.columns),
+            **manifest_metrics(self.store, data.step, data.columns, config.data.max_prompt_length),
             **trained.metrics,
-            "resume/policy_drift": self.drifts,
-            "resume/routes_drift": routes_drift,
-            "time/train_s": time.monotonic() - started,
+            "timing_s/save_checkpoint": None,
+            **own,
+            "timing_s/train": now - began.train_s,
+            "timing_s/step": now - began.wait_s,
         }
+        epochs = config.actor_rollout_ref.actor.ppo_epochs
+        metrics |= self.devices.speed(data.columns, epochs, metrics)
         body = {
             "step": data.step,
             "policy_version": data.manifest.policy_version,
@@ -111,7 +127,13 @@ class StepFinisher:
             "agreement_by_layer": agreement_by_layer(trained.counts),
         }
         commit(self.store, keys.metrics(data.step), body, new_write_id())
-        shown = ("reward/mean", "loss/policy", "grad_norm", "mismatch/kl", "replay/coverage")
+        shown = (
+            "critic/rewards/mean",
+            "actor/pg_loss",
+            "actor/grad_norm",
+            "mismatch/kl",
+            "replay/coverage",
+        )
         numbers = [f"{key} {metrics[key]:.4g}" for key in shown if metrics[key] is not None]
         logger.info("step %d: %s", data.step, ", ".join(numbers))
 

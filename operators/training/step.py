@@ -9,7 +9,6 @@ read own share ─► old log-probs ─► [reference log-probs] ─► advantag
 """
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from operators.training.passes.update import update
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, check_passes
 from operators.training.replay.health import LEAST_TOKENS, NOT_REPLAYED, Evidence, Health, judge
+from operators.training.speed import Stopwatch, memory_peaks
 from operators.training.step_metrics import (
     Metrics,
     RankReport,
@@ -77,19 +77,18 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
     StoreError.
     """
     replay = rank.config.actor_rollout_ref.actor.router_replay
-    started = time.monotonic()
-    rank.offload.before_log_probs()
-    sweeps = _sweep(rank, data, first)
+    watch = Stopwatch()
     health = NOT_REPLAYED
-    if replay.replays_recorded:
-        health = _examine(rank, data, sweeps)
-    forward_s = time.monotonic() - started
-
-    started = time.monotonic()
-    rank.offload.before_updates()
-    compared = compare(rank, data, sweeps.trained.logprobs, sweeps.reference)
-    updates = update(rank, data, compared, sweeps.routes)
-    update_s = time.monotonic() - started
+    with watch.of("timing_s/log_probs"):
+        rank.offload.before_log_probs()
+        sweeps = _sweep(rank, data, first, watch)
+        if replay.replays_recorded:
+            health = _examine(rank, data, sweeps)
+    with watch.of("timing_s/adv"):
+        rank.offload.before_updates()
+        compared = compare(rank, data, sweeps.trained.logprobs, sweeps.reference)
+    with watch.of("timing_s/update_actor"):
+        updates = update(rank, data, compared, sweeps.routes)
 
     position = rank.position
     reasons = finish_reasons_of(data) if position.speaks_for_samples else Counter[str]()
@@ -104,11 +103,8 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
             mismatch_native=None if sweeps.native is None else _mismatch(rank, data, sweeps.native),
             updates=updates.sums if position.speaks_for_tokens else (),
             counts=passes if position.speaks_for_rows else {},
-            times_s={
-                "time/trace_wait_s": waited_s + data.wait_s,
-                "time/logprob_s": forward_s,
-                "time/update_s": update_s,
-            },
+            times_s={**watch.times_s, "timing_s/trace_wait": waited_s + data.wait_s},
+            memory=memory_peaks(),
             fetched_bytes=None if data.routes is None else data.routes.fetched_bytes,
             finish_reasons=reasons,
             without_loss=sum(reasons[reason] for reason in without_loss(rank.config)),
@@ -119,32 +115,35 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
         _check(rank, data, of_passes)
     counts = next(iter(of_passes.values()), {})
     metrics = training_metrics(reports, counts, updates.grad_norms)
-    metrics |= {"lr": updates.lr, "update/skipped": updates.skipped}
+    metrics |= {"actor/lr": updates.lr, "update/skipped": updates.skipped}
     metrics |= {"update/skipped_empty": updates.empty} | health.metrics
     return Trained(metrics, counts, sweeps.recorded)
 
 
-def _sweep(rank: Rank, data: StepData, first: bool) -> _Sweeps:
+def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps:
     """Make the log-prob passes of the trained model and the reference."""
     routes: Mapping[str, Routes] | None = data.routes
     recorded, native = None, None
     _say(data, "log-probs")
+    with watch.of("timing_s/old_log_prob"):
+        if rank.config.actor_rollout_ref.actor.router_replay.records_routes:
+            trained = recording_pass(rank, data)
+        elif routes is not None:
+            trained = replaying_pass(rank, data, routes)
+        else:
+            trained = native_pass(rank, data, rank.chunks)
     if rank.config.actor_rollout_ref.actor.router_replay.records_routes:
-        trained = recording_pass(rank, data)
         routes = recorded = trained.routes
-    elif routes is not None:
-        trained = replaying_pass(rank, data, routes)
-        if first or _measures_native(rank, data.step):
-            _say(data, "log-probs with native routing")
-            native = native_pass(rank, data, rank.chunks).logprobs
-    else:
-        trained = native_pass(rank, data, rank.chunks)
     if routes is None or recorded is not None:
         native = trained.logprobs  # the pass was native
+    elif first or _measures_native(rank, data.step):
+        _say(data, "log-probs with native routing")
+        with watch.of("timing_s/native_log_prob"):
+            native = native_pass(rank, data, rank.chunks).logprobs
     reference = None
     if rank.reference is not None:
         _say(data, "log-probs of the reference")
-        with rank.offload.of_reference():
+        with watch.of("timing_s/ref"), rank.offload.of_reference():
             reference = native_pass(rank, data, rank.reference).logprobs
     return _Sweeps(trained, native, reference, routes, recorded)
 

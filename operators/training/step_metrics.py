@@ -1,6 +1,7 @@
 """The step's metrics: the report of each rank, and the numbers computed from all reports.
 
-The value of a key that was not measured is None; the key is never absent.
+The value of a key that was not measured is None; the key is never absent. The keys are described in
+pipeline/metrics/table.py.
 """
 
 from collections import Counter
@@ -8,17 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from operators.training.batches.step_data import StepData
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.replay.counts import Counts, LayerCounts, added
-from pipeline.rl.extra_means import extra_means
 from pipeline.rl.mismatch import Mismatch, mismatch, total_mismatch
-from pipeline.run import keys
-from pipeline.run.commit import read_commit
-from pipeline.store import Store
 
 Metrics = dict[str, float | None]
 Sums = dict[str, float]
@@ -36,6 +31,8 @@ class RankReport:
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """Counts of replay, by name of the pass; every pass covers the whole step."""
     times_s: Sums = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    """GiB, by metric."""
     fetched_bytes: int | None = None
     """Bytes of recorded routes fetched from the store; None: none are read."""
     finish_reasons: Mapping[str, int] = field(default_factory=dict)
@@ -71,7 +68,7 @@ def training_metrics(
     """Losses (mean over mini-batches), mismatch, replay, times.
 
     `counts` are those of one replaying pass over all ranks; {} if nothing was replayed. Times are
-    those of the slowest rank.
+    those of the slowest rank, memory that of the fullest.
     """
     mini_batches = _mini_batches(reports)
 
@@ -79,23 +76,23 @@ def training_metrics(
         means = [sums[name] / max(sums[over], 1) for sums in mini_batches if name in sums]
         return float(np.mean(means)) if means else None
 
+    log_ratio = mean("log_ratio")
     replayed = total_mismatch(report.mismatch for report in reports)
     native = total_mismatch(report.mismatch_native for report in reports)
-    times = {key for report in reports for key in report.times_s}
     fetched = [r.fetched_bytes for r in reports if r.fetched_bytes is not None]
     reasons = sum((Counter(report.finish_reasons) for report in reports), Counter[str]())
     return {
-        "loss/policy": mean("policy", "divisor"),
-        "loss/kl": mean("kl", "divisor"),
-        "loss/entropy": mean("entropy"),
-        "loss/clip_share": mean("clipped"),
-        "loss/dual_clip_share": mean("dual_clipped"),
-        "loss/log_ratio": mean("log_ratio"),
-        "loss/is_weight": mean("is_weight"),
-        "loss/tokens": sum(sums["tokens"] for sums in mini_batches),
-        "grad_norm": float(np.mean(grad_norms)) if len(grad_norms) else None,
-        "response/truncated": reasons["length"],
-        "response/aborted": reasons["abort"],
+        "actor/pg_loss": mean("policy", "divisor"),
+        "actor/kl_loss": mean("kl", "divisor"),
+        "actor/entropy": mean("entropy"),
+        "actor/pg_clipfrac": mean("clipped"),
+        "actor/pg_clipfrac_lower": mean("dual_clipped"),
+        "actor/ppo_kl": None if log_ratio is None else 0.0 - log_ratio,
+        "rollout_corr/rollout_is_mean": mean("is_weight"),
+        "actor/tokens": sum(sums["tokens"] for sums in mini_batches),
+        "actor/grad_norm": float(np.mean(grad_norms)) if len(grad_norms) else None,
+        "response_length/clip_ratio": _share(reasons, "length"),
+        "response/aborted_ratio": _share(reasons, "abort"),
         "response/masked": sum(report.without_loss for report in reports),
         "mismatch/kl": None if replayed is None else replayed.kl,
         "mismatch/extreme_share": None if replayed is None else replayed.extreme_share,
@@ -103,8 +100,38 @@ def training_metrics(
         "mismatch/extreme_share_native": None if native is None else native.extreme_share,
         **replay_metrics(counts),
         "replay/bytes_fetched": sum(fetched) if fetched else None,
-        **{key: max(report.times_s.get(key, 0.0) for report in reports) for key in sorted(times)},
+        **_largest(_TIMES, [report.times_s for report in reports]),
+        **_largest(_MEMORY, [report.memory for report in reports]),
     }
+
+
+_TIMES = (
+    "timing_s/trace_wait",
+    "timing_s/log_probs",
+    "timing_s/old_log_prob",
+    "timing_s/native_log_prob",
+    "timing_s/ref",
+    "timing_s/adv",
+    "timing_s/update_actor",
+)
+_MEMORY = (
+    "perf/max_memory_allocated_gb",
+    "perf/max_memory_reserved_gb",
+    "perf/max_resident_gb",
+    "perf/cpu_memory_used_gb",
+)
+
+
+def _largest(names: Sequence[str], of_ranks: Sequence[Mapping[str, float]]) -> Metrics:
+    """The largest number of any rank, by name; None: no rank has one."""
+    return {
+        name: max((found[name] for found in of_ranks if name in found), default=None)
+        for name in names
+    }
+
+
+def _share(reasons: Counter[str], reason: str) -> float | None:
+    return reasons[reason] / reasons.total() if reasons else None
 
 
 def replay_metrics(counts: Counts) -> Metrics:
@@ -131,50 +158,6 @@ def agreement_by_layer(counts: Counts) -> dict[str, float] | None:
         return count.agreeing / count.replayed
 
     return {str(layer): share(counts[layer]) for layer in sorted(counts)} or None
-
-
-def manifest_metrics(store: Store, step: int, columns: pa.Table) -> Metrics:
-    """Metrics of the sealed step itself: rewards, lengths, duration of its rollout.
-
-    `columns` are StepData's.
-    """
-    rewards, lengths = columns["reward"], columns["response_length"]
-    return {
-        "reward/mean": pc.mean(rewards).as_py(),
-        "reward/masked": rewards.null_count,
-        "response/count": len(rewards),
-        "response/length_mean": pc.mean(lengths).as_py(),
-        "response/length_max": pc.max(lengths).as_py(),
-        **_rollout_metrics(store, step),
-    }
-
-
-_ROLLOUT_TIMES = {
-    "time/rollout_s": ("generation_s",),
-    "time/trace_write_s": ("capture_s", "encode_s", "upload_s"),
-    "time/trace_tail_s": ("after_generation_s",),
-}
-"""Metrics as sums of values that rollout workers store in the commits of a step's shards."""
-
-
-def _rollout_metrics(store: Store, step: int) -> Metrics:
-    """Seconds of the busiest rollout worker, None if no commit of a shard holds them; and means of
-    what the reward function returned beside the score."""
-    seconds: dict[str, dict[int, float]] = {key: {} for key in _ROLLOUT_TIMES}
-    extras = []
-    for info in store.list(keys.step_prefix(step) + "rollout/"):
-        if not info.key.endswith(".json"):
-            continue
-        maker = read_commit(store, info.key)["maker"]
-        extras.append(maker.get("extras", {}))  # an older worker stored none
-        for key, parts in _ROLLOUT_TIMES.items():
-            if all(part in maker for part in parts):
-                of_worker = seconds[key].get(maker["worker"], 0.0)
-                seconds[key][maker["worker"]] = of_worker + sum(maker[part] for part in parts)
-    return {
-        **{key: max(of_workers.values(), default=None) for key, of_workers in seconds.items()},
-        **{f"extra/{name}": mean for name, mean in extra_means(extras).items()},
-    }
 
 
 def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:

@@ -31,10 +31,11 @@ from operators.ready import say_ready
 from operators.training.agree import agreed, folder_of_node
 from operators.training.batches.ahead import Ahead
 from operators.training.batches.step_data import StepData, layout_rules, load_step
-from operators.training.finish import StepFinisher
+from operators.training.finish import Began, StepFinisher
 from operators.training.megatron import checkpoint, parallel
 from operators.training.rank import Rank, make_rank
 from operators.training.retention import remove_expired
+from operators.training.speed import find_devices
 from operators.training.step import train_step
 from pipeline import progress
 from pipeline.run import keys
@@ -73,9 +74,9 @@ class TrainingLoop:
                 logger.info("stop object found: step %d is not trained", step)
                 break
             logger.info("step %d: manifest after %.1f s", step, time.monotonic() - started)
-            self._train(step, first=step == first_step)
+            self._train(step, started, first=step == first_step)
 
-    def _train(self, step: int, first: bool) -> None:
+    def _train(self, step: int, wait_began: float, first: bool) -> None:
         """Train and finish a sealed step; `first`: of this attempt."""
         trainer = self.rank.config.trainer
         progress.say(f"step {step}: reading samples")
@@ -88,7 +89,7 @@ class TrainingLoop:
         with closing(data):
             trained = train_step(self.rank, data, waited_s, first)
         due = (step + 1) % trainer.save_freq == 0 or last
-        self.finisher.finish(data, trained, started, due)
+        self.finisher.finish(data, trained, Began(wait_began, started), due)
         if due and dist.get_rank() == 0:
             remove_expired(self.store, trainer.save_freq, trainer.max_staleness)
 
@@ -119,7 +120,8 @@ class TrainingLoop:
 def run(run_uri: str, attempt_number: int) -> None:
     """Train until the run's last step or the attempt's stop object. See the module's diagram."""
     store = open_store(run_uri)
-    config = in_force(config_of(description_now(store)), read_attempt(store, attempt_number))
+    attempt = read_attempt(store, attempt_number)
+    config = in_force(config_of(description_now(store)), attempt)
     position = parallel.start(config.actor_rollout_ref.actor.megatron)
     if dist.get_rank() != 0:  # rank 0 logs for all
         logging.getLogger().setLevel(logging.WARNING)
@@ -134,7 +136,11 @@ def run(run_uri: str, attempt_number: int) -> None:
         say_ready()
         records = config.actor_rollout_ref.actor.router_replay.records_routes
         weights = agreed(lambda: weights_of(store, version)) if records else None
-        finisher = StepFinisher(store, rank, model, folder, weights)
+        engines = (
+            attempt.rollout_workers * config.actor_rollout_ref.rollout.tensor_model_parallel_size
+        )
+        devices = find_devices(attempt.training_ranks, engines, folder)
+        finisher = StepFinisher(store, rank, model, folder, devices, weights)
         with closing(_reader(store, rank)) as ahead:
             TrainingLoop(store, attempt_number, rank, finisher, ahead).run(version)
     parallel.leave()

@@ -100,7 +100,7 @@ def validate(context: Context, version: int) -> None:
     assert found is not None  # just awaited
     context.screen.line(f"validation of policy {version}: reward {reward_text(found.reward)}")
     for logger in context.loggers:
-        logger.log(version, {"val/reward/mean": found.reward})
+        logger.log(version, found.metrics())
 
 
 def _await_shards(context: Context, what: str, plan: Plan) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.config.tree import RunConfig
-from pipeline.report.run_metrics import Metrics
+from pipeline.metrics.former import Metrics
 
 
 def tensorboard_folder(config: RunConfig) -> Path:

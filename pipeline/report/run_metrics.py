@@ -1,23 +1,23 @@
 """The metrics of a run, read from its store."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from pipeline.run import keys
+from pipeline.metrics.former import Metrics, named_today
+from pipeline.rl.extra_means import REWARD, source_means
+from pipeline.run import keys, parse
 from pipeline.run.commit import find_commit, parsing
-from pipeline.run.parse import field, numbers
 from pipeline.run.plan import find_counts, find_plan
 from pipeline.store import Store
-
-Metrics = dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """A step's metrics as the trainer committed them. None in `values`: not measured."""
+    """A step's metrics as the trainer committed them."""
 
     step: int
     values: Metrics
+    """Under today's names, whatever version wrote them. None: not measured."""
 
 
 def read_metrics(store: Store, step: int) -> StepMetrics | None:
@@ -26,7 +26,7 @@ def read_metrics(store: Store, step: int) -> StepMetrics | None:
     if body is None:
         return None
     with parsing(store, keys.metrics(step)):
-        return StepMetrics(step, field(body, "metrics", numbers))
+        return StepMetrics(step, named_today(parse.field(body, "metrics", parse.numbers)))
 
 
 def all_metrics(store: Store) -> list[StepMetrics]:
@@ -49,6 +49,24 @@ class Validation:
     """Samples with a reward."""
     reward: float | None
     """Mean; None: no sample has one (reward.on_error=mask)."""
+    samples_per_prompt: int = 1
+    sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By data source and name, the means of `reward` and of what the reward function returned
+    beside the score; {}: an older worker stored none."""
+
+    def metrics(self) -> Metrics:
+        """The numbers for trackers, under verl's names.
+
+        A data source's first number is `acc` where there is one, else the reward; the others are
+        auxiliary.
+        """
+        found: Metrics = {"val/reward/mean": self.reward}
+        for source, means in self.sources.items():
+            core = "acc" if "acc" in means else REWARD
+            for name, mean in means.items():
+                group = "val-core" if name == core else "val-aux"
+                found[f"{group}/{source}/{name}/mean@{self.samples_per_prompt}"] = mean
+        return found
 
 
 def read_validation(store: Store, version: int) -> Validation | None:
@@ -60,12 +78,15 @@ def read_validation(store: Store, version: int) -> Validation | None:
     if plan is None:
         return None
     total, count = 0.0, 0
+    sources = []
     for shard in range(plan.shards):
         found = find_counts(store, plan, shard)
         if found is None:
             return None
         total, count = total + found.reward_sum, count + found.count
-    return Validation(version, count, total / count if count else None)
+        sources.append(found.sources)
+    mean = total / count if count else None
+    return Validation(version, count, mean, plan.n, source_means(sources))
 
 
 def missing_validations(

@@ -7,7 +7,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from pipeline.report.run_metrics import Metrics, StepMetrics
+from pipeline.metrics.former import Metrics
+from pipeline.report.run_metrics import StepMetrics
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,17 @@ class Column:
 
 
 COLUMNS = (
-    Column("reward/mean", "reward", ".3f"),
+    Column("critic/rewards/mean", "reward", ".3f"),
     Column("mismatch/kl", "KL", ".1e"),
     Column("mismatch/kl_native", "KL native", ".1e"),
     Column("replay/coverage", "coverage", ".1%"),
     Column("replay/agreement", "agree", ".1%"),
-    Column("time/rollout_s", "rollout s", ".1f"),
-    Column("time/train_s", "train s", ".1f"),
+    Column("timing_s/gen", "rollout s", ".1f"),
+    Column("timing_s/train", "train s", ".1f"),
 )
 
-SHARES = ("reward/masked", "response/truncated", "response/aborted")
-"""Metrics that count samples, shown as shares where they are not zero."""
+SHARES = {"truncated": "response_length/clip_ratio", "aborted": "response/aborted_ratio"}
+"""Shares of samples, shown where they are not zero."""
 
 SHOWN_STEPS = 100
 """The most rows of the table in Prefect's UI, which every step sends as a whole."""
@@ -75,7 +76,7 @@ def summary(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]
     """A run's results: rewards at its start and end, mismatch with and without replay."""
     lines = []
     if steps:
-        first, last = (step.values.get("reward/mean") for step in (steps[0], steps[-1]))
+        first, last = (step.values.get("critic/rewards/mean") for step in (steps[0], steps[-1]))
         lines.append(f"reward   {reward_text(first)} in step 0, {reward_text(last)} in the last")
     if len(validation) > 1:
         first, last = validation[min(validation)], validation[max(validation)]
@@ -100,11 +101,13 @@ def step_line(step: StepMetrics, total: int) -> str:
     parts = [f"{column.heading} {column.text(step.values)}" for column in COLUMNS]
     shown = [part for part in parts if not part.endswith("—")]
     samples = step.values.get("response/count")
-    for key in SHARES:
-        count = step.values.get(key)
-        if count and samples:  # not of a step of an older version, which has no count
-            name = key.rpartition("/")[2]
-            shown.append(f"{name} {count / samples:.1%} ({count:.0f} of {samples:.0f})")
+    if samples:  # not of a step of an older version, which has no count
+        masked = step.values.get("reward/masked")
+        shares = {name: step.values.get(key) for name, key in SHARES.items()}
+        shares["masked"] = None if masked is None else masked / samples
+        for name in ("masked", *SHARES):
+            if share := shares[name]:
+                shown.append(f"{name} {share:.1%} ({share * samples:.0f} of {samples:.0f})")
     if skipped := step.values.get("update/skipped"):
         shown.append(f"skipped {skipped:.0f} mini-batches (gradients not finite)")
     if empty := step.values.get("update/skipped_empty"):

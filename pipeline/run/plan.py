@@ -129,6 +129,9 @@ class ValidationCounts:
     without_reward: int
     """Samples without one."""
     reward_sum: float
+    sources: Mapping[str, Mapping[str, tuple[float, int]]]
+    """By data source and name: the sum of the rewards, or of another number that the reward
+    function returned, and how many samples have it; {}: an older worker stored none."""
 
 
 def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None:
@@ -143,8 +146,26 @@ def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None
 def parse_counts(body: Mapping[str, Any]) -> ValidationCounts:
     """Parse what the commit of a validation's shard says of its rewards. Raises ValueError."""
     return ValidationCounts(
-        field(body, "count", number), field(body, "masked", number), field(body, "reward_sum", real)
+        field(body, "count", number),
+        field(body, "masked", number),
+        field(body, "reward_sum", real),
+        field(body, "maker", _sources) if "maker" in body else {},
     )
+
+
+def _sources(value: Any) -> dict[str, dict[str, tuple[float, int]]]:
+    by_source = mapping(mapping(value).get("sources", {}))
+    return {
+        source: {name: _sum(numbers) for name, numbers in mapping(by_source[source]).items()}
+        for source in by_source
+    }
+
+
+def _sum(value: Any) -> tuple[float, int]:
+    pair = items(value)
+    if len(pair) != 2:
+        raise ValueError(f"{value!r} is no sum with its number of samples")
+    return real(pair[0]), number(pair[1])
 
 
 def publish_plan(store: Store, plan: Plan) -> Plan:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import InputError
+from pipeline.metrics.former import named_today
 from pipeline.run import keys, parse
 from pipeline.run.amendments import description_now
 from pipeline.run.commit import find_commit, read_commit
@@ -36,7 +37,7 @@ for longer than its time limits (launch.start_timeout_s, launch.step_timeout_s) 
 
 _RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")
 _TOTAL = "trainer.total_training_steps"
-_REWARD = "reward/mean"
+_REWARD = "critic/rewards/mean"
 _LIMITS = ("start_timeout_s", "step_timeout_s")
 """Stored in an attempt: what waits for an object for longer gives up."""
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", "cancelled": "cancelled"}
@@ -196,7 +197,7 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
     reward = None
     if folder.finished:
         metrics = read_commit(store, keys.metrics(folder.finished - 1))
-        reward = parse.field(metrics, "metrics", parse.numbers).get(_REWARD)
+        reward = named_today(parse.field(metrics, "metrics", parse.numbers)).get(_REWARD)
     number = folder.newest_attempt
     if number is None:
         return replace(found, state="never started", message="", total_steps=total, reward=reward)

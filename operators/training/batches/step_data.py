@@ -24,7 +24,10 @@ from pipeline.store import Store
 from pipeline.traces import Manifest, RouteStream, SampleStream, SealedManifest
 from pipeline.traces.format.manifest import Commits
 
-_COLUMNS = ("group", "reward", "not_trained", "rows_total", "rows_valid", "response_length")
+_COLUMNS = (
+    *("group", "policy_version", "prompt_length", "response_length"),
+    *("reward", "not_trained", "rows_total", "rows_valid"),
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,6 @@ def test_a_run_in_python(tmp_path):
     assert lines[1].startswith("trainer.seed: found -1")
     assert lines[2] == "trainer.nnode: unknown key; did you mean trainer.nnodes?"
     metrics, validations, sample = lines[-3:]
-    assert metrics.startswith("[{'step': 0, 'reward/mean': 0.")
+    assert metrics.startswith("[{'step': 0, 'critic/rewards/mean': 0.")
     assert validations.startswith("[(0, 0.")
     assert re.fullmatch(r"000001/\d+/7 '<\|im_start\|>user\\n.* [01]\.0", sample)

@@ -34,7 +34,7 @@ def test_a_mini_batch_is_skipped_and_the_others_are_trained(found: dict[str, Any
         assert (result["error"], result["finite"], result["touched"]) == (None, True, True)
         metrics = result["metrics"]
         assert metrics["update/skipped"] == skipped
-        assert metrics["grad_norm"] > 0
+        assert metrics["actor/grad_norm"] > 0
         assert all(value is None or value == value for value in metrics.values()), "no NaN"
 
 
@@ -45,7 +45,11 @@ def test_no_optimizer_step_is_made_on_no_token(found: dict[str, Any], layout: st
     assert (result["error"], result["touched"]) == (None, False)
     metrics = result["metrics"]
     assert (metrics["update/skipped_empty"], metrics["update/skipped"]) == (4, 0)
-    assert (metrics["loss/policy"], metrics["grad_norm"], metrics["loss/tokens"]) == (None, None, 0)
+    assert (metrics["actor/pg_loss"], metrics["actor/grad_norm"], metrics["actor/tokens"]) == (
+        None,
+        None,
+        0,
+    )
     assert found[f"{layout}: one"]["metrics"]["update/skipped_empty"] == 0
 
 

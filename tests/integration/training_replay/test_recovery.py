@@ -62,7 +62,10 @@ def test_an_interrupted_end_of_a_step_is_made_up_for(finished: Path, tmp_path: P
     assert all(after[key] == before[key] for key in END_OF_STEP[:made])
     policy, metrics = keys.policy(2), keys.metrics(1)
     assert after[policy]["weights_sha256"] == before[policy]["weights_sha256"]
-    assert after[metrics]["metrics"]["grad_norm"] == before[metrics]["metrics"]["grad_norm"]
+    assert (
+        after[metrics]["metrics"]["actor/grad_norm"]
+        == before[metrics]["metrics"]["actor/grad_norm"]
+    )
     for drift in ("policy", "routes"):
         assert before[metrics]["metrics"][f"resume/{drift}_drift"] == 0
         assert after[metrics]["metrics"][f"resume/{drift}_drift"] == 0

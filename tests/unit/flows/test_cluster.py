@@ -13,7 +13,7 @@ from tests.memory_store import MemoryStore
 def test_the_report_names_the_run_and_where_its_data_are(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     store = MemoryStore()
-    commit(store, keys.metrics(0), {"metrics": {"reward/mean": 0.25}}, new_write_id())
+    commit(store, keys.metrics(0), {"metrics": {"critic/rewards/mean": 0.25}}, new_write_id())
     config = RunConfig.model_validate(
         {
             "data": {"train_files": "t.parquet"},

@@ -91,7 +91,9 @@ class Done:
 
 def finish(store: Store, step: int) -> None:
     """A step as the trainer ends it."""
-    commit(store, keys.metrics(step), {"metrics": {"reward/mean": float(step)}}, new_write_id())
+    commit(
+        store, keys.metrics(step), {"metrics": {"critic/rewards/mean": float(step)}}, new_write_id()
+    )
 
 
 def train(context: Context, step: int) -> StepMetrics:
@@ -170,7 +172,7 @@ def test_the_table_of_metrics_shows_the_newest_steps(monkeypatch: pytest.MonkeyP
     store = CountingStore()
     first, _ = take(store, 2, monkeypatch)
     assert [row["step"] for row in first.tables[-1][0]] == [0, 1]
-    assert first.tables[-1][0][1]["reward/mean"] == 1.0
+    assert first.tables[-1][0][1]["critic/rewards/mean"] == 1.0
     steps = SHOWN_STEPS + 7
     again, _ = take(store, steps, monkeypatch)
     assert [row["step"] for row in again.tables[0][0]] == [0, 1, 2]

@@ -15,4 +15,4 @@ def test_tensorboard_files_hold_the_measured_values(tmp_path: Path):
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert set(events.Tags()["tensors"]) == {k for k, v in VALUES.items() if v is not None}
-    assert events.Tensors("reward/mean")[0].step == 3
+    assert events.Tensors("critic/rewards/mean")[0].step == 3

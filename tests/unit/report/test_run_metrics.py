@@ -28,7 +28,7 @@ def test_a_validation_is_known_when_all_its_shards_are(tmp_path: Path):
     commit(store, keys.validation(4, 0), {"reward_sum": 3.0, "count": 4, "masked": 0}, "aaaaaaaa")
     assert read_validation(store, 4) is None
     commit(store, keys.validation(4, 1), {"reward_sum": 0.0, "count": 2, "masked": 1}, "aaaaaaaa")
-    assert read_validation(store, 4) == Validation(4, 6, 0.5)
+    assert read_validation(store, 4) == Validation(4, 6, 0.5, 2)
 
 
 def test_a_validation_whose_samples_are_all_masked_is_not_a_missing_one(tmp_path: Path):
@@ -37,7 +37,7 @@ def test_a_validation_whose_samples_are_all_masked_is_not_a_missing_one(tmp_path
     for shard in range(2):
         body = {"reward_sum": 0, "count": 0, "masked": 3}
         commit(store, keys.validation(0, shard), body, "aaaaaaaa")
-    assert read_validation(store, 0) == Validation(0, 0, None)
+    assert read_validation(store, 0) == Validation(0, 0, None, 2)
     assert "—" in text_of(closing_table([StepMetrics(0, VALUES)], {0: None})).splitlines()[-2]
 
 
@@ -57,6 +57,18 @@ def test_a_validation_that_says_no_numbers_is_refused(tmp_path: Path, name, valu
         said = {key: one for key, one in body.items() if one is not ...}
         commit(store, keys.validation(0, shard), said, "aaaaaaaa")
     with pytest.raises(CorruptObjectError, match=f"{keys.validation(0, 0)} in .*{name}"):
+        read_validation(store, 0)
+
+
+@pytest.mark.parametrize("sums", [None, [], [1], [1, 2, 3], ["1", 2], [1, -1], {}], ids=repr)
+def test_sums_of_data_sources_that_are_none_are_refused(tmp_path: Path, sums):
+    store = open_store(str(tmp_path))
+    publish_plan(store, make_validation_plan())
+    body = {"reward_sum": 1.5, "count": 2, "masked": 0}
+    body["maker"] = {"sources": {"gsm8k": {"reward": sums}}}
+    for shard in range(2):
+        commit(store, keys.validation(0, shard), body, "aaaaaaaa")
+    with pytest.raises(CorruptObjectError, match=f"{keys.validation(0, 0)} in .*maker"):
         read_validation(store, 0)
 
 

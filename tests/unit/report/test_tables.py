@@ -38,10 +38,14 @@ def test_the_line_of_a_step_says_what_was_skipped():
 
 
 def test_the_line_of_a_step_has_shares_of_samples_where_they_are_not_zero():
-    counts = {"reward/masked": 25, "response/truncated": 0, "response/aborted": None}
+    counts = {"reward/masked": 25, "response_length/clip_ratio": 0, "response/aborted_ratio": None}
     line = step_line(StepMetrics(1, {**VALUES, "response/count": 64, **counts}), 8)
     assert line.endswith("train s 12.3, masked 39.1% (25 of 64)")
-    counts = {"reward/masked": 0, "response/truncated": 64, "response/aborted": 1}
+    counts = {
+        "reward/masked": 0,
+        "response_length/clip_ratio": 1.0,
+        "response/aborted_ratio": 1 / 64,
+    }
     line = step_line(StepMetrics(1, {**VALUES, "response/count": 64, **counts}), 8)
     assert line.endswith("train s 12.3, truncated 100.0% (64 of 64), aborted 1.6% (1 of 64)")
     of_an_older_version = step_line(StepMetrics(1, {**VALUES, "reward/masked": 25}), 8)

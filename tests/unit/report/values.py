@@ -5,11 +5,11 @@ import io
 from rich.console import Console
 
 VALUES = {
-    "reward/mean": 0.5,
+    "critic/rewards/mean": 0.5,
     "mismatch/kl": 1.5e-3,
     "mismatch/kl_native": None,
     "replay/coverage": 1.0,
-    "time/train_s": 12.34,
+    "timing_s/train": 12.34,
 }
 
 

@@ -138,8 +138,16 @@ def test_validations(run):
         publish_plan(run.store, make_validation_plan(version=version))
     for shard in range(2):
         body = {"reward_sum": 1.5, "count": 3, "masked": 0}
+        body["maker"] = {"sources": {"gsm8k": {"reward": [1.5, 3], "acc": [float(shard), 1]}}}
         commit(run.store, keys.validation(0, shard), body, new_write_id())
-    assert run.validations() == [retrace.Validation(version=0, samples=6, reward=0.5)]
+    means = {"gsm8k": {"reward": 0.5, "acc": 0.5}}
+    [validation] = run.validations()
+    assert validation == retrace.Validation(0, 6, 0.5, samples_per_prompt=2, sources=means)
+    assert validation.metrics() == {
+        "val/reward/mean": 0.5,
+        "val-core/gsm8k/acc/mean@2": 0.5,
+        "val-aux/gsm8k/reward/mean@2": 0.5,
+    }
 
 
 def test_the_description(run):

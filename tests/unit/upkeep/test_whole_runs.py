@@ -27,7 +27,7 @@ def make_run(place: Path, steps: int) -> Store:
     store = open_store(str(place))
     commit(store, keys.run_json(), description_json(run), new_write_id())
     for step in range(steps):
-        metrics = {"reward/mean": 0.25 * (step + 1)}
+        metrics = {"critic/rewards/mean": 0.25 * (step + 1)}
         commit(store, keys.metrics(step), {"step": step, "metrics": metrics}, new_write_id())
     return store
 

@@ -1,21 +1,16 @@
 """Metrics of a step, added up over ranks and passes."""
 
-import pyarrow as pa
 import pytest
 
 from operators.training.replay.counts import LayerCounts
 from operators.training.step_metrics import (
     RankReport,
     agreement_by_layer,
-    manifest_metrics,
     replay_metrics,
     total_counts,
     training_metrics,
 )
 from pipeline.rl.mismatch import Mismatch
-from pipeline.run import keys
-from pipeline.run.commit import commit
-from tests.memory_store import MemoryStore
 
 
 def test_counts_of_ranks_add_up_by_layer():
@@ -43,12 +38,12 @@ def test_losses_are_means_over_the_tokens_of_all_ranks():
         RankReport(Mismatch(6, 0.3, 0), None, [{"tokens": 6.0, "divisor": 6.0, "policy": 0.0}] * 2),
     ]
     metrics = training_metrics(reports, {}, [1.0, 3.0])
-    assert metrics["loss/policy"] == 0.5
-    assert metrics["grad_norm"] == 2.0
+    assert metrics["actor/pg_loss"] == 0.5
+    assert metrics["actor/grad_norm"] == 2.0
     assert metrics["mismatch/kl"] == pytest.approx(0.1)
     assert metrics["mismatch/extreme_share"] == 1 / 8
     assert metrics["mismatch/kl_native"] is None
-    assert metrics["loss/kl"] is None
+    assert metrics["actor/kl_loss"] is None
 
 
 def test_reasons_why_samples_ended_add_up_over_ranks():
@@ -59,25 +54,15 @@ def test_reasons_why_samples_ended_add_up_over_ranks():
         RankReport(),
     ]
     metrics = training_metrics(reports, {}, [1.0])
-    assert metrics["response/truncated"] == 3
-    assert metrics["response/aborted"] == 1
+    assert metrics["response_length/clip_ratio"] == 3 / 9
+    assert metrics["response/aborted_ratio"] == 1 / 9
     assert metrics["response/masked"] == 1
 
 
 def test_a_step_whose_mini_batches_were_all_skipped():
     metrics = training_metrics([RankReport()], {}, [])
-    assert (metrics["grad_norm"], metrics["loss/policy"], metrics["loss/tokens"]) == (None, None, 0)
-
-
-def test_extras_of_the_reward_are_metrics():
-    """Means over all shards; of an older worker's shards there are none."""
-    store = MemoryStore()
-    for shard, extras in enumerate(({"right": [3.0, 4]}, {"right": [1.0, 4], "long": [9.0, 2]})):
-        maker = {"worker": shard, "generation_s": 1.0 + shard, "extras": extras}
-        commit(store, keys.rollout(0, shard), {"maker": maker}, "a")
-    commit(store, keys.rollout(0, 2), {"maker": {"worker": 2}}, "a")
-    lengths = pa.array([1, 3])
-    columns = pa.table({"reward": pa.array([0.0, 1.0]), "response_length": lengths})
-    metrics = manifest_metrics(store, 0, columns)
-    assert (metrics["extra/right"], metrics["extra/long"]) == (0.5, 4.5)
-    assert metrics["time/rollout_s"] == 2.0
+    assert (metrics["actor/grad_norm"], metrics["actor/pg_loss"], metrics["actor/tokens"]) == (
+        None,
+        None,
+        0,
+    )

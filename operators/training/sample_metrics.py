@@ -1,0 +1,117 @@
+"""Metrics of a sealed step: rewards, lengths, ages of its samples, and what its rollout took.
+
+Letters: N samples of the step. The names are described in pipeline/metrics/table.py.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.rl.extra_means import REWARD, extra_means, source_means
+from pipeline.run import keys
+from pipeline.run.commit import read_commit
+from pipeline.store import Store
+
+Metrics = dict[str, float | None]
+
+_QUANTILES = (10, 50, 90, 99)
+
+
+def manifest_metrics(store: Store, step: int, columns: pa.Table, max_prompt_length: int) -> Metrics:
+    """Metrics of the sealed step itself; `columns` are StepData's."""
+    lengths_N = columns["response_length"].to_numpy()
+    prompts_N = columns["prompt_length"].to_numpy()
+    ages_N = step - columns["policy_version"].to_numpy()
+    return {
+        **_reward_metrics(columns),
+        "response/count": len(lengths_N),
+        **_spread("response_length", lengths_N),
+        **{f"response_length/p{q}": _quantile(lengths_N, q) for q in _QUANTILES},
+        **_spread("prompt_length", prompts_N),
+        "prompt_length/clip_ratio": _mean(prompts_N >= max_prompt_length),
+        **_spread("training/off_policy/trajectory_staleness_worst", ages_N),
+        "perf/total_num_tokens": int(lengths_N.sum() + prompts_N.sum()),
+        **_rollout_metrics(store, step, int(lengths_N.sum())),
+    }
+
+
+def _reward_metrics(columns: pa.Table) -> Metrics:
+    rewards = columns["reward"]
+    rewards_N = rewards.drop_null().to_numpy()
+    scored = columns.select(["group", "reward"]).filter(pc.is_valid(rewards))
+    # As text: each file of the manifest has a dictionary of its own.
+    scored = scored.set_column(0, "group", scored["group"].cast(pa.string()))
+    groups = scored.group_by("group").aggregate([("reward", "min"), ("reward", "max")])
+    equal = pc.equal(groups["reward_min"], groups["reward_max"])
+    return {
+        **_spread("critic/rewards", rewards_N),
+        **_spread("critic/score", rewards_N),
+        "critic/rewards/std": float(rewards_N.std(ddof=1)) if len(rewards_N) > 1 else None,
+        "reward/masked": rewards.null_count,
+        "reward/groups": len(groups),
+        "reward/groups_without_variance": pc.sum(equal).as_py() or 0,
+    }
+
+
+def _spread(name: str, values_N: npt.NDArray[Any]) -> Metrics:
+    """Mean and extremes; None of nothing."""
+    some = len(values_N) > 0
+    return {
+        f"{name}/mean": _mean(values_N),
+        f"{name}/max": float(values_N.max()) if some else None,
+        f"{name}/min": float(values_N.min()) if some else None,
+    }
+
+
+def _mean(values_N: npt.NDArray[Any]) -> float | None:
+    return float(values_N.mean()) if len(values_N) else None
+
+
+def _quantile(values_N: npt.NDArray[Any], percent: int) -> float | None:
+    return float(np.percentile(values_N, percent)) if len(values_N) else None
+
+
+_ROLLOUT_TIMES = {
+    "timing_s/gen": ("generation_s",),
+    "timing_s/trace_write": ("capture_s", "encode_s", "upload_s"),
+    "timing_s/trace_tail": ("after_generation_s",),
+}
+"""Metrics as sums of values that rollout workers store in the commits of a step's shards."""
+
+
+def _rollout_metrics(store: Store, step: int, tokens: int) -> Metrics:
+    """Seconds of the busiest rollout worker, None if no commit of a shard holds them; and means of
+    what the reward function returned, by data source and beside the score."""
+    makers = [
+        read_commit(store, info.key)["maker"]
+        for info in store.list(keys.step_prefix(step) + "rollout/")
+        if info.key.endswith(".json")
+    ]
+    times = {name: _busiest(makers, parts) for name, parts in _ROLLOUT_TIMES.items()}
+    # An older worker stored neither.
+    sources = source_means(maker.get("sources", {}) for maker in makers)
+    extras = extra_means(maker.get("extras", {}) for maker in makers)
+    generation_s = times["timing_s/gen"]
+    return {
+        **times,
+        "perf/rollout_tokens_per_s": tokens / generation_s if generation_s else None,
+        **{
+            f"critic/rewards/{source}/mean": means[REWARD]
+            for source, means in sources.items()
+            if REWARD in means
+        },
+        **{f"extra/{name}": mean for name, mean in extras.items()},
+    }
+
+
+def _busiest(makers: Iterable[Mapping[str, Any]], parts: tuple[str, ...]) -> float | None:
+    of_workers: dict[int, float] = {}
+    for maker in makers:
+        if all(part in maker for part in parts):
+            worker = maker["worker"]
+            of_workers[worker] = of_workers.get(worker, 0.0) + sum(maker[part] for part in parts)
+    return max(of_workers.values(), default=None)

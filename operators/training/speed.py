@@ -1,0 +1,106 @@
+"""How long a step's parts take, how much memory they need, and how well the devices are used."""
+
+import json
+import logging
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import torch
+
+from pipeline.errors import InputError
+from pipeline.model.flops import BACKWARD_AND_FORWARD, forward_flops, peak_flops
+from pipeline.model.widths import Widths, widths_of
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float | None]
+
+_KIB, _GIB = 1 << 10, 1 << 30
+
+
+@dataclass
+class Stopwatch:
+    """Seconds of a step's parts, by metric. Example: `with watch.of("timing_s/ref"): ...`."""
+
+    times_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a part."""
+        started = time.monotonic()
+        yield
+        self.times_s[name] = self.times_s.get(name, 0.0) + time.monotonic() - started
+
+
+def memory_peaks() -> dict[str, float]:
+    """This process's memory at its peak, and the machine's now, in GiB."""
+    peaks = {
+        "perf/max_resident_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB / _GIB,
+        "perf/cpu_memory_used_gb": psutil.virtual_memory().used / _GIB,
+    }
+    if torch.cuda.is_available():
+        peaks["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / _GIB
+        peaks["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / _GIB
+    return peaks
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a run computes on. Example: Devices(ranks=8, engines=4, peak=989e12, widths=...)."""
+
+    ranks: int
+    """Training ranks."""
+    engines: int
+    """Processes of engines: workers times their tensor-parallel size."""
+    peak: float | None
+    """Operations per second of a rank's GPU; None: on CPU, or not known."""
+    widths: Widths | None
+    """Of the model; None: its operations are not known."""
+
+    def speed(self, columns: pa.Table, epochs: int, metrics: Metrics) -> Metrics:
+        """Tokens per second, and the share of the peak; `columns` are StepData's, `metrics` the
+        step's others, times among them."""
+        tokens = metrics["perf/total_num_tokens"]
+        step_s = metrics["timing_s/step"]
+        rate = _by(tokens, step_s)
+        found: Metrics = {
+            "perf/time_per_step": step_s,
+            "perf/throughput": None if rate is None else rate / (self.ranks + self.engines),
+            "perf/train_tokens_per_s": _by(tokens, metrics["timing_s/train"]),
+            "perf/mfu/actor": None,
+            "perf/mfu/actor_infer": None,
+        }
+        if self.peak is None or self.widths is None:
+            return found
+        forward = forward_flops(self.widths, columns["rows_total"].to_numpy())
+        possible = self.peak * self.ranks
+        updates = _by(BACKWARD_AND_FORWARD * epochs * forward, metrics["timing_s/update_actor"])
+        infer = _by(forward, metrics["timing_s/old_log_prob"])
+        found["perf/mfu/actor"] = None if updates is None else updates / possible
+        found["perf/mfu/actor_infer"] = None if infer is None else infer / possible
+        return found
+
+
+def find_devices(ranks: int, engines: int, folder: Path) -> Devices:
+    """What this run computes on; `folder` holds the model's config.json."""
+    peak, widths = None, None
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+        peak = peak_flops(name)
+        try:
+            widths = widths_of(json.loads((folder / "config.json").read_text()))
+        except InputError as error:
+            logger.info("perf/mfu is not measured: %s", error)
+        if peak is None:
+            logger.info("perf/mfu is not measured: how fast %s can be is not known here", name)
+    return Devices(ranks, engines, peak, widths)
+
+
+def _by(amount: float | None, seconds: float | None) -> float | None:
+    return amount / seconds if amount is not None and seconds else None

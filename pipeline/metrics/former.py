@@ -1,0 +1,56 @@
+"""Metrics under the names that older runs have stored them by.
+
+The one place that knows them: whoever reads steps/N/metrics.json passes it through `named_today`,
+so that old and new runs stand in one table.
+"""
+
+from collections.abc import Mapping
+
+Metrics = dict[str, float | None]
+
+RENAMED = {
+    "reward/mean": "critic/rewards/mean",
+    "response/length_mean": "response_length/mean",
+    "response/length_max": "response_length/max",
+    "loss/policy": "actor/pg_loss",
+    "loss/kl": "actor/kl_loss",
+    "loss/entropy": "actor/entropy",
+    "loss/clip_share": "actor/pg_clipfrac",
+    "loss/dual_clip_share": "actor/pg_clipfrac_lower",
+    "loss/is_weight": "rollout_corr/rollout_is_mean",
+    "loss/tokens": "actor/tokens",
+    "grad_norm": "actor/grad_norm",
+    "lr": "actor/lr",
+    "time/rollout_s": "timing_s/gen",
+    "time/train_s": "timing_s/train",
+    "time/logprob_s": "timing_s/log_probs",
+    "time/update_s": "timing_s/update_actor",
+    "time/trace_write_s": "timing_s/trace_write",
+    "time/trace_tail_s": "timing_s/trace_tail",
+    "time/trace_wait_s": "timing_s/trace_wait",
+}
+"""The same number under another name."""
+
+NEGATED = {"loss/log_ratio": "actor/ppo_kl"}
+"""log(new/old) became old minus new."""
+
+SHARES = {
+    "response/truncated": "response_length/clip_ratio",
+    "response/aborted": "response/aborted_ratio",
+}
+"""Numbers of samples became shares of `response/count`."""
+
+
+def named_today(stored: Mapping[str, float | None]) -> Metrics:
+    """A step's stored metrics, whatever version wrote them, under today's names."""
+    found: Metrics = {}
+    samples = stored.get("response/count")
+    for name, value in stored.items():
+        if name in NEGATED:
+            found[NEGATED[name]] = None if value is None else 0.0 - value
+        elif name in SHARES:
+            # A step of the oldest runs has no number of samples, and so no share.
+            found[SHARES[name]] = value / samples if value is not None and samples else None
+        else:
+            found[RENAMED.get(name, name)] = value
+    return found
