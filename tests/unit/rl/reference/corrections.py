@@ -1,0 +1,67 @@
+"""Mismatch corrections from their definitions, with r = p_trainer / p_engine of a sampled token.
+
+Sources: F. Yao et al., Your efficient RL framework secretly brings you off-policy RL training
+(2025); J. Liu et al., When speed kills stability (2025); IcePop, arXiv 2510.18855; J. Schulman,
+Approximating KL divergence (2020).
+"""
+
+import math
+
+import numpy as np
+
+from tests.unit.rl.reference.batch import Batch, Sample
+
+
+def _logs(sample: Sample) -> list[float]:
+    """log r of the tokens that count."""
+    return [float(sample.old_L[t] - sample.engine_L[t]) for t in sample.counted]
+
+
+def weights(
+    batch: Batch, level: str, lower: float | None, upper: float, normalized: bool
+) -> list[list[float]]:
+    """The weights of the tokens that count. Without `lower` they are cut to `upper`; with it, those
+    outside are 0. Normalized: divided by their mean, over sequences where whole ones are weighed.
+    """
+    found: list[list[float]] = []
+    for sample in batch:
+        logs = _logs(sample)
+        if level == "sequence":
+            logs = [math.fsum(logs)] * len(logs)
+        elif level == "geometric":
+            logs = [math.fsum(logs) / len(logs)] * len(logs) if logs else []
+        of_sample = [math.exp(min(max(log, -20.0), 20.0)) for log in logs]
+        if lower is None:
+            of_sample = [min(weight, upper) for weight in of_sample]
+        else:
+            of_sample = [weight if lower <= weight <= upper else 0.0 for weight in of_sample]
+        found.append(of_sample)
+    if not normalized:
+        return found
+    each = [one for one in found if one]
+    several = [w for one in each for w in one] if level == "token" else [one[0] for one in each]
+    mean = math.fsum(several) / len(several)
+    return [[weight / mean for weight in one] for one in found] if mean else found
+
+
+def kept(batch: Batch, form: str, lower: float | None, upper: float) -> list[list[bool]]:
+    """The tokens that count and pass. For k1 the bounds are of 1 / r, else of the statistic."""
+    of_what, _, statistic = form.rpartition("_")
+    low, high = (math.log(lower or 1 / upper), math.log(upper)) if statistic == "k1" else (0, upper)
+    found = []
+    for sample in batch:
+        logs = [min(max(log, -20.0), 20.0) for log in _logs(sample)]
+        values = [
+            {"k1": -log, "k2": log * log / 2, "k3": math.exp(log) - 1 - log}[statistic]
+            for log in logs
+        ]
+        if of_what != "token" and values:
+            whole = {"seq_sum": math.fsum, "seq_mean": np.mean, "seq_max": max}[of_what](values)
+            values = [whole] * len(values)
+        found.append([low <= value <= high for value in values])
+    return found
+
+
+def vetoed(batch: Batch, least: float) -> list[bool]:
+    """Whether a sample has a token that counts whose ratio is below `least`."""
+    return [any(math.exp(log) < least for log in _logs(sample)) for sample in batch]
