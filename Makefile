@@ -26,7 +26,7 @@ TAG ?= $(VERSION)
 IMAGES ?= flow rollout training
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test test-all test-unit test-integration fuzz bench lint format lock docs images e2e-images e2e kind-up kind-demo kind-down clean
+.PHONY: help install quickstart mismatch check test test-all test-unit test-integration fuzz bench lint format lock docs images e2e-images e2e kind-up kind-demo kind-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ $(VENV)/.installed: requirements/$(ENVIRONMENT).txt requirements/overrides.txt r
 
 quickstart: install ## Train the example on this machine: 1 to 4 minutes
 	$(BIN)/retrace run examples/quickstart.yaml
+
+mismatch: install ## Compare GRPO, TIS, GSPO and R3 on one policy: half an hour
+	$(BIN)/python -m examples.mismatch
 
 check: install ## Check the quickstart's settings and start nothing
 	$(BIN)/retrace check examples/quickstart.yaml

@@ -11,6 +11,7 @@ EXTRAS = {
         *("prefect", "psutil", "tensorboard", "transformers"),
     ),
     "kubernetes": ("asyncpg", "kubernetes", "prefect_kubernetes"),
+    "plots": ("matplotlib",),
     "rollout-cpu": ("torch", "vllm"),
     "training": ("einops", "mbridge", "megatron", "psutil", "safetensors", "torch", "transformers"),
     "verl": ("hydra",),

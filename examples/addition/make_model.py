@@ -79,14 +79,14 @@ def encode(tokenizer, problems: list[Problem], rng) -> tuple[torch.Tensor, torch
     return torch.tensor(rows), torch.tensor(labels)
 
 
-def train(model, tokenizer, problems: list[Problem]) -> None:
+def train(model, tokenizer, problems: list[Problem], steps: int = STEPS) -> None:
     """Supervised steps on random problems with fresh slips; the learning rate falls to zero."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.01)
     rng = random.Random(SEED)
     model.train()
-    for step in range(STEPS):
+    for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = LR * min((step + 1) / LR_WARM_UP_STEPS, 1 - step / STEPS)
+            group["lr"] = LR * min((step + 1) / LR_WARM_UP_STEPS, 1 - step / steps)
         tokens, labels = encode(tokenizer, rng.sample(problems, BATCH), rng)
         loss = model(input_ids=tokens, labels=labels).loss
         optimizer.zero_grad()
@@ -94,7 +94,7 @@ def train(model, tokenizer, problems: list[Problem]) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 100 == 99:
-            print(f"step {step + 1}/{STEPS}: loss {loss.item():.3f}", flush=True)
+            print(f"step {step + 1}/{steps}: loss {loss.item():.3f}", flush=True)
 
 
 @torch.no_grad()
@@ -127,7 +127,8 @@ def save(model, tokenizer, folder: Path) -> None:
     model.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    config["num_experts"] = config.pop("num_local_experts")
+    if "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 

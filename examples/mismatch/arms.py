@@ -1,0 +1,105 @@
+"""The arms: one settings file, mismatch.yaml, with overrides."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SETTINGS = Path(__file__).with_name("mismatch.yaml")
+STORE = "store"
+"""Folder of the runs, beside the policies, below the experiment's."""
+MODEL_PATH = "actor_rollout_ref.model.path"
+
+_REPLAY = "actor_rollout_ref.actor.router_replay.mode"
+_RECORD = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+_R3 = {_REPLAY: "R3", _RECORD: True}
+_TIS = {
+    "algorithm.rollout_correction.rollout_is": "token",
+    "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+}
+_GSPO = {  # with the clip range and the mean of its paper, arXiv 2507.18071
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo",
+    "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+    "actor_rollout_ref.actor.clip_ratio_low": 3e-4,
+    "actor_rollout_ref.actor.clip_ratio_high": 4e-4,
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train the policy. Example: Arm("native", "GRPO")."""
+
+    name: str
+    """Of its runs, with the seed: native-1."""
+    label: str
+    """As tables and plots call it."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """What differs from mismatch.yaml, by dotted key."""
+    policy: str = "moe"
+    """moe or dense, as make_policy.py names them."""
+    full: bool = False
+    """Only a part of --full."""
+
+
+ARMS = (
+    Arm("native", "GRPO"),
+    Arm("tis", "GRPO + TIS", _TIS),
+    Arm("gspo", "GSPO", _GSPO),
+    Arm("r3", "GRPO + R3", _R3),
+    Arm("dense", "GRPO, dense twin", policy="dense"),
+    Arm("gspo-r3", "GSPO + R3", {**_GSPO, **_R3}, full=True),
+    Arm("r2", "GRPO + R2", {_REPLAY: "R2"}, full=True),
+    Arm("r3-tis", "GRPO + R3 + TIS", {**_R3, **_TIS}, full=True),
+)
+SEEDS = (1, 2, 3)
+"""Of --full; otherwise the first one alone."""
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One run of an arm. Example: ArmRun(ARMS[0], seed=1, out=Path("outputs/mismatch"))."""
+
+    arm: Arm
+    seed: int
+    out: Path
+    """The experiment's folder: policies, store, logs, page."""
+
+    @property
+    def name(self) -> str:
+        """Of the run: native-1."""
+        return f"{self.arm.name}-{self.seed}"
+
+    @property
+    def uri(self) -> Path:
+        """The run's folder in the store."""
+        return self.out / STORE / self.name
+
+    @property
+    def policy(self) -> Path:
+        """The folder of policy 0."""
+        return self.out / "policy" / self.arm.policy
+
+    def settings(self, more: dict[str, str]) -> dict[str, Any]:
+        """Everything that differs from mismatch.yaml; `more` is what the user gave for all arms."""
+        return {
+            "trainer.experiment_name": self.name,
+            "trainer.default_local_dir": str(self.out / "local"),
+            "trainer.seed": self.seed,
+            "data.seed": self.seed,
+            "store.uri": str(self.out / STORE),
+            MODEL_PATH: str(self.policy),
+            **self.arm.overrides,
+            **more,
+        }
+
+
+def arm_runs(names: list[str], full: bool, out: Path) -> list[ArmRun]:
+    """The runs to make, in order: all arms with the first seed, then with the next.
+
+    `names`: these arms only; empty: those of `make mismatch`, or all of them if `full`.
+    """
+    known = {arm.name: arm for arm in ARMS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"arm {unknown[0]}: unknown; there are {', '.join(known)}")
+    chosen = [known[name] for name in names] or [arm for arm in ARMS if full or not arm.full]
+    seeds = SEEDS if full else SEEDS[:1]
+    return [ArmRun(arm, seed, out) for seed in seeds for arm in chosen]

@@ -1,0 +1,57 @@
+"""examples/mismatch: the collapse rule, and what is read of a run."""
+
+import json
+
+import pytest
+
+import retrace
+from examples.mismatch.arms import ARMS, ArmRun
+from examples.mismatch.results import REWARD, collapse_step, moving_means, read_result
+from pipeline.run import keys
+from pipeline.run.commit import commit
+from tests.samples import write_run
+from tests.stored_runs import SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("rewards", "step"),
+    [
+        ([], None),
+        ([0.4, 0.1], None),  # less than three steps have no mean
+        ([0.4] * 8, None),
+        ([0.4, 0.5, 0.6, 0.7, 0.8], None),
+        ([0.6, 0.6, 0.6, 0.0, 0.6, 0.6], None),  # one bad step is noise
+        ([0.6, 0.6, 0.6, 0.0, 0.0], 4),
+        ([0.6, 0.6, 0.6, 0.3, 0.3, 0.3], None),  # half of the best is not below half
+        ([0.6, 0.6, 0.6, 0.3, 0.3, 0.29], 5),
+        ([0.2, 0.2, 0.2, 0.9, 0.9, 0.9, 0.4, 0.4, 0.4], 8),  # of the best so far
+        ([0.6, 0.6, 0.6, 0.0, 0.0, 0.6, 0.6, 0.6], 4),  # recovered, but it had collapsed
+        ([0.6, 0.6, 0.6, None, None], 4),  # nothing could be scored
+        ([0.0, 0.0, 0.0, 0.0], None),  # never was any better
+    ],
+)
+def test_collapse_is_below_half_of_the_best_three_steps(rewards, step):
+    assert collapse_step(rewards) == step
+
+
+def test_means_are_of_three_steps_in_a_row():
+    assert moving_means([0.0, 0.3, 0.6, 0.9]) == pytest.approx([0.3, 0.6])
+
+
+def test_a_result_has_the_metrics_and_layers_of_finished_steps(tmp_path):
+    run = ArmRun(ARMS[0], 1, tmp_path)
+    assert read_result(run) is None
+    store = retrace.open_store(str(run.uri))
+    write_run(store, SAMPLES, "R3")
+    assert read_result(run) is None
+    commit(store, keys.metrics(0), {"step": 0, "metrics": {REWARD: 0.25, "grad_norm": None}}, "a")
+    body = {"step": 1, "metrics": {REWARD: 0.5}, "agreement_by_layer": {"0": 0.9, "1": 0.7}}
+    commit(store, keys.metrics(1), body, "a")
+    result = read_result(run)
+    assert result is not None
+    assert result.steps == 2
+    assert result.values(REWARD) == [0.25, 0.5]
+    assert result.values("grad_norm") == result.values("unknown") == [None, None]
+    assert result.measured("grad_norm") == []
+    assert result.agreement_by_layer == [None, {0: 0.9, 1: 0.7}]
+    assert json.loads(json.dumps(result.metrics))[REWARD] == [0.25, 0.5]
