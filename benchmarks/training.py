@@ -8,9 +8,10 @@ micro-batches hold the same samples, take turns in one process, and come from th
 layout and passes: a native log-prob pass and the gradients of every mini-batch. Seconds are the
 processor's; on a GPU, where Transformer Engine computes in bfloat16, the clock's.
 
-Memory is what tensors take at most during the loss of one micro-batch, forward and backward, by
-PyTorch's profiler: beside hidden states and weight, in units of the float32 logits of all its
-tokens. It is measured on CPU.
+The peak is what tensors take at most during such a step, beyond model, gradients and optimizer.
+Memory of the loss is what tensors take at most during the loss of one micro-batch, by PyTorch's
+profiler: beside hidden states and weight, in units of the float32 logits of all its tokens. It is
+measured on CPU.
 """
 
 import argparse
@@ -63,6 +64,8 @@ class Found:
     padding: int
     """Positions without a token, of a pass over all samples."""
     seconds: float
+    peak: int
+    """Bytes of tensors at most, beyond those that outlast the step."""
 
 
 def lengths_of(samples: int, scale: int) -> np.ndarray:
@@ -162,8 +165,9 @@ def measure(samples: dict[str, Sample], lengths: np.ndarray, way: str, budget: i
     )
     trained(rank, data)
     seconds = seconds_of(lambda: trained(rank, data))
+    peak = peak_of(lambda: trained(rank, data))
     parallel.stop()
-    return Found(positions(layout) - int((lengths - 1).sum()), seconds)
+    return Found(positions(layout) - int((lengths - 1).sum()), seconds, peak)
 
 
 def positions(layout: Layout) -> int:
@@ -175,29 +179,44 @@ def positions(layout: Layout) -> int:
     )
 
 
-def loss_memory(tokens: int, vocabulary: int, whole: bool) -> float:
+def peak_of(work: Callable[[], object]) -> int:
+    """The most bytes of tensors during work, beyond those that were there before."""
+    if not cpu_megatron.ON_CPU:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def loss_memory(tokens: int, vocabulary: int, whole: bool, training: bool) -> float:
     """The most bytes of tensors during a loss, by those of all float32 logits."""
-    hidden_TH = torch.randn(tokens, 64).requires_grad_()
-    weight_VH = torch.randn(vocabulary, 64).requires_grad_()
+    hidden_TH = torch.randn(tokens, 64).requires_grad_(training)
+    weight_VH = torch.randn(vocabulary, 64).requires_grad_(training)
     labels_T = torch.randint(0, vocabulary, (tokens,))
     alone = dist.new_group()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+
+    def loss() -> None:
         if whole:  # as frameworks do without chunks
             log_p = (hidden_TH @ weight_VH.T / 0.9).log_softmax(-1)
             logp_T = log_p.gather(-1, labels_T[:, None])[:, 0]
             entropy_T = -(log_p.exp() * log_p).sum(-1)
         else:
             logp_T, entropy_T = logprobs_and_entropy(
-                hidden_TH, weight_VH, labels_T, 0.9, alone, entropy_gradient=True
+                hidden_TH, weight_VH, labels_T, 0.9, alone, entropy_gradient=training
             )
-        torch.autograd.backward((logp_T + entropy_T).sum())
-    held = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    own = 4 * (hidden_TH.numel() + 2 * weight_VH.numel())  # gradients
-    return (peak - own) / (4 * tokens * vocabulary)
+        if training:
+            torch.autograd.backward((logp_T + entropy_T).sum())
+
+    own = 4 * (hidden_TH.numel() + 2 * weight_VH.numel()) if training else 0  # gradients
+    return (peak_of(loss) - own) / (4 * tokens * vocabulary)
 
 
 def main() -> None:
@@ -223,11 +242,19 @@ def main() -> None:
             f"{one.padding / tokens:.0%}",
             f"{tokens / one.seconds:,.0f}",
             f"{found[LONGEST].seconds / one.seconds:.2f}x",
+            f"{one.peak / 1e6:,.0f} MB",
         )
         for way, one in found.items()
     )
     unit = "CPU second" if cpu_megatron.ON_CPU else "second"
-    headers = ("micro-batches", "positions of padding", "of tokens", f"tokens per {unit}", "")
+    headers = (
+        "micro-batches",
+        "positions of padding",
+        "of tokens",
+        f"tokens per {unit}",
+        "",
+        "peak",
+    )
     fewer = found[LONGEST].padding / max(1, found[PACKED].padding)
     faster = found[LONGEST].seconds / found[PACKED].seconds
     limits = Table(
@@ -254,22 +281,22 @@ def main() -> None:
 
 
 def memory_table(quick: bool) -> Table:
-    """What the loss holds, at once and by chunks."""
+    """What the loss holds, at once and by chunks, with and without gradients."""
     few = (512, 4_000) if quick else (8 * CHUNK_TOKENS, 8_000)
-    whole, chunked = (loss_memory(*few, whole=whole) for whole in (True, False))
-    chunk = CHUNK_TOKENS / few[0]
-    return Table(
-        ("loss, forward and backward", "of all tokens' float32 logits", "limit", ""),
-        (
-            ("all at once, in plain torch", f"{whole:.2f}", "", ""),
+    limit = MOST_CHUNKS * CHUNK_TOKENS / few[0]
+    rows = []
+    for training, what in ((True, "forward and backward"), (False, "forward alone")):
+        whole, chunked = (loss_memory(*few, whole, training) for whole in (True, False))
+        rows += [
+            (f"{what}, all at once, in plain torch", f"{whole:.2f}", "", ""),
             (
-                f"by {CHUNK_TOKENS:,} of {few[0]:,} tokens",
+                f"{what}, by {CHUNK_TOKENS:,} of {few[0]:,} tokens",
                 f"{chunked:.2f}",
-                f"<= {MOST_CHUNKS * chunk:.2f}",
-                verdict(chunked <= MOST_CHUNKS * chunk),
+                f"<= {limit:.2f}",
+                verdict(chunked <= limit),
             ),
-        ),
-    )
+        ]
+    return Table(("loss", "of all tokens' float32 logits", "limit", ""), tuple(rows))
 
 
 if __name__ == "__main__":
