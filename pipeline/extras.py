@@ -11,7 +11,6 @@ EXTRAS = {
         *("prefect", "psutil", "tensorboard", "transformers"),
     ),
     "kubernetes": ("asyncpg", "kubernetes", "prefect_kubernetes"),
-    "plots": ("matplotlib",),
     "rollout-cpu": ("torch", "vllm"),
     "training": ("einops", "mbridge", "megatron", "psutil", "safetensors", "torch", "transformers"),
     "verl": ("hydra",),

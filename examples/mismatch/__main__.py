@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import retrace
@@ -12,7 +13,6 @@ from examples.mismatch.arms import ARMS, arm_runs
 from examples.mismatch.page import write_page
 from examples.mismatch.results import read_result
 from examples.mismatch.running import note_costs, processor_s, read_costs, run_arm, unfinished
-from pipeline.extras import need
 
 
 def make_policies(out: Path, kinds: set[str]) -> None:
@@ -35,11 +35,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("more", nargs="*", metavar="KEY=VALUE", help="settings of all arms")
     arguments = parser.parse_args(words)
     out, page = arguments.out, arguments.page or arguments.out / "mismatch.md"
+    if find_spec("matplotlib") is None:
+        parser.error("the page needs matplotlib: pip install 'retrace-moe[plots]'")
     try:
         runs = arm_runs(list(filter(None, arguments.arms.split(","))), arguments.full, out)
         if wrong := [word for word in arguments.more if "=" not in word]:
             parser.error(f"{wrong[0]}: expected KEY=VALUE, a setting of all arms")
-        need("plots", "the experiment's page")
         more = dict(word.split("=", 1) for word in arguments.more)
         waiting = unfinished(runs, more)
     except ValueError as error:

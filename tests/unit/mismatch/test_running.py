@@ -112,7 +112,23 @@ def test_nothing_is_built_or_run_when_everything_is_there(tmp_path, monkeypatch,
     assert (tmp_path / "mismatch.md").is_file()
 
 
-@pytest.mark.usefixtures("checked")
+def test_without_matplotlib_nothing_starts(tmp_path, monkeypatch, capsys):
+    """Else the page would fail after the first arm."""
+    monkeypatch.setattr(program, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--out", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "the page needs matplotlib: pip install 'retrace-moe[plots]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def with_matplotlib(monkeypatch):
+    """For what draws nothing, so that it is tried without, too."""
+    monkeypatch.setattr(program, "find_spec", lambda name: True)
+
+
+@pytest.mark.usefixtures("checked", "with_matplotlib")
 def test_a_failed_arm_ends_the_command_with_its_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(running, "_PROGRAM", "import sys; sys.exit(3)")
     (tmp_path / "policy/moe").mkdir(parents=True)
@@ -128,6 +144,7 @@ def test_a_failed_arm_ends_the_command_with_its_exit_code(tmp_path, monkeypatch,
         (["trainer.nnodes"], "trainer.nnodes: expected KEY=VALUE"),
     ],
 )
+@pytest.mark.usefixtures("with_matplotlib")
 def test_what_is_wrong_is_said_before_anything_is_built(
     tmp_path, monkeypatch, capsys, words, error
 ):
