@@ -1,7 +1,7 @@
 """Samples and sealed steps for the tests of the trace format."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.run.description import RunDescription, StagedInputs, create_description
-from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
+from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan, Window
 from pipeline.store import Store
 from pipeline.traces import (
     Geometry,
@@ -29,6 +29,7 @@ from pipeline.traces import (
     sampling_seed,
     seal,
     seal_training_set,
+    shard_ids,
     write_shard,
     write_training_routes,
 )
@@ -95,6 +96,44 @@ def make_samples(
 def make_plan(prompts: int = 3, n: int = 2, step: int = 0, version: int = 0) -> StepPlan:
     """The plan that asks for `make_samples`."""
     return StepPlan(**_common(prompts, n), step=step, policy_version=version)
+
+
+def make_window(prompts: int = 3, n: int = 2, step: int = 0, version: int = 0) -> Window:
+    """What a run may make that makes this plan."""
+    return Window((make_plan(prompts, n, step, version),), prompts)
+
+
+def samples_of(plan: StepPlan, shard: int, rewards: Callable[[str], float | None]) -> list[Sample]:
+    """What a worker makes of a shard: of each row the same prompt, of each id the same response."""
+    made = []
+    for id in shard_ids(plan, shard):
+        group, _, k = id.rpartition("/")
+        row = int(group.partition("/")[2].split(".")[0])
+        prompt_P = np.random.default_rng(row).integers(0, 100, 3 + row % 3).astype(np.uint32)
+        rng = np.random.default_rng(sampling_seed(plan.seed, id))
+        G = int(rng.integers(1, 6))
+        rows = len(prompt_P) + G - 1
+        reward = rewards(id)
+        baseline = int(k) >= plan.n
+        made.append(
+            Sample(
+                id=id,
+                group=group,
+                prompt_id=group.partition("/")[2],
+                prompt_tokens_P=prompt_P,
+                response_tokens_G=rng.integers(0, 100, G).astype(np.uint32),
+                loss_mask_G=np.full(G, not baseline),
+                logprobs_G=-rng.random(G).astype(np.float32),
+                finish_reason="stop",
+                version_spans=(VersionSpan(plan.policy_version, 0, G),),
+                seed=sampling_seed(plan.seed, id),
+                reward=reward,
+                reward_error="it failed" if reward is None else None,
+                extras={},
+                routes=Routes(random_sets(rng, rows, GEOMETRY), np.full(rows, True)),
+            )
+        )
+    return made
 
 
 def make_validation_plan(prompts: int = 3, n: int = 2, version: int = 0) -> ValidationPlan:
@@ -179,9 +218,13 @@ def write_run(
     mode: str,
     model: bytes = b"",
     replay_file: str | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """run.json and staged prompts of a run that would make, or replay, these samples."""
-    prompts = {int(s.prompt_id): s.prompt_tokens_P.tolist() for s in samples}
+    """run.json and staged prompts of a run that would make, or replay, these samples.
+
+    `settings` are groups of settings beside the policy's.
+    """
+    prompts = {int(s.prompt_id.split(".")[0]): s.prompt_tokens_P.tolist() for s in samples}
     table = pa.table(
         {
             "prompt_id": pa.array(list(prompts), pa.int64()),
@@ -203,7 +246,10 @@ def write_run(
         store,
         RunDescription(
             name="made",
-            settings={"actor_rollout_ref": {"actor": {"router_replay": replay}}},
+            settings={
+                "actor_rollout_ref": {"actor": {"router_replay": replay}},
+                **(settings or {}),
+            },
             inputs=StagedInputs(file, None, None, files),
             geometry=GEOMETRY,
             versions={},

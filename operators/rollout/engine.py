@@ -288,7 +288,7 @@ def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
     return SamplingParams(
         n=1,
         seed=request.seed,
-        temperature=sampling.temperature,
+        temperature=0.0 if request.greedy else sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         max_tokens=sampling.max_tokens,

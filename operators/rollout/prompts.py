@@ -35,11 +35,13 @@ class Wanted:
     prompt_id: str
     prompt: Prompt
     seed: int
+    baseline: bool = False
+    """Greedy, and not trained on: its reward is the baseline of its group."""
 
     @property
     def request(self) -> Request:
         """The request to the engine."""
-        return Request(self.id, self.prompt.tokens, self.seed)
+        return Request(self.id, self.prompt.tokens, self.seed, self.baseline)
 
 
 class Prompts:
@@ -84,9 +86,10 @@ def wanted_of(plan: Plan, shard: int, prompts: Prompts) -> list[Wanted]:
     found = []
     for planned in plan.prompts_of(shard):
         prompt = prompts.prompt(planned.row)
-        for k in range(plan.n):
+        name = prompt_id(planned.row, planned.epoch)
+        for k in range(plan.group_samples):
             id = planned_id(plan, planned, k)
             group = id.rpartition("/")[0]
             seed = sampling_seed(plan.seed, id)
-            found.append(Wanted(id, group, prompt_id(planned.row, planned.epoch), prompt, seed))
+            found.append(Wanted(id, group, name, prompt, seed, baseline=k >= plan.n))
     return found

@@ -109,8 +109,10 @@ class SampleMaker:
         self.samples += 1
         self.tokens += len(sample.response_tokens_G)
         self.masked += sample.reward is None
-        add_extras(self.extras, sample.extras)
-        add_to_source(self.sources, wanted.prompt.data_source, sample.reward, sample.extras)
+        if not wanted.baseline:
+            add_extras(self.extras, sample.extras)
+            source = wanted.prompt.data_source
+            add_to_source(self.sources, source, sample.reward, sample.extras)
         self.lacking += sample.routes is not None and not sample.routes.valid_T.all()
 
     def finish(self, work: Callable[[], None]) -> None:
@@ -120,13 +122,14 @@ class SampleMaker:
         self.add_s += time.thread_time() - started
 
     def _sample(self, wanted: Wanted, generation: Generation, scored: Scored) -> Sample:
+        counts = generation.finish_reason != "abort" and not wanted.baseline
         return Sample(
             id=wanted.id,
             group=wanted.group,
             prompt_id=wanted.prompt_id,
             prompt_tokens_P=np.array(wanted.prompt.tokens, np.uint32),
             response_tokens_G=generation.tokens_G,
-            loss_mask_G=np.full(len(generation.tokens_G), generation.finish_reason != "abort"),
+            loss_mask_G=np.full(len(generation.tokens_G), counts),
             logprobs_G=generation.logprobs_G,
             finish_reason=generation.finish_reason,
             version_spans=generation.version_spans,

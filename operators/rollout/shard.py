@@ -97,12 +97,14 @@ class ShardMaker:
         """
         plan = task.plan
         wanted = wanted_of(plan, shard, task.prompts)
-        progress.say(f"{task.name} shard {shard}: generating", len(wanted), "samples")
+        progress.say(
+            f"{task.name} shard {plan.number_of(shard)}: generating", len(wanted), "samples"
+        )
         if isinstance(plan, StepPlan):
             maker, spent, committed = self._make_step(plan, shard, wanted, weights)
         else:
             maker, spent, committed = self._make_validation(plan, shard, wanted)
-        _log(task, shard, maker, spent, committed)
+        _log(task, plan.number_of(shard), maker, spent, committed)
 
     def _make_validation(self, plan: Plan, shard: int, wanted: Sequence[Wanted]) -> Made:
         samples: list[Sample] = []
@@ -130,11 +132,11 @@ class ShardMaker:
         with ShardWriter(
             self.store,
             plan.step,
-            shard,
+            plan.number_of(shard),
             new_write_id(),
             geometry,
             provenance,
-            plan.n,
+            plan.group_samples,
             half,
             policies,
             self.compression,

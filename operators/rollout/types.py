@@ -26,6 +26,8 @@ class Request:
     """P token ids, equal for all samples of a group, which share them in the prefix cache."""
     seed: int
     """The sampling seed of this sample alone."""
+    greedy: bool = False
+    """Whether the likeliest token is taken each time, whatever the sampling of the others is."""
 
 
 @dataclass(frozen=True)

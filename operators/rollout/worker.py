@@ -6,7 +6,8 @@
     step may need (starts the engine
     while the trainer starts)
     ┌► steps/N/plan.json        ┐     whichever is first, or A's stop
-    │  validations/V/plan.json  ┘     (the flow)
+    │  steps/N/plan.KKKKK.json  │     (the flow)
+    │  validations/V/plan.json  ┘
     │  policies/V/policy.json         that, or A's stop (the trainer)
     └─ own shards of the plan         –                                    steps/N/rollout/S.json
                                                                            validations/V/S.json
@@ -14,7 +15,9 @@
 Processes do not call each other: the flow seals a step when all its shards exist, which unblocks
 the trainer; the trainer's next policy, and the flow's next plan, unblock this worker. A restarted
 worker skips sealed steps and committed shards and makes what is missing. Steps come before
-validations, so that the trainer has work while a policy is validated.
+validations, so that the trainer has work while a policy is validated. With dynamic sampling a step
+may have more than one plan: until it is sealed, the worker waits for the next one and does nothing
+else, as another step or a validation may need another policy.
 """
 
 import logging
@@ -36,6 +39,7 @@ from pipeline.run.attempts import Attempt, in_force, read_attempt
 from pipeline.run.commit import read_data
 from pipeline.run.description import read_created
 from pipeline.run.plan import StepPlan, read_plan
+from pipeline.run.planning import most_sub_plans
 from pipeline.run.policy import fetch_policy
 from pipeline.run.run_config import config_of
 from pipeline.run.wait import wait_for_any
@@ -78,6 +82,8 @@ class Worker:
     """The first step that may still need shards of this worker."""
     validations: list[int]
     """Versions whose validation may still need shards of this worker, ascending."""
+    sub_plan: int = 0
+    """The first sub-plan of that step that may still need shards of this worker."""
 
     def run(self) -> None:
         """Make this worker's shards of every plan until the attempt's stop object exists."""
@@ -100,30 +106,50 @@ class Worker:
 
     def _next_task(self) -> Task | None:
         """Wait for the next plan with missing shards of this worker; None: stopped."""
+        stop = keys.stop(self.attempt.number)
+        while True:
+            found = self._await_any([stop, *self._next_keys()])
+            if found == stop:
+                return None
+            if found != keys.manifest(self.step):  # else its step is sealed, and the next is due
+                return self._task(found)
+
+    def _next_keys(self) -> list[str]:
+        """The keys to wait for; the earliest in the list counts most."""
         total = self.inputs.config.trainer.total_training_steps
-        while self.step < total and self._finished(keys.plan(self.step)):
-            self.step += 1
+        while self.step < total and self._step_finished():
+            self.step, self.sub_plan = self.step + 1, 0
+        if self.sub_plan:
+            return [keys.sub_plan(self.step, self.sub_plan), keys.manifest(self.step)]
         self.validations = [
             version
             for version in self.validations
             if not self._finished(keys.validation_plan(version))
         ]
-        wanted = [keys.stop(self.attempt.number)]
-        if self.step < total:
-            wanted.append(keys.plan(self.step))
-        wanted.extend(keys.validation_plan(version) for version in self.validations)
+        plans = [keys.plan(self.step)] if self.step < total else []
+        return plans + [keys.validation_plan(version) for version in self.validations]
+
+    def _step_finished(self) -> bool:
+        """Whether a step is sealed, or all of this worker's shards of all its plans committed."""
+        most = most_sub_plans(self.inputs.config)
+        while not self._exists(keys.manifest(self.step)):
+            if self.sub_plan == most:
+                return True
+            if not self._finished(keys.sub_plan(self.step, self.sub_plan)):
+                return False
+            self.sub_plan += 1
+        return True
+
+    def _await_any(self, wanted: list[str]) -> str:
         # Between two plans lie at most the other workers' part of a rollout and a training step,
         # and both may include a worker's start. The flow, which waits for each, gives up first.
         progress.say("waiting for the next step")
         launch = self.inputs.config.launch
         timeout_s = 2 * (launch.start_timeout_s + launch.step_timeout_s)
-        found = wait_for_any(self.store, wanted, timeout_s, "the flow")
-        return None if found == wanted[0] else self._task(found)
+        return wait_for_any(self.store, wanted, timeout_s, "the flow")
 
     def _finished(self, plan_key: str) -> bool:
         """Whether a plan exists and all of this worker's shards are committed."""
-        if plan_key == keys.plan(self.step) and self._exists(keys.manifest(self.step)):
-            return True
         return self._exists(plan_key) and not self._missing(self._task(plan_key))
 
     def _task(self, plan_key: str) -> Task:

@@ -111,6 +111,7 @@ class StepFinisher:
         metrics = {
             **manifest_metrics(self.store, data.step, data.columns, config.data.max_prompt_length),
             **trained.metrics,
+            "reward/groups_rejected": len(data.manifest.rejected),
             "timing_s/save_checkpoint": None,
             **own,
             "timing_s/train": now - began.train_s,

@@ -16,6 +16,30 @@ class RolloutCorrection(Section):
     rollout_is_threshold: float = Field(2.0, gt=0, description="Upper bound of the weight.")
 
 
+class FilterGroups(Section):
+    """Dynamic sampling (DAPO): groups without variance are replaced by further prompts."""
+
+    enable: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="true: a step is trained on data.train_batch_size groups whose samples differ "
+        "in `metric`; the others stay in the store with their reason.",
+    )
+    metric: str | None = Field(
+        None,
+        json_schema_extra=formerly(None),
+        description="seq_reward: the reward; score, acc: without the overlong penalty (acc: that "
+        "entry of the reward function's dict, if it has one); else another entry of that dict.",
+    )
+    max_num_gen_batches: int = Field(
+        0,
+        json_schema_extra=formerly(0),
+        description="Batches of data.gen_batch_size prompts that a step may sample, at most; if "
+        "they do not fill it, the run ends with an error. verl's 0, no limit, is refused: a step "
+        "owns a window of so many batches, whether it needs them or not.",
+    )
+
+
 class Algorithm(Section):
     """The learning algorithm."""
 
@@ -30,3 +54,4 @@ class Algorithm(Section):
         "rewards still count in their group's mean (DAPO's overlong filtering).",
     )
     rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
+    filter_groups: FilterGroups = Field(default_factory=FilterGroups)

@@ -36,6 +36,13 @@ class Data(Section):
     prompt_key: str = Field("prompt", description="Column with the chat messages.")
     reward_fn_key: str = Field("data_source", description="Column with the data source's name.")
     train_batch_size: int = Field(32, ge=1, description="Prompts per step.")
+    gen_batch_size: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=formerly(None),
+        description="Prompts that are sampled at once with algorithm.filter_groups; null: "
+        "train_batch_size. Otherwise it is train_batch_size.",
+    )
     max_prompt_length: int = Field(512, ge=1, description="Longest prompt, in tokens.")
     max_response_length: int = Field(512, ge=1, description="Longest response, in tokens.")
     filter_overlong_prompts: bool = Field(

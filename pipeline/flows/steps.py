@@ -2,6 +2,7 @@
 
     task        publishes                      waits for (made by)
     rollout     steps/N/plan.json              steps/N/rollout/*.json (rollout workers)
+                [steps/N/plan.KKKKK.json]      the same, while too few groups are accepted
                 steps/N/manifest.json
     train                                      steps/N/metrics.json (trainer)
     validate    validations/V/plan.json        validations/V/*.json (rollout workers)
@@ -16,6 +17,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from pipeline.config.tree import RunConfig
+from pipeline.flows.sub_plans import make_groups
 from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import Screen, Workers
 from pipeline.report.loggers import Logger
@@ -24,11 +26,11 @@ from pipeline.report.tables import reward_text
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt
 from pipeline.run.plan import Plan, publish_plan
-from pipeline.run.planning import make_plan, make_validation_plan
+from pipeline.run.planning import make_validation_plan, make_window
 from pipeline.run.uses import refuse_outdated
 from pipeline.run.wait import wait_for_any
 from pipeline.store import open_store
-from pipeline.traces import read_manifest, seal, seal_replay, shard_ids, write_recorded_set
+from pipeline.traces import read_manifest, seal, seal_replay, write_recorded_set
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,25 @@ def rollout(context: Context, step: int) -> None:
     if store.size(keys.manifest(step)) is not None:
         return
     replay = context.config.actor_rollout_ref.actor.router_replay
-    ours = make_plan(context.config, context.run, step, context.attempt.rollout_shards)
     if replay.replay_file is not None:
         context.screen.phase("rollout", f"step {step}: sealing from {replay.replay_file}")
         source = open_store(replay.replay_file)
+        ours = make_window(context.config, context.run, step)
         seal_replay(store, source, step, ours, replay.replay_other_weights)
     else:
-        plan = publish_plan(store, ours)
-        _await_shards(context, f"step {step}", plan)
-        ids = partial(shard_ids, plan)
-        records = replay.records_routes
-        seal(store, step, plan.shards, ids, plan.policy_version, training=records)
+        shards = context.attempt.rollout_shards
+        await_shards = partial(_await_shards, context)
+        made = make_groups(context.config, context.run, step, shards, await_shards)
+        seal(
+            store,
+            step,
+            made.shards,
+            made.ids_of_shard,
+            made.policy_version,
+            training=replay.records_routes,
+            rejected=made.rejected,
+            baselines=made.baselines,
+        )
     context.screen.phase("rollout", None)
 
 

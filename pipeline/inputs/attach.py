@@ -186,7 +186,8 @@ def _planned_otherwise(inputs: CheckedInputs, name: str) -> str | None:
     for prefix in prefixes:
         for info in store.list(prefix):
             number = keys.number_of(info.key)
-            if number is None or info.key not in (keys.plan(number), keys.validation_plan(number)):
+            is_plan = keys.sub_plan_number(info.key) is not None
+            if number is None or not (is_plan or info.key == keys.validation_plan(number)):
                 continue
             plan = read_plan(store, info.key)
             if _plan_now(inputs, plan) != plan:
@@ -196,7 +197,7 @@ def _planned_otherwise(inputs: CheckedInputs, name: str) -> str | None:
 
 def _plan_now(inputs: CheckedInputs, plan: Plan) -> Plan:
     if isinstance(plan, StepPlan):
-        return make_plan(inputs.config, inputs, plan.step, plan.shards)
+        return make_plan(inputs.config, inputs, plan.step, plan.shards, plan.sub_plan)
     return make_validation_plan(inputs.config, inputs, plan.policy_version, plan.shards)
 
 

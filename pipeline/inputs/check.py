@@ -42,10 +42,10 @@ from pipeline.inputs.weight_files import weights_of_local
 from pipeline.model.families import moe_geometry
 from pipeline.run import keys
 from pipeline.run.plan import StepPlan, find_plan
-from pipeline.run.planning import make_plan
+from pipeline.run.planning import make_plan, make_window
 from pipeline.run.policy import weights_of
 from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store, shown_uri
-from pipeline.traces import Expected, TraceError, check_replay, expected_ids, names_weights
+from pipeline.traces import Expected, TraceError, check_replay, names_weights
 
 _T = TypeVar("_T")
 _REPLAY = "actor_rollout_ref.actor.router_replay"
@@ -319,12 +319,10 @@ def _expected(
     step: int,
     weights: str | None,
 ) -> Expected:
-    plan = _plan(inputs, step)
     mode = inputs.config.actor_rollout_ref.actor.router_replay.mode
     return Expected(
         prompt_tokens=tokens,
-        ids=expected_ids(plan),
-        policy_version=plan.policy_version,
+        window=make_window(inputs.config, inputs, step),
         geometry=None if mode == "disabled" else inputs.geometry,
         kind=None if mode == "disabled" else mode,
         weights=weights,

@@ -96,6 +96,11 @@ GROUPS = (
                 "nothing.",
             ),
             Metric(
+                "reward/groups_rejected",
+                "groups",
+                "Groups that were made and not accepted (dynamic sampling); 0 without it.",
+            ),
+            Metric(
                 "extra/<name>",
                 "",
                 "Mean of a number that the reward function returned beside the score (true counts "

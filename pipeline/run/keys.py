@@ -82,6 +82,22 @@ def plan(step: int) -> str:
     return step_prefix(step) + "plan.json"
 
 
+def sub_plan(step: int, number: int) -> str:
+    """A sub-plan of a step; the first one is its plan."""
+    return step_prefix(step) + f"plan.{number:05d}.json" if number else plan(step)
+
+
+_SUB_PLAN = re.compile(r"steps/(\d{6})/plan(?:\.(\d{5}))?\.json")
+
+
+def sub_plan_number(key: str) -> int | None:
+    """The number of the sub-plan with a key: 'steps/000003/plan.00002.json' -> 2; None: none."""
+    match = _SUB_PLAN.fullmatch(key)
+    if match is None or sub_plan(int(match[1]), int(match[2] or 0)) != key:
+        return None
+    return int(match[2] or 0)
+
+
 def rollout(step: int, shard: int) -> str:
     """Commits one rollout shard."""
     return step_prefix(step) + f"rollout/{shard:05d}.json"

@@ -4,11 +4,13 @@ The flow publishes a plan once. `planning` makes plans from settings.
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
-from pipeline.model.limits import MOST_SAMPLES
+from pipeline.model.limits import MOST_SAMPLES, MOST_SHARDS
 from pipeline.run import keys
 from pipeline.run.commit import (
     CorruptObjectError,
@@ -21,8 +23,8 @@ from pipeline.run.commit import (
 from pipeline.run.parse import field, flag, integer, items, mapping, number, real
 from pipeline.store.base import Store
 
-MOST_SHARDS = 100_000
-"""Their keys have five digits."""
+_OPTIONAL = ("sub_plan", "baseline")
+"""Stored where they say something."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Plan(ABC):
 
     def __post_init__(self) -> None:
         """Raise ValueError for more than a step can be, as a few bytes can claim; for doubles."""
-        samples = self.n * len(self.prompts)
+        samples = self.group_samples * len(self.prompts)
         if samples > MOST_SAMPLES or self.shards > MOST_SHARDS:
             raise ValueError(
                 f"{samples} samples in {self.shards} shards, at most {MOST_SAMPLES} in "
@@ -85,6 +87,15 @@ class Plan(ABC):
     def shard_key(self, shard: int) -> str:
         """The key of the object that commits a shard."""
 
+    @property
+    def group_samples(self) -> int:
+        """All samples of a prompt."""
+        return self.n
+
+    def number_of(self, shard: int) -> int:
+        """The number that a shard of the plan has among all shards of its step."""
+        return shard
+
     def prompts_of(self, shard: int) -> tuple[PlannedPrompt, ...]:
         """The prompts of a shard, in the plan's order."""
         return self.prompts[shard :: self.shards]
@@ -92,18 +103,61 @@ class Plan(ABC):
 
 @dataclass(frozen=True)
 class StepPlan(Plan):
-    """steps/NNNNNN/plan.json: the samples that a step is trained on."""
+    """steps/NNNNNN/plan.json: the samples that a step is trained on.
+
+    With dynamic sampling there are more of a step, plan.00001.json and so on: its sub-plans. All
+    have as many shards, which are numbered through: those of sub-plan 1 follow those of sub-plan 0.
+    """
 
     step: int
+    sub_plan: int = 0
+    """The plan's number among the sub-plans of its step."""
+    baseline: bool = False
+    """Each prompt has one sample more, its last: greedy, and not trained on (ReMax)."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError as every plan does, and for more shards than a step can have."""
+        super().__post_init__()
+        if (self.sub_plan + 1) * self.shards > MOST_SHARDS:
+            raise ValueError(
+                f"sub-plan {self.sub_plan} of {self.shards} shards, at most {MOST_SHARDS} shards "
+                "can be planned for a step"
+            )
 
     @property
     def key(self) -> str:
         """steps/NNNNNN/plan.json."""
-        return keys.plan(self.step)
+        return keys.sub_plan(self.step, self.sub_plan)
+
+    @property
+    def group_samples(self) -> int:
+        """All samples of a prompt: n, and its baseline."""
+        return self.n + self.baseline
+
+    def number_of(self, shard: int) -> int:
+        """The number that a shard of the plan has among all shards of its step."""
+        return self.sub_plan * self.shards + shard
 
     def shard_key(self, shard: int) -> str:
         """steps/NNNNNN/rollout/SSSSS.json."""
-        return keys.rollout(self.step, shard)
+        return keys.rollout(self.step, self.number_of(shard))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The prompts that a step owns, and how many groups it is trained on."""
+
+    plans: tuple[StepPlan, ...]
+    """Its sub-plans, in the order in which they are made; without dynamic sampling one."""
+    groups: int
+
+    def made(self, groups: int) -> tuple[StepPlan, ...]:
+        """The first sub-plans, which together have so many groups or more; all, if they have less.
+
+        So many were made when `groups` were accepted or rejected.
+        """
+        sizes = list(accumulate(len(plan.prompts) for plan in self.plans))
+        return self.plans[: bisect_left(sizes, groups) + 1]
 
 
 @dataclass(frozen=True)
@@ -177,6 +231,31 @@ def publish_plan(store: Store, plan: Plan) -> Plan:
     return parse_plan(body, plan.key, store.uri)
 
 
+def publish_step_plan(store: Store, plan: StepPlan) -> StepPlan:
+    """The same, of a step."""
+    found = publish_plan(store, plan)
+    assert isinstance(found, StepPlan)  # by its key
+    return found
+
+
+def find_step_plans(store: Store, step: int) -> list[StepPlan]:
+    """The sub-plans of a step that are published, in order; [] for none.
+
+    Raises CorruptObjectError, also when one is missing that stands before another.
+    """
+    prefix = keys.step_prefix(step) + "plan."
+    found = [keys.sub_plan_number(info.key) for info in store.list(prefix)]
+    numbers = sorted(number for number in found if number is not None)
+    if numbers != list(range(len(numbers))):
+        missing = next(number for number in range(len(numbers)) if number not in numbers)
+        raise CorruptObjectError(
+            f"{keys.sub_plan(step, missing)} in {store.uri}: no such object, but "
+            f"{keys.sub_plan(step, numbers[-1])} is there; restore the object"
+        )
+    plans = [read_plan(store, keys.sub_plan(step, number)) for number in numbers]
+    return [plan for plan in plans if isinstance(plan, StepPlan)]
+
+
 def read_plan(store: Store, key: str) -> Plan:
     """Read the plan under a key. Raises ObjectMissingError, CorruptObjectError."""
     return parse_plan(read_commit(store, key), key, store.uri)
@@ -190,12 +269,14 @@ def find_plan(store: Store, key: str) -> Plan | None:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The stored form of a plan."""
-    return {
+    body = {
         **asdict(plan),
         "prompts": [asdict(prompt) for prompt in plan.prompts],
         # A validation's plan repeats its policy version under this key.
         "step": plan.step if isinstance(plan, StepPlan) else plan.policy_version,
     }
+    # Plans without them are stored as they were before there were any.
+    return {name: body[name] for name in body if name not in _OPTIONAL or body[name]}
 
 
 def parse_plan(body: Mapping[str, Any], key: str, uri: str) -> Plan:
@@ -204,8 +285,8 @@ def parse_plan(body: Mapping[str, Any], key: str, uri: str) -> Plan:
     Raises CorruptObjectError, naming the object and what is missing or wrong; ValueError when no
     plan can have this key.
     """
-    folder = keys.folder_number(key)
-    if folder is None or key not in (keys.plan(folder), keys.validation_plan(folder)):
+    folder, sub_plan = keys.folder_number(key), keys.sub_plan_number(key)
+    if folder is None or (sub_plan is None and key != keys.validation_plan(folder)):
         raise ValueError(f"{key}: no plan has this key")
     try:
         common: dict[str, Any] = {
@@ -218,8 +299,11 @@ def parse_plan(body: Mapping[str, Any], key: str, uri: str) -> Plan:
             "shards": field(body, "shards", _some),
         }
         _expect("step", field(body, "step", number), folder)
-        if key == keys.plan(folder):
-            return StepPlan(**common, step=folder)
+        if sub_plan is not None:
+            said = field(body, "sub_plan", number) if "sub_plan" in body else 0
+            _expect("sub_plan", said, sub_plan)
+            baseline = "baseline" in body and field(body, "baseline", flag)
+            return StepPlan(**common, step=folder, sub_plan=sub_plan, baseline=baseline)
         _expect("policy_version", common["policy_version"], folder)
         for prompt in common["prompts"]:
             _expect("epoch", prompt.epoch, 0)

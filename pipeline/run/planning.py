@@ -5,6 +5,7 @@ run that replays another's recorded set, plan the same samples.
 """
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.config.tree import RunConfig
-from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
+from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan, Window
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -29,17 +30,26 @@ class PromptCounts(Protocol):
         """Rows of the staged validation table; 0 without one."""
 
 
-def make_plan(config: RunConfig, run: PromptCounts, step: int, shards: int) -> StepPlan:
-    """Make the plan of a step.
+def make_plan(
+    config: RunConfig, run: PromptCounts, step: int, shards: int, sub_plan: int = 0
+) -> StepPlan:
+    """Make the plan of a step, or with dynamic sampling one of its sub-plans.
 
-    Each attempt sets its own number of shards; a plan that is only compared may have any.
+    A step owns a window of prompts, as many as its sub-plans together; they take from it in order.
+    Each attempt sets its own number of shards, but all sub-plans of a step have those of the first;
+    a plan that is only compared may have any. Raises ValueError for a sub-plan beyond the window.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
-    prompts = prompts_of_step(
-        step, run.prompt_count, data.train_batch_size, data.shuffle, data.seed
-    )
+    most = most_sub_plans(config)
+    if not 0 <= sub_plan < most:
+        raise ValueError(f"step {step}: sub-plan {sub_plan}, a step has {most} at most")
+    size = sub_plan_prompts(config)
+    first = (step * most + sub_plan) * size
+    positions = range(first, first + size)
+    prompts = _prompts_at(step, positions, run.prompt_count, data.shuffle, data.seed)
     return StepPlan(
         step=step,
+        sub_plan=sub_plan,
         policy_version=policy_version(step, config.trainer.max_staleness),
         prompts=tuple(PlannedPrompt(row, epoch) for row, epoch in prompts),
         n=rollout.n,
@@ -53,6 +63,27 @@ def make_plan(config: RunConfig, run: PromptCounts, step: int, shards: int) -> S
         seed=config.trainer.seed,
         shards=shards,
     )
+
+
+def most_sub_plans(config: RunConfig) -> int:
+    """How many sub-plans a step may have; 1 without dynamic sampling."""
+    filters = config.algorithm.filter_groups
+    return filters.max_num_gen_batches if filters.enable else 1
+
+
+def sub_plan_prompts(config: RunConfig) -> int:
+    """Prompts of each sub-plan."""
+    data = config.data
+    if not config.algorithm.filter_groups.enable:
+        return data.train_batch_size
+    return data.gen_batch_size or data.train_batch_size
+
+
+def make_window(config: RunConfig, run: PromptCounts, step: int) -> Window:
+    """All that a step may make, to be compared with what was made: its shards do not matter."""
+    numbers = range(most_sub_plans(config))
+    plans = tuple(make_plan(config, run, step, 1, number) for number in numbers)
+    return Window(plans, config.data.train_batch_size)
 
 
 def make_validation_plan(
@@ -90,10 +121,18 @@ def prompts_of_step(
     next one, so no prompt is ever left out. Each epoch has its own order. A row may occur twice in
     a step only with different epochs. Raises ValueError without prompts.
     """
+    positions = range(step * batch_size, (step + 1) * batch_size)
+    return _prompts_at(step, positions, n_prompts, shuffle, seed)
+
+
+def _prompts_at(
+    step: int, positions: Iterable[int], n_prompts: int, shuffle: bool, seed: int
+) -> list[tuple[int, int]]:
+    """Row and epoch at some places of the endless sequence of all epochs."""
     if n_prompts < 1:
         raise ValueError(f"step {step}: there are no prompts to choose from")
     chosen = []
-    for position in range(step * batch_size, (step + 1) * batch_size):
+    for position in positions:
         epoch, place = divmod(position, n_prompts)
         row = int(_order(n_prompts, seed, epoch)[place]) if shuffle else place
         chosen.append((row, epoch))

@@ -16,6 +16,7 @@ Arrays are numpy, files are Parquet; the package needs no engine, scheduler or t
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.digests import routes_digest, token_digest
 from pipeline.traces.format.ids import (
+    baseline_ids,
     expected_ids,
     group_id,
     planned_id,
@@ -28,6 +29,7 @@ from pipeline.traces.format.ids import (
 from pipeline.traces.format.manifest import Manifest, SealedManifest, open_manifest, read_manifest
 from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, TraceError, VersionSpan
 from pipeline.traces.read.early import check_shard, open_shard
+from pipeline.traces.read.group_values import group_values
 from pipeline.traces.read.joined import used_routes
 from pipeline.traces.read.peers import dense_routes, to_slime, to_verl, to_verl_batch
 from pipeline.traces.read.reader import read_routes, read_sample_file, read_samples
@@ -63,12 +65,14 @@ __all__ = [
     "ShardWriter",
     "TraceError",
     "VersionSpan",
+    "baseline_ids",
     "check_replay",
     "check_shard",
     "dense_routes",
     "expected_ids",
     "expected_of",
     "group_id",
+    "group_values",
     "names_weights",
     "new_sample",
     "open_manifest",

@@ -17,11 +17,11 @@ from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.amendments import description_at
 from pipeline.run.commit import MOST_BYTES, CorruptObjectError, read_data, sha256
-from pipeline.run.plan import Plan
+from pipeline.run.plan import Window, find_step_plans
 from pipeline.run.policy import weights_of
 from pipeline.store import ObjectExistsError, ObjectMissingError, Store
 from pipeline.traces.format.digests import token_digest
-from pipeline.traces.format.ids import check_ids, expected_ids
+from pipeline.traces.format.ids import check_ids, expected_ids, named
 from pipeline.traces.format.manifest import Manifest, open_file, open_manifest, read_manifest
 from pipeline.traces.format.pruned import is_pruned, refuse_pruned
 from pipeline.traces.format.types import Kind, TraceError
@@ -42,10 +42,8 @@ class Expected:
 
     prompt_tokens: Mapping[str, npt.NDArray[np.uint32]]
     """Token ids of the staged prompts by row: '17' for the prompt ids '17' and '17.2'."""
-    ids: Sequence[str] | None
-    """The sample ids of the step's plan; None: any."""
-    policy_version: int | None
-    """The policy version of the step's plan; None: any."""
+    window: Window | None
+    """What the run may make in the step; None: any samples, of any policy version."""
     geometry: Geometry | None
     """The model's geometry; None: routes are not replayed."""
     kind: Kind | None
@@ -69,8 +67,8 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
     if manifest.geometry is None:
         raise TraceError(f"step {step} of {run.uri}: no routes were recorded, so there is no set")
     _seal_copy(run, target, manifest, lambda key: key)
-    if run.size(keys.plan(step)) is not None:  # it holds the sampling parameters
-        _put(target, keys.plan(step), run.read(keys.plan(step), MOST_BYTES))
+    for plan in find_step_plans(run, step):  # they hold the sampling parameters
+        _put(target, plan.key, run.read(plan.key, MOST_BYTES))
 
 
 def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
@@ -85,15 +83,8 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
     name = f"replay_file {source.uri}, step {step}"
     refuse_pruned(source, step)
     manifest = used_routes(source, step)
-    if expected.ids is not None:
-        check_ids(name, manifest.ids, expected.ids)
-    if expected.policy_version is not None:
-        found = manifest.policy_versions
-        if found != (expected.policy_version,):
-            raise TraceError(
-                f"{name}: tokens of policy versions {found}, this run's plan says "
-                f"{expected.policy_version}; use the max_staleness of the set's run"
-            )
+    if expected.window is not None:
+        _check_planned(name, manifest, expected.window)
     theirs = (manifest.policies or {}).get(0)
     if expected.weights is not None and theirs not in (None, expected.weights):
         raise TraceError(
@@ -129,16 +120,16 @@ def names_weights(source: Store, step: int) -> bool:
 
 
 def seal_replay(
-    run: Store, source: Store, step: int, plan: Plan | None, other_weights: bool = False
+    run: Store, source: Store, step: int, window: Window | None, other_weights: bool = False
 ) -> Manifest:
     """Seal a step of a run with the samples and routes of a recorded set or of another run.
 
-    `plan` is the step's own plan, with which the samples are compared; None: they are not compared.
+    `window` is what the run may make, with which the samples are compared; None: they are not.
     With `other_weights` the set's policy 0 may be another than the run's.
     A step that is already sealed is returned unchanged. Raises the errors of `check_replay`.
     """
     if run.size(keys.manifest(step)) is None:
-        expected = expected_of(run, step, plan)
+        expected = expected_of(run, step, window)
         if not other_weights and names_weights(source, step):
             expected = replace(expected, weights=weights_of(run, 0))
         manifest = digested(source, check_replay(source, step, expected))
@@ -146,8 +137,8 @@ def seal_replay(
     return read_manifest(run, step)
 
 
-def expected_of(run: Store, step: int, plan: Plan | None) -> Expected:
-    """What a run expects of a replayed step, from its description and the step's plan.
+def expected_of(run: Store, step: int, window: Window | None) -> Expected:
+    """What a run expects of a replayed step, from its description and what it may make.
 
     Of weights, which only some steps name, it expects nothing.
     """
@@ -161,12 +152,36 @@ def expected_of(run: Store, step: int, plan: Plan | None) -> Expected:
     }
     return Expected(
         prompt_tokens=tokens,
-        ids=None if plan is None else expected_ids(plan),
-        policy_version=None if plan is None else plan.policy_version,
+        window=window,
         geometry=None if mode == "disabled" else description.geometry,
         kind=None if mode == "disabled" else mode,
         weights=None,
     )
+
+
+def _check_planned(name: str, manifest: Manifest, window: Window) -> None:
+    """Raise TraceError unless a step has the samples that a run would make, or would choose of."""
+    version = window.plans[0].policy_version
+    groups = set(manifest.rows["group"].to_pylist())
+    rejected = {group.group for group in manifest.rejected}
+    if len(window.plans) == 1 and rejected:
+        raise TraceError(
+            f"{name}: {named('groups were made and not accepted', sorted(rejected))}, and this run "
+            "accepts all it makes; use the algorithm.filter_groups of the set's run"
+        )
+    made = [id for plan in window.made(len(groups | rejected)) for id in expected_ids(plan)]
+    expected = [id for id in made if id.rpartition("/")[0] not in rejected]
+    check_ids(name, manifest.ids, expected)
+    if len(groups) != window.groups:
+        raise TraceError(
+            f"{name}: {len(groups)} groups, this run trains on {window.groups}; use the "
+            "data.train_batch_size of the set's run"
+        )
+    if manifest.policy_versions != (version,):
+        raise TraceError(
+            f"{name}: tokens of policy versions {manifest.policy_versions}, this run's plan says "
+            f"{version}; use the max_staleness of the set's run"
+        )
 
 
 def _check_routes(name: str, manifest: Manifest, expected: Expected) -> None:

@@ -82,9 +82,6 @@ _DATA = with_prefix(
     unread("continuous_token.*", "rollouts have one turn", "data.continuous_token.enable"),
     unread("image_* video_* audio_* mm_processor_kwargs*", "models are of text alone", _PATH),
     unread("return_multi_modal_inputs", "models are of text alone", _PATH),
-    elsewhere(
-        "gen_batch_size", "a step has train_batch_size prompts", same_value("data.train_batch_size")
-    ),
     speed("return_raw_* return_full_prompt", _DATALOADER),
     speed("use_shm dataloader_num_workers filter_overlong_prompts_workers", _DATALOADER),
     speed("val_batch_size validation_shuffle", "a validation takes all its prompts at once"),
@@ -97,8 +94,7 @@ _ALGORITHM = with_prefix(
     unread("gamma lam", _GRPO_ONLY, _ESTIMATOR),
     unread("kl_penalty kl_ctrl.*", "see use_kl_in_reward", "algorithm.use_kl_in_reward"),
     unread("pf_ppo.*", _GRPO_ONLY, "algorithm.use_pf_ppo"),
-    off("filter_groups.enable", "groups are not filtered and sampled again yet"),
-    unread("filter_groups.*", "see filter_groups.enable", "algorithm.filter_groups.enable"),
+    speed("filter_groups.max_inflight_gen_batches", "as many as the step surely needs"),
     same("rollout_correction.rollout_rs", "samples are not rejected by their weight"),
     unread(
         "rollout_correction.rollout_rs_threshold*",

@@ -11,6 +11,7 @@ from pipeline.config.rules.activation_rules import activation_notes, activation_
 from pipeline.config.rules.budget import budget_notes, budget_problems
 from pipeline.config.rules.cuda import cuda_notes, cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
+from pipeline.config.rules.groups import group_problems, sampled_at_once
 from pipeline.config.rules.layout import layout_problems
 from pipeline.config.rules.losses import loss_notes, loss_problems
 from pipeline.config.rules.megatron_options import option_problems
@@ -139,11 +140,13 @@ def _batch_problems(config: RunConfig) -> list[str]:
         )
     problems += budget_problems(config)
     problems += _limit_problems(config)
+    problems += group_problems(config)
     shards = config.launch.rollout_shards
-    if shards is not None and shards > data.train_batch_size:
+    name, size = sampled_at_once(config)
+    if shards is not None and shards > size:
         problems.append(
-            f"launch.rollout_shards: found {shards}, expected at most "
-            f"data.train_batch_size={data.train_batch_size}; a shard has at least one prompt"
+            f"launch.rollout_shards: found {shards}, expected at most {name}={size}; a shard has "
+            "at least one prompt"
         )
     workers = config.launch.rollout_workers or 1
     if shards is not None and shards < workers:

@@ -43,12 +43,22 @@ def planned_id(plan: Plan, prompt: PlannedPrompt, k: int) -> str:
 
 def expected_ids(plan: Plan) -> list[str]:
     """The ids of all samples of a plan, in the plan's order."""
-    return [planned_id(plan, prompt, k) for prompt in plan.prompts for k in range(plan.n)]
+    return _ids(plan, plan.prompts)
 
 
 def shard_ids(plan: Plan, shard: int) -> list[str]:
     """The ids of a shard's samples, in the plan's order."""
-    return [planned_id(plan, prompt, k) for prompt in plan.prompts_of(shard) for k in range(plan.n)]
+    return _ids(plan, plan.prompts_of(shard))
+
+
+def baseline_ids(plan: StepPlan) -> list[str]:
+    """The ids of the greedy samples of a plan; [] when it has none."""
+    prompts = plan.prompts if plan.baseline else ()
+    return [planned_id(plan, prompt, plan.n) for prompt in prompts]
+
+
+def _ids(plan: Plan, prompts: Sequence[PlannedPrompt]) -> list[str]:
+    return [planned_id(plan, prompt, k) for prompt in prompts for k in range(plan.group_samples)]
 
 
 def sampling_seed(seed: int, sample_id: str) -> int:

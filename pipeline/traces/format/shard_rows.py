@@ -1,5 +1,6 @@
 """The rows of a manifest that a committed rollout shard makes, before and after it is sealed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,16 @@ from pipeline.traces.format.types import TraceError
 
 NO_REWARD = "no reward"
 """Why a sample is not trained on whose reward function failed."""
+BASELINE = "greedy baseline"
+"""Why a sample is not trained on whose reward is the baseline of its group."""
 _SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
 
 
-def shard_rows(store: Store, header: Header, first: int) -> pa.Table:
+def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str] = ()) -> pa.Table:
     """Read the manifest rows of a rollout shard, with their version spans.
 
-    `first` is the number of the shard's first file in the manifest's list.
+    `first` is the number of the shard's first file in the manifest's list, `baselines` are the ids
+    of greedy samples.
     """
     numbers = {file.role: first + i for i, file in enumerate(header.files)}
     file = file_of(header, "samples")
@@ -39,6 +43,8 @@ def shard_rows(store: Store, header: Header, first: int) -> pa.Table:
         part = _structs(file=np.full(rows, numbers["routes"], np.int32), segments=segments)
         routes = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), part)
     not_trained = pc.if_else(pc.is_null(table["reward"]), NO_REWARD, pa.scalar(None, pa.string()))
+    greedy = pc.is_in(table["id"], pa.array(baselines, pa.string()))
+    not_trained = pc.if_else(greedy, BASELINE, not_trained)
     columns = {"samples": samples, "routes": routes, "not_trained": not_trained}
     columns["part_digests"] = pa.nulls(rows, MANIFEST.field("part_digests").type)  # of one part
     for name, column in columns.items():

@@ -43,13 +43,15 @@ def seal(
     training: bool = False,
     *,
     rejected: Mapping[str, str] | None = None,
+    baselines: Sequence[str] = (),
 ) -> SealedManifest:
     """Join the committed shards of a step and seal it.
 
     With `policy_version` None the response tokens may come from any policy versions. `training`:
     the trainer records the routes of this step (R2). `rejected` has the reason of each group that
     was made and not accepted: its samples are in the shards, but not in the step, nor among the
-    ids of their shard. A step that is already sealed is returned unchanged. Raises TraceError when
+    ids of their shard. `baselines` are the ids of greedy samples, which are not trained on. A step
+    that is already sealed is returned unchanged. Raises TraceError when
     a shard's samples are missing, duplicated or unexpected, when shards differ in geometry, kind or
     policy version or in the weights of one version, when a response token comes from another policy
     version, or when a rejected group is in no shard; ObjectMissingError when a shard is not
@@ -64,7 +66,14 @@ def seal(
         domain.check_name(group, f"step {step}: rejected group")
         domain.check_line(reason, f"step {step}: reason of the rejected group {group}")
     ours = store.size(keys.manifest(step)) is None and _seal(
-        store, step, shards, ids_of_shard, policy_version, training=training, rejected=refused
+        store,
+        step,
+        shards,
+        ids_of_shard,
+        policy_version,
+        training=training,
+        rejected=refused,
+        baselines=baselines,
     )
     manifest = open_manifest(store, step)
     if not ours:
@@ -90,6 +99,7 @@ def _seal(
     *,
     training: bool,
     rejected: Mapping[str, str],
+    baselines: Sequence[str],
 ) -> bool:
     """Write the manifest of committed shards; return False when another writer was first."""
     headers: list[Header] = []
@@ -105,7 +115,7 @@ def _seal(
     with _writer(store, step, write_id) as file:
         rows = _Rows(file)
         for shard, header in enumerate(headers):
-            table = shard_rows(store, header, len(refs)).sort_by("id")
+            table = shard_rows(store, header, len(refs), baselines).sort_by("id")
             out = pc.is_in(table["group"], pa.array(list(rejected), pa.string()))
             counts.update(table["group"].filter(out).to_pylist())
             table = table.filter(pc.invert(out))

@@ -10,10 +10,8 @@ from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.description import RunDescription
 from pipeline.run.parse import same
-from pipeline.run.plan import Plan
 from pipeline.store import Store
 from pipeline.traces.format.header import Header
-from pipeline.traces.format.ids import check_ids, expected_ids
 from pipeline.traces.format.manifest import Commits, Manifest, open_file, read_manifest
 from pipeline.traces.format.pruned import is_pruned
 from pipeline.traces.format.types import TraceError
@@ -23,9 +21,10 @@ from pipeline.upkeep.verify.commits import check_commit, check_file_names
 from pipeline.upkeep.verify.contents import verify_file
 from pipeline.upkeep.verify.footer import check_footer
 from pipeline.upkeep.verify.manifest_rows import ManifestRows
+from pipeline.upkeep.verify.plans import find_plans, verify_groups, verify_plans
 from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shard
 from pipeline.upkeep.verify.step_of_run import verify_metrics, verify_step_of_run
-from pipeline.upkeep.verify.stored_run import find_signed, find_signed_plan
+from pipeline.upkeep.verify.stored_run import find_signed
 from pipeline.upkeep.verify.training import (
     verify_recorded,
     verify_training,
@@ -65,9 +64,8 @@ def _verify_objects(
     store: Store, step: int, run: RunDescription | None, report: Report, pruned: bool
 ) -> int | None:
     """Check a step's objects; return its number of samples, 0 if unknown, None if not sealed."""
-    plan = None
-    with report.noting(keys.plan(step)):
-        plan = find_signed_plan(store, keys.plan(step))
+    start = len(report.problems)
+    plans = find_plans(store, step, report)
     _verify_mark(store, step, report)
     key = keys.manifest(step)
     sealed = True  # also by what is no object, which reading it will say
@@ -93,8 +91,8 @@ def _verify_objects(
         _verify_rows(manifest, run)
     if run is not None:
         verify_step_of_run(store, run, manifest, report)
-    if plan is not None:
-        _verify_plan(step, manifest, plan, report)
+    if plans:
+        verify_plans(manifest, plans, report)
     headers = _verify_files(store, manifest, commits, shards, report, pruned)
     if not pruned:
         body = commits.header(key).body
@@ -103,6 +101,8 @@ def _verify_objects(
         if not pruned:
             _verify_joined(store, manifest, report)
         verify_training(store, manifest, run, report, pruned)
+    if run is not None and len(report.problems) == start:
+        verify_groups(store, run, manifest, plans, report, pruned)
     return len(manifest.ids)
 
 
@@ -198,19 +198,6 @@ def _verify_rows(manifest: Manifest, run: RunDescription | None) -> None:
     differs = without if manifest.geometry is not None else pc.invert(without)
     for row in rows.filter(differs).slice(0, 1).to_pylist():
         raise TraceError(f"sample {row['id']}: it has no routes, other samples have")
-
-
-def _verify_plan(step: int, manifest: Manifest, plan: Plan, report: Report) -> None:
-    """Check that the manifest has the samples of the plan, but those of rejected groups."""
-    version = plan.policy_version
-    rejected = {group.group for group in manifest.rejected}
-    expected = [id for id in expected_ids(plan) if id.rpartition("/")[0] not in rejected]
-    with report.noting(keys.manifest(step)):
-        check_ids(keys.manifest(step), manifest.ids, expected)
-        if manifest.policy_versions != (version,):
-            raise TraceError(
-                f"policy versions {manifest.policy_versions}, {keys.plan(step)} says {version}"
-            )
 
 
 def _verify_files(

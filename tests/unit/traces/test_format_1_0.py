@@ -18,7 +18,7 @@ from pipeline.traces import (
 from pipeline.upkeep.export import export
 from pipeline.upkeep.verify import verify
 from tests.old_stores import old_digests, old_store
-from tests.samples import make_plan, make_samples, write_run
+from tests.samples import make_samples, make_window, write_run
 
 ALL = ("r3", "r2", "audited", "disabled", "set", "replayed")
 ROUTED = tuple(name for name in ALL if name != "disabled")
@@ -62,7 +62,7 @@ class TestOldRoutes:
         run = open_store(f"file://{tmp_path}/new")
         mode = "R3" if name == "r3" else "R2"
         write_run(run, make_samples(), mode, replay_file=source.uri)
-        seal_replay(run, source, 0, make_plan())
+        seal_replay(run, source, 0, make_window())
         assert _digests(run) == old_digests(name)
         assert verify(run).problems == []
 

@@ -38,6 +38,7 @@ from tests.samples import (
     layers_of,
     make_plan,
     make_samples,
+    make_window,
     sealed_r2,
     sealed_r3,
     train,
@@ -87,10 +88,10 @@ def test_a_step_survives_recording_and_replay(stores, kind):
     assert read_manifest(record, 0).provenance == {"R3": R3, "R2": R2}[kind]
     write_run(again, SAMPLES, kind, replay_file="record")
     for _ in range(2):
-        seal_replay(again, record, 0, make_plan())
+        seal_replay(again, record, 0, make_window())
     assert_same(again)
     objects = {info.key: again.read(info.key) for info in again.list("")}
-    seal_replay(again, record, 0, make_plan())
+    seal_replay(again, record, 0, make_window())
     assert {info.key: again.read(info.key) for info in again.list("")} == objects
 
     third = open_store(again.uri + "-set")
@@ -114,7 +115,7 @@ def test_a_run_can_be_replayed_without_a_set(stores, kind):
     run, _, again = stores
     SEALED[kind](run, SAMPLES)
     write_run(again, SAMPLES, kind, replay_file="run")
-    seal_replay(again, run, 0, make_plan())
+    seal_replay(again, run, 0, make_window())
     for info in list(run.list("")):
         run.delete(info.key)
     assert_same(again)
@@ -133,9 +134,9 @@ def test_a_step_of_other_weights_of_policy_0_is_not_sealed(stores):
     with pytest.raises(
         TraceError, match=f"step 0: .*weights {'a' * 64}, this run's has {'c' * 64};"
     ):
-        seal_replay(again, record, 0, make_plan())
+        seal_replay(again, record, 0, make_window())
     assert again.size(keys.manifest(0)) is None
-    seal_replay(again, record, 0, make_plan(), other_weights=True)
+    seal_replay(again, record, 0, make_window(), other_weights=True)
     assert read_manifest(again, 0).policies == policies
 
 
@@ -195,28 +196,33 @@ def changed_tokens(samples):
 
 
 @pytest.mark.parametrize(
-    ("samples", "mode", "plan", "says"),
+    ("samples", "mode", "window", "says"),
     [
         (
             changed_tokens(SAMPLES),
             "R3",
-            make_plan(),
+            make_window(),
             r"sample 000000/2/0 has token digest [0-9a-f]{64}, with this run's prompt and "
             r"tokenizer it is [0-9a-f]{64}; use the data.train_files",
         ),
-        (SAMPLES[:4], "R3", make_plan(), "sample 000000/2/0 is of prompt 2, which this run has no"),
+        (
+            SAMPLES[:4],
+            "R3",
+            make_window(),
+            "sample 000000/2/0 is of prompt 2, which this run has no",
+        ),
         (
             SAMPLES,
             "R2",
-            make_plan(),
+            make_window(),
             "its routes are of kind R3, not R2; set actor_rollout_ref.actor.router_replay.mode=R3",
         ),
-        (SAMPLES, "R3", make_plan(prompts=2), "not expected: 000000/2/0, 000000/2/1"),
-        (SAMPLES, "R3", make_plan(n=3), "missing: 000000/0/2, 000000/1/2, 000000/2/2"),
-        (SAMPLES, "R3", make_plan(version=1), r"policy versions \(0,\)"),
+        (SAMPLES, "R3", make_window(prompts=2), "not expected: 000000/2/0, 000000/2/1"),
+        (SAMPLES, "R3", make_window(n=3), "missing: 000000/0/2, 000000/1/2, 000000/2/2"),
+        (SAMPLES, "R3", make_window(version=1), r"policy versions \(0,\)"),
     ],
 )
-def test_a_set_that_does_not_fit_is_refused(stores, samples, mode, plan, says):
+def test_a_set_that_does_not_fit_is_refused(stores, samples, mode, window, says):
     """Another tokenizer, other prompts, another kind, another batch, another version. Nothing is
     sealed then."""
     run, record, again = stores
@@ -224,7 +230,7 @@ def test_a_set_that_does_not_fit_is_refused(stores, samples, mode, plan, says):
     write_recorded_set(run, record, 0)
     write_run(again, samples, mode)
     with pytest.raises(TraceError, match=says):
-        seal_replay(again, record, 0, plan)
+        seal_replay(again, record, 0, window)
     assert not list(again.list("steps/"))
 
 
@@ -237,7 +243,7 @@ def test_another_model_is_refused(stores):
     write_recorded_set(run, record, 0)
     write_run(again, samples, "R3")
     with pytest.raises(TraceError, match=r"experts=32.*this run's model has .*experts=16"):
-        seal_replay(again, record, 0, make_plan())
+        seal_replay(again, record, 0, make_window())
 
 
 def test_a_set_that_lacks_the_step_is_named(stores):
@@ -246,7 +252,7 @@ def test_a_set_that_lacks_the_step_is_named(stores):
     write_recorded_set(run, record, 0)
     write_run(again, SAMPLES, "R3")
     with pytest.raises(ObjectMissingError, match=r"steps/000001/manifest\.json"):
-        seal_replay(again, record, 1, make_plan(step=1))
+        seal_replay(again, record, 1, make_window(step=1))
 
 
 def stages(*written):

@@ -14,7 +14,7 @@ from pipeline.run import keys
 from pipeline.run.commit import CONTENT_SHA256, content_digest, new_write_id
 from pipeline.store import Store, open_store
 from pipeline.traces import seal, write_shard
-from pipeline.upkeep.verify import sealed_steps, verify
+from pipeline.upkeep.verify import plans, verify
 from tests.memory_store import MemoryStore
 from tests.samples import GEOMETRY, R3, make_samples, sealed_r3
 from tests.stored_runs import whole_run
@@ -157,14 +157,14 @@ def test_what_a_library_raises_is_a_problem_of_its_object(monkeypatch, error):
     store = MemoryStore()
     for step in TWO_STEPS:
         made(store, step)
-    real = sealed_steps.find_signed_plan
+    real = plans.find_signed_plan
 
     def fails(store, key):
         if key == keys.plan(0):
             raise error
         return real(store, key)
 
-    monkeypatch.setattr(sealed_steps, "find_signed_plan", fails)
+    monkeypatch.setattr(plans, "find_signed_plan", fails)
     report = verify(store)
     assert [problem.key for problem in report.problems] == [keys.plan(0)]
     assert type(error).__name__ in report.problems[0].text

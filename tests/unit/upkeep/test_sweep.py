@@ -31,7 +31,7 @@ from tests.samples import (
     R2,
     R3,
     STAGES,
-    make_plan,
+    make_window,
     sealed_r3,
     without_routes,
     write_run,
@@ -185,7 +185,7 @@ def test_objects_taken_over_from_a_recorded_set(tmp_path):
     assert swept(record) == set()
     put_data(again, keys.replayed(0, "steps/000000/rollout/00000.0a0a0a0a.samples.parquet"), b"x")
     assert swept(again) == set()
-    seal_replay(again, record, 0, make_plan())
+    seal_replay(again, record, 0, make_window())
     assert expected_of(again, 0, None).kind == "R3"
     assert swept(again) == {"steps/000000/replay/rollout/00000.0a0a0a0a.samples.parquet"}
     assert not verify(again).problems

@@ -99,7 +99,7 @@ def test_what_is_to_be_decided_is_refused_until_it_is(tmp_path):
     script, mine = tmp_path / "run.sh", tmp_path / "my.yaml"
     script.write_text(
         "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nproc) "
-        "algorithm.filter_groups.enable=True actor_rollout_ref.model.path=m "
+        "algorithm.use_pf_ppo=True actor_rollout_ref.model.path=m "
         "data.train_files=t.parquet trainer.experiment_name=x trainer.total_training_steps=2 "
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2\n"
     )
@@ -109,9 +109,9 @@ def test_what_is_to_be_decided_is_refused_until_it_is(tmp_path):
     keys = [re.fullmatch(r".*, line \d+: ([\w.]+) is to be decided; .*", p) for p in problems]
     assert {key and key[1] for key in keys} == {
         "trainer.n_gpus_per_node",
-        "algorithm.filter_groups.enable",
+        "algorithm.use_pf_ppo",
     }
-    without = [line for line in text.splitlines() if "filter_groups" not in line]
+    without = [line for line in text.splitlines() if "use_pf_ppo" not in line]
     mine.write_text("\n".join(without))
     assert load_config(mine, ["trainer.n_gpus_per_node=2"]).config.trainer.n_gpus_per_node == 2
 

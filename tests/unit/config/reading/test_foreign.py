@@ -95,7 +95,6 @@ class TestNothingThatAltersNumbersIsIgnored:
             (f"{ROLLOUT}.engine_kwargs.vllm.max_model_len", "1024", "1023"),
             (f"{ROLLOUT}.calculate_log_probs", "True", "False"),
             (f"{ROLLOUT}.val_kwargs.do_sample", "True", "False"),
-            ("data.gen_batch_size", "32", "96"),
             (f"{ACTOR}.optim.min_lr_ratio", "0.5", "0.25"),
             (f"{ACTOR}.optim.lr_scheduler_type", "cosine", "constant"),
             (f"{ACTOR}.optim.warmup_style", "cosine", "constant"),

@@ -1,0 +1,125 @@
+"""The part of `verify` for a step's plans: it has what was planned, or says why it lacks it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow.compute as pc
+
+from pipeline.rl.group_filter import choose
+from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError
+from pipeline.run.description import RunDescription
+from pipeline.run.parse import field, flag, mapping, number, text
+from pipeline.run.plan import StepPlan
+from pipeline.store import Store
+from pipeline.traces.format.ids import baseline_ids, check_ids, expected_ids, named
+from pipeline.traces.format.manifest import Manifest
+from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.traces.format.types import TraceError
+from pipeline.traces.read.group_values import group_values
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify.stored_run import find_signed_plan
+
+_FILTERS = "algorithm.filter_groups"
+
+
+def find_plans(store: Store, step: int, report: Report) -> list[StepPlan]:
+    """A step's plans in order; [] when it has none, or when one is missing or damaged."""
+    found: list[StepPlan] = []
+    of_keys = (keys.sub_plan_number(info.key) for info in store.list(keys.step_prefix(step)))
+    last = max((number for number in of_keys if number is not None), default=0)
+    for sub_plan in range(last + 1):
+        key = keys.sub_plan(step, sub_plan)
+        with report.noting(key):
+            plan = find_signed_plan(store, key)
+            if isinstance(plan, StepPlan):
+                found.append(plan)
+            elif last:
+                later = keys.sub_plan(step, last)
+                raise CorruptObjectError(f"{key}: no such object, but {later} is there")
+        if len(found) <= sub_plan:
+            return []
+    return found
+
+
+def verify_plans(manifest: Manifest, plans: Sequence[StepPlan], report: Report) -> None:
+    """Check that the manifest has the samples of the plans, but those of rejected groups."""
+    version, key = plans[0].policy_version, keys.manifest(manifest.step)
+    rejected = {group.group for group in manifest.rejected}
+    planned = [id for plan in plans for id in expected_ids(plan)]
+    expected = [id for id in planned if id.rpartition("/")[0] not in rejected]
+    with report.noting(key):
+        check_ids(key, manifest.ids, expected)
+        if manifest.policy_versions != (version,):
+            raise TraceError(
+                f"policy versions {manifest.policy_versions}, {keys.plan(manifest.step)} says "
+                f"{version}"
+            )
+        greedy = pc.equal(manifest.rows["not_trained"], BASELINE).fill_null(False)
+        said = set(manifest.rows["id"].filter(greedy).to_pylist())
+        baselines = {id for plan in plans for id in baseline_ids(plan)} & set(expected)
+        if said != baselines:
+            differing = named("these differ", sorted(said ^ baselines))
+            raise TraceError(
+                f"{key}: {len(said)} samples with not_trained {BASELINE!r}, "
+                f"{len(baselines)} are planned: {differing}"
+            )
+
+
+def verify_groups(
+    store: Store,
+    run: RunDescription,
+    manifest: Manifest,
+    plans: Sequence[StepPlan],
+    report: Report,
+    pruned: bool,
+) -> None:
+    """Check that the groups of a run's step were accepted and rejected by its settings.
+
+    Of a pruned step the samples are gone, and of one that was replayed the settings of another run
+    count: only the number of groups is compared then.
+    """
+    key = keys.manifest(manifest.step)
+    with report.parsing(key):
+        filters = _filters(run)
+        if not filters.get("enable", False):
+            for group in manifest.rejected:
+                raise TraceError(
+                    f"{key}: group {group.group} is rejected, but {keys.run_json()} has "
+                    f"{_FILTERS}.enable=False"
+                )
+            return
+        wanted = field(mapping(run.setting("data")), "train_batch_size", number)
+        accepted = list(dict.fromkeys(manifest.rows["group"].to_pylist()))
+        if len(accepted) != wanted:
+            raise TraceError(
+                f"{key}: {len(accepted)} groups, {keys.run_json()} has "
+                f"data.train_batch_size={wanted}"
+            )
+        if pruned or not plans:
+            return
+        metric = field(filters, "metric", text)
+        values: dict[str, list[float | None]] = {}
+        for plan in plans:
+            values |= group_values(store, plan, metric)
+        choice = choose(values, metric, wanted)
+        found = {group.group: group.reason for group in manifest.rejected}
+        if found != choice.rejected:
+            wrong = sorted(
+                group
+                for group in found.keys() | choice.rejected.keys()
+                if found.get(group) != choice.rejected.get(group)
+            )
+            raise TraceError(
+                f"{key}: {named('rejected otherwise than the samples say', wrong)}: "
+                f"{found.get(wrong[0])!r}, by {_FILTERS} it is {choice.rejected.get(wrong[0])!r}"
+            )
+
+
+def _filters(run: RunDescription) -> Mapping[str, Any]:
+    """The settings of dynamic sampling; {} of a run that is older than they are."""
+    algorithm = mapping(run.settings.get("algorithm", {}))
+    filters = mapping(algorithm.get("filter_groups", {}))
+    if "enable" in filters:
+        field(filters, "enable", flag)
+    return filters

@@ -1,0 +1,289 @@
+"""Dynamic sampling by the flow: sub-plans, what is accepted, restarts, verify and replays. Workers
+are a function of this process that commits real shards; tests/integration/run has real ones."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
+from pipeline.flows.sub_plans import MadeGroups, make_groups
+from pipeline.inputs.stage import StagedRun
+from pipeline.rl.group_filter import FULL
+from pipeline.run import keys
+from pipeline.run.commit import CONTENT_SHA256, content_digest, new_write_id, to_json
+from pipeline.run.plan import Plan, PlannedPrompt, StepPlan, find_step_plans
+from pipeline.run.planning import make_plan, make_window
+from pipeline.store import Store
+from pipeline.traces import (
+    TraceError,
+    expected_ids,
+    read_manifest,
+    seal,
+    seal_replay,
+    write_recorded_set,
+    write_shard,
+)
+from pipeline.traces.format.types import Provenance
+from pipeline.upkeep.verify import verify
+from tests.memory_store import MemoryStore
+from tests.samples import GEOMETRY, samples_of, write_run
+
+SHARDS = 2
+PROMPTS = 50
+
+
+def config_of(**filters: object) -> RunConfig:
+    """4 groups of 3 samples a step, from up to 3 batches of 4 prompts unless it says otherwise."""
+    size = filters.pop("gen_batch_size", None)
+    staleness = filters.pop("max_staleness", 0)
+    return RunConfig.model_validate(
+        {
+            "data": {"train_batch_size": 4, "gen_batch_size": size},
+            "actor_rollout_ref": {"model": {"path": "m"}, "rollout": {"n": 3}},
+            "algorithm": {
+                "filter_groups": {
+                    "enable": True,
+                    "metric": "seq_reward",
+                    "max_num_gen_batches": 3,
+                    **filters,
+                }
+            },
+            "trainer": {"experiment_name": "t", "max_staleness": staleness},
+        }
+    )
+
+
+def every(number: int) -> Callable[[str], float | None]:
+    """Rewards that differ in every so many-th group, by the number of its prompt's row."""
+
+    def reward(id: str) -> float | None:
+        _, prompt, k = id.split("/")
+        row = int(prompt.split(".")[0])
+        return float(k == "0") if row % number == 0 else float(row % 2)
+
+    return reward
+
+
+@dataclass
+class Workers:
+    """Make what is awaited. `killed_at`: the flow is killed when so many things have happened."""
+
+    store: Store
+    rewards: Callable[[str], float | None]
+    killed_at: int = -1
+    said: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+
+    def __call__(self, what: str, plan: Plan) -> None:
+        assert isinstance(plan, StepPlan)
+        self.said.append(what)
+        for shard in range(plan.shards):
+            if self.store.size(plan.shard_key(shard)) is None:
+                self._may_be_killed()
+                samples = samples_of(plan, shard, self.rewards)
+                source = Provenance("R3", plan.policy_version, "vllm 0.32.0")
+                number = plan.number_of(shard)
+                write_shard(
+                    self.store, plan.step, number, new_write_id(), samples, GEOMETRY, source
+                )
+                self.made.append(plan.shard_key(shard))
+        self._may_be_killed()
+
+    def _may_be_killed(self) -> None:
+        self.killed_at -= 1
+        if self.killed_at == -1:
+            raise KeyboardInterrupt
+
+
+def run_of(store: Store, config: RunConfig) -> StagedRun:
+    return StagedRun("t", store.uri, store, config, {}, None, PROMPTS, 0, ())  # type: ignore[arg-type]
+
+
+def made_by(
+    store: Store, config: RunConfig, workers: Workers, step: int = 0, shards: int = SHARDS
+) -> MadeGroups:
+    made = make_groups(config, run_of(store, config), step, shards, workers)
+    seal(store, step, made.shards, made.ids_of_shard, made.policy_version, rejected=made.rejected)
+    return made
+
+
+def described(store: Store, config: RunConfig, **more: str) -> None:
+    """run.json and the prompts of all windows that are looked at."""
+    rows = tuple(PlannedPrompt(row, 0) for row in range(PROMPTS))
+    plan = replace(make_plan(config, run_of(store, config), 0, 1), prompts=rows)
+    everything = samples_of(plan, 0, every(1))
+    settings = config.model_dump(mode="json")
+    groups = {name: settings[name] for name in ("algorithm", "data")}
+    write_run(store, everything, "R3", settings=groups, **more)
+
+
+def test_groups_without_variance_are_replaced_until_the_step_is_full():
+    """Sub-plans take prompts of the step's window in order, shards are numbered through, and what
+    was made and not accepted stays in the store with its reason."""
+    store, config = MemoryStore(), config_of()
+    described(store, config)
+    workers = Workers(store, every(3))
+    made = made_by(store, config, workers)
+    manifest = read_manifest(store, 0)
+    groups = list(dict.fromkeys(manifest.rows["group"].to_pylist()))
+    assert len(groups) == 4
+    assert len(made.plans) > 1
+    assert [plan.key for plan in made.plans][:2] == [
+        "steps/000000/plan.json",
+        "steps/000000/plan.00001.json",
+    ]
+    assert workers.made == [keys.rollout(0, n) for n in range(SHARDS * len(made.plans))]
+    planned = [id for plan in made.plans for id in expected_ids(plan)]
+    assert len(set(planned)) == len(planned) == 12 * len(made.plans)
+    window = make_window(config, run_of(store, config), 0)
+    assert [plan.prompts for plan in made.plans] == [
+        plan.prompts for plan in window.plans[: len(made.plans)]
+    ]
+    varied = [g for g in dict.fromkeys(id.rpartition("/")[0] for id in planned) if _row(g) % 3 == 0]
+    assert sorted(groups) == sorted(varied[:4])
+    for group in manifest.rejected:
+        reason = f"seq_reward is {_row(group.group) % 2} in all samples"
+        assert (group.reason, group.samples) == (FULL if group.group in varied else reason, 3)
+    assert len(groups) + len(manifest.rejected) == 4 * len(made.plans)
+    assert workers.said[0] == "step 0"
+    assert workers.said[1].endswith(" of 4 groups accepted")
+    assert not verify(store).problems
+
+
+def _row(group: str) -> int:
+    return int(group.split("/")[1].split(".")[0])
+
+
+def test_a_flow_that_is_killed_anywhere_goes_on_to_the_same_step():
+    """Whatever was published and made when it died, and with other shards in the next attempt: the
+    same plans, the same groups, nothing made twice."""
+    config = config_of()
+    whole = MemoryStore()
+    expected = made_by(whole, config, Workers(whole, every(3)))
+    for killed_at in range(3 * len(expected.plans)):
+        store = MemoryStore()
+        with pytest.raises(KeyboardInterrupt):
+            made_by(store, config, Workers(store, every(3), killed_at))
+        before = len([info for info in store.list("steps/") if keys.commits_shard(info.key)])
+        again = Workers(store, every(3))
+        made = made_by(store, config, again, shards=SHARDS + 1)
+        assert made == expected
+        assert len(again.made) == len(expected.plans) * SHARDS - before
+        found, theirs = read_manifest(store, 0), read_manifest(whole, 0)
+        columns = ["id", "token_digest", "routes_digest", "reward", "not_trained"]
+        assert found.rows.select(columns).equals(theirs.rows.select(columns))
+        assert found.rejected == theirs.rejected
+
+
+def test_batches_that_a_step_surely_needs_are_published_together():
+    """Three batches of 2 prompts hold no 7 groups: all workers have work at once."""
+    config = config_of(gen_batch_size=2, max_num_gen_batches=9)
+    store = MemoryStore()
+    published = []
+
+    def await_shards(what: str, plan: Plan) -> None:
+        published.append(len(find_step_plans(store, 0)))
+        Workers(store, every(3))(what, plan)
+
+    made = make_groups(config, run_of(store, config), 0, 1, await_shards)
+    assert published[0] == 2
+    assert published == sorted(published)
+    assert published[-1] == len(made.plans)
+    accepted = 2 * len(made.plans) - len(made.rejected)
+    assert accepted == 4
+
+
+def test_a_window_that_does_not_fill_the_step_ends_the_run():
+    store, config = MemoryStore(), config_of()
+    with pytest.raises(InputError) as caught:
+        made_by(store, config, Workers(store, lambda _: 1.0))
+    [text] = caught.value.problems
+    assert text.startswith(
+        "algorithm.filter_groups.max_num_gen_batches: step 0 has 0 groups with variance of "
+        "data.train_batch_size=4, after 3 batches of 4 prompts; rejected were 12 where seq_reward "
+        "is 1 in all samples. Start a new run"
+    )
+    assert len(find_step_plans(store, 0)) == 3
+    assert store.size(keys.manifest(0)) is None
+
+
+def test_a_metric_that_the_reward_function_does_not_return_is_named():
+    store, config = MemoryStore(), config_of(metric="rubric")
+    with pytest.raises(InputError, match=r"sample 000000/\d+/0: the reward function returned only"):
+        made_by(store, config, Workers(store, every(3)))
+
+
+def test_steps_own_windows_and_lag_as_they_do_without():
+    """No prompt is in two steps of an epoch, and all sub-plans of a step are of one policy."""
+    config = config_of(max_staleness=1)
+    run = run_of(MemoryStore(), config)
+    windows = [make_window(config, run, step).plans for step in range(4)]
+    prompts = [prompt for plans in windows for plan in plans for prompt in plan.prompts]
+    assert len(set(prompts)) == len(prompts) == 4 * 3 * 4
+    assert [{plan.policy_version for plan in plans} for plans in windows] == [{0}, {0}, {1}, {2}]
+    with pytest.raises(ValueError, match="sub-plan 3, a step has 3 at most"):
+        make_plan(config, run, 0, 1, 3)
+
+
+def test_a_recorded_set_is_replayed_with_what_was_accepted():
+    """The set has the sub-plans and the rejected groups, and so has the run that replays it; a run
+    of other settings is refused."""
+    store, config = MemoryStore(), config_of()
+    described(store, config)
+    made = made_by(store, config, Workers(store, every(3)))
+    record, again = MemoryStore(), MemoryStore()
+    write_recorded_set(store, record, 0)
+    assert find_step_plans(record, 0) == list(made.plans)
+    assert not verify(record).problems
+    described(again, config, replay_file="memory://set")
+    window = make_window(config, run_of(again, config), 0)
+    replayed = seal_replay(again, record, 0, window)
+    assert replayed.ids == read_manifest(store, 0).ids
+    assert replayed.rejected == read_manifest(store, 0).rejected
+    assert not verify(again).problems
+    for other, says in (
+        (config_of(enable=False), "groups were made and not accepted: 000000/"),
+        (config_of(gen_batch_size=3), "not expected|missing"),
+    ):
+        refused = MemoryStore()
+        described(refused, other, replay_file="memory://set")
+        with pytest.raises(TraceError, match=says):
+            seal_replay(refused, record, 0, make_window(other, run_of(refused, other), 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "says"),
+    [
+        (lambda body: body["rejected"][0].update(reason="too long"), keys.manifest(0), "too long"),
+        (lambda body: body["rejected"].pop(), keys.manifest(0), "neither its rows nor rejected"),
+        (lambda body: body.update(sub_plan=2), keys.sub_plan(0, 1), "sub_plan: 2|sub_plan 2"),
+        (None, keys.sub_plan(0, 1), "not expected|groups"),
+        (None, keys.plan(0), "no such object, but steps/000000/plan.00001.json is there"),
+    ],
+)
+def test_verify_knows_why_groups_are_not_in_a_step(change, key, says):
+    store, config = MemoryStore(), config_of()
+    described(store, config)
+    made_by(store, config, Workers(store, every(3)))
+    assert len(find_step_plans(store, 0)) == 2
+    if change is None:
+        store.delete(key)
+    else:
+        body = json.loads(store.objects[key])
+        change(body)
+        body[CONTENT_SHA256] = content_digest(body)
+        store.objects[key] = to_json(body)
+    problems = verify(store).problems
+    assert any(re.search(says, problem.text) for problem in problems), problems
+
+
+def test_a_run_that_accepts_all_has_no_rejected_groups():
+    store, config = MemoryStore(), config_of()
+    described(store, config_of(enable=False))
+    made_by(store, config, Workers(store, every(3)))
+    texts = [problem.text for problem in verify(store).problems]
+    assert any("algorithm.filter_groups.enable=False" in text for text in texts)
