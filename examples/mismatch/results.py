@@ -10,11 +10,11 @@ from examples.mismatch.arms import ArmRun
 from pipeline.run import keys
 from pipeline.run.commit import read_commit
 
-REWARD = "reward/mean"
+REWARD = "critic/rewards/mean"
 KL, KL_NATIVE = "mismatch/kl", "mismatch/kl_native"
 EXTREME, EXTREME_NATIVE = "mismatch/extreme_share", "mismatch/extreme_share_native"
-ENTROPY, GRAD_NORM, AGREEMENT = "loss/entropy", "grad_norm", "replay/agreement"
-CLIPPED = "loss/clip_share"
+ENTROPY, GRAD_NORM = "actor/entropy", "actor/grad_norm"
+CLIPPED = "actor/pg_clipfrac"
 
 WINDOW = 3
 """Steps whose mean reward is looked at: single steps are noisy."""
@@ -44,7 +44,7 @@ def moving_means(rewards: Sequence[float | None]) -> list[float]:
 
 @dataclass(frozen=True)
 class Result:
-    """A run of an arm as the store has it. Example: Result(run, {"reward/mean": [0.4]}, [None])."""
+    """A run of an arm as the store has it. Example: Result(run, {REWARD: [0.4]}, [None])."""
 
     run: ArmRun
     metrics: dict[str, list[float | None]]

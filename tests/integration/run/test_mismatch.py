@@ -10,7 +10,7 @@ import pytest
 from benchmarks.page import blocks_of
 from examples.mismatch.arms import ARMS, arm_runs
 from examples.mismatch.make_policy import ADDITION, make_policy
-from examples.mismatch.results import read_result
+from examples.mismatch.results import ENTROPY, GRAD_NORM, KL, REWARD, read_result
 from tests.exhaustive import TEST_ALL, sample_or_all
 from tests.paths import ROOT
 
@@ -55,7 +55,7 @@ def test_arms_run_once_and_end_on_the_page(tmp_path: Path):
         result = read_result(run)
         assert result is not None
         assert result.steps == 1
-        assert None not in (result.values(m)[0] for m in ("mismatch/kl", "loss/entropy"))
+        assert None not in (result.values(metric)[0] for metric in (KL, ENTROPY, REWARD, GRAD_NORM))
         assert (result.agreement_by_layer[0] is not None) == ("r2" in run.name or "r3" in run.name)
         assert f"\n{run.name}: retrace run " in printed
     page = (tmp_path / "mismatch.md").read_text()

@@ -1,12 +1,12 @@
 """examples/mismatch: the collapse rule, and what is read of a run."""
 
-import json
-
 import pytest
 
 import retrace
+from examples.mismatch import results
 from examples.mismatch.arms import ARMS, ArmRun
-from examples.mismatch.results import REWARD, collapse_step, moving_means, read_result
+from examples.mismatch.results import GRAD_NORM, REWARD, collapse_step, moving_means, read_result
+from pipeline.metrics.table import find_metric
 from pipeline.run import keys
 from pipeline.run.commit import commit
 from tests.samples import write_run
@@ -38,20 +38,27 @@ def test_means_are_of_three_steps_in_a_row():
     assert moving_means([0.0, 0.3, 0.6, 0.9]) == pytest.approx([0.3, 0.6])
 
 
+def test_the_metrics_are_those_that_runs_have():
+    """A renamed one would be a column of dashes."""
+    names = {name for name in vars(results) if isinstance(vars(results)[name], str)}
+    shown = {vars(results)[name] for name in names if name.isupper()}
+    assert len(shown) == 8
+    assert [name for name in shown if find_metric(name) is None] == []
+
+
 def test_a_result_has_the_metrics_and_layers_of_finished_steps(tmp_path):
     run = ArmRun(ARMS[0], 1, tmp_path)
     assert read_result(run) is None
     store = retrace.open_store(str(run.uri))
     write_run(store, SAMPLES, "R3")
     assert read_result(run) is None
-    commit(store, keys.metrics(0), {"step": 0, "metrics": {REWARD: 0.25, "grad_norm": None}}, "a")
+    commit(store, keys.metrics(0), {"step": 0, "metrics": {REWARD: 0.25, GRAD_NORM: None}}, "a")
     body = {"step": 1, "metrics": {REWARD: 0.5}, "agreement_by_layer": {"0": 0.9, "1": 0.7}}
     commit(store, keys.metrics(1), body, "a")
     result = read_result(run)
     assert result is not None
     assert result.steps == 2
     assert result.values(REWARD) == [0.25, 0.5]
-    assert result.values("grad_norm") == result.values("unknown") == [None, None]
-    assert result.measured("grad_norm") == []
+    assert result.values(GRAD_NORM) == result.values("unknown") == [None, None]
+    assert result.measured(GRAD_NORM) == []
     assert result.agreement_by_layer == [None, {0: 0.9, 1: 0.7}]
-    assert json.loads(json.dumps(result.metrics))[REWARD] == [0.25, 0.5]

@@ -11,6 +11,7 @@ from examples.mismatch import __main__ as program
 from examples.mismatch import running
 from examples.mismatch.arms import ARMS, SEEDS, SETTINGS, ArmRun, arm_runs
 from examples.mismatch.plots import COLORS
+from examples.mismatch.results import REWARD
 from pipeline.config.reading.load import load_config
 from pipeline.config.rules.check import config_problems
 from pipeline.run import keys
@@ -85,7 +86,7 @@ def put(run: ArmRun, state: str, steps: int = 2) -> None:
     body = description_json(replace(read_created(made), settings=settings))
     commit(store, keys.run_json(), body, "a")
     for step in range(steps):
-        commit(store, keys.metrics(step), {"step": step, "metrics": {"reward/mean": 0.5}}, "a")
+        commit(store, keys.metrics(step), {"step": step, "metrics": {REWARD: 0.5}}, "a")
     end_attempt(store, make_attempt(store, 0, 2), state, "")
 
 
