@@ -207,7 +207,7 @@ def _targets(
         reference_T=None if reference is None else uploaded(reference),
         weights_T=None if weights is None else uploaded(weights),
         samples=SamplesOfBatch(rank, response, mask_T),
-        chosen_T=None if chosen is None else uploaded(chosen),
+        chosen_T=None if chosen is None else uploaded(chosen, np.bool_),
     )
 
 

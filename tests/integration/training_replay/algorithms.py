@@ -1,0 +1,80 @@
+"""Two steps of training with every estimator, loss and aggregation of the tables.
+
+Arguments: run store with two sealed steps, model folder, results. Every rank leaves
+`<results>/RANK.json`: by case, the metrics of both steps and a digest of this rank's weights.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import torch.distributed as dist
+
+from operators.training.batches.step_data import layout_rules, load_step
+from operators.training.megatron import parallel
+from operators.training.rank import make_rank
+from operators.training.step import train_step
+from pipeline.rl.estimator_table import ESTIMATORS
+from pipeline.rl.loss_table import LOSSES
+from pipeline.rl.losses.aggregate import AggregationMode
+from pipeline.store import open_store
+from pipeline.traces import open_manifest
+from tests.integration.training_replay.nonfinite import digest
+from tests.integration.training_replay.sealed import config_of
+
+_CHOSEN = {"clip_cov_ratio": 0.2, "clip_cov_lb": -100.0, "clip_cov_ub": 100.0, "kl_cov_ratio": 0.2}
+"""So that Clip-Cov and KL-Cov find tokens in a tiny batch."""
+BASE = "vanilla"
+
+
+def loss_settings(name: str) -> dict[str, Any]:
+    """The settings of a loss, in the one mode it has, if it has one."""
+    mode = LOSSES[name].aggregation
+    return {
+        "policy_loss": {"loss_mode": name, **_CHOSEN},
+        **({} if mode is None else {"loss_agg_mode": mode}),
+    }
+
+
+CASES: dict[str, dict[str, Any]] = {
+    **{name: loss_settings(name) for name in LOSSES},
+    **{
+        f"adv_estimator={name}": {"algorithm": {"adv_estimator": name}}
+        for name in ESTIMATORS
+        if name != "grpo"
+    },
+    "grpo without std": {"algorithm": {"norm_adv_by_std_in_grpo": False}},
+    **{
+        mode: {"loss_agg_mode": mode, "loss_scale_factor": 64}
+        for mode in get_args(AggregationMode)
+        if mode != "token-mean"
+    },
+}
+"""Settings under `actor`, and `algorithm`; the first is the base that others differ from."""
+
+
+def program(run_uri: str, model: str, results: str) -> None:
+    """Train both steps in each case."""
+    store = open_store(run_uri)
+    found: dict[str, Any] = {}
+    for case, settings in CASES.items():
+        # A narrow range, so that losses that clip differ from those that do not.
+        config = config_of(**{"clip_ratio": 0.01, **settings})
+        position = parallel.start(config.actor_rollout_ref.actor.megatron)
+        rank, _ = make_rank(config, position, Path(model))
+        rules = layout_rules(config, position.data_parallel)
+        digests, metrics = [digest(rank)], []
+        for step in range(2):
+            manifest = open_manifest(store, step)
+            data = load_step(store, manifest, config, rules, position.dp_rank, rank.geometry)
+            metrics.append(train_step(rank, data, 0.0, first=step == 0).metrics)
+            digests.append(digest(rank))
+        found[case] = {"digests": digests, "metrics": metrics}
+        parallel.stop()
+    Path(results, f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    program(*sys.argv[1:])
