@@ -1,7 +1,8 @@
 """The layouts as a table, and the program that goes through them in one start of the ranks.
 
 For each layout: build the model, record a native pass (R2), replay it, and write what was found to
-`<folder>/<layout>.<recompute>.<rank>.json`, with the gradients of the first mini-batch beside it;
+`<folder>/<layout>.<recompute>.<rank>.json`, with the gradients of the first mini-batch beside it,
+and in the first recompute mode those of each loss by token (`losses_in_layouts.py`);
 the tests read it there. Arguments: run store, model
 folder, folder for results, recompute modes with commas between, names of layouts.
 """
@@ -27,6 +28,7 @@ from operators.training.rank import Rank, make_rank
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
 from tests.exhaustive import TEST_ALL
+from tests.integration.training_replay.losses_in_layouts import token_gradients
 from tests.integration.training_replay.sealed import config_of
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -122,6 +124,9 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
                 Path(results, f"{layout.name}.{mode}.{dist.get_rank()}.gradients.npz"),
                 **found.pop("gradients"),
             )
+            if mode == recompute.split(",")[0] and rank.geometry.topk == 4:
+                losses = token_gradients(rank, data, made)
+                np.savez(Path(results, f"{layout.name}.{dist.get_rank()}.losses.npz"), **losses)
             if layout.name == "one":
                 np.savez(saved, **as_arrays(made))
             elif saved.exists():

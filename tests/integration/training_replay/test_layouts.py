@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.rl.losses.aggregate import AggregationMode
 from tests.integration.torchrun import run_nodes, run_ranks
 from tests.integration.training_replay.layouts import TRIED, modes_of
+from tests.integration.training_replay.losses_in_layouts import PAIRS
 from tests.integration.training_replay.sealed import config_of, make_run
+from tests.integration.training_replay.unsplit import unsplit
 from tests.tiny_models import make_tiny
 
 pytestmark = pytest.mark.integration
@@ -156,3 +159,54 @@ def test_gradients_do_not_depend_on_packing_nor_on_who_holds_which_tokens(
             assert np.abs(ours[name] - theirs[there]).max() <= 1e-5 * max(largest, 1e-3), name
             compared += 1
     assert compared > 50
+
+
+@pytest.fixture(scope="module")
+def of_losses(found: dict[int, Path]) -> dict[str, dict[str, np.ndarray]]:
+    """By layout, what its ranks left of each loss, added."""
+    added: dict[str, dict[str, np.ndarray]] = {}
+    for layout in RANKS:
+        of_layout = added[layout] = {}
+        for path in sorted(found[4].glob(f"{layout}.[0-9].losses.npz")):
+            for name, values in np.load(path).items():
+                if name.endswith(":norm"):
+                    of_layout[name] = values  # the whole model's, on every rank
+                else:
+                    of_layout[name] = of_layout.get(name, 0) + values
+    return added
+
+
+def by_kind(values: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Values by sample, under the rest of their names."""
+    return {n.removeprefix(prefix): x for n, x in sorted(values.items()) if n.startswith(prefix)}
+
+
+@pytest.mark.parametrize("layout", RANKS)
+@pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+def test_each_loss_is_that_of_the_whole_mini_batch(
+    of_losses: dict[str, dict[str, np.ndarray]], layout: str, pair: tuple[str, AggregationMode]
+):
+    """The value, and the gradients by each token's log-prob and entropy, of a mini-batch that many
+    ranks and micro-batches share, against one row of all its tokens in double precision: one rank,
+    one micro-batch, autograd. Tokens that Clip-Cov and KL-Cov choose are the same, too."""
+    values, prefix = of_losses[layout], ":".join(pair)
+    divisor = float(values[f"{prefix}:sum:divisor"])
+    tokens, expected = unsplit(values, pair)
+    assert divisor == expected.divisor
+    for what, number in (("policy", expected.policy), ("kl", expected.kl)):
+        assert float(values[f"{prefix}:sum:{what}"]) / divisor == pytest.approx(number, rel=1e-5)
+    for kind, gradient_T in (("logprobs", expected.logprobs_T), ("entropy", expected.entropy_T)):
+        of_samples = by_kind(values, f"{prefix}:{kind}:")
+        made_T = np.concatenate([of_samples[id] for id in tokens]) / divisor
+        assert np.abs(gradient_T).max() > 1e-4
+        assert np.abs(made_T - gradient_T).max() <= 1e-5 * np.abs(gradient_T).max(), kind
+
+
+@pytest.mark.parametrize("layout", [name for name in RANKS if name != "one"])
+@pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+def test_the_gradient_of_the_model_is_as_large_in_every_layout(
+    of_losses: dict[str, dict[str, np.ndarray]], layout: str, pair: tuple[str, AggregationMode]
+):
+    """Its norm over all ranks, as the optimizer clips it."""
+    name = ":".join((*pair, "norm"))
+    assert float(of_losses[layout][name]) == pytest.approx(float(of_losses["one"][name]), rel=1e-4)
