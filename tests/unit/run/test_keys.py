@@ -38,3 +38,14 @@ def test_all_parts_of_a_training_set_have_one_maker():
     assert keys.training(1, 2, 3, "5f0c2a11", 4) == (
         "steps/000001/training/002-00003-00004.5f0c2a11.json"
     )
+
+
+def test_keys_of_sub_plans():
+    """The first one is the step's plan, as it was before there were others."""
+    for number in (0, 1, 12, 99_999):
+        assert keys.sub_plan_number(keys.sub_plan(3, number)) == number
+        assert keys.number_of(keys.sub_plan(3, number)) == 3
+    assert keys.sub_plan(3, 0) == keys.plan(3)
+    for key in ("steps/000003/plan.00000.json", "steps/000003/plan.1.json", keys.manifest(3)):
+        assert keys.sub_plan_number(key) is None
+    assert keys.sub_plan_number(keys.validation_plan(3)) is None

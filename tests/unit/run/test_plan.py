@@ -11,7 +11,9 @@ from pipeline.run.plan import (
     Sampling,
     StepPlan,
     ValidationPlan,
+    Window,
     find_plan,
+    find_step_plans,
     plan_json,
     publish_plan,
     read_plan,
@@ -64,6 +66,32 @@ def test_what_is_stored(store, plan, key, step):
     assert read_plan(store, key) == plan == find_plan(store, key)
 
 
+def test_what_further_sub_plans_and_baselines_store(store):
+    """Beside what every plan does; their shards follow those of the sub-plans before them."""
+    plan = replace(STEP, sub_plan=2, baseline=True)
+    assert publish_plan(store, plan) == plan
+    body = read_commit(store, "steps/000004/plan.00002.json")
+    assert (body["sub_plan"], body["baseline"]) == (2, True)
+    assert body.keys() - {"sub_plan", "baseline"} == {*STORED, "step", "attempt", "content_sha256"}
+    assert [plan.shard_key(shard) for shard in range(2)] == [keys.rollout(4, 4), keys.rollout(4, 5)]
+    assert plan.prompts_of(1) == STEP.prompts_of(1)
+    assert (plan.group_samples, STEP.group_samples) == (3, 2)
+
+
+def test_the_plans_of_a_step_are_found_in_order(store):
+    assert find_step_plans(store, 4) == []
+    plans = [replace(STEP, sub_plan=number) for number in range(12)]
+    for plan in reversed(plans):
+        publish_plan(store, plan)
+    publish_plan(store, replace(STEP, step=5))
+    assert find_step_plans(store, 4) == plans
+    store.delete(keys.sub_plan(4, 7))
+    with pytest.raises(
+        CorruptObjectError, match=r"plan\.00007\.json in .*no such object"
+    ):
+        find_step_plans(store, 4)
+
+
 def test_a_plan_is_published_once(store):
     """A later attempt with other shards goes on with the plan that is there."""
     publish_plan(store, STEP)
@@ -106,6 +134,27 @@ def test_a_broken_plan_is_refused(store, change, says):
     commit(store, keys.plan(4), {**plan_json(STEP), **change}, "a")
     with pytest.raises(CorruptObjectError, match=f"steps/000004/plan.json in .*{says}"):
         read_plan(store, keys.plan(4))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sub_plan": 2}, "sub_plan 2, expected 1"),
+        ({"sub_plan": None}, "sub_plan: None is no number"),
+        ({"baseline": 1}, "baseline: 1 is neither true nor false"),
+        ({"shards": 60_000}, "sub-plan 1 of 60000 shards, at most 100000 shards"),
+    ],
+)
+def test_a_broken_sub_plan_is_refused(store, change, says):
+    plan = replace(STEP, sub_plan=1)
+    commit(store, plan.key, {**plan_json(plan), **change}, "a")
+    with pytest.raises(CorruptObjectError, match=f"steps/000004/plan.00001.json in .*{says}"):
+        read_plan(store, plan.key)
+
+
+def test_a_window_knows_which_sub_plans_were_made():
+    window = Window(tuple(replace(STEP, sub_plan=number) for number in range(3)), 3)
+    assert [len(window.made(groups)) for groups in range(9)] == [1, 1, 1, 2, 2, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("name", [*STORED, "step"])

@@ -1,6 +1,7 @@
 """Which samples a worker makes of a plan, and with which policy it starts: no engine."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -70,6 +71,15 @@ def test_a_sample_carries_what_engine_and_reward_need():
     assert first.request.seed == sampling_seed(3, "000004/1.1/0") != second.seed
     assert first.prompt.ground_truth == {"answer": 1}
     assert first.prompt.extra_info is None
+
+
+def test_a_baseline_is_the_last_sample_of_its_group_and_greedy():
+    made = wanted_of(replace(plan(), baseline=True), 1, prompts())
+    assert [one.id for one in made[:3]] == [f"000004/1.1/{k}" for k in range(3)]
+    assert [one.request.greedy for one in made[:3]] == [False, False, True]
+    assert [one.request for one in wanted_of(plan(), 1, prompts())] == [
+        one.request for one in made if not one.baseline
+    ]
 
 
 def test_validation_ids_are_their_own():
