@@ -3,24 +3,40 @@
 import shutil
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 from operators.rollout.handover import Handover
 from operators.rollout.scoring import Scorer
 from operators.rollout.shard import ShardMaker, Task
+from operators.rollout.types import Request
 from operators.rollout.worker import Worker, read_inputs, start_engine, start_scorer
+from pipeline.config.tree import RunConfig
+from pipeline.flows.sub_plans import make_groups
+from pipeline.inputs.stage import StagedRun
 from pipeline.rl.rewards import RewardError
 from pipeline.run import keys
 from pipeline.run.amendments import AmendedError, Amendment, write_amendment
 from pipeline.run.attempts import read_attempt
 from pipeline.run.commit import find_commit, read_commit
 from pipeline.run.description import read_created
-from pipeline.run.plan import read_plan
+from pipeline.run.plan import publish_plan, read_plan
 from pipeline.store import open_store
-from pipeline.traces import expected_ids, read_manifest, read_routes, read_samples, seal, shard_ids
+from pipeline.traces import (
+    baseline_ids,
+    expected_ids,
+    read_manifest,
+    read_routes,
+    read_samples,
+    seal,
+    shard_ids,
+)
+from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.upkeep.verify import verify
 from tests.integration.rollout import runs
 from tests.integration.rollout.reference import ReferenceModel
 from tests.patience import PATIENCE_S
@@ -44,7 +60,8 @@ def contents(store):
 
 def sealed(store, step):
     plan = read_plan(store, keys.plan(step))
-    seal(store, step, plan.shards, partial(shard_ids, plan), plan.policy_version)
+    ids, greedy = partial(shard_ids, plan), baseline_ids(plan)
+    seal(store, step, plan.shards, ids, plan.policy_version, baselines=greedy)
     manifest = read_manifest(store, step)
     assert sorted(manifest.ids) == sorted(expected_ids(plan))
     samples = read_samples(store, manifest, manifest.ids)
@@ -248,6 +265,77 @@ def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
             "extras",
         }
         assert all(seconds >= 0 for name, seconds in maker.items() if name != "extras")
+
+
+def test_groups_without_variance_are_replaced(begun, tmp_path):
+    """Dynamic sampling with a real engine: of the window's prompts, which the flow plans batch by
+    batch, the first two groups with variance are sealed; the others, of which one's rewards failed,
+    are in the store with their reason. Made once more, the step is the same.
+    """
+    folder, inputs, engine = begun
+    filters = {"enable": True, "metric": "seq_reward", "max_num_gen_batches": 5}
+    body = inputs.config.model_dump(mode="json")
+    body["data"]["train_batch_size"] = 2
+    body["actor_rollout_ref"]["rollout"]["n"] = 3
+    config = RunConfig.model_validate(body | {"algorithm": {"filter_groups": filters}})
+    settings = config.reward.model_copy(update={"on_error": "mask"})
+    sealed_steps = []
+    for name in ("one", "other"):
+        store = copy_of(folder, tmp_path / name)
+        store.delete(keys.plan(0))
+        run = StagedRun("t", store.uri, store, config, {}, inputs.geometry, 5, 0, ())
+        with Scorer(inputs.code, settings, PATIENCE_S, 24) as scorer:
+            maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, 1 << 20, 0)
+
+            def await_shards(what, plan, maker=maker):
+                for shard in range(plan.shards):
+                    maker.make(Task(plan, inputs.prompts), shard, WEIGHTS)
+
+            made = make_groups(config, run, 0, 2, await_shards)
+        seal(store, 0, made.shards, made.ids_of_shard, 0, rejected=made.rejected)
+        sealed_steps.append((made, read_manifest(store, 0)))
+    (made, one), (again, other) = sealed_steps
+    assert len(made.plans) > 1
+    assert made == again
+    assert one.rows["token_digest"].equals(other.rows["token_digest"])
+    rewards = {}
+    for row in one.rows.select(["group", "reward"]).to_pylist():
+        rewards.setdefault(row["group"], []).append(row["reward"])
+    assert [len(values) for values in rewards.values()] == [3, 3]
+    assert all(len(set(values) - {None}) > 1 for values in rewards.values())
+    reasons = {group.group: group.reason for group in one.rejected}
+    assert len(reasons) == 2 * len(made.plans) - 2
+    failed = [g for g in {**rewards, **reasons} if g.split("/")[1].split(".")[0] == "2"]
+    assert all(reasons[group] == "fewer than two samples have seq_reward" for group in failed)
+
+
+def test_a_greedy_baseline(begun, tmp_path):
+    """The last sample of each group is the engine's likeliest response, and not trained on; the
+    others are those that are made without it."""
+    folder, inputs, engine = begun
+    store = copy_of(folder, tmp_path / "without")
+    without = {sample.id: sample for sample in make(store, inputs, engine, 1 << 20)[0]}
+    store = copy_of(folder, tmp_path / "with")
+    plan = replace(read_plan(store, keys.plan(0)), baseline=True)
+    store.delete(keys.plan(0))
+    publish_plan(store, plan)
+    samples, routes = make(store, inputs, engine, 1 << 20)
+    manifest = read_manifest(store, 0)
+    marked = manifest.rows.filter(pc.equal(manifest.rows["not_trained"], BASELINE))
+    assert sorted(marked["id"].to_pylist()) == sorted(baseline_ids(plan))
+    assert len(marked) == 5
+    greedy = replace(plan.sampling, temperature=0.0)
+    for sample in samples:
+        if sample.id in without:
+            np.testing.assert_array_equal(sample.tokens_S, without[sample.id].tokens_S)
+            continue
+        assert not sample.loss_mask_G.any()
+        request = Request("alone", tuple(sample.prompt_tokens_P.tolist()), 1)
+        [alone] = engine.generate([request], greedy)
+        np.testing.assert_array_equal(sample.response_tokens_G, alone.tokens_G)
+        assert len(routes[sample.id].valid_T) == len(sample.tokens_S) - 1
+    problems = [problem.text for problem in verify(store, 0).problems]
+    assert [text for text in problems if WEIGHTS not in text] == []
 
 
 KILLS_ONCE = """

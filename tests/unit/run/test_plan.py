@@ -86,9 +86,7 @@ def test_the_plans_of_a_step_are_found_in_order(store):
     publish_plan(store, replace(STEP, step=5))
     assert find_step_plans(store, 4) == plans
     store.delete(keys.sub_plan(4, 7))
-    with pytest.raises(
-        CorruptObjectError, match=r"plan\.00007\.json in .*no such object"
-    ):
+    with pytest.raises(CorruptObjectError, match=r"plan\.00007\.json in .*no such object"):
         find_step_plans(store, 4)
 
 
