@@ -5,6 +5,7 @@ read own share ─► old log-probs ─► [reference log-probs] ─► advantag
                   R2: native, recorded ──routes──────────────────────► replayed
                   R3: replayed ◄──routes of the engine───────────────► replayed
                   (R3, first of an attempt and every native_every steps: once more, native)
+                  bypass_mode: the engine's; the pass is made in those steps of R3 only
                      └► do the recorded routes fit? else ReplayError on all ranks
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from operators.training.agree import gathered
 from operators.training.batches.step_data import StepData, valid_rows, without_loss
 from operators.training.errors import ReplayError
-from operators.training.passes.compared import compare
+from operators.training.passes.compared import Compared, compare
 from operators.training.passes.logprob_pass import (
     LogProbPass,
     LogProbs,
@@ -24,7 +25,7 @@ from operators.training.passes.logprob_pass import (
     recording_pass,
     replaying_pass,
 )
-from operators.training.passes.update import update
+from operators.training.passes.update import Updates, update
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, check_passes
 from operators.training.replay.health import LEAST_TOKENS, NOT_REPLAYED, Evidence, Health, judge
@@ -35,9 +36,12 @@ from operators.training.step_metrics import (
     finish_reasons_of,
     mismatch_of,
     total_counts,
+    total_tally,
     training_metrics,
 )
 from pipeline import progress
+from pipeline.rl.corrections.report import correction_metrics
+from pipeline.rl.corrections.tally import Tally
 from pipeline.rl.mismatch import Mismatch
 from pipeline.traces.format.types import Routes
 
@@ -60,8 +64,8 @@ class Trained:
 class _Sweeps:
     """The results of the log-prob passes on this rank."""
 
-    trained: LogProbPass
-    """As it is trained."""
+    trained: LogProbPass | None
+    """As it is trained; None: bypassed."""
     native: LogProbs | None
     """With native routing; None: not measured."""
     reference: LogProbs | None
@@ -82,11 +86,14 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
     with watch.of("timing_s/log_probs"):
         rank.offload.before_log_probs()
         sweeps = _sweep(rank, data, first, watch)
-        if replay.replays_recorded:
-            health = _examine(rank, data, sweeps)
+        trained = sweeps.trained
+        if replay.replays_recorded and trained is not None:
+            health = _examine(rank, data, trained, sweeps.native)
     with watch.of("timing_s/adv"):
         rank.offload.before_updates()
-        compared = compare(rank, data, sweeps.trained.logprobs, sweeps.reference)
+        correction = rank.config.algorithm.rollout_correction
+        old = None if trained is None or correction.bypass_mode else trained.logprobs
+        compared = compare(rank, data, old, sweeps.reference)
     with watch.of("timing_s/update_actor"):
         updates = update(rank, data, compared, sweeps.routes)
 
@@ -94,13 +101,14 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
     reasons = finish_reasons_of(data) if position.speaks_for_samples else Counter[str]()
     passes: dict[str, Counts] = {}
     if sweeps.routes is not None:
-        if sweeps.recorded is None:
-            passes["log-prob pass"] = sweeps.trained.counts
+        if sweeps.recorded is None and trained is not None:
+            passes["log-prob pass"] = trained.counts
         passes |= {f"update epoch {epoch}": counts for epoch, counts in enumerate(updates.counts)}
     reports = gathered(
         RankReport(
-            mismatch=_mismatch(rank, data, sweeps.trained.logprobs),
+            mismatch=None if trained is None else _mismatch(rank, data, trained.logprobs),
             mismatch_native=None if sweeps.native is None else _mismatch(rank, data, sweeps.native),
+            corrections=_tally(compared, updates) if position.speaks_for_samples else None,
             updates=updates.sums if position.speaks_for_tokens else (),
             counts=passes if position.speaks_for_rows else {},
             times_s={**watch.times_s, "timing_s/trace_wait": waited_s + data.wait_s},
@@ -115,28 +123,31 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
         _check(rank, data, of_passes)
     counts = next(iter(of_passes.values()), {})
     metrics = training_metrics(reports, counts, updates.grad_norms)
+    metrics |= correction_metrics(correction.correction, total_tally(reports))
     metrics |= {"actor/lr": updates.lr, "update/skipped": updates.skipped}
     metrics |= {"update/skipped_empty": updates.empty} | health.metrics
     return Trained(metrics, counts, sweeps.recorded)
 
 
 def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps:
-    """Make the log-prob passes of the trained model and the reference."""
+    """Make the log-prob passes of the trained model and the reference.
+
+    bypass_mode has no use for the trained model's. Recorded routes are examined by it all the same,
+    in the first step of an attempt and wherever the native pass is measured.
+    """
     routes: Mapping[str, Routes] | None = data.routes
     recorded, native = None, None
-    _say(data, "log-probs")
-    with watch.of("timing_s/old_log_prob"):
+    measures = routes is not None and (first or _measures_native(rank, data.step))
+    trained: LogProbPass | None = None
+    if measures or not rank.config.algorithm.rollout_correction.bypass_mode:
+        _say(data, "log-probs")
+        with watch.of("timing_s/old_log_prob"):
+            trained = _trained_pass(rank, data)
         if rank.config.actor_rollout_ref.actor.router_replay.records_routes:
-            trained = recording_pass(rank, data)
-        elif routes is not None:
-            trained = replaying_pass(rank, data, routes)
-        else:
-            trained = native_pass(rank, data, rank.chunks)
-    if rank.config.actor_rollout_ref.actor.router_replay.records_routes:
-        routes = recorded = trained.routes
-    if routes is None or recorded is not None:
-        native = trained.logprobs  # the pass was native
-    elif first or _measures_native(rank, data.step):
+            routes = recorded = trained.routes
+        if data.routes is None:
+            native = trained.logprobs  # the pass was native
+    if measures:
         _say(data, "log-probs with native routing")
         with watch.of("timing_s/native_log_prob"):
             native = native_pass(rank, data, rank.chunks).logprobs
@@ -148,7 +159,16 @@ def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps
     return _Sweeps(trained, native, reference, routes, recorded)
 
 
-def _examine(rank: Rank, data: StepData, sweeps: _Sweeps) -> Health:
+def _trained_pass(rank: Rank, data: StepData) -> LogProbPass:
+    """Make the log-prob pass of the trained model with the routing that it is trained with."""
+    if rank.config.actor_rollout_ref.actor.router_replay.records_routes:
+        return recording_pass(rank, data)
+    if data.routes is not None:
+        return replaying_pass(rank, data, data.routes)
+    return native_pass(rank, data, rank.chunks)
+
+
+def _examine(rank: Rank, data: StepData, trained: LogProbPass, native: LogProbs | None) -> Health:
     """Judge the recorded routes by the passes that have replayed them, equally on all ranks.
 
     Raises ReplayError, on all ranks, unless a setting makes it a warning.
@@ -156,10 +176,10 @@ def _examine(rank: Rank, data: StepData, sweeps: _Sweeps) -> Health:
     replay = rank.config.actor_rollout_ref.actor.router_replay
     position = rank.position
     of_rank = Evidence(
-        counts=sweeps.trained.counts if position.speaks_for_rows else {},
-        samples=sweeps.trained.samples if position.speaks_for_rows else {},
-        replayed=_mismatch(rank, data, sweeps.trained.logprobs),
-        native=None if sweeps.native is None else _mismatch(rank, data, sweeps.native),
+        counts=trained.counts if position.speaks_for_rows else {},
+        samples=trained.samples if position.speaks_for_rows else {},
+        replayed=_mismatch(rank, data, trained.logprobs),
+        native=None if native is None else _mismatch(rank, data, native),
     )
     health = judge(gathered(of_rank), replay.min_agreement)
     if not health.judged:
@@ -187,6 +207,11 @@ def _examine(rank: Rank, data: StepData, sweeps: _Sweeps) -> Health:
         f"store; make them anew in another run, or train on them all the same: {key}.on_unhealthy="
         "warn"
     )
+
+
+def _tally(compared: Compared, updates: Updates) -> Tally:
+    """What the corrections found: once for the step, or in all its updates."""
+    return sum(updates.tallies, start=Tally()) if compared.tally is None else compared.tally
 
 
 def _check(rank: Rank, data: StepData, of_passes: Mapping[str, Counts]) -> None:

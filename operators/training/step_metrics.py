@@ -13,6 +13,7 @@ import numpy as np
 from operators.training.batches.step_data import StepData
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.replay.counts import Counts, LayerCounts, added
+from pipeline.rl.corrections.tally import Tally
 from pipeline.rl.mismatch import Mismatch, mismatch, total_mismatch
 
 Metrics = dict[str, float | None]
@@ -39,6 +40,8 @@ class RankReport:
     """Samples by why generation ended."""
     without_loss: int = 0
     """Samples that are not trained on, because of how generation ended."""
+    corrections: Tally | None = None
+    """What the corrections found; None: reported by another rank."""
 
 
 def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
@@ -60,6 +63,12 @@ def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:
     """Counts of replay, by pass (in their order) and layer, over all ranks."""
     names = dict.fromkeys(name for report in reports for name in report.counts)
     return {name: added(r.counts[name] for r in reports if name in r.counts) for name in names}
+
+
+def total_tally(reports: Sequence[RankReport]) -> Tally:
+    """What the corrections found, over all ranks."""
+    parts = (report.corrections for report in reports)
+    return sum((part for part in parts if part is not None), start=Tally())
 
 
 def training_metrics(
@@ -88,7 +97,6 @@ def training_metrics(
         "actor/pg_clipfrac": mean("clipped"),
         "actor/pg_clipfrac_lower": mean("dual_clipped"),
         "actor/ppo_kl": None if log_ratio is None else 0.0 - log_ratio,
-        "rollout_corr/rollout_is_mean": mean("is_weight"),
         "actor/tokens": sum(sums["tokens"] for sums in mini_batches),
         "actor/grad_norm": float(np.mean(grad_norms)) if len(grad_norms) else None,
         "response_length/clip_ratio": _share(reasons, "length"),

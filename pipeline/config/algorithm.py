@@ -1,19 +1,106 @@
 """The learning algorithm; a part of the tree."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.config.section import Section, formerly
+from pipeline.rl.corrections.forms import NO_BOUNDS, Correction, rejections, weight_bounds
+from pipeline.rl.corrections.presets import PRESETS
 
 
 class RolloutCorrection(Section):
-    """Importance sampling between the engine's and the trainer's distribution."""
+    """What is done about the distance between the engine's and the trainer's distribution."""
 
-    rollout_is: Literal["token"] | None = Field(
-        None, description="token: weight each token by min(p_trainer/p_engine, threshold)."
+    preset: str | None = Field(
+        None,
+        json_schema_extra=formerly(None),
+        description="One of verl's combinations by name, such as decoupled_seq_is_rs; it sets the "
+        "other settings, of which only the thresholds may be written beside it.",
     )
-    rollout_is_threshold: float = Field(2.0, gt=0, description="Upper bound of the weight.")
+    rollout_is: Literal["token", "sequence", "geometric"] | None = Field(
+        None,
+        description="Weigh the policy loss by r = p_trainer/p_engine: of each token, its product "
+        "over the sequence, or their geometric mean.",
+    )
+    rollout_is_threshold: float | str | None = Field(
+        2.0,
+        description="Of weights. One number: larger ones are cut to it. Two, as in '0.5_5.0': "
+        "those outside are 0 (IcePop).",
+    )
+    rollout_is_batch_normalize: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="Divide weights by their mean over the step.",
+    )
+    rollout_rs: str | None = Field(
+        None,
+        json_schema_extra=formerly(None),
+        description="Reject tokens or sequences, which then are not trained on: token_k1, "
+        "seq_mean_k3, ... (docs/corrections.md), or several between commas.",
+    )
+    rollout_rs_threshold: float | str | None = Field(
+        None,
+        json_schema_extra=formerly(None),
+        description="Of rollout_rs: one for all, or one each between commas. k1: bounds of 1/r as "
+        "in '0.5_2.0', or one number u for 1/u to u; k2 and k3: the largest value.",
+    )
+    rollout_token_veto_threshold: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        json_schema_extra=formerly(None),
+        description="Reject sequences with a token whose r is smaller, such as 1e-4.",
+    )
+    bypass_mode: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="true: old log-probs are the engine's, which saves the pass that computes "
+        "them; corrections are made in each update, from its own log-probs.",
+    )
+    loss_type: Literal["ppo_clip", "reinforce"] = Field(
+        "ppo_clip",
+        json_schema_extra=formerly("ppo_clip"),
+        description="With bypass_mode: actor.policy_loss on the ratio to the engine, or "
+        "REINFORCE with weights of rollout_is.",
+    )
+    uncorrected_staleness: bool = Field(
+        False,
+        json_schema_extra=formerly(True),
+        description="true: train on samples of an older policy (trainer.max_staleness) without "
+        "any correction.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, values: Any) -> Any:
+        """Lay what is written over the preset, so that run.json has each setting's value."""
+        name = values.get("preset") if isinstance(values, dict) else None
+        return PRESETS[name] | values if isinstance(name, str) and name in PRESETS else values
+
+    @property
+    def corrects(self) -> bool:
+        """Whether anything makes up for samples of another policy."""
+        of_ratio = self.bypass_mode and self.loss_type == "ppo_clip"
+        return of_ratio or self.rollout_is is not None or self.rejects
+
+    @property
+    def rejects(self) -> bool:
+        """Whether tokens may be rejected."""
+        return self.rollout_rs is not None or self.rollout_token_veto_threshold is not None
+
+    @property
+    def correction(self) -> Correction:
+        """The settings, read; the rules have refused those that cannot be."""
+        forms, threshold = self.rollout_rs, self.rollout_rs_threshold
+        of_weights = self.rollout_is_threshold
+        return Correction(
+            level=self.rollout_is,
+            bounds=NO_BOUNDS if of_weights is None else weight_bounds(of_weights),
+            normalized=self.rollout_is_batch_normalize,
+            rejections=() if forms is None else rejections(forms, threshold),
+            veto=self.rollout_token_veto_threshold,
+        )
 
 
 class FilterGroups(Section):

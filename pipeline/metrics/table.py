@@ -16,47 +16,8 @@ a step has it. What is renamed keeps its old name in former.py. Times come from 
 (operators/training/speed.py); their names stand in `_TIMES` of step_metrics.py.
 """
 
-import re
-from dataclasses import dataclass
-
-_CHOICE = re.compile(r"\{([^}]*)\}")
-_OPEN = re.compile(r"<[^>]*>")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One metric, or several of one kind. Example: Metric("critic/score/{mean,max}", "", "...")."""
-
-    name: str
-    """`{a,b}` stands for one of several words, `<word>` for any text."""
-    unit: str
-    """Empty: a number without a unit."""
-    meaning: str
-    when: str = ""
-    """Which steps have the key; empty: all."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Each name, with `<word>` left as it is."""
-        choice = _CHOICE.search(self.name)
-        if choice is None:
-            return (self.name,)
-        head, tail = self.name[: choice.start()], self.name[choice.end() :]
-        return tuple(f"{head}{word}{tail}" for word in choice[1].split(","))
-
-    def covers(self, name: str) -> bool:
-        """Whether a name is one of these."""
-        patterns = (".+".join(map(re.escape, _OPEN.split(own))) for own in self.names)
-        return any(re.fullmatch(pattern, name) for pattern in patterns)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Metrics that are read together."""
-
-    title: str
-    metrics: tuple[Metric, ...]
-
+from pipeline.metrics.correction_rows import CORRECTIONS
+from pipeline.metrics.metric import Group, Metric
 
 _MADE = "a rollout worker made the step's samples"
 _SWEPT = "over the response tokens of the step"
@@ -189,13 +150,9 @@ GROUPS = (
                 "Tokens whose probabilities differ by more than a factor of 2.",
             ),
             Metric("mismatch/extreme_share_native", "share", "The same without replay."),
-            Metric(
-                "rollout_corr/rollout_is_mean",
-                "",
-                "Importance weight of a token, with `rollout_correction.rollout_is`.",
-            ),
         ),
     ),
+    CORRECTIONS,
     Group(
         "Replay",
         (
@@ -327,7 +284,7 @@ def find_metric(name: str) -> Metric | None:
     """The row of a metric; None: the table lacks it."""
     rows = [metric for group in GROUPS for metric in group.metrics if metric.covers(name)]
     # A name that is spelt out stands before one that any text fits.
-    return min(rows, key=lambda metric: bool(_OPEN.search(metric.name)), default=None)
+    return min(rows, key=lambda metric: metric.is_open, default=None)
 
 
 def names_of_every_step() -> list[str]:

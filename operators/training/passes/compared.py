@@ -4,8 +4,7 @@ Made once per step, after the log-prob passes, for this data-parallel rank's who
 N samples of the step, X samples of this rank, T their response tokens, sample after sample.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +12,20 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from operators.training.batches.micro_batch import counting
+from operators.training.batches.micro_batch import ResponseTokens, counting
 from operators.training.batches.step_data import (
     StepData,
     group_codes,
     trained_rewards,
     without_loss,
 )
+from operators.training.passes.corrections import correct_batch, correct_step, engine_logprobs
+from operators.training.passes.flat import BySample, joined, split
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.rank import Rank
-from pipeline.rl.corrections import correct
+from pipeline.rl.corrections.tally import Tally
 from pipeline.rl.estimator_table import ESTIMATORS
 from pipeline.rl.estimators.types import Floats, Ranks, Rollouts
-
-BySample = Mapping[str, npt.NDArray[Any]]
-"""Values of response tokens, [G] by sample id."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Compared:
     """Values by sample; all empty off the last pipeline stage, which alone has a loss."""
 
     old: LogProbs
-    """The trainer's log-probs at the step's start, float32."""
+    """The trainer's log-probs at the step's start, or the engine's (bypass_mode); float32."""
     reference: LogProbs | None
     """Float32; None: no reference model."""
     advantages: BySample = field(default_factory=dict)
@@ -43,39 +41,69 @@ class Compared:
     mask: BySample = field(default_factory=dict)
     """Bool: whether a token counts."""
     weights: BySample | None = None
-    """Importance weights, float32; None: none are configured."""
+    """Importance weights, float32; None: there are none, or they are made in each update."""
+    tally: Tally | None = None
+    """What the corrections found, of this rank's samples; None: they are made in each update."""
 
 
-def compare(rank: Rank, data: StepData, old: LogProbs, reference: LogProbs | None) -> Compared:
-    """Make advantages and corrections of a step. The data-parallel ranks call together."""
+def compare(
+    rank: Rank, data: StepData, old: LogProbs | None, reference: LogProbs | None
+) -> Compared:
+    """Make corrections and advantages of a step. The data-parallel ranks call together.
+
+    `old` are the trainer's log-probs; None: the engine's take their place, and corrections are made
+    in each update.
+    """
     if not rank.position.last_stage:
-        return Compared(old, reference)
+        return Compared(old or {}, reference)
     ids = list(data.ids.values())
-    samples = [data.samples[id] for id in ids]
     ignored = without_loss(rank.config)
-    mask_T = joined(np.bool_, [counting(s, data.untrained, ignored) for s in samples])
-    corrected = correct(
-        joined(np.float64, [old[id] for id in ids]),
-        joined(np.float64, [sample.logprobs_G for sample in samples]),
-        mask_T,
-        rank.config.algorithm.rollout_correction,
-    )
-    lengths_X = np.array([len(sample.response_tokens_G) for sample in samples], np.int64)
-    rollouts = _rollouts(rank, data, lengths_X, corrected.mask_T)
+    mask = {id: counting(data.samples[id], data.untrained, ignored) for id in ids}
+    mask_T = joined(np.bool_, [mask[id] for id in ids])
+    corrected = None
+    if old is None:
+        old = engine_logprobs(data, mask)
+    else:
+        corrected = correct_step(rank, data, old, mask)
+        mask_T = corrected.mask_T
+    lengths_X = np.array([len(mask[id]) for id in ids], np.int64)
+    rollouts = _rollouts(rank, data, lengths_X, mask_T)
     estimator = ESTIMATORS[rank.config.algorithm.adv_estimator]
     estimate = estimator(rollouts, rank.config.algorithm)
 
     def by_sample(values_T: npt.NDArray[Any], dtype: type) -> BySample:
         return split(ids, lengths_X.tolist(), values_T.astype(dtype))
 
-    weights_T = corrected.weights_T
+    weights_T = None if corrected is None else corrected.weights_T
     return Compared(
         old=old,
         reference=reference,
         advantages=by_sample(estimate.advantages_T, np.float32),
-        mask=by_sample(corrected.mask_T, np.bool_),
+        mask=by_sample(mask_T, np.bool_),
         weights=None if weights_T is None else by_sample(weights_T, np.float32),
+        tally=None if corrected is None else corrected.tally,
     )
+
+
+def corrected_batch(
+    rank: Rank,
+    data: StepData,
+    response: ResponseTokens,
+    logprobs_T: torch.Tensor,
+    compared: Compared,
+) -> tuple[Compared, Tally]:
+    """The part of `compared` that a micro-batch needs, corrected by its update's log-probs.
+
+    The context-parallel ranks call together.
+    """
+    corrected = correct_batch(rank, data, response, logprobs_T, compared.mask)
+    weights_U = corrected.weights_T
+    of_batch = replace(
+        compared,
+        mask=response.split(corrected.mask_T),
+        weights=None if weights_U is None else response.split(weights_U),
+    )
+    return of_batch, corrected.tally
 
 
 def _rollouts(
@@ -113,15 +141,3 @@ class _DataParallelRanks:
 def data_parallel_ranks(rank: Rank) -> Ranks:
     """The ranks that share a step's samples."""
     return _DataParallelRanks(rank.position.samples_group, next(rank.chunks[0].parameters()).device)
-
-
-def joined(dtype: type, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Put values of samples in a row."""
-    values_T: npt.NDArray[Any] = np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)
-    return values_T
-
-
-def split(ids: Sequence[str], lengths: Sequence[int], values_T: npt.NDArray[Any]) -> BySample:
-    """Cut values of samples in a row, by sample."""
-    ends = np.cumsum(np.array(lengths, np.int64))[:-1]
-    return dict(zip(ids, np.split(values_T, ends), strict=True)) if ids else {}

@@ -9,9 +9,10 @@ import torch
 
 from pipeline.config.actor import Actor
 from pipeline.config.tree import RunConfig
-from pipeline.rl.loss_table import LOSSES
+from pipeline.rl.loss_table import LOSSES, Loss
 from pipeline.rl.losses.aggregate import AggregationMode, Totals, aggregation
 from pipeline.rl.losses.kl import kl_estimate
+from pipeline.rl.losses.reinforce import reinforce
 from pipeline.rl.losses.types import LossFunction, LossTokens, Samples
 
 Report = dict[str, torch.Tensor]
@@ -40,7 +41,7 @@ class Targets:
     mask_T: torch.Tensor
     advantages_T: torch.Tensor
     old_T: torch.Tensor
-    """The trainer's log-probs at the step's start."""
+    """The trainer's log-probs at the step's start, or the engine's (bypass_mode)."""
     reference_T: torch.Tensor | None
     weights_T: torch.Tensor | None
     samples: Samples
@@ -50,8 +51,10 @@ class Targets:
 
 def objective_of(config: RunConfig) -> Objective:
     """The objective of a config."""
-    actor = config.actor_rollout_ref.actor
+    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
     loss = LOSSES[actor.policy_loss.loss_mode]
+    if correction.bypass_mode and correction.loss_type == "reinforce":
+        loss = Loss(reinforce)
     return Objective(
         actor=actor,
         loss=loss.function,
@@ -93,8 +96,6 @@ def loss_and_report(
 
     report = {"tokens": mask_T.sum(), "divisor": of_policy.divisor, "entropy": total(entropy_T)}
     report |= {name: total(values_T) for name, values_T in policy.reports.items()}
-    if targets.weights_T is not None:
-        report["is_weight"] = total(targets.weights_T)
     report["policy"] = total(policy.loss_T * of_policy.weights_T)
     loss = report["policy"]
     loss = loss - actor.entropy_coeff * share * total(entropy_T * of_others.weights_T)

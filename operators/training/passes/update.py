@@ -17,7 +17,8 @@ from operators.training.errors import UpdateError
 from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import training_pass
 from operators.training.passes.chosen import chosen_tokens
-from operators.training.passes.compared import BySample, Compared
+from operators.training.passes.compared import Compared, corrected_batch
+from operators.training.passes.flat import BySample
 from operators.training.passes.logprob_pass import logprobs_of
 from operators.training.passes.objective import Report, Targets, loss_and_report, objective_of
 from operators.training.passes.samples import SamplesOfBatch
@@ -27,6 +28,7 @@ from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
 from pipeline import progress
+from pipeline.rl.corrections.tally import Tally
 from pipeline.rl.loss_table import LOSSES
 from pipeline.traces.format.types import Routes
 
@@ -53,6 +55,8 @@ class Updates:
     """Counts of replay, by epoch."""
     lr: float = 0.0
     """The step's learning rate."""
+    tallies: list[Tally] = field(default_factory=list)
+    """What the corrections of each micro-batch found, where they are made here (bypass_mode)."""
 
 
 def update(
@@ -70,7 +74,7 @@ def update(
     updates.lr = rank.rates.set(data.step)
     progress.say(f"step {data.step}: updates", len(data.layout.mini_batches), "mini-batches")
     for number, mini_batch in enumerate(progress.counted(data.layout.mini_batches)):
-        reports, counts = gradients(rank, data, mini_batch, compared, routes)
+        reports, counts = gradients(rank, data, mini_batch, compared, routes, updates.tallies)
         of_epoch[mini_batch.epoch].append(counts)
         if not _any_token(rank, reports):
             updates.empty += 1
@@ -121,10 +125,13 @@ def gradients(
     mini_batch: MiniBatch,
     compared: Compared,
     routes: Mapping[str, Routes] | None,
+    tallies: list[Tally] | None = None,
 ) -> tuple[list[Report], Counts]:
     """Run forward and backward of a mini-batch, leaving gradients in the model's buffers.
 
-    Returns reports by micro-batch (last stage) and the counts of replay.
+    Returns reports by micro-batch (last stage) and the counts of replay; what corrections of a
+    micro-batch find is appended to `tallies`. With bypass_mode tokens are rejected after their
+    forward pass: totals are of those that counted before.
     """
     batches = lay_out_share(rank, data, mini_batch, routes)
     objective = objective_of(rank.config)
@@ -136,7 +143,6 @@ def gradients(
 
     def loss(index: int, hidden_BMH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
         response = batches[index].response
-        targets = _targets(rank, response, compared, chosen, hidden_BMH.device)
         made = response_logprobs(
             rank,
             rank.chunks,
@@ -144,6 +150,12 @@ def gradients(
             hidden_BMH,
             entropy_gradient=objective.actor.entropy_coeff != 0,
         )
+        of_batch = compared
+        if rank.config.algorithm.rollout_correction.bypass_mode:
+            of_batch, tally = corrected_batch(rank, data, response, made[0], compared)
+            if tallies is not None:
+                tallies.append(tally)
+        targets = _targets(rank, response, of_batch, chosen, hidden_BMH.device)
         return loss_and_report(objective, targets, totals, *made)
 
     rank.optimizer.zero_grad()

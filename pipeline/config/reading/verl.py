@@ -42,10 +42,7 @@ HINTS = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl asks for it too: write 1 or "
     "more, as many samples as fit at once",
     "algorithm.adv_estimator": "only GRPO is supported so far; write grpo",
-    "algorithm.rollout_correction.rollout_is_threshold": "only an upper bound is supported; write "
-    "one number",
-    "algorithm.rollout_correction.rollout_is": "only weights per token are supported; write token "
-    "or null",
+    "algorithm.rollout_correction.rollout_is": "write token, sequence, geometric or null",
     "trainer.device": "only NVIDIA's GPUs and CPUs are supported; write auto",
     "trainer.logger": "only console and tensorboard are supported so far; write "
     "[console,tensorboard]",
@@ -95,21 +92,15 @@ _ALGORITHM = with_prefix(
     unread("kl_penalty kl_ctrl.*", "see use_kl_in_reward", "algorithm.use_kl_in_reward"),
     unread("pf_ppo.*", _GRPO_ONLY, "algorithm.use_pf_ppo"),
     speed("filter_groups.max_inflight_gen_batches", "as many as the step surely needs"),
-    same("rollout_correction.rollout_rs", "samples are not rejected by their weight"),
-    unread(
-        "rollout_correction.rollout_rs_threshold*",
-        "samples are not rejected by their weight",
-        "algorithm.rollout_correction.rollout_rs",
+    same(
+        "rollout_correction.rollout_is_threshold_lower",
+        "write both in rollout_is_threshold, such as 0.5_5.0",
     ),
-    same("rollout_correction.rollout_token_veto_threshold", "samples are not rejected"),
-    off("rollout_correction.bypass_mode", "old log-probs are the trainer's own"),
-    unread(
-        "rollout_correction.loss_type",
-        "for bypass_mode",
-        "algorithm.rollout_correction.bypass_mode",
+    same(
+        "rollout_correction.rollout_rs_threshold_lower",
+        "write both in rollout_rs_threshold, such as 0.5_2.0",
     ),
-    off("rollout_correction.use_policy_gradient", "the loss is PPO's clipped one"),
-    off("rollout_correction.rollout_is_batch_normalize", "weights are truncated only"),
+    off("rollout_correction.use_policy_gradient", "write bypass_mode and loss_type=reinforce"),
     off("rollout_is", "use algorithm.rollout_correction.rollout_is"),
     same("rollout_is_threshold", "use algorithm.rollout_correction.rollout_is_threshold"),
     unread("rollout_is_*", "use algorithm.rollout_correction", "algorithm.rollout_is"),

@@ -62,7 +62,7 @@ def _greedy_or_sampled(config: RunConfig, _: str, sampled: bool) -> bool:
 
 
 def _logged(config: RunConfig, _: str, logged: bool) -> bool:
-    return logged or config.algorithm.rollout_correction.rollout_is is None
+    return logged or not config.algorithm.rollout_correction.corrects
 
 
 def _as_the_actor(config: RunConfig, key: str, value: Any) -> bool:
@@ -285,8 +285,8 @@ POLICY: Entries = [
         elsewhere("max_model_len", "responses would be cut before their length", _LENGTH),
         elsewhere(
             "calculate_log_probs",
-            "the engine's log-probs are always recorded, and rollout_is uses them",
-            Agreement(_logged, "write True, or algorithm.rollout_correction.rollout_is=null"),
+            "the engine's log-probs are always recorded, and rollout_correction uses them",
+            Agreement(_logged, "write True, or no correction in algorithm.rollout_correction"),
         ),
         same("logprobs_mode", "of the distribution sampled from", "processed_logprobs"),
         same("log_prob_micro_batch_size", f"use {_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pipeline.config.rules.activation_rules import activation_notes, activation_problems
 from pipeline.config.rules.budget import budget_notes, budget_problems
+from pipeline.config.rules.correction_rules import correction_problems
 from pipeline.config.rules.cuda import cuda_notes, cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.groups import group_problems, sampled_at_once
@@ -59,6 +60,7 @@ def config_problems(
     problems += _batch_problems(config)
     problems += rate_problems(config.actor_rollout_ref.actor.optim)
     problems += loss_problems(config.actor_rollout_ref.actor)
+    problems += correction_problems(config)
     if on_cluster is not None:
         problems += _cluster_problems(config)
         problems += gpu_problems(config, on_cluster)

@@ -28,6 +28,7 @@ from operators.training.rank import Rank, make_rank
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
 from tests.exhaustive import TEST_ALL
+from tests.integration.training_replay.corrected import corrections_of
 from tests.integration.training_replay.losses_in_layouts import token_gradients
 from tests.integration.training_replay.sealed import config_of
 
@@ -172,6 +173,7 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
         tensors += len(names)
     return {
         "made": made,
+        "corrections": corrections_of(rank, data, made.logprobs),
         "gradients": first,
         "dp_rank": rank.position.dp_rank,
         "layers": sorted(rank.routers),

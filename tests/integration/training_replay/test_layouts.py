@@ -210,3 +210,33 @@ def test_the_gradient_of_the_model_is_as_large_in_every_layout(
     """Its norm over all ranks, as the optimizer clips it."""
     name = ":".join((*pair, "norm"))
     assert float(of_losses[layout][name]) == pytest.approx(float(of_losses["one"][name]), rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", RANKS)
+def test_corrections_are_those_of_one_rank(found: dict[int, Path], layout: str):
+    """Token by token: rejected or not, and the weight, whose mean is over all ranks. Every stage
+    knows how many tokens are left. Made in the update (bypass_mode), the corrections leave the same
+    tokens and the same loss, and their sums over ranks are the same."""
+    (one,) = (report["corrections"] for report in reports(found[4], "one", ANY_MODE["one"]))
+    assert 0.05 < np.mean([not all(mask) for mask in one["mask"].values()]) < 0.95
+    assert len({round(w, 4) for weights in one["weights"].values() for w in weights}) > 20
+    parts = [report["corrections"] for report in reports(found[4], layout, ANY_MODE[layout])]
+    compared = set()
+    for part in parts:
+        assert part["kept"] == one["kept"]
+        for id, mask in part["mask"].items():
+            assert mask == one["mask"][id]
+            assert part["weights"][id] == pytest.approx(one["weights"][id], rel=1e-4)
+            compared.add(id)
+    assert compared == one["mask"].keys()
+    left = sum(of_mini_batch["tokens"] for of_mini_batch in one["kept"])
+    assert left == sum(map(sum, one["mask"].values()))
+    sums = [part["sums"] for part in parts if "sums" in part]
+    for name, value in one["sums"].items():
+        assert sum(of_rank[name] for of_rank in sums) == pytest.approx(value, rel=1e-4, abs=1e-4)
+    moments = [part["moments"] for part in parts if "moments" in part]
+    assert 0 < one["moments"]["rejected"]["total"] < one["moments"]["rejected"]["count"]
+    for name, of_one in one["moments"].items():
+        for field in ("count", "total", "squares"):
+            whole = sum(of_rank[name][field] for of_rank in moments)
+            assert whole == pytest.approx(of_one[field], rel=1e-4, abs=1e-4), (name, field)

@@ -74,6 +74,9 @@ def test_r3_in_one_rank(tmp_path: Path, tiny_model: Path):
     assert first["mismatch/kl_native"] < 1e-9
     assert first["mismatch/extreme_share"] == 0
     assert first["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-4)
+    assert first["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1, abs=1e-4)
+    assert first["rollout_corr/k3_kl"] == pytest.approx(first["mismatch/kl"], abs=1e-9)
+    assert first["rollout_corr/ratio_token_q99"] == pytest.approx(1, abs=1e-4)
     assert first["actor/kl_loss"] > 0  # of the second epoch; the reference is policy 0
     assert first["reward/masked"] == 1
     assert second["mismatch/kl"] > first["mismatch/kl"]  # policy 1 on samples of policy 0
@@ -87,6 +90,36 @@ def test_r3_in_one_rank(tmp_path: Path, tiny_model: Path):
     assert store.size(keys.checkpoint(1)) is None
     weights = [loaded(store, version, tmp_path) for version in (0, 2)]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_bypass_leaves_out_the_pass_of_old_log_probs(tmp_path: Path, tiny_model: Path):
+    """Recorded routes are examined by a replaying and a native pass in the first step of the
+    attempt; the second has its updates alone, which replay and correct all the same."""
+    correction = {
+        "preset": "bypass_pg_geo_rs_seq_tis",
+        "rollout_rs_threshold": "0.9_1.1",
+    }
+    config = config_of(
+        router_replay={"mode": "R3", "native_every": 0},
+        algorithm={"rollout_correction": correction},
+    )
+    store = make_run(tmp_path / "run", tiny_model, config, steps=2)
+    make_attempt(store, 0, steps=2)
+    train(store, ranks=1)
+    first, second = metrics_of(store, 0), metrics_of(store, 1)
+    assert first["mismatch/kl"] < 1e-9
+    assert first["mismatch/kl_native"] < 1e-9
+    assert second["mismatch/kl"] is second["mismatch/kl_native"] is None
+    assert second["replay/unhealthy"] is None
+    for metrics in (first, second):
+        assert metrics["replay/coverage"] > 0.9
+        assert metrics["rollout_corr/rollout_is_mean"] > 0
+        assert metrics["actor/grad_norm"] > 0
+        assert metrics["actor/pg_clipfrac"] is None  # REINFORCE clips nothing
+    # Policy 1 on samples of policy 0: weights are off, and sequences too far off are rejected.
+    assert second["rollout_corr/rollout_is_std"] > first["rollout_corr/rollout_is_std"]
+    weights = [read_commit(store, keys.policy(v))["weights_sha256"] for v in range(3)]
+    assert len({*weights}) == 3
 
 
 def loaded(store: Store, version: int, folder: Path) -> dict[str, torch.Tensor]:

@@ -102,6 +102,7 @@ def test_attaching_compares_with_the_value_of_old_runs(tree):
         "actor_rollout_ref.actor.optim.weight_decay_on_norms": (True, False),
         "actor_rollout_ref.actor.optim.skip_nonfinite": (False, True),
         "actor_rollout_ref.actor.megatron.use_remove_padding": (False, True),
+        "algorithm.rollout_correction.uncorrected_staleness": (True, False),
     }
 
 
@@ -117,6 +118,7 @@ def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
         "actor_rollout_ref.actor.optim.weight_decay_on_norms": True,
         "actor_rollout_ref.actor.optim.skip_nonfinite": False,
         "actor_rollout_ref.actor.megatron.use_remove_padding": False,
+        "algorithm.rollout_correction.uncorrected_staleness": True,
     }
     assert taken == expected
     assert differing(read_stored(OLD, "run.json"), config) == {}
@@ -130,6 +132,7 @@ def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
         "actor_rollout_ref.actor.optim.weight_decay_on_norms": True,
         "actor_rollout_ref.actor.optim.skip_nonfinite": False,
         "actor_rollout_ref.actor.megatron.use_remove_padding": False,
+        "algorithm.rollout_correction.uncorrected_staleness": True,
     }
     assert set(differing(read_stored(OLD, "run.json"), config)) == {
         "trainer.grown",

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rl.corrections import correct, token_weights
 from pipeline.rl.estimators.group import grpo_advantages
 from pipeline.rl.losses.kl import kl_estimate
 from pipeline.rl.losses.types import LossTokens
@@ -128,20 +126,6 @@ def test_a_weight_scales_the_loss_of_its_token():
     plain = policy_loss(new, torch.zeros(2), advantages).loss_T
     found = policy_loss(new, torch.zeros(2), advantages, weights=torch.tensor([0.5, 2.0]))
     assert found.loss_T.tolist() == pytest.approx((plain * torch.tensor([0.5, 2])).tolist())
-
-
-def test_token_weights_are_truncated():
-    old = np.array([0.0, 1.0, -1.0])
-    assert token_weights(old, np.zeros(3), 2.0) == pytest.approx([1.0, 2.0, math.exp(-1)])
-
-
-def test_an_unknown_log_prob_of_a_token_that_does_not_count_weighs_nothing():
-    mask = np.array([True, False])
-    settings = SimpleNamespace(rollout_is="token", rollout_is_threshold=2.0)
-    found = correct(np.zeros(2), np.array([0.0, np.nan]), mask, settings)
-    assert found.weights_T.tolist() == [1, 0]
-    settings = SimpleNamespace(rollout_is=None, rollout_is_threshold=2.0)
-    assert correct(np.zeros(2), np.zeros(2), mask, settings).weights_T is None
 
 
 def test_mismatch_adds_over_ranks():

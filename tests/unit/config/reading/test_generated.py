@@ -106,6 +106,9 @@ def test_every_setting_of_ours_that_verl_has_is_written_in_the_files():
         f"{REPLAY}.replay_other_weights",
         "trainer.seed",
         "trainer.max_staleness",
+        "algorithm.rollout_correction.preset",
+        "algorithm.rollout_correction.rollout_token_veto_threshold",
+        "algorithm.rollout_correction.uncorrected_staleness",
     }
     missing = set()
     for key in setting_keys():

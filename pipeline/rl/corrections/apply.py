@@ -1,0 +1,237 @@
+"""Weights and rejections from log-probs.
+
+Letters: T response tokens of whole samples in a row, X samples.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.rl.corrections.forms import Correction, Rejection
+from pipeline.rl.corrections.tally import Moments, Tally, bins, moments
+
+LOG_LIMIT = 20.0
+"""Logarithms of ratios are cut to +-20 before they are exponentiated, as in verl."""
+
+Floats = npt.NDArray[np.float64]
+_Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Log-probs of sampled tokens under two policies."""
+
+    trainer_T: npt.NDArray[np.float32]
+    engine_T: npt.NDArray[np.float32]
+    mask_T: _Bools
+    """The tokens that count; log-probs of others are not looked at."""
+    lengths_X: npt.NDArray[np.int64]
+    """Tokens of each sample; they add up to T."""
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """The result of a correction."""
+
+    weights_T: npt.NDArray[np.float32] | None
+    """None: no weights. 0 where no token counts."""
+    mask_T: _Bools
+    """The tokens that counted before and are not rejected."""
+    tally: Tally
+    """Of the tokens that counted before."""
+
+
+@dataclass(frozen=True)
+class _Ratios:
+    """log r of the tokens that count (C of them), and where they belong."""
+
+    log_C: Floats
+    sample_C: npt.NDArray[np.int64]
+    count_X: npt.NDArray[np.int64]
+    """Tokens that count, by sample."""
+
+    @property
+    def known_X(self) -> _Bools:
+        """Samples with a token that counts; others are in no metric."""
+        return self.count_X > 0
+
+    def total_X(self, values_C: Floats) -> Floats:
+        """Sums by sample, in the order of tokens: equal in every layout."""
+        return np.bincount(self.sample_C, values_C, len(self.count_X)).astype(np.float64)
+
+    def mean_X(self, values_C: Floats) -> Floats:
+        """Means by sample; 0 without tokens."""
+        mean_X: Floats = self.total_X(values_C) / np.maximum(self.count_X, 1)
+        return mean_X
+
+    def most_X(self, values_C: Floats) -> Floats:
+        """The largest by sample, of values >= 0; 0 without tokens."""
+        most_X = np.zeros(len(self.count_X))
+        np.maximum.at(most_X, self.sample_C, values_C)
+        return most_X
+
+
+def correct(correction: Correction, sampled: Sampled) -> Corrected:
+    """Compute weights and the tokens that are left.
+
+    Both follow from the tokens that count before rejection, each on its own: weights know nothing
+    of rejected tokens, and a criterion nothing of another's. Weights are not normalized yet: that
+    needs the tally of all ranks (`normalized`). float64 inside.
+    """
+    mask_T = sampled.mask_T
+    sample_T = np.repeat(np.arange(len(sampled.lengths_X)), sampled.lengths_X)
+    log_C = sampled.trainer_T[mask_T].astype(np.float64) - sampled.engine_T[mask_T]
+    sample_C = sample_T[mask_T]
+    ratios = _Ratios(log_C, sample_C, np.bincount(sample_C, minlength=len(sampled.lengths_X)))
+    tally = _distances(sampled, ratios)
+    weights_T = None
+    if correction.level is not None:
+        weights_C, of_weights = _weights(correction, ratios)
+        weights_T = np.zeros(len(mask_T), np.float32)
+        weights_T[mask_T] = weights_C
+        tally += of_weights
+    kept_C, of_rejection = _kept(correction, ratios)
+    kept_T = mask_T.copy()
+    kept_T[mask_T] = kept_C
+    return Corrected(weights_T, kept_T, tally + of_rejection)
+
+
+def normalized(corrected: Corrected, correction: Correction, of_all: Tally) -> Corrected:
+    """Divide weights by their mean, of tokens or (weights of whole sequences) of sequences.
+
+    `of_all` is the tally of all ranks. Tokens that are rejected count in the mean, as in verl. A
+    mean of 0 leaves the weights as they are.
+    """
+    mean = mean_weight(correction, of_all)
+    if corrected.weights_T is None or mean is None:
+        return corrected
+    divided_T = (corrected.weights_T.astype(np.float64) / mean).astype(np.float32)
+    return replace(corrected, weights_T=divided_T)
+
+
+def mean_weight(correction: Correction, of_all: Tally) -> float | None:
+    """The mean weight that weights are divided by; None: they are not."""
+    if not correction.normalized or correction.level is None:
+        return None
+    return of_all["weights" if correction.level == "token" else "weights_seq"].mean or None
+
+
+def _weights(correction: Correction, ratios: _Ratios) -> tuple[Floats, Tally]:
+    """Weights before normalization, [C]."""
+    known_X, lower, upper = ratios.known_X, correction.bounds.lower, correction.bounds.upper
+    if correction.level == "token":
+        log_C = ratios.log_C
+    else:
+        of_sample = ratios.total_X if correction.level == "sequence" else ratios.mean_X
+        log_C = of_sample(ratios.log_C)[ratios.sample_C]
+    raw_C = np.exp(np.clip(log_C, -LOG_LIMIT, LOG_LIMIT))
+    outside_C = (raw_C > upper) | (raw_C < (0 if lower is None else lower))
+    weights_C = np.minimum(raw_C, upper) if lower is None else np.where(outside_C, 0.0, raw_C)
+    below = 1 / upper if lower is None else lower
+    seq_X, raw_X = ratios.mean_X(weights_C)[known_X], ratios.mean_X(raw_C)[known_X]
+    level_C = (raw_C, raw_X)[correction.level != "token"]
+    found = {
+        "weights": weights_C,
+        "weights_raw": level_C,
+        "weights_high": level_C > upper,
+        "weights_low": level_C < below,
+        "weights_seq": seq_X,
+        "weights_seq_off": np.abs(seq_X - 1.0),
+        "weights_seq_high": raw_X > upper,
+        "weights_seq_low": raw_X < below,
+    }
+    if lower is not None:
+        found["weights_outside"] = outside_C
+    return weights_C, Tally({name: moments(values) for name, values in found.items()})
+
+
+def _kept(correction: Correction, ratios: _Ratios) -> tuple[_Bools, Tally]:
+    kept_C = np.ones(len(ratios.log_C), np.bool_)
+    found: dict[str, Moments] = {}
+    for rejection in correction.rejections:
+        of_form_C, of_form = _passed(rejection, ratios)
+        kept_C &= of_form_C
+        found |= {f"{rejection.form}{name}": value for name, value in of_form.items()}
+    if correction.veto is not None:
+        low_C = ratios.log_C < np.log(correction.veto)
+        vetoed_X = ratios.total_X(low_C.astype(np.float64)) > 0
+        kept_C &= ~vetoed_X[ratios.sample_C]
+        found |= {"veto_tokens": moments(low_C), "veto": moments(vetoed_X[ratios.known_X])}
+    if correction.rejections or correction.veto is not None:
+        found |= {
+            "rejected": moments(~kept_C),
+            "rejected_seq": moments(_any_X(~kept_C, ratios)),
+            "rejected_whole": moments(~_any_X(kept_C, ratios)),
+        }
+    return kept_C, Tally(found)
+
+
+def _passed(rejection: Rejection, ratios: _Ratios) -> tuple[_Bools, dict[str, Moments]]:
+    """The tokens that pass a criterion, [C]."""
+    log_C = np.clip(ratios.log_C, -LOG_LIMIT, LOG_LIMIT)
+    of_what, _, kind = rejection.form.rpartition("_")
+    token_C = {"k1": -log_C, "k2": 0.5 * log_C**2, "k3": np.exp(log_C) - 1.0 - log_C}[kind]
+    if rejection.of_tokens:
+        found_C, found_X = token_C, ratios.mean_X(token_C)
+    else:
+        of_sample = {
+            "seq_sum": ratios.total_X,
+            "seq_mean": ratios.mean_X,
+            "seq_max": ratios.most_X,
+        }
+        found_X = of_sample[of_what](token_C)
+        found_C = found_X[ratios.sample_C]
+    lower, upper = rejection.bounds.lower, rejection.bounds.upper
+    high_C, high_X = found_C > upper, found_X[ratios.known_X] > upper
+    low_C = np.zeros_like(high_C) if lower is None else found_C < lower
+    low_X = np.zeros_like(high_X) if lower is None else found_X[ratios.known_X] < lower
+    passed_C = ~(high_C | low_C)
+    own = (high_C, low_C) if rejection.of_tokens else (high_X, low_X)
+    return passed_C, {
+        "": moments(found_C),
+        "_cut": moments(np.clip(found_C, 0.0 if lower is None else lower, upper)),
+        "_seq": moments(found_X[ratios.known_X]),
+        "_high": moments(own[0]),
+        "_low": moments(own[1]),
+        "_seq_high": moments(high_X),
+        "_seq_low": moments(low_X),
+        "_rejected": moments(~passed_C),
+        "_rejected_seq": moments(_any_X(~passed_C, ratios)),
+    }
+
+
+def _any_X(values_C: _Bools, ratios: _Ratios) -> _Bools:
+    return ratios.total_X(values_C.astype(np.float64))[ratios.known_X] > 0
+
+
+def _distances(sampled: Sampled, ratios: _Ratios) -> Tally:
+    """How far the two policies are from each other, whether or not it is corrected."""
+    known_X = ratios.known_X
+    cut_C = np.clip(ratios.log_C, -LOG_LIMIT, LOG_LIMIT)
+    sum_X = ratios.total_X(ratios.log_C)[known_X]
+    trainer_C = sampled.trainer_T[sampled.mask_T].astype(np.float64)
+    engine_C = sampled.engine_T[sampled.mask_T].astype(np.float64)
+    log_ppl_X, engine_log_ppl_X = (
+        -ratios.mean_X(trainer_C)[known_X],
+        -ratios.mean_X(engine_C)[known_X],
+    )
+    apart_X = log_ppl_X - engine_log_ppl_X
+    found: Mapping[str, npt.ArrayLike] = {
+        "training_ppl": np.exp(np.minimum(log_ppl_X, LOG_LIMIT)),
+        "training_log_ppl": log_ppl_X,
+        "rollout_ppl": np.exp(np.minimum(engine_log_ppl_X, LOG_LIMIT)),
+        "rollout_log_ppl": engine_log_ppl_X,
+        "kl": -ratios.log_C,
+        "k3_kl": np.exp(cut_C) - 1.0 - cut_C,
+        "log_ppl_diff": apart_X,
+        "log_ppl_abs_diff": np.abs(apart_X),
+        "ppl_ratio": np.exp(np.clip(apart_X, -LOG_LIMIT, LOG_LIMIT)),
+        "chi2_token": np.exp(2 * cut_C),
+        "chi2_seq": np.exp(2 * np.clip(sum_X, -LOG_LIMIT, LOG_LIMIT)),
+    }
+    return Tally(
+        {name: moments(values) for name, values in found.items()},
+        {"token": bins(cut_C), "seq": bins(np.clip(sum_X, -LOG_LIMIT, LOG_LIMIT))},
+    )

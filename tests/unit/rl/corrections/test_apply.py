@@ -1,0 +1,272 @@
+"""Weights and rejections equal plain loops written from the definitions, and do so in every cut of
+a step over ranks."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pipeline.rl.corrections.apply import Corrected, Sampled, correct, normalized
+from pipeline.rl.corrections.forms import (
+    REJECTION_FORMS,
+    Bounds,
+    Correction,
+    Rejection,
+    rejections,
+    weight_bounds,
+)
+from pipeline.rl.corrections.report import QUANTILES, correction_metrics
+from pipeline.rl.corrections.tally import Tally, bins, moments, quantiles
+
+Part = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.bool_]]
+
+FORMS_AND_BOUNDS = {
+    "token_k1": "0.7_1.2",
+    "token_k2": 0.02,
+    "token_k3": 0.02,
+    "seq_sum_k1": "0.6_1.5",
+    "seq_sum_k2": 0.1,
+    "seq_sum_k3": 0.1,
+    "seq_mean_k1": "0.95_1.06",
+    "seq_mean_k2": 0.02,
+    "seq_mean_k3": 0.02,
+    "seq_max_k2": 0.05,
+    "seq_max_k3": 0.05,
+}
+
+
+def samples_of(seed: int, number: int = 12) -> list[Part]:
+    """Ragged samples with tokens that do not count, some without any that does, one of length 0."""
+    rng = np.random.default_rng(seed)
+    made: list[Part] = []
+    for i in range(number):
+        G = int(rng.integers(1, 9)) if i != 3 else 0
+        engine_G = -rng.exponential(1, G).astype(np.float32)
+        trainer_G = (engine_G + rng.normal(0, 0.2, G)).astype(np.float32)
+        mask_G = rng.random(G) < (0 if i == 5 else 0.8)
+        engine_G[~mask_G] = np.nan  # an unknown log-prob of a token that does not count
+        made.append((trainer_G, engine_G, mask_G))
+    return made
+
+
+def joined(samples: list[Part]) -> Sampled:
+    return Sampled(
+        *(np.concatenate([np.empty(0, kind), *parts]) for kind, parts in columns(samples)),
+        lengths_X=np.array([len(sample[0]) for sample in samples], np.int64),
+    )
+
+
+def columns(samples: list[Part]) -> list[tuple[type, list[npt.NDArray[np.float32]]]]:
+    kinds = (np.float32, np.float32, np.bool_)
+    return [(kind, [sample[i] for sample in samples]) for i, kind in enumerate(kinds)]  # type: ignore[misc]
+
+
+def by_sample(corrected: Corrected, samples: list[Part]) -> list[tuple[list[float], list[bool]]]:
+    ends = np.cumsum([len(sample[0]) for sample in samples])[:-1]
+    weights_T = corrected.weights_T
+    assert weights_T is not None
+    weights, masks = np.split(weights_T, ends), np.split(corrected.mask_T, ends)
+    return [(w.tolist(), m.tolist()) for w, m in zip(weights, masks, strict=True)]
+
+
+def logs_of(sample: Part) -> list[float]:
+    return [float(t) - float(e) for t, e, counts in zip(*sample, strict=True) if counts]
+
+
+@pytest.mark.parametrize("threshold", [1.1, "0.9_1.2"])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_weights(level: str, threshold: float | str) -> None:
+    samples = samples_of(1)
+    correction = Correction(level, weight_bounds(threshold))
+    found = by_sample(correct(correction, joined(samples)), samples)
+    lower, upper = (0.9, 1.2) if threshold == "0.9_1.2" else (None, 1.1)
+
+    def weight(log: float) -> float:
+        ratio = math.exp(log)
+        if lower is None:
+            return min(ratio, upper)
+        return ratio if lower <= ratio <= upper else 0.0
+
+    changed = 0
+    for sample, (weights, mask) in zip(samples, found, strict=True):
+        logs = logs_of(sample)
+        of_whole = sum(logs) / (max(len(logs), 1) if level == "geometric" else 1)
+        expected = [weight(log if level == "token" else of_whole) for log in logs]
+        assert [w for w, counts in zip(weights, sample[2], strict=True) if counts] == pytest.approx(
+            expected, rel=1e-6
+        )
+        assert not any(w for w, counts in zip(weights, sample[2], strict=True) if not counts)
+        assert mask == sample[2].tolist()  # weights reject nothing, not even IcePop's of 0
+        changed += sum(w in (0.0, upper) for w in expected)
+    assert changed  # the bounds were met
+
+
+@pytest.mark.parametrize("form", REJECTION_FORMS)
+def test_rejection(form: str) -> None:
+    """Each form against a loop; the bounds of k1 are of p_engine / p_trainer, as verl's are."""
+    samples = samples_of(2, 40)
+    spec = FORMS_AND_BOUNDS[form]
+    correction = Correction(rejections=rejections(form, spec))
+    corrected = correct(correction, joined(samples))
+    ends = np.cumsum([len(sample[0]) for sample in samples])[:-1]
+    statistic: dict[str, Callable[[float], float]] = {
+        "k1": lambda log: -log,
+        "k2": lambda log: log**2 / 2,
+        "k3": lambda log: math.exp(log) - 1 - log,
+    }
+    of_whole: dict[str, Callable[[list[float]], float]] = {
+        "seq_sum": sum,
+        "seq_mean": lambda values: sum(values) / len(values),
+        "seq_max": max,
+    }
+    bounds = [float(text) for text in str(spec).split("_")]
+
+    def passes(value: float) -> bool:
+        if form.endswith("k1"):
+            return math.log(bounds[0]) <= value <= math.log(bounds[1])
+        return value <= bounds[0]
+
+    rejected = 0
+    for sample, mask in zip(samples, np.split(corrected.mask_T, ends), strict=True):
+        values = [statistic[form[-2:]](log) for log in logs_of(sample)]
+        if form.startswith("token"):
+            expected = [passes(value) for value in values]
+        else:
+            expected = [passes(of_whole[form[:-3]](values))] * len(values) if values else []
+        assert mask[sample[2]].tolist() == expected
+        assert not mask[~sample[2]].any()
+        rejected += expected.count(False)
+    tokens = int(sum(sample[2].sum() for sample in samples))
+    assert 0 < rejected < tokens
+    metrics = correction_metrics(correction, corrected.tally)
+    for name in (f"rollout_rs_{form}_masked_fraction", "rollout_rs_masked_fraction"):
+        assert metrics[f"rollout_corr/{name}"] == pytest.approx(rejected / tokens)
+
+
+def test_criteria_are_all_to_be_passed_and_a_veto_takes_the_sequence() -> None:
+    samples = samples_of(3, 40)
+
+    def mask(correction: Correction) -> npt.NDArray[np.bool_]:
+        return correct(correction, joined(samples)).mask_T
+
+    forms = ("token_k3", "seq_mean_k2")
+    both = rejections(",".join(forms), "0.02,0.03")
+    assert [one.bounds for one in both] == [Bounds(None, 0.02), Bounds(None, 0.03)]
+    one_by_one = [mask(Correction(rejections=(one,))) for one in both]
+    assert (mask(Correction(rejections=both)) == one_by_one[0] & one_by_one[1]).all()
+    assert (one_by_one[0] != one_by_one[1]).any()
+
+    corrected = correct(Correction(veto=0.7), joined(samples))
+    low = [any(log < math.log(0.7) for log in logs_of(sample)) for sample in samples]
+    ends = np.cumsum([len(sample[0]) for sample in samples])[:-1]
+    for sample, is_low, kept in zip(samples, low, np.split(corrected.mask_T, ends), strict=True):
+        assert kept.tolist() == (sample[2] & (not is_low)).tolist()
+    known = [bool(logs_of(sample)) for sample in samples]
+    metrics = correction_metrics(Correction(veto=0.7), corrected.tally)
+    assert 0 < sum(low) < sum(known)
+    share = sum(low) / sum(known)
+    assert metrics["rollout_corr/rollout_is_veto_fraction"] == pytest.approx(share)
+    assert metrics["rollout_corr/rollout_rs_seq_rejected_fraction"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_ranks_add_up(level: str) -> None:
+    """However a step is cut over ranks: the same weights, masks and quantiles to the bit, and the
+    same metrics up to the order of additions."""
+    samples = samples_of(4, 30)
+    correction = Correction(
+        level,
+        Bounds(None, 1.2),
+        normalized=True,
+        rejections=rejections("token_k1,seq_mean_k3,seq_max_k2", "0.7_1.4,0.05,0.3"),
+        veto=0.5,
+    )
+    whole = correct(correction, joined(samples))
+    expected = by_sample(normalized(whole, correction, whole.tally), samples)
+    metrics = correction_metrics(correction, whole.tally)
+    assert all(value is not None and math.isfinite(value) for value in metrics.values())
+    rng = np.random.default_rng(5)
+    for ranks in (2, 3, 40):
+        rank_X = rng.integers(0, ranks, len(samples))
+        rows = [np.flatnonzero(rank_X == rank) for rank in range(ranks)]
+        filled = [of_rank for of_rank in rows if len(of_rank)]
+        parts = [[samples[x] for x in of_rank] for of_rank in filled]
+        corrected = [correct(correction, joined(part)) for part in parts]
+        of_all = sum((one.tally for one in corrected), start=Tally())
+        found = dict(metrics)
+        for name, value in correction_metrics(correction, of_all).items():
+            found.pop(name)
+            assert value == pytest.approx(metrics[name], rel=1e-9, abs=1e-12), name
+            if name.rpartition("_")[2] in QUANTILES:
+                assert value == metrics[name], name
+        assert not found
+        for rank, one in enumerate(corrected):
+            mine = by_sample(normalized(one, correction, of_all), parts[rank])
+            for x, (weights, mask) in zip(filled[rank], mine, strict=True):
+                assert mask == expected[x][1]
+                assert weights == pytest.approx(expected[x][0], rel=1e-6)
+
+
+def test_normalized_weights_have_mean_1() -> None:
+    samples = samples_of(6)
+    for level, each in (("token", False), ("sequence", True), ("geometric", True)):
+        correction = Correction(level, Bounds(None, 1.1), normalized=True)
+        corrected = correct(correction, joined(samples))
+        found = by_sample(normalized(corrected, correction, corrected.tally), samples)
+        of_tokens = [
+            [w for w, counts in zip(weights, sample[2], strict=True) if counts]
+            for (weights, _), sample in zip(found, samples, strict=True)
+        ]
+        flat = [w for one in of_tokens for w in (one[:1] if each else one)]
+        assert np.mean(flat) == pytest.approx(1.0, rel=1e-6)
+        assert max(flat) > 1.1  # after the cut, so that the cut means what it says
+
+
+def test_a_step_without_tokens() -> None:
+    """Nothing counts: no number, and no division by it."""
+    correction = Correction("token", rejections=rejections("token_k1,seq_max_k3", 2.0))
+    corrected = correct(correction, joined([s for s in samples_of(7) if not logs_of(s)]))
+    metrics = correction_metrics(correction, corrected.tally)
+    assert set(metrics.values()) == {None}
+    assert normalized(corrected, correction, corrected.tally) is corrected
+
+
+def test_extreme_log_probs_stay_finite() -> None:
+    mask_T = np.ones(3, np.bool_)
+    sampled = Sampled(
+        np.array([-1e4, 0, -1], np.float32),
+        np.array([0, -1e4, -1], np.float32),
+        mask_T,
+        np.array([1, 1, 1], np.int64),
+    )
+    correction = Correction(
+        "token", Bounds(None, 2.0), rejections=(Rejection("token_k3", Bounds(None, 1.0)),)
+    )
+    corrected = correct(correction, sampled)
+    assert corrected.weights_T is not None
+    assert corrected.weights_T.tolist() == pytest.approx([math.exp(-20), 2.0, 1.0])
+    assert corrected.mask_T.tolist() == [False, False, True]
+    metrics = correction_metrics(correction, corrected.tally)
+    assert all(value is not None and math.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("scale", [1e-6, 0.01, 3.0])
+def test_quantiles_are_within_a_bin(scale: float) -> None:
+    values = np.random.default_rng(8).normal(0, scale, 1001).astype(np.float32)
+    values[:20] = 0
+    shares = tuple(QUANTILES.values())
+    exact = np.quantile(values, shares, method="inverted_cdf")
+    assert quantiles(bins(values), shares) == pytest.approx(exact, rel=1 / 256)
+
+
+def test_moments() -> None:
+    found = moments([1.0, 2.0, 4.0])
+    assert found + moments([]) == found == moments([1.0]) + moments([2.0, 4.0])
+    assert (found.mean, found.smallest, found.largest) == (7 / 3, 1.0, 4.0)
+    assert found.deviation == pytest.approx(np.std([1, 2, 4]))
+    assert found.unbiased == pytest.approx(np.std([1, 2, 4], ddof=1))
+    assert found.effective == pytest.approx(49 / 63)
+    assert moments([0.0]).effective == 0.0
+    assert moments([]).mean is None
