@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config.rules.activation_rules import activation_notes, activation_problems
+from pipeline.config.rules.algorithms.corrections import correction_problems
 from pipeline.config.rules.budget import budget_notes, budget_problems
-from pipeline.config.rules.correction_rules import correction_problems
 from pipeline.config.rules.cuda import cuda_notes, cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.groups import group_problems, sampled_at_once
