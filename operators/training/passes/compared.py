@@ -19,7 +19,7 @@ from operators.training.batches.step_data import (
     trained_rewards,
     without_loss,
 )
-from operators.training.passes.corrections import correct_batch, correct_step, engine_logprobs
+from operators.training.passes.corrected import correct_batch, correct_step, engine_logprobs
 from operators.training.passes.flat import BySample, joined, split
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.rank import Rank

@@ -37,6 +37,15 @@ def loss_settings(name: str) -> dict[str, Any]:
     }
 
 
+_CORRECTIONS: dict[str, dict[str, Any]] = {
+    "decoupled_token_is": {"rollout_is_batch_normalize": True},
+    "decoupled_seq_is_rs": {"rollout_rs_threshold": "0.01_100.0"},
+    "decoupled_token_icepop": {},
+    "bypass_ppo_clip": {},
+    "bypass_pg_geo_rs_seq_tis": {"rollout_rs_threshold": "0.5_2.0"},
+}
+"""Presets, with bounds in which some samples of the first step's policy stay in the second."""
+
 CASES: dict[str, dict[str, Any]] = {
     **{name: loss_settings(name) for name in LOSSES},
     **{
@@ -49,6 +58,10 @@ CASES: dict[str, dict[str, Any]] = {
         mode: {"loss_agg_mode": mode, "loss_scale_factor": 64}
         for mode in get_args(AggregationMode)
         if mode != "token-mean"
+    },
+    **{
+        preset: {"algorithm": {"rollout_correction": {"preset": preset, **settings}}}
+        for preset, settings in _CORRECTIONS.items()
     },
 }
 """Settings under `actor`, and `algorithm`; the first is the base that others differ from."""
