@@ -95,9 +95,10 @@ lock: install ## Compile requirements/cpu.txt and cuda.txt anew from cpu.in and 
 	cp requirements/cpu.txt requirements/cuda.txt # the versions to keep where they can be kept
 	$(LOCK) requirements/cuda.in $(SOURCES_cuda) -o requirements/cuda.txt
 
-docs: install ## Generate docs/config.md, docs/metrics.md, the tables of docs/from-verl.md and docs/sizes.md and the chart's README
+docs: install ## Generate docs/config.md, docs/metrics.md, the tables of docs/algorithms.md, docs/from-verl.md and docs/sizes.md and the chart's README
 	$(BIN)/python -m pipeline.config.docs
 	$(BIN)/python -m pipeline.metrics.page
+	$(BIN)/python -m tests.algorithms_page
 	$(BIN)/python -m tests.verl_verdicts
 	$(BIN)/python -m tests.sizes_page
 	$(BIN)/python scripts/chart_readme.py

@@ -26,8 +26,10 @@ from operators.training.step import Trained
 from operators.training.step_metrics import agreement_by_layer
 from operators.training.stored_routes import store_routes
 from pipeline import progress
+from pipeline.config.tree import RunConfig
 from pipeline.run import keys, parse
-from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id
+from pipeline.run.amendments import refuse_amended
+from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id, read_commit
 from pipeline.run.policy import digests_of, publish_policy, stored_digest
 from pipeline.scratch import scratch_folder
 from pipeline.store import Store
@@ -57,6 +59,8 @@ class StepFinisher:
     devices: Devices
     weights: str | None
     """Weights digest of the policy that the next step trains; None: unknown at the start."""
+    amendments: int
+    """How many amendments of the run this trainer knows."""
     drifts: int = 0
     """Policies since this trainer's start whose stored digest differs."""
 
@@ -73,6 +77,8 @@ class StepFinisher:
             policies = None if self.weights is None else {step: self.weights}
             recorded = (data.manifest, trained.recorded, policies)
             routes_drift = store_routes(self.store, self.rank, *recorded)
+        # A later start may have amended an estimator or a loss that no policy was made with.
+        agreed(lambda: refuse_amended(self.store, self.amendments))
         watch = Stopwatch()
         with watch.of("timing_s/update_weights"):
             policy_sha256 = self._publish(step + 1, None)
@@ -126,6 +132,7 @@ class StepFinisher:
             "layout_sha256": data.layout.sha256,
             "policy_sha256": policy_sha256,
             "agreement_by_layer": agreement_by_layer(trained.counts),
+            "next_kl_coef": trained.next_kl_coef,
         }
         commit(self.store, keys.metrics(data.step), body, new_write_id())
         shown = (
@@ -137,6 +144,26 @@ class StepFinisher:
         )
         numbers = [f"{key} {metrics[key]:.4g}" for key in shown if metrics[key] is not None]
         logger.info("step %d: %s", data.step, ", ".join(numbers))
+
+
+def kl_coefficient(store: Store, config: RunConfig, step: int) -> float:
+    """The weight of the KL in a step's reward; 0 without one.
+
+    An adaptive one is read from what the step before has committed, so that a restarted trainer
+    goes on with the same bits. Raises CorruptObjectError, ObjectMissingError.
+    """
+    algorithm = config.algorithm
+    if not algorithm.use_kl_in_reward:
+        return 0.0
+    if step == 0 or algorithm.kl_ctrl.type == "fixed":
+        return algorithm.kl_ctrl.kl_coef
+    try:
+        return parse.field(read_commit(store, keys.metrics(step - 1)), "next_kl_coef", parse.real)
+    except ValueError as error:
+        raise CorruptObjectError(
+            f"{keys.metrics(step - 1)} in {store.uri}: {error}, expected the coefficient of the KL "
+            f"in the reward of step {step} (algorithm.kl_ctrl.type=adaptive); restore the object"
+        ) from error
 
 
 def _policy_digest(store: Store, step: int, metrics: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """The objects that a training rank holds for the whole run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
@@ -39,26 +40,35 @@ class Rank:
     optimizer: MegatronOptimizer
     rates: Rates
     reference: Sequence[Chunk] | None
-    """The reference policy, to which no routes are ever bound; None: no KL loss."""
+    """The reference policy, to which no routes are ever bound; None: nothing compares with it."""
     routers: Mapping[int, Router]
     """The trained model's MoE routers on this rank, by model index of their layer."""
     geometry: Geometry | None
     """Geometry of this rank's MoE layers; None: a dense model."""
     with_padding_mask: bool
     """Whether padding must be hidden from an expert bias or an auxiliary loss."""
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Users' functions, by the setting that names them."""
     offload: Offload = field(default_factory=Offload)
     skipped: Skipped = field(default_factory=Skipped)
 
 
-def make_rank(config: RunConfig, position: RankPosition, folder: Path) -> tuple[Rank, TrainedModel]:
-    """Build the policy (and the reference, if the loss needs it) from a folder of HF weights.
+def make_rank(
+    config: RunConfig,
+    position: RankPosition,
+    folder: Path,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+) -> tuple[Rank, TrainedModel]:
+    """Build the policy (and the reference, if anything needs it) from a folder of HF weights.
+
+    `functions` are users' estimators and losses, by the setting that names them.
 
     Raises InputError for models and settings that cannot be trained or replayed, ReplayError when
     replay is on and the model has no MoE layers.
     """
     actor = config.actor_rollout_ref.actor
     model = build_model(folder, actor)
-    reference = build_reference(folder, actor) if actor.use_kl_loss else None
+    reference = build_reference(folder, actor) if config.has_reference else None
     of_rank = routers(model)
     geometry = None
     if model.config.num_moe_experts:
@@ -81,6 +91,7 @@ def make_rank(config: RunConfig, position: RankPosition, folder: Path) -> tuple[
         routers=of_rank,
         geometry=geometry,
         with_padding_mask=padding_mask_needed(model.config),
+        functions=functions or {},
         offload=make_offload(
             config.actor_rollout_ref,
             model.chunks,

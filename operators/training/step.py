@@ -35,6 +35,8 @@ from operators.training.step_metrics import (
     RankReport,
     finish_reasons_of,
     mismatch_of,
+    reward_kl_metrics,
+    reward_kl_of,
     total_counts,
     total_tally,
     training_metrics,
@@ -42,6 +44,7 @@ from operators.training.step_metrics import (
 from pipeline import progress
 from pipeline.rl.corrections.report import correction_metrics
 from pipeline.rl.corrections.tally import Tally
+from pipeline.rl.estimators.reward_kl import next_coefficient
 from pipeline.rl.mismatch import Mismatch
 from pipeline.traces.format.types import Routes
 
@@ -58,6 +61,8 @@ class Trained:
     """Counts of the first replaying pass, by layer, over all ranks."""
     recorded: Mapping[str, Routes] | None
     """R2: the routes that this rank's log-prob pass recorded, to be stored."""
+    next_kl_coef: float | None = None
+    """Weight of the KL in the next step's reward, equal on all ranks; None: there is no such KL."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,13 @@ class _Sweeps:
     recorded: Mapping[str, Routes] | None
 
 
-def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trained:
+def train_step(
+    rank: Rank, data: StepData, waited_s: float, first: bool, kl_coef: float = 0.0
+) -> Trained:
     """Train on a sealed step; `waited_s` is how long the rank has waited for its data.
 
-    `first`: the step is the first of an attempt. Raises ReplayError, UpdateError, TraceError,
-    StoreError.
+    `first`: the step is the first of an attempt. `kl_coef` weighs the KL in the reward. Raises
+    ReplayError, UpdateError, TraceError, StoreError.
     """
     replay = rank.config.actor_rollout_ref.actor.router_replay
     watch = Stopwatch()
@@ -93,7 +100,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
         rank.offload.before_updates()
         correction = rank.config.algorithm.rollout_correction
         old = None if trained is None or correction.bypass_mode else trained.logprobs
-        compared = compare(rank, data, old, sweeps.reference)
+        compared = compare(rank, data, old, sweeps.reference, kl_coef)
     with watch.of("timing_s/update_actor"):
         updates = update(rank, data, compared, sweeps.routes)
 
@@ -110,6 +117,7 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
             mismatch_native=None if sweeps.native is None else _mismatch(rank, data, sweeps.native),
             corrections=_tally(compared, updates) if position.speaks_for_samples else None,
             updates=updates.sums if position.speaks_for_tokens else (),
+            reward_kl=compared.kl,
             counts=passes if position.speaks_for_rows else {},
             times_s={**watch.times_s, "timing_s/trace_wait": waited_s + data.wait_s},
             memory=memory_peaks(),
@@ -126,7 +134,11 @@ def train_step(rank: Rank, data: StepData, waited_s: float, first: bool) -> Trai
     metrics |= correction_metrics(correction.correction, total_tally(reports))
     metrics |= {"actor/lr": updates.lr, "update/skipped": updates.skipped}
     metrics |= {"update/skipped_empty": updates.empty} | health.metrics
-    return Trained(metrics, counts, sweeps.recorded)
+    kl = reward_kl_of(reports)
+    metrics |= reward_kl_metrics(kl, kl_coef)
+    control = rank.config.algorithm.kl_ctrl
+    coming = None if kl is None else next_coefficient(kl_coef, kl, control)
+    return Trained(metrics, counts, sweeps.recorded, coming)
 
 
 def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps:

@@ -14,6 +14,7 @@ from operators.training.batches.step_data import StepData
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.replay.counts import Counts, LayerCounts, added
 from pipeline.rl.corrections.tally import Tally
+from pipeline.rl.estimators.reward_kl import StepKl
 from pipeline.rl.mismatch import Mismatch, mismatch, total_mismatch
 
 Metrics = dict[str, float | None]
@@ -29,6 +30,8 @@ class RankReport:
     """None: not measured, or reported by another rank."""
     updates: Sequence[Sums] = ()
     """Per mini-batch: sums over tokens, with their number as `tokens` and the loss's `divisor`."""
+    reward_kl: StepKl | None = None
+    """Of the whole step; None: no KL is in the reward, or off the last stage."""
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """Counts of replay, by name of the pass; every pass covers the whole step."""
     times_s: Sums = field(default_factory=dict)
@@ -140,6 +143,19 @@ def _largest(names: Sequence[str], of_ranks: Sequence[Mapping[str, float]]) -> M
 
 def _share(reasons: Counter[str], reason: str) -> float | None:
     return reasons[reason] / reasons.total() if reasons else None
+
+
+def reward_kl_of(reports: Sequence[RankReport]) -> StepKl | None:
+    """The KL in the reward, which all ranks of the last stage report alike; None: there is none."""
+    return next((report.reward_kl for report in reports if report.reward_kl is not None), None)
+
+
+def reward_kl_metrics(kl: StepKl | None, coefficient: float) -> Metrics:
+    """Metrics of the KL in the reward, by verl's names."""
+    return {
+        "actor/reward_kl_penalty": None if kl is None else kl.mean,
+        "actor/reward_kl_penalty_coeff": None if kl is None else coefficient,
+    }
 
 
 def replay_metrics(counts: Counts) -> Metrics:

@@ -21,9 +21,11 @@ written.
 import logging
 import signal
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch.distributed as dist
 
@@ -31,16 +33,21 @@ from operators.ready import say_ready
 from operators.training.agree import agreed, folder_of_node
 from operators.training.batches.ahead import Ahead
 from operators.training.batches.step_data import StepData, layout_rules, load_step
-from operators.training.finish import Began, StepFinisher
+from operators.training.finish import Began, StepFinisher, kl_coefficient
 from operators.training.megatron import checkpoint, parallel
 from operators.training.rank import Rank, make_rank
 from operators.training.retention import remove_expired
 from operators.training.speed import find_devices
 from operators.training.step import train_step
 from pipeline import progress
+from pipeline.config.keys import value_at
+from pipeline.config.tree import RunConfig
+from pipeline.rl.custom import CUSTOM, custom_function, load_custom
 from pipeline.run import keys
-from pipeline.run.amendments import description_now
+from pipeline.run.amendments import description_now, read_amendments
 from pipeline.run.attempts import in_force, read_attempt
+from pipeline.run.commit import read_data
+from pipeline.run.description import RunDescription
 from pipeline.run.policy import fetch_policy, weights_of
 from pipeline.run.run_config import config_of
 from pipeline.run.wait import WaitTimeoutError, wait_for_any
@@ -87,7 +94,8 @@ class TrainingLoop:
         if trainer.max_staleness and not last:
             self.ahead.prepare(step + 1)
         with closing(data):
-            trained = train_step(self.rank, data, waited_s, first)
+            kl_coef = agreed(lambda: kl_coefficient(self.store, self.rank.config, step))
+            trained = train_step(self.rank, data, waited_s, first, kl_coef)
         due = (step + 1) % trainer.save_freq == 0 or last
         self.finisher.finish(data, trained, Began(wait_began, started), due)
         if due and dist.get_rank() == 0:
@@ -121,13 +129,16 @@ def run(run_uri: str, attempt_number: int) -> None:
     """Train until the run's last step or the attempt's stop object. See the module's diagram."""
     store = open_store(run_uri)
     attempt = read_attempt(store, attempt_number)
-    config = in_force(config_of(description_now(store)), attempt)
+    amendments = len(read_amendments(store))
+    run = description_now(store)
+    config = in_force(config_of(run), attempt)
+    functions = _load_functions(store, run, config)
     position = parallel.start(config.actor_rollout_ref.actor.megatron)
     if dist.get_rank() != 0:  # rank 0 logs for all
         logging.getLogger().setLevel(logging.WARNING)
     progress.say("loading the model")
     with folder_of_node("model", lambda folder: fetch_policy(store, 0, folder)) as folder:
-        rank, model = make_rank(config, position, folder)
+        rank, model = make_rank(config, position, folder, functions)
         version = agreed(lambda: checkpoint.latest(store)) or 0
         if version:
             progress.say(f"loading the checkpoint of policy {version}")
@@ -140,10 +151,26 @@ def run(run_uri: str, attempt_number: int) -> None:
             attempt.rollout_workers * config.actor_rollout_ref.rollout.tensor_model_parallel_size
         )
         devices = find_devices(attempt.training_ranks, engines, folder)
-        finisher = StepFinisher(store, rank, model, folder, devices, weights)
+        finisher = StepFinisher(store, rank, model, folder, devices, weights, amendments)
         with closing(_reader(store, rank)) as ahead:
             TrainingLoop(store, attempt_number, rank, finisher, ahead).run(version)
     parallel.leave()
+
+
+def _load_functions(
+    store: Store, run: RunDescription, config: RunConfig
+) -> dict[str, Callable[..., Any]]:
+    """Users' estimators and losses, from the files that were staged with the run.
+
+    Raises CustomError for a file that cannot be run or has no such function; StoreError.
+    """
+    functions = {}
+    for key, kind in CUSTOM.items():
+        named = custom_function(value_at(config, key))
+        if named is not None:
+            content = read_data(store, run.inputs.functions[key])
+            functions[key] = load_custom(content, named.name, kind)
+    return functions
 
 
 def _reader(store: Store, rank: Rank) -> Ahead:

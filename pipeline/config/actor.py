@@ -106,7 +106,7 @@ class Megatron(Section):
         False,
         json_schema_extra=formerly(False),
         description="Keep the weights in the host's memory during the reference's pass "
-        "(use_kl_loss). On a CPU it only copies.",
+        "(use_kl_loss, use_kl_in_reward). On a CPU it only copies.",
     )
     grad_offload: bool = Field(
         False,

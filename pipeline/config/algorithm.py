@@ -1,12 +1,14 @@
 """The learning algorithm; a part of the tree."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.section import Section, formerly
+from pipeline.config.section import NamedFunction, Section, formerly
 from pipeline.rl.corrections.forms import NO_BOUNDS, Correction, rejections, weight_bounds
 from pipeline.rl.corrections.presets import PRESETS
+from pipeline.rl.estimator_table import ESTIMATORS
+from pipeline.rl.losses.kl import KlEstimator
 
 
 class RolloutCorrection(Section):
@@ -127,13 +129,69 @@ class FilterGroups(Section):
     )
 
 
+class KlCtrl(Section):
+    """The coefficient of the KL penalty in the reward (use_kl_in_reward)."""
+
+    type: Literal["fixed", "adaptive"] = Field(
+        "fixed",
+        json_schema_extra=formerly("fixed"),
+        description="adaptive: raised after a step whose KL is above target_kl, lowered below it.",
+    )
+    kl_coef: float = Field(
+        0.001,
+        ge=0,
+        json_schema_extra=formerly(0.001),
+        description="The coefficient; adaptive: that of the first step.",
+    )
+    horizon: int = Field(
+        10_000,
+        ge=1,
+        json_schema_extra=formerly(10_000),
+        description="adaptive: samples over which the coefficient changes by up to a fifth.",
+    )
+    target_kl: float = Field(
+        0.1,
+        gt=0,
+        json_schema_extra=formerly(0.1),
+        description="adaptive: the KL that is aimed at, per token.",
+    )
+
+
 class Algorithm(Section):
     """The learning algorithm."""
 
-    adv_estimator: Literal["grpo"] = Field("grpo", description="Advantage estimator.")
+    adv_estimator: Annotated[str, NamedFunction(ESTIMATORS)] = Field(
+        "grpo", description="Advantage estimator: [algorithms.md](algorithms.md#advantages)."
+    )
     norm_adv_by_std_in_grpo: bool = Field(
         True, description="Divide a group's advantages by its standard deviation."
     )
+    gamma: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        json_schema_extra=formerly(1.0),
+        description="Discount of what follows a token: reinforce_plus_plus, gae.",
+    )
+    lam: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        json_schema_extra=formerly(1.0),
+        description="Weight of later differences: gae.",
+    )
+    use_kl_in_reward: bool = Field(
+        False,
+        json_schema_extra=formerly(False),
+        description="Subtract kl_ctrl.kl_coef times the KL to the reference policy (policy 0) from "
+        "each token's score, before advantages are made.",
+    )
+    kl_penalty: KlEstimator = Field(
+        "kl",
+        json_schema_extra=formerly("kl"),
+        description="Estimator of that KL (low_var_kl is k3).",
+    )
+    kl_ctrl: KlCtrl = Field(default_factory=KlCtrl)
     mask_truncated_samples: bool = Field(
         False,
         json_schema_extra=formerly(False),

@@ -4,13 +4,15 @@ from typing import Any
 
 from pipeline.config.keys import setting_keys, value_at
 from pipeline.config.tree import RunConfig
+from pipeline.rl.custom import CUSTOM, custom_function
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
     """The settings that may not change when a run is attached again, by dotted key.
 
     Left out: operational settings, the store's place (a run may be copied), and the paths of
-    inputs, whose content is compared by digest when they are staged.
+    inputs, whose content is compared by digest when they are staged. So is that of files with
+    users' estimators and losses: `differing` compares only the function's name.
     """
     return {
         key.name: value_at(config, key.name)
@@ -22,7 +24,17 @@ def identity(config: RunConfig) -> dict[str, Any]:
 def differing(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Old and new value of every identity setting in which two configs differ."""
     before, after = identity(old), identity(new)
-    return {key: (before[key], after[key]) for key in after if before[key] != after[key]}
+    return {
+        key: (before[key], after[key])
+        for key in after
+        if _compared(key, before[key]) != _compared(key, after[key])
+    }
+
+
+def _compared(key: str, value: Any) -> Any:
+    """The part of a value that is compared: of a user's function its name, not its file's path."""
+    function = custom_function(value) if key in CUSTOM else None
+    return value if function is None else (function.name,)
 
 
 _OF_INPUTS = {"reward": ("custom_reward_function.", "reward."), "prompts": ("data.",)}

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pipeline.config.section import NamedFunction
 from pipeline.config.tree import RunConfig
 
 _NAMES = {
@@ -132,7 +133,14 @@ def _options(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+def named_in(field: FieldInfo) -> NamedFunction | None:
+    """The table whose names a setting may have; None: it names none."""
+    return next((rule for rule in field.metadata if isinstance(rule, NamedFunction)), None)
+
+
 def _expected(field: FieldInfo) -> str:
+    if (rule := named_in(field)) is not None:
+        return rule.expected
     bounds = _bounds(field.metadata)
     parts = [
         _describe(option, bounds + _lengths(field.metadata, _COUNTED.get(option, "items")))

@@ -38,11 +38,12 @@ class RefMegatron(Section):
         None,
         json_schema_extra=formerly(None),
         description="Keep the reference's weights in the host's memory between its passes "
-        "(use_kl_loss); null: actor.megatron.param_offload. On a CPU it only copies.",
+        "(use_kl_loss, use_kl_in_reward); null: actor.megatron.param_offload. On a CPU it only "
+        "copies.",
     )
 
 
 class Ref(LogProbCut):
-    """The reference policy (policy 0), which a KL loss compares with."""
+    """The reference policy (policy 0), which a KL loss or the KL in the reward compares with."""
 
     megatron: RefMegatron = Field(default_factory=RefMegatron)

@@ -201,6 +201,11 @@ class RunConfig(Section):
     launch: Launch = Field(default_factory=Launch)
 
     @property
+    def has_reference(self) -> bool:
+        """Whether the run compares its policy with policy 0."""
+        return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
     def run_uri(self) -> str:
         """Where the run lies: <store.uri>/<its folder's name>."""
         return f"{self.store.uri.rstrip('/')}/{self.trainer.run_name}"

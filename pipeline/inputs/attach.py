@@ -21,6 +21,7 @@ from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.new_run import new_run
 from pipeline.inputs.prompts import PromptTable
 from pipeline.inputs.weight_files import digest_of
+from pipeline.rl.custom import CUSTOM
 from pipeline.run import keys
 from pipeline.run.amendments import find_description, read_amendments
 from pipeline.run.commit import DataFile, read_data
@@ -39,8 +40,10 @@ _INPUTS = {
     "prompts": ("the training prompts", "data.train_files", "no sample was made of them yet"),
     "val_prompts": ("the validation prompts", "data.val_files", "no validation is committed yet"),
     "model": ("the model", "actor_rollout_ref.model.path", "nothing was made of it yet"),
+    "functions": ("an estimator or loss", "", "no step was trained with it yet"),
 }
-"""Of each input: its name, the setting with its path, and why it may be amended."""
+"""Of each input: its name, the setting with its path (functions have several), and why it may be
+amended."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,8 @@ def _by_input(
     """All differences in words, by the input they belong to; None: to none."""
     texts: dict[str | None, list[str]] = {}
     for name, text in _changed_inputs(inputs, run.inputs):
-        texts.setdefault(name, []).append(f"{_INPUTS[name][1]}: {text}")
+        where = f"{_INPUTS[name][1]}: " if _INPUTS[name][1] else ""
+        texts.setdefault(name, []).append(f"{where}{text}")
     for key, (was, now) in settings.items():
         texts.setdefault(input_of(key), []).append(f"{key}: it has {was!r}, now {now!r}")
     return texts
@@ -146,9 +150,10 @@ def _settings(
     new = config.model_dump(mode="json")
     if "reward" in names and new[_REWARD] != run.setting(_REWARD):
         found[_REWARD] = new[_REWARD]  # as a whole: a run may have none
-    for name in names:
-        key = _INPUTS[name][1]
-        if name != "reward" and value_at(config, key) != run.setting(key):
+    paths = {_INPUTS[name][1] for name in names if name not in ("reward", "functions")}
+    paths |= set(CUSTOM) if "functions" in names else set()
+    for key in sorted(paths):
+        if value_at(config, key) != run.setting(key):
             found[key] = value_at(config, key)
     return found
 
@@ -216,6 +221,12 @@ def _changed_inputs(inputs: CheckedInputs, staged: StagedInputs) -> Iterator[tup
         yield "reward", _digests(was, now)
     for change in _changed_model(inputs, staged.model):
         yield "model", change
+    for key in sorted({*inputs.functions, *staged.functions}):
+        content = inputs.functions.get(key)
+        now = None if content is None else hashlib.sha256(content).hexdigest()
+        was = staged.functions[key].sha256 if key in staged.functions else None
+        if now != was:
+            yield "functions", f"{key}: {_digests(was, now)}"
 
 
 def _changed_table(store: Store, staged: DataFile | None, table: PromptTable | None) -> str | None:

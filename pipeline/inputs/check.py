@@ -1,4 +1,4 @@
-"""Checking a run's inputs: settings, model, prompts, reward file, store, recorded sets.
+"""Checking a run's inputs: settings, model, prompts, users' files, store, recorded sets.
 
 Nothing is written into the run, and nothing is started. Every part is checked even if another one
 failed, so that all problems are shown together.
@@ -20,6 +20,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.attach import Mended, attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
+from pipeline.inputs.custom_files import CustomFiles, check_custom_files, unscored_problems
 from pipeline.inputs.model_folder import (
     ModelFolder,
     find_model,
@@ -34,7 +35,6 @@ from pipeline.inputs.prompts import (
     tokenise_rows,
     vocabulary_problems,
 )
-from pipeline.inputs.reward_file import RewardFile, check_reward, unscored_problems
 from pipeline.inputs.run_length import with_run_length
 from pipeline.inputs.space import space_problems, writes_of
 from pipeline.inputs.tokenizer import ChatTokenizer
@@ -58,8 +58,8 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     """
     problems: list[str] = []
     config, stored, former_notes = settings_of_older_run(config)
-    model, prompts, val_prompts, reward, store = _parts(config, on_cluster, problems)
-    if problems or model is None or prompts is None or store is None:
+    model, prompts, val_prompts, custom, store = _parts(config, on_cluster, problems)
+    if problems or model is None or prompts is None or custom is None or store is None:
         raise InputError(problems)
     config, length_notes = with_run_length(config, prompts.table.num_rows, stored)
     if wrong := list(decay_problems(config.actor_rollout_ref.actor.optim)):
@@ -70,7 +70,8 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
         store=store,
         prompts=prompts,
         val_prompts=val_prompts,
-        reward=reward.content if reward else None,
+        reward=custom.reward,
+        functions=custom.functions,
         model=model,
         geometry=geometry,
         writes=writes_of(config, model, geometry, prompts),
@@ -80,7 +81,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
             *config_notes(config),
             *(rank_notes(config) if on_cluster is None else ()),
             *filter_notes(config.data.truncation, prompts, val_prompts),
-            *(reward.notes if reward else ()),
+            *custom.notes,
         ),
     )
     mended = _try(problems, partial(attach, inputs))
@@ -106,9 +107,9 @@ def part_problems(config: RunConfig) -> list[str]:
 def _parts(
     config: RunConfig, on_cluster: InstalledGpus | None, problems: list[str]
 ) -> tuple[
-    ModelFolder | None, PromptTable | None, PromptTable | None, RewardFile | None, Store | None
+    ModelFolder | None, PromptTable | None, PromptTable | None, CustomFiles | None, Store | None
 ]:
-    """Model, prompts, validation prompts, reward file and store; None: there is a problem."""
+    """Model, prompts, validation prompts, users' files and store; None: there is a problem."""
     path = config.actor_rollout_ref.model.path
     model = _try(problems, lambda: find_model(path))
     # A model without weights has a config and a tokenizer that can be checked.
@@ -119,12 +120,12 @@ def _parts(
         hf_config = None  # another model's: what follows from it would lead astray
     problems += config_problems(config, hf_config, on_cluster)
     prompts, val_prompts = _check_prompts(config, folder, hf_config, problems)
-    reward = _try(problems, partial(check_reward, config.custom_reward_function))
+    custom = _try(problems, partial(check_custom_files, config))
     store = _try(problems, partial(_check_store, config))
     _try(problems, partial(_check_local_folder, config))
     if problems:  # otherwise every step of the set is compared
         problems += _absent_set_problems(config)
-    return model, prompts, val_prompts, reward, store
+    return model, prompts, val_prompts, custom, store
 
 
 def _check_prompts(
@@ -263,9 +264,8 @@ def _replay_problems(inputs: CheckedInputs, mended: Mended | None) -> list[str]:
 
 def _weights(inputs: CheckedInputs, mended: Mended | None, source: Store) -> str | None:
     """The weights digest of this run's policy 0; None: not here, or nothing to compare it with."""
-    if _other_weights(inputs) or inputs.store.size(keys.manifest(0)) is not None:
-        return None
-    if not names_weights(source, 0):
+    trained = inputs.store.size(keys.manifest(0)) is not None
+    if _other_weights(inputs) or trained or not names_weights(source, 0):
         return None
     model = inputs.model
     if model.remote is None:

@@ -1,5 +1,6 @@
 """Checked inputs of a run, before anything is staged."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.config.tree import RunConfig
@@ -22,6 +23,8 @@ class CheckedInputs:
     """None: no validation."""
     reward: bytes | None
     """The reward file; None: the built-in scorers, or a replay_file, whose samples have rewards."""
+    functions: Mapping[str, bytes]
+    """Files of users' estimators and losses, by the setting that names the function."""
     model: ModelFolder
     geometry: Geometry | None
     """None: a dense model."""

@@ -148,6 +148,7 @@ def _description(inputs: CheckedInputs) -> RunDescription:
             val_prompts=_stage_val_prompts(inputs),
             reward=_stage_reward(inputs),
             model=_stage_model(inputs),
+            functions=_stage_functions(inputs),
         ),
         geometry=inputs.geometry,
         versions=_versions(),
@@ -166,6 +167,13 @@ def _stage_val_prompts(inputs: CheckedInputs) -> DataFile | None:
 def _stage_reward(inputs: CheckedInputs) -> DataFile | None:
     reward = inputs.reward
     return None if reward is None else _stage_bytes(inputs.store, "reward.py", reward)
+
+
+def _stage_functions(inputs: CheckedInputs) -> dict[str, DataFile]:
+    return {
+        key: _stage_bytes(inputs.store, f"{key.rpartition('.')[2]}.py", content)
+        for key, content in inputs.functions.items()
+    }
 
 
 def _stage_model(inputs: CheckedInputs) -> dict[str, DataFile]:
@@ -199,6 +207,7 @@ _STAGES: dict[str, Callable[[CheckedInputs], Any]] = {
     "val_prompts": _stage_val_prompts,
     "reward": _stage_reward,
     "model": _stage_model,
+    "functions": _stage_functions,
 }
 """Of each input that a run may be amended with: what stages it."""
 

@@ -111,6 +111,12 @@ GROUPS = (
                 "nats",
                 "KL to the reference by `kl_loss_type`, before its coefficient.",
             ),
+            Metric(
+                "actor/reward_kl_penalty",
+                "nats",
+                "KL to the reference by `kl_penalty`, which `use_kl_in_reward` takes from scores.",
+            ),
+            Metric("actor/reward_kl_penalty_coeff", "", "Its coefficient in this step."),
             Metric("actor/ppo_kl", "nats", "Mean of old minus new log-prob."),
             Metric("actor/pg_clipfrac", "share", "Tokens whose loss was clipped."),
             Metric("actor/pg_clipfrac_lower", "share", "Tokens clipped by `clip_ratio_c`."),

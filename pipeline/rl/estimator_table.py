@@ -1,6 +1,40 @@
 """The advantage estimators, by verl's names."""
 
-from pipeline.rl.estimators.group import grpo
-from pipeline.rl.estimators.types import EstimatorFunction
+from pipeline.rl.estimators.group import gpg, grpo, grpo_passk, opo, rloo
+from pipeline.rl.estimators.tokens import reinforce_plus_plus, reinforce_plus_plus_baseline
+from pipeline.rl.estimators.types import Estimator, Need
 
-ESTIMATORS: dict[str, EstimatorFunction] = {"grpo": grpo}
+_GROUP: frozenset[Need] = frozenset({"group"})
+_BY_STD = ("norm_adv_by_std_in_grpo",)
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": Estimator(
+        grpo, "(score - group mean) / group standard deviation", "2402.03300", _GROUP, _BY_STD
+    ),
+    "grpo_passk": Estimator(
+        grpo_passk,
+        "best of the group: (score - second best) / group standard deviation; others: 0",
+        "2503.19595",
+        _GROUP,
+        _BY_STD,
+    ),
+    "rloo": Estimator(rloo, "score - mean of the group's other samples", "2402.14740", _GROUP),
+    "opo": Estimator(
+        opo, "score - group mean, in which samples weigh as their lengths", "2505.23585", _GROUP
+    ),
+    "gpg": Estimator(
+        gpg, "(score - group mean) * samples / samples with a score", "2504.02546", _GROUP
+    ),
+    "reinforce_plus_plus": Estimator(
+        reinforce_plus_plus,
+        "scores from the token on, discounted; whitened over all tokens",
+        "2501.03262",
+        settings=("gamma",),
+    ),
+    "reinforce_plus_plus_baseline": Estimator(
+        reinforce_plus_plus_baseline,
+        "score - group mean; whitened over all tokens",
+        "2501.03262",
+        _GROUP,
+    ),
+}

@@ -34,6 +34,7 @@ _AMENDABLE: Mapping[str, Callable[[Any], Any]] = {
     "val_prompts": parse_optional_file,
     "reward": parse_optional_file,
     "model": parse_files,
+    "functions": parse_files,
 }
 
 
@@ -53,14 +54,20 @@ class Amendment:
     changes: Mapping[str, Any]
     """Settings by dotted key, such as trainer.nnodes, and inputs: inputs.prompts,
     inputs.val_prompts and inputs.reward are a staged file (DataFile; the last two may be None),
-    inputs.model is staged files by name."""
+    inputs.model and inputs.functions are staged files by name."""
 
     def files(self) -> list[DataFile]:
         """The staged files among the changes."""
         found: list[DataFile] = []
         for name in self.inputs:
             value = self.changes[_INPUTS + name]
-            found += value.values() if name == "model" else [] if value is None else [value]
+            found += (
+                value.values()
+                if name in ("model", "functions")
+                else []
+                if value is None
+                else [value]
+            )
         return found
 
     @property

@@ -7,6 +7,7 @@ Later attempts may amend it: `amendments` has the description that holds now, or
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from dataclasses import field as field_of
 from typing import Any
 
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
@@ -30,11 +31,14 @@ class StagedInputs:
     """None: the built-in scorers, or samples of a recorded set, which have their rewards."""
     model: Mapping[str, DataFile]
     """Weights, config and tokenizer of policy 0, by file name."""
+    functions: Mapping[str, DataFile] = field_of(default_factory=dict)
+    """Files of users' estimators and losses, by the setting that names the function."""
 
     def files(self) -> list[DataFile]:
         """All staged files."""
         single = (self.prompts, self.val_prompts, self.reward)
-        return [*(file for file in single if file is not None), *self.model.values()]
+        known = (file for file in single if file is not None)
+        return [*known, *self.model.values(), *self.functions.values()]
 
 
 @dataclass(frozen=True)
@@ -157,4 +161,5 @@ def _inputs(value: Any) -> StagedInputs:
         val_prompts=field(body, "val_prompts", parse_optional_file),
         reward=field(body, "reward", parse_optional_file),
         model=field(body, "model", parse_files),
+        functions=parse_files(body.get("functions", {})),  # older runs have none
     )

@@ -21,7 +21,8 @@ def first_use(store: Store, name: str) -> str | None:
 
     The reward scores every shard, of steps and of validations. Training prompts and the model go
     into every shard too, and into steps that are sealed with a recorded set; the model into every
-    later policy. Validation prompts go into validations alone.
+    later policy. Validation prompts go into validations alone, users' estimators and losses into
+    later policies.
     """
     return next(_uses(store, name), None)
 
@@ -78,15 +79,15 @@ def outdated_text(amendment: Amendment) -> str:
 
 
 def _uses(store: Store, name: str) -> Iterator[str]:
-    if name != "val_prompts":
+    if name not in ("val_prompts", "functions"):
         for info in store.list(keys.steps()):
             sealed = info.key == keys.manifest(keys.folder_number(info.key) or 0)
             if keys.commits_shard(info.key) or (sealed and name != "reward"):
                 yield info.key
-    for info in store.list(keys.validations()):
+    for info in store.list(keys.validations()) if name != "functions" else ():
         if keys.commits_shard(info.key):
             yield info.key
-    if name == "model":
+    if name in ("model", "functions"):
         for info in store.list(keys.policies()):
             version = keys.number_of(info.key)
             if version and info.key == keys.policy(version):

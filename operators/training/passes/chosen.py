@@ -10,7 +10,8 @@ import numpy as np
 from operators.training.batches.hashing import hashes, salt
 from operators.training.batches.layout import MiniBatch, Rows
 from operators.training.batches.step_data import StepData
-from operators.training.passes.compared import Compared, data_parallel_ranks
+from operators.training.passes.advantages import data_parallel_ranks
+from operators.training.passes.compared import Compared
 from operators.training.passes.flat import BySample, joined, split
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.rank import Rank

@@ -10,22 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from operators.training.batches.micro_batch import ResponseTokens, counting
-from operators.training.batches.step_data import (
-    StepData,
-    group_codes,
-    trained_rewards,
-    without_loss,
-)
+from operators.training.batches.step_data import StepData, without_loss
+from operators.training.passes.advantages import Tokens, estimate_advantages
 from operators.training.passes.corrected import correct_batch, correct_step, engine_logprobs
 from operators.training.passes.flat import BySample, joined, split
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.rank import Rank
 from pipeline.rl.corrections.tally import Tally
-from pipeline.rl.estimator_table import ESTIMATORS
-from pipeline.rl.estimators.types import Floats, Ranks, Rollouts
+from pipeline.rl.estimators.reward_kl import StepKl
 
 
 @dataclass(frozen=True)
@@ -44,15 +38,21 @@ class Compared:
     """Importance weights, float32; None: there are none, or they are made in each update."""
     tally: Tally | None = None
     """What the corrections found, of this rank's samples; None: they are made in each update."""
+    kl: StepKl | None = None
+    """The KL to the reference that was taken from the scores; None: none was."""
 
 
 def compare(
-    rank: Rank, data: StepData, old: LogProbs | None, reference: LogProbs | None
+    rank: Rank,
+    data: StepData,
+    old: LogProbs | None,
+    reference: LogProbs | None,
+    kl_coef: float = 0.0,
 ) -> Compared:
     """Make corrections and advantages of a step. The data-parallel ranks call together.
 
     `old` are the trainer's log-probs; None: the engine's take their place, and corrections are made
-    in each update.
+    in each update. `kl_coef` weighs the KL to the reference in the reward. Raises UpdateError.
     """
     if not rank.position.last_stage:
         return Compared(old or {}, reference)
@@ -67,9 +67,16 @@ def compare(
         corrected = correct_step(rank, data, old, mask)
         mask_T = corrected.mask_T
     lengths_X = np.array([len(mask[id]) for id in ids], np.int64)
-    rollouts = _rollouts(rank, data, lengths_X, mask_T)
-    estimator = ESTIMATORS[rank.config.algorithm.adv_estimator]
-    estimate = estimator(rollouts, rank.config.algorithm)
+    tokens = Tokens(
+        ids=ids,
+        lengths_X=lengths_X,
+        mask_T=mask_T,
+        old_T=joined(np.float64, [old[id] for id in ids]),
+        reference_T=None
+        if reference is None
+        else joined(np.float64, [reference[id] for id in ids]),
+    )
+    estimate, kl = estimate_advantages(rank, data, tokens, kl_coef)
 
     def by_sample(values_T: npt.NDArray[Any], dtype: type) -> BySample:
         return split(ids, lengths_X.tolist(), values_T.astype(dtype))
@@ -82,6 +89,7 @@ def compare(
         mask=by_sample(mask_T, np.bool_),
         weights=None if weights_T is None else by_sample(weights_T, np.float32),
         tally=None if corrected is None else corrected.tally,
+        kl=kl,
     )
 
 
@@ -104,40 +112,3 @@ def corrected_batch(
         weights=None if weights_U is None else response.split(weights_U),
     )
     return of_batch, corrected.tally
-
-
-def _rollouts(
-    rank: Rank, data: StepData, lengths_X: npt.NDArray[np.int64], mask_T: npt.NDArray[np.bool_]
-) -> Rollouts:
-    rewards_N = trained_rewards(data.columns)
-    rows_X = np.array(list(data.ids), np.int64)
-    scores_T = np.zeros(int(lengths_X.sum()))
-    # A sample without a response token has no place for its reward, and nothing to train.
-    some_X = lengths_X > 0
-    scores_T[np.cumsum(lengths_X)[some_X] - 1] = np.nan_to_num(rewards_N[rows_X][some_X])
-    return Rollouts(
-        rewards_N=rewards_N,
-        groups_N=group_codes(data.columns),
-        rows_X=rows_X,
-        lengths_X=lengths_X,
-        mask_T=mask_T,
-        scores_T=scores_T,
-        ranks=data_parallel_ranks(rank),
-    )
-
-
-@dataclass(frozen=True)
-class _DataParallelRanks:
-    group: dist.ProcessGroup
-    device: torch.device
-
-    def total(self, values: Floats) -> Floats:
-        summed = torch.from_numpy(np.ascontiguousarray(values, np.float64)).to(self.device)
-        dist.all_reduce(summed, group=self.group)
-        total: Floats = summed.cpu().numpy()
-        return total
-
-
-def data_parallel_ranks(rank: Rank) -> Ranks:
-    """The ranks that share a step's samples."""
-    return _DataParallelRanks(rank.position.samples_group, next(rank.chunks[0].parameters()).device)

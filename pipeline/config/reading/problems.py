@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from pipeline.config.keys import Key, all_keys
+from pipeline.config.keys import Key, all_keys, named_in
 from pipeline.config.reading.verl import EMPTY_HINTS, HINTS
 
 _TYPES = {
@@ -135,7 +135,8 @@ def _fix(key: Key, value: Any) -> str:
     if isinstance(value, str):
         if value.lower() == "none" and "null" in key.expected:
             return "write null"
-        allowed = _literals(key.field.annotation)
+        table = named_in(key.field)
+        allowed = list(table.table) if table else _literals(key.field.annotation)
         close = difflib.get_close_matches(value.lower(), [a.lower() for a in allowed], 1, 0.5)
         if close:
             meant = next(a for a in allowed if a.lower() == close[0])

@@ -41,7 +41,6 @@ HINTS = {
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "write 0 for no warm-up",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl asks for it too: write 1 or "
     "more, as many samples as fit at once",
-    "algorithm.adv_estimator": "only GRPO is supported so far; write grpo",
     "algorithm.rollout_correction.rollout_is": "write token, sequence, geometric or null",
     "trainer.device": "only NVIDIA's GPUs and CPUs are supported; write auto",
     "trainer.logger": "only console and tensorboard are supported so far; write "
@@ -86,10 +85,7 @@ _DATA = with_prefix(
 
 _ALGORITHM = with_prefix(
     "algorithm",
-    off("use_kl_in_reward", "use actor_rollout_ref.actor.use_kl_loss"),
     off("use_pf_ppo", _GRPO_ONLY),
-    unread("gamma lam", _GRPO_ONLY, _ESTIMATOR),
-    unread("kl_penalty kl_ctrl.*", "see use_kl_in_reward", "algorithm.use_kl_in_reward"),
     unread("pf_ppo.*", _GRPO_ONLY, "algorithm.use_pf_ppo"),
     speed("filter_groups.max_inflight_gen_batches", "as many as the step surely needs"),
     same(

@@ -32,8 +32,8 @@ class Budget:
 
 
 def passes_of(config: RunConfig) -> tuple[Pass, ...]:
-    """The passes of a step; the reference's only with a KL loss."""
-    if config.actor_rollout_ref.actor.use_kl_loss:
+    """The passes of a step; the reference's only where something compares with it."""
+    if config.has_reference:
         return "update", "log_prob", "reference"
     return "update", "log_prob"
 

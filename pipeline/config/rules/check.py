@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pipeline.config.rules.activation_rules import activation_notes, activation_problems
 from pipeline.config.rules.algorithms.corrections import correction_problems
+from pipeline.config.rules.algorithms.estimators import estimator_notes, estimator_problems
 from pipeline.config.rules.budget import budget_notes, budget_problems
 from pipeline.config.rules.cuda import cuda_notes, cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
@@ -65,6 +66,7 @@ def config_problems(
         problems += _cluster_problems(config)
         problems += gpu_problems(config, on_cluster)
     problems += _input_problems(config)
+    problems += estimator_problems(config)
     problems += _store_problems(config)
     problems += _recorded_set_problems(config)
     problems += replay_problems(config, hf_config, geometry)
@@ -93,6 +95,7 @@ def config_notes(config: RunConfig) -> list[str]:
         *activation_notes(megatron),
         *budget_notes(config),
         *_reference_notes(config),
+        *estimator_notes(config),
         *(cuda_notes(megatron) if config.trainer.device == "cpu" else ()),
     ]
 
@@ -117,7 +120,7 @@ def _name_notes(config: RunConfig) -> list[str]:
 def _reference_notes(config: RunConfig) -> Iterator[str]:
     """Yield a note on settings of a reference that the run does not have."""
     policy = config.actor_rollout_ref
-    if policy.actor.use_kl_loss:
+    if config.has_reference:
         return
     cut = type(policy.ref).model_fields.keys() - {"megatron"}
     found = {f"ref.{name}": getattr(policy.ref, name) for name in sorted(cut)}
@@ -127,7 +130,8 @@ def _reference_notes(config: RunConfig) -> Iterator[str]:
         if value:
             yield (
                 f"actor_rollout_ref.{name}: {value} has no effect: without "
-                "actor_rollout_ref.actor.use_kl_loss there is no reference policy"
+                "actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward there is no "
+                "reference policy"
             )
 
 

@@ -92,7 +92,7 @@ def _static_parts(config: RunConfig, cut: Cut, weights: RankWeights) -> tuple[Me
     ]
     own = config.actor_rollout_ref.ref.megatron.param_offload
     away = megatron.param_offload if own is None else own
-    if actor.use_kl_loss and not away:
+    if config.has_reference and not away:
         parts.append(MemoryPart("reference policy", weights.total * item))
     return tuple(parts)
 

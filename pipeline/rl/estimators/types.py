@@ -6,7 +6,7 @@ this rank's samples, sample after sample.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,14 @@ class AlgorithmSettings(Protocol):
     def norm_adv_by_std_in_grpo(self) -> bool:
         """Divide a group's advantages by its standard deviation."""
 
+    @property
+    def gamma(self) -> float:
+        """Discount of what follows a token."""
+
+    @property
+    def lam(self) -> float:
+        """GAE's weight of later differences."""
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -56,6 +64,8 @@ class Rollouts:
     """Rewards of tokens: a sample's reward stands at its last token. Those of a sample that is not
     trained on are 0."""
     ranks: Ranks
+    baseline_N: Floats | None = None
+    """Reward of the greedy sample of each sample's prompt (ReMax); None: none was made."""
 
     @property
     def sample_T(self) -> npt.NDArray[np.int64]:
@@ -68,6 +78,10 @@ class Rollouts:
         values_N[self.rows_X] = values_X
         return self.ranks.total(values_N)
 
+    def sums_X(self, values_T: npt.NDArray[Any]) -> Floats:
+        """The sum over each sample's tokens: [X]."""
+        return np.bincount(self.sample_T, values_T, len(self.lengths_X)).astype(np.float64)
+
     def of_tokens(self, values_N: Floats) -> Floats:
         """Repeat a value of each sample for this rank's tokens: [T]."""
         return values_N[self.rows_X][self.sample_T]
@@ -75,7 +89,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The result of an estimator, [T]; tokens that do not count may have any finite value."""
+    """The result of an estimator, [T]; tokens that do not count may have any value."""
 
     advantages_T: Floats
     returns_T: Floats | None = None
@@ -83,3 +97,21 @@ class Estimate:
 
 
 EstimatorFunction = Callable[[Rollouts, AlgorithmSettings], Estimate]
+
+Need = Literal["group", "values", "baseline"]
+"""What an estimator needs beside rewards and log-probs: other samples of the same prompt
+(rollout.n of 2 or more), a critic's values, or the reward of a greedy sample."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A row of the table of estimators."""
+
+    function: EstimatorFunction
+    advantage: str
+    """What a token's advantage is, in a line for the docs."""
+    paper: str
+    """Its number at arXiv."""
+    needs: frozenset[Need] = frozenset()
+    settings: tuple[str, ...] = ()
+    """Settings under `algorithm` that it reads."""

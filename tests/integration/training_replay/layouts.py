@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from operators.training.passes.compared import Compared, compare
 from operators.training.passes.logprob_pass import LogProbPass, recording_pass, replaying_pass
 from operators.training.passes.update import gradients
 from operators.training.rank import Rank, make_rank
+from pipeline.config.keys import with_value
+from pipeline.rl.estimator_table import ESTIMATORS
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
 from tests.exhaustive import TEST_ALL
@@ -147,6 +149,7 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
         not np.array_equal(made.logprobs[id], again.logprobs[id]) for id in made.logprobs
     )
     compared = compare(rank, data, made.logprobs, None)
+    advantages = {name: advantages_by(rank, data, made.logprobs, name) for name in ESTIMATORS}
     differ, tensors, mini_batches = 0, 0, []
     first: dict[str, np.ndarray] = {}
     for mini_batch in data.layout.mini_batches:
@@ -174,6 +177,7 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
     return {
         "made": made,
         "corrections": corrections_of(rank, data, made.logprobs),
+        "advantages": advantages,
         "gradients": first,
         "dp_rank": rank.position.dp_rank,
         "layers": sorted(rank.routers),
@@ -187,6 +191,20 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
         "expected_rows": sum(len(s.tokens_S) - 1 for s in data.samples.values()),
         "left_at_routers": sum(r.router_replay is not None for r in rank.routers.values()),
     }
+
+
+def advantages_by(rank: Rank, data: StepData, old: Any, name: str) -> dict[str, list[float]]:
+    """Advantages of this rank's samples, with a KL in the reward to a made-up reference, which is
+    further from the policy the later a token comes."""
+    config = rank.config
+    for key, value in (("adv_estimator", name), ("gamma", 0.9), ("use_kl_in_reward", True)):
+        config = with_value(config, f"algorithm.{key}", value)
+    reference = {
+        id: (log_probs - 0.01 * np.arange(len(log_probs))).astype(np.float32)
+        for id, log_probs in old.items()
+    }
+    made = compare(replace(rank, config=config), data, old, reference, 0.5)
+    return {id: values.tolist() for id, values in made.advantages.items()}
 
 
 def padding_of(data: StepData, mini_batch: Any) -> int:

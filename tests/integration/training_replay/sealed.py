@@ -4,7 +4,7 @@ The "engine" is an independent forward pass of transformers in float32 on random
 log-probs and its routers' top-k are what the trainer must come out at.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +147,12 @@ def make_run(
     other_experts: bool = False,
     prompts: int = 4,
     change: Callable[[int, list[Sample]], list[Sample]] = lambda _, samples: samples,
+    functions: Mapping[str, str] | None = None,
 ) -> Store:
     """Stage a model as policy 0 and seal steps whose samples all come from it.
 
-    `change` makes other samples of a step's, before digests are made.
+    `change` makes other samples of a step's, before digests are made; `functions` are users' files
+    by the setting that names the function.
     """
     store = open_store(str(folder))
     files = {
@@ -161,7 +163,13 @@ def make_run(
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     geometry = geometry_of(model) if routes else None
     data = put_data(store, keys.input_file(f"{len(files):064d}", "prompts.parquet"), b"")
-    inputs = StagedInputs(data, None, None, files)
+    custom = {
+        key: put_data(
+            store, keys.input_file(f"{len(files) + 1 + index:064d}", "custom.py"), text.encode()
+        )
+        for index, (key, text) in enumerate((functions or {}).items())
+    }
+    inputs = StagedInputs(data, None, None, files, custom)
     settings = config.model_dump(mode="json")
     create_description(store, RunDescription("tiny", settings, inputs, geometry, {}))
     for step in range(steps):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.rl.estimator_table import ESTIMATORS
 from pipeline.rl.losses.aggregate import AggregationMode
 from tests.integration.torchrun import run_nodes, run_ranks
 from tests.integration.training_replay.layouts import TRIED, modes_of
@@ -240,3 +241,21 @@ def test_corrections_are_those_of_one_rank(found: dict[int, Path], layout: str):
         for field in ("count", "total", "squares"):
             whole = sum(of_rank[name][field] for of_rank in moments)
             assert whole == pytest.approx(of_one[field], rel=1e-4, abs=1e-4), (name, field)
+
+
+@pytest.mark.parametrize("layout", ANY_MODE)
+def test_advantages_are_the_same_in_every_layout(found: dict[int, Path], layout: str):
+    """Of every estimator, with a KL in the reward: the ranks of the last stage have between them
+    the advantages of one rank, whichever samples and stages each has. What is left is the rounding
+    of the layout's own log-probs and of a sum in another order."""
+    (whole,) = (report["advantages"] for report in reports(found[4], "one", ANY_MODE["one"]))
+    of_ranks = [report["advantages"] for report in reports(found[4], layout, ANY_MODE[layout])]
+    assert whole.keys() == ESTIMATORS.keys()
+    for name, expected in whole.items():
+        seen = set()
+        for by_sample in (advantages[name] for advantages in of_ranks):
+            for id, values in by_sample.items():
+                assert values == pytest.approx(expected[id], rel=1e-4, abs=1e-4), (name, id)
+            seen |= by_sample.keys()
+        assert seen == expected.keys()
+        assert max(abs(value) for values in expected.values() for value in values) > 0.1, name

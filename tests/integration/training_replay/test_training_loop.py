@@ -32,6 +32,17 @@ from tests.tiny_models import make_tiny
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
 MEGATRON = "actor_rollout_ref.actor.megatron"
+ESTIMATOR = "algorithm.adv_estimator"
+HALVED = """
+import dataclasses
+from pipeline.rl.estimators.tokens import reinforce_plus_plus
+
+
+def halved(rollouts, settings):
+    estimate = reinforce_plus_plus(rollouts, settings)
+    return dataclasses.replace(estimate, advantages_T=0.5 * estimate.advantages_T)
+"""
+"""A user's file."""
 LOG_PROB_SAMPLES = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
 
 
@@ -252,7 +263,9 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
     was committed, in mid-step 3. The next attempt continues from the checkpoint of policy 2, trains
     step 2 again without writing, and ends at the policy of an undisturbed run, bit for bit. No
     committed object changed. The learning rate is another in each step,
-    and the second attempt goes on with the rates of the first. The killed run keeps weights,
+    and the second attempt goes on with the rates of the first; so is the coefficient of the KL in
+    the reward, of which a restart knows what the step before has committed. The estimator is a
+    user's. The killed run keeps weights,
     gradients and optimizer state away between its passes, which changes nothing either.
     """
     optim = {
@@ -262,12 +275,16 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
         "lr_decay_steps": 4,
         "min_lr": 1e-4,
     }
-    config = config_of(router_replay={"mode": "R3"}, optim=optim, use_kl_loss=True)
+    kl_ctrl = {"type": "adaptive", "kl_coef": 0.5, "target_kl": 1e-4, "horizon": 50}
+    algorithm = {"use_kl_in_reward": True, "kl_ctrl": kl_ctrl, "adv_estimator": "mine.py:halved"}
+    config = config_of(
+        router_replay={"mode": "R3"}, optim=optim, use_kl_loss=True, algorithm=algorithm
+    )
     offloaded = config
     for what in ("param", "grad", "optimizer"):
         offloaded = with_value(offloaded, f"{MEGATRON}.{what}_offload", True)
     stores = [
-        make_run(tmp_path / name, tiny_model, settings, 4)
+        make_run(tmp_path / name, tiny_model, settings, 4, functions={ESTIMATOR: HALVED})
         for name, settings in (("calm", config), ("killed", offloaded))
     ]
     for store in stores:
@@ -297,6 +314,10 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
             == read_commit(calm, keys.policy(version))["weights_sha256"]
         )
     assert metrics_of(killed, 3)["actor/grad_norm"] == metrics_of(calm, 3)["actor/grad_norm"]
+    for key in ("actor/reward_kl_penalty", "actor/reward_kl_penalty_coeff"):
+        values = [[metrics_of(store, step)[key] for step in range(4)] for store in stores]
+        assert values[0] == values[1], "bit by bit"
+    assert len(set(values[0])) == 4, "another coefficient in each step"
     for store in stores:
         rates = [metrics_of(store, step)["actor/lr"] for step in range(4)]
         assert rates == pytest.approx([0, 1e-3, 7.75e-4, 3.25e-4])  # 1e-4 + 9e-4 * (1 + cos) / 2

@@ -1,4 +1,4 @@
-"""Advantages, losses and mismatch against the formulas written out for one number at a time."""
+"""Losses and mismatch against the formulas written out for one number at a time."""
 
 import math
 from dataclasses import dataclass
@@ -9,44 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rl.estimators.group import grpo_advantages
 from pipeline.rl.losses.kl import kl_estimate
 from pipeline.rl.losses.types import LossTokens
 from pipeline.rl.losses.vanilla import vanilla
 from pipeline.rl.mismatch import Mismatch, mismatch
 
 reals = st.floats(-3, 3, width=32)
-
-
-def test_grpo_is_the_group_mean_and_unbiased_deviation():
-    """Rewards 1, 2, 3, 6: mean 3, variance ((-2)^2 + 1 + 0 + 9) / 3."""
-    found = grpo_advantages(np.array([1.0, 2, 3, 6]), ["a"] * 4, normalise=True)
-    std = math.sqrt(14 / 3) + 1e-6
-    assert found == pytest.approx([-2 / std, -1 / std, 0, 3 / std])
-    assert grpo_advantages(np.array([1.0, 2, 3, 6]), ["a"] * 4, False) == pytest.approx(
-        [-2, -1, 0, 3]
-    )
-
-
-def test_groups_are_apart_and_their_order_does_not_matter():
-    found = grpo_advantages(np.array([1.0, 10, 3, 20]), ["a", "b", "a", "b"], normalise=False)
-    assert found == pytest.approx([-1, -5, 1, 5])
-
-
-def test_equal_rewards_teach_nothing():
-    assert (grpo_advantages(np.ones(4), ["a"] * 4, normalise=True) == 0).all()
-
-
-def test_masked_samples_are_out_of_mean_and_deviation():
-    found = grpo_advantages(np.array([1.0, np.nan, 3]), ["a"] * 3, normalise=False)
-    assert found == pytest.approx([-1, 0, 1])
-    assert (grpo_advantages(np.full(2, np.nan), ["a", "a"], normalise=True) == 0).all()
-
-
-def test_a_group_of_one_keeps_its_reward():
-    """As in verl: mean 0, deviation 1. Also when masking leaves one."""
-    found = grpo_advantages(np.array([2.0, np.nan, 5]), ["a", "a", "b"], normalise=True)
-    assert found == pytest.approx([2, 0, 5], rel=1e-5)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ def test_what_is_stored(store):
             "val_prompts": vars(FILES[1]),
             "reward": vars(FILES[2]),
             "model": {"config.json": vars(FILES[3])},
+            "functions": {},
         },
         "geometry": {"experts": 16, "topk": 4, "layers": [1, 2]},
         "versions": {"retrace": "0.1.0"},

@@ -10,6 +10,7 @@ from pipeline.config.keys import setting_keys, value_at
 from pipeline.config.reading.load import load_config
 from pipeline.config.reading.read import read_file
 from pipeline.errors import InputError
+from pipeline.rl.estimator_table import ESTIMATORS
 from tests.unit.config.settings import ACTOR, REPLAY
 from tests.verl_jobs import FILES, needs_verl
 
@@ -20,8 +21,8 @@ MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 REFUSED = (
     f"{MICRO}: found null, expected an integer >= 1; verl asks for it too: write 1 or more, as "
     "many samples as fit at once",
-    "algorithm.adv_estimator: found 'gae' (text), expected grpo; only GRPO is supported so far; "
-    "write grpo",
+    f"algorithm.adv_estimator: found 'gae' (text), expected one of {', '.join(ESTIMATORS)}, or "
+    "path/to/file.py:function; the default is 'grpo'",
 )
 """For the files as they are, `${...}` resolved."""
 FIXED = (f"{MICRO}=4", "algorithm.adv_estimator=grpo")

@@ -89,7 +89,6 @@ def test_published_example_loads(tmp_path):
         ("trainer.project_name=x", "the run's name is experiment_name"),
         ("actor_rollout_ref.hybrid_engine=True", "rollout and training are separate processes"),
         ("actor_rollout_ref.rollout.mode=async", "engines run by themselves"),
-        ("algorithm.use_kl_in_reward=False", "use actor_rollout_ref.actor.use_kl_loss"),
         ("actor_rollout_ref.ref.megatron.grad_offload=True", "the reference has weights alone"),
         ("actor_rollout_ref.rollout.calculate_log_probs=True", "always recorded"),
         ("critic.optim.lr=1e-5", "GRPO has no critic"),
@@ -106,12 +105,6 @@ def test_harmless_settings_are_noted(tmp_path, setting, reason):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (
-            "algorithm.use_kl_in_reward=True",
-            "algorithm.use_kl_in_reward: found True; use "
-            "actor_rollout_ref.actor.use_kl_loss; write False or leave "
-            "the key out",
-        ),
         ("critic.enable=True", "critic.enable: found True; GRPO has no critic; write False or "
          "leave the key out"),
         (

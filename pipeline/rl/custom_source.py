@@ -1,8 +1,9 @@
-"""What can be said of a reward file without running it: from its syntax tree.
+"""What can be said of users' files (rewards, estimators, losses) without running them: from their
+syntax tree.
 
-Users' code runs in the rollout workers alone. Whoever checks it before (`retrace check`, the flow,
-which hold credentials of the store and of Prefect) only reads it: what is certainly wrong is
-refused, what only running it would show is said as a note.
+Users' code runs in workers alone. Whoever checks it before (`retrace check`, the flow, which hold
+credentials of the store and of Prefect) only reads it: what is certainly wrong is refused, what
+only running it would show is said as a note.
 """
 
 import ast
@@ -10,14 +11,10 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from pipeline.rl.rewards import (
-    PARAMETERS,
-    RewardError,
-    missing_function,
-    wrong_call,
-    wrong_parameters,
-)
+from pipeline.errors import LastingError
+from pipeline.rl.custom import CustomKind, missing_function, wrong_call, wrong_parameters
 
 _BLOCKS = (ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -28,67 +25,82 @@ _UNSEEN = {"exec", "globals", "vars", "setattr", "locals"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def check_source(content: bytes, label: str, name: str) -> list[str]:
-    """Check that a reward file has the function `name` with verl's four parameters.
+def check_source(content: bytes, label: str, name: str, kind: CustomKind) -> list[str]:
+    """Check that a file has the function `name`, which can be called as its kind is.
 
     Nothing of the file is executed. Returns notes on what cannot be known before workers run it.
-    Raises RewardError, which begins with `label`, for what is certainly wrong.
+    Raises the kind's error, which begins with `label`, for what is certainly wrong.
     """
     try:
         tree = ast.parse(content, label)
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
-        raise RewardError(f"{label}: syntax error: {error}; mend it") from error
-    notes = _check_binding(tree, label, name)
-    return [*notes, *_import_notes(tree, label)]
+        raise kind.error(f"{label}: syntax error: {error}; mend it") from error
+    notes = _Source(tree, label, name, kind).check(name)
+    return [*notes, *_import_notes(tree, label, kind)]
 
 
-def _check_binding(tree: ast.Module, label: str, name: str, alias_of: str = "") -> list[str]:
-    """Check what `name` stands for at the end of the module; `alias_of`: the name looked for."""
-    wanted = alias_of or name
-    bindings = [(node, sure) for node, sure in _statements(tree.body) if name in _bound(node)]
-    if not bindings:
-        if _may_make_names(tree):
-            return [_unknown(label, wanted, "it is made while the file runs")]
-        raise RewardError(f"{label}: {missing_function(_functions(tree), wanted)}")
-    node, sure = bindings[-1]
-    try:
-        return _check_bound(tree, node, label, name, wanted)
-    except RewardError:
-        if sure:
-            raise
-        return [_unknown(label, wanted, "it depends on a condition")]
+@dataclass(frozen=True)
+class _Source:
+    """A file's text, and what is looked for in it."""
 
+    tree: ast.Module
+    label: str
+    wanted: str
+    kind: CustomKind
 
-def _check_bound(tree: ast.Module, node: ast.stmt, label: str, name: str, wanted: str) -> list[str]:
-    if isinstance(node, Function):
-        if node.decorator_list:
-            return [_unknown(label, wanted, "it is decorated")]
-        if isinstance(node, ast.AsyncFunctionDef):
-            raise RewardError(f"{label}: {wrong_call(wanted, 'is async')}")
-        _check_parameters(label, wanted, node.args)
-        return []
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            return [_unknown(label, wanted, f"it is imported from {node.module}")]
-        what = "is a module" if isinstance(node, ast.Import) else "comes from a relative import"
-        raise RewardError(f"{label}: {wrong_call(wanted, what)}")
-    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-    if isinstance(value, ast.Lambda):
-        _check_parameters(label, wanted, value.args)
-        return []
-    if isinstance(value, ast.Name) and name == wanted != value.id:
-        return _check_binding(tree, label, value.id, wanted)
-    if isinstance(value, _NO_FUNCTIONS):
-        raise RewardError(f"{label}: {wrong_call(wanted, f'is {ast.unparse(value)}')}")
-    return [_unknown(label, wanted, "it is not written as a function")]
+    def check(self, name: str) -> list[str]:
+        """Check what `name` stands for at the end of the module: the function, or its alias."""
+        bindings = [
+            (node, sure) for node, sure in _statements(self.tree.body) if name in _bound(node)
+        ]
+        if not bindings:
+            if _may_make_names(self.tree):
+                return [self._unknown("it is made while the file runs")]
+            raise self._wrong(missing_function(_functions(self.tree), self.wanted, self.kind))
+        node, sure = bindings[-1]
+        try:
+            return self._check_bound(node, name)
+        except LastingError:
+            if sure:
+                raise
+            return [self._unknown("it depends on a condition")]
 
+    def _check_bound(self, node: ast.stmt, name: str) -> list[str]:
+        if isinstance(node, Function):
+            if node.decorator_list:
+                return [self._unknown("it is decorated")]
+            if isinstance(node, ast.AsyncFunctionDef):
+                raise self._wrong(wrong_call(self.wanted, "is async", self.kind))
+            self._check_parameters(node.args)
+            return []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                return [self._unknown(f"it is imported from {node.module}")]
+            what = "is a module" if isinstance(node, ast.Import) else "comes from a relative import"
+            raise self._wrong(wrong_call(self.wanted, what, self.kind))
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Lambda):
+            self._check_parameters(value.args)
+            return []
+        if isinstance(value, ast.Name) and name == self.wanted != value.id:
+            return self.check(value.id)
+        if isinstance(value, _NO_FUNCTIONS):
+            raise self._wrong(wrong_call(self.wanted, f"is {ast.unparse(value)}", self.kind))
+        return [self._unknown("it is not written as a function")]
 
-def _check_parameters(label: str, name: str, found: ast.arguments) -> None:
-    signature = _signature(found)
-    try:
-        signature.bind(**dict.fromkeys(PARAMETERS))
-    except TypeError as error:
-        raise RewardError(f"{label}: {wrong_parameters(name, signature)}") from error
+    def _check_parameters(self, found: ast.arguments) -> None:
+        signature = _signature(found)
+        if not self.kind.fits(signature):
+            raise self._wrong(wrong_parameters(self.wanted, signature, self.kind))
+
+    def _wrong(self, text: str) -> LastingError:
+        return self.kind.error(f"{self.label}: {text}")
+
+    def _unknown(self, why: str) -> str:
+        return (
+            f"{self.label}: whether {self.wanted} takes {', '.join(self.kind.parameters)} is not "
+            f"known before the {self.kind.runners} run the file: {why}"
+        )
 
 
 def _signature(found: ast.arguments) -> inspect.Signature:
@@ -164,7 +176,7 @@ def _may_make_names(tree: ast.Module) -> bool:
     return False
 
 
-def _import_notes(tree: ast.Module, label: str) -> Iterator[str]:
+def _import_notes(tree: ast.Module, label: str, kind: CustomKind) -> Iterator[str]:
     """Packages that the file certainly imports and this machine does not have."""
     for node, sure in _statements(tree.body):
         names: list[str] = []
@@ -175,14 +187,7 @@ def _import_notes(tree: ast.Module, label: str) -> Iterator[str]:
         for package in {name.partition(".")[0] for name in names}:
             if package not in sys.modules and importlib.util.find_spec(package) is None:
                 yield (
-                    f"{label}: it imports {package!r}, which is not installed here; the rollout "
-                    "workers need it (the folder of the reward file is not searched: put the code "
-                    "into the file, or install the package)"
+                    f"{label}: it imports {package!r}, which is not installed here; the "
+                    f"{kind.runners} need it (the folder of the {kind.file} is not searched: put "
+                    "the code into the file, or install the package)"
                 )
-
-
-def _unknown(label: str, name: str, why: str) -> str:
-    return (
-        f"{label}: whether {name} takes {', '.join(PARAMETERS)} is not known before the rollout "
-        f"workers run the file: {why}"
-    )

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from pipeline.rl.reward_source import check_source
-from pipeline.rl.rewards import RewardError
+from pipeline.rl.custom_source import check_source
+from pipeline.rl.rewards import REWARD, RewardError
 
 GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1\n"
 CALL = "compute_score(data_source, solution_str, ground_truth, extra_info)"
 
 
 def notes(source: str) -> list[str]:
-    return check_source(source.encode(), "r.py", "compute_score")
+    return check_source(source.encode(), "r.py", "compute_score", REWARD)
 
 
 @pytest.mark.parametrize(

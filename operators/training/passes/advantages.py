@@ -1,0 +1,174 @@
+"""Advantages of a step: what an estimator gets on a rank, and what it may return.
+
+On the last pipeline stage, after the log-prob passes. Letters: N samples of the step, X samples of
+this rank, T their response tokens, sample after sample.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from operators.training.batches.step_data import StepData, group_codes, trained_rewards
+from operators.training.errors import UpdateError
+from operators.training.rank import Rank
+from pipeline.rl.custom import shown
+from pipeline.rl.estimator_table import ESTIMATORS
+from pipeline.rl.estimators.reward_kl import StepKl, step_kl
+from pipeline.rl.estimators.types import Estimate, EstimatorFunction, Floats, Ranks, Rollouts
+from pipeline.rl.losses.kl import kl_estimate
+
+_ESTIMATOR = "algorithm.adv_estimator"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The response tokens of this rank's samples, as the step knows them before advantages."""
+
+    ids: Sequence[str]
+    """Of the samples."""
+    lengths_X: npt.NDArray[np.int64]
+    mask_T: npt.NDArray[np.bool_]
+    """Whether a token counts."""
+    old_T: Floats
+    """The trainer's log-probs at the step's start."""
+    reference_T: Floats | None
+    """The reference's; None: there is no reference model."""
+
+
+def estimate_advantages(
+    rank: Rank, data: StepData, tokens: Tokens, kl_coef: float
+) -> tuple[Estimate, StepKl | None]:
+    """Make the advantages of a step, and the KL that was taken from its scores; None: none was.
+
+    `kl_coef` weighs that KL. The data-parallel ranks call together. Raises UpdateError, naming the
+    sample or the function, for log-probs or advantages that are not finite and for a user's
+    function that raises or returns something else.
+    """
+    settings = rank.config.algorithm
+    rollouts = _rollouts(rank, data, tokens)
+    kl = None
+    if settings.use_kl_in_reward:
+        kl_T = _kl(rank, tokens)
+        _refuse(data.step, tokens, kl_T, "the KL to the reference (algorithm.use_kl_in_reward)")
+        kl = step_kl(rollouts, kl_T)
+        rollouts.scores_T[:] -= kl_coef * kl_T
+    function = rank.functions.get(_ESTIMATOR)
+    if function is None:
+        estimate = ESTIMATORS[settings.adv_estimator].function(rollouts, settings)
+    else:
+        estimate = _of_user(rank, data.step, tokens, function, rollouts)
+    by = f"by {_ESTIMATOR}={settings.adv_estimator}"
+    advantages_T = np.where(tokens.mask_T, estimate.advantages_T, 0.0)
+    _refuse(data.step, tokens, advantages_T, f"the advantage {by}")
+    returns_T = estimate.returns_T
+    if returns_T is not None:
+        returns_T = np.where(tokens.mask_T, returns_T, 0.0)
+        _refuse(data.step, tokens, returns_T, f"the return {by}")
+    return Estimate(advantages_T, returns_T), kl
+
+
+def _rollouts(rank: Rank, data: StepData, tokens: Tokens) -> Rollouts:
+    rewards_N = trained_rewards(data.columns)
+    rows_X = np.array(list(data.ids), np.int64)
+    scores_T = np.zeros(len(tokens.mask_T))
+    # A sample without a response token has no place for its reward, and nothing to train.
+    some_X = tokens.lengths_X > 0
+    ends_X = np.cumsum(tokens.lengths_X)[some_X] - 1
+    scores_T[ends_X] = np.nan_to_num(rewards_N[rows_X][some_X])
+    return Rollouts(
+        rewards_N=rewards_N,
+        groups_N=group_codes(data.columns),
+        rows_X=rows_X,
+        lengths_X=tokens.lengths_X,
+        mask_T=tokens.mask_T,
+        scores_T=scores_T,
+        ranks=data_parallel_ranks(rank),
+    )
+
+
+def _kl(rank: Rank, tokens: Tokens) -> Floats:
+    """KL(policy || reference) at each token; 0 where a token does not count."""
+    if tokens.reference_T is None:
+        raise ValueError("algorithm.use_kl_in_reward needs the reference's log-probs")
+    kl_T: Floats = kl_estimate(
+        torch.from_numpy(tokens.old_T),
+        torch.from_numpy(tokens.reference_T),
+        rank.config.algorithm.kl_penalty,
+    ).numpy()
+    return np.where(tokens.mask_T, kl_T, 0.0)
+
+
+def _of_user(
+    rank: Rank, step: int, tokens: Tokens, function: EstimatorFunction, rollouts: Rollouts
+) -> Estimate:
+    """Call a user's estimator, and check what it returns. Raises UpdateError."""
+    name = rank.config.algorithm.adv_estimator
+    where = f"step {step}: {_ESTIMATOR}={name}"
+    many = f"{len(tokens.mask_T)} tokens of {len(tokens.ids)} samples"
+    if tokens.ids:
+        many += f" ({tokens.ids[0]} to {tokens.ids[-1]})"
+    try:
+        made = function(rollouts, rank.config.algorithm)
+    except Exception as error:  # users' code may raise anything
+        raise UpdateError(
+            f"{where}: it raised {type(error).__name__}: {shown(error, str)}, with {many}; nothing "
+            "of the step is trained. Mend the function and start the run again"
+        ) from error
+    if not isinstance(made, Estimate):
+        raise UpdateError(
+            f"{where}: it returned {type(made).__name__}, expected an Estimate "
+            "(pipeline.rl.estimators.types); mend the function"
+        )
+    returns_T = None
+    if made.returns_T is not None:
+        returns_T = _numbers(made.returns_T, tokens, f"{where}: it returned returns_T of", many)
+    advantages_T = _numbers(
+        made.advantages_T, tokens, f"{where}: it returned advantages_T of", many
+    )
+    return Estimate(advantages_T, returns_T)
+
+
+def _numbers(values: npt.ArrayLike, tokens: Tokens, where: str, many: str) -> Floats:
+    """Values of a user's estimator, a number per token. Raises UpdateError for anything else."""
+    array = np.asarray(values)
+    if array.shape == tokens.mask_T.shape and array.dtype.kind in "fiu":
+        return array.astype(np.float64)
+    raise UpdateError(
+        f"{where} shape {array.shape} and type {array.dtype}, expected a number for each of this "
+        f"rank's {many}; mend the function"
+    )
+
+
+def _refuse(step: int, tokens: Tokens, values_T: Floats, what: str) -> None:
+    """Raise UpdateError for the first value that is not finite."""
+    wrong = np.flatnonzero(~np.isfinite(values_T))
+    if not len(wrong):
+        return
+    sample = int(np.searchsorted(np.cumsum(tokens.lengths_X), wrong[0], side="right"))
+    token = int(wrong[0] - tokens.lengths_X[:sample].sum())
+    raise UpdateError(
+        f"step {step}, sample {tokens.ids[sample]}, response token {token}: {what} is "
+        f"{values_T[wrong[0]]}, expected a finite number ({len(wrong)} of {len(values_T)} tokens "
+        "on this rank are not); nothing of the step is trained"
+    )
+
+
+@dataclass(frozen=True)
+class _DataParallelRanks:
+    group: dist.ProcessGroup
+    device: torch.device
+
+    def total(self, values: Floats) -> Floats:
+        summed = torch.from_numpy(np.ascontiguousarray(values, np.float64)).to(self.device)
+        dist.all_reduce(summed, group=self.group)
+        total: Floats = summed.cpu().numpy()
+        return total
+
+
+def data_parallel_ranks(rank: Rank) -> Ranks:
+    """The ranks that share a step's samples."""
+    return _DataParallelRanks(rank.position.samples_group, next(rank.chunks[0].parameters()).device)

@@ -1,0 +1,43 @@
+"""Rules of advantage estimators and of the KL in the reward: what fits, and what has an effect."""
+
+from collections.abc import Iterator
+
+from pipeline.config.algorithm import Algorithm
+from pipeline.config.keys import value_at
+from pipeline.config.tree import RunConfig
+from pipeline.rl.estimator_table import ESTIMATORS
+
+_ESTIMATOR = "algorithm.adv_estimator"
+_OF_ESTIMATORS = tuple(dict.fromkeys(name for one in ESTIMATORS.values() for name in one.settings))
+
+
+def estimator_problems(config: RunConfig) -> Iterator[str]:
+    """Yield estimators whose needs the other settings do not meet."""
+    name, samples = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    estimator = ESTIMATORS.get(name)
+    if estimator is not None and "group" in estimator.needs and samples == 1:
+        free = ", ".join(name for name, one in ESTIMATORS.items() if "group" not in one.needs)
+        yield (
+            f"{_ESTIMATOR}: found {name}, which compares the samples of a prompt, with "
+            "actor_rollout_ref.rollout.n=1, so that every advantage would be 0; write n=2 or more, "
+            f"or an estimator that compares none ({free})"
+        )
+
+
+def estimator_notes(config: RunConfig) -> Iterator[str]:
+    """Yield a note on each setting that the chosen algorithm does not read."""
+    algorithm = config.algorithm
+    unread: list[tuple[str, str]] = []
+    estimator = ESTIMATORS.get(algorithm.adv_estimator)
+    for name in _OF_ESTIMATORS:  # a user's function may read any
+        if estimator is not None and name not in estimator.settings:
+            readers = [other for other, one in ESTIMATORS.items() if name in one.settings]
+            unread.append((name, f"{_ESTIMATOR}={' or '.join(readers)}"))
+    if not algorithm.use_kl_in_reward:
+        unread += [(name, "algorithm.use_kl_in_reward=true") for name in ("kl_penalty", "kl_ctrl")]
+    elif algorithm.kl_ctrl.type == "fixed":
+        adaptive = "algorithm.kl_ctrl.type=adaptive"
+        unread += [("kl_ctrl.horizon", adaptive), ("kl_ctrl.target_kl", adaptive)]
+    for name, switch in unread:
+        if value_at(algorithm, name) != value_at(Algorithm(), name):
+            yield f"algorithm.{name}: it has no effect without {switch}"

@@ -1,0 +1,97 @@
+"""Checking users' files: the reward file, estimators and losses, which are read and not run; or
+what scores samples without a reward file, the built-in scorers of the prompts' data sources.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.keys import value_at
+from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError, LastingError
+from pipeline.inputs.fetch import local_file
+from pipeline.inputs.prompts import Row
+from pipeline.rl.custom import CUSTOM, CustomKind, custom_function
+from pipeline.rl.custom_source import check_source
+from pipeline.rl.data_sources import COMPUTE_SCORE, find_scorer
+from pipeline.rl.rewards import REWARD
+
+
+@dataclass(frozen=True)
+class CustomFiles:
+    """The checked files of a run."""
+
+    reward: bytes | None
+    """None: no reward file is configured."""
+    functions: Mapping[str, bytes]
+    """By the setting that names the function."""
+    notes: tuple[str, ...]
+    """What only running them would show."""
+
+
+def check_custom_files(config: RunConfig) -> CustomFiles:
+    """Read and check all files of users, without running any. Raises InputError."""
+    contents: dict[str, bytes] = {}
+    notes: list[str] = []
+    problems: list[str] = []
+    wanted = {
+        key: (function.path, function.name, kind)
+        for key, kind in CUSTOM.items()
+        if (function := custom_function(value_at(config, key))) is not None
+    }
+    if config.custom_reward_function is not None:
+        reward = config.custom_reward_function
+        wanted["custom_reward_function.path"] = (reward.path, reward.name, REWARD)
+    for key, (place, name, kind) in wanted.items():
+        try:
+            contents[key], found = _read(key, place, name, kind)
+            notes += found
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return CustomFiles(contents.pop("custom_reward_function.path", None), contents, tuple(notes))
+
+
+def _read(key: str, place: str, name: str, kind: CustomKind) -> tuple[bytes, list[str]]:
+    """A file's content, and notes on it. Raises InputError."""
+    path: Path = local_file(key, place)
+    if path.is_dir():
+        raise InputError([f"{key}: {place} is a folder; write the path of the Python file in it"])
+    if not path.exists():
+        where = f"(from {Path.cwd()})"
+        raise InputError([f"{key}: no file {place} {where}; write the path of a Python file"])
+    try:
+        content = path.read_bytes()
+        notes = check_source(content, str(path), name, kind)
+    except OSError as error:
+        raise InputError([f"{key}: the file cannot be read: {error}"]) from error
+    except LastingError as error:
+        raise InputError([f"{key}: {error}"]) from error
+    return content, [f"{key}: {note}" for note in notes]
+
+
+def unscored_problems(config: RunConfig, key: str, rows: Sequence[Row]) -> list[str]:
+    """The files whose data sources nothing scores: there is neither a reward file nor a scorer."""
+    replay = config.actor_rollout_ref.actor.router_replay
+    if config.custom_reward_function is not None or replay.replay_file is not None:
+        return []
+    unscored = Counter(
+        (row.file, row.data_source) for row in rows if find_scorer(row.data_source) is None
+    )
+    files = dict.fromkeys(file for file, _ in unscored)
+    return [
+        f"{key}: {file} has prompts with {_sources(unscored, file)}, which no built-in scorer "
+        f"scores; write {COMPUTE_SCORE} into a Python file and set custom_reward_function.path "
+        "(docs/rewards.md has the data sources that need none)"
+        for file in files
+    ]
+
+
+def _sources(unscored: Counter[tuple[str, str]], file: str) -> str:
+    found = [
+        f"{source!r} ({count})" for (other, source), count in unscored.items() if other == file
+    ]
+    more = f" and {len(found) - 5} other values" if len(found) > 5 else ""
+    return f"data_source {', '.join(found[:5])}{more}"

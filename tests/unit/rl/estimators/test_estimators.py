@@ -1,0 +1,259 @@
+"""Each estimator against its formula, written out sample by sample from the paper."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.rl.estimators.group import gpg, grpo, grpo_passk, opo, rloo
+from pipeline.rl.estimators.tokens import (
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    returns,
+)
+from pipeline.rl.estimators.types import OneRank, Rollouts
+from tests.unit.rl.estimators.steps import Settings, estimated, in_parts, steps
+
+Step = list[dict]
+"""Samples with their reward, group, baseline, and tokens: (score, whether it counts)."""
+
+
+def samples_of(rollouts: Rollouts) -> Step:
+    ends = np.cumsum(rollouts.lengths_X)
+    return [
+        {
+            "known": not math.isnan(rollouts.rewards_N[i]),
+            "group": int(rollouts.groups_N[i]),
+            "baseline": float(rollouts.baseline_N[i]),
+            "scores": rollouts.scores_T[end - n : end].tolist(),
+            "counts": rollouts.mask_T[end - n : end].tolist(),
+            "score": sum(rollouts.scores_T[end - n : end].tolist()),
+        }
+        for i, (end, n) in enumerate(zip(ends, rollouts.lengths_X, strict=True))
+    ]
+
+
+def others(sample: dict, step: Step) -> list[float]:
+    """The scores that a sample is compared with, its own among them."""
+    return [one["score"] for one in step if one["group"] == sample["group"] and one["known"]]
+
+
+def plain_std(scores: list[float]) -> float:
+    mean = sum(scores) / len(scores)
+    return math.sqrt(sum((score - mean) ** 2 for score in scores) / (len(scores) - 1))
+
+
+def plain_grpo(sample: dict, step: Step, how: Settings) -> float:
+    scores = others(sample, step)
+    centred = sample["score"] - sum(scores) / len(scores)
+    return centred / (plain_std(scores) + 1e-6) if how.norm_adv_by_std_in_grpo else centred
+
+
+def plain_passk(sample: dict, step: Step, how: Settings) -> float:
+    scores = sorted(others(sample, step))
+    best = scores[-1] - scores[-2] if sample["score"] == scores[-1] else 0.0
+    return best / (plain_std(scores) + 1e-6) if how.norm_adv_by_std_in_grpo else best
+
+
+def plain_rloo(sample: dict, step: Step, how: Settings) -> float:
+    scores = others(sample, step)
+    return sample["score"] - (sum(scores) - sample["score"]) / (len(scores) - 1)
+
+
+def plain_opo(sample: dict, step: Step, how: Settings) -> float:
+    group = [one for one in step if one["group"] == sample["group"] and one["known"]]
+    tokens = sum(sum(one["counts"]) for one in group)
+    if not tokens:
+        return 0.0
+    return sample["score"] - sum(sum(one["counts"]) * one["score"] for one in group) / tokens
+
+
+def plain_gpg(sample: dict, step: Step, how: Settings) -> float:
+    known = [one for one in step if one["known"]]
+    scored = sum(one["score"] != 0 for one in known)
+    scores = others(sample, step)
+    return len(known) / max(scored, 1) * (sample["score"] - sum(scores) / len(scores))
+
+
+OF_GROUPS = {
+    grpo: plain_grpo,
+    grpo_passk: plain_passk,
+    rloo: plain_rloo,
+    opo: plain_opo,
+    gpg: plain_gpg,
+}
+
+
+@pytest.mark.parametrize("estimator", OF_GROUPS, ids=lambda one: one.__name__)
+@given(steps(), st.booleans())
+@settings(deadline=None)
+def test_of_groups(estimator, rollouts, by_std):
+    how = Settings(norm_adv_by_std_in_grpo=by_std)
+    found = estimator(rollouts, how)
+    step = samples_of(rollouts)
+    for token, sample in enumerate(rollouts.sample_T):
+        one = step[sample]
+        alone = len(others(one, step)) < 2 or not one["known"]
+        expected = 0.0 if alone else OF_GROUPS[estimator](one, step, how)
+        assert found.advantages_T[token] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert found.returns_T is None
+
+
+def plain_returns(sample: dict, gamma: float) -> list[float]:
+    """From each token: later tokens that count are one more step away."""
+    result = []
+    for start in range(len(sample["scores"])):
+        total, discount = 0.0, 1.0
+        for score, counts in zip(sample["scores"][start:], sample["counts"][start:], strict=True):
+            total += discount * score
+            discount *= gamma if counts else 1.0
+        result.append(total)
+    return result
+
+
+def plain_whitened(values: list[float], counts: list[bool]) -> list[float]:
+    of_counted = [value for value, one in zip(values, counts, strict=True) if one]
+    if not of_counted:
+        return [0.0] * len(values)
+    mean = sum(of_counted) / len(of_counted)
+    square = sum((value - mean) ** 2 for value in of_counted)
+    scale = math.sqrt(square / max(len(of_counted) - 1, 1) + 1e-8)
+    return [(v - mean) / scale if one else 0.0 for v, one in zip(values, counts, strict=True)]
+
+
+@given(steps(), st.sampled_from([1.0, 0.9, 0.0]))
+@settings(deadline=None)
+def test_reinforce_plus_plus(rollouts, gamma):
+    found = reinforce_plus_plus(rollouts, Settings(gamma=gamma))
+    expected = [value for sample in samples_of(rollouts) for value in plain_returns(sample, gamma)]
+    assert found.returns_T == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    white = plain_whitened(expected, rollouts.mask_T.tolist())
+    assert found.advantages_T == pytest.approx(white, rel=1e-6, abs=1e-6)
+
+
+@given(steps())
+@settings(deadline=None)
+def test_reinforce_plus_plus_baseline(rollouts):
+    found = reinforce_plus_plus_baseline(rollouts, Settings())
+    step, values = samples_of(rollouts), []
+    for sample in step:
+        scores = others(sample, step)
+        compared = sample["known"] and len(scores) > 1
+        value = sample["score"] - sum(scores) / len(scores) if compared else 0.0
+        values += [value] * len(sample["scores"])
+    white = plain_whitened(values, rollouts.mask_T.tolist())
+    assert found.advantages_T == pytest.approx(white, rel=1e-6, abs=1e-6)
+
+
+@given(steps())
+@settings(deadline=None)
+def test_remax(rollouts):
+    found = remax(rollouts, Settings())
+    expected = [
+        value - sample["baseline"]
+        for sample in samples_of(rollouts)
+        for value in plain_returns(sample, 1.0)
+    ]
+    assert found.advantages_T == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_remax_of_a_prompt_whose_greedy_sample_has_no_reward():
+    found = remax(replace(one_group([1.0, 2.0]), baseline_N=np.array([np.nan, 0.5])), Settings())
+    assert found.advantages_T.tolist() == [0.0, 1.5]
+
+
+def test_remax_needs_greedy_samples():
+    with pytest.raises(ValueError, match="greedy samples"):
+        remax(replace(one_group([1.0, 2.0]), baseline_N=None), Settings())
+
+
+EVERY: list[Callable] = [
+    *OF_GROUPS,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+]
+
+
+@pytest.mark.parametrize("estimator", EVERY, ids=lambda one: one.__name__)
+@given(whole=steps(), data=st.data())
+@settings(deadline=None, max_examples=15)
+def test_how_samples_are_split_over_ranks_changes_nothing(estimator, whole, data):
+    """Any assignment of samples to ranks, also one that leaves a rank without any."""
+    how = Settings(gamma=0.95)
+    count = len(whole.lengths_X)
+    ranks = data.draw(st.integers(2, 4))
+    rank_X = np.array(
+        data.draw(st.lists(st.integers(0, ranks - 1), min_size=count, max_size=count))
+    )
+    rows = [np.flatnonzero(rank_X == rank) for rank in range(ranks)]
+    expected = estimator(whole, how).advantages_T
+    parts = estimated(in_parts(whole, rows), lambda part: estimator(part, how))
+    for of_rank, part in zip(rows, parts, strict=True):
+        at = np.concatenate(
+            [np.empty(0, int), *(np.flatnonzero(whole.sample_T == row) for row in of_rank)]
+        ).astype(int)
+        assert part.advantages_T == pytest.approx(expected[at], rel=1e-12, abs=1e-12)
+
+
+def one_group(rewards: list[float], lengths: list[int] | None = None) -> Rollouts:
+    """One group on one rank, every token counting."""
+    lengths_X = np.array(lengths or [1] * len(rewards))
+    scores_T = np.zeros(lengths_X.sum())
+    scores_T[(np.cumsum(lengths_X) - 1)[lengths_X > 0]] = np.nan_to_num(rewards)[lengths_X > 0]
+    return Rollouts(
+        rewards_N=np.array(rewards),
+        groups_N=np.zeros(len(rewards), np.int64),
+        rows_X=np.arange(len(rewards)),
+        lengths_X=lengths_X,
+        mask_T=~np.isnan(np.repeat(rewards, lengths_X)),
+        scores_T=scores_T,
+        ranks=OneRank(),
+    )
+
+
+def test_grpo_is_the_group_mean_and_unbiased_deviation():
+    """Rewards 1, 2, 3, 6: mean 3, variance ((-2)^2 + 1 + 0 + 9) / 3."""
+    rollouts = one_group([1.0, 2, 3, 6])
+    std = math.sqrt(14 / 3) + 1e-6
+    found = grpo(rollouts, Settings()).advantages_T
+    assert found == pytest.approx([-2 / std, -1 / std, 0, 3 / std])
+    centred = grpo(rollouts, Settings(norm_adv_by_std_in_grpo=False))
+    assert centred.advantages_T == pytest.approx([-2, -1, 0, 3])
+
+
+def test_a_response_without_a_token_still_counts_in_its_group():
+    """It has a reward, and no token at which it could stand."""
+    found = grpo(one_group([1.0, 3.0], [0, 2]), Settings(norm_adv_by_std_in_grpo=False))
+    assert found.advantages_T.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "estimator", [*OF_GROUPS, reinforce_plus_plus_baseline], ids=lambda one: one.__name__
+)
+def test_a_group_masked_down_to_one_sample_has_advantage_0(estimator):
+    assert estimator(one_group([np.nan, 2.0, np.nan]), Settings()).advantages_T.tolist() == [0] * 3
+
+
+def test_equal_rewards_teach_nothing():
+    """Exactly: the mean of three tenths is not a tenth, and what rounding left over would be
+    divided by a deviation that is nothing else either."""
+    for estimator in (*OF_GROUPS, reinforce_plus_plus_baseline):
+        assert estimator(one_group([0.1] * 3), Settings()).advantages_T.tolist() == [0, 0, 0]
+
+
+def test_a_step_without_a_token_that_counts():
+    for estimator in EVERY:
+        rollouts = replace(one_group([np.nan, np.nan]), baseline_N=np.zeros(2))
+        assert estimator(rollouts, Settings()).advantages_T.tolist() == [0, 0]
+
+
+def test_an_environments_tokens_are_passed_without_a_discount():
+    """s s e s with gamma 1/2: the third token, which does not count, is no step in time."""
+    rollouts = replace(one_group([8.0], [4]), mask_T=np.array([True, True, False, True]))
+    assert returns(rollouts, 0.5).tolist() == [2, 4, 8, 8]

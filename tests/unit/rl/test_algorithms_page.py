@@ -1,0 +1,25 @@
+"""docs/algorithms.md tells the tables of the code, and its example runs."""
+
+import re
+
+import numpy as np
+
+from pipeline.rl.custom import ESTIMATOR, load_custom
+from tests.algorithms_page import PAGE, render
+from tests.unit.rl.estimators.steps import Settings, random_step
+
+
+def test_the_tables_are_the_codes():
+    page = PAGE.read_text()
+    assert render(page) == page, "run `python -m tests.algorithms_page`"
+
+
+def test_the_example_of_an_estimator_runs():
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    function = load_custom(source.encode(), "centred", ESTIMATOR)
+    step = random_step(np.random.default_rng(1), 9)
+    advantages_T = function(step, Settings()).advantages_T
+    known_T = ~np.isnan(step.of_tokens(step.rewards_N))
+    rewards = step.rewards_N[~np.isnan(step.rewards_N)]
+    expected_T = step.of_tokens(step.rewards_N) - rewards.mean()
+    assert np.allclose(advantages_T[known_T], expected_T[known_T])
