@@ -14,6 +14,10 @@ EXTRAS = {
     "rollout-cpu": ("torch", "vllm"),
     "training": ("einops", "mbridge", "megatron", "psutil", "safetensors", "torch", "transformers"),
     "verl": ("hydra",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy"),
+    "swanlab": ("swanlab",),
+    "trackio": ("trackio",),
 }
 """Packages by extra, under the names that are imported. '' is no extra: what lacks these was
 installed with --no-deps, for traces alone."""

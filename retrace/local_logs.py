@@ -19,7 +19,7 @@ def log_files(run: str | Path) -> list[Path]:
     """
     # Imported here: readers of traces have no use for pydantic and YAML.
     from pipeline.config.reading.load import load_config
-    from pipeline.report.loggers import log_folder
+    from pipeline.report.folders import log_folder
     from pipeline.run.run_config import config_of
 
     if Path(run).suffix in (".yaml", ".yml") and "://" not in str(run) and not Path(run).is_dir():

@@ -81,7 +81,7 @@ class ReadyRun:
         from rich.console import Console
 
         from pipeline.report.display import Display
-        from pipeline.report.loggers import local_folder
+        from pipeline.report.folders import local_folder
         from pipeline.report.outcome import is_complete, report
 
         config, store = self._inputs.config, self._inputs.store
@@ -143,7 +143,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         from pipeline.inputs.check import check_inputs
         from pipeline.inputs.machine import machine_notes, machine_problems, this_machine
         from pipeline.inputs.sizes.estimate import estimate_memory
-        from pipeline.report.loggers import local_folder
+        from pipeline.report.folders import local_folder
 
         inputs = check_inputs(loaded.config)
     except InputError as error:

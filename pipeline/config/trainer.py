@@ -14,6 +14,10 @@ _DIGITS = 8
 _FOLDER = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{_LONGEST - 2}}}[a-z0-9])?")
 
 
+LoggerName = Literal["console", "tensorboard", "file", "wandb", "mlflow", "swanlab", "trackio"]
+"""The names of verl's loggers that are built; pipeline/report/trackers has them."""
+
+
 class Trainer(Section):
     """The run."""
 
@@ -57,8 +61,18 @@ class Trainer(Section):
     val_before_train: bool = Field(
         True, json_schema_extra=OPERATIONAL, description="Validate policy 0."
     )
-    logger: list[Literal["console", "tensorboard"]] = Field(
-        ["console"], json_schema_extra=OPERATIONAL, description="Where metrics go."
+    project_name: str = Field(
+        "retrace",
+        min_length=1,
+        max_length=200,
+        json_schema_extra=OPERATIONAL | formerly("retrace"),
+        description="The project under which trackers show the run (MLflow calls it experiment).",
+    )
+    logger: list[LoggerName] = Field(
+        ["console"],
+        json_schema_extra=OPERATIONAL,
+        description="Where metrics go: the screen, files (file: JSON lines; tensorboard) under "
+        "default_local_dir, trackers (docs/metrics.md). A tracker that fails ends no run.",
     )
     default_local_dir: str = Field(
         "outputs",

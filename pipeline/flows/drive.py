@@ -21,9 +21,9 @@ from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.steps import Context, record, rollout, train, validate
 from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import LaunchError, Screen, Workers
-from pipeline.report.loggers import Logger, TensorBoardLogger, tensorboard_folder
 from pipeline.report.run_metrics import StepMetrics, missing_validations, read_metrics
 from pipeline.report.tables import SHOWN_STEPS, recent_table, step_line
+from pipeline.report.trackers.processes import trackers_of
 from pipeline.run.attempts import Attempt, attempt_count, end_attempt, in_force
 from pipeline.run.restarts import finished_steps, repeated_text
 from pipeline.store import Store, StoreError
@@ -65,10 +65,10 @@ def drive(
     to_validate = _to_validate(run, attempt, finished, screen)
     if finished < config.trainer.total_training_steps or to_validate:
         with (
-            _loggers(config) as loggers,
+            trackers_of(config, run.store, screen.line) as trackers,
             _workers(config, run, attempt, screen, host) as workers,
         ):
-            context = Context(config, run, attempt, workers, screen, loggers)
+            context = Context(config, run, attempt, workers, screen, trackers)
             _steps(context, artifacts, finished, to_validate)
     else:  # workers of an attempt whose flow was lost at its very end may still wait for this
         end_attempt(run.store, attempt, "finished", "")
@@ -86,6 +86,9 @@ def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list
     artifacts.progress(100.0 * first / total)
     rollouts: dict[int, PrefectFuture[None]] = {}
     recent = _recent_metrics(context.run.store, first)
+    for tracker in context.trackers:
+        for metrics in recent:  # an earlier start may have ended before they arrived
+            tracker.log_step(metrics.step, metrics.values, again=True)
     validations = [validate.submit(context, v) for v in to_validate if v < first]
     for step in range(first, total):
         context.screen.step(step, total)
@@ -162,15 +165,3 @@ def _end_attempt(
         if reason == "finished":
             raise
         screen.line(f"the workers could not be asked to stop and are killed: {error}")
-
-
-@contextlib.contextmanager
-def _loggers(config: RunConfig) -> Iterator[tuple[Logger, ...]]:
-    loggers: tuple[Logger, ...] = ()
-    if "tensorboard" in config.trainer.logger:
-        loggers = (TensorBoardLogger(tensorboard_folder(config)),)
-    try:
-        yield loggers
-    finally:
-        for logger in loggers:
-            logger.close()

@@ -26,7 +26,7 @@ from pipeline.launch.local import (
     training_stage,
 )
 from pipeline.report.display import Display, warnings_of
-from pipeline.report.loggers import log_folder
+from pipeline.report.folders import log_folder
 from pipeline.run.attempts import Attempt, begin_attempt
 from pipeline.store.settings import use_settings
 

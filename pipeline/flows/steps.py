@@ -20,9 +20,9 @@ from pipeline.config.tree import RunConfig
 from pipeline.flows.sub_plans import make_groups
 from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import Screen, Workers
-from pipeline.report.loggers import Logger
 from pipeline.report.run_metrics import StepMetrics, read_metrics, read_validation
 from pipeline.report.tables import reward_text
+from pipeline.report.trackers.processes import TrackerProcess
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt
 from pipeline.run.plan import Plan, publish_plan
@@ -43,7 +43,7 @@ class Context:
     attempt: Attempt
     workers: Workers
     screen: Screen
-    loggers: tuple[Logger, ...]
+    trackers: tuple[TrackerProcess, ...]
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="rollout-{step}")
@@ -86,8 +86,8 @@ def train(context: Context, step: int) -> StepMetrics:
     context.screen.phase("training", None)
     metrics = read_metrics(store, step)
     assert metrics is not None  # just awaited, and objects are never removed
-    for logger in context.loggers:
-        logger.log(step, metrics.values)
+    for tracker in context.trackers:
+        tracker.log_step(step, metrics.values)
     return metrics
 
 
@@ -109,8 +109,8 @@ def validate(context: Context, version: int) -> None:
     found = read_validation(context.run.store, version)
     assert found is not None  # just awaited
     context.screen.line(f"validation of policy {version}: reward {reward_text(found.reward)}")
-    for logger in context.loggers:
-        logger.log(version, found.metrics())
+    for tracker in context.trackers:
+        tracker.log_validation(version, found.metrics())
 
 
 def _await_shards(context: Context, what: str, plan: Plan) -> None:

@@ -18,6 +18,7 @@ from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.rules.rates import decay_problems
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
+from pipeline.extras import EXTRAS, need
 from pipeline.inputs.attach import Mended, attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.custom_files import CustomFiles, check_custom_files, unscored_problems
@@ -36,7 +37,7 @@ from pipeline.inputs.prompts import (
     vocabulary_problems,
 )
 from pipeline.inputs.run_length import with_run_length
-from pipeline.inputs.space import space_problems, writes_of
+from pipeline.inputs.space import probe, space_problems, writes_of
 from pipeline.inputs.tokenizer import ChatTokenizer
 from pipeline.inputs.weight_files import weights_of_local
 from pipeline.model.families import moe_geometry
@@ -44,7 +45,7 @@ from pipeline.run import keys
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan, make_window
 from pipeline.run.policy import weights_of
-from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store, shown_uri
+from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store
 from pipeline.traces import Expected, TraceError, check_replay, names_weights
 
 _T = TypeVar("_T")
@@ -123,6 +124,8 @@ def _parts(
     custom = _try(problems, partial(check_custom_files, config))
     store = _try(problems, partial(_check_store, config))
     _try(problems, partial(_check_local_folder, config))
+    for name in {*config.trainer.logger} & {*EXTRAS}:
+        _try(problems, partial(need, name, f"trainer.logger={name}"))
     if problems:  # otherwise every step of the set is compared
         problems += _absent_set_problems(config)
     return model, prompts, val_prompts, custom, store
@@ -165,7 +168,7 @@ def _check_prompts(
 
 def _check_store(config: RunConfig) -> Store:
     """The run's store, after checking that objects can be created in it."""
-    _probe("store.uri", config.store.uri)
+    probe("store.uri", config.store.uri)
     store = open_store(config.run_uri)
     if store.size(keys.removal()) is not None:
         raise InputError(
@@ -182,19 +185,7 @@ def _check_local_folder(config: RunConfig) -> None:
     key, place = "trainer.default_local_dir", config.trainer.default_local_dir
     if "://" in place:
         raise InputError([f"{key}: found {place}, expected a folder of this machine"])
-    _probe(key, place)
-
-
-def _probe(key: str, place: str) -> None:
-    """Raise InputError unless objects can be created at a place; leaves nothing behind."""
-    try:
-        open_store(place).probe()
-    except StoreError as error:
-        # The system's own errors have no fix; the store's have.
-        fix = "; choose another place" if isinstance(error.__cause__, OSError) else ""
-        raise InputError(
-            [f"{key}: found {shown_uri(place)}, which cannot be written: {error}{fix}"]
-        ) from error
+    probe(key, place)
 
 
 def _record_problems(inputs: CheckedInputs) -> list[str]:
@@ -203,7 +194,7 @@ def _record_problems(inputs: CheckedInputs) -> list[str]:
         return []
     key = f"{_REPLAY}.record_file"
     try:
-        _probe(key, place)
+        probe(key, place)
     except InputError as error:
         return list(error.problems)
     taken = next(open_store(place).list(keys.steps()), None)

@@ -1,17 +1,30 @@
-"""Whether the store takes what the next steps of a run write."""
+"""Whether places take what a run writes: at all, and as much as its next steps make."""
 
 import pyarrow.compute as pc
 from rich.filesize import decimal
 
 from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import ModelFolder
 from pipeline.inputs.prompts import PromptTable
 from pipeline.inputs.writes import Writes, estimate, needed_bytes
 from pipeline.model.geometry import Geometry
 from pipeline.run.restarts import finished_steps
-from pipeline.store import shown_uri
+from pipeline.store import StoreError, open_store, shown_uri
 from pipeline.store.schemes import free_bytes
+
+
+def probe(key: str, place: str) -> None:
+    """Raise InputError unless objects can be created at a place; leaves nothing behind."""
+    try:
+        open_store(place).probe()
+    except StoreError as error:
+        # The system's own errors have no fix; the store's have.
+        fix = "; choose another place" if isinstance(error.__cause__, OSError) else ""
+        raise InputError(
+            [f"{key}: found {shown_uri(place)}, which cannot be written: {error}{fix}"]
+        ) from error
 
 
 def writes_of(

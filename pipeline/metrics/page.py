@@ -37,6 +37,37 @@ prompt: of `acc` where the reward function returns it, else of `reward`, as in v
 | `val-aux/<data source>/<name>/mean@N` | | The same of the other numbers that it returns. |
 """
 
+_TRACKERS = """
+## Where they go
+
+`trainer.logger` is a list of these, by verl's names. All metrics are in the store in any case.
+
+| name | where | needs | a later start of the run |
+|---|---|---|---|
+| `console` | a line for each step | | |
+| `file` | JSON lines, `<default_local_dir>/<run>/metrics.jsonl`: `{"step": 3, "data": {...}}` | | \
+goes on in the same file |
+| `tensorboard` | `<default_local_dir>/<run>/tensorboard` | | goes on in the same folder |
+| `wandb` | the account of `wandb login`, or files (`WANDB_MODE=offline`, later `wandb sync`) | \
+`retrace-moe[wandb]` | the same run |
+| `mlflow` | the server of `MLFLOW_TRACKING_URI`; without it \
+`sqlite:///<default_local_dir>/mlflow.db` | `retrace-moe[mlflow]` | the same run |
+| `swanlab` | as `SWANLAB_MODE` says | `retrace-moe[swanlab]` | the same run, online |
+| `trackio` | as `TRACKIO_DIR`, `TRACKIO_SPACE_ID` say | `retrace-moe[trackio]`, an older pillow \
+than vLLM's | the same run |
+
+- Runs stand under `trainer.project_name` (MLflow's experiment). A run there has an id of this run
+  alone: one of the same name, made after the first was removed, is another run there too.
+- Each tracker has a process of its own. One that fails, hangs or crashes ends no run and holds none
+  up: its first failure is shown, and at the end how many steps it lacks. It then has 60 s to write
+  what is left, 4 s when the run was stopped. Its log is
+  `<default_local_dir>/<run>/trackers/<name>.log`.
+- A start of the run sends the newest 100 finished steps once more, as the flow may have been killed
+  before they arrived; what is there already is not sent twice.
+- With wandb, curves are drawn over `training/global_step`, as its own steps may only grow; MLflow
+  takes no `@` in names and gets `_at_`, as from verl.
+"""
+
 _FORMER = """
 ## Former names
 
@@ -50,7 +81,7 @@ tables and the library show them under today's.
 
 def render() -> str:
     """The page."""
-    return "".join([_HEAD, *_groups(), _VALIDATION, _FORMER, *_former()])
+    return "".join([_HEAD, *_groups(), _VALIDATION, _TRACKERS, _FORMER, *_former()])
 
 
 def _groups() -> Iterator[str]:

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from pipeline.config.tree import RunConfig
-from pipeline.report.loggers import log_folder, tensorboard_folder
+from pipeline.report.folders import log_folder, tensorboard_folder
 from pipeline.report.run_metrics import all_metrics, missing_validations, validation_rewards
 from pipeline.report.tables import closing_table, summary
 from pipeline.run import keys

@@ -9,7 +9,7 @@ its own content, so that later changes to it are detected.
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,6 +60,11 @@ class Committed:
     ours: bool
     """False: another writer was first, and `body` is that writer's."""
     body: dict[str, Any]
+
+
+def write_id_of(body: Mapping[str, Any]) -> str:
+    """The write id of a commit; empty: it has none."""
+    return str(body.get(_WRITE_ID, ""))
 
 
 def new_write_id() -> str:

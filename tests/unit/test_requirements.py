@@ -21,7 +21,7 @@ def pins(device: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_each_extra_is_pinned_as_it_asks(device: str):
-    names = {"flow", "kubernetes", "verl", "reward", "training", "plots", "dev"}
+    names = {"flow", "kubernetes", "verl", "reward", "training", "plots", "wandb", "mlflow", "dev"}
     names |= {f"rollout-{device}"}
     names |= {"training-cuda"} if device == "cuda" else set()
     found = pins(device)

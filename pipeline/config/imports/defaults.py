@@ -39,9 +39,10 @@ OTHER_DEFAULTS: dict[str, str] = {
     "actor_rollout_ref.rollout.enforce_eager": "null is verl's value where there are GPUs",
     "custom_reward_function.name": "compute_score in verl too, under reward.custom_reward_function",
     "trainer.experiment_name": "an example's name",
+    "trainer.project_name": "an example's name",
     "trainer.total_training_steps": "trainer.total_epochs decides in verl",
     "trainer.device": "auto is cuda where there are GPUs",
-    "trainer.logger": "wandb is not supported yet",
+    "trainer.logger": "wandb is an extra and wants an account; [console,wandb] has it",
     "trainer.default_local_dir": "checkpoints lie in store.uri; this is for logs",
 }
 """Other settings whose defaults differ, and why an import does not write verl's."""

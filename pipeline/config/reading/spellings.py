@@ -115,15 +115,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-_ELSEWHERE = (
-    "wandb",
-    "mlflow",
-    "swanlab",
-    "vemlp_wandb",
-    "clearml",
-    "trackio",
-    "file",
-)
+_ELSEWHERE = ("vemlp_wandb", "clearml", "rl_insight")
 """Loggers of verl that are not built yet."""
 
 

@@ -43,8 +43,7 @@ HINTS = {
     "more, as many samples as fit at once",
     "algorithm.rollout_correction.rollout_is": "write token, sequence, geometric or null",
     "trainer.device": "only NVIDIA's GPUs and CPUs are supported; write auto",
-    "trainer.logger": "only console and tensorboard are supported so far; write "
-    "[console,tensorboard]",
+    "trainer.logger": "write some of console, tensorboard, file, wandb, mlflow, swanlab, trackio",
     "trainer.total_training_steps": "write the number of steps of the run",
 }
 """The fix for a value that verl accepts and we do not, by key."""
@@ -104,7 +103,6 @@ _ALGORITHM = with_prefix(
 
 _TRAINER = with_prefix(
     "trainer",
-    records("project_name", "the run's name is experiment_name"),
     same("resume_mode", "the same experiment_name resumes; another starts anew", "auto"),
     same("resume_from_path", "the run's state lies in store.uri"),
     records("default_hdfs_dir", "the run's state lies in store.uri"),

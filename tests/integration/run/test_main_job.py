@@ -35,7 +35,7 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
         "trainer.save_freq=1",
         f"actor_rollout_ref.actor.router_replay.record_file={record}",
         "data.val_files=examples/addition/val.parquet",
-        "trainer.logger=[console,tensorboard]",
+        "trainer.logger=[console,tensorboard,file]",
     )
     printed = run(*settings)
     uri = f"{tmp_path}/store/wide"
@@ -54,6 +54,14 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     assert printed.replace("\n", "").isprintable(), "a pipe gets no control characters"
     assert "validation of policy 3" in printed
     assert list((tmp_path / "wide/tensorboard").glob("events*"))
+    lines = (tmp_path / "wide/metrics.jsonl").read_text().splitlines()
+    taken = [(line["step"], line["data"]) for line in map(json.loads, lines)]
+    for step in steps:
+        measured = {name: value for name, value in step.values.items() if value is not None}
+        assert (step.step, measured) in taken
+    scores = [name for _, data in taken for name in data if name.startswith("val-core/")]
+    assert len(taken) == 5
+    assert len(scores) == 2, "of the policy before training and after it"
     assert not workers(store.uri, "operators.rollout")
     assert not workers(store.uri, "operators.training")
     command("traces", "verify", uri)

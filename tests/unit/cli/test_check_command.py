@@ -30,13 +30,13 @@ if heavy:
 print(json.dumps(found))
 """
 CASES = {
-    "right": ("trainer.project_name=x", 'trainer.experiment_name="fine"'),
+    "right": ("trainer.default_hdfs_dir=x", 'trainer.experiment_name="fine"'),
     "too large": ("trainer.n_gpus_per_node=100000", "actor_rollout_ref.rollout.n=100000"),
-    "GPUs too small": ("--gpu-memory", "1GB", "trainer.project_name=x"),
-    "GPUs large enough": ("--gpu-memory", "80GiB", "trainer.project_name=x"),
+    "GPUs too small": ("--gpu-memory", "1GB", "trainer.default_hdfs_dir=x"),
+    "GPUs large enough": ("--gpu-memory", "80GiB", "trainer.default_hdfs_dir=x"),
     "wrong settings": ("trainer.nnode=2", "trainer.seed=x"),
     "wrong files": (
-        "trainer.project_name=x",
+        "trainer.default_hdfs_dir=x",
         "data.train_files=[a.parquet]",
         "launch.rollout_workers=0",
     ),
@@ -70,7 +70,7 @@ def test_right_input(settings, done):
     code, (note, right, *lines) = done["right"]
     store = f"file://{settings.parent}/store/fine"
     assert code == 0
-    assert note == "note: trainer.project_name: ignored; the run's name is experiment_name"
+    assert note == "note: trainer.default_hdfs_dir: ignored; the run's state lies in store.uri"
     assert right == (
         f"{settings} is right: 10 prompts, 4 MoE layers, top-4 of 16 experts, routing replay "
         f"disabled, run {store}"
@@ -108,7 +108,7 @@ def test_gpus_that_are_too_small(settings, done):
     code, lines = done["GPUs too small"]
     assert code == 2
     note, error = lines
-    assert note.startswith("note: trainer.project_name: ignored")
+    assert note.startswith("note: trainer.default_hdfs_dir: ignored")
     assert error.startswith("error: trainer: the fullest GPU needs about 4.0 GiB, but has")
     assert error.endswith(
         "no layout fits: 4.0 GiB are assumed for CUDA, NCCL and fragments alone; use larger GPUs"
@@ -138,9 +138,9 @@ def test_wrong_settings(done):
 def test_wrong_files(done):
     code, lines = done["wrong files"]
     assert code == 2
-    assert lines[0].startswith("note: trainer.project_name: ignored")
+    assert lines[0].startswith("note: trainer.default_hdfs_dir: ignored")
     assert [line.split(":")[1].strip() for line in lines] == [
-        "trainer.project_name",
+        "trainer.default_hdfs_dir",
         "launch.rollout_workers",
         "data.train_files",
     ]

@@ -2,8 +2,10 @@
 small stand-ins in this process; tests/integration/run has the real ones."""
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,11 +103,17 @@ def train(context: Context, step: int) -> StepMetrics:
     finish(context.run.store, step)
     found = read_metrics(context.run.store, step)
     assert found is not None
+    for tracker in context.trackers:
+        tracker.log_step(step, found.values)
     return found
 
 
 def take(
-    store: Store, steps: int, monkeypatch: pytest.MonkeyPatch, attempt: int | None = None
+    store: Store,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+    attempt: int | None = None,
+    **trainer: Any,
 ) -> tuple[Tables, Screen]:
     """Take a run of so many steps to its end, in a new attempt or one that is there."""
     config = RunConfig.model_validate(
@@ -116,6 +124,7 @@ def take(
                 "experiment_name": "test",
                 "logger": ["console"],
                 "total_training_steps": steps,
+                **trainer,
             },
             "store": {"uri": "memory://"},
         }
@@ -148,6 +157,24 @@ def test_a_step_costs_as_many_requests_in_a_long_run_as_in_a_short_one(
         assert {store.reads_of[keys.metrics(step)] for step in range(steps)} == {1}
         fixed.append(store.requests.total() - steps)
     assert fixed[0] == fixed[1] < 10
+
+
+def test_trackers_get_each_step_once_over_all_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Also a step that was finished when the flow was killed, and that no tracker has seen."""
+    store = MemoryStore()
+    commit(store, keys.run_json(), {}, "1a2b3c4d")
+    trainer = {"logger": ["file"], "default_local_dir": str(tmp_path)}
+    take(store, 2, monkeypatch, **trainer)
+    finish(store, 2)
+    _, screen = take(store, 5, monkeypatch, **trainer)
+    lines = (tmp_path / "test/metrics.jsonl").read_text().splitlines()
+    steps = [(line["step"], line["data"]["critic/rewards/mean"]) for line in map(json.loads, lines)]
+    assert steps == [(step, step) for step in range(5)]
+    assert not [line for line in screen.lines if "file" in line]
+    record = json.loads((tmp_path / "test/trackers/file.json").read_text())
+    assert record == {"run": "test-1a2b3c4d", "last_step": 4}
 
 
 def test_attaching_counts_steps_by_their_names(monkeypatch: pytest.MonkeyPatch):

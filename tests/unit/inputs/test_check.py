@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from pipeline.extras import EXTRAS
 from pipeline.inputs.stage import prepare
 from tests.tiny_models import make_tiny
 from tests.unit.inputs.small_inputs import (
@@ -104,6 +105,14 @@ def test_unwritable_local_folder(settings):
     problem = the_error(settings, f"trainer.default_local_dir={settings}/logs")
     assert problem.startswith(
         f"trainer.default_local_dir: found {settings}/logs, which cannot be written: "
+    )
+
+
+def test_a_tracker_whose_package_is_missing(settings, monkeypatch):
+    monkeypatch.setitem(EXTRAS, "wandb", ("a_package_that_is_not_here",))
+    assert the_error(settings, "trainer.logger=[console,wandb]") == (
+        "this installation of retrace has no a_package_that_is_not_here, which "
+        "trainer.logger=wandb needs: pip install 'retrace-moe[wandb]'"
     )
 
 

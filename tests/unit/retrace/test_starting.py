@@ -30,11 +30,11 @@ def settings(tmp_path_factory) -> Path:
 def test_right_input(settings, form):
     content = yaml.safe_load(settings.read_text())
     config = {"path": settings, "text": str(settings), "mapping": content}[form]
-    ready = retrace.check(config, {"trainer.project_name": "x"}, trainer={"seed": 3})
+    ready = retrace.check(config, {"trainer.default_hdfs_dir": "x"}, trainer={"seed": 3})
     assert ready.uri == f"file://{settings.parent}/store/test"
     assert (ready.prompts, ready.val_prompts) == (10, 0)
     assert ready.geometry == retrace.Geometry(16, 4, (0, 1, 2, 3))
-    assert ready.notes == ("trainer.project_name: ignored; the run's name is experiment_name",)
+    assert ready.notes == ("trainer.default_hdfs_dir: ignored; the run's state lies in store.uri",)
     assert ready.settings["trainer"]["seed"] == 3
     assert ready.settings["trainer"]["total_training_steps"] == 2, "merged, not replaced"
     assert not (settings.parent / "store").exists()
@@ -142,7 +142,7 @@ def test_all_problems_with_what_else_is_to_be_known(settings):
     with pytest.raises(retrace.InputError) as caught:
         retrace.check(
             settings,
-            ["trainer.project_name=x"],
+            ["trainer.default_hdfs_dir=x"],
             data={"train_files": "a.parquet"},
             launch={"rollout_workers": 0},
         )
@@ -151,7 +151,7 @@ def test_all_problems_with_what_else_is_to_be_known(settings):
         "data.train_files",
     ]
     assert caught.value.notes == (
-        "trainer.project_name: ignored; the run's name is experiment_name",
+        "trainer.default_hdfs_dir: ignored; the run's state lies in store.uri",
     )
 
 

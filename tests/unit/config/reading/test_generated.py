@@ -66,7 +66,7 @@ class TestGeneratedFile:
             "trainer.total_epochs": 30,
             "trainer.n_gpus_per_node": 8,
             "trainer.save_freq": 10,
-            "trainer.logger": ["console"],
+            "trainer.logger": ["console", "wandb"],
             "trainer.run_name": "gsm8k",
         }
         assert {key: value_at(loaded.config, key) for key in expected} == expected

@@ -25,18 +25,18 @@ OTHER = f"{ACTOR}.megatron.router_replay"
             "the newest stay",
         ),
         (
-            "trainer.logger=[console,wandb,tensorboard]",
+            "trainer.logger=[console,clearml,wandb]",
             "trainer.logger",
-            ["console", "tensorboard"],
-            "trainer.logger: wandb is not supported yet; metrics go to console, tensorboard, and "
+            ["console", "wandb"],
+            "trainer.logger: clearml is not supported yet; metrics go to console, wandb, and "
             "all of them are in the store",
         ),
         (
-            "trainer.logger=wandb",
+            "trainer.logger=vemlp_wandb",
             "trainer.logger",
             ["console"],
-            "trainer.logger: wandb is not supported yet; metrics go to console, and all of them "
-            "are in the store",
+            "trainer.logger: vemlp_wandb is not supported yet; metrics go to console, and all of "
+            "them are in the store",
         ),
         ("trainer.logger=tensorboard", "trainer.logger", ["tensorboard"], None),
         ("actor_rollout_ref.rollout.name=???", "actor_rollout_ref.rollout.name", "vllm", None),

@@ -77,16 +77,13 @@ def test_published_example_loads(tmp_path):
     loaded = load(tmp_path, *PUBLISHED_R2_EXAMPLE.split())
     assert loaded.config.actor_rollout_ref.actor.router_replay.mode == "R2"
     assert loaded.config.trainer.n_gpus_per_node == 8
-    assert any(
-        note == "trainer.project_name: ignored; the run's name is experiment_name"
-        for note in loaded.notes
-    )
+    assert loaded.config.trainer.project_name == "verl_grpo_example_gsm8k_math"
 
 
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("trainer.project_name=x", "the run's name is experiment_name"),
+        ("trainer.default_hdfs_dir=x", "the run's state lies in store.uri"),
         ("actor_rollout_ref.hybrid_engine=True", "rollout and training are separate processes"),
         ("actor_rollout_ref.rollout.mode=async", "engines run by themselves"),
         ("actor_rollout_ref.ref.megatron.grad_offload=True", "the reference has weights alone"),

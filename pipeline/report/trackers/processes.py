@@ -1,0 +1,166 @@
+"""The trackers of a run, seen from its flow: nothing here waits for them, but for their end."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from pipeline.config.tree import RunConfig
+from pipeline.metrics.former import Metrics
+from pipeline.report.folders import local_folder
+from pipeline.report.trackers.kinds import CLOSE_S, TRACKERS, TrackedRun
+from pipeline.run import keys
+from pipeline.run.commit import read_commit, write_id_of
+from pipeline.store import Store
+
+_ENDED_S = 4
+"""Like CLOSE_S, when the run was stopped or failed: Ctrl-C has promised to end in time."""
+_SILENT_S = 120.0
+"""After so long without an answer it is said that a tracker hangs."""
+
+Line = Callable[[str], None]
+
+
+class TrackerProcess:
+    """A tracker in a process of its own, which can neither end the run nor hold it up."""
+
+    def __init__(self, name: str, run: TrackedRun, line: Line) -> None:
+        """`line` shows people a text; it is called from several threads."""
+        self.name = name
+        self.sent = self.taken = self.failures = 0
+        self._line = line
+        self._reason = ""
+        self._heard_s = time.monotonic()
+        self._hangs = False
+        self._messages: SimpleQueue[str | None] = SimpleQueue()
+        self._messages.put(json.dumps({"tracker": name, "run": asdict(run)}))
+        self.log = Path(run.folder, "trackers", f"{name}.log")
+        self._process = _start(self.log)
+        self._threads = [
+            threading.Thread(target=work, name=f"tracker-{name}", daemon=True)
+            for work in (self._write, self._read)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def log_step(self, step: int, values: Metrics, again: bool = False) -> None:
+        """Send the metrics of a step; `again`: it may have arrived in an earlier start."""
+        self._send({"step": step, "values": _measured(values), "again": again})
+
+    def log_validation(self, version: int, values: Metrics) -> None:
+        """Send what the validation of a policy came to."""
+        self._send({"version": version, "values": _measured(values)})
+
+    def end(self) -> None:
+        """Say that nothing follows, without waiting."""
+        self._messages.put(None)
+
+    def close(self, deadline_s: float) -> None:
+        """Wait until it has ended, to a time.monotonic() at most; then kill it, and say what did
+        not arrive."""
+        try:
+            self._process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._reason = self._reason or "it did not end in time"
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(1.0)
+        if lost := self.sent - self.taken:
+            self._line(
+                f"{self.name} lacks {lost} of {self.sent} steps and validations "
+                f"({self._reason or 'it ended early'}; its log is {self.log}); the store has all"
+            )
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self.sent == self.taken + self.failures:
+            self._heard_s = time.monotonic()  # it owed no answer
+        elif not self._hangs and time.monotonic() - self._heard_s > _SILENT_S:
+            self._hangs = True
+            self._line(f"{self.name} has not answered for {_SILENT_S:.0f} s; the run goes on")
+        self.sent += 1
+        self._messages.put(json.dumps(message))
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as messages:
+            while (message := self._messages.get()) is not None:
+                messages.write(message + "\n")
+                messages.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for answer in self._process.stdout:
+            self._heard_s, self._hangs = time.monotonic(), False
+            error = json.loads(answer)["error"]
+            if error is None:
+                self.taken += 1
+                continue
+            self.failures += 1
+            self._reason = error
+            if self.failures == 1:
+                self._line(f"{self.name} did not take a step's metrics, the run goes on: {error}")
+
+
+def _start(log: Path) -> "subprocess.Popen[str]":
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            (sys.executable, "-m", "pipeline.report.trackers"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},
+            start_new_session=True,  # a terminal's Ctrl-C reaches the flow alone
+        )
+
+
+def _measured(values: Metrics) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@contextlib.contextmanager
+def trackers_of(
+    config: RunConfig, store: Store, line: Line
+) -> Iterator[tuple[TrackerProcess, ...]]:
+    """The trackers that `trainer.logger` names, closed at the end of the block in bounded time."""
+    names = [name for name in dict.fromkeys(config.trainer.logger) if name in TRACKERS]
+    if not names:
+        yield ()
+        return
+    run = tracked_run(config, store)
+    trackers = tuple(TrackerProcess(name, run, line) for name in names)
+    grace_s = _ENDED_S
+    try:
+        yield trackers
+        grace_s = CLOSE_S
+    finally:
+        for tracker in trackers:
+            tracker.end()
+        deadline_s = time.monotonic() + grace_s
+        for tracker in trackers:
+            tracker.close(deadline_s)
+
+
+def tracked_run(config: RunConfig, store: Store) -> TrackedRun:
+    """The run, for trackers: the same with each of its starts."""
+    trainer = config.trainer
+    made_by = write_id_of(read_commit(store, keys.run_json()))
+    return TrackedRun(
+        id=f"{trainer.run_name}-{made_by}",
+        name=trainer.experiment_name,
+        project=trainer.project_name,
+        folder=str(local_folder(config)),
+        settings=config.model_dump(mode="json"),
+    )

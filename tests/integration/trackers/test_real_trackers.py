@@ -1,0 +1,116 @@
+"""The real libraries: wandb offline, MLflow on SQLite, and MLflow with a server that hangs."""
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from wandb.proto import wandb_internal_pb2
+
+from pipeline.report.trackers.kinds import STEP
+from tests.patience import PATIENCE_S
+from tests.unit.report.test_trackers import MEASURED, close, start
+from tests.unit.report.values import VALUES
+
+pytestmark = pytest.mark.integration
+
+CORE = "val-core/openai/gsm8k/acc/mean@4"
+
+
+def two_starts(name: str, folder: Path) -> list[str]:
+    """A run that was killed before step 1 arrived, and its next start; what was said."""
+    lines: list[str] = []
+    first = start(name, folder, lines)
+    first.log_step(0, VALUES)
+    first.log_validation(1, {CORE: 0.25})
+    close(first)
+    second = start(name, folder, lines)
+    second.log_step(0, VALUES, again=True)
+    second.log_step(1, VALUES, again=True)
+    second.log_step(2, VALUES)
+    close(second)
+    assert (first.taken, second.taken) == (2, 3), lines
+    return lines
+
+
+def records(file: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log, in blocks of 32 KiB, behind 7 bytes of wandb's.
+
+    Each part of a record has a checksum, a length and its place (all, first, middle, last).
+    """
+    place, record = 7, b""
+    while place < len(file):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", file, place)
+        record += file[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    """The rows of all offline runs of wandb, in the order of their starts."""
+    rows = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                found = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
+                rows.append({k: v for k, v in found.items() if not k.startswith("_")})
+    return rows
+
+
+def test_wandb_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert two_starts("wandb", tmp_path) == []
+    assert history(tmp_path) == [
+        {**MEASURED, STEP: 0},
+        {CORE: 0.25, STEP: 1},
+        {**MEASURED, STEP: 1},
+        {**MEASURED, STEP: 2},
+    ]
+    runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
+    assert len(runs) == 2
+    assert all(name.endswith("-test-1a2b3c4d") for name in runs), "one id, and so one run"
+
+
+def test_mlflow_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert two_starts("mlflow", tmp_path / "test") == []
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("retrace")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == "test"
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"trainer.seed": "1"}
+    for name, value in MEASURED.items():
+        found = client.get_metric_history(run.info.run_id, name)
+        assert [(one.step, one.value) for one in found] == [(step, value) for step in range(3)]
+    [core] = client.get_metric_history(run.info.run_id, CORE.replace("@", "_at_"))
+    assert (core.step, core.value) == (1, 0.25)
+
+
+def test_a_server_that_never_answers_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        lines: list[str] = []
+        tracker = start("mlflow", tmp_path, lines)
+        tracker.log_step(0, VALUES)
+        server.settimeout(PATIENCE_S)
+        connection, _ = server.accept()  # it asks, and waits
+        with connection:
+            tracker.end()
+            tracker.close(time.monotonic() + 0.5)
+    [line] = lines
+    assert line.startswith("mlflow lacks 1 of 1 steps and validations (it did not end in time; ")
