@@ -91,7 +91,10 @@ def _no_reference(config: RunConfig, _: str, value: Any) -> bool:
     return value is False or not config.actor_rollout_ref.actor.use_kl_loss
 
 
-_SCHEDULE = Agreement(_decay_style, f"write it as {_ACTOR}.optim.lr_decay_style, or leave it out")
+_SCHEDULE = Agreement(
+    _decay_style,
+    "write it as actor_rollout_ref.actor.optim.lr_decay_style, or leave it out",
+)
 _LENGTH = Agreement(
     _long_enough, "write at least data.max_prompt_length + data.max_response_length, or null"
 )
