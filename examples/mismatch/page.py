@@ -54,7 +54,7 @@ def results_block(found: Sequence[Result], costs: Mapping[str, tuple[float, floa
         "### Mismatch while training",
         mismatch_table(found),
         f"![KL]({IMAGES}/kl.svg)",
-        f"The paper: {paper.KL_NATIVE:.2e} without R3, {paper.KL_R3:.1e} with it, "
+        f"The paper: {paper.KL_NATIVE:.3e} without R3, {paper.KL_R3:.1e} with it, "
         f"{paper.KL_DENSE:.1e} of a dense model.",
         f"![extreme tokens]({IMAGES}/extreme.svg)",
         f"The paper: R3 makes extreme tokens {paper.FEWER_EXTREME} times rarer; with it their "
