@@ -16,6 +16,10 @@ _TIS = {
     "algorithm.rollout_correction.rollout_is": "token",
     "algorithm.rollout_correction.rollout_is_threshold": 2.0,
 }
+_MIS = {  # the bounds of IcePop
+    "algorithm.rollout_correction.rollout_is": "token",
+    "algorithm.rollout_correction.rollout_is_threshold": "0.5_5.0",
+}
 _GSPO = {  # with the clip range and the mean of its paper, arXiv 2507.18071
     "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo",
     "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
@@ -46,6 +50,7 @@ ARMS = (
     Arm("gspo", "GSPO", _GSPO),
     Arm("r3", "GRPO + R3", _R3),
     Arm("dense", "GRPO, dense twin", policy="dense"),
+    Arm("mis", "GRPO + MIS", _MIS, full=True),
     Arm("gspo-r3", "GSPO + R3", {**_GSPO, **_R3}, full=True),
     Arm("r2", "GRPO + R2", {_REPLAY: "R2"}, full=True),
     Arm("r3-tis", "GRPO + R3 + TIS", {**_R3, **_TIS}, full=True),
