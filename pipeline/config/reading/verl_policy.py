@@ -66,10 +66,10 @@ def _logged(config: RunConfig, _: str, logged: bool) -> bool:
 
 
 def _as_the_actor(config: RunConfig, key: str, value: Any) -> bool:
-    """The reference's model counts only with a KL loss, and is the actor's."""
+    """The reference's model counts only where there is one, and is the actor's."""
     actor = config.actor_rollout_ref.actor
     name = key.rpartition(".")[2]
-    return not actor.use_kl_loss or value == actor.megatron.override_transformer_config.get(name)
+    return not config.has_reference or value == actor.megatron.override_transformer_config.get(name)
 
 
 def _one_dtype(config: RunConfig, _: str, value: Any) -> bool:
@@ -88,7 +88,7 @@ def _decay_style(config: RunConfig, _: str, value: Any) -> bool:
 
 def _no_reference(config: RunConfig, _: str, value: Any) -> bool:
     """Without a reference nothing is read of its settings."""
-    return value is False or not config.actor_rollout_ref.actor.use_kl_loss
+    return value is False or not config.has_reference
 
 
 _SCHEDULE = Agreement(

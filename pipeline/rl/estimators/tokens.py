@@ -58,8 +58,8 @@ def returns(rollouts: Rollouts, gamma: float) -> Floats:
     """The discounted sum of scores from each token to its response's end, [T].
 
     Tokens that do not count (an environment's) are no steps in time: the return passes them without
-    a discount. Difference to verl: their own scores are added, not dropped, as the reward of a
-    response that ends with such tokens stands at the last.
+    a discount. Difference to verl: their own scores are added to the token before, not dropped, as
+    the reward of a response that ends with such tokens stands at the last.
     """
     returns_T = np.zeros(len(rollouts.scores_T))
     ends_X = np.cumsum(rollouts.lengths_X)
@@ -68,7 +68,8 @@ def returns(rollouts: Rollouts, gamma: float) -> Floats:
         here = np.flatnonzero(rollouts.lengths_X >= back)
         at = ends_X[here] - back
         discount = np.where(rollouts.mask_T[at], gamma, 1.0)
-        later_X[here] = returns_T[at] = rollouts.scores_T[at] + discount * later_X[here]
+        returns_T[at] = rollouts.scores_T[at] + later_X[here]
+        later_X[here] = discount * returns_T[at]
     return returns_T
 
 

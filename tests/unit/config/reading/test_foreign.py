@@ -121,6 +121,14 @@ class TestNothingThatAltersNumbersIsIgnored:
         assert problem.startswith(f"{key}: found ")
         assert problem.endswith(entry.refusal)
 
+    @pytest.mark.parametrize("key", [f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"])
+    @pytest.mark.parametrize("setting", ["use_dist_checkpointing", "override_transformer_config.x"])
+    def test_the_reference_counts_where_there_is_one(self, tmp_path, key, setting):
+        written = f"actor_rollout_ref.ref.megatron.{setting}=True"
+        assert load(tmp_path, written).notes
+        (problem,) = load_error(tmp_path, written, f"{key}=True")
+        assert problem.startswith(written.removesuffix("=True"))
+
     def test_every_condition_is_tried(self):
         tried = {
             find_foreign(arguments[0]).pattern

@@ -105,13 +105,15 @@ def test_of_groups(estimator, rollouts, by_std):
 
 
 def plain_returns(sample: dict, gamma: float) -> list[float]:
-    """From each token: later tokens that count are one more step away."""
+    """From each token: each later token that counts is one more step away, and those that do not
+    count are where the one before them is."""
     result = []
     for start in range(len(sample["scores"])):
-        total, discount = 0.0, 1.0
-        for score, counts in zip(sample["scores"][start:], sample["counts"][start:], strict=True):
-            total += discount * score
+        total, discount = sample["scores"][start], 1.0
+        later = zip(sample["scores"][start + 1 :], sample["counts"][start + 1 :], strict=True)
+        for score, counts in later:
             discount *= gamma if counts else 1.0
+            total += discount * score
         result.append(total)
     return result
 
@@ -254,6 +256,9 @@ def test_a_step_without_a_token_that_counts():
 
 
 def test_an_environments_tokens_are_passed_without_a_discount():
-    """s s e s with gamma 1/2: the third token, which does not count, is no step in time."""
+    """s s e s with gamma 1/2: the third token, which does not count, is no step in time. A reward
+    that stands at such a token at the end is the last step's, as in GAE."""
     rollouts = replace(one_group([8.0], [4]), mask_T=np.array([True, True, False, True]))
-    assert returns(rollouts, 0.5).tolist() == [2, 4, 8, 8]
+    assert returns(rollouts, 0.5)[rollouts.mask_T].tolist() == [2, 4, 8]
+    rollouts = replace(one_group([8.0], [4]), mask_T=np.array([True, True, False, False]))
+    assert returns(rollouts, 0.5)[rollouts.mask_T].tolist() == [4, 8]

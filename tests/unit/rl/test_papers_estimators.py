@@ -1,0 +1,54 @@
+"""Each advantage estimator is its paper's formula (tests/unit/rl/reference), to 1e-6."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from pipeline.rl.estimator_table import ESTIMATORS
+from pipeline.rl.estimators.types import OneRank, Rollouts
+from tests.exhaustive import sample_or_all
+from tests.unit.rl.reference import estimators as papers
+from tests.unit.rl.reference.batch import Batch, batches
+
+EXAMPLES = settings(
+    deadline=None,
+    max_examples=sample_or_all(15, 1000),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+
+
+def rollouts_of(batch: Batch) -> Rollouts:
+    """The batch as one data-parallel rank that has all samples knows it."""
+    return Rollouts(
+        rewards_N=np.array([one.reward for one in batch]),
+        groups_N=np.array([one.group for one in batch]),
+        rows_X=np.arange(len(batch)),
+        lengths_X=np.array([len(one.mask_L) for one in batch]),
+        mask_T=np.concatenate([one.mask_L for one in batch]),
+        scores_T=np.concatenate([one.scores_L for one in batch]),
+        ranks=OneRank(),
+        baseline_N=np.array([one.baseline for one in batch]),
+    )
+
+
+def counted(batch: Batch, numbers: list[list[float]]) -> list[float]:
+    """The numbers of the tokens that count."""
+    return [of[token] for one, of in zip(batch, numbers, strict=True) for token in one.counted]
+
+
+def test_every_estimator_has_a_paper():
+    assert ESTIMATORS.keys() <= papers.ESTIMATORS.keys()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@given(batch=batches(), by_std=st.booleans(), gamma=st.sampled_from([1.0, 0.9]))
+@EXAMPLES
+def test_an_estimator_is_its_paper(name, batch, by_std, gamma):
+    chosen = SimpleNamespace(norm_adv_by_std_in_grpo=by_std, gamma=gamma, lam=0.8)
+    rollouts = rollouts_of(batch)
+    found = ESTIMATORS[name].function(rollouts, chosen)
+    expected = counted(batch, papers.ESTIMATORS[name](batch, chosen))
+    assert found.advantages_T[rollouts.mask_T] == pytest.approx(expected, rel=1e-6, abs=1e-6)
