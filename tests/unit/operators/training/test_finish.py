@@ -2,7 +2,9 @@
 
 import pytest
 
-from operators.training.finish import _digests, _policy_digest
+from operators.training.finish import _digests, _policy_digest, kl_coefficient
+from pipeline.config.keys import with_value
+from pipeline.config.tree import RunConfig
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, commit, file_list, files_in, read_commit
 from pipeline.run.policy import digests_of, policy_digest, publish_policy
@@ -80,3 +82,32 @@ def test_metrics_without_the_policys_digest_are_corrupt(metrics, found):
     said = rf"{keys.metrics(2)} in memory.*{found}.*the digest of policy 3"
     with pytest.raises(CorruptObjectError, match=said):
         _policy_digest(store, 2, metrics)
+
+
+def config_of_kl(**kl_ctrl) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "actor_rollout_ref": {"model": {"path": "m"}},
+            "algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"kl_coef": 0.25, **kl_ctrl}},
+            "trainer": {"experiment_name": "x"},
+        }
+    )
+
+
+def test_the_kls_coefficient_is_what_the_step_before_has_committed():
+    store = MemoryStore()
+    adaptive = config_of_kl(type="adaptive")
+    commit(store, keys.metrics(2), {"next_kl_coef": 0.1 + 0.2}, "aa")
+    assert kl_coefficient(store, adaptive, 0) == 0.25
+    assert kl_coefficient(store, adaptive, 3) == 0.1 + 0.2, "bit by bit"
+    assert kl_coefficient(store, config_of_kl(), 3) == 0.25
+    without = with_value(adaptive, "algorithm.use_kl_in_reward", False)
+    assert kl_coefficient(store, without, 3) == 0
+
+
+@pytest.mark.parametrize("body", [{}, {"next_kl_coef": None}, {"next_kl_coef": "0.1"}])
+def test_metrics_without_the_next_coefficient_are_corrupt(body):
+    store = MemoryStore()
+    commit(store, keys.metrics(2), body, "aa")
+    with pytest.raises(CorruptObjectError, match=r"next_kl_coef.*the KL in the reward of step 3"):
+        kl_coefficient(store, config_of_kl(type="adaptive"), 3)

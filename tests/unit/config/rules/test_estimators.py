@@ -1,0 +1,73 @@
+"""Estimators by name or file: what is refused, and which settings have no effect."""
+
+import pytest
+
+from pipeline.config.identity import differing
+from pipeline.config.rules.algorithms.estimators import estimator_problems
+from pipeline.errors import InputError
+from tests.unit.config.settings import load, notes
+
+ESTIMATOR = "algorithm.adv_estimator"
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ("grop", "did you mean grpo?"),
+        ("my.py", "the default is 'grpo'"),
+        ("a.txt:f", "the default"),
+    ],
+)
+def test_an_unknown_name(tmp_path, value, fix):
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, f"{ESTIMATOR}={value}")
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{ESTIMATOR}: found {value!r} (text), expected one of grpo, ")
+    assert "or path/to/file.py:function; " in problem
+    assert fix in problem
+
+
+@pytest.mark.parametrize("value", ["rloo", "mine.py:f", "s3://bucket/mine.py:f"])
+def test_a_name_or_a_file(tmp_path, value):
+    assert load(tmp_path, f"{ESTIMATOR}={value}").config.algorithm.adv_estimator == value
+
+
+def test_a_group_of_one_cannot_be_compared(tmp_path):
+    one = "actor_rollout_ref.rollout.n=1"
+    (problem,) = estimator_problems(load(tmp_path, one).config)
+    assert problem.startswith(f"{ESTIMATOR}: found grpo, which compares the samples of a prompt")
+    assert "(reinforce_plus_plus)" in problem
+    for free in ("reinforce_plus_plus", "mine.py:f"):
+        assert list(estimator_problems(load(tmp_path, one, f"{ESTIMATOR}={free}").config)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "noted"),
+    [
+        (["algorithm.gamma=0.9"], "gamma: it has no effect without algorithm.adv_estimator=rei"),
+        ([f"{ESTIMATOR}=rloo", "algorithm.norm_adv_by_std_in_grpo=False"], "norm_adv_by_std_in_g"),
+        (["algorithm.kl_penalty=abs"], "kl_penalty: it has no effect without algorithm.use_kl_in"),
+        (["algorithm.kl_ctrl.kl_coef=0.1"], "kl_ctrl: it has no effect without algorithm.use_kl"),
+        (
+            ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.horizon=9"],
+            "kl_ctrl.horizon: it has no effect without algorithm.kl_ctrl.type=adaptive",
+        ),
+    ],
+)
+def test_settings_that_are_not_read(tmp_path, settings, noted):
+    assert [n for n in notes(tmp_path, *settings) if n.startswith(f"algorithm.{noted}")]
+
+
+def test_settings_that_are_read(tmp_path):
+    settings = (f"{ESTIMATOR}=reinforce_plus_plus", "algorithm.gamma=0.9")
+    kl = ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl={type: adaptive, horizon: 9}")
+    assert not [note for note in notes(tmp_path, *settings, *kl) if "no effect" in note]
+
+
+def test_of_a_file_only_the_functions_name_is_identity(tmp_path):
+    """Its content is compared when it is staged."""
+    old, moved, other = (
+        load(tmp_path, f"{ESTIMATOR}={value}").config for value in ("a.py:f", "b/c.py:f", "a.py:g")
+    )
+    assert differing(old, moved) == {}
+    assert differing(old, other) == {ESTIMATOR: ("a.py:f", "a.py:g")}
