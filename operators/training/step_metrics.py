@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from operators.training.batches.step_data import StepData
+from operators.training.passes.custom_loss import OWN_REPORTS
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.replay.counts import Counts, LayerCounts, added
 from pipeline.rl.corrections.tally import Tally
@@ -109,11 +110,18 @@ def training_metrics(
         "mismatch/extreme_share": None if replayed is None else replayed.extreme_share,
         "mismatch/kl_native": None if native is None else native.kl,
         "mismatch/extreme_share_native": None if native is None else native.extreme_share,
+        **{f"policy_loss/{name}": mean(name) for name in _of_users(mini_batches)},
         **replay_metrics(counts),
         "replay/bytes_fetched": sum(fetched) if fetched else None,
         **_largest(_TIMES, [report.times_s for report in reports]),
         **_largest(_MEMORY, [report.memory for report in reports]),
     }
+
+
+def _of_users(mini_batches: Sequence[Sums]) -> list[str]:
+    """The names that a user's loss reports beside those of the built-in ones."""
+    named = {name for sums in mini_batches for name in sums}
+    return sorted(named - OWN_REPORTS - {"clipped", "dual_clipped", "log_ratio"})
 
 
 _TIMES = (

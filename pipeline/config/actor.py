@@ -1,11 +1,12 @@
 """Training of the policy: Megatron's layout, replay; a part of the tree."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from pipeline.config.optim import Optim
-from pipeline.config.section import FOR_WORKERS, Section, formerly
+from pipeline.config.section import FOR_WORKERS, NamedFunction, Section, formerly
+from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode
 
 
@@ -135,10 +136,10 @@ class Megatron(Section):
 class ActorLoss(Section):
     """The policy loss."""
 
-    loss_mode: str = Field(
+    loss_mode: Annotated[str, NamedFunction(LOSSES)] = Field(
         "vanilla",
         json_schema_extra=formerly("vanilla"),
-        description="The loss by verl's name (docs/algorithms.md): vanilla, gspo, geo_mean, ...",
+        description="Policy loss: [algorithms.md](algorithms.md#losses).",
     )
     clip_cov_ratio: float = Field(
         0.0002,

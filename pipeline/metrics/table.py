@@ -121,6 +121,9 @@ GROUPS = (
             Metric("actor/pg_clipfrac", "share", "Tokens whose loss was clipped."),
             Metric("actor/pg_clipfrac_lower", "share", "Tokens clipped by `clip_ratio_c`."),
             Metric("actor/tokens", "tokens", "Tokens trained on, each once an epoch."),
+            Metric(
+                "policy_loss/<name>", "", "Mean over tokens.", when="a loss of yours reports it"
+            ),
             Metric("actor/grad_norm", "", f"Gradient norm before clipping. {_TRAINED}"),
             Metric("actor/lr", "", "Learning rate of the step."),
             Metric(

@@ -70,7 +70,17 @@ ESTIMATOR = CustomKind(
     rename="rename it, or change algorithm.adv_estimator",
     runners="training ranks",
 )
-CUSTOM: Mapping[str, CustomKind] = {"algorithm.adv_estimator": ESTIMATOR}
+LOSS = CustomKind(
+    file="loss file",
+    parameters=("tokens", "settings"),
+    by_keyword=False,
+    rename="rename it, or change actor_rollout_ref.actor.policy_loss.loss_mode",
+    runners="training ranks",
+)
+CUSTOM: Mapping[str, CustomKind] = {
+    "algorithm.adv_estimator": ESTIMATOR,
+    "actor_rollout_ref.actor.policy_loss.loss_mode": LOSS,
+}
 """The settings that may name a user's function, by dotted key."""
 
 

@@ -49,12 +49,20 @@ class Targets:
     """The tokens that the loss treats apart; None: it chooses none."""
 
 
-def objective_of(config: RunConfig) -> Objective:
-    """The objective of a config."""
-    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
-    loss = LOSSES[actor.policy_loss.loss_mode]
+def loss_of(config: RunConfig, own: LossFunction | None = None) -> Loss:
+    """The loss of a config; `own` is the user's function that it names, if it names one."""
+    correction = config.algorithm.rollout_correction
     if correction.bypass_mode and correction.loss_type == "reinforce":
-        loss = Loss(reinforce)
+        return Loss(reinforce)
+    if own is not None:
+        return Loss(own)
+    return LOSSES[config.actor_rollout_ref.actor.policy_loss.loss_mode]
+
+
+def objective_of(config: RunConfig, own: LossFunction | None = None) -> Objective:
+    """The objective of a config; `own` is the user's loss that it names, if it names one."""
+    actor = config.actor_rollout_ref.actor
+    loss = loss_of(config, own)
     return Objective(
         actor=actor,
         loss=loss.function,

@@ -3,7 +3,7 @@
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,16 @@ from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import training_pass
 from operators.training.passes.chosen import chosen_tokens
 from operators.training.passes.compared import Compared, corrected_batch
+from operators.training.passes.custom_loss import checked
 from operators.training.passes.flat import BySample
 from operators.training.passes.logprob_pass import logprobs_of
-from operators.training.passes.objective import Report, Targets, loss_and_report, objective_of
+from operators.training.passes.objective import (
+    Report,
+    Targets,
+    loss_and_report,
+    loss_of,
+    objective_of,
+)
 from operators.training.passes.samples import SamplesOfBatch
 from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
 from operators.training.passes.totals import totals_of
@@ -29,11 +36,11 @@ from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
 from pipeline import progress
 from pipeline.rl.corrections.tally import Tally
-from pipeline.rl.loss_table import LOSSES
 from pipeline.traces.format.types import Routes
 
 logger = logging.getLogger(__name__)
 
+_LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 MOST_SKIPPED = 3
 """Mini-batches in a row whose gradients may be not finite; after more the weights are to blame."""
 
@@ -134,7 +141,8 @@ def gradients(
     forward pass: totals are of those that counted before.
     """
     batches = lay_out_share(rank, data, mini_batch, routes)
-    objective = objective_of(rank.config)
+    own = rank.functions.get(_LOSS)
+    objective = objective_of(rank.config, own)
     totals, positions = totals_of(rank, data, mini_batch, compared)
     chosen = _chosen(rank, data, mini_batch, compared, batches, routes)
     replayers: dict[int, Replayer] = {}
@@ -156,7 +164,11 @@ def gradients(
             if tallies is not None:
                 tallies.append(tally)
         targets = _targets(rank, response, of_batch, chosen, hidden_BMH.device)
-        return loss_and_report(objective, targets, totals, *made)
+        this = objective
+        if own is not None:
+            where = f"step {data.step}: {_LOSS}={objective.actor.policy_loss.loss_mode}"
+            this = replace(objective, loss=checked(own, where, response))
+        return loss_and_report(this, targets, totals, *made)
 
     rank.optimizer.zero_grad()
     with bound(rank.routers if replayers else {}, replayers, forward_only=False):
@@ -191,7 +203,7 @@ def _chosen(
 
     None: the loss chooses none, or this is not the last pipeline stage.
     """
-    choose = LOSSES[rank.config.actor_rollout_ref.actor.policy_loss.loss_mode].choose
+    choose = loss_of(rank.config, rank.functions.get(_LOSS)).choose
     if choose is None:
         return None
     current = logprobs_of(rank, batches, routes)

@@ -1,6 +1,5 @@
 """Rules of the policy loss and of how losses of tokens become one number."""
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,13 +13,8 @@ _NORM = "seq-mean-token-sum-norm"
 
 
 def loss_problems(actor: Actor) -> Iterator[str]:
-    """Yield an unknown loss, and settings of a loss that contradict each other."""
+    """Yield settings of a loss that contradict each other."""
     chosen = actor.policy_loss
-    mode = chosen.loss_mode
-    if mode not in LOSSES:
-        near = difflib.get_close_matches(mode, LOSSES, 1, 0.5)
-        fix = f"did you mean {near[0]}?" if near else "write one of them"
-        yield (f"{_MODE}: found {mode!r}, expected {', '.join(LOSSES)}; {fix}")
     if chosen.clip_cov_lb >= chosen.clip_cov_ub:
         yield (
             f"{_ACTOR}.policy_loss.clip_cov_lb: found {chosen.clip_cov_lb}, expected less than "
@@ -38,7 +32,7 @@ def loss_notes(actor: Actor) -> Iterator[str]:
     """Yield notes on settings that the loss does not read."""
     loss = LOSSES.get(actor.policy_loss.loss_mode)
     if loss is None:
-        return  # it is a problem
+        return  # a function of users reads what it likes
     read = {name for one in LOSSES.values() for name in one.reads} - {*loss.reads}
     values, defaults = actor.model_dump(), Actor().model_dump()
     for name in sorted(read):

@@ -43,6 +43,17 @@ def halved(rollouts, settings):
     return dataclasses.replace(estimate, advantages_T=0.5 * estimate.advantages_T)
 """
 """A user's file."""
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+WATCHED = """
+from dataclasses import replace
+from pipeline.rl.losses.vanilla import vanilla
+
+
+def watched(tokens, settings):
+    loss = vanilla(tokens, settings)
+    return replace(loss, reports={"rising": tokens.advantages_T > 0})
+"""
+"""Another."""
 LOG_PROB_SAMPLES = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
 
 
@@ -264,8 +275,8 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
     step 2 again without writing, and ends at the policy of an undisturbed run, bit for bit. No
     committed object changed. The learning rate is another in each step,
     and the second attempt goes on with the rates of the first; so is the coefficient of the KL in
-    the reward, of which a restart knows what the step before has committed. The estimator is a
-    user's. The killed run keeps weights,
+    the reward, of which a restart knows what the step before has committed. The estimator and the
+    loss are a user's. The killed run keeps weights,
     gradients and optimizer state away between its passes, which changes nothing either.
     """
     optim = {
@@ -278,13 +289,18 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
     kl_ctrl = {"type": "adaptive", "kl_coef": 0.5, "target_kl": 1e-4, "horizon": 50}
     algorithm = {"use_kl_in_reward": True, "kl_ctrl": kl_ctrl, "adv_estimator": "mine.py:halved"}
     config = config_of(
-        router_replay={"mode": "R3"}, optim=optim, use_kl_loss=True, algorithm=algorithm
+        router_replay={"mode": "R3"},
+        optim=optim,
+        use_kl_loss=True,
+        algorithm=algorithm,
+        policy_loss={"loss_mode": "mine/losses.py:watched"},
     )
     offloaded = config
     for what in ("param", "grad", "optimizer"):
         offloaded = with_value(offloaded, f"{MEGATRON}.{what}_offload", True)
+    files = {ESTIMATOR: HALVED, LOSS: WATCHED}
     stores = [
-        make_run(tmp_path / name, tiny_model, settings, 4, functions={ESTIMATOR: HALVED})
+        make_run(tmp_path / name, tiny_model, settings, 4, functions=files)
         for name, settings in (("calm", config), ("killed", offloaded))
     ]
     for store in stores:
@@ -318,6 +334,8 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
         values = [[metrics_of(store, step)[key] for step in range(4)] for store in stores]
         assert values[0] == values[1], "bit by bit"
     assert len(set(values[0])) == 4, "another coefficient in each step"
+    assert all(0 < metrics_of(store, 3)["policy_loss/rising"] < 1 for store in stores)
+    assert all(metrics_of(store, 3)["actor/pg_clipfrac"] is None for store in stores)
     for store in stores:
         rates = [metrics_of(store, step)["actor/lr"] for step in range(4)]
         assert rates == pytest.approx([0, 1e-3, 7.75e-4, 3.25e-4])  # 1e-4 + 9e-4 * (1 + cos) / 2

@@ -15,7 +15,7 @@ def test_the_tables_are_the_codes():
 
 
 def test_the_example_of_an_estimator_runs():
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (source,) = re.findall(r"### An estimator\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     function = load_custom(source.encode(), "centred", ESTIMATOR)
     step = random_step(np.random.default_rng(1), 9)
     advantages_T = function(step, Settings()).advantages_T

@@ -3,9 +3,13 @@
 import re
 from typing import get_args
 
+import torch
+
+from pipeline.rl.custom import LOSS, load_custom
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode
 from tests.paths import ROOT
+from tests.unit.rl.losses.batches import ACTOR, make_tokens
 
 PAGE = (ROOT / "docs/algorithms.md").read_text()
 
@@ -33,3 +37,16 @@ def test_losses_of_one_mode_are_named():
     own = [name for name, loss in LOSSES.items() if loss.aggregation]
     (said,) = re.findall(r"- (`\w+`(?:, `\w+`)* and `\w+`) are always averaged by", PAGE)
     assert re.findall(r"`(\w+)`", said) == own
+
+
+def test_the_example_of_a_loss_runs():
+    """It is bounded above alone, so where no ratio is above the bound it is the policy gradient."""
+    (source,) = re.findall(r"### A loss\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
+    (name,) = re.findall(r"^def (\w+)\(", source, re.MULTILINE)
+    tokens = make_tokens(0, weighted=True)
+    made = load_custom(source.encode(), name, LOSS)(tokens, ACTOR)
+    ratio_T = (tokens.logprobs_T - tokens.old_T).exp()
+    expected_T = -tokens.advantages_T * ratio_T.clamp(max=1.3) * tokens.weights_T
+    assert torch.allclose(made.loss_T, expected_T)
+    assert torch.equal(made.reports["high"], ratio_T > 1.3)
+    assert made.reports["high"].any()

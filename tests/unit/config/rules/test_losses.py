@@ -1,0 +1,92 @@
+"""Settings of a loss that contradict each other, or that the loss does not read."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.actor import Actor
+from pipeline.config.rules.losses import loss_notes, loss_problems
+from pipeline.rl.custom import LOSS, CustomError
+from pipeline.rl.custom_source import check_source
+from pipeline.rl.loss_table import LOSSES
+from tests.unit.config.settings import load_error
+
+ACTOR = "actor_rollout_ref.actor"
+MODE = f"{ACTOR}.policy_loss.loss_mode"
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [("gsop", "did you mean gspo?"), ("klcov", "did you mean kl_cov?"), ("mine.py", "the default")],
+)
+def test_an_unknown_loss_is_refused_with_the_nearest(tmp_path: Path, written: str, fix: str):
+    (problem,) = load_error(tmp_path, f"{MODE}={written}")
+    names = f"expected one of {', '.join(LOSSES)}, or path/to/file.py:function; {fix}"
+    assert problem.startswith(f"{MODE}: found {written!r} (text), {names}")
+
+
+def test_a_function_that_cannot_be_called_is_refused():
+    with pytest.raises(CustomError, match=r"is called as mine\(tokens, settings\); take these 2"):
+        check_source(b"def mine(tokens): 1", "mine.py", "mine", LOSS)
+    with pytest.raises(CustomError, match="found functions other, expected one named mine"):
+        check_source(b"def other(tokens, settings): 1", "mine.py", "mine", LOSS)
+    assert check_source(b"def mine(tokens, settings, scale=2.0): 1", "mine.py", "mine", LOSS) == []
+
+
+def test_a_divisor_without_its_mode_is_refused():
+    (problem,) = loss_problems(Actor(loss_scale_factor=512, loss_agg_mode="token-mean"))
+    assert problem.startswith(f"{ACTOR}.loss_scale_factor: found 512.0, but only ")
+    assert problem.endswith("it is token-mean; write null, or that mode")
+    assert not [
+        *loss_problems(Actor(loss_scale_factor=512, loss_agg_mode="seq-mean-token-sum-norm"))
+    ]
+
+
+def test_bounds_without_room_are_refused():
+    actor = Actor.model_validate({"policy_loss": {"clip_cov_lb": 5.0}})
+    (problem,) = loss_problems(actor)
+    assert problem.startswith(f"{ACTOR}.policy_loss.clip_cov_lb: found 5.0, expected less than ")
+
+
+@pytest.mark.parametrize("mode", LOSSES)
+def test_what_a_loss_does_not_read_is_noted(mode: str):
+    """Each setting that some loss reads, moved from its default: those of the loss itself are not
+    noted, all others are."""
+    moved = {
+        "clip_ratio": 0.3,
+        "clip_ratio_low": 0.1,
+        "clip_ratio_high": 0.4,
+        "clip_ratio_c": 9.0,
+        "tau_pos": 2.0,
+        "tau_neg": 2.0,
+    }
+    inner = {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.5, "clip_cov_ub": 9.0}
+    inner |= {"kl_cov_ratio": 0.1, "ppo_kl_coef": 0.5}
+    policy_loss = {"loss_mode": mode, **inner}
+    names = {*moved, *(f"policy_loss.{name}" for name in inner)}
+    assert names == {name for loss in LOSSES.values() for name in loss.reads}
+    aggregation = LOSSES[mode].aggregation or "token-mean"
+    actor = Actor.model_validate(
+        {**moved, "policy_loss": policy_loss, "loss_agg_mode": aggregation}
+    )
+    notes = [*loss_notes(actor)]
+    assert all(note.endswith(f"has no effect with {MODE}={mode}") for note in notes)
+    noted = {note.split(":")[0].removeprefix(f"{ACTOR}.") for note in notes}
+    assert noted == names - {*LOSSES[mode].reads}
+
+
+def test_defaults_and_functions_of_users_have_no_notes():
+    assert not [*loss_notes(Actor())]
+    own = Actor.model_validate({"policy_loss": {"loss_mode": "mine.py:loss"}, "tau_pos": 2.0})
+    assert not [*loss_notes(own)]
+
+
+def test_a_loss_of_one_mode_is_noted_with_another():
+    actor = Actor.model_validate(
+        {"policy_loss": {"loss_mode": "gspo"}, "use_kl_loss": True, "entropy_coeff": 0.1}
+    )
+    (note,) = loss_notes(actor)
+    assert note == (
+        f"{ACTOR}.loss_agg_mode: the loss gspo is always averaged by seq-mean-token-mean, as in "
+        "verl; token-mean holds for the entropy and the KL loss"
+    )

@@ -1,0 +1,106 @@
+"""A user's loss is called with tokens and settings, and what it returns is checked."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from operators.training.errors import UpdateError
+from operators.training.passes.custom_loss import OWN_REPORTS, checked
+from operators.training.passes.objective import Targets, loss_and_report, objective_of
+from pipeline.rl.losses.aggregate import Totals
+from pipeline.rl.losses.types import PolicyLoss
+from tests.integration.training_replay.sealed import config_of
+from tests.unit.rl.losses.batches import ACTOR, LENGTHS, make_tokens
+
+IDS = tuple(f"000007/{i}/0" for i in range(len(LENGTHS)))
+RESPONSE: Any = SimpleNamespace(
+    ids=IDS, sample_T=np.repeat(np.arange(len(LENGTHS)), LENGTHS), lengths=LENGTHS
+)
+WHERE = "step 7: actor_rollout_ref.actor.policy_loss.loss_mode=mine.py:loss"
+
+
+def failure(function: Any) -> str:
+    with pytest.raises(UpdateError) as caught:
+        checked(function, WHERE, RESPONSE)(make_tokens(0), ACTOR)
+    assert str(caught.value).startswith(WHERE)
+    return str(caught.value).removeprefix(WHERE)
+
+
+def test_what_it_returns_is_taken():
+    def mine(tokens, settings):
+        assert settings.clip_high == 0.3
+        return PolicyLoss(-tokens.logprobs_T * tokens.advantages_T, {"high": tokens.old_T > -1})
+
+    tokens = make_tokens(0)
+    made = checked(mine, WHERE, RESPONSE)(tokens, ACTOR)
+    assert made.reports.keys() == {"high"}
+    assert torch.equal(made.loss_T, -tokens.logprobs_T * tokens.advantages_T)
+
+
+def test_an_exception_names_step_function_and_samples():
+    text = failure(lambda tokens, settings: {}["gain"])
+    assert text.startswith(": it raised KeyError: 'gain', with 61 tokens of 6 samples ")
+    assert f"({IDS[0]} to {IDS[-1]})" in text
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (lambda t: t.logprobs_T, ": it returned Tensor, expected a PolicyLoss "),
+        (lambda t: PolicyLoss(t.logprobs_T.mean(), {}), ": it returned loss_T of shape ()"),
+        (lambda t: PolicyLoss(0.5, {}), ": it returned loss_T of type float"),
+        (
+            lambda t: PolicyLoss(t.logprobs_T, {"x": t.old_T[1:]}),
+            ": it returned x of shape (60,), expected a tensor with a number for each of 61 tokens",
+        ),
+        (lambda t: PolicyLoss(t.old_T, {}), ": its loss has no gradient"),
+        *[
+            (
+                lambda t, name=name: PolicyLoss(t.logprobs_T, {name: t.old_T}),
+                f": it returned reports called {name}, which exist",
+            )
+            for name in sorted(OWN_REPORTS)
+        ],
+    ],
+)
+def test_what_is_no_loss_by_token_is_refused(made: Any, text: str):
+    assert failure(lambda tokens, settings: made(tokens)).startswith(text)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_names_the_sample(value: float):
+    tokens = make_tokens(0)
+    token = int(torch.nonzero(tokens.mask_T & (tokens.samples.sample_T == 4))[0])
+
+    def mine(tokens, settings):
+        wrong_T = torch.zeros_like(tokens.old_T)
+        wrong_T[token] = value
+        return PolicyLoss(tokens.logprobs_T + wrong_T, {})
+
+    text = failure(mine)
+    assert text.startswith(
+        f", sample {IDS[4]}: its loss is {value}, expected a finite number (1 of"
+    )
+
+
+def test_what_does_not_count_may_have_any_loss():
+    def mine(tokens, settings):
+        return PolicyLoss(torch.where(tokens.mask_T, tokens.logprobs_T, float("nan")), {})
+
+    checked(mine, WHERE, RESPONSE)(make_tokens(0), ACTOR)
+
+
+def test_the_reports_every_loss_has_are_those_that_are_refused():
+    """What loss_and_report itself adds."""
+    tokens = make_tokens(0)
+    config = config_of(use_kl_loss=True)
+    objective = objective_of(config, lambda tokens, _: PolicyLoss(tokens.logprobs_T, {}))
+    targets = Targets(
+        tokens.mask_T, tokens.advantages_T, tokens.old_T, tokens.old_T, None,
+        tokens.samples, None,
+    )  # fmt: skip
+    made = loss_and_report(objective, targets, Totals(1, 1), tokens.logprobs_T, tokens.entropy_T)
+    assert made[2].keys() == OWN_REPORTS
