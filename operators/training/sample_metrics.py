@@ -15,6 +15,7 @@ from pipeline.rl.extra_means import REWARD, extra_means, source_means
 from pipeline.run import keys
 from pipeline.run.commit import read_commit
 from pipeline.store import Store
+from pipeline.traces.format.shard_rows import BASELINE
 
 Metrics = dict[str, float | None]
 
@@ -22,7 +23,13 @@ _QUANTILES = (10, 50, 90, 99)
 
 
 def manifest_metrics(store: Store, step: int, columns: pa.Table, max_prompt_length: int) -> Metrics:
-    """Metrics of the sealed step itself; `columns` are StepData's."""
+    """Metrics of the sealed step itself; `columns` are StepData's.
+
+    Greedy baselines are not among the samples: nothing is trained on them.
+    """
+    if "not_trained" in columns.column_names:
+        greedy = pc.equal(columns["not_trained"], BASELINE).fill_null(False)
+        columns = columns.filter(pc.invert(greedy))
     lengths_N = columns["response_length"].to_numpy()
     prompts_N = columns["prompt_length"].to_numpy()
     ages_N = step - columns["policy_version"].to_numpy()

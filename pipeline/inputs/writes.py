@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.model.geometry import Geometry
+from pipeline.rl.estimator_table import needs_baseline
 
 if TYPE_CHECKING:  # readers of traces import this, and have no use for settings
     from pipeline.config.tree import RunConfig
@@ -55,7 +56,8 @@ def estimate(
     """What a run with `parameters` weights writes; its prompts have `prompt_tokens` on average."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     groups = config.data.train_batch_size
-    samples, response = groups * rollout.n, config.data.max_response_length
+    of_group = rollout.n + needs_baseline(config.algorithm.adv_estimator)
+    samples, response = groups * of_group, config.data.max_response_length
     tokens = samples * (prompt_tokens + response)
     rows = 0.0
     if rollout.enable_rollout_routing_replay or actor.router_replay.mode == "R3":

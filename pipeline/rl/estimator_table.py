@@ -1,7 +1,11 @@
 """The advantage estimators, by verl's names."""
 
 from pipeline.rl.estimators.group import gpg, grpo, grpo_passk, opo, rloo
-from pipeline.rl.estimators.tokens import reinforce_plus_plus, reinforce_plus_plus_baseline
+from pipeline.rl.estimators.tokens import (
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+)
 from pipeline.rl.estimators.types import Estimator, Need
 
 _GROUP: frozenset[Need] = frozenset({"group"})
@@ -37,4 +41,16 @@ ESTIMATORS: dict[str, Estimator] = {
         "2501.03262",
         _GROUP,
     ),
+    "remax": Estimator(
+        remax,
+        "score - score of a greedy sample of the same prompt",
+        "2310.10505",
+        frozenset({"baseline"}),
+    ),
 }
+
+
+def needs_baseline(name: str) -> bool:
+    """Whether an estimator compares with a greedy sample of each prompt; a user's does not."""
+    estimator = ESTIMATORS.get(name)
+    return estimator is not None and "baseline" in estimator.needs

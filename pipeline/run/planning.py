@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.config.tree import RunConfig
+from pipeline.rl.estimator_table import needs_baseline
 from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan, Window
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -50,6 +51,7 @@ def make_plan(
     return StepPlan(
         step=step,
         sub_plan=sub_plan,
+        baseline=needs_baseline(config.algorithm.adv_estimator),
         policy_version=policy_version(step, config.trainer.max_staleness),
         prompts=tuple(PlannedPrompt(row, epoch) for row, epoch in prompts),
         n=rollout.n,

@@ -23,6 +23,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces import Manifest, RouteStream, SampleStream, SealedManifest
 from pipeline.traces.format.manifest import Commits
+from pipeline.traces.format.shard_rows import BASELINE
 
 _COLUMNS = (
     *("group", "policy_version", "prompt_length", "response_length"),
@@ -125,6 +126,22 @@ def trained_rewards(columns: pa.Table) -> npt.NDArray[np.float64]:
     rewards_N = rewards_N.astype(np.float64)
     rewards_N[pc.is_valid(columns["not_trained"]).to_numpy()] = np.nan
     return rewards_N
+
+
+def group_baselines(columns: pa.Table) -> npt.NDArray[np.float64] | None:
+    """By sample, the reward of its group's greedy sample; NaN: that has none; None: none was made.
+
+    float64 [N].
+    """
+    greedy_N = pc.equal(columns["not_trained"], BASELINE).fill_null(False).to_numpy()
+    if not greedy_N.any():
+        return None
+    groups_N = group_codes(columns)
+    rewards_N = columns["reward"].to_numpy(zero_copy_only=False).astype(np.float64)
+    of_group = np.full(groups_N.max() + 1, np.nan)
+    of_group[groups_N[greedy_N]] = rewards_N[greedy_N]
+    found: npt.NDArray[np.float64] = of_group[groups_N]
+    return found
 
 
 def _check_lengths(

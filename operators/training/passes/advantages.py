@@ -12,7 +12,12 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from operators.training.batches.step_data import StepData, group_codes, trained_rewards
+from operators.training.batches.step_data import (
+    StepData,
+    group_baselines,
+    group_codes,
+    trained_rewards,
+)
 from operators.training.errors import UpdateError
 from operators.training.rank import Rank
 from pipeline.rl.custom import shown
@@ -87,6 +92,7 @@ def _rollouts(rank: Rank, data: StepData, tokens: Tokens) -> Rollouts:
         mask_T=tokens.mask_T,
         scores_T=scores_T,
         ranks=data_parallel_ranks(rank),
+        baseline_N=group_baselines(data.columns),
     )
 
 

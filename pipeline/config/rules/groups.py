@@ -32,6 +32,12 @@ def group_problems(config: RunConfig) -> Iterator[str]:
             f"{_FILTERS}.metric: found {filters.metric!r}, but {_FILTERS}.enable needs one; write "
             "seq_reward, acc, or another entry of the reward function's dict"
         )
+    if filters.metric == "seq_final_reward" and config.algorithm.use_kl_in_reward:
+        yield (
+            f"{_FILTERS}.metric: found seq_final_reward, which includes the KL of "
+            "algorithm.use_kl_in_reward, but groups are chosen before there are log-probs; write "
+            "seq_reward"
+        )
     if (most := filters.max_num_gen_batches) < 1:
         yield (
             f"{_FILTERS}.max_num_gen_batches: found {most}, which is no limit in verl, expected 1 "

@@ -20,6 +20,7 @@ from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode
 from pipeline.store import open_store
 from pipeline.traces import open_manifest
+from tests.integration.training_replay.baselines import with_baselines
 from tests.integration.training_replay.nonfinite import digest
 from tests.integration.training_replay.sealed import config_of
 
@@ -81,6 +82,7 @@ def program(run_uri: str, model: str, results: str) -> None:
         for step in range(2):
             manifest = open_manifest(store, step)
             data = load_step(store, manifest, config, rules, position.dp_rank, rank.geometry)
+            data = with_baselines(data, config.algorithm.adv_estimator)
             metrics.append(train_step(rank, data, 0.0, first=step == 0).metrics)
             digests.append(digest(rank))
         found[case] = {"digests": digests, "metrics": metrics}

@@ -30,6 +30,7 @@ from pipeline.rl.estimator_table import ESTIMATORS
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
 from tests.exhaustive import TEST_ALL
+from tests.integration.training_replay.baselines import with_baselines
 from tests.integration.training_replay.corrected import corrections_of
 from tests.integration.training_replay.losses_in_layouts import token_gradients
 from tests.integration.training_replay.sealed import config_of
@@ -203,6 +204,7 @@ def advantages_by(rank: Rank, data: StepData, old: Any, name: str) -> dict[str, 
         id: (log_probs - 0.01 * np.arange(len(log_probs))).astype(np.float32)
         for id, log_probs in old.items()
     }
+    data = with_baselines(data, name)
     made = compare(replace(rank, config=config), data, old, reference, 0.5)
     return {id: values.tolist() for id, values in made.advantages.items()}
 

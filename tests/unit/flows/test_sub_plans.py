@@ -40,17 +40,19 @@ def config_of(**filters: object) -> RunConfig:
     """4 groups of 3 samples a step, from up to 3 batches of 4 prompts unless it says otherwise."""
     size = filters.pop("gen_batch_size", None)
     staleness = filters.pop("max_staleness", 0)
+    estimator = filters.pop("adv_estimator", "grpo")
     return RunConfig.model_validate(
         {
             "data": {"train_batch_size": 4, "gen_batch_size": size},
             "actor_rollout_ref": {"model": {"path": "m"}, "rollout": {"n": 3}},
             "algorithm": {
+                "adv_estimator": estimator,
                 "filter_groups": {
                     "enable": True,
                     "metric": "seq_reward",
                     "max_num_gen_batches": 3,
                     **filters,
-                }
+                },
             },
             "trainer": {"experiment_name": "t", "max_staleness": staleness},
         }
@@ -107,7 +109,15 @@ def made_by(
     store: Store, config: RunConfig, workers: Workers, step: int = 0, shards: int = SHARDS
 ) -> MadeGroups:
     made = make_groups(config, run_of(store, config), step, shards, workers)
-    seal(store, step, made.shards, made.ids_of_shard, made.policy_version, rejected=made.rejected)
+    seal(
+        store,
+        step,
+        made.shards,
+        made.ids_of_shard,
+        made.policy_version,
+        rejected=made.rejected,
+        baselines=made.baselines,
+    )
     return made
 
 
@@ -279,6 +289,31 @@ def test_verify_knows_why_groups_are_not_in_a_step(change, key, says):
         store.objects[key] = to_json(body)
     problems = verify(store).problems
     assert any(re.search(says, problem.text) for problem in problems), problems
+
+
+def test_baselines_are_no_part_of_the_choice():
+    """ReMax: each group has a greedy sample more, whose reward is no variance."""
+
+    def reward(id: str) -> float | None:
+        return 5.0 if id.endswith("/3") else every(3)(id)
+
+    store, config = MemoryStore(), config_of(adv_estimator="remax")
+    described(store, config)
+    made = made_by(store, config, Workers(store, reward))
+    without = MemoryStore()
+    plain = made_by(without, config_of(), Workers(without, every(3)))
+    assert made.rejected == plain.rejected
+    rows = read_manifest(store, 0).rows.select(["id", "not_trained", "reward"]).to_pylist()
+    assert len(rows) == 4 * 4
+    for row in rows:
+        greedy = row["id"].endswith("/3")
+        assert row["not_trained"] == ("greedy baseline" if greedy else None)
+    assert {group.samples for group in read_manifest(store, 0).rejected} == {4}
+    assert not verify(store).problems
+    store.delete(keys.manifest(0))
+    seal(store, 0, made.shards, made.ids_of_shard, 0, rejected=made.rejected)  # unmarked
+    texts = [problem.text for problem in verify(store).problems]
+    assert any("0 samples with not_trained 'greedy baseline', 4 are planned" in t for t in texts)
 
 
 def test_a_run_that_accepts_all_has_no_rejected_groups():

@@ -1,14 +1,15 @@
 """Plans are a pure function of settings and step; no prompt is left out or there twice."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.keys import with_value
 from pipeline.config.tree import RunConfig
 from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
 from pipeline.run.planning import make_plan, make_validation_plan, prompts_of_step
-from pipeline.traces import expected_ids
+from pipeline.traces import baseline_ids, expected_ids
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,14 @@ def test_plan():
         shards=2,
     )
     assert len(set(expected_ids(plan))) == 8
+
+
+def test_remax_plans_a_greedy_sample_of_each_prompt():
+    config = with_value(CONFIG, "algorithm.adv_estimator", "remax")
+    plan = make_plan(config, Counts(), 2, shards=2)
+    assert plan == replace(make_plan(CONFIG, Counts(), 2, shards=2), baseline=True)
+    assert len(set(expected_ids(plan))) == 12
+    assert {id.rpartition("/")[2] for id in baseline_ids(plan)} == {"2"}
 
 
 def test_rollouts_lag_by_at_most_max_staleness():

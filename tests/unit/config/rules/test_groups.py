@@ -29,6 +29,10 @@ def test_what_fits(tmp_path, settings):
     ("settings", "says"),
     [
         ((f"{FILTERS}.metric=null",), f"{FILTERS}.metric: found None, but .* write seq_reward"),
+        (
+            (f"{FILTERS}.metric=seq_final_reward", "algorithm.use_kl_in_reward=True"),
+            "found seq_final_reward, .* before there are log-probs; write seq_reward",
+        ),
         ((f"{FILTERS}.max_num_gen_batches=0",), "found 0, which is no limit in verl, expected 1"),
         ((f"{FILTERS}.max_num_gen_batches=-3",), "found -3, which is no limit in verl"),
         (
@@ -36,7 +40,10 @@ def test_what_fits(tmp_path, settings):
             r"found 10, but so many batches of data.gen_batch_size=3 prompts never fill "
             r"data.train_batch_size=32; write 11 or more",
         ),
-        ((f"{ROLLOUT}.n=1",), f"{ROLLOUT}.n: found 1, .* no variance .*; write 2 or more"),
+        (
+            (f"{ROLLOUT}.n=1", "algorithm.adv_estimator=reinforce_plus_plus"),
+            f"{ROLLOUT}.n: found 1, .* no variance .*; write 2 or more",
+        ),
         (("data.shuffle=False",), "data.shuffle: found False, .* write True"),
         (
             ("data.gen_batch_size=1000000",),

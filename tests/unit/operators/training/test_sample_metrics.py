@@ -78,3 +78,11 @@ def test_a_step_without_rewards_has_none_in_its_metrics():
     metrics = manifest_metrics(MemoryStore(), 0, columns([None, None]), 8)
     assert {metrics[f"critic/rewards/{name}"] for name in ("mean", "max", "min", "std")} == {None}
     assert metrics["reward/groups"] == metrics["reward/groups_without_variance"] == 0
+
+
+def test_greedy_baselines_are_no_samples_of_the_step():
+    marks = pa.array([None, "greedy baseline", "no reward", None], pa.string())
+    with_one = columns([1.0, 9.0, None, 0.0], not_trained=marks)
+    metrics = manifest_metrics(MemoryStore(), 0, with_one, 8)
+    assert (metrics["critic/rewards/mean"], metrics["critic/rewards/max"]) == (0.5, 1.0)
+    assert (metrics["response/count"], metrics["reward/masked"]) == (3, 1)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from operators.training.batches.micro_batch import Contents, lay_out
-from operators.training.batches.step_data import layout_rules, load_step
+from operators.training.batches.step_data import group_baselines, layout_rules, load_step
 from operators.training.errors import ReplayError
 from pipeline.config.keys import with_value
 from pipeline.config.tree import RunConfig
@@ -183,3 +183,16 @@ class TestCuts:
         settings = with_value(self.settings(**values), "actor_rollout_ref.actor.use_kl_loss", False)
         data = load(sealed(tmp_path, GEOMETRY), settings, GEOMETRY)
         assert data.reference_layout is None
+
+
+def test_baselines_are_the_rewards_of_greedy_samples_of_the_same_group():
+    """NaN where that has no reward, or a group has none; None in a step without any."""
+    files = [["a", "b", "a"], ["c", "b", "c"]]  # each file of a manifest has its own dictionary
+    groups = pa.chunked_array([pa.array(names).dictionary_encode() for names in files])
+    marks = ["greedy baseline", None, None, None, "greedy baseline", "no reward"]
+    rewards = pa.array([2.0, 1.0, 0.0, 1.0, None, None], pa.float64())
+    columns = pa.table({"group": groups, "reward": rewards, "not_trained": marks})
+    nan = np.nan
+    np.testing.assert_array_equal(group_baselines(columns), [2.0, nan, 2.0, nan, nan, nan])
+    none = columns.set_column(2, "not_trained", pa.nulls(6, pa.string()))
+    assert group_baselines(none) is None
