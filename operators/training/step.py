@@ -33,10 +33,12 @@ from operators.training.speed import Stopwatch, memory_peaks
 from operators.training.step_metrics import (
     Metrics,
     RankReport,
+    Spread,
     finish_reasons_of,
     mismatch_of,
     reward_kl_metrics,
     reward_kl_of,
+    spread_of,
     total_counts,
     total_tally,
     training_metrics,
@@ -118,6 +120,7 @@ def train_step(
             corrections=_tally(compared, updates) if position.speaks_for_samples else None,
             updates=updates.sums if position.speaks_for_tokens else (),
             reward_kl=compared.kl,
+            advantages=_advantages(compared) if position.speaks_for_samples else None,
             counts=passes if position.speaks_for_rows else {},
             times_s={**watch.times_s, "timing_s/trace_wait": waited_s + data.wait_s},
             memory=memory_peaks(),
@@ -136,8 +139,7 @@ def train_step(
     metrics |= {"update/skipped_empty": updates.empty} | health.metrics
     kl = reward_kl_of(reports)
     metrics |= reward_kl_metrics(kl, kl_coef)
-    control = rank.config.algorithm.kl_ctrl
-    coming = None if kl is None else next_coefficient(kl_coef, kl, control)
+    coming = None if kl is None else next_coefficient(kl_coef, kl, rank.config.algorithm.kl_ctrl)
     return Trained(metrics, counts, sweeps.recorded, coming)
 
 
@@ -219,6 +221,11 @@ def _examine(rank: Rank, data: StepData, trained: LogProbPass, native: LogProbs 
         f"store; make them anew in another run, or train on them all the same: {key}.on_unhealthy="
         "warn"
     )
+
+
+def _advantages(compared: Compared) -> Spread | None:
+    """The advantages of this rank's tokens that count; None: it has none."""
+    return spread_of(of[compared.mask[id]] for id, of in compared.advantages.items())
 
 
 def _tally(compared: Compared, updates: Updates) -> Tally:

@@ -5,10 +5,11 @@ pipeline/metrics/table.py.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from operators.training.batches.step_data import StepData
 from operators.training.passes.custom_loss import OWN_REPORTS
@@ -20,6 +21,25 @@ from pipeline.rl.mismatch import Mismatch, mismatch, total_mismatch
 
 Metrics = dict[str, float | None]
 Sums = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Numbers of tokens, so that ranks can add theirs. Example: Spread(512, 0.25, -1.5, 2.0)."""
+
+    count: int
+    total: float
+    least: float
+    largest: float
+
+
+def spread_of(parts: Iterable[npt.NDArray[np.float32]]) -> Spread | None:
+    """The spread of all numbers; None: there are none."""
+    values_T = np.concatenate([np.zeros(0, np.float32), *parts])
+    if not len(values_T):
+        return None
+    total = float(values_T.sum(dtype=np.float64))
+    return Spread(len(values_T), total, float(values_T.min()), float(values_T.max()))
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,8 @@ class RankReport:
     """Samples by why generation ended."""
     without_loss: int = 0
     """Samples that are not trained on, because of how generation ended."""
+    advantages: Spread | None = None
+    """Of tokens that count; None: there are none, or another rank reports them."""
     corrections: Tally | None = None
     """What the corrections found; None: reported by another rank."""
 
@@ -106,6 +128,7 @@ def training_metrics(
         "response_length/clip_ratio": _share(reasons, "length"),
         "response/aborted_ratio": _share(reasons, "abort"),
         "response/masked": sum(report.without_loss for report in reports),
+        **_advantage_metrics([report.advantages for report in reports]),
         "mismatch/kl": None if replayed is None else replayed.kl,
         "mismatch/extreme_share": None if replayed is None else replayed.extreme_share,
         "mismatch/kl_native": None if native is None else native.kl,
@@ -146,6 +169,18 @@ def _largest(names: Sequence[str], of_ranks: Sequence[Mapping[str, float]]) -> M
     return {
         name: max((found[name] for found in of_ranks if name in found), default=None)
         for name in names
+    }
+
+
+def _advantage_metrics(of_ranks: Sequence[Spread | None]) -> Metrics:
+    name, spreads = "critic/advantages", [spread for spread in of_ranks if spread is not None]
+    if not spreads:
+        return {f"{name}/mean": None, f"{name}/max": None, f"{name}/min": None}
+    total = sum(spread.total for spread in spreads)
+    return {
+        f"{name}/mean": total / sum(spread.count for spread in spreads),
+        f"{name}/max": max(spread.largest for spread in spreads),
+        f"{name}/min": min(spread.least for spread in spreads),
     }
 
 

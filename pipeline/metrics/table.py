@@ -32,7 +32,8 @@ GROUPS = (
             Metric(
                 "critic/rewards/{mean,max,min}",
                 "",
-                "Reward of a sample; those without one are left out.",
+                "Reward of a sample; those without one are left out. verl subtracts the KL of "
+                "`use_kl_in_reward`, which is `actor/reward_kl_penalty` here.",
             ),
             Metric("critic/rewards/std", "", "Its standard deviation (of the samples: n - 1)."),
             Metric(
@@ -45,6 +46,11 @@ GROUPS = (
                 "",
                 "Mean of the samples that were made for the prompts of a data source.",
                 when=_MADE,
+            ),
+            Metric(
+                "critic/advantages/{mean,max,min}",
+                "",
+                "Advantage of a token that counts, before the updates.",
             ),
             Metric(
                 "reward/masked", "samples", "Without a reward: `reward.on_error=mask`, aborted."

@@ -1,5 +1,6 @@
 """Metrics of a step, added up over ranks and passes."""
 
+import numpy as np
 import pytest
 
 from operators.training.replay.counts import LayerCounts
@@ -7,6 +8,7 @@ from operators.training.step_metrics import (
     RankReport,
     agreement_by_layer,
     replay_metrics,
+    spread_of,
     total_counts,
     training_metrics,
 )
@@ -57,6 +59,17 @@ def test_reasons_why_samples_ended_add_up_over_ranks():
     assert metrics["response_length/clip_ratio"] == 3 / 9
     assert metrics["response/aborted_ratio"] == 1 / 9
     assert metrics["response/masked"] == 1
+
+
+def test_advantages_are_those_of_all_ranks_tokens():
+    parts = [[1.0, -2.0], [], [0.5]]
+    of_ranks = [spread_of([np.array(part, np.float32)]) for part in parts]
+    assert of_ranks[1] is None
+    metrics = training_metrics([RankReport(advantages=one) for one in of_ranks], {}, [])
+    found = [metrics[f"critic/advantages/{name}"] for name in ("mean", "max", "min")]
+    assert found == [pytest.approx(-0.5 / 3), 1.0, -2.0]
+    nothing = training_metrics([RankReport()], {}, [])
+    assert nothing["critic/advantages/mean"] is None
 
 
 def test_a_step_whose_mini_batches_were_all_skipped():
