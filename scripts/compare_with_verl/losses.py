@@ -1,0 +1,117 @@
+"""Policy losses beside verl's."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.rl.estimators.types import OneRank
+from pipeline.rl.loss_table import LOSSES
+from pipeline.rl.losses.aggregate import aggregation
+from pipeline.rl.losses.choice import Choice
+from pipeline.rl.losses.types import LossTokens
+from scripts.compare_with_verl.batch import Array, Batch, Row, apart, tensor
+
+MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+SCALE = 64
+
+
+class Samples:
+    """The samples of a batch, which is one micro-batch."""
+
+    counts_samples = True
+
+    def __init__(self, batch: Batch) -> None:
+        self._sample_T = torch.from_numpy(np.nonzero(batch.real_BL)[0])
+        self._mask_T = torch.from_numpy(batch.flat(batch.mask_BL))
+        self._number = len(batch.groups_B)
+        self.tokens_S = self.sum(torch.ones(len(self._mask_T), dtype=torch.float64))
+
+    def sum(self, values_T: torch.Tensor) -> torch.Tensor:
+        """Sums by sample."""
+        counted_T = torch.where(self._mask_T, values_T, 0)
+        return counted_T.new_zeros(self._number).index_add(0, self._sample_T, counted_T)
+
+    def mean(self, values_T: torch.Tensor) -> torch.Tensor:
+        """Means by sample."""
+        return self.sum(values_T) / self.tokens_S.clamp(min=1.0)
+
+    def spread(self, values_S: torch.Tensor) -> torch.Tensor:
+        """Each sample's value at its tokens."""
+        return values_S[self._sample_T]
+
+
+LOSS_SETTINGS: Any = SimpleNamespace(
+    clip_low=0.2, clip_high=0.28, clip_ratio_c=3.0, tau_pos=1.0, tau_neg=1.05,
+    policy_loss=SimpleNamespace(
+        clip_cov_ratio=1.0, clip_cov_lb=0.1, clip_cov_ub=2.0, kl_cov_ratio=0.1, ppo_kl_coef=0.7
+    ),
+)  # fmt: skip
+"""clip_cov_ratio=1 takes every token between the bounds, where verl draws some at random."""
+
+
+def losses(core: Any, actor: Any) -> Iterator[Row]:
+    """Losses and their gradients by log-probs, with importance weights."""
+    for name, loss in LOSSES.items():
+        function = core.get_policy_loss_fn(name)
+        for mode in MODES if loss.aggregation is None else (loss.aggregation,):
+            config = actor(
+                strategy="megatron", rollout_n=1, use_dynamic_bsz=True, clip_ratio_low=0.2,
+                clip_ratio_high=0.28, loss_agg_mode=mode, global_batch_info={},
+            )  # fmt: skip
+            if mode == "seq-mean-token-sum-norm":
+                config.global_batch_info["loss_scale_factor"] = SCALE
+            for field in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio"):
+                object.__setattr__(
+                    config.policy_loss, field, getattr(LOSS_SETTINGS.policy_loss, field)
+                )
+            object.__setattr__(config.policy_loss, "ppo_kl_coef", 0.7)
+
+            def difference(
+                batch: Batch,
+                name: str = name,
+                mode: Any = mode,
+                config: Any = config,
+                function: Any = function,
+            ) -> float:
+                new = tensor(batch.new_BL).requires_grad_()
+                theirs, _ = function(
+                    tensor(batch.old_BL), new, tensor(batch.advantages_BL), tensor(batch.mask_BL),
+                    mode, config, tensor(batch.weights_BL),
+                )  # fmt: skip
+                (their_slope,) = torch.autograd.grad(theirs, new)
+                ours, slope_T = our_loss(batch, name, mode)
+                slope = batch.padded(slope_T)[batch.mask_BL]
+                return max(
+                    apart(ours, theirs.item()), apart(slope, their_slope.numpy()[batch.mask_BL])
+                )
+
+            yield Row(f"`{name}`", function.__name__, mode, difference)
+
+
+def our_loss(batch: Batch, name: str, mode: Any) -> tuple[float, Array]:
+    """The loss, and its derivative by each token's log-prob, [T]."""
+    loss = LOSSES[name]
+    new_T = tensor(batch.flat(batch.new_BL)).requires_grad_()
+    mask_T = batch.flat(batch.mask_BL)
+    chosen_T = None
+    if loss.choose is not None:
+        choice = Choice(
+            batch.flat(batch.new_BL), batch.flat(batch.old_BL), batch.flat(batch.advantages_BL),
+            mask_T, np.arange(len(mask_T), dtype=np.uint64), OneRank(),
+        )  # fmt: skip
+        chosen_T = torch.from_numpy(loss.choose(choice, LOSS_SETTINGS))
+    tokens = LossTokens(
+        logprobs_T=new_T, old_T=tensor(batch.flat(batch.old_BL)),
+        advantages_T=tensor(batch.flat(batch.advantages_BL)), mask_T=torch.from_numpy(mask_T),
+        entropy_T=torch.zeros(len(mask_T)), weights_T=tensor(batch.flat(batch.weights_BL)),
+        samples=Samples(batch), chosen_T=chosen_T,
+    )  # fmt: skip
+    loss_T = loss.function(tokens, LOSS_SETTINGS).loss_T
+    added = aggregation(mode, tokens, SCALE)
+    weighed_T = loss_T if added.weights_T is None else loss_T * added.weights_T
+    total = torch.where(tokens.mask_T, weighed_T, 0).sum() / added.divisor
+    (slope_T,) = torch.autograd.grad(total, new_T)
+    return total.item(), slope_T.numpy()
