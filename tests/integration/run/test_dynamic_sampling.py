@@ -25,8 +25,8 @@ DAPO = (
     "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=0.5",
 )
 WHOLE = (
-    "trainer.total_training_steps=8",
-    "trainer.test_freq=8",
+    "trainer.total_training_steps=12",
+    "actor_rollout_ref.actor.optim.lr=2e-4",
     "data.val_files=examples/addition/val.parquet",
     "data.train_batch_size=32",
     "actor_rollout_ref.actor.ppo_mini_batch_size=16",
@@ -56,7 +56,7 @@ def test_dapo(tmp_path: Path, on_prefect_server: Query, whole: bool):
     assert replaced > 0
     command("traces", "verify", uri)
     if whole:
-        before, after = (read_validation(store, version) for version in (0, 8))
+        before, after = (read_validation(store, version) for version in (0, 12))
         assert before is not None
         assert after is not None
         assert after.reward - before.reward >= 0.1
