@@ -34,6 +34,7 @@ OWN = (
     "custom_reward_function.path=examples/addition/reward.py",
 )
 """What replaces the script's."""
+CRITIC = "critic.model.path="
 
 TEXT = "text"
 KINDS = {
@@ -87,7 +88,11 @@ def verdict(settings: list[str]) -> dict[str, Any]:
     keys = {key_of(setting): setting.lstrip("+") for setting in settings}
     problems: dict[str, str] = {}
     try:
-        load_config({}, [*settings, *OWN])
+        # The script's critic starts from the script's model, as its actor does.
+        critic = [
+            f"critic.{OWN[0].partition('.')[2]}" for one in settings if one.startswith(CRITIC)
+        ]
+        load_config({}, [*settings, *OWN, *critic])
     except InputError as error:
         for problem in error.problems:
             named = _NAMED.match(problem)

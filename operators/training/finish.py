@@ -85,7 +85,8 @@ class StepFinisher:
         if checkpoint_due and agreed(lambda: self.store.size(keys.checkpoint(step + 1)) is None):
             progress.say(f"writing the checkpoint of policy {step + 1}")
             with watch.of("timing_s/save_checkpoint"):
-                checkpoint.save(self.store, step + 1, self.model)
+                self.rank.offload.before_checkpoint()
+                checkpoint.save(self.store, step + 1, self.model, self.rank.critic_model)
         if dist.get_rank() == 0:
             drift = {"resume/policy_drift": self.drifts, "resume/routes_drift": routes_drift}
             self._commit_metrics(data, trained, began, policy_sha256, drift | watch.times_s)

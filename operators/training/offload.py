@@ -1,13 +1,17 @@
 """Weights, gradients and optimizer state in the host's memory while no pass needs them.
 
-                     log-prob passes   the reference's   updates, checkpoint, export
-    policy           here              away              here
-    gradients        away              away              here
-    optimizer state  away              away              here
-    reference        away              here              away
+                 log-probs   of reference   values   critic's updates   updates   checkpoint
+    policy           here        away           away     away               here      here
+    gradients        away        away           away     away               here      here
+    optimizer state  away        away           away     away               here      here
+    reference        away        here           away     away               away      away
+    critic           away        away           here     here               away      here
+    its gradients    away        away           away     here               away      here
+    its optimizer    away        away           away     here               away      here
 
-Each row only where its setting (megatron.param_offload, grad_offload, optimizer_offload and
-ref.megatron.param_offload, as verl names them) is on. Storages are emptied in place, so every view
+Each row only where its setting (megatron.param_offload, grad_offload, optimizer_offload,
+ref.megatron.param_offload and critic.megatron's three, as verl names them) is on. The export needs
+what updates need. Storages are emptied in place, so every view
 of them (Megatron's parameters and their gradients are views of large buffers) stays what it is. On
 CPU there is no other memory, and what is away is a copy beside it: only gradients save any.
 """
@@ -21,6 +25,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 
 from operators.training.megatron.optimizer import parts
+from pipeline.config.actor import Megatron
 from pipeline.config.tree import ActorRolloutRef
 
 Tensors = Callable[[], Iterable[torch.Tensor]]
@@ -68,6 +73,20 @@ class Offloaded:
 
 
 @dataclass(frozen=True)
+class CriticOffload:
+    """What of the critic a rank keeps away between its passes; None: it always stays."""
+
+    weights: Offloaded | None = None
+    gradients: Offloaded | None = None
+    optimizer: Offloaded | None = None
+
+    @property
+    def parts(self) -> tuple[Offloaded | None, ...]:
+        """All of it."""
+        return self.weights, self.gradients, self.optimizer
+
+
+@dataclass(frozen=True)
 class Offload:
     """What a rank keeps away between its passes; None: it always stays."""
 
@@ -75,33 +94,64 @@ class Offload:
     gradients: Offloaded | None = None
     optimizer: Offloaded | None = None
     reference: Offloaded | None = None
+    critic: CriticOffload = CriticOffload()
 
     def before_log_probs(self) -> None:
-        """Put away what only updates need."""
-        for part in (self.gradients, self.optimizer):
-            if part is not None:
-                part.to_host()
+        """Put away what only updates need, and the critic."""
+        _to_host(self.gradients, self.optimizer, *self.critic.parts)
 
     def before_updates(self) -> None:
-        """Bring back what updates, checkpoints and exports need."""
-        for part in (self.gradients, self.optimizer):
-            if part is not None:
-                part.to_device()
+        """Bring back what updates and exports need."""
+        _to_device(self.gradients, self.optimizer)
+
+    def before_checkpoint(self) -> None:
+        """Bring back the critic, beside what updates need."""
+        _to_device(*self.critic.parts)
+
+    @contextmanager
+    def of_values(self) -> Iterator[None]:
+        """Have the critic's weights here instead of the policy."""
+        _to_host(self.policy)
+        _to_device(self.critic.weights)
+        try:
+            yield
+        finally:
+            _to_host(self.critic.weights)
+            _to_device(self.policy)
+
+    @contextmanager
+    def of_critic(self) -> Iterator[None]:
+        """Have all of the critic here instead of the policy."""
+        _to_host(self.policy)
+        _to_device(*self.critic.parts)
+        try:
+            yield
+        finally:
+            _to_host(*self.critic.parts)
+            _to_device(self.policy)
 
     @contextmanager
     def of_reference(self) -> Iterator[None]:
         """Have the reference here instead of the policy."""
-        if self.policy is not None:
-            self.policy.to_host()
-        if self.reference is not None:
-            self.reference.to_device()
+        _to_host(self.policy)
+        _to_device(self.reference)
         try:
             yield
         finally:
-            if self.reference is not None:
-                self.reference.to_host()
-            if self.policy is not None:
-                self.policy.to_device()
+            _to_host(self.reference)
+            _to_device(self.policy)
+
+
+def _to_host(*parts: Offloaded | None) -> None:
+    for part in parts:
+        if part is not None:
+            part.to_host()
+
+
+def _to_device(*parts: Offloaded | None) -> None:
+    for part in parts:
+        if part is not None:
+            part.to_device()
 
 
 def make_offload(
@@ -109,8 +159,9 @@ def make_offload(
     chunks: Sequence[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     reference: Sequence[torch.nn.Module] | None,
+    critic: CriticOffload | None,
 ) -> Offload:
-    """What the settings keep away; the reference is put away at once."""
+    """What the settings keep away; the reference is put away at once. None: there is no critic."""
     megatron, own = settings.actor.megatron, settings.ref.megatron.param_offload
     held = Offloaded(lambda: _weights(reference or ()))
     of_reference = megatron.param_offload if own is None else own
@@ -120,11 +171,26 @@ def make_offload(
     gradients = Offloaded(lambda: _gradients(chunks), keep=False)
     state = Offloaded(lambda: _state(optimizer, chunks))
     return Offload(
-        # Without a reference, every pass needs the policy.
-        policy=policy if megatron.param_offload and reference else None,
+        # Without another model, every pass needs the policy.
+        policy=policy if megatron.param_offload and (reference or critic) else None,
         gradients=gradients if megatron.grad_offload else None,
         optimizer=state if megatron.optimizer_offload else None,
         reference=held if of_reference and reference else None,
+        critic=critic or CriticOffload(),
+    )
+
+
+def make_critic_offload(
+    megatron: Megatron, chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer
+) -> CriticOffload:
+    """What the critic's settings keep away, from its first pass on."""
+    weights = Offloaded(lambda: _weights(chunks))
+    gradients = Offloaded(lambda: _gradients(chunks), keep=False)
+    state = Offloaded(lambda: _state(optimizer, chunks))
+    return CriticOffload(
+        weights=weights if megatron.param_offload else None,
+        gradients=gradients if megatron.grad_offload else None,
+        optimizer=state if megatron.optimizer_offload else None,
     )
 
 

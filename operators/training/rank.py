@@ -10,12 +10,25 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.transformer import TransformerConfig
 
 from operators.training.errors import ReplayError
-from operators.training.megatron.model import TrainedModel, build_model, build_reference, routers
+from operators.training.megatron.model import (
+    TrainedModel,
+    build_critic,
+    build_model,
+    build_reference,
+    routers,
+)
 from operators.training.megatron.optimizer import Rates, make_rates
 from operators.training.megatron.parallel import RankPosition
 from operators.training.megatron.schedules import Chunk
-from operators.training.offload import Offload, make_offload
+from operators.training.offload import (
+    CriticOffload,
+    Offload,
+    make_critic_offload,
+    make_offload,
+)
 from operators.training.replay.hooks import Router
+from pipeline.config.actor import Actor
+from pipeline.config.critic import over_actor
 from pipeline.config.rules.transformer_rules import has_auxiliary_loss
 from pipeline.config.tree import RunConfig
 from pipeline.model.geometry import Geometry
@@ -27,6 +40,19 @@ class Skipped:
 
     in_a_row: int = 0
     """The last ones since this process started."""
+
+
+@dataclass(frozen=True)
+class TrainedCritic:
+    """The critic on a training rank: a model of the actor's shape, cut as the actor's."""
+
+    model: TrainedModel
+    settings: Actor
+    """The critic's settings in the actor's form."""
+    rates: Rates
+    routers: Mapping[int, Router]
+    """Its MoE routers, by model index of their layer: the same layers as the actor's."""
+    skipped: Skipped = field(default_factory=Skipped)
 
 
 @dataclass(frozen=True)
@@ -49,8 +75,15 @@ class Rank:
     """Whether padding must be hidden from an expert bias or an auxiliary loss."""
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Users' functions, by the setting that names them."""
+    critic: TrainedCritic | None = None
+    """None: the advantage estimator needs no values."""
     offload: Offload = field(default_factory=Offload)
     skipped: Skipped = field(default_factory=Skipped)
+
+    @property
+    def critic_model(self) -> TrainedModel | None:
+        """The critic's model; None: there is no critic."""
+        return None if self.critic is None else self.critic.model
 
 
 def make_rank(
@@ -59,7 +92,7 @@ def make_rank(
     folder: Path,
     functions: Mapping[str, Callable[..., Any]] | None = None,
 ) -> tuple[Rank, TrainedModel]:
-    """Build the policy (and the reference, if anything needs it) from a folder of HF weights.
+    """Build the policy from a folder of HF weights; reference and critic, if anything needs them.
 
     `functions` are users' estimators and losses, by the setting that names them.
 
@@ -69,6 +102,7 @@ def make_rank(
     actor = config.actor_rollout_ref.actor
     model = build_model(folder, actor)
     reference = build_reference(folder, actor) if config.has_reference else None
+    critic = make_critic(config, folder) if config.has_critic else None
     of_rank = routers(model)
     geometry = None
     if model.config.num_moe_experts:
@@ -92,14 +126,30 @@ def make_rank(
         geometry=geometry,
         with_padding_mask=padding_mask_needed(model.config),
         functions=functions or {},
+        critic=critic,
         offload=make_offload(
             config.actor_rollout_ref,
             model.chunks,
             model.optimizer,
             None if reference is None else reference.chunks,
+            None if critic is None else _critic_offload(critic),
         ),
     )
     return rank, model
+
+
+def make_critic(config: RunConfig, folder: Path) -> TrainedCritic:
+    """Build the critic from the policy's HF weights, with a new value head. Raises InputError."""
+    settings = over_actor(config.critic, config.actor_rollout_ref.actor)
+    model = build_critic(folder, settings, config.trainer.seed)
+    return TrainedCritic(
+        model, settings, make_rates(model.optimizer, settings.optim), routers(model)
+    )
+
+
+def _critic_offload(critic: TrainedCritic) -> CriticOffload:
+    model = critic.model
+    return make_critic_offload(critic.settings.megatron, model.chunks, model.optimizer)
 
 
 def padding_mask_needed(config: TransformerConfig) -> bool:

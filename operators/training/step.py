@@ -1,6 +1,6 @@
 """One step of a training rank, from a sealed manifest to the metrics; it writes nothing.
 
-read own share ─► old log-probs ─► [reference log-probs] ─► advantages ─► updates ─► reports
+read own share ─► old log-probs ─► [reference] ─► [values] ─► advantages ─► updates ─► reports
                   disabled: native              native                  native
                   R2: native, recorded ──routes──────────────────────► replayed
                   R3: replayed ◄──routes of the engine───────────────► replayed
@@ -16,8 +16,16 @@ from dataclasses import dataclass
 
 from operators.training.agree import gathered
 from operators.training.batches.step_data import StepData, valid_rows, without_loss
+from operators.training.critic_step import (
+    PASS,
+    CriticStep,
+    critic_metrics,
+    sweep_values,
+    train_critic,
+)
 from operators.training.errors import ReplayError
 from operators.training.passes.compared import Compared, compare
+from operators.training.passes.flat import BySample
 from operators.training.passes.logprob_pass import (
     LogProbPass,
     LogProbs,
@@ -76,6 +84,10 @@ class _Sweeps:
     native: LogProbs | None
     """With native routing; None: not measured."""
     reference: LogProbs | None
+    values: BySample | None
+    """None: there is no critic."""
+    value_counts: Counts
+    """Counts of replay of the critic's pass."""
     routes: Mapping[str, Routes] | None
     """What the updates replay; None: nothing."""
     recorded: Mapping[str, Routes] | None
@@ -99,20 +111,14 @@ def train_step(
         if replay.replays_recorded and trained is not None:
             health = _examine(rank, data, trained, sweeps.native)
     with watch.of("timing_s/adv"):
-        rank.offload.before_updates()
         correction = rank.config.algorithm.rollout_correction
         old = None if trained is None or correction.bypass_mode else trained.logprobs
-        compared = compare(rank, data, old, sweeps.reference, kl_coef)
-    with watch.of("timing_s/update_actor"):
-        updates = update(rank, data, compared, sweeps.routes)
+        compared = compare(rank, data, old, sweeps.reference, kl_coef, sweeps.values)
+    of_critic, updates = _updates(rank, data, compared, sweeps, watch)
 
     position = rank.position
     reasons = finish_reasons_of(data) if position.speaks_for_samples else Counter[str]()
-    passes: dict[str, Counts] = {}
-    if sweeps.routes is not None:
-        if sweeps.recorded is None and trained is not None:
-            passes["log-prob pass"] = trained.counts
-        passes |= {f"update epoch {epoch}": counts for epoch, counts in enumerate(updates.counts)}
+    passes = _replays(sweeps, updates, of_critic)
     reports = gathered(
         RankReport(
             mismatch=None if trained is None else _mismatch(rank, data, trained.logprobs),
@@ -121,6 +127,7 @@ def train_step(
             updates=updates.sums if position.speaks_for_tokens else (),
             reward_kl=compared.kl,
             advantages=_advantages(compared) if position.speaks_for_samples else None,
+            critic=None if of_critic is None else of_critic.report,
             counts=passes if position.speaks_for_rows else {},
             times_s={**watch.times_s, "timing_s/trace_wait": waited_s + data.wait_s},
             memory=memory_peaks(),
@@ -130,17 +137,52 @@ def train_step(
         )
     )
     of_passes = total_counts(reports)
-    if replay.replays_recorded or replay.records_routes:
+    # With R2, nothing need have been replayed while only the critic was trained.
+    if replay.replays_recorded or (replay.records_routes and (passes or not _warms_up(rank, data))):
         _check(rank, data, of_passes)
-    counts = next(iter(of_passes.values()), {})
+    counts = next((of for name, of in of_passes.items() if not name.startswith(PASS)), {})
     metrics = training_metrics(reports, counts, updates.grad_norms)
     metrics |= correction_metrics(correction.correction, total_tally(reports))
+    if of_critic is not None:
+        metrics |= critic_metrics([report.critic for report in reports], of_critic, of_passes)
     metrics |= {"actor/lr": updates.lr, "update/skipped": updates.skipped}
     metrics |= {"update/skipped_empty": updates.empty} | health.metrics
     kl = reward_kl_of(reports)
     metrics |= reward_kl_metrics(kl, kl_coef)
     coming = None if kl is None else next_coefficient(kl_coef, kl, rank.config.algorithm.kl_ctrl)
     return Trained(metrics, counts, sweeps.recorded, coming)
+
+
+def _updates(
+    rank: Rank, data: StepData, compared: Compared, sweeps: _Sweeps, watch: Stopwatch
+) -> tuple[CriticStep | None, Updates]:
+    """Update the critic, if there is one, and the policy, unless only the critic is trained yet."""
+    of_critic = None
+    if rank.critic is not None:
+        with watch.of("timing_s/update_critic"):
+            sweep = (sweeps.value_counts, sweeps.routes)
+            of_critic = train_critic(rank, rank.critic, data, compared, sweep)
+    rank.offload.before_updates()  # the export needs it, too
+    if _warms_up(rank, data):
+        return of_critic, Updates()
+    with watch.of("timing_s/update_actor"):
+        return of_critic, update(rank, data, compared, sweeps.routes)
+
+
+def _replays(sweeps: _Sweeps, updates: Updates, of_critic: CriticStep | None) -> dict[str, Counts]:
+    """The counts of the passes that have replayed routes, by name."""
+    if sweeps.routes is None:
+        return {}
+    passes: dict[str, Counts] = {}
+    if sweeps.recorded is None and sweeps.trained is not None:
+        passes["log-prob pass"] = sweeps.trained.counts
+    passes |= {f"update epoch {epoch}": counts for epoch, counts in enumerate(updates.counts)}
+    return passes | ({} if of_critic is None else of_critic.counts)
+
+
+def _warms_up(rank: Rank, data: StepData) -> bool:
+    """Whether only the critic is trained in this step."""
+    return data.step < rank.config.trainer.critic_warmup
 
 
 def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps:
@@ -170,7 +212,12 @@ def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps
         _say(data, "log-probs of the reference")
         with watch.of("timing_s/ref"), rank.offload.of_reference():
             reference = native_pass(rank, data, rank.reference).logprobs
-    return _Sweeps(trained, native, reference, routes, recorded)
+    values: BySample | None = None
+    counts: Counts = {}
+    if rank.critic is not None:
+        with watch.of("timing_s/values"):
+            values, counts = sweep_values(rank, rank.critic, data, routes)
+    return _Sweeps(trained, native, reference, values, counts, routes, recorded)
 
 
 def _trained_pass(rank: Rank, data: StepData) -> LogProbPass:

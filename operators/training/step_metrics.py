@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.training.batches.step_data import StepData
+from operators.training.critic_step import CriticReport
 from operators.training.passes.custom_loss import OWN_REPORTS
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.replay.counts import Counts, LayerCounts, added
@@ -53,6 +54,8 @@ class RankReport:
     """Per mini-batch: sums over tokens, with their number as `tokens` and the loss's `divisor`."""
     reward_kl: StepKl | None = None
     """Of the whole step; None: no KL is in the reward, or off the last stage."""
+    critic: CriticReport | None = None
+    """None: there is no critic."""
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """Counts of replay, by name of the pass; every pass covers the whole step."""
     times_s: Sums = field(default_factory=dict)
@@ -153,7 +156,9 @@ _TIMES = (
     "timing_s/old_log_prob",
     "timing_s/native_log_prob",
     "timing_s/ref",
+    "timing_s/values",
     "timing_s/adv",
+    "timing_s/update_critic",
     "timing_s/update_actor",
 )
 _MEMORY = (

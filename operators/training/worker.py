@@ -142,7 +142,7 @@ def run(run_uri: str, attempt_number: int) -> None:
         version = agreed(lambda: checkpoint.latest(store)) or 0
         if version:
             progress.say(f"loading the checkpoint of policy {version}")
-            checkpoint.load(store, version, model)
+            checkpoint.load(store, version, model, rank.critic_model)
             logger.info("continue from the checkpoint of policy %d", version)
         say_ready()
         records = config.actor_rollout_ref.actor.router_replay.records_routes

@@ -106,19 +106,19 @@ class Megatron(Section):
     param_offload: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Keep the weights in the host's memory during the reference's pass "
-        "(use_kl_loss, use_kl_in_reward). On a CPU it only copies.",
+        description="Keep the weights in the host's memory during the passes of the reference "
+        "(use_kl_loss, use_kl_in_reward) and of the critic. On a CPU it only copies.",
     )
     grad_offload: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Free the gradients' memory during log-prob passes.",
+        description="Free the gradients' memory during log-prob passes and the critic's.",
     )
     optimizer_offload: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Keep the optimizer's state in the host's memory during log-prob passes. On a "
-        "CPU it only copies.",
+        description="Keep the optimizer's state in the host's memory during log-prob passes and "
+        "the critic's. On a CPU it only copies.",
     )
     override_ddp_config: dict[str, Any] = Field(
         default_factory=dict,

@@ -3,7 +3,7 @@
 import copy
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,6 +22,7 @@ _NAMES = {
     str: "text",
     type(None): "null",
 }
+_UNSAID = object()
 _Section = TypeVar("_Section", bound=BaseModel)
 _COUNTED = {str: "characters"}
 _PLURALS = {int: "integers", float: "numbers", str: "texts"}
@@ -38,6 +39,8 @@ class Key:
     field: FieldInfo
     section: type[BaseModel] | None
     """The group of settings under this key; None for a single value."""
+    of_group: Any = _UNSAID
+    """What the group above it says that older runs had here; _UNSAID: it says nothing."""
 
     @property
     def operational(self) -> bool:
@@ -57,12 +60,15 @@ class Key:
     @property
     def is_new(self) -> bool:
         """Whether runs exist that are older than the setting; `former` is their value."""
-        return "formerly" in _marks(self.field)
+        return "formerly" in _marks(self.field) or self.of_group is not _UNSAID
 
     @property
     def former(self) -> Any:
         """The value of runs older than the setting. Raises KeyError if the setting is not new."""
-        return _marks(self.field)["formerly"]
+        marks = _marks(self.field)
+        if self.of_group is _UNSAID or "formerly" in marks:
+            return marks["formerly"]
+        return self.of_group
 
     @property
     def default(self) -> Any:
@@ -78,7 +84,7 @@ class Key:
 @cache
 def all_keys() -> dict[str, Key]:
     """Groups and settings by dotted key, in the order of the tree."""
-    return {key.name: key for key in _walk(RunConfig, "")}
+    return {key.name: key for key in _walk(RunConfig, "", _UNSAID)}
 
 
 def setting_keys() -> list[Key]:
@@ -112,12 +118,16 @@ def with_value(section: _Section, key: str, value: Any) -> _Section:
     return section.model_copy(update={first: below})
 
 
-def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
+def _walk(section: type[BaseModel], prefix: str, of_group: Any) -> Iterator[Key]:
+    """`of_group`: what older runs had of this group, by name; _UNSAID: each setting says it."""
     for name, field in section.model_fields.items():
         below = _section_of(field.annotation)
-        yield Key(prefix + name, _expected(field), field, below)
+        former = of_group[name] if isinstance(of_group, Mapping) else _UNSAID
+        key = Key(prefix + name, _expected(field), field, below, former)
+        yield key
         if below is not None:
-            yield from _walk(below, f"{prefix}{name}.")
+            of_below = key.former if key.is_new and isinstance(key.former, Mapping) else _UNSAID
+            yield from _walk(below, f"{prefix}{name}.", of_below)
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:

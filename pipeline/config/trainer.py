@@ -79,7 +79,18 @@ class Trainer(Section):
         json_schema_extra=OPERATIONAL,
         description="Folder for logs and TensorBoard files: <this>/<experiment_name>/...",
     )
-    seed: int = Field(1, ge=0, description="Seed of sampling and of the layout's shuffle.")
+    critic_warmup: int = Field(
+        0,
+        ge=0,
+        json_schema_extra=formerly(0),
+        description="PPO: in so many steps, the run's first, only the critic is trained. (In verl "
+        "in one step less, as it counts steps from 1.)",
+    )
+    seed: int = Field(
+        1,
+        ge=0,
+        description="Seed of sampling, of the layout's shuffle and of the critic's value head.",
+    )
     max_staleness: int = Field(
         0,
         ge=0,

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from pipeline.config.actor import Actor
 from pipeline.config.algorithm import Algorithm
+from pipeline.config.critic import Critic
 from pipeline.config.launch import Launch
 from pipeline.config.ref import LogProbCut, Ref
 from pipeline.config.reward import Reward
@@ -190,6 +191,9 @@ class RunConfig(Section):
 
     data: Data = Field(default_factory=Data)
     actor_rollout_ref: ActorRolloutRef
+    critic: Critic = Field(
+        default_factory=Critic, json_schema_extra=formerly(Critic().model_dump(mode="json"))
+    )
     algorithm: Algorithm = Field(default_factory=Algorithm)
     custom_reward_function: CustomRewardFunction | None = Field(
         None,
@@ -204,6 +208,11 @@ class RunConfig(Section):
     def has_reference(self) -> bool:
         """Whether the run compares its policy with policy 0."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the policy."""
+        return self.algorithm.adv_estimator == "gae"
 
     @property
     def run_uri(self) -> str:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.config.rules.algorithms.critics import schedule_problems
 from pipeline.config.rules.check import config_notes, config_problems, positions_of, rank_notes
 from pipeline.config.rules.pods import InstalledGpus
-from pipeline.config.rules.rates import decay_problems
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.extras import EXTRAS, need
@@ -63,7 +63,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     if problems or model is None or prompts is None or custom is None or store is None:
         raise InputError(problems)
     config, length_notes = with_run_length(config, prompts.table.num_rows, stored)
-    if wrong := list(decay_problems(config.actor_rollout_ref.actor.optim)):
+    if wrong := list(schedule_problems(config)):
         raise InputError(wrong)
     geometry = moe_geometry(model.config)
     inputs = CheckedInputs(

@@ -14,8 +14,8 @@ from pipeline.config.rules.rates import decay_notes
 from pipeline.config.tree import RunConfig
 
 _STEPS = "trainer.total_training_steps"
-_WARMUP = "actor_rollout_ref.actor.optim.lr_warmup_steps"
-_DECAY = "actor_rollout_ref.actor.optim.lr_decay_steps"
+_ACTOR = "actor_rollout_ref.actor.optim"
+_CRITIC = "critic.optim"
 
 
 def with_run_length(
@@ -31,24 +31,37 @@ def with_run_length(
     """
     config, notes = _with_steps(config, prompts)
     notes = (*decay_notes(config.actor_rollout_ref.actor.optim), *notes)
+    for name in (_ACTOR, _CRITIC) if config.has_critic else (_ACTOR,):
+        config, more = _with_schedule(config, name, stored)
+        notes = (*notes, *more)
+    return config, notes
+
+
+def _with_schedule(
+    config: RunConfig, name: str, stored: Mapping[str, Any] | None
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Settings with the schedule of an optimizer, `name`, with notes."""
+    decay, warmup = f"{name}.lr_decay_steps", f"{name}.lr_warmup_steps"
     if stored is not None:
-        return _with_schedule_of_run(config, stored), notes
-    if value_at(config, _DECAY) is None:
-        config = with_value(config, _DECAY, config.trainer.total_training_steps)
-    optim = config.actor_rollout_ref.actor.optim
-    if optim.lr_warmup_steps or not optim.lr_warmup_steps_ratio:
-        return config, notes
-    horizon = value_at(config, _DECAY)
-    steps = int(optim.lr_warmup_steps_ratio * horizon)
-    note = f"{_WARMUP}_ratio: {optim.lr_warmup_steps_ratio} of {horizon} steps are {steps} steps"
-    return with_value(config, _WARMUP, steps), (*notes, note)
+        return _with_schedule_of_run(config, stored, decay, warmup), ()
+    if value_at(config, decay) is None:
+        config = with_value(config, decay, config.trainer.total_training_steps)
+    share = value_at(config, f"{warmup}_ratio")
+    if value_at(config, warmup) or not share:
+        return config, ()
+    horizon = value_at(config, decay)
+    steps = int(share * horizon)
+    note = f"{warmup}_ratio: {share} of {horizon} steps are {steps} steps"
+    return with_value(config, warmup, steps), (note,)
 
 
-def _with_schedule_of_run(config: RunConfig, stored: Mapping[str, Any]) -> RunConfig:
+def _with_schedule_of_run(
+    config: RunConfig, stored: Mapping[str, Any], decay: str, warmup: str
+) -> RunConfig:
     """Take what the user left to the run's length from the run: its length may be another now."""
     left_open = {
-        _DECAY: value_at(config, _DECAY) is None,
-        _WARMUP: not value_at(config, _WARMUP) and bool(value_at(config, f"{_WARMUP}_ratio")),
+        decay: value_at(config, decay) is None,
+        warmup: not value_at(config, warmup) and bool(value_at(config, f"{warmup}_ratio")),
     }
     for name, is_open in left_open.items():
         if is_open:

@@ -17,6 +17,7 @@ a step has it. What is renamed keeps its old name in former.py. Times come from 
 """
 
 from pipeline.metrics.correction_rows import CORRECTIONS
+from pipeline.metrics.critic_rows import CRITIC
 from pipeline.metrics.metric import Group, Metric
 
 _MADE = "a rollout worker made the step's samples"
@@ -107,6 +108,7 @@ GROUPS = (
             ),
         ),
     ),
+    CRITIC,
     Group(
         "The actor",
         (
@@ -240,7 +242,9 @@ GROUPS = (
             Metric("timing_s/old_log_prob", "s", "The log-prob pass as it is trained."),
             Metric("timing_s/native_log_prob", "s", "The second one without replay, if there is."),
             Metric("timing_s/ref", "s", "The reference's, if there is one."),
+            Metric("timing_s/values", "s", "The critic's pass, if there is one."),
             Metric("timing_s/adv", "s", "Advantages and corrections, of the slowest rank."),
+            Metric("timing_s/update_critic", "s", "Updates of the critic, if there is one."),
             Metric("timing_s/update_actor", "s", "Updates, of the slowest rank."),
             Metric("timing_s/update_weights", "s", "Storing the new policy."),
             Metric("timing_s/save_checkpoint", "s", "Storing a checkpoint; None: none was due."),

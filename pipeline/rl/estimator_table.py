@@ -1,5 +1,6 @@
 """The advantage estimators, by verl's names."""
 
+from pipeline.rl.estimators.gae import gae
 from pipeline.rl.estimators.group import gpg, grpo, grpo_passk, opo, rloo
 from pipeline.rl.estimators.tokens import (
     reinforce_plus_plus,
@@ -46,6 +47,14 @@ ESTIMATORS: dict[str, Estimator] = {
         "score - score of a greedy sample of the same prompt",
         "2310.10505",
         frozenset({"baseline"}),
+    ),
+    "gae": Estimator(
+        gae,
+        "differences of scores and a critic's values from the token on, discounted; whitened over "
+        "all tokens",
+        "1506.02438",
+        frozenset({"values"}),
+        ("gamma", "lam"),
     ),
 }
 

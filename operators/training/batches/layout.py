@@ -109,6 +109,15 @@ class Layout:
         return np.concatenate([batch.rows(dp_rank) for batch in self.epoch(0)])
 
     @property
+    def rank_N(self) -> npt.NDArray[np.int64]:
+        """The data-parallel rank of each sample."""
+        rows_D = [self.rows(rank) for rank in range(self.rules.data_parallel)]
+        found_N = np.empty(sum(len(rows) for rows in rows_D), np.int64)
+        for rank, rows in enumerate(rows_D):
+            found_N[rows] = rank
+        return found_N
+
+    @property
     def sha256(self) -> str:
         """Digest of the whole layout."""
         digest = hashlib.sha256(repr(self.rules).encode())
@@ -117,13 +126,18 @@ class Layout:
 
 
 def make_layout(
-    step: int, groups_N: npt.NDArray[np.int64], lengths_N: npt.NDArray[np.int64], rules: LayoutRules
+    step: int,
+    groups_N: npt.NDArray[np.int64],
+    lengths_N: npt.NDArray[np.int64],
+    rules: LayoutRules,
+    rank_N: npt.NDArray[np.int64] | None = None,
 ) -> Layout:
     """The layout of a step, from columns of its manifest.
 
     `groups_N` holds a number per sample, equal for neighbours of the same group; `lengths_N` holds
-    numbers of positions (S - 1). Raises ValueError without samples, and for a sample that is longer
-    than a micro-batch may be.
+    numbers of positions (S - 1); `rank_N` says on which data-parallel rank a sample is already;
+    None: each mini-batch is cut evenly. Raises ValueError without samples, and for a sample that is
+    longer than a micro-batch may be.
     """
     if not len(groups_N):
         raise ValueError(f"step {step}: the manifest has no samples, there is nothing to train on")
@@ -132,7 +146,11 @@ def make_layout(
             f"step {step}: a sample of {longest} positions, at most {rules.max_tokens}"
         )
     cuts = _mini_batch_rows(step, groups_N, rules)
-    shares = [_shares(rows, lengths_N, rules) for rows in cuts]
+    if rank_N is None:
+        shares = [_shares(rows, lengths_N, rules) for rows in cuts]
+    else:
+        ranks = range(rules.data_parallel)
+        shares = [[rows[rank_N[rows] == rank] for rank in ranks] for rows in cuts]
     mini_batches = [_mini_batch(0, share, lengths_N, rules) for share in shares]
     for epoch in range(1, rules.epochs):
         of_epoch = salt(rules.seed, step, epoch)

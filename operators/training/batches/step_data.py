@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from operators.training.batches.layout import Layout, LayoutRules, make_layout
 from operators.training.errors import ReplayError
 from pipeline.config.actor import Megatron
-from pipeline.config.rules.budget import Budget, budget, passes_of
+from pipeline.config.critic import over_actor
+from pipeline.config.rules.budget import OF_CRITIC, Pass, budget, passes_of
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.model.geometry import Geometry
@@ -29,6 +30,15 @@ _COLUMNS = (
     *("group", "policy_version", "prompt_length", "response_length"),
     *("reward", "not_trained", "rows_total", "rows_valid"),
 )
+
+
+@dataclass(frozen=True)
+class CriticLayouts:
+    """How the critic's passes cut the samples that lie on the ranks of the actor's."""
+
+    updates: Layout
+    values: Layout
+    """Of the pass that computes values: the same mini-batches, in micro-batches of its own."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class StepData:
     the same mini-batches and ranks, in micro-batches of its own."""
     reference_layout: Layout | None
     """None: no reference."""
+    critic: CriticLayouts | None
+    """None: no critic."""
     ids: Mapping[int, str]
     """Ids of this rank's samples, by row of the manifest."""
     samples: SampleStream
@@ -93,12 +105,15 @@ def load_step(
     groups_N = group_codes(columns)
     lengths_N = columns["rows_total"].to_numpy()
     layouts: dict[LayoutRules, Layout] = {}
-    of_pass = {one: pass_rules(rules, budget(config, one)) for one in passes_of(config)}
+    of_pass = {one: pass_rules(rules, config, one) for one in passes_of(config)}
+    rank_N = None
     for one, of_one in of_pass.items():
         _check_lengths(sealed, lengths_N, of_one, budget(config, one).tokens_key)
         if of_one not in layouts:
             lengths = lengths_N.astype(np.int64)
-            layouts[of_one] = make_layout(sealed.head.step, groups_N, lengths, of_one)
+            made = make_layout(sealed.head.step, groups_N, lengths, of_one, rank_N)
+            rank_N = made.rank_N if rank_N is None else rank_N
+            layouts[of_one] = made
     layout, logprob_layout = layouts[of_pass["update"]], layouts[of_pass["log_prob"]]
     rows = logprob_layout.rows(dp_rank)
     manifest = sealed.select(rows)
@@ -113,6 +128,9 @@ def load_step(
         layout=layout,
         logprob_layout=logprob_layout,
         reference_layout=layouts[of_pass["reference"]] if "reference" in of_pass else None,
+        critic=CriticLayouts(layouts[of_pass["critic_update"]], layouts[of_pass["values"]])
+        if "values" in of_pass
+        else None,
         ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
         samples=SampleStream(store, manifest, commits),
         untrained=frozenset(np.array(manifest.ids, object)[untrained_N[rows]]),
@@ -191,9 +209,14 @@ def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
     )
 
 
-def pass_rules(rules: LayoutRules, limits: Budget) -> LayoutRules:
-    """The rules of another pass: other micro-batches of the same mini-batches and shares."""
-    return replace(rules, micro_batch_samples=limits.samples, max_tokens=limits.tokens)
+def pass_rules(rules: LayoutRules, config: RunConfig, of: Pass) -> LayoutRules:
+    """The rules of a pass: micro-batches of its own, and the critic's mini-batches and epochs."""
+    limits = budget(config, of)
+    rules = replace(rules, micro_batch_samples=limits.samples, max_tokens=limits.tokens)
+    if of not in OF_CRITIC:
+        return rules
+    critic = over_actor(config.critic, config.actor_rollout_ref.actor)
+    return replace(rules, mini_batch_groups=critic.ppo_mini_batch_size, epochs=critic.ppo_epochs)
 
 
 def _same_shape(megatron: Megatron) -> Literal["no", "ranks", "all"]:

@@ -1,4 +1,4 @@
-"""Checkpoints of a policy version: weights, fp32 masters, Adam's moments and step.
+"""Checkpoints of a policy version and its critic: weights, fp32 masters, Adam's moments and step.
 
 Each rank writes its part of Megatron's distributed checkpoint (torch_dist) into its own scratch
 folder (under TMPDIR) and uploads it; rank 0 commits keys.checkpoint(version) once every file is in
@@ -22,6 +22,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from operators.training.agree import agreed, folder_of_node
 from operators.training.megatron.model import TrainedModel
+from operators.training.megatron.optimizer import parts
 from operators.training.megatron.patched import require_source
 from operators.training.megatron.torch_adam_resume import finish_loading, prepare_loading
 from pipeline.errors import InputError
@@ -51,6 +52,8 @@ _FORMAT: dict[str, Any] = {
     # Dense and expert optimizers share one key space.
     "chained_optim_avoid_prefix": True,
 }
+_CRITIC = "critic-"
+"""How the names of the critic's files begin; Megatron names the files of each model alike."""
 _REMOVE = "remove this checkpoint to start from the one before"
 
 
@@ -59,27 +62,38 @@ def latest(store: Store) -> int | None:
     return max(restarts(store), default=None)
 
 
-def save(store: Store, version: int, model: TrainedModel) -> None:
-    """Write and commit the training state of a policy version. Collective.
+def save(
+    store: Store, version: int, model: TrainedModel, critic: TrainedModel | None = None
+) -> None:
+    """Write and commit the training state of a policy version, and of its critic. Collective.
 
     If it is already committed, the first commit counts and these files are debris.
     """
     _keep_results_in_process()
     write_id = agreed(new_write_id)
-    with scratch_folder("checkpoint") as folder:
-        state = _sharded_state(model, is_loading=False)
-        dist_checkpointing.save(
-            {**state, "version": version}, str(folder), content_metadata=_FORMAT
-        )
-        written = [
-            put_file(store, keys.checkpoint_file(version, write_id, path.name), path)
-            for path in sorted(folder.iterdir())
-        ]
+    written = _write(store, version, write_id, model, "")
+    if critic is not None:
+        written += _write(store, version, write_id, critic, _CRITIC)
     gathered: list[list[DataFile]] = [[]] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, written)
     if torch.distributed.get_rank() == 0:
         _commit(store, version, write_id, [file for files in gathered for file in files], model)
     torch.distributed.barrier()
+
+
+def _write(
+    store: Store, version: int, write_id: str, model: TrainedModel, prefix: str
+) -> list[DataFile]:
+    """Write this rank's part of a model's state, in files whose names begin with the prefix."""
+    with scratch_folder("checkpoint") as folder:
+        stepped = _has_stepped(model)
+        state = _sharded_state(model, is_loading=False, with_optimizer=stepped)
+        state |= {"version": version, "stepped": stepped}
+        dist_checkpointing.save(state, str(folder), content_metadata=_FORMAT)
+        return [
+            put_file(store, keys.checkpoint_file(version, write_id, prefix + path.name), path)
+            for path in sorted(folder.iterdir())
+        ]
 
 
 def _keep_results_in_process() -> None:
@@ -105,21 +119,50 @@ def _commit(
     return commit(store, keys.checkpoint(version), body, write_id)
 
 
-def load(store: Store, version: int, model: TrainedModel) -> None:
-    """Restore the training state of a policy version. Collective.
+def load(
+    store: Store, version: int, model: TrainedModel, critic: TrainedModel | None = None
+) -> None:
+    """Restore the training state of a policy version, and of its critic. Collective.
 
     Raises InputError if this layout cannot load it; CorruptObjectError; ObjectMissingError.
     """
     body = read_checkpoint(store, version)
     refuse_other_layout(version, body["layout"], layout(model))
 
+    _read(store, body, model, "")
+    if critic is not None:
+        _read(store, body, critic, _CRITIC)
+
+
+def _read(store: Store, body: dict[str, Any], model: TrainedModel, prefix: str) -> None:
+    """Restore a model's state from the files of a checkpoint whose names begin with the prefix.
+
+    Raises CorruptObjectError if there is none, or those of another version.
+    """
+    version = body["version"]
+    files = {file.key.rsplit("/", 1)[-1]: file for file in files_in(body)}
+    own = {
+        name.removeprefix(prefix): file
+        for name, file in files.items()
+        if name.startswith(_CRITIC) == (prefix == _CRITIC)
+    }
+    if not own:
+        raise CorruptObjectError(
+            f"{keys.checkpoint(version)} in {store.uri}: found no file {prefix}*, expected the "
+            f"state of the critic; {_REMOVE}"
+        )
+
     def fetch(folder: Path) -> None:
-        for file in files_in(body):
-            fetch_file(store, file, folder / file.key.rsplit("/", 1)[-1], _REMOVE)
+        for name, file in own.items():
+            fetch_file(store, file, folder / name, _REMOVE)
 
     with folder_of_node("checkpoint", fetch) as folder:
-        prepare_loading(model.optimizer)
-        state = dist_checkpointing.load(_sharded_state(model, is_loading=True), str(folder))
+        # Older checkpoints do not say it: their optimizers had a state.
+        stepped = dist_checkpointing.load_common_state_dict(str(folder)).get("stepped", True)
+        if stepped:
+            prepare_loading(model.optimizer)
+        wanted = _sharded_state(model, is_loading=True, with_optimizer=stepped)
+        state = dist_checkpointing.load(wanted, str(folder))
     if state["version"] != version:
         raise CorruptObjectError(
             f"{keys.checkpoint(version)} in {store.uri}: its files are of version "
@@ -127,8 +170,9 @@ def load(store: Store, version: int, model: TrainedModel) -> None:
         )
     for index, chunk in enumerate(model.bare_chunks):
         chunk.load_state_dict(state[f"model{index}"])
-    model.optimizer.load_state_dict(state["optimizer"])
-    finish_loading(model.optimizer)
+    if stepped:
+        model.optimizer.load_state_dict(state["optimizer"])
+        finish_loading(model.optimizer)
 
 
 def read_checkpoint(store: Store, version: int) -> dict[str, Any]:
@@ -181,11 +225,25 @@ def refuse_other_layout(version: int, saved: dict[str, Any], here: dict[str, Any
         raise InputError(problems)
 
 
-def _sharded_state(model: TrainedModel, is_loading: bool) -> dict[str, Any]:
+def _has_stepped(model: TrainedModel) -> bool:
+    """Whether the optimizer has made a step, and so has a state that can be saved. Collective.
+
+    A policy has made none while only its critic is trained, or every mini-batch was skipped; its
+    float32 weights are then those that it was built with. A rank may hold no part of the state.
+    """
+    found = any(bool(part.optimizer.state) for part in parts(model.optimizer))
+    stepped = torch.tensor(int(found), device=next(model.chunks[0].parameters()).device)
+    torch.distributed.all_reduce(stepped, op=torch.distributed.ReduceOp.MAX)
+    return bool(stepped)
+
+
+def _sharded_state(model: TrainedModel, is_loading: bool, with_optimizer: bool) -> dict[str, Any]:
     state: dict[str, Any] = {
         f"model{index}": chunk.sharded_state_dict(metadata=dict(_FORMAT))
         for index, chunk in enumerate(model.bare_chunks)
     }
+    if not with_optimizer:
+        return state
     # The optimizer finds its parameters in the (nested) entries of the chunks by identity; merged
     # flat, the chunks of a virtual pipeline would overwrite each other.
     state["optimizer"] = model.optimizer.sharded_state_dict(

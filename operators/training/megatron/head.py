@@ -1,7 +1,8 @@
 """The output layer, applied by the loss instead of the model, so that [T, vocabulary] never exists.
 
 Within `without_logits` the last stage's chunk returns its final hidden states; `passes.logprobs`
-multiplies them with `output_weight`, a chunk of tokens at a time.
+multiplies them with `output_weight`, a chunk of tokens at a time. A value head stays in the model:
+its output is one number per position.
 """
 
 import contextlib
@@ -16,16 +17,19 @@ from megatron.core.tensor_parallel.mappings import (
 )
 
 from operators.training.megatron.model import bare
+from operators.training.megatron.value_head import ValueHead
 
 
 @contextlib.contextmanager
 def without_logits(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Have the chunk that holds the output layer return hidden states [B, M, H], not logits.
 
-    Every rank of a tensor-parallel group gets the whole hidden states, and their gradient is the
-    sum over the group, as the output layer itself arranges it.
+    One with a value head returns values, [B, M, 1]. Every rank of a tensor-parallel group gets the
+    whole hidden states, and their gradient is the sum over the group, as the output layer itself
+    arranges it.
     """
-    layers: list[Any] = [bare(c).output_layer for c in chunks if bare(c).post_process]
+    outputs: list[Any] = [bare(c).output_layer for c in chunks if bare(c).post_process]
+    layers = [layer for layer in outputs if not isinstance(layer, ValueHead)]
     for layer in layers:
         layer.forward = partial(_hidden, layer)
     try:

@@ -4,7 +4,7 @@ Used on CPU only; with CUDA, models have Transformer Engine's layers, as mbridge
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -73,10 +73,15 @@ class NamedForBridge:
     would otherwise be quadratic, on a GPU too.
     """
 
-    def __init__(self, model: GPTModel) -> None:
+    def __init__(self, model: GPTModel, left_out: Collection[str] = ()) -> None:
+        """`left_out` are parameters that the bridge does not see."""
         self.decoder = model.decoder
         self._model = model
-        state = {name: t for name, t in model.state_dict().items() if "_extra_state" not in name}
+        state = {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if "_extra_state" not in name and name not in left_out
+        }
         self._names = bridge_names(list(state)) if ON_CPU else {name: name for name in state}
         self._state = {self._names[name]: tensor for name, tensor in state.items()}
 
@@ -86,7 +91,11 @@ class NamedForBridge:
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Parameters by mbridge's names."""
-        return ((self._names[name], p) for name, p in self._model.named_parameters())
+        return (
+            (self._names[name], parameter)
+            for name, parameter in self._model.named_parameters()
+            if name in self._names
+        )
 
 
 def bridge_names(names: list[str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""The trained model on this rank: HF folder -> Megatron chunks, weights, optimizer; its routers."""
+"""Models on this rank: HF folder -> Megatron chunks, weights, optimizer; their routers."""
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -23,6 +23,7 @@ from operators.training.megatron import cpu_megatron
 from operators.training.megatron.bridges import BRIDGES, HfConfig
 from operators.training.megatron.optimizer import wrap_for_training
 from operators.training.megatron.patched import count_tokens_without_padding
+from operators.training.megatron.value_head import with_value_head
 from operators.training.megatron.weights import load_weights
 from pipeline.config.actor import Actor
 from pipeline.config.rules.overrides import override_problems
@@ -63,7 +64,18 @@ def build_model(folder: Path, actor: Actor) -> TrainedModel:
 
     Raises InputError, naming the cause, for a model or setting that cannot be trained.
     """
-    model = _load(folder, actor)
+    return _wrapped(_load(folder, actor), actor)
+
+
+def build_critic(folder: Path, settings: Actor, seed: int) -> TrainedModel:
+    """Build the same model with a value head, drawn from a seed, as its output layer. Collective.
+
+    `settings` are the critic's, as `over_actor` gives them. Raises InputError.
+    """
+    return _wrapped(_load(folder, settings, value_seed=seed), settings)
+
+
+def _wrapped(model: LoadedModel, actor: Actor) -> TrainedModel:
     chunks, optimizer = wrap_for_training(model.chunks, model.config, actor)
     return TrainedModel(chunks, model.config, model.bridge, optimizer)
 
@@ -76,14 +88,16 @@ def build_reference(folder: Path, actor: Actor) -> LoadedModel:
     return model
 
 
-def _load(folder: Path, actor: Actor) -> LoadedModel:
-    bridge = _make_bridge(folder, actor)
+def _load(folder: Path, actor: Actor, value_seed: int | None = None) -> LoadedModel:
+    """Make the chunks and load their weights; `value_seed`: with a value head drawn from it."""
+    has_values = value_seed is not None
+    bridge = _make_bridge(folder, actor, tied=False if has_values else None)
     count_tokens_without_padding()
     try:
-        chunks = _make_chunks(bridge)
+        chunks = _make_chunks(bridge, [] if value_seed is None else [with_value_head(value_seed)])
     except (AssertionError, ValueError) as error:
         raise InputError([f"{folder}: Megatron-core cannot build this model: {error}"]) from error
-    load_weights(bridge, [bare(chunk) for chunk in chunks], folder)
+    load_weights(bridge, [bare(chunk) for chunk in chunks], folder, with_output=not has_values)
     return LoadedModel(chunks, bridge.config, bridge)
 
 
@@ -109,8 +123,11 @@ def bare(chunk: torch.nn.Module) -> GPTModel:
     return cast(GPTModel, chunk)
 
 
-def _make_bridge(folder: Path, actor: Actor) -> LLMBridge:
+def _make_bridge(folder: Path, actor: Actor, tied: bool | None) -> LLMBridge:
+    """`tied`: whether the output layer is the embedding; None: as the model's config says."""
     hf = _read_config(folder)
+    if tied is not None:
+        hf.tie_word_embeddings = tied
     tp = actor.megatron.tensor_model_parallel_size
     if hf.vocab_size % tp:
         # With a padded vocabulary, padding would take a share of every softmax.
@@ -168,12 +185,15 @@ def _read_config(folder: Path) -> HfConfig:
     return hf
 
 
-def _make_chunks(bridge: LLMBridge) -> list[torch.nn.Module]:
-    """Make chunks with uninitialised weights; load_weights loads all and checks that it does."""
+def _make_chunks(bridge: LLMBridge, changes: list[Callable[..., None]]) -> list[torch.nn.Module]:
+    """Make chunks with uninitialised weights; load_weights loads all and checks that it does.
+
+    `changes` are called with each GPTModel, as mbridge calls them.
+    """
     stages: Sequence[int | None] = range(
         parallel_state.get_virtual_pipeline_model_parallel_world_size() or 0
     ) or [None]
-    provide = bridge._model_provider([])
+    provide = bridge._model_provider(changes)
     chunks: list[torch.nn.Module] = []
     for stage in stages:
         whole = stage is None

@@ -11,21 +11,28 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from safetensors import safe_open
 
+from operators.training.megatron import value_head
 from operators.training.megatron.local_layers import NamedForBridge
 from pipeline.errors import InputError
 
 _INDEX = "model.safetensors.index.json"
+_OUTPUT = "lm_head.weight"
+"""The output layer's weight in an HF folder; a model with tied embeddings has none."""
 
 
-def load_weights(bridge: LLMBridge, bare_chunks: Sequence[GPTModel], folder: Path) -> None:
+def load_weights(
+    bridge: LLMBridge, bare_chunks: Sequence[GPTModel], folder: Path, with_output: bool = True
+) -> None:
     """Load every weight of the model from an HF folder. Collective.
 
-    Raises InputError if a weight of the model is not in the folder, or if one in the folder has no
-    place in the model (a bias that Megatron's layer lacks, for example), except those of a
-    multi-token-prediction layer, which is not trained.
+    Without `with_output` the model has a value head, which stays as it is, and the folder's output
+    layer is not read. Raises InputError if a weight of the model is not in the folder, or if one in
+    the folder has no place in the model (a bias that Megatron's layer lacks, for example), except
+    those of a multi-token-prediction layer, which is not trained.
     """
-    views = [NamedForBridge(chunk) for chunk in bare_chunks]
-    there = set(weight_files(folder))
+    left_out = () if with_output else (value_head.NAME,)
+    views = [NamedForBridge(chunk, left_out) for chunk in bare_chunks]
+    there = set(weight_files(folder)) - (set() if with_output else {_OUTPUT})
     used = {name for view in views for name in _hf_names(bridge, view)}
     missing = sorted(used - there)
     surplus = sorted(

@@ -42,6 +42,8 @@ class Tokens:
     """The trainer's log-probs at the step's start."""
     reference_T: Floats | None
     """The reference's; None: there is no reference model."""
+    values_T: Floats | None
+    """The critic's; None: there is no critic."""
 
 
 def estimate_advantages(
@@ -93,6 +95,7 @@ def _rollouts(rank: Rank, data: StepData, tokens: Tokens) -> Rollouts:
         scores_T=scores_T,
         ranks=data_parallel_ranks(rank),
         baseline_N=group_baselines(data.columns),
+        values_T=tokens.values_T,
     )
 
 

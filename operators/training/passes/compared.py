@@ -4,6 +4,7 @@ Made once per step, after the log-prob passes, for this data-parallel rank's who
 N samples of the step, X samples of this rank, T their response tokens, sample after sample.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +41,10 @@ class Compared:
     """What the corrections found, of this rank's samples; None: they are made in each update."""
     kl: StepKl | None = None
     """The KL to the reference that was taken from the scores; None: none was."""
+    values: BySample | None = None
+    """The critic's at the step's start, float32; None: there is no critic."""
+    returns: BySample | None = None
+    """What the critic learns to predict, float32; None: the estimator makes none."""
 
 
 def compare(
@@ -48,6 +53,7 @@ def compare(
     old: LogProbs | None,
     reference: LogProbs | None,
     kl_coef: float = 0.0,
+    values: BySample | None = None,
 ) -> Compared:
     """Make corrections and advantages of a step. The data-parallel ranks call together.
 
@@ -72,9 +78,8 @@ def compare(
         lengths_X=lengths_X,
         mask_T=mask_T,
         old_T=joined(np.float64, [old[id] for id in ids]),
-        reference_T=None
-        if reference is None
-        else joined(np.float64, [reference[id] for id in ids]),
+        reference_T=_of_all(reference, ids),
+        values_T=_of_all(values, ids),
     )
     estimate, kl = estimate_advantages(rank, data, tokens, kl_coef)
 
@@ -82,6 +87,7 @@ def compare(
         return split(ids, lengths_X.tolist(), values_T.astype(dtype))
 
     weights_T = None if corrected is None else corrected.weights_T
+    returns_T = estimate.returns_T
     return Compared(
         old=old,
         reference=reference,
@@ -90,7 +96,13 @@ def compare(
         weights=None if weights_T is None else by_sample(weights_T, np.float32),
         tally=None if corrected is None else corrected.tally,
         kl=kl,
+        values=values,
+        returns=None if returns_T is None else by_sample(returns_T, np.float32),
     )
+
+
+def _of_all(values: BySample | None, ids: Sequence[str]) -> npt.NDArray[np.float64] | None:
+    return None if values is None else joined(np.float64, [values[id] for id in ids])
 
 
 def corrected_batch(

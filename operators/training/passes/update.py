@@ -31,10 +31,12 @@ from operators.training.passes.objective import (
 from operators.training.passes.samples import SamplesOfBatch
 from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
 from operators.training.passes.totals import totals_of
-from operators.training.rank import Rank
+from operators.training.rank import Rank, Skipped
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
 from pipeline import progress
+from pipeline.config.optim import Optim
+from pipeline.config.rules.rates import OPTIM
 from pipeline.rl.corrections.tally import Tally
 from pipeline.traces.format.types import Routes
 
@@ -83,22 +85,23 @@ def update(
     for number, mini_batch in enumerate(progress.counted(data.layout.mini_batches)):
         reports, counts = gradients(rank, data, mini_batch, compared, routes, updates.tallies)
         of_epoch[mini_batch.epoch].append(counts)
-        if not _any_token(rank, reports):
+        if not any_token(rank, reports):
             updates.empty += 1
             continue
         done, grad_norm = checked_step(rank.optimizer)
         if done:
             rank.skipped.in_a_row = 0
-            updates.sums.append(_sums(reports))
+            updates.sums.append(sums_of(reports))
             updates.grad_norms.append(grad_norm)
         else:
             updates.skipped += 1
-            _skip(rank, f"step {data.step}, mini-batch {number}: gradient norm {grad_norm}")
+            what = f"step {data.step}, mini-batch {number}: gradient norm {grad_norm}"
+            skip(rank.skipped, rank.config.actor_rollout_ref.actor.optim, OPTIM, what)
     updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
     return updates
 
 
-def _any_token(rank: Rank, reports: Sequence[Report]) -> bool:
+def any_token(rank: Rank, reports: Sequence[Report]) -> bool:
     """Whether a token of the mini-batch counts, on any rank. All ranks call, and all get the same:
     only the last stage has reports."""
     tokens = torch.tensor(
@@ -109,17 +112,19 @@ def _any_token(rank: Rank, reports: Sequence[Report]) -> bool:
     return bool(tokens)
 
 
-def _skip(rank: Rank, what: str) -> None:
-    """Count a skipped mini-batch, equally on all ranks. Raises UpdateError."""
-    rank.skipped.in_a_row += 1
-    key = "actor_rollout_ref.actor.optim.skip_nonfinite"
-    if rank.config.actor_rollout_ref.actor.optim.skip_nonfinite:
-        if rank.skipped.in_a_row <= MOST_SKIPPED:
+def skip(skipped: Skipped, optim: Optim, name: str, what: str) -> None:
+    """Count a skipped mini-batch, equally on all ranks; `name`: of the settings in `optim`.
+
+    Raises UpdateError.
+    """
+    skipped.in_a_row += 1
+    if optim.skip_nonfinite:
+        if skipped.in_a_row <= MOST_SKIPPED:
             logger.warning("%s; it is skipped (counted as update/skipped)", what)
             return
-        reason = f"the last {rank.skipped.in_a_row} mini-batches had none that is finite"
+        reason = f"the last {skipped.in_a_row} mini-batches had none that is finite"
     else:
-        reason = f"{key}=False"
+        reason = f"{name}.skip_nonfinite=False"
     raise UpdateError(
         f"{what}, {reason}; nothing of the step is stored. Start a new run with a smaller learning "
         "rate, and look at the rewards and log-probs of this step"
@@ -235,7 +240,8 @@ def _targets(
     )
 
 
-def _sums(reports: Sequence[Report]) -> dict[str, float]:
+def sums_of(reports: Sequence[Report]) -> dict[str, float]:
+    """The sums of a mini-batch's reports, by name."""
     sums: dict[str, float] = {}
     for report in reports:
         for name, value in report.items():

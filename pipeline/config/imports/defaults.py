@@ -37,6 +37,27 @@ OTHER_DEFAULTS: dict[str, str] = {
     "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout and training have GPUs of their "
     "own",
     "actor_rollout_ref.rollout.enforce_eager": "null is verl's value where there are GPUs",
+    "critic.optim.lr_warmup_steps": "-1 means none, or lr_warmup_steps_ratio",
+    "critic.forward_max_token_len_per_gpu": "ppo_max_token_len_per_gpu, as verl's interpolation "
+    "says",
+    **dict.fromkeys(
+        (f"critic.megatron.{name}_offload" for name in ("param", "grad", "optimizer")),
+        "the actor's where it is null",
+    ),
+    **dict.fromkeys(
+        (
+            f"critic.{name}"
+            for name in (
+                "ppo_mini_batch_size",
+                "ppo_micro_batch_size_per_gpu",
+                "use_dynamic_bsz",
+                "ppo_epochs",
+                "loss_agg_mode",
+                "loss_scale_factor",
+            )
+        ),
+        "the actor's, as verl's interpolation says",
+    ),
     "custom_reward_function.name": "compute_score in verl too, under reward.custom_reward_function",
     "trainer.experiment_name": "an example's name",
     "trainer.project_name": "an example's name",

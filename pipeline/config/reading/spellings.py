@@ -14,14 +14,17 @@ from pipeline.config.keys import all_keys
 from pipeline.config.reading.verl import ALIASES
 from pipeline.errors import InputError
 
-_OPTIM = "actor_rollout_ref.actor.optim"
+_OPTIMS = ("actor_rollout_ref.actor.optim", "critic.optim")
 _MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 _DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
 
 _UNSET = {
     "trainer.total_training_steps": "",
-    f"{_OPTIM}.lr_warmup_steps": "",
-    f"{_OPTIM}.lr_warmup_steps_ratio": "",
+    **{
+        f"{optim}.{name}": ""
+        for optim in _OPTIMS
+        for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
+    },
     "custom_reward_function.name": "",
     "data.seed": "data.seed: null, so it is the default",
 }
@@ -80,9 +83,10 @@ def plain_values(settings: dict[str, Any]) -> list[str]:
         for key, note in _UNSET.items()
         if get(settings, key) is None and take(settings, key) is None and note
     ]
-    steps = get(settings, f"{_OPTIM}.lr_warmup_steps")
-    if type(steps) is int and steps == -1:  # verl then takes the ratio, whose default is 0
-        take(settings, f"{_OPTIM}.lr_warmup_steps")
+    for warmup in (f"{optim}.lr_warmup_steps" for optim in _OPTIMS):
+        steps = get(settings, warmup)
+        if type(steps) is int and steps == -1:  # verl then takes the ratio, whose default is 0
+            take(settings, warmup)
     every = get(settings, "trainer.save_freq")
     if _is_below(every, 1):
         take(settings, "trainer.save_freq")
@@ -104,11 +108,13 @@ def least_rate(settings: Mapping[str, Any]) -> dict[str, float]:
     FSDP's cosine falls to that rate as Megatron's does. A min_lr that is written stays, and must
     agree. `settings` are by dotted key.
     """
-    ratio, least = settings.get(f"{_OPTIM}.min_lr_ratio"), settings.get(f"{_OPTIM}.min_lr")
-    rate = settings.get(f"{_OPTIM}.lr", all_keys()[f"{_OPTIM}.lr"].field.default)
-    if not ratio or least or not (_is_number(ratio) and _is_number(rate)):
-        return {}
-    return {f"{_OPTIM}.min_lr": ratio * rate}
+    found = {}
+    for optim in _OPTIMS:
+        ratio, least = settings.get(f"{optim}.min_lr_ratio"), settings.get(f"{optim}.min_lr")
+        rate = settings.get(f"{optim}.lr", all_keys()[f"{optim}.lr"].field.default)
+        if ratio and not least and _is_number(ratio) and _is_number(rate):
+            found[f"{optim}.min_lr"] = ratio * rate
+    return found
 
 
 def _is_number(value: Any) -> bool:

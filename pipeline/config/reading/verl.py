@@ -19,6 +19,7 @@ from pipeline.config.reading.entries import (
     with_prefix,
 )
 from pipeline.config.reading.foreign import Foreign, same_value
+from pipeline.config.reading.verl_critic import CRITIC
 from pipeline.config.reading.verl_policy import POLICY
 
 ALIASES = {
@@ -114,7 +115,6 @@ _TRAINER = with_prefix(
     records(
         "rollout_data_dir validation_data_dir log_val_generations", "all samples are in the store"
     ),
-    same("critic_warmup", "the actor is trained from the first step on", 0, 1),
     seeds("balance_batch", "ranks get samples of a mini-batch by trainer.seed, not by length"),
     speed("ray_* use_legacy_worker_impl use_v1", _NO_RAY),
     same("v1.trainer_mode", _SYNCHRONOUS, "sync"),
@@ -173,8 +173,7 @@ FOREIGN: Entries = [
     *_DATA,
     *POLICY,
     *_ALGORITHM,
-    *off("critic.enable", "GRPO has no critic"),
-    *unread("critic.*", "GRPO has no critic", _ESTIMATOR),
+    *CRITIC,
     *_TRAINER,
     *_REWARD,
     *records("global_profiler.*", _NO_PROFILER),

@@ -27,6 +27,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _OVERRIDE = f"{_ACTOR}.megatron.override_transformer_config"
 _PATH = f"{_MODEL}.path"
 
+_ADAM = "the optimizer is Adam"
 _NO_CODE = "code that comes with a model is never run: config.json and tokenizer.json decide"
 _NO_CUT = "batches of the engine are its own affair"
 _NO_FSDP = "for FSDP, which is not used here"
@@ -76,14 +77,14 @@ def _one_dtype(config: RunConfig, _: str, value: Any) -> bool:
     return bool(value == value_at(config, f"{_ACTOR}.megatron.dtype"))
 
 
-def _least_rate(config: RunConfig, _: str, ratio: Any) -> bool:
+def _least_rate(config: RunConfig, key: str, ratio: Any) -> bool:
     """Whether verl's ratio for FSDP, which `plain_values` turns into min_lr, is what holds."""
-    optim = config.actor_rollout_ref.actor.optim
+    optim = value_at(config, key.rpartition(".")[0])
     return isinstance(ratio, int | float) and isclose(optim.min_lr, ratio * optim.lr)
 
 
-def _decay_style(config: RunConfig, _: str, value: Any) -> bool:
-    return bool(value == value_at(config, f"{_ACTOR}.optim.lr_decay_style"))
+def _decay_style(config: RunConfig, key: str, value: Any) -> bool:
+    return bool(value == value_at(config, f"{key.rpartition('.')[0]}.lr_decay_style"))
 
 
 def _no_reference(config: RunConfig, _: str, value: Any) -> bool:
@@ -91,10 +92,6 @@ def _no_reference(config: RunConfig, _: str, value: Any) -> bool:
     return value is False or not config.has_reference
 
 
-_SCHEDULE = Agreement(
-    _decay_style,
-    "write it as actor_rollout_ref.actor.optim.lr_decay_style, or leave it out",
-)
 _LENGTH = Agreement(
     _long_enough, "write at least data.max_prompt_length + data.max_response_length, or null"
 )
@@ -114,12 +111,45 @@ _ENGINE: Entries = [
 ]
 
 
-def _engine(prefix: str) -> Entries:
-    """The settings of Megatron of the actor or the reference."""
+def engine(prefix: str) -> Entries:
+    """The settings of Megatron of the actor, the reference or the critic."""
     return [
         replace(one, guard=f"{prefix}.{one.guard}" if one.guard else "")
         for one in with_prefix(prefix, _ENGINE)
     ]
+
+
+def optimizer(prefix: str) -> Entries:
+    """The settings of the optimizer of the actor or the critic."""
+    return with_prefix(
+        prefix,
+        same(
+            "weight_decay_incr_style",
+            "verl gives it one weight decay, to begin and to end with",
+            "constant",
+            "linear",
+            "cosine",
+        ),
+        same("optimizer", _ADAM, "adam"),
+        elsewhere(
+            "min_lr_ratio",
+            "min_lr is the ratio times lr",
+            Agreement(_least_rate, "leave one of min_lr and min_lr_ratio out"),
+        ),
+        elsewhere(
+            "lr_scheduler_type warmup_style",
+            "it is lr_decay_style",
+            Agreement(_decay_style, f"write it as {prefix}.lr_decay_style, or leave it out"),
+        ),
+        same("num_cycles", "a cosine falls once", 0.5),
+        unread("muon_* use_layer_wise_distributed_optimizer", _ADAM, f"{prefix}.optimizer"),
+        off("use_checkpoint_opt_param_scheduler", "the schedule follows from the step"),
+        unread(
+            "total_training_steps",
+            "verl writes trainer.total_training_steps there",
+            "trainer.total_training_steps",
+        ),
+    )
 
 
 POLICY: Entries = [
@@ -194,36 +224,8 @@ POLICY: Entries = [
         unread("qat.*", _NO_QAT, f"{_ACTOR}.qat.enable"),
         records("profiler.* profile.*", _NO_PROFILER),
     ),
-    *with_prefix(
-        f"{_ACTOR}.optim",
-        same(
-            "weight_decay_incr_style",
-            "verl gives it one weight decay, to begin and to end with",
-            "constant",
-            "linear",
-            "cosine",
-        ),
-        same("optimizer", "the optimizer is Adam", "adam"),
-        elsewhere(
-            "min_lr_ratio",
-            "min_lr is the ratio times lr",
-            Agreement(_least_rate, "leave one of min_lr and min_lr_ratio out"),
-        ),
-        elsewhere("lr_scheduler_type warmup_style", "it is lr_decay_style", _SCHEDULE),
-        same("num_cycles", "a cosine falls once", 0.5),
-        unread(
-            "muon_* use_layer_wise_distributed_optimizer",
-            "the optimizer is Adam",
-            f"{_ACTOR}.optim.optimizer",
-        ),
-        off("use_checkpoint_opt_param_scheduler", "the schedule follows from the step"),
-        unread(
-            "total_training_steps",
-            "verl writes trainer.total_training_steps there",
-            "trainer.total_training_steps",
-        ),
-    ),
-    *_engine(f"{_ACTOR}.megatron"),
+    *optimizer(f"{_ACTOR}.optim"),
+    *engine(f"{_ACTOR}.megatron"),
     *off(f"{_ACTOR}.megatron.forward_only", "the actor is trained"),
     *off(
         f"{_ACTOR}.megatron.use_dist_checkpointing",
@@ -273,7 +275,7 @@ POLICY: Entries = [
             Agreement(_as_the_actor, f"write the same in {_OVERRIDE}, or leave the key out"),
         ),
     ),
-    *_engine("actor_rollout_ref.ref.megatron"),
+    *engine("actor_rollout_ref.ref.megatron"),
     *with_prefix(
         _ROLLOUT,
         speed("mode nnodes n_gpus_per_node", "engines run by themselves: see launch"),

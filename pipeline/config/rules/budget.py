@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.config.critic import over_actor
 from pipeline.config.tree import RunConfig
 
-Pass = Literal["update", "log_prob", "reference"]
+Pass = Literal["update", "log_prob", "reference", "critic_update", "values"]
+OF_CRITIC: tuple[Pass, ...] = ("critic_update", "values")
 _ACTOR = "actor_rollout_ref.actor"
 _OWN = {"log_prob": "actor_rollout_ref.rollout", "reference": "actor_rollout_ref.ref"}
 
@@ -32,14 +34,19 @@ class Budget:
 
 
 def passes_of(config: RunConfig) -> tuple[Pass, ...]:
-    """The passes of a step; the reference's only where something compares with it."""
-    if config.has_reference:
-        return "update", "log_prob", "reference"
-    return "update", "log_prob"
+    """The passes of a step; the reference's and the critic's only with one."""
+    reference: tuple[Pass, ...] = ("reference",)
+    return (
+        *("update", "log_prob"),
+        *(reference if config.has_reference else ()),
+        *(OF_CRITIC if config.has_critic else ()),
+    )
 
 
 def budget(config: RunConfig, of: Pass) -> Budget:
     """The limits of a pass."""
+    if of in OF_CRITIC:
+        return _of_critic(config, of)
     actor = config.actor_rollout_ref.actor
     samples, tokens = actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu
     dynamic = actor.use_dynamic_bsz
@@ -56,6 +63,25 @@ def budget(config: RunConfig, of: Pass) -> Budget:
             dynamic = own.log_prob_use_dynamic_bsz
             dynamic_key = f"{_OWN[of]}.log_prob_use_dynamic_bsz"
     tokens *= actor.megatron.context_parallel_size  # the setting is for a GPU, as in verl
+    return Budget(
+        None if dynamic else samples, tokens if dynamic else None, tokens_key, dynamic_key
+    )
+
+
+def _of_critic(config: RunConfig, of: Pass) -> Budget:
+    critic = config.critic
+    settings = over_actor(critic, config.actor_rollout_ref.actor)
+    samples, tokens = settings.ppo_micro_batch_size_per_gpu, settings.ppo_max_token_len_per_gpu
+    tokens_key = "critic.ppo_max_token_len_per_gpu"
+    if of == "values":
+        samples = critic.forward_micro_batch_size_per_gpu or samples
+        if critic.forward_max_token_len_per_gpu is not None:
+            tokens = critic.forward_max_token_len_per_gpu
+            tokens_key = "critic.forward_max_token_len_per_gpu"
+    tokens *= settings.megatron.context_parallel_size
+    dynamic = settings.use_dynamic_bsz
+    inherited = critic.use_dynamic_bsz is None
+    dynamic_key = f"{_ACTOR}.use_dynamic_bsz" if inherited else "critic.use_dynamic_bsz"
     return Budget(
         None if dynamic else samples, tokens if dynamic else None, tokens_key, dynamic_key
     )

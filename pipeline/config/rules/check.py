@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pipeline.config.rules.activation_rules import activation_notes, activation_problems
 from pipeline.config.rules.algorithms.corrections import correction_problems
+from pipeline.config.rules.algorithms.critics import critic_notes, critic_problems
 from pipeline.config.rules.algorithms.estimators import estimator_notes, estimator_problems
 from pipeline.config.rules.budget import budget_notes, budget_problems
 from pipeline.config.rules.cuda import cuda_notes, cuda_problems
@@ -62,6 +63,7 @@ def config_problems(
     problems += rate_problems(config.actor_rollout_ref.actor.optim)
     problems += loss_problems(config.actor_rollout_ref.actor)
     problems += correction_problems(config)
+    problems += critic_problems(config)
     if on_cluster is not None:
         problems += _cluster_problems(config)
         problems += gpu_problems(config, on_cluster)
@@ -94,6 +96,7 @@ def config_notes(config: RunConfig) -> list[str]:
         *loss_notes(config.actor_rollout_ref.actor),
         *activation_notes(megatron),
         *budget_notes(config),
+        *critic_notes(config),
         *_reference_notes(config),
         *estimator_notes(config),
         *(cuda_notes(megatron) if config.trainer.device == "cpu" else ()),
@@ -125,7 +128,8 @@ def _reference_notes(config: RunConfig) -> Iterator[str]:
     cut = type(policy.ref).model_fields.keys() - {"megatron"}
     found = {f"ref.{name}": getattr(policy.ref, name) for name in sorted(cut)}
     found["ref.megatron.param_offload"] = policy.ref.megatron.param_offload
-    found["actor.megatron.param_offload"] = policy.actor.megatron.param_offload
+    if not config.has_critic:
+        found["actor.megatron.param_offload"] = policy.actor.megatron.param_offload
     for name, value in found.items():
         if value:
             yield (

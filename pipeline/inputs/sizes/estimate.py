@@ -4,10 +4,12 @@ Pure functions of config.json and settings. docs/sizes.md says what is counted a
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pipeline.config.actor import Actor
-from pipeline.config.rules.budget import Pass, budget, passes_of
+from pipeline.config.actor import Actor, Megatron
+from pipeline.config.critic import over_actor
+from pipeline.config.rules.budget import OF_CRITIC, Pass, budget, passes_of
 from pipeline.config.rules.megatron_options import precision_aware
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.sizes.activations import (
@@ -42,8 +44,11 @@ RUNTIME_PART = "CUDA, NCCL, fragments"
 LOG_PROB_PARTS: Mapping[Pass, str] = {
     "log_prob": "log-prob pass",
     "reference": "log-prob pass of the reference",
+    "values": "pass of the critic's values",
 }
 """What the forward passes of a step hold, by pass."""
+CRITIC = "critic's "
+"""How the names of the critic's parts begin."""
 
 
 def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool = False) -> Memory:
@@ -60,7 +65,8 @@ def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool
         weights = rank_weights(widths, cut, stage)
         static = _static_parts(config, cut, weights)
         layer_cut = LayerCut(widths, cut, item, longest if local else None)
-        fullest_pass = max(_passes(config, layer_cut, stage, static), key=_sum)
+        critic = _critic_parts(config, layer_cut, stage)
+        fullest_pass = max(_passes(config, layer_cut, stage, static, critic), key=_sum)
         stages.append(((*fullest_pass, *runtime), _host_checkpoint(config, cut, weights)))
     fullest = max(range(cut.pp), key=lambda number: _sum(stages[number][0]))
     return Memory(
@@ -78,23 +84,42 @@ def _sum(parts: tuple[MemoryPart, ...]) -> int:
 
 
 def _static_parts(config: RunConfig, cut: Cut, weights: RankWeights) -> tuple[MemoryPart, ...]:
-    """Weights, gradients and optimizer state of a rank during updates."""
+    """The policy's and the reference's, during updates."""
     actor = config.actor_rollout_ref.actor
     megatron, item = actor.megatron, _ITEM[actor.megatron.dtype]
-    gradient, state = _gradient_bytes(actor), _state_bytes(actor)
-    sharded = megatron.use_distributed_optimizer
-    dense_copies, expert_copies = (cut.dense_copies, cut.expert_copies) if sharded else (1, 1)
-    numbers = weights.dense / dense_copies + weights.experts / expert_copies
-    parts = [
-        MemoryPart("weights", weights.total * item),
-        MemoryPart("gradients", weights.total * gradient),
-        MemoryPart("optimizer state", round(numbers * state)),
-    ]
+    parts = _trained_parts(actor, cut, weights, "")
     own = config.actor_rollout_ref.ref.megatron.param_offload
     away = megatron.param_offload if own is None else own
     if config.has_reference and not away:
         parts.append(MemoryPart("reference policy", weights.total * item))
     return tuple(parts)
+
+
+def _trained_parts(settings: Actor, cut: Cut, weights: RankWeights, of: str) -> list[MemoryPart]:
+    """Weights, gradients and optimizer state of a model on a rank; `of` begins their names."""
+    sharded = settings.megatron.use_distributed_optimizer
+    dense_copies, expert_copies = (cut.dense_copies, cut.expert_copies) if sharded else (1, 1)
+    numbers = weights.dense / dense_copies + weights.experts / expert_copies
+    return [
+        MemoryPart(f"{of}weights", weights.total * _ITEM[settings.megatron.dtype]),
+        MemoryPart(f"{of}gradients", weights.total * _gradient_bytes(settings)),
+        MemoryPart(f"{of}optimizer state", round(numbers * _state_bytes(settings))),
+    ]
+
+
+def _critic_parts(
+    config: RunConfig, layer_cut: LayerCut, stage: PipelineStage
+) -> tuple[MemoryPart, ...]:
+    """The critic's, during its updates; none without one. A value head is no table of words."""
+    if not config.has_critic:
+        return ()
+    widths, cut = replace(layer_cut.widths, tied=False), layer_cut.cut
+    weights = rank_weights(widths, cut, stage)
+    if stage.last:
+        table = widths.vocabulary // cut.tp * widths.hidden
+        weights = replace(weights, dense=weights.dense - table + widths.hidden)
+    settings = over_actor(config.critic, config.actor_rollout_ref.actor)
+    return tuple(_trained_parts(settings, cut, weights, CRITIC))
 
 
 def _gradient_bytes(actor: Actor) -> int:
@@ -126,45 +151,66 @@ def _state_bytes(actor: Actor) -> float:
 
 
 def _passes(
-    config: RunConfig, layer_cut: LayerCut, stage: PipelineStage, static: tuple[MemoryPart, ...]
+    config: RunConfig,
+    layer_cut: LayerCut,
+    stage: PipelineStage,
+    static: tuple[MemoryPart, ...],
+    critic: tuple[MemoryPart, ...],
 ) -> Iterator[tuple[MemoryPart, ...]]:
-    """The parts of each pass: of an update, of the log-prob passes."""
-    megatron = config.actor_rollout_ref.actor.megatron
-    yield (*static, *_update_parts(config, layer_cut, stage))
+    """The parts of each pass: of updates, of the passes without gradients."""
+    actor = config.actor_rollout_ref.actor
+    megatron = actor.megatron
+    critics = over_actor(config.critic, actor).megatron
+    of_critic = {f"{CRITIC}{name}" for name in _offloaded(critics, {"weights"})}
     for of in passes_of(config):
+        away = set(of_critic)
+        if of in ("reference", *OF_CRITIC):  # another model than the policy is at work
+            away |= _offloaded(megatron, {"weights"})
+        elif of == "log_prob":
+            away |= _offloaded(megatron, set())
+        if of == "values":
+            away -= {f"{CRITIC}weights"}
+        if of == "critic_update":
+            away -= of_critic
+        here = [part for part in (*static, *critic) if part.name not in away]
+        if of == "reference" and all(part.name != "reference policy" for part in here):
+            here += [MemoryPart("reference policy", p.bytes) for p in static if p.name == "weights"]
         if of == "update":
-            continue
-        away = {"gradients"} if megatron.grad_offload else set()
-        away |= {"optimizer state"} if megatron.optimizer_offload else set()
-        here = [part for part in static if part.name not in away]
-        if of == "reference":
-            if all(part.name != "reference policy" for part in here):
-                here += [
-                    MemoryPart("reference policy", p.bytes) for p in here if p.name == "weights"
-                ]
-            if megatron.param_offload:
-                here = [part for part in here if part.name != "weights"]
-        forward = _forward_bytes(layer_cut, stage, tokens_of_micro_batch(config, of))
-        yield (*here, MemoryPart(LOG_PROB_PARTS[of], forward))
+            yield (*here, *_update_parts(config, layer_cut, stage, of))
+        elif of == "critic_update":
+            made = _update_parts(config, layer_cut, stage, of)
+            yield (*here, *(MemoryPart(f"{CRITIC}{part.name}", part.bytes) for part in made))
+        else:
+            forward = _forward_bytes(config, layer_cut, stage, of)
+            yield (*here, MemoryPart(LOG_PROB_PARTS[of], forward))
 
 
-def _forward_bytes(layer_cut: LayerCut, stage: PipelineStage, tokens: int) -> int:
+def _offloaded(megatron: Megatron, weights: set[str]) -> set[str]:
+    """The parts of a trained model that settings keep away; `weights`: if these can be, too."""
+    away = {"gradients"} if megatron.grad_offload else set()
+    away |= {"optimizer state"} if megatron.optimizer_offload else set()
+    return away | (weights if megatron.param_offload else set())
+
+
+def _forward_bytes(config: RunConfig, layer_cut: LayerCut, stage: PipelineStage, of: Pass) -> int:
     """The most that a pass without gradients holds: what one layer makes beside its input, or the
-    last hidden states and a chunk's logits."""
+    last hidden states and a chunk's logits, or these states in float32 for a value head."""
+    tokens = tokens_of_micro_batch(config, of)
     layers = [layer_of(layer_cut, moe) for moe in set(stage.layers)]
     held = max((layer.input + layer.working for layer in layers), default=0) * tokens
     if stage.last:
         last = (norm_input_bytes(layer_cut) + _output_bytes(layer_cut)) * tokens
-        held = max(held, last + _logits_bytes(layer_cut, tokens))
+        at_head = _value_bytes if of in OF_CRITIC else _logits_bytes
+        held = max(held, last + at_head(layer_cut, tokens))
     return round(held)
 
 
 def _update_parts(
-    config: RunConfig, layer_cut: LayerCut, stage: PipelineStage
+    config: RunConfig, layer_cut: LayerCut, stage: PipelineStage, of: Pass
 ) -> tuple[MemoryPart, ...]:
     """Activations, and the larger of a layer's backward pass and the loss."""
     actor, cut = config.actor_rollout_ref.actor, layer_cut.cut
-    tokens = tokens_of_micro_batch(config)
+    tokens = tokens_of_micro_batch(config, of)
     recompute = recompute_of(actor.megatron.override_transformer_config)
     layers = {moe: layer_of(layer_cut, moe) for moe in set(stage.layers)}
     in_flight = _chunks_in_flight(cut, stage)
@@ -173,7 +219,8 @@ def _update_parts(
     if stage.last:
         kept += (norm_input_bytes(layer_cut) + _output_bytes(layer_cut)) * tokens
     working = max((_working(layer, recompute) for layer in layers.values()), default=0) * tokens
-    loss = _loss_bytes(layer_cut, tokens) if stage.last else 0
+    of_loss = _value_bytes if of in OF_CRITIC else _loss_bytes
+    loss = round(of_loss(layer_cut, tokens)) if stage.last else 0
     largest = (
         MemoryPart("loss", loss)
         if loss > working
@@ -189,6 +236,8 @@ def tokens_of_micro_batch(config: RunConfig, of: Pass = "update") -> int:
     """
     actor, data, cut = config.actor_rollout_ref.actor, config.data, cut_of(config)
     longest = data.max_prompt_length + data.max_response_length
+    if of in OF_CRITIC:
+        actor = over_actor(config.critic, actor)
     samples = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
     replicas = cut.dense_copies // cut.cp
     of_mini_batch = -(-samples // replicas) * longest // cut.cp
@@ -244,6 +293,11 @@ def _loss_bytes(layer_cut: LayerCut, tokens: int) -> int:
     hidden = tokens * widths.hidden * item
     weight = widths.vocabulary // cut.tp * widths.hidden * (_FP32 + item)
     return round(_logits_bytes(layer_cut, tokens) + hidden + weight)
+
+
+def _value_bytes(layer_cut: LayerCut, tokens: int) -> float:
+    """A value head's input in float32, and its gradient."""
+    return 2.0 * _FP32 * tokens * layer_cut.widths.hidden
 
 
 def _logits_bytes(layer_cut: LayerCut, tokens: int) -> float:

@@ -6,13 +6,25 @@ from pipeline.config.rules.budget import Pass, budget
 from pipeline.config.rules.megatron_options import precision_aware
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.sizes.cut import cut_of
-from pipeline.inputs.sizes.estimate import LOG_PROB_PARTS, RUNTIME, RUNTIME_PART
+from pipeline.inputs.sizes.estimate import CRITIC, LOG_PROB_PARTS, RUNTIME, RUNTIME_PART
 from pipeline.inputs.sizes.memory import Memory, listed, shown
 
 _ACTOR = "actor_rollout_ref.actor"
 _MEGATRON = f"{_ACTOR}.megatron"
 _OPTIM = f"{_ACTOR}.optim"
-_OWN = {"log_prob": "actor_rollout_ref.rollout", "reference": "actor_rollout_ref.ref"}
+_SECTIONS: dict[Pass, str] = {
+    "update": f"{_ACTOR}.ppo",
+    "log_prob": "actor_rollout_ref.rollout.log_prob",
+    "reference": "actor_rollout_ref.ref.log_prob",
+    "critic_update": "critic.ppo",
+    "values": "critic.forward",
+}
+"""How the settings of a pass's micro-batches begin."""
+_OFFLOADS = {
+    "weights": "param_offload",
+    "gradients": "grad_offload",
+    "optimizer state": "optimizer_offload",
+}
 _LARGEST = 3
 
 
@@ -76,6 +88,11 @@ def memory_settings(
             yield from _smaller_state(config)
         yield from _larger_layout(config, experts)
         return
+    of_critic = part.removeprefix(CRITIC)
+    if of_critic in _OFFLOADS and part != of_critic:
+        yield f"critic.megatron.{_OFFLOADS[of_critic]}=True"
+        yield from _larger_layout(config, experts)
+        return
     override = config.actor_rollout_ref.actor.megatron.override_transformer_config
     of_log_probs = [of for of, name in LOG_PROB_PARTS.items() if name == part]
     if not of_log_probs and override.get("recompute_granularity") != "full":
@@ -83,7 +100,8 @@ def memory_settings(
             f"{_MEGATRON}.override_transformer_config.recompute_granularity=full with "
             "recompute_method=uniform and recompute_num_layers=1"
         )
-    yield from _fewer_tokens(config, of_log_probs[0] if of_log_probs else "update")
+    of_updates: Pass = "update" if part == of_critic else "critic_update"
+    yield from _fewer_tokens(config, of_log_probs[0] if of_log_probs else of_updates)
     yield from _larger_layout(config, experts)
 
 
@@ -122,7 +140,7 @@ def _fewer_tokens(config: RunConfig, of: Pass) -> Iterator[str]:
     cuts."""
     limits, ranks = budget(config, of), cut_of(config)
     longest = config.data.max_prompt_length + config.data.max_response_length
-    section = f"{_ACTOR}.ppo" if of == "update" else f"{_OWN[of]}.log_prob"
+    section = _SECTIONS[of]
     dynamic = limits.tokens is not None
     key = f"{section}_{'max_token_len' if dynamic else 'micro_batch_size'}_per_gpu"
     if (limits.tokens or 0) > longest or (limits.samples or 0) > 1:

@@ -66,6 +66,8 @@ class Rollouts:
     ranks: Ranks
     baseline_N: Floats | None = None
     """Reward of the greedy sample of each sample's prompt (ReMax); None: none was made."""
+    values_T: Floats | None = None
+    """The critic's values of the text before each token; None: there is no critic."""
 
     @property
     def sample_T(self) -> npt.NDArray[np.int64]:

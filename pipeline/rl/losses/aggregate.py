@@ -1,9 +1,9 @@
 """How the losses of a mini-batch's tokens become one number (verl's loss_agg_mode)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from pipeline.rl.losses.types import LossTokens, Tensor
+from pipeline.rl.losses.types import Samples, Tensor
 
 AggregationMode = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
@@ -33,7 +33,19 @@ class Totals:
         return self.tokens if mode == "token-mean" else self.samples
 
 
-def aggregation(mode: AggregationMode, tokens: LossTokens, scale_factor: float) -> Aggregation:
+class Counted(Protocol):
+    """The tokens of a micro-batch, of a policy loss or of a value loss."""
+
+    @property
+    def mask_T(self) -> Tensor:
+        """Bool: whether a token counts."""
+
+    @property
+    def samples(self) -> Samples:
+        """Which tokens belong together."""
+
+
+def aggregation(mode: AggregationMode, tokens: Counted, scale_factor: float) -> Aggregation:
     """Weigh the tokens of a micro-batch.
 
     token-mean: the mean over all tokens of the mini-batch. seq-mean-token-sum: the mean over

@@ -2,9 +2,10 @@
 
 For each layout: build the model, record a native pass (R2), replay it, and write what was found to
 `<folder>/<layout>.<recompute>.<rank>.json`, with the gradients of the first mini-batch beside it,
-and in the first recompute mode those of each loss by token (`losses_in_layouts.py`);
-the tests read it there. Arguments: run store, model
-folder, folder for results, recompute modes with commas between, names of layouts.
+and in the first recompute mode those of each loss by token (`losses_in_layouts.py`) and what a
+critic makes of the step (`values.py`, to `<folder>/<layout>.values.<rank>.npz`); some layouts have
+only this. The tests read it there. Arguments: run store, model folder, folder for results,
+recompute modes with commas between, names of layouts.
 """
 
 import json
@@ -34,6 +35,7 @@ from tests.integration.training_replay.baselines import with_baselines
 from tests.integration.training_replay.corrected import corrections_of
 from tests.integration.training_replay.losses_in_layouts import token_gradients
 from tests.integration.training_replay.sealed import config_of
+from tests.integration.training_replay.values import save_values
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -64,6 +66,7 @@ class Layout:
         return config_of(
             megatron={**self.megatron, "override_transformer_config": overrides},
             router_replay={"mode": "R2"},
+            algorithm={"adv_estimator": "gae", "lam": 0.9},
             **self.actor,
         )
 
@@ -94,9 +97,14 @@ LAYOUTS = [
     Layout("cp2-tp2-sp-padded", 4, {CP: 2, TP: 2, **WHOLE, **PADDED}, sample=("full",)),
     Layout("cp2-pp2", 4, {CP: 2, PP: 2, **WHOLE}, UNEVEN, sample=()),
     Layout("cp2-pp2-padded", 4, {CP: 2, PP: 2, **WHOLE, **PADDED}, UNEVEN, sample=()),
+    Layout("pp2-ep2", 4, {PP: 2, EP: 2, **WHOLE}, UNEVEN, sample=()),
     Layout("cp2-dp2", 4, {CP: 2, **WHOLE}, sample=()),
     Layout("cp2-dp2-padded", 4, {CP: 2, **WHOLE, **PADDED}, sample=()),
 ]
+WITH_CRITIC = ("one", "one-tokens", "tp2-sp", "pp2-vpp2", "ep2", "dp2", "cp2", "cp2-tp2-sp-padded")
+"""Layouts in which `make test` looks at a critic, beside those of which it looks at nothing else;
+`make test-all` does in all."""
+ONLY_CRITIC = ("pp2-ep2",)
 TRIED = [layout for layout in LAYOUTS if layout.sample or TEST_ALL]
 """The layouts that this run of the tests goes through."""
 
@@ -119,9 +127,15 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
         for mode in recompute.split(","):
             config = layout.config(mode)
             position = parallel.start(config.actor_rollout_ref.actor.megatron)
-            rank, _ = make_rank(config, position, Path(model))
+            rank, _ = make_rank(without_critic(config), position, Path(model))
             rules = layout_rules(config, position.data_parallel)
             data = load_step(store, manifest, config, rules, position.dp_rank, rank.geometry)
+            if mode == recompute.split(",")[0] and has_critic(layout):
+                target = Path(results, f"{layout.name}.values")
+                save_values(replace(rank, config=config), data, Path(model), target)
+            if layout not in TRIED:
+                parallel.stop()
+                continue
             found = examine(rank, data)
             made = found.pop("made")
             np.savez(
@@ -139,6 +153,16 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
             path.write_text(json.dumps(found))
             parallel.stop()
     dist.destroy_process_group()
+
+
+def has_critic(layout: Layout) -> bool:
+    """Whether this run of the tests looks at a critic in a layout."""
+    return TEST_ALL or layout.name in (*WITH_CRITIC, *ONLY_CRITIC)
+
+
+def without_critic(config: Any) -> Any:
+    """The settings of which no critic is built with the policy."""
+    return with_value(config, "algorithm.adv_estimator", "grpo")
 
 
 def examine(rank: Rank, data: StepData) -> dict[str, Any]:
@@ -205,7 +229,8 @@ def advantages_by(rank: Rank, data: StepData, old: Any, name: str) -> dict[str, 
         for id, log_probs in old.items()
     }
     data = with_baselines(data, name)
-    made = compare(replace(rank, config=config), data, old, reference, 0.5)
+    values = {id: np.linspace(-1, 1, len(log_probs)) for id, log_probs in old.items()}
+    made = compare(replace(rank, config=config), data, old, reference, 0.5, values)
     return {id: values.tolist() for id, values in made.advantages.items()}
 
 

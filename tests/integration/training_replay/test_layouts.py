@@ -13,11 +13,20 @@ import pytest
 
 from pipeline.rl.estimator_table import ESTIMATORS
 from pipeline.rl.losses.aggregate import AggregationMode
+from tests.exhaustive import TEST_ALL
 from tests.integration.torchrun import run_nodes, run_ranks
-from tests.integration.training_replay.layouts import TRIED, modes_of
+from tests.integration.training_replay.layouts import (
+    LAYOUTS,
+    ONLY_CRITIC,
+    TRIED,
+    Layout,
+    has_critic,
+    modes_of,
+)
 from tests.integration.training_replay.losses_in_layouts import PAIRS
 from tests.integration.training_replay.sealed import config_of, make_run
 from tests.integration.training_replay.unsplit import unsplit
+from tests.integration.training_replay.values import HEAD
 from tests.tiny_models import make_tiny
 
 pytestmark = pytest.mark.integration
@@ -48,6 +57,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         for layout in TRIED:
             if modes := ",".join(modes_of(layout, topk)):
                 together.setdefault((layout.ranks, modes), []).append(layout.name)
+        if topk == 4 and not TEST_ALL:
+            together[4, "full"] += ONLY_CRITIC
         for (ranks, modes), names in sorted(together.items()):
             start = run_nodes if ranks == 4 else run_ranks
             start(PROGRAM, ranks, folder / "run", model, folder, modes, *names)
@@ -259,3 +270,35 @@ def test_advantages_are_the_same_in_every_layout(found: dict[int, Path], layout:
             seen |= by_sample.keys()
         assert seen == expected.keys()
         assert max(abs(value) for values in expected.values() for value in values) > 0.1, name
+
+
+CRITICS = [layout for layout in LAYOUTS if has_critic(layout) and layout.name != "one"]
+
+
+def of_critic(folder: Path, layout: str, ranks: int) -> dict[str, np.ndarray]:
+    """Values, returns and gradients of a layout, from the files of all its ranks."""
+    files = [np.load(folder / f"{layout}.values.{rank}.npz") for rank in range(ranks)]
+    return {name: file[name] for file in files for name in file.files}
+
+
+@pytest.mark.parametrize("layout", CRITICS, ids=lambda layout: layout.name)
+def test_a_critic_is_the_same_in_every_layout(found: dict[int, Path], layout: Layout):
+    """Values of each response token, returns by GAE from the step's rewards over all ranks, and the
+    whole gradient of a mini-batch's value loss, by HF name and of the value head: float32, native
+    routing, as of one rank."""
+    one, here = (
+        of_critic(found[4], name, n) for name, n in (("one", 1), (layout.name, layout.ranks))
+    )
+    assert one.keys() == here.keys()
+    spread = np.concatenate([one[name] for name in one if name.startswith("value/")]).std()
+    assert spread > 0.1
+    assert np.abs(one[f"gradient/{HEAD}"]).max() > 1e-3
+    for name, expected in one.items():
+        kind = name.partition("/")[0]
+        if kind == "reports":
+            continue  # by micro-batch
+        difference = np.abs(here[name] - expected).max()
+        if kind == "gradient":
+            assert difference <= 1e-4 * max(np.abs(expected).max(), 1e-3), name
+        else:
+            assert difference < 2e-5, name

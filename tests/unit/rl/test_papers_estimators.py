@@ -31,6 +31,7 @@ def rollouts_of(batch: Batch) -> Rollouts:
         scores_T=np.concatenate([one.scores_L for one in batch]),
         ranks=OneRank(),
         baseline_N=np.array([one.baseline for one in batch]),
+        values_T=np.concatenate([one.values_L for one in batch]),
     )
 
 

@@ -51,6 +51,9 @@ class TestNothingThatAltersNumbersIsIgnored:
             f"{ACTOR}.megatron.seed",
             "actor_rollout_ref.ref.megatron.seed",
             "actor_rollout_ref.rollout.seed",
+            "critic.shuffle",
+            "critic.data_loader_seed",
+            "critic.megatron.seed",
             "actor_rollout_ref.rollout.full_determinism",
             "trainer.balance_batch",
         }
@@ -102,6 +105,18 @@ class TestNothingThatAltersNumbersIsIgnored:
             (f"{CONFIG}.max_position_embeddings", "1024", "1023"),
             (f"{CONFIG}.model_config.max_position_embeddings", "1024", "1023"),
             ("reward.reward_kwargs.max_resp_len", "512", "256"),
+            ("critic.enable", "True", "False"),
+            ("critic.rollout_n", "8", "5"),
+            ("critic.model.path", "model", "other"),
+            ("critic.megatron.context_parallel_size", "1", "2"),
+            ("critic.megatron.sequence_parallel", "True", "False"),
+            ("critic.megatron.use_distributed_optimizer", "True", "False"),
+            ("critic.megatron.use_remove_padding", "True", "False"),
+            ("critic.megatron.dtype", "bfloat16", "float32"),
+            ("critic.megatron.override_transformer_config.moe_router_dtype", "fp32", "fp64"),
+            ("critic.optim.min_lr_ratio", "0.5", "0.25"),
+            ("critic.optim.lr_scheduler_type", "cosine", "constant"),
+            ("critic.optim.warmup_style", "cosine", "constant"),
         ],
     )
     def test_what_is_written_elsewhere_must_agree(self, tmp_path, key, good, bad):
@@ -113,6 +128,10 @@ class TestNothingThatAltersNumbersIsIgnored:
             f"{ACTOR}.optim.lr=2e-6",
             f"{ACTOR}.optim.min_lr=1e-6",
             f"{ACTOR}.optim.lr_decay_style=cosine",
+            "algorithm.adv_estimator=gae",
+            "critic.optim.lr=2e-6",
+            "critic.optim.min_lr=1e-6",
+            "critic.optim.lr_decay_style=cosine",
         )
         entry = find_foreign(key)
         assert entry.concern is Concern.ELSEWHERE

@@ -258,9 +258,9 @@ def test_all_problems_are_shown_together(tmp_path):
     found = load_error(tmp_path, "x", "critic.enable=True", "trainer.nnodes=0", "tariner.nnodes=1")
     assert [problem.split(":")[0] for problem in found] == [
         "x",
-        "critic.enable",
         "trainer.nnodes",
         "tariner",
+        "critic.enable",
     ]
 
 

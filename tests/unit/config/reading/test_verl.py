@@ -88,8 +88,8 @@ def test_published_example_loads(tmp_path):
         ("actor_rollout_ref.rollout.mode=async", "engines run by themselves"),
         ("actor_rollout_ref.ref.megatron.grad_offload=True", "the reference has weights alone"),
         ("actor_rollout_ref.rollout.calculate_log_probs=True", "always recorded"),
-        ("critic.optim.lr=1e-5", "GRPO has no critic"),
-        ("critic=null", "GRPO has no critic"),
+        ("critic.model.path=x", "the critic starts from the actor's weights"),
+        ("critic.megatron.tensor_model_parallel_size=4", "the actor's layout"),
         (f"{REPLAY}._target_=x", "Hydra"),
     ],
 )
@@ -102,18 +102,18 @@ def test_harmless_settings_are_noted(tmp_path, setting, reason):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("critic.enable=True", "critic.enable: found True; GRPO has no critic; write False or "
-         "leave the key out"),
+        ("critic.enable=True", "critic.enable: found True; algorithm.adv_estimator=gae has a "
+         "critic, no other has one; change algorithm.adv_estimator, or leave the key out"),
         (
             "custom_reward_function.reward_kwargs.scale=2",
             "custom_reward_function.reward_kwargs.scale: found 2; put constants into the reward "
             "file; leave the key out",
         ),
-        # True is not 1: it would be a mistake.
+        # 0 is not False: it would be a mistake.
         (
-            "trainer.critic_warmup=True",
-            "trainer.critic_warmup: found True; the actor is trained from the first step on; "
-            "write 0 or 1 or leave the key out",
+            "reward_model.enable=0",
+            "reward_model.enable: found 0; rewards come from custom_reward_function, or from "
+            "scorers of data sources; write False or leave the key out",
         ),
     ],
 )  # fmt: skip
@@ -122,8 +122,8 @@ def test_settings_of_another_run_are_refused(tmp_path, setting, message):
 
 
 def test_notes_of_one_reason_are_one_line(tmp_path):
-    found = notes(tmp_path, *(f"critic.optim.{name}=1" for name in ("a", "b", "c", "d")))
-    assert found == ["critic.optim.a and 3 more: ignored; GRPO has no critic"]
+    found = notes(tmp_path, *(f"global_profiler.{name}=1" for name in ("a", "b", "c", "d")))
+    assert found == ["global_profiler.a and 3 more: ignored; there is no profiler here"]
 
 
 def test_reward_function_under_its_new_name(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from operators.training import offload
-from operators.training.offload import Offload, Offloaded, make_offload
+from operators.training.offload import Offload, Offloaded, make_critic_offload, make_offload
 from pipeline.config.tree import ActorRolloutRef
 
 LENGTHS = (5, 7)
@@ -98,7 +98,7 @@ class TestOffload:
             optimizer.optimizer.state.values(),
         )
         of = make_offload(
-            settings(param=True, grad=True, optimizer=True), [policy], optimizer, [reference]
+            settings(param=True, grad=True, optimizer=True), [policy], optimizer, [reference], None
         )
         gradients = [vars(policy)["buffers"][0], policy.expert_parallel_buffers[0]]
 
@@ -128,10 +128,45 @@ class TestOffload:
 
     def test_a_failing_reference_leaves_the_policy_here(self):
         policy, reference = chunk(), chunk()
-        of = make_offload(settings(param=True), [policy], optimizer_of(policy), [reference])
+        of = make_offload(settings(param=True), [policy], optimizer_of(policy), [reference], None)
         with pytest.raises(RuntimeError, match="kernel"), of.of_reference():
             raise RuntimeError("kernel")
         assert (size(policy.whole), size(reference.whole)) == (24, 0)
+
+    @pytest.mark.parametrize("keeps", [True, False])
+    def test_the_passes_of_a_critic(self, monkeypatch, keeps):
+        """It is here for its own passes, when the policy is away, and for a checkpoint."""
+        monkeypatch.setattr(offload, "parts", lambda optimizer: [optimizer])
+        policy, critic = chunk(), chunk()
+        optimizer = optimizer_of(critic)
+        master = optimizer.optimizer.param_groups[0]["params"][0]
+        of_actor = settings(param=True, grad=True, optimizer=True)
+        megatron = of_actor.actor.megatron if keeps else settings().actor.megatron
+        of_critic = make_critic_offload(megatron, [critic], optimizer)
+        of = make_offload(of_actor, [policy], optimizer_of(policy), None, of_critic)
+        gradients = vars(critic)["buffers"][0]
+
+        def here() -> tuple[bool, bool, bool, bool]:
+            found = (policy.whole, critic.whole, gradients.grad_data, master)
+            return tuple(size(tensor) > 0 for tensor in found)
+
+        assert here() == (True, True, True, True)
+        for _ in range(2):
+            of.before_log_probs()
+            without = (True, *[not keeps] * 3)
+            assert here() == without
+            with of.of_values():
+                assert here() == (False, True, not keeps, not keeps)
+            assert here() == without
+            with of.of_critic():
+                assert here() == (False, True, True, True)
+                assert torch.equal(critic.whole, torch.arange(12, dtype=torch.bfloat16))
+            assert here() == without
+            of.before_updates()
+            assert here() == without
+            of.before_checkpoint()
+            assert here() == (True, True, True, True)
+        assert master.tolist() == [0, 1, 2, 3, 4]
 
     @pytest.mark.parametrize(
         ("of_actor", "own", "away"),
@@ -139,12 +174,14 @@ class TestOffload:
     )
     def test_the_reference_follows_the_actor(self, of_actor, own, away):
         reference = chunk()
-        make_offload(settings(own, param=of_actor), [chunk()], optimizer_of(chunk()), [reference])
+        held = settings(own, param=of_actor)
+        make_offload(held, [chunk()], optimizer_of(chunk()), [reference], None)
         assert (size(reference.whole) == 0) == away
 
     def test_nothing_is_asked_for(self):
-        assert make_offload(settings(), [chunk()], optimizer_of(chunk()), [chunk()]) == Offload()
-        alone = make_offload(settings(param=True), [chunk()], optimizer_of(chunk()), None)
+        models = ([chunk()], optimizer_of(chunk()))
+        assert make_offload(settings(), *models, [chunk()], None) == Offload()
+        alone = make_offload(settings(param=True), *models, None, None)
         assert alone == Offload()
 
     def test_what_is_on_another_device_stays(self, monkeypatch):
@@ -153,6 +190,6 @@ class TestOffload:
         monkeypatch.setattr(offload, "parts", lambda optimizer: [optimizer])
         optimizer = optimizer_of(chunk())
         elsewhere = torch.nn.Linear(2, 2, device="meta")
-        of = make_offload(settings(optimizer=True), [elsewhere], optimizer, None)
+        of = make_offload(settings(optimizer=True), [elsewhere], optimizer, None, None)
         of.before_log_probs()
         assert all(size(t) for t in optimizer.optimizer.param_groups[0]["params"])

@@ -1,0 +1,221 @@
+"""The critic's passes over a step's samples: the values of their response tokens, and its updates.
+
+A value stands at the position that predicts the token: it is the value of the text before it.
+Letters: B rows of a micro-batch, M positions that this rank holds, T response tokens that these
+predict.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from operators.training.batches.layout import MiniBatch
+from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
+from operators.training.batches.step_data import CriticLayouts, StepData
+from operators.training.megatron.optimizer import checked_step
+from operators.training.megatron.schedules import forward_pass, training_pass
+from operators.training.passes.compared import Compared
+from operators.training.passes.flat import BySample
+from operators.training.passes.objective import Report
+from operators.training.passes.samples import SamplesOfBatch
+from operators.training.passes.share import lay_out_share, make_replayers, of_all_ranks
+from operators.training.passes.totals import totals_of
+from operators.training.passes.update import any_token, auxiliary_scale, skip, sums_of
+from operators.training.rank import Rank, TrainedCritic
+from operators.training.replay.counts import Counts, added, counts_of
+from operators.training.replay.hooks import Replayer, bound
+from pipeline import progress
+from pipeline.rl.losses.aggregate import aggregation
+from pipeline.rl.losses.types import Samples
+from pipeline.rl.value_loss import value_loss
+from pipeline.traces.format.types import Routes
+
+logger = logging.getLogger(__name__)
+
+RoutesBySample = Mapping[str, Routes]
+
+
+@dataclass
+class ValuePass:
+    """The values of this rank's samples, and how their routers were replayed."""
+
+    values: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Of the response tokens, [G] by sample id; empty except on the last pipeline stage."""
+    counts: Counts = field(default_factory=dict)
+
+
+@dataclass
+class CriticUpdates:
+    """The results of the critic's updates of a step on this rank; the fields are as Updates'."""
+
+    sums: list[dict[str, float]] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    skipped: int = 0
+    empty: int = 0
+    counts: list[Counts] = field(default_factory=list)
+    lr: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The tokens of a micro-batch that an aggregation weighs."""
+
+    mask_T: torch.Tensor
+    samples: Samples
+
+
+def values_pass(
+    rank: Rank, critic: TrainedCritic, data: StepData, routes: RoutesBySample | None
+) -> ValuePass:
+    """Compute the values of a step's response tokens; `routes` are replayed; None: native."""
+    found = ValuePass()
+    for mini_batch in progress.counted(layouts_of(data).values.epoch(0)):
+        batches = lay_out_share(rank, data, mini_batch, routes)
+        replayers = _replayers(rank, batches, routes)
+        found.values |= _values(rank, critic, batches, replayers)
+        found.counts = added([found.counts, counts_of(replayers)])
+    return found
+
+
+def layouts_of(data: StepData) -> CriticLayouts:
+    """The layouts of the critic's passes."""
+    if data.critic is None:
+        raise ValueError(f"step {data.step} was loaded for a run without a critic")
+    return data.critic
+
+
+def _values(
+    rank: Rank,
+    critic: TrainedCritic,
+    batches: Sequence[MicroBatch],
+    replayers: Mapping[int, Replayer],
+) -> dict[str, npt.NDArray[np.float32]]:
+    def of_response(index: int, values_BM1: torch.Tensor) -> npt.NDArray[np.float32]:
+        response = batches[index].response
+        values_T = _of_response(response, values_BM1)
+        made: npt.NDArray[np.float32] = of_all_ranks(rank, response, values_T).cpu().numpy()
+        return made
+
+    with bound(critic.routers if replayers else {}, replayers, forward_only=True):
+        chunks = critic.model.chunks
+        results = forward_pass(chunks, batches, of_response, rank.with_padding_mask)
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for batch, values_U in zip(batches, results, strict=bool(results)):
+        found |= batch.response.split(values_U)
+    return found
+
+
+def _of_response(response: ResponseTokens, values_BM1: torch.Tensor) -> torch.Tensor:
+    """This rank's response tokens' values, float32 [T]."""
+    places_T = torch.from_numpy(response.places_T).to(values_BM1.device)
+    return values_BM1.flatten().index_select(0, places_T).float()
+
+
+def _replayers(
+    rank: Rank, batches: Sequence[MicroBatch], routes: RoutesBySample | None
+) -> dict[int, Replayer]:
+    if routes is None or rank.geometry is None:
+        return {}
+    return make_replayers(rank.geometry, batches)
+
+
+def update_critic(
+    rank: Rank,
+    critic: TrainedCritic,
+    data: StepData,
+    compared: Compared,
+    routes: RoutesBySample | None,
+) -> CriticUpdates:
+    """Train the critic on a step's samples, as `update` trains the policy.
+
+    Raises UpdateError, ReplayError.
+    """
+    updates = CriticUpdates(lr=critic.rates.set(data.step))
+    of_epoch: dict[int, list[Counts]] = defaultdict(list)
+    mini_batches = layouts_of(data).updates.mini_batches
+    progress.say(f"step {data.step}: updates of the critic", len(mini_batches), "mini-batches")
+    for number, mini_batch in enumerate(progress.counted(mini_batches)):
+        reports, counts = critic_gradients(rank, critic, data, mini_batch, compared, routes)
+        of_epoch[mini_batch.epoch].append(counts)
+        if not any_token(rank, reports):
+            updates.empty += 1
+            continue
+        done, grad_norm = checked_step(critic.model.optimizer)
+        if done:
+            critic.skipped.in_a_row = 0
+            updates.sums.append(sums_of(reports))
+            updates.grad_norms.append(grad_norm)
+        else:
+            updates.skipped += 1
+            what = f"step {data.step}, mini-batch {number} of the critic: gradient norm {grad_norm}"
+            skip(critic.skipped, critic.settings.optim, "critic.optim", what)
+    updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
+    return updates
+
+
+def critic_gradients(
+    rank: Rank,
+    critic: TrainedCritic,
+    data: StepData,
+    mini_batch: MiniBatch,
+    compared: Compared,
+    routes: RoutesBySample | None,
+) -> tuple[list[Report], Counts]:
+    """Run forward and backward of a mini-batch, leaving gradients in the critic's buffers.
+
+    Returns reports by micro-batch (last stage) and the counts of replay.
+    """
+    batches = lay_out_share(rank, data, mini_batch, routes)
+    replayers = _replayers(rank, batches, routes)
+
+    totals, positions = totals_of(rank, data, mini_batch, compared)
+
+    def loss(index: int, values_BM1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
+        return _loss_and_report(rank, batches[index].response, compared, values_BM1)
+
+    critic.model.optimizer.zero_grad()
+    with bound(critic.routers if replayers else {}, replayers, forward_only=False):
+        scale = auxiliary_scale(totals.divisor(critic.settings.loss_agg_mode), positions)
+        reports = training_pass(critic.model.chunks, batches, loss, rank.with_padding_mask, scale)
+    return reports, counts_of(replayers)
+
+
+def _loss_and_report(
+    rank: Rank, response: ResponseTokens, compared: Compared, values_BM1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, Report]:
+    """Weighted sum over tokens, its divisor (int32) and report, as Megatron's schedules expect."""
+    assert rank.critic is not None
+    settings, own = rank.critic.settings, rank.config.critic
+
+    def uploaded(values: BySample | None, dtype: type = np.float32) -> torch.Tensor:
+        assert values is not None, "GAE makes values and returns"
+        array_T: npt.NDArray[Any] = response.joined(values, dtype)
+        return torch.from_numpy(array_T).to(values_BM1.device)
+
+    mask_T = uploaded(compared.mask, np.bool_)
+    values_T = _of_response(response, values_BM1)
+    found = value_loss(
+        values_T, uploaded(compared.values), uploaded(compared.returns), own.cliprange_value
+    )
+    tokens = _Tokens(mask_T, SamplesOfBatch(rank, response, mask_T))
+    factor = settings.loss_scale_factor or rank.config.data.max_response_length
+    aggregated = aggregation(settings.loss_agg_mode, tokens, factor)
+
+    def total(numbers_T: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask_T, numbers_T, 0).sum()
+
+    loss = total(found.loss_T * aggregated.weights_T)
+    report = {
+        "tokens": mask_T.sum(),
+        "divisor": aggregated.divisor,
+        "vf_loss": loss,
+        "vf_clipped": total(found.clipped_T),
+        "vpred": total(values_T),
+    }
+    return loss, aggregated.divisor, {name: x.detach() for name, x in report.items()}
