@@ -7,7 +7,8 @@ tests/unit/config/verl/:
   gives to the trainer of PPO or DAPO. A script counts if it starts one of them and needs no
   variable but HOME and RAY_DATA_HOME; the others are listed with what they start or lack. bash runs
   it with a `python3` that writes down its arguments, in an empty folder and with harmless programs
-  alone, so that the settings are those that the script's own defaults give.
+  alone, so that the settings are those that the script's own defaults give. Of scripts for other
+  engines it holds the settings that say what is computed (`algorithms`).
 - `ppo_megatron_trainer-VERSION.yaml`: verl's generated file of settings, for each version.
 
 They are verl's and stay out of this repository; tests that need them say that they are skipped.
@@ -28,6 +29,21 @@ SCRIPTS = (("v0.9.0", ("examples", "tests", "verl")), ("v0.7.0", ("recipe",)))
 """Where scripts are taken from; v0.7.0 is the last version that holds the recipes."""
 TRAINERS = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
 MARKS = ("model_engine=megatron", "strategy=megatron", "_megatron_trainer")
+_ACTOR = "actor_rollout_ref.actor."
+ALGORITHM = (
+    "algorithm.",
+    *(f"{_ACTOR}{name}" for name in ("policy_loss.", "clip_ratio", "kl_loss", "tau_")),
+    *(f"{_ACTOR}{name}=" for name in ("loss_agg_mode", "loss_scale_factor", "use_kl_loss")),
+    *(f"{_ACTOR}{name}=" for name in ("entropy_coeff", "ppo_epochs")),
+    "critic.cliprange_value=",
+    "critic.optim.",
+    "reward_model.overlong_buffer.",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.",
+    "reward.reward_kwargs.overlong_buffer_cfg.",
+    "trainer.critic_warmup=",
+    "trainer.experiment_name=",
+)
+"""How settings begin that say what is computed, whatever trains; and the name, which is required."""
 GENERATED = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"
 HOME = "/home/user"
 VARIABLES = {"HOME": HOME, "RAY_DATA_HOME": f"{HOME}/verl"}
@@ -60,12 +76,17 @@ def main(checkout: str) -> None:
         text = _output(*git, "show", f"{version}:{GENERATED}")
         (TARGET / f"ppo_megatron_trainer-{version}.yaml").write_text(text, encoding="utf-8")
     scripts: dict[str, list[str]] = {}
+    algorithms: dict[str, list[str]] = {}
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         programs = _make_programs(Path(folder) / "programs")
         for path, text in _texts(git):
             arguments, complaint = _run(text, programs, Path(folder) / "work")
-            if arguments[:1] == ["-m"] and arguments[1] in TRAINERS:
+            starts = arguments[:1] == ["-m"] and arguments[1] in TRAINERS
+            if not any(mark in text for mark in MARKS):
+                if starts:
+                    algorithms[path] = [a for a in arguments if a.lstrip("+").startswith(ALGORITHM)]
+            elif starts:
                 scripts[path] = arguments[2:]
             else:
                 left_out[path] = f"starts {arguments[1]}" if arguments else complaint
@@ -77,18 +98,19 @@ def main(checkout: str) -> None:
         "source": f"the scripts of verl {versions}",
         "left_out": left_out,
         "scripts": scripts,
+        "algorithms": {path: found for path, found in algorithms.items() if found},
     }
     (TARGET / "examples.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"{len(scripts)} scripts, {sum(map(len, scripts.values()))} arguments: {TARGET}")
 
 
 def _texts(git: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Path and text of each shell script that trains with Megatron."""
+    """Path and text of each shell script that may start one of the trainers."""
     for version, roots in SCRIPTS:
         listed = _output(*git, "ls-tree", "-r", "--name-only", version, *roots)
         for path in listed.splitlines():
             text = _output(*git, "show", f"{version}:{path}") if path.endswith(".sh") else ""
-            if any(mark in text for mark in MARKS):
+            if "python3 -m" in text or "python -m" in text:
                 yield path, text
 
 

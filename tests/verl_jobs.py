@@ -36,6 +36,17 @@ def examples() -> dict[str, list[str]]:
     return scripts
 
 
+@cache
+def algorithms() -> dict[str, list[str]]:
+    """The settings of the algorithm that each script for another engine than Megatron gives."""
+    if not THERE:
+        return {}
+    settings: dict[str, list[str]] = json.loads((FOLDER / "examples.json").read_text())[
+        "algorithms"
+    ]
+    return settings
+
+
 def newest_defaults() -> dict[str, Any]:
     """The settings of the newest generated file for Megatron, by dotted key, not resolved."""
     return dict(leaves(yaml.safe_load(FILES[-1].read_text())))

@@ -23,7 +23,7 @@ from pipeline.config.reading.spellings import our_spelling
 from pipeline.config.reading.verl import find_foreign
 from pipeline.errors import InputError
 from tests.paths import ROOT
-from tests.verl_jobs import FOLDER, THERE, examples, newest_defaults
+from tests.verl_jobs import FOLDER, THERE, algorithms, examples, newest_defaults
 
 PAGE = ROOT / "docs/from-verl.md"
 VERDICTS = FOLDER / "verdicts.json"
@@ -44,6 +44,7 @@ KINDS = {
     "other engine": "SGLang generates",
     "images": "prompts have images",
     "NPU": "for Ascend's NPUs",
+    "algorithm": "FSDP or another engine trains; of its settings those of the algorithm alone",
 }
 """What is replayed here is the first; the others are told, so that nobody need try them."""
 _OTHER_TRAINING = {
@@ -119,10 +120,14 @@ def key_of(setting: str) -> str:
 
 def verdicts() -> dict[str, dict[str, Any]]:
     """The verdict of each of verl's scripts, found now."""
-    return {
+    of_megatron = {
         script: {"kind": kind_of(script, settings)} | verdict(settings)
         for script, arguments in examples().items()
         for settings in [settings_of(arguments)]
+    }
+    return of_megatron | {
+        script: {"kind": "algorithm"} | verdict(settings)
+        for script, settings in algorithms().items()
     }
 
 
@@ -152,13 +157,19 @@ def _lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|\n"
     order = list(KINDS)
     for script, one in sorted(found.items(), key=lambda item: order.index(item[1]["kind"])):
+        if one["kind"] == "algorithm":
+            continue
         refused = one["refused"]
         keys = ", ".join(f"`{_short(key_of(setting))}`" for setting in refused)
         yield (
             f"| {script.removeprefix('examples/')} | {one['kind']} | {one['accepted']} "
             f"| {one['ignored']} | {len(refused)} | {keys} |\n"
         )
-    for title, kinds in (("text", order[:1]), ("the other kinds", order[1:])):
+    for title, kinds in (
+        ("text", order[:1]),
+        ("the other kinds", order[1:-1]),
+        ("the kind algorithm", order[-1:]),
+    ):
         yield f"\nWhat is refused, and in how many scripts of {title}:\n\n"
         yield "| key | scripts | why, and the fix |\n|---|---|---|\n"
         scripts = Counter(

@@ -6,7 +6,7 @@ from pipeline.config.reading.load import load_config
 from pipeline.config.reading.read import read_override
 from pipeline.config.reading.verl import find_foreign
 from pipeline.errors import InputError
-from tests.verl_jobs import examples, needs_verl
+from tests.verl_jobs import algorithms, examples, needs_verl
 from tests.verl_verdicts import (
     OWN,
     PAGE,
@@ -18,7 +18,7 @@ from tests.verl_verdicts import (
 )
 
 COMMAND = "python -m tests.verl_verdicts"
-NUMBERS = (47, 3351)
+NUMBERS = (148, 4334)
 """Scripts, and settings in them; a key that a script sets twice counts once."""
 REFUSED = sorted(
     {
@@ -33,7 +33,8 @@ REFUSED = sorted(
 
 @needs_verl
 def test_the_scripts_are_there():
-    keys = [{key_of(one) for one in settings_of(arguments)} for arguments in examples().values()]
+    settings = [settings_of(one) for one in (*examples().values(), *algorithms().values())]
+    keys = [{key_of(setting) for setting in of_script} for of_script in settings]
     assert (len(keys), sum(map(len, keys))) == NUMBERS
 
 
