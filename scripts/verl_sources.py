@@ -43,7 +43,7 @@ ALGORITHM = (
     "trainer.critic_warmup=",
     "trainer.experiment_name=",
 )
-"""How settings begin that say what is computed, whatever trains; and the name, which is required."""
+"""How settings begin that say what is computed, whatever trains; and the run's name."""
 GENERATED = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"
 HOME = "/home/user"
 VARIABLES = {"HOME": HOME, "RAY_DATA_HOME": f"{HOME}/verl"}

@@ -21,7 +21,7 @@ from pathlib import Path
 from scripts.compare_with_verl.batch import make_batch
 from scripts.compare_with_verl.corrections import corrections
 from scripts.compare_with_verl.estimators import estimators, kl_rows
-from scripts.compare_with_verl.losses import losses
+from scripts.compare_with_verl.losses import losses, values
 
 BATCHES = 50
 TOLERANCE = 1e-6
@@ -38,7 +38,13 @@ def main(checkout: str | None = None) -> int:
     print(f"{BATCHES} random batches\n")
     print("| here | forms | verl's function | largest difference |\n|---|---|---|---|")
     worst = 0.0
-    rows = (*estimators(core), *kl_rows(core), *losses(core, actor), *corrections(helper))
+    rows = (
+        *estimators(core),
+        *kl_rows(core),
+        *losses(core, actor),
+        *values(core),
+        *corrections(helper),
+    )
     for _, of_one in groupby(rows, key=lambda row: row.ours):
         forms = list(of_one)
         found = max(row.difference(make_batch(seed)) for row in forms for seed in range(BATCHES))

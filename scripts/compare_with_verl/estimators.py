@@ -24,6 +24,7 @@ def rollouts_of(batch: Batch) -> Rollouts:
         mask_T=batch.flat(batch.mask_BL),
         scores_T=batch.flat(batch.scores_BL),
         ranks=OneRank(),
+        values_T=batch.flat(batch.values_BL),
         baseline_N=batch.baseline_B,
     )
 

@@ -1,4 +1,4 @@
-"""Policy losses beside verl's."""
+"""Policy losses and the value loss beside verl's."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import aggregation
 from pipeline.rl.losses.choice import Choice
 from pipeline.rl.losses.types import LossTokens
+from pipeline.rl.value_loss import value_loss
 from scripts.compare_with_verl.batch import Array, Batch, Row, apart, tensor
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -115,3 +116,24 @@ def our_loss(batch: Batch, name: str, mode: Any) -> tuple[float, Array]:
     total = torch.where(tokens.mask_T, weighed_T, 0).sum() / added.divisor
     (slope_T,) = torch.autograd.grad(total, new_T)
     return total.item(), slope_T.numpy()
+
+
+def values(core: Any) -> Iterator[Row]:
+    """The critic's clipped loss, its gradient and the share that is clipped."""
+
+    def difference(batch: Batch) -> float:
+        predicted = tensor(batch.values_BL).requires_grad_()
+        before, returns, mask = (
+            tensor(one) for one in (batch.advantages_BL, batch.returns_BL, batch.mask_BL)
+        )
+        theirs, their_share = core.compute_value_loss(predicted, returns, before, mask, 0.5)
+        (their_slope,) = torch.autograd.grad(theirs, predicted)
+        ours = value_loss(predicted, before, returns, 0.5)
+        mean = (ours.loss_T * mask).sum() / mask.sum()
+        (slope,) = torch.autograd.grad(mean, predicted)
+        share = (ours.clipped_T * mask).sum() / mask.sum()
+        return max(
+            apart(mean.item(), theirs.item()), apart(slope, their_slope), apart(share, their_share)
+        )
+
+    yield Row("value loss", "compute_value_loss", "", difference)

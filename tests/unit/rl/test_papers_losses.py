@@ -16,6 +16,7 @@ from pipeline.rl.losses.aggregate import aggregation
 from pipeline.rl.losses.choice import Choice, choose_clipped, choose_penalised
 from pipeline.rl.losses.kl import kl_estimate
 from pipeline.rl.losses.types import LossTokens
+from pipeline.rl.value_loss import value_loss
 from tests.exhaustive import sample_or_all
 from tests.unit.rl.reference import losses as papers
 from tests.unit.rl.reference.batch import Batch, Sample, batches
@@ -161,3 +162,16 @@ def test_a_kl_is_its_estimator(estimator, numbers):
     found_T = kl_estimate(new_T, reference_T.double(), estimator)
     expected = [papers.kl(estimator, *pair) for pair in zip(numbers, numbers[::-1], strict=True)]
     assert found_T.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@given(batch=batches())
+@EXAMPLES
+def test_the_value_loss_is_its_formula(batch):
+    predicted_T = joined(batch, "values_L").requires_grad_()
+    before_T, target_T = joined(batch, "advantages_L"), joined(batch, "scores_L")
+    found_T = value_loss(predicted_T, before_T, target_T, 0.5).loss_T
+    (slopes_T,) = torch.autograd.grad(found_T.sum(), predicted_T)
+    rows = zip(predicted_T.tolist(), before_T.tolist(), target_T.tolist(), strict=True)
+    losses, slopes = zip(*(papers.value(*row, 0.5) for row in rows), strict=True)
+    assert found_T.tolist() == pytest.approx(losses, rel=1e-6, abs=1e-6)
+    assert slopes_T.tolist() == pytest.approx(slopes, rel=1e-6, abs=1e-6)
