@@ -34,7 +34,7 @@ from operators.training.rank import Rank, make_rank
 from pipeline.store import Store, open_store
 from pipeline.traces import Routes, open_manifest
 from tests.exhaustive import sample_or_all
-from tests.integration.training_replay.layouts import LAYOUTS, Layout, passed
+from tests.integration.training_replay.layouts import LAYOUTS, Layout, passed, without_critic
 from tests.integration.training_replay.ragged import compared
 from tests.integration.training_replay.sealed import VOCABULARY
 
@@ -75,7 +75,7 @@ def examine(
     what: Callable[[Rank, StepData, Path], Any], store: Store, model: Path, layout: Layout
 ) -> Any:
     """Build a model in a layout, load the step, run one examination."""
-    config = layout.config("moe")
+    config = without_critic(layout.config("moe"))
     position = parallel.start(config.actor_rollout_ref.actor.megatron)
     rank, _ = make_rank(config, position, model)
     rules = layout_rules(config, position.data_parallel)

@@ -36,8 +36,8 @@ def test_a_group_of_one_cannot_be_compared(tmp_path):
     one = "actor_rollout_ref.rollout.n=1"
     (problem,) = estimator_problems(load(tmp_path, one).config)
     assert problem.startswith(f"{ESTIMATOR}: found grpo, which compares the samples of a prompt")
-    assert "(reinforce_plus_plus)" in problem
-    for free in ("reinforce_plus_plus", "mine.py:f"):
+    assert "(reinforce_plus_plus, remax, gae)" in problem
+    for free in ("reinforce_plus_plus", "remax", "mine.py:f"):
         assert list(estimator_problems(load(tmp_path, one, f"{ESTIMATOR}={free}").config)) == []
 
 

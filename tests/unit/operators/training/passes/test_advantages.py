@@ -37,6 +37,7 @@ def made_by(function, **settings):
         mask_T=np.array([True, True, False, True, True]),
         old_T=np.full(5, -1.0),
         reference_T=np.array([-2.0, -1.0, np.nan, -1.0, -1.5]),
+        values_T=None,
     )
     return estimate_advantages(rank, data, tokens, 0.5)
 
