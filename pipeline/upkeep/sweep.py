@@ -22,7 +22,7 @@ from pipeline.upkeep.verify.stored_run import find_signed_description, staged_fi
 
 _MANIFEST, _METRICS, _PRUNED = "manifest.json", "metrics.json", "pruned.json"
 _TRAINING_SET = "training.json"
-_NAME_NOTHING = {"plan.json", _METRICS, _PRUNED}
+_NAME_NOTHING = re.compile(r"plan(\.\d{5})?\.json|metrics\.json|pruned\.json")
 _TAKEN_OVER = re.compile(r"steps/\d{6}/replay/")
 """Commits copied from a recorded set name the set's files; the manifest names the copies."""
 
@@ -186,7 +186,7 @@ def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectI
 
 def _names(store: Store, key: str) -> set[str]:
     """The keys of the files and commits that a commit object names."""
-    if key.rpartition("/")[2] in _NAME_NOTHING or _TAKEN_OVER.match(key):
+    if _NAME_NOTHING.fullmatch(key.rpartition("/")[2]) or _TAKEN_OVER.match(key):
         return set()
     body: dict[str, Any] | None
     if key.startswith(keys.steps()):

@@ -16,7 +16,14 @@ from pipeline.traces.format.chunks import read_table
 from pipeline.traces.format.digests import digest_of_canonical
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import named
-from pipeline.traces.format.manifest import Manifest, file_of, read_manifest, refs_of
+from pipeline.traces.format.manifest import (
+    Commits,
+    Manifest,
+    file_of,
+    open_file,
+    read_manifest,
+    refs_of,
+)
 from pipeline.traces.format.policies import united
 from pipeline.traces.format.schema import MANIFEST, SEGMENT
 from pipeline.traces.format.types import Routes, TraceError
@@ -70,7 +77,7 @@ def joined(store: Store, manifest: Manifest, training: TrainingSet) -> Manifest:
     _check_whole(manifest, training, parts)
     # Routes of the other kind, which the engine recorded for an audit, are left out of the join.
     places = manifest.rows["samples"].to_pylist()
-    kept = sorted({place["file"] for place in places})
+    kept = _samples_files(store, manifest, {place["file"] for place in places})
     places = [{**place, "file": kept.index(place["file"])} for place in places]
     files = [manifest.files[number] for number in kept]
     numbers = []
@@ -115,6 +122,15 @@ def digested(store: Store, manifest: Manifest) -> Manifest:
             valid.append(int(routes.valid_T.sum()))
     table = _with(_with(manifest.rows, "routes_digest", digests), "rows_valid", valid)
     return replace(manifest, rows=table)
+
+
+def _samples_files(store: Store, manifest: Manifest, used: Collection[int]) -> list[int]:
+    """The numbers of all files with samples: those of the rows, and of shards of rejected groups
+    alone, which are part of the step."""
+    commits = Commits(store)
+    unused = set(range(len(manifest.files))) - set(used) if manifest.rejected else set()
+    others = {n for n in unused if open_file(store, manifest, n, commits)[0].role == "samples"}
+    return sorted({*used, *others})
 
 
 def _columns(

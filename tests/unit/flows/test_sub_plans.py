@@ -27,10 +27,12 @@ from pipeline.traces import (
     write_recorded_set,
     write_shard,
 )
-from pipeline.traces.format.types import Provenance
+from pipeline.traces.format.types import Provenance, Sample
+from pipeline.upkeep.problems import Report
+from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify
 from tests.memory_store import MemoryStore
-from tests.samples import GEOMETRY, samples_of, write_run
+from tests.samples import GEOMETRY, samples_of, train, without_routes, write_run
 
 SHARDS = 2
 PROMPTS = 50
@@ -121,14 +123,14 @@ def made_by(
     return made
 
 
-def described(store: Store, config: RunConfig, **more: str) -> None:
+def described(store: Store, config: RunConfig, kind: str = "R3", **more: str) -> None:
     """run.json and the prompts of all windows that are looked at."""
     rows = tuple(PlannedPrompt(row, 0) for row in range(PROMPTS))
     plan = replace(make_plan(config, run_of(store, config), 0, 1), prompts=rows)
     everything = samples_of(plan, 0, every(1))
     settings = config.model_dump(mode="json")
     groups = {name: settings[name] for name in ("algorithm", "data")}
-    write_run(store, everything, "R3", settings=groups, **more)
+    write_run(store, everything, kind, settings=groups, **more)
 
 
 def test_groups_without_variance_are_replaced_until_the_step_is_full():
@@ -263,6 +265,47 @@ def test_a_recorded_set_is_replayed_with_what_was_accepted():
         described(refused, other, replay_file="memory://set")
         with pytest.raises(TraceError, match=says):
             seal_replay(refused, record, 0, make_window(other, run_of(refused, other), 0))
+
+
+def test_a_set_of_the_trainers_routes_has_the_shards_of_rejected_groups_alone():
+    """R2: the routes are the trainer's, which has none of them, but their samples are made."""
+    store, config = MemoryStore(), config_of(gen_batch_size=2, max_num_gen_batches=9)
+    described(store, config, kind="R2")
+    samples: dict[str, Sample] = {}
+
+    def await_shards(what: str, plan: Plan) -> None:
+        assert isinstance(plan, StepPlan)
+        made = samples_of(plan, 0, every(3))
+        samples.update((sample.id, sample) for sample in made)
+        write_shard(store, 0, plan.number_of(0), new_write_id(), without_routes(made), None, None)
+
+    made = make_groups(config, run_of(store, config), 0, 1, await_shards)
+    seal(store, 0, made.shards, made.ids_of_shard, 0, training=True, rejected=made.rejected)
+    assert [] in [made.ids_of_shard(shard) for shard in range(made.shards)]
+    train(store, [samples[id] for id in read_manifest(store, 0).ids])
+    record, again = MemoryStore(), MemoryStore()
+    write_recorded_set(store, record, 0)
+    described(again, config, kind="R2", replay_file="memory://set")
+    seal_replay(again, record, 0, make_window(config, run_of(again, config), 0))
+    for place in (store, record, again):
+        assert not verify(place).problems
+        assert len(read_manifest(place, 0).rejected) == len(made.rejected)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_sweep_knows_sub_plans(replayed):
+    store, config = MemoryStore(), config_of()
+    described(store, config)
+    made_by(store, config, Workers(store, every(3)))
+    if replayed:
+        source, store = store, MemoryStore()
+        write_recorded_set(source, store, 0)
+    assert keys.sub_plan(0, 1) in store.objects
+    debris = keys.rollout_file(0, 9, new_write_id(), "routes")
+    store.create(debris, b"debris")
+    report = Report(store.uri)
+    assert [found.key for found in sweep(store, -1.0, report)] == [debris]
+    assert not report.problems
 
 
 @pytest.mark.parametrize(
