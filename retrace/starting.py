@@ -150,7 +150,8 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         error.notes = loaded.notes
         raise
     machine = this_machine(inputs.config)
-    too_small = tuple(machine_problems(inputs.config, inputs.writes, machine))
+    hf_config = inputs.model.config
+    too_small = tuple(machine_problems(inputs.config, inputs.writes, machine, hf_config))
     slow = () if too_small else machine_notes(inputs.config, machine)
     local = machine.gpus == 0 and not too_small
     return ReadyRun(

@@ -1,15 +1,18 @@
 """Whether this machine is large enough for a run whose workers are its processes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.filesize import decimal
 
-from pipeline.config.rules.cuda import cuda_notes, cuda_problems
+from pipeline.config.rules.cuda import cpu_engine_problems, cuda_notes, cuda_problems
 from pipeline.config.tree import RunConfig
 from pipeline.device import Device, choose_device, too_few_gpus
 from pipeline.errors import InputError
 from pipeline.hardware import core_count, gpu_pool, memory_size
 from pipeline.inputs.writes import Writes
+from pipeline.model.families import moe_geometry
 from pipeline.run.attempts import attempt_of
 
 _MOST_PER_CORE = 4
@@ -48,12 +51,18 @@ def this_machine(config: RunConfig) -> Machine:
     return Machine(core_count(), len(gpu_pool()), memory_size(), device, unusable)
 
 
-def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine) -> list[str]:
+def machine_problems(
+    config: RunConfig,
+    writes: Writes | None,
+    machine: Machine,
+    hf_config: Mapping[str, Any] | None = None,
+) -> list[str]:
     """What makes it hopeless to run it on this machine, with numbers.
 
     On GPUs: some that cannot be used, or fewer of them than the workers need. On the CPU: more
-    than four processes of a kind for each core, or weights, gradients and optimizer state that do
-    not fit into memory. How much a GPU holds is not known here.
+    than four processes of a kind for each core, weights, gradients and optimizer state that do
+    not fit into memory, or experts that the engine cannot compute. How much a GPU holds is not
+    known here. `hf_config` is the model's config.json; None skips what needs it.
     """
     if machine.unusable:
         return list(machine.unusable)
@@ -65,6 +74,8 @@ def machine_problems(config: RunConfig, writes: Writes | None, machine: Machine)
     problems: list[str] = []
     if config.trainer.device == "auto":  # otherwise the rules of settings have said it
         problems += cuda_problems(config.actor_rollout_ref.actor)
+        geometry = None if hf_config is None else moe_geometry(hf_config)
+        problems += cpu_engine_problems(config, hf_config, geometry)
     for key, count, what in (
         ("trainer.n_gpus_per_node", attempt.training_ranks, "training ranks"),
         ("launch.rollout_workers", attempt.rollout_workers, "rollout workers"),

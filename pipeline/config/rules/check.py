@@ -12,7 +12,7 @@ from pipeline.config.rules.algorithms.corrections import correction_problems
 from pipeline.config.rules.algorithms.critics import critic_notes, critic_problems
 from pipeline.config.rules.algorithms.estimators import estimator_notes, estimator_problems
 from pipeline.config.rules.budget import budget_notes, budget_problems
-from pipeline.config.rules.cuda import cuda_notes, cuda_problems
+from pipeline.config.rules.cuda import cpu_engine_problems, cuda_notes, cuda_problems
 from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.groups import group_problems, sampled_at_once
 from pipeline.config.rules.layout import layout_problems
@@ -78,6 +78,7 @@ def config_problems(
     problems += option_problems(config.actor_rollout_ref.actor)
     if config.trainer.device == "cpu":
         problems += cuda_problems(config.actor_rollout_ref.actor)
+        problems += cpu_engine_problems(config, hf_config, geometry)
     problems += engine_problems(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
     fields = intended_fields(megatron, hf_config, geometry)
     problems += field_problems(fields, config.actor_rollout_ref.actor.router_replay)

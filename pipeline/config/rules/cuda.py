@@ -1,11 +1,14 @@
 """Settings that do nothing, or cannot be, without CUDA: refused on CPU, not ignored."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pipeline.config.actor import Actor, Megatron
 from pipeline.config.rules.megatron_options import DDP, OPTIMIZER, precision_aware
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.rules.transformer_rules import OVERRIDE
+from pipeline.config.tree import RunConfig
+from pipeline.model.geometry import Geometry
 
 _IN_MEMORY = "on CPU the optimizer's state is in the host's memory already"
 _ENGINE = "it is Transformer Engine's, which needs CUDA"
@@ -40,6 +43,7 @@ REPLACED = {
 }
 """Fields of TransformerConfig that have a fixed value on CPU, and that value."""
 
+_OF_KERNELS = 32
 _OF_MODEL = {"cpu_offloading": _ENGINE, "fine_grained_activation_offloading": _ENGINE}
 
 
@@ -70,3 +74,29 @@ def cuda_notes(megatron: Megatron) -> Iterator[str]:
     for name, value in megatron.override_transformer_config.items():
         if value is not None and REPLACED.get(name, value) != value:
             yield f"{OVERRIDE}.{name}: {value} needs CUDA; on CPU it is {REPLACED[name]}"
+
+
+def cpu_engine_problems(
+    config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
+) -> Iterator[str]:
+    """Yield what vLLM's CPU build cannot do with a model's experts, if the run has an engine.
+
+    Its kernels (CPUUnquantizedExperts and its subclasses) take multiples of 32: they refuse another
+    hidden size, and pad another width of experts, of which no later policy can be loaded.
+    """
+    policy = config.actor_rollout_ref
+    if hf_config is None or geometry is None or policy.actor.router_replay.replay_file is not None:
+        return
+    # Mixtral names the width of its experts as other models name that of their dense layers.
+    width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
+    whole_experts = policy.rollout.engine_kwargs.vllm.get("enable_expert_parallel") is True
+    tp = 1 if whole_experts else policy.rollout.tensor_model_parallel_size
+    for name, multiple in (("hidden_size", _OF_KERNELS), (width, _OF_KERNELS * tp)):
+        found = hf_config.get(name)
+        if isinstance(found, int) and found % multiple:
+            cut = f" ({_OF_KERNELS} times rollout.tensor_model_parallel_size={tp})"
+            yield (
+                f"actor_rollout_ref.model.path: config.json has {name}={found}, but vLLM's kernels "
+                f"of experts on CPU need a multiple of {multiple}"
+                f"{cut if multiple > _OF_KERNELS else ''}; use another model, or GPUs"
+            )

@@ -1,5 +1,6 @@
 """Whether a machine is large enough for a run on it."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -104,3 +105,17 @@ def test_gpus_that_cannot_be_used(settings, monkeypatch):
     config = load(settings, RANKS)
     [problem] = machine_problems(config, None, this_machine(config))
     assert problem.startswith("trainer.device: found auto, and this machine has 1 GPU, but torch")
+
+
+def test_experts_that_this_machine_cannot_compute(settings, model):
+    """`auto` is the CPU here; the rules of settings say it where the CPU is asked for."""
+    hf_config = json.loads((model / "config.json").read_text())
+    narrow = hf_config | {"moe_intermediate_size": 16}
+    [problem] = machine_problems(load(settings), None, SMALL, narrow)
+    assert "config.json has moe_intermediate_size=16" in problem
+    for config, here, found in (
+        (load(settings), SMALL, hf_config),
+        (load(settings), NODE, narrow),
+        (load(settings, "trainer.device=cpu"), SMALL, narrow),
+    ):
+        assert machine_problems(config, None, here, found) == []
