@@ -148,8 +148,8 @@ class ShardMaker:
             seconds = facts(maker, spent, writer.upload_s)
             refuse_amended(self.store, self.amendments)
             known = {"worker": self.worker, AMENDMENTS: self.amendments}
-            rewards = {"extras": maker.extras, "sources": maker.sources}
-            committed = writer.commit({**known, **seconds, **rewards})
+            made = {"tokens": maker.tokens, "extras": maker.extras, "sources": maker.sources}
+            committed = writer.commit({**known, **seconds, **made})
         return maker, spent, committed
 
 

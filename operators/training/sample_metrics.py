@@ -92,7 +92,8 @@ _ROLLOUT_TIMES = {
 
 def _rollout_metrics(store: Store, step: int, tokens: int) -> Metrics:
     """Seconds of the busiest rollout worker, None if no commit of a shard holds them; and means of
-    what the reward function returned, by data source and beside the score."""
+    what the reward function returned, by data source and beside the score. `tokens` are those of
+    the step's responses: of all that workers made, where shards do not say how many."""
     makers = [
         read_commit(store, info.key)["maker"]
         for info in store.list(keys.step_prefix(step) + "rollout/")
@@ -103,6 +104,9 @@ def _rollout_metrics(store: Store, step: int, tokens: int) -> Metrics:
     sources = source_means(maker.get("sources", {}) for maker in makers)
     extras = extra_means(maker.get("extras", {}) for maker in makers)
     generation_s = times["timing_s/gen"]
+    # Rejected groups and greedy baselines take their part of the time.
+    made = [maker["tokens"] for maker in makers if "tokens" in maker]
+    tokens = sum(made) if len(made) == len(makers) else tokens
     return {
         **times,
         "perf/rollout_tokens_per_s": tokens / generation_s if generation_s else None,

@@ -19,6 +19,7 @@ from operators.training.replay.counts import Counts, LayerCounts, added
 from pipeline.rl.corrections.tally import Tally
 from pipeline.rl.estimators.reward_kl import StepKl
 from pipeline.rl.mismatch import Mismatch, mismatch, total_mismatch
+from pipeline.traces.format.shard_rows import BASELINE
 
 Metrics = dict[str, float | None]
 Sums = dict[str, float]
@@ -84,8 +85,10 @@ def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
 
 
 def finish_reasons_of(data: StepData) -> Counter[str]:
-    """This data-parallel rank's samples, by why generation ended."""
-    return Counter(data.samples[id].finish_reason for id in data.ids.values())
+    """This data-parallel rank's samples, but greedy baselines, by why generation ended."""
+    marks = data.manifest.rows["not_trained"].to_pylist()
+    ids = (id for id, mark in zip(data.manifest.ids, marks, strict=True) if mark != BASELINE)
+    return Counter(data.samples[id].finish_reason for id in ids)
 
 
 def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:

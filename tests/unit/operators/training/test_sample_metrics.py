@@ -46,6 +46,15 @@ def test_extras_and_data_sources_are_means_over_all_shards():
     assert [name for name in metrics if find_metric(name) is None] == []
 
 
+def test_rollout_speed_counts_all_that_workers_made():
+    """Also what the step is not trained on: rejected groups, greedy baselines."""
+    store = MemoryStore()
+    for shard, tokens in enumerate((30, 50)):
+        maker = {"worker": shard, "generation_s": 4.0, "tokens": tokens}
+        commit(store, keys.rollout(0, shard), {"maker": maker}, "a")
+    assert manifest_metrics(store, 0, columns([0.0, 1.0]), 8)["perf/rollout_tokens_per_s"] == 20
+
+
 def test_rewards_of_samples_that_have_one():
     rewards = [1.0, 1.0, None, 0.0, 0.5, 1.0, None, None]
     metrics = manifest_metrics(MemoryStore(), 0, columns(rewards), 8)

@@ -10,6 +10,7 @@ import pytest
 from operators.training.batches.micro_batch import Contents, lay_out
 from operators.training.batches.step_data import group_baselines, layout_rules, load_step
 from operators.training.errors import ReplayError
+from operators.training.step_metrics import finish_reasons_of
 from pipeline.config.keys import with_value
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
@@ -27,6 +28,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
+from pipeline.traces.format.shard_rows import BASELINE
 from pipeline.traces.write.seal import write_manifest
 
 GEOMETRY = Geometry(experts=8, topk=2, layers=(1, 2))
@@ -183,6 +185,18 @@ class TestCuts:
         settings = with_value(self.settings(**values), "actor_rollout_ref.actor.use_kl_loss", False)
         data = load(sealed(tmp_path, GEOMETRY), settings, GEOMETRY)
         assert data.reference_layout is None
+
+
+def test_reasons_why_samples_ended_are_not_those_of_baselines(tmp_path):
+    """Shares of the step's samples, of which a greedy one is none; one without a reward is."""
+    data = load(sealed(tmp_path, None), config(), None)
+    rows = data.manifest.rows
+    marks = [BASELINE if id.endswith("/1") else None for id in data.manifest.ids]
+    at = rows.schema.get_field_index("not_trained")
+    marked = rows.set_column(at, "not_trained", pa.array(marks, pa.string()))
+    assert finish_reasons_of(data) == {"stop": 3}
+    with_one = replace(data, manifest=replace(data.manifest, rows=marked))
+    assert finish_reasons_of(with_one) == {"stop": 2}
 
 
 def test_baselines_are_the_rewards_of_greedy_samples_of_the_same_group():
