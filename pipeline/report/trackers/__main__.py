@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from pipeline.report.trackers.kinds import CLOSE_S, TRACKERS, TrackedRun, Tracker
+from pipeline.store.schemes import shown_uri
 
 
 class Feed:
@@ -96,7 +97,7 @@ def _answer(answers: IO[str], error: str | None) -> None:
 
 def _text(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return f"{type(error).__name__}: {shown_uri(lines[0]) if lines else 'no message'}"
 
 
 if __name__ == "__main__":

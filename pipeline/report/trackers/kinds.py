@@ -166,8 +166,8 @@ class Wandb(Tracker):
         self._run.finish()
 
 
-_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_PARAMETER = 1000, 100, 500
-"""Limits of MLflow's API: of a request, and characters of a parameter."""
+_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_PARAMETER, _LONGEST_NAME = 1000, 100, 500, 250
+"""Limits of MLflow's API: of a request, and characters of a parameter and of a name."""
 
 
 class Mlflow(Tracker):
@@ -232,7 +232,11 @@ def _in_parts(items: list[Any], most: int) -> Iterator[list[Any]]:
 
 
 def _allowed(name: str) -> str:
-    return re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_"))
+    """A name that MLflow takes, which refuses a whole request for one other: as of a data source
+    that is a URL, or empty. It must be the shortest form of a path."""
+    clean = re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_"))
+    parts = [part for part in clean.split("/") if part not in ("", ".", "..")]
+    return "/".join(parts)[:_LONGEST_NAME].rstrip("/")
 
 
 class Swanlab(Tracker):

@@ -99,6 +99,49 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert (core.step, core.value) == (1, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("source", "there"),
+    [
+        ("https://example.com/set", "https:/example.com/set"),
+        ("", None),
+        ("../up", "up"),
+        ("größe 100%", "größe 100_"),
+        ("long" * 99, "long" * 58 + "lon"),
+    ],
+)
+def test_names_that_mlflow_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, there: str | None
+):
+    """Of data sources and of what a reward function returns; it would refuse the whole step."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    lines: list[str] = []
+    tracker = start("mlflow", tmp_path / "test", lines)
+    tracker.log_step(0, {"reward/groups": 2.0, f"critic/rewards/{source}/mean": 0.5})
+    close(tracker)
+    assert (tracker.taken, lines) == (1, [])
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    [run] = client.search_runs([client.get_experiment_by_name("retrace").experiment_id])
+    name = "critic/rewards/mean" if there is None else f"critic/rewards/{there}"
+    name = name if there is None or len(name) == 250 else f"{name}/mean"
+    assert run.data.metrics == {"reward/groups": 2.0, name: 0.5}
+
+
+def test_a_password_in_a_servers_address_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@{place}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    lines: list[str] = []
+    tracker = start("mlflow", tmp_path, lines)
+    tracker.log_step(0, VALUES)
+    close(tracker)
+    assert tracker.failures == 1
+    assert all(f"http://***@{place}" in line for line in lines), lines
+    assert "secret" not in str(lines)
+
+
 def test_a_server_that_never_answers_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
