@@ -52,6 +52,7 @@ from operators.training.step_metrics import (
     training_metrics,
 )
 from pipeline import progress
+from pipeline.config.tree import RunConfig
 from pipeline.rl.corrections.report import correction_metrics
 from pipeline.rl.corrections.tally import Tally
 from pipeline.rl.estimators.reward_kl import next_coefficient
@@ -137,8 +138,7 @@ def train_step(
         )
     )
     of_passes = total_counts(reports)
-    # With R2, nothing need have been replayed while only the critic was trained.
-    if replay.replays_recorded or (replay.records_routes and (passes or not _warms_up(rank, data))):
+    if must_replay(rank.config, data.step, of_passes):
         _check(rank, data, of_passes)
     counts = next((of for name, of in of_passes.items() if not name.startswith(PASS)), {})
     metrics = training_metrics(reports, counts, updates.grad_norms)
@@ -163,7 +163,7 @@ def _updates(
             sweep = (sweeps.value_counts, sweeps.routes)
             of_critic = train_critic(rank, rank.critic, data, compared, sweep)
     rank.offload.before_updates()  # the export needs it, too
-    if _warms_up(rank, data):
+    if _warms_up(rank.config, data.step):
         return of_critic, Updates()
     with watch.of("timing_s/update_actor"):
         return of_critic, update(rank, data, compared, sweeps.routes)
@@ -180,9 +180,20 @@ def _replays(sweeps: _Sweeps, updates: Updates, of_critic: CriticStep | None) ->
     return passes | ({} if of_critic is None else of_critic.counts)
 
 
-def _warms_up(rank: Rank, data: StepData) -> bool:
+def _warms_up(config: RunConfig, step: int) -> bool:
     """Whether only the critic is trained in this step."""
-    return data.step < rank.config.trainer.critic_warmup
+    return step < config.trainer.critic_warmup
+
+
+def must_replay(config: RunConfig, step: int, of_passes: Mapping[str, Counts]) -> bool:
+    """Whether passes of a step, those that have replayed routes on any rank, must have used all.
+
+    While only the critic is trained there need be none: with R2 the log-prob pass records, and
+    bypass_mode leaves it out.
+    """
+    replay = config.actor_rollout_ref.actor.router_replay
+    replays = replay.replays_recorded or replay.records_routes
+    return replays and bool(of_passes or not _warms_up(config, step))
 
 
 def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps:

@@ -236,9 +236,12 @@ def agreement_by_layer(counts: Counts) -> dict[str, float] | None:
 
 
 def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:
-    """Sums over ranks, by mini-batch."""
+    """Sums over ranks, by mini-batch; what a user's loss reports now and then is 0 elsewhere."""
     parts = [report.updates for report in reports if report.updates]
     return [
-        {name: sum(sums[name] for sums in of_ranks) for name in of_ranks[0]}
+        {
+            name: sum(sums.get(name, 0.0) for sums in of_ranks)
+            for name in {name: None for sums in of_ranks for name in sums}
+        }
         for of_ranks in zip(*parts, strict=True)
     ]

@@ -1,5 +1,7 @@
 """A user's loss: how it is called, and what it may return. Letters: T response tokens."""
 
+from collections.abc import Mapping
+
 import torch
 
 from operators.training.batches.micro_batch import ResponseTokens
@@ -44,6 +46,10 @@ def _check_form(made: object, tokens: LossTokens, where: str, many: str) -> None
             f"{where} {type(made).__name__}, expected a PolicyLoss (pipeline.rl.losses.types); "
             "mend the function"
         )
+    if not isinstance(made.reports, Mapping) or not all(isinstance(n, str) for n in made.reports):
+        raise UpdateError(
+            f"{where} reports {shown(made.reports)}, expected tensors by name; mend the function"
+        )
     if names := sorted(OWN_REPORTS & made.reports.keys()):
         raise UpdateError(f"{where} reports called {', '.join(names)}, which exist; rename them")
     for name, values_T in {"loss_T": made.loss_T, **made.reports}.items():
@@ -62,17 +68,18 @@ def _check_form(made: object, tokens: LossTokens, where: str, many: str) -> None
 def _check_numbers(
     made: PolicyLoss, tokens: LossTokens, where: str, response: ResponseTokens
 ) -> None:
-    """Refuse a loss without a gradient, or that is not finite on a token that counts."""
+    """Refuse a loss without a gradient, and numbers that are not finite on a token that counts."""
     if not made.loss_T.requires_grad:
         raise UpdateError(
             f"{where}: its loss has no gradient, so it does not follow from tokens.logprobs_T; "
             "mend the function"
         )
-    wrong = torch.nonzero(tokens.mask_T & ~made.loss_T.detach().isfinite())[:, 0].tolist()
-    if wrong:
-        sample = response.ids[int(response.sample_T[wrong[0]])]
-        raise UpdateError(
-            f"{where}, sample {sample}: its loss is {float(made.loss_T[wrong[0]].detach())}, "
-            f"expected a finite number ({len(wrong)} of {len(made.loss_T)} tokens of the "
-            "micro-batch are not); nothing of the step is stored"
-        )
+    for name, values_T in {"loss": made.loss_T, **made.reports}.items():
+        wrong = torch.nonzero(tokens.mask_T & ~values_T.detach().isfinite())[:, 0].tolist()
+        if wrong:
+            sample = response.ids[int(response.sample_T[wrong[0]])]
+            raise UpdateError(
+                f"{where}, sample {sample}: its {name} is {float(values_T[wrong[0]].detach())}, "
+                f"expected a finite number ({len(wrong)} of {len(values_T)} tokens of the "
+                "micro-batch are not); nothing of the step is stored"
+            )

@@ -79,3 +79,10 @@ def test_a_step_whose_mini_batches_were_all_skipped():
         None,
         0,
     )
+
+
+def test_what_a_users_loss_reports_now_and_then_is_0_elsewhere():
+    own = {"tokens": 2.0, "divisor": 2.0, "policy": 1.0}
+    reports = [RankReport(updates=[own]), RankReport(updates=[{**own, "high": 1.0}])]
+    for ranks in (reports, reports[::-1]):
+        assert training_metrics(ranks, {}, [])["policy_loss/high"] == 1 / 4

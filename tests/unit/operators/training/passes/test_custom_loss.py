@@ -56,6 +56,8 @@ def test_an_exception_names_step_function_and_samples():
             lambda t: PolicyLoss(t.logprobs_T, {"x": t.old_T[1:]}),
             ": it returned x of shape (60,), expected a tensor with a number for each of 61 tokens",
         ),
+        (lambda t: PolicyLoss(t.logprobs_T, None), ": it returned reports None, expected tensors"),
+        (lambda t: PolicyLoss(t.logprobs_T, {1: t.old_T}), ": it returned reports {1: tensor("),
         (lambda t: PolicyLoss(t.old_T, {}), ": its loss has no gradient"),
         *[
             (
@@ -84,6 +86,11 @@ def test_a_loss_that_is_not_finite_names_the_sample(value: float):
     assert text.startswith(
         f", sample {IDS[4]}: its loss is {value}, expected a finite number (1 of"
     )
+
+
+def test_so_does_a_report():
+    text = failure(lambda t, settings: PolicyLoss(t.logprobs_T, {"gain": t.old_T / 0}))
+    assert text.startswith(f", sample {IDS[0]}: its gain is -inf, expected a finite number (")
 
 
 def test_what_does_not_count_may_have_any_loss():
