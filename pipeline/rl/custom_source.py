@@ -103,6 +103,13 @@ class _Source:
         )
 
 
+class _Shown:
+    """A default whose value does not matter."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
 def _signature(found: ast.arguments) -> inspect.Signature:
     """The signature of a function's text; any default will do."""
     kinds = inspect.Parameter
@@ -114,14 +121,14 @@ def _signature(found: ast.arguments) -> inspect.Signature:
             kinds.POSITIONAL_ONLY
             if index < len(found.posonlyargs)
             else kinds.POSITIONAL_OR_KEYWORD,
-            default=kinds.empty if index < without else ...,
+            default=kinds.empty if index < without else _Shown(),
         )
         for index, argument in enumerate(positional)
     ]
     if found.vararg:
         parameters.append(kinds(found.vararg.arg, kinds.VAR_POSITIONAL))
     for argument, default in zip(found.kwonlyargs, found.kw_defaults, strict=True):
-        value = kinds.empty if default is None else ...
+        value = kinds.empty if default is None else _Shown()
         parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=value))
     if found.kwarg:
         parameters.append(kinds(found.kwarg.arg, kinds.VAR_KEYWORD))

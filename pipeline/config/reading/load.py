@@ -97,7 +97,7 @@ def _load(settings: dict[str, Any], problems: list[str]) -> LoadedConfig:
     notes = plain_values(settings)
     foreign = _take_out_foreign(settings)
     interpolated = _take_out_interpolated(settings, foreign, problems)
-    _drop_empty_reward(settings)
+    _drop_what_is_none(settings)
     notes += _notes_on(foreign, problems)
     try:
         config = RunConfig.model_validate(settings)
@@ -181,8 +181,12 @@ def _without_wrong(
         return frozenset(wrong), None
 
 
-def _drop_empty_reward(settings: dict[str, Any]) -> None:
-    """Drop verl's form of no reward function: `custom_reward_function: {path: null, ...}`."""
+def _drop_what_is_none(settings: dict[str, Any]) -> None:
+    """Drop verl's forms of none: `algorithm.rollout_correction: null`, `filter_groups: null`, and
+    of no reward function: `custom_reward_function: {path: null, ...}`."""
+    for name in ("rollout_correction", "filter_groups"):
+        if get(settings, f"algorithm.{name}") is None:
+            take(settings, f"algorithm.{name}")
     group = settings.get("custom_reward_function")
     if isinstance(group, dict) and group.get("path", ABSENT) is None:
         del settings["custom_reward_function"]

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from pipeline.config.keys import Key, all_keys, named_in
-from pipeline.config.reading.verl import EMPTY_HINTS, HINTS
+from pipeline.config.reading.verl import EMPTY_HINTS, HINTS, NEAREST
 
 _TYPES = {
     bool: "true/false",
@@ -135,12 +135,16 @@ def _fix(key: Key, value: Any) -> str:
     if isinstance(value, str):
         if value.lower() == "none" and "null" in key.expected:
             return "write null"
+        if meant := NEAREST.get(key.name, {}).get(value.lower()):
+            return f"did you mean {meant}?"
         table = named_in(key.field)
         allowed = list(table.table) if table else _literals(key.field.annotation)
         close = difflib.get_close_matches(value.lower(), [a.lower() for a in allowed], 1, 0.5)
         if close:
             meant = next(a for a in allowed if a.lower() == close[0])
             return f"did you mean {meant}?"
+    elif isinstance(value, list) and key.expected.startswith("text"):
+        return f"""write one text: {key.name}='{",".join(map(str, value))}'"""
     elif value is not None and key.expected.startswith("text"):
         return f"""put it in quotes: {key.name}='"{value}"'"""
     default = key.field.default

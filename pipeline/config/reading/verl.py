@@ -52,6 +52,23 @@ HINTS = {
 EMPTY_HINTS = {"trainer.experiment_name": "write a name, such as my-run"}
 """The fix where a text is empty or null, by key."""
 
+NEAREST = {
+    "algorithm.adv_estimator": {
+        "ppo": "gae",
+        "dapo": "grpo",
+        "dr_grpo": "grpo",
+        "grpo_vectorized": "grpo",
+        "rloo_vectorized": "rloo",
+    },
+    "actor_rollout_ref.actor.policy_loss.loss_mode": {
+        "ppo": "vanilla",
+        "grpo": "vanilla",
+        "dapo": "vanilla",
+        "gmpo": "geo_mean",
+    },
+}
+"""What people call what has another name here, where another name looks nearer, by key."""
+
 _ESTIMATOR = "algorithm.adv_estimator"
 _PATH = "actor_rollout_ref.model.path"
 

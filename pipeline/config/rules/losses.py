@@ -9,7 +9,7 @@ from pipeline.rl.loss_table import LOSSES
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODE = f"{_ACTOR}.policy_loss.loss_mode"
-_NORM = "seq-mean-token-sum-norm"
+NORM = "seq-mean-token-sum-norm"
 
 
 def loss_problems(actor: Actor) -> Iterator[str]:
@@ -20,10 +20,10 @@ def loss_problems(actor: Actor) -> Iterator[str]:
             f"{_ACTOR}.policy_loss.clip_cov_lb: found {chosen.clip_cov_lb}, expected less than "
             f"clip_cov_ub={chosen.clip_cov_ub}: no token lies between them; write less"
         )
-    if actor.loss_scale_factor is not None and actor.loss_agg_mode != _NORM:
+    if actor.loss_scale_factor is not None and actor.loss_agg_mode != NORM:
         yield (
             f"{_ACTOR}.loss_scale_factor: found {actor.loss_scale_factor}, but only "
-            f"{_ACTOR}.loss_agg_mode={_NORM} divides by it, and it is {actor.loss_agg_mode}; write "
+            f"{_ACTOR}.loss_agg_mode={NORM} divides by it, and it is {actor.loss_agg_mode}; write "
             f"null, or that mode"
         )
 
@@ -41,6 +41,12 @@ def loss_notes(actor: Actor) -> Iterator[str]:
             yield (
                 f"{_ACTOR}.{name}: {value} has no effect with {_MODE}={actor.policy_loss.loss_mode}"
             )
+    both = None not in (actor.clip_ratio_low, actor.clip_ratio_high)
+    if both and "clip_ratio" in loss.reads and actor.clip_ratio != defaults["clip_ratio"]:
+        yield (
+            f"{_ACTOR}.clip_ratio: {actor.clip_ratio} has no effect beside clip_ratio_low and "
+            "clip_ratio_high"
+        )
     yield from _mode_notes(actor, loss.aggregation)
 
 

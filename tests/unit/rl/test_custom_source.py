@@ -46,6 +46,7 @@ def test_what_fits(source):
         ("def compute_score(text, answer): 1", "compute_score has the parameters (text, answer), "
          "but is called with data_source=, solution_str=, ground_truth=, extra_info=; name them "
          "so, with **kwargs for those that it does not use"),
+        ("def compute_score(text, n=3): 1", "compute_score has the parameters (text, n=...), but"),
         ("compute_score = lambda: 1", "compute_score has the parameters (), but is called"),
         ("def f(a): 1\ncompute_score = f", "compute_score has the parameters (a), but is"),
         ("def compute_score(*args): 1", "has the parameters (*args), but is called with data_so"),

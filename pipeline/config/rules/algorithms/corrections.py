@@ -14,8 +14,16 @@ from pipeline.rl.corrections.forms import (
 from pipeline.rl.corrections.presets import PRESETS, THRESHOLDS
 
 _KEY = "algorithm.rollout_correction"
-_OLDER_FORMS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
-"""Names of older versions of verl, and what they are called now."""
+_OLDER = {
+    "token": "token_k1",
+    "sequence": "seq_sum_k1",
+    "geometric": "seq_mean_k1",
+    "ppo_is_bypass": "bypass_ppo_clip",
+    "pg_rs": "bypass_pg_geo_rs",
+    "bypass_pg_rs": "bypass_pg_geo_rs",
+    "tis": "decoupled_token_is",
+}
+"""Names of older versions of verl and of papers, and what they are called here."""
 
 
 def correction_problems(config: RunConfig) -> list[str]:
@@ -160,7 +168,7 @@ def _staleness_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    meant = _OLDER_FORMS.get(name, name)
+    meant = _OLDER.get(name, name)
     close = difflib.get_close_matches(meant, list(names), 1, 0.0)
     return f"did you mean {close[0]}?"
 

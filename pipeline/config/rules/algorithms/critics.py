@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pipeline.config.critic import Critic, over_actor
 from pipeline.config.keys import setting_keys, value_at
 from pipeline.config.rules.cuda import cuda_problems
+from pipeline.config.rules.losses import NORM
 from pipeline.config.rules.megatron_options import option_problems
 from pipeline.config.rules.rates import OPTIM, decay_problems, rate_notes, rate_problems
 from pipeline.config.tree import RunConfig
@@ -32,6 +33,12 @@ def critic_problems(config: RunConfig) -> Iterator[str]:
             "disabled, so there are no routes; write mode=R2 or mode=R3, or replay_routes=false"
         )
     settings = over_actor(critic, config.actor_rollout_ref.actor)
+    if critic.loss_scale_factor is not None and settings.loss_agg_mode != NORM:
+        yield (
+            f"critic.loss_scale_factor: found {critic.loss_scale_factor}, but only {NORM} divides "
+            f"by it, and critic.loss_agg_mode (null: the actor's) is {settings.loss_agg_mode}; "
+            "write null, or that mode"
+        )
     yield from _renamed(rate_problems(critic.optim))
     of_actor = {*option_problems(config.actor_rollout_ref.actor)}
     yield from _renamed(text for text in option_problems(settings) if text not in of_actor)

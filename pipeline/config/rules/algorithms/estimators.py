@@ -22,6 +22,19 @@ def estimator_problems(config: RunConfig) -> Iterator[str]:
             "actor_rollout_ref.rollout.n=1, so that every advantage would be 0; write n=2 or more, "
             f"or an estimator that compares none ({free})"
         )
+    control, most = config.algorithm.kl_ctrl, config.data.train_batch_size * samples
+    if config.algorithm.use_kl_in_reward and control.type == "adaptive":
+        if 5 * control.horizon <= most:
+            yield (
+                f"algorithm.kl_ctrl.horizon: found {control.horizon}, but a step of {most} samples "
+                "may lower the coefficient by a fifth of samples / horizon, to 0 and below; write "
+                f"more than {most // 5}, such as 10000"
+            )
+        if not control.kl_coef:
+            yield (
+                "algorithm.kl_ctrl.kl_coef: found 0.0, but kl_ctrl.type=adaptive multiplies it, so "
+                "it stays 0; write more, such as 0.001, or type=fixed"
+            )
 
 
 def estimator_notes(config: RunConfig) -> Iterator[str]:
@@ -38,6 +51,8 @@ def estimator_notes(config: RunConfig) -> Iterator[str]:
     elif algorithm.kl_ctrl.type == "fixed":
         adaptive = "algorithm.kl_ctrl.type=adaptive"
         unread += [("kl_ctrl.horizon", adaptive), ("kl_ctrl.target_kl", adaptive)]
+    if not algorithm.filter_groups.enable:
+        unread.append(("filter_groups", "algorithm.filter_groups.enable=true"))
     for name, switch in unread:
         if value_at(algorithm, name) != value_at(Algorithm(), name):
             yield f"algorithm.{name}: it has no effect without {switch}"

@@ -22,12 +22,22 @@ def test_override_with_literal_quotes_and_hydra_prefix(tmp_path, value, prefix):
     assert config.actor_rollout_ref.actor.router_replay.mode == "R2"
 
 
-@pytest.mark.parametrize(("written", "value"), [("1e-6", 1e-6), ("1", 1.0), ("2.5E-3", 2.5e-3)])
+@pytest.mark.parametrize(
+    ("written", "value"), [("1e-6", 1e-6), ("1", 1.0), ("2.5E-3", 2.5e-3), ("1.0e6", 1e6)]
+)
 def test_numbers_are_read_as_omegaconf_reads_them(tmp_path, written, value):
     """YAML 1.1 reads 1e-6 as text; verl's users write it everywhere, in files too."""
     text = MINIMAL.replace("model}}", f"model}}, actor: {{optim: {{lr: {written}}}}}}}")
     for loaded in (load(tmp_path, f"{ACTOR}.optim.lr={written}"), load(tmp_path, text=text)):
         assert loaded.config.actor_rollout_ref.actor.optim.lr == value
+
+
+@pytest.mark.parametrize("group", ["rollout_correction", "filter_groups"])
+def test_null_is_none_of_a_group_that_verl_may_have(tmp_path, group):
+    """It takes back what the file or an earlier override has below it."""
+    written = {"rollout_correction": "rollout_is=token", "filter_groups": "enable=True"}[group]
+    taken_back = (f"algorithm.{group}.{written}", f"algorithm.{group}=null")
+    assert load(tmp_path, *taken_back).config == load(tmp_path).config
 
 
 def test_override_values(tmp_path):
@@ -112,6 +122,12 @@ def test_unknown_keys_name_the_nearest(tmp_path):
             "data.train_files=3",
             "data.train_files: found 3 (an integer), expected text or a list of texts or null; "
             "put it in quotes: data.train_files='\"3\"'",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_rs=[token_k1,seq_sum_k1]",
+            "algorithm.rollout_correction.rollout_rs: found ['token_k1', 'seq_sum_k1'] (a list), "
+            "expected text or null; write one text: "
+            "algorithm.rollout_correction.rollout_rs='token_k1,seq_sum_k1'",
         ),
         (
             f"{ACTOR}.optim.betas=[0.9,x]",

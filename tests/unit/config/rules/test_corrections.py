@@ -97,6 +97,9 @@ def test_contradictions(tmp_path, settings, expected):
 def test_names_of_older_versions_of_verl_are_known(tmp_path):
     (problem,) = problems(tmp_path, *written(rollout_rs="geometric", rollout_rs_threshold=1.01))
     assert problem.endswith("did you mean seq_mean_k1?")
+    for old, now in (("ppo_is_bypass", "bypass_ppo_clip"), ("bypass_pg_rs", "bypass_pg_geo_rs")):
+        (problem,) = problems(tmp_path, *written(preset=old))
+        assert problem.endswith(f"did you mean {now}?")
     (problem,) = load_error(tmp_path, *written(rollout_rs_threshold_lower=0.5))
     assert "write both in rollout_rs_threshold, such as 0.5_2.0" in problem
 

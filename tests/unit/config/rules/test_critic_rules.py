@@ -66,6 +66,11 @@ def test_how_a_missing_critics_batches_are_cut_has_no_effect(tmp_path):
             "disabled, so there are no routes; write mode=R2 or mode=R3, or replay_routes=false",
         ),
         (
+            ["critic.loss_scale_factor=10"],
+            "critic.loss_scale_factor: found 10, but only seq-mean-token-sum-norm divides by it, "
+            "and critic.loss_agg_mode (null: the actor's) is token-mean; write null, or that mode",
+        ),
+        (
             ["critic.optim.min_lr=1.0"],
             "critic.optim.min_lr: found 1.0, expected at most critic.optim.lr=1e-05; write less, "
             "or a larger lr",
@@ -80,6 +85,12 @@ def test_contradictions(tmp_path, settings, message):
     found = problems(tmp_path, GAE, *settings)
     assert any(problem.startswith(message) for problem in found), found
     assert all("actor.optim" not in problem for problem in found)
+
+
+def test_a_divisor_goes_with_its_mode_be_it_the_actors(tmp_path):
+    for owner in ("critic", ACTOR):
+        settings = (f"{owner}.loss_agg_mode=seq-mean-token-sum-norm", "critic.loss_scale_factor=10")
+        assert problems(tmp_path, GAE, *settings) == []
 
 
 def test_a_schedule_that_does_not_fit(tmp_path):

@@ -14,6 +14,8 @@ ESTIMATOR = "algorithm.adv_estimator"
     ("value", "fix"),
     [
         ("grop", "did you mean grpo?"),
+        ("ppo", "did you mean gae?"),
+        ("GRPO_vectorized", "did you mean grpo?"),
         ("my.py", "the default is 'grpo'"),
         ("a.txt:f", "the default"),
     ],
@@ -52,6 +54,10 @@ def test_a_group_of_one_cannot_be_compared(tmp_path):
             ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.horizon=9"],
             "kl_ctrl.horizon: it has no effect without algorithm.kl_ctrl.type=adaptive",
         ),
+        (
+            ["algorithm.filter_groups.metric=acc"],
+            "filter_groups: it has no effect without algorithm.filter_groups.enable=true",
+        ),
     ],
 )
 def test_settings_that_are_not_read(tmp_path, settings, noted):
@@ -71,3 +77,21 @@ def test_of_a_file_only_the_functions_name_is_identity(tmp_path):
     )
     assert differing(old, moved) == {}
     assert differing(old, other) == {ESTIMATOR: ("a.py:f", "a.py:g")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["horizon=52"], None),
+        (["horizon=51"], "horizon: found 51, but a step of 256 samples may lower the coefficient"),
+        (["kl_coef=0"], "kl_coef: found 0.0, but kl_ctrl.type=adaptive multiplies it"),
+    ],
+)
+def test_an_adaptive_coefficient_stays_above_zero(tmp_path, settings, problem):
+    """32 prompts of 8 samples: it falls by at most a fifth of 256 / horizon."""
+    settings = [f"algorithm.kl_ctrl.{one}" for one in [*settings, "type=adaptive"]]
+    assert list(estimator_problems(load(tmp_path, *settings).config)) == []
+    config = load(tmp_path, *settings, "algorithm.use_kl_in_reward=True").config
+    found = list(estimator_problems(config))
+    assert len(found) == (problem is not None)
+    assert all(one.startswith(f"algorithm.kl_ctrl.{problem}") for one in found)

@@ -17,7 +17,13 @@ MODE = f"{ACTOR}.policy_loss.loss_mode"
 
 @pytest.mark.parametrize(
     ("written", "fix"),
-    [("gsop", "did you mean gspo?"), ("klcov", "did you mean kl_cov?"), ("mine.py", "the default")],
+    [
+        ("gsop", "did you mean gspo?"),
+        ("klcov", "did you mean kl_cov?"),
+        ("gmpo", "did you mean geo_mean?"),
+        ("ppo", "did you mean vanilla?"),
+        ("mine.py", "the default"),
+    ],
 )
 def test_an_unknown_loss_is_refused_with_the_nearest(tmp_path: Path, written: str, fix: str):
     (problem,) = load_error(tmp_path, f"{MODE}={written}")
@@ -69,10 +75,19 @@ def test_what_a_loss_does_not_read_is_noted(mode: str):
     actor = Actor.model_validate(
         {**moved, "policy_loss": policy_loss, "loss_agg_mode": aggregation}
     )
-    notes = [*loss_notes(actor)]
+    notes = [note for note in loss_notes(actor) if "beside" not in note]
     assert all(note.endswith(f"has no effect with {MODE}={mode}") for note in notes)
     noted = {note.split(":")[0].removeprefix(f"{ACTOR}.") for note in notes}
     assert noted == names - {*LOSSES[mode].reads}
+
+
+def test_a_clip_range_that_both_others_replace_is_noted():
+    both = Actor(clip_ratio=0.3, clip_ratio_low=0.2, clip_ratio_high=0.28)
+    (note,) = loss_notes(both)
+    assert note == (
+        f"{ACTOR}.clip_ratio: 0.3 has no effect beside clip_ratio_low and clip_ratio_high"
+    )
+    assert not [*loss_notes(both.model_copy(update={"clip_ratio_high": None}))]
 
 
 def test_defaults_and_functions_of_users_have_no_notes():
