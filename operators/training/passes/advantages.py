@@ -21,7 +21,7 @@ from operators.training.batches.step_data import (
 from operators.training.errors import UpdateError
 from operators.training.rank import Rank
 from pipeline.rl.custom import shown
-from pipeline.rl.estimator_table import ESTIMATORS
+from pipeline.rl.estimator_table import ESTIMATORS, needs_baseline
 from pipeline.rl.estimators.reward_kl import StepKl, step_kl
 from pipeline.rl.estimators.types import Estimate, EstimatorFunction, Floats, Ranks, Rollouts
 from pipeline.rl.losses.kl import kl_estimate
@@ -39,7 +39,7 @@ class Tokens:
     mask_T: npt.NDArray[np.bool_]
     """Whether a token counts."""
     old_T: Floats
-    """The trainer's log-probs at the step's start."""
+    """The trainer's log-probs at the step's start, or the engine's (bypass_mode)."""
     reference_T: Floats | None
     """The reference's; None: there is no reference model."""
     values_T: Floats | None
@@ -52,8 +52,8 @@ def estimate_advantages(
     """Make the advantages of a step, and the KL that was taken from its scores; None: none was.
 
     `kl_coef` weighs that KL. The data-parallel ranks call together. Raises UpdateError, naming the
-    sample or the function, for log-probs or advantages that are not finite and for a user's
-    function that raises or returns something else.
+    sample or the function, for log-probs or advantages that are not finite, for a user's function
+    that raises or returns something else, and where ReMax has no greedy samples.
     """
     settings = rank.config.algorithm
     rollouts = _rollouts(rank, data, tokens)
@@ -64,6 +64,12 @@ def estimate_advantages(
         kl = step_kl(rollouts, kl_T)
         rollouts.scores_T[:] -= kl_coef * kl_T
     function = rank.functions.get(_ESTIMATOR)
+    if function is None and needs_baseline(settings.adv_estimator) and rollouts.baseline_N is None:
+        raise UpdateError(
+            f"step {data.step}: {_ESTIMATOR}={settings.adv_estimator} compares with a greedy "
+            "sample of each prompt, but the step has none: its samples were made for another "
+            "estimator; start a new run with that one, such as rloo"
+        )
     if function is None:
         estimate = ESTIMATORS[settings.adv_estimator].function(rollouts, settings)
     else:

@@ -76,6 +76,12 @@ def test_what_is_refused(function, message):
     assert message in str(caught.value)
 
 
+def test_remax_without_greedy_samples():
+    """As in a recorded set that another estimator made."""
+    with pytest.raises(UpdateError, match=r"step 7: .*=remax compares with a greedy"):
+        made_by(None, adv_estimator="remax")
+
+
 def test_tokens_that_do_not_count_may_have_anything():
     estimate, _ = made_by(lambda r, s: Estimate(np.where(r.mask_T, 1.0, np.nan)))
     assert estimate.advantages_T.tolist() == [1, 1, 0, 1, 1]
