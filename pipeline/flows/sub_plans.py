@@ -8,13 +8,14 @@ Without dynamic sampling a step has one plan, and all of its groups are accepted
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.stage import StagedRun
 from pipeline.rl.group_filter import ChosenGroups, choose
+from pipeline.run.commit import CorruptObjectError
 from pipeline.run.plan import Plan, StepPlan, publish_step_plan
 from pipeline.run.planning import make_plan, most_sub_plans, sub_plan_prompts
 from pipeline.traces import baseline_ids, group_values, shard_ids
@@ -66,7 +67,8 @@ def make_groups(
     `await_shards` is told what is waited for, for people. A sub-plan is published as soon as those
     before it cannot fill the step any more, whatever comes of them: so the same ones are published
     however often the flow is ended and started again. All have the shards of the first, which an
-    earlier attempt may have published. Raises InputError when the window is used up.
+    earlier attempt may have published. Raises InputError when the window is used up,
+    CorruptObjectError when a sub-plan is there that is not the step's.
     """
     name, filters = f"step {step}", config.algorithm.filter_groups
     plans = [publish_step_plan(run.store, make_plan(config, run, step, shards))]
@@ -80,8 +82,7 @@ def make_groups(
     while len(choice.accepted) < wanted:
         outstanding = sum(len(plan.prompts) for plan in plans[done:])
         if len(choice.accepted) + outstanding < wanted and len(plans) < most:
-            ours = make_plan(config, run, step, plans[0].shards, len(plans))
-            plans.append(publish_step_plan(run.store, ours))
+            plans.append(_further(config, run, plans))
             continue
         if done == len(plans):
             raise InputError([_not_full(config, step, choice)])
@@ -91,6 +92,17 @@ def make_groups(
         choice = choose(values, filters.metric, wanted)
         done += 1
     return MadeGroups(tuple(plans), choice.rejected)
+
+
+def _further(config: RunConfig, run: StagedRun, plans: Sequence[StepPlan]) -> StepPlan:
+    """Publish the sub-plan after some. An earlier attempt can only have published the same."""
+    ours = make_plan(config, run, plans[0].step, plans[0].shards, len(plans))
+    if publish_step_plan(run.store, ours) != ours:
+        raise CorruptObjectError(
+            f"{ours.key} in {run.store.uri}: it plans something else than the run's settings and "
+            f"{plans[0].key}; restore the object"
+        )
+    return ours
 
 
 def _not_full(config: RunConfig, step: int, choice: ChosenGroups) -> str:

@@ -1,6 +1,7 @@
 """The part of `verify` for a step's plans: it has what was planned, or says why it lacks it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.compute as pc
@@ -10,7 +11,7 @@ from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.description import RunDescription
 from pipeline.run.parse import field, flag, mapping, number, text
-from pipeline.run.plan import StepPlan
+from pipeline.run.plan import PlannedPrompt, StepPlan
 from pipeline.store import Store
 from pipeline.traces.format.ids import baseline_ids, check_ids, expected_ids, named
 from pipeline.traces.format.manifest import Manifest
@@ -26,6 +27,7 @@ _FILTERS = "algorithm.filter_groups"
 def find_plans(store: Store, step: int, report: Report) -> list[StepPlan]:
     """A step's plans in order; [] when it has none, or when one is missing or damaged."""
     found: list[StepPlan] = []
+    seen: set[PlannedPrompt] = set()
     of_keys = (keys.sub_plan_number(info.key) for info in store.list(keys.step_prefix(step)))
     last = max((number for number in of_keys if number is not None), default=0)
     for sub_plan in range(last + 1):
@@ -33,6 +35,7 @@ def find_plans(store: Store, step: int, report: Report) -> list[StepPlan]:
         with report.noting(key):
             plan = find_signed_plan(store, key)
             if isinstance(plan, StepPlan):
+                _check_alike(plan, found[0] if found else plan, seen)
                 found.append(plan)
             elif last:
                 later = keys.sub_plan(step, last)
@@ -40,6 +43,21 @@ def find_plans(store: Store, step: int, report: Report) -> list[StepPlan]:
         if len(found) <= sub_plan:
             return []
     return found
+
+
+def _check_alike(plan: StepPlan, first: StepPlan, seen: set[PlannedPrompt]) -> None:
+    """Raise CorruptObjectError unless a sub-plan has all but its prompts of the first, and none of
+    those that were seen before."""
+    if replace(plan, prompts=(), sub_plan=0) != replace(first, prompts=(), sub_plan=0):
+        raise CorruptObjectError(
+            f"{plan.key}: it differs from {first.key} in more than its prompts; restore the object"
+        )
+    for prompt in plan.prompts:
+        if prompt in seen:
+            raise CorruptObjectError(
+                f"{plan.key}: {prompt} is in a sub-plan before it; restore the object"
+            )
+    seen.update(plan.prompts)
 
 
 def verify_plans(manifest: Manifest, plans: Sequence[StepPlan], report: Report) -> None:

@@ -14,8 +14,14 @@ from pipeline.flows.sub_plans import MadeGroups, make_groups
 from pipeline.inputs.stage import StagedRun
 from pipeline.rl.group_filter import FULL
 from pipeline.run import keys
-from pipeline.run.commit import CONTENT_SHA256, content_digest, new_write_id, to_json
-from pipeline.run.plan import Plan, PlannedPrompt, StepPlan, find_step_plans
+from pipeline.run.commit import (
+    CONTENT_SHA256,
+    CorruptObjectError,
+    content_digest,
+    new_write_id,
+    to_json,
+)
+from pipeline.run.plan import Plan, PlannedPrompt, StepPlan, find_step_plans, publish_step_plan
 from pipeline.run.planning import make_plan, make_window
 from pipeline.store import Store
 from pipeline.traces import (
@@ -36,6 +42,8 @@ from tests.samples import GEOMETRY, samples_of, train, without_routes, write_run
 
 SHARDS = 2
 PROMPTS = 50
+FIRST = {"row": 13, "epoch": 0}
+"""The first prompt of step 0."""
 
 
 def config_of(**filters: object) -> RunConfig:
@@ -223,6 +231,17 @@ def test_a_window_that_does_not_fill_the_step_ends_the_run():
     assert store.size(keys.manifest(0)) is None
 
 
+def test_a_sub_plan_of_something_else_is_no_sub_plan_of_the_step():
+    """Its shards would be counted as others than workers make."""
+    store, config = MemoryStore(), config_of()
+    run = run_of(store, config)
+    first = make_plan(config, run, 0, SHARDS)
+    publish_step_plan(store, first)
+    publish_step_plan(store, make_plan(config, run, 0, SHARDS + 1, 1))
+    with pytest.raises(CorruptObjectError, match=r"plan\.00001\.json in .*: it plans something"):
+        made_by(store, config, Workers(store, every(3)))
+
+
 def test_a_metric_that_the_reward_function_does_not_return_is_named():
     store, config = MemoryStore(), config_of(metric="rubric")
     with pytest.raises(InputError, match=r"sample 000000/\d+/0: the reward function returned only"):
@@ -314,6 +333,13 @@ def test_a_sweep_knows_sub_plans(replayed):
         (lambda body: body["rejected"][0].update(reason="too long"), keys.manifest(0), "too long"),
         (lambda body: body["rejected"].pop(), keys.manifest(0), "neither its rows nor rejected"),
         (lambda body: body.update(sub_plan=2), keys.sub_plan(0, 1), "sub_plan: 2|sub_plan 2"),
+        (lambda body: body.update(shards=3), keys.sub_plan(0, 1), "differs from .* its prompts"),
+        (lambda body: body.update(policy_version=1), keys.sub_plan(0, 1), "differs from"),
+        (
+            lambda body: body["prompts"].append(FIRST),
+            keys.sub_plan(0, 1),
+            "is in a sub-plan before",
+        ),
         (None, keys.sub_plan(0, 1), "not expected|groups"),
         (None, keys.plan(0), "no such object, but steps/000000/plan.00001.json is there"),
     ],
