@@ -82,14 +82,13 @@ def first_step_table(found: Sequence[Result]) -> Table:
         measured = [value for value in values if value is not None]
         return float(np.mean(measured)) if measured else None
 
+    # Arms without replay have measured the same, natively.
+    native = first("r3", results.KL_NATIVE), first("r3", results.EXTREME_NATIVE)
+    if native[0] is None:
+        native = first("native", results.KL), first("native", results.EXTREME)
     rows = []
     for what, kl, extreme, theirs in (
-        (
-            "native",
-            first("r3", results.KL_NATIVE),
-            first("r3", results.EXTREME_NATIVE),
-            paper.KL_NATIVE,
-        ),
+        ("native", *native, paper.KL_NATIVE),
         ("with R3", first("r3", results.KL), first("r3", results.EXTREME), paper.KL_R3),
         ("dense twin", first("dense", results.KL), first("dense", results.EXTREME), paper.KL_DENSE),
     ):

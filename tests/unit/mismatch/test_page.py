@@ -45,6 +45,7 @@ def test_step_0_is_native_replayed_and_dense_beside_the_paper():
         ("with R3", "1.0e-04", "0.0e+00", "7.5e-04"),
         ("dense twin", "5.0e-05", "0.0e+00", "6.4e-04"),
     )
+    assert page.first_step_table([NATIVE]).rows[0] == table.rows[0], "without R3: GRPO's own"
 
 
 def test_mismatch_is_of_the_steps_that_measured_it():
