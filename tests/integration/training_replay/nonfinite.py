@@ -57,7 +57,7 @@ class Spoiled:
     def loss_and_report(self, objective: Any, targets: Any, *made: Any) -> Any:
         """Called for each micro-batch."""
         if self.empty:
-            targets = replace(targets, loss_mask_T=torch.zeros_like(targets.loss_mask_T))
+            targets = replace(targets, mask_T=torch.zeros_like(targets.mask_T))
             return loss_and_report(objective, targets, *made)
         loss, tokens, report = loss_and_report(objective, targets, *made)
         if self.current in self.mini_batches and dist.get_rank() == 1:
