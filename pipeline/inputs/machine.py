@@ -125,7 +125,8 @@ def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:
     actor = config.actor_rollout_ref.actor
     weight = _WEIGHT[actor.megatron.dtype]
     engine = _WEIGHT[config.actor_rollout_ref.rollout.dtype]
-    return writes.checkpoint + writes.policy + workers * (writes.policy // weight) * engine
+    gradients = (1 + config.has_critic) * writes.policy
+    return writes.checkpoint + gradients + workers * (writes.policy // weight) * engine
 
 
 def _gpu_problems(config: RunConfig, machine: Machine) -> list[str]:

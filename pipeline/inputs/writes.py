@@ -40,7 +40,7 @@ class Writes:
     policy: int
     """Per step."""
     checkpoint: int
-    """Per checkpoint."""
+    """Per checkpoint: of the policy, and of the critic."""
     save_freq: int
     """Steps from one checkpoint to the next."""
 
@@ -69,7 +69,7 @@ def estimate(
         samples=round(_STEP + samples * _SAMPLE + tokens * _TOKEN),
         routes=round(rows * row_bytes(geometry)),
         policy=parameters * weight,
-        checkpoint=parameters * (weight + _STATE),
+        checkpoint=(1 + config.has_critic) * parameters * (weight + _STATE),
         save_freq=config.trainer.save_freq,
     )
 

@@ -14,7 +14,7 @@ from pipeline.config.rules.check import config_problems
 from tests.paths import ROOT
 
 EXAMPLE = ROOT / "examples/quickstart.yaml"
-PAGES = ("README.md", "docs/replay.md", "docs/store.md")
+PAGES = ("README.md", "docs/algorithms.md", "docs/replay.md", "docs/store.md")
 RUN = re.compile(r"retrace run (?:my|examples/quickstart)\.yaml ([^`#)\n]*=[^`#)\n]*)")
 
 

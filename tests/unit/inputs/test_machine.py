@@ -38,12 +38,17 @@ def test_more_processes_than_cores_can_bear(settings):
 
 
 def test_a_model_larger_than_memory(settings):
-    """30 billion weights: 16 bytes each in bfloat16 training, and 2 in the engine."""
+    """30 billion weights: 16 bytes each in bfloat16 training, and 2 in the engine. A critic has as
+    many, trained alike."""
     config = load(settings)
     writes = estimate(config, None, 30_000_000_000, prompt_tokens=10)
     [problem] = machine_problems(config, writes, SMALL)
     assert "hold 540.0 GB at least" in problem
     assert "has 8.6 GB of memory and no GPU" in problem
+    with_critic = load(settings, "algorithm.adv_estimator=gae")
+    writes = estimate(with_critic, None, 30_000_000_000, prompt_tokens=10)
+    [problem] = machine_problems(with_critic, writes, SMALL)
+    assert "hold 1.0 TB at least" in problem
     small = estimate(config, None, 400_000_000, prompt_tokens=10)
     assert machine_problems(config, small, SMALL) == []
 

@@ -48,6 +48,12 @@ def test_float32_is_larger(settings):
     assert (writes.policy, writes.checkpoint) == (4_000, 16_000)
 
 
+def test_a_checkpoint_holds_the_critic_too(settings):
+    """Which has the policy's shape; policies are published alone."""
+    writes = estimate(load(settings, "algorithm.adv_estimator=gae"), None, 1000, 10)
+    assert (writes.policy, writes.checkpoint) == (2_000, 28_000)
+
+
 @pytest.mark.parametrize(
     ("first", "total", "needed"),
     [
