@@ -6,7 +6,7 @@ Letters: T response tokens that count, of this rank's samples.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from operators.training.passes.flat import BySample
 from operators.training.rank import Rank, TrainedCritic
 from operators.training.replay.counts import Counts, LayerCounts
 from pipeline import progress
+from pipeline.rl.moments import EMPTY, Moments, moments
 from pipeline.traces.format.types import Routes
 
 Routing = Mapping[str, Routes]
@@ -26,49 +27,14 @@ PASS = "critic: "
 
 
 @dataclass(frozen=True)
-class ValueSums:
-    """Sums over tokens, from which ranks together make mean and variance.
-
-    Example: ValueSums(512, 130.5, 88.25, -0.7, 1.9).
-    """
-
-    tokens: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    least: float = np.inf
-    most: float = -np.inf
-
-    def __add__(self, other: "ValueSums") -> "ValueSums":
-        return ValueSums(
-            self.tokens + other.tokens,
-            self.total + other.total,
-            self.squares + other.squares,
-            min(self.least, other.least),
-            max(self.most, other.most),
-        )
-
-    @property
-    def mean(self) -> float | None:
-        """None without tokens."""
-        return self.total / self.tokens if self.tokens else None
-
-    @property
-    def variance(self) -> float | None:
-        """Divided by n - 1; None with fewer than two tokens."""
-        if self.tokens < 2:
-            return None
-        return max(0.0, self.squares - self.total**2 / self.tokens) / (self.tokens - 1)
-
-
-@dataclass(frozen=True)
 class CriticReport:
     """One rank's part of a step's critic. Numbers that another rank reports too are left out."""
 
     updates: Sequence[dict[str, float]] = ()
     """Per mini-batch: sums over tokens."""
-    values: ValueSums = field(default_factory=ValueSums)
-    returns: ValueSums = field(default_factory=ValueSums)
-    errors: ValueSums = field(default_factory=ValueSums)
+    values: Moments = EMPTY
+    returns: Moments = EMPTY
+    errors: Moments = EMPTY
     """Of returns minus values."""
 
 
@@ -109,7 +75,7 @@ def train_critic(
         passes = {f"{PASS}values": counts}
         passes |= {f"{PASS}epoch {i}": of_epoch for i, of_epoch in enumerate(updates.counts)}
     position = rank.position
-    spreads = _all_sums(compared) if position.speaks_for_samples else {}
+    spreads = _spreads(compared) if position.speaks_for_samples else {}
     return CriticStep(
         CriticReport(updates.sums if position.speaks_for_tokens else (), **spreads),
         updates,
@@ -122,31 +88,21 @@ def routes_of(rank: Rank, routes: Routing | None) -> Routing | None:
     return routes if rank.config.critic.replay_routes else None
 
 
-def _all_sums(compared: Compared) -> dict[str, ValueSums]:
+def _spreads(compared: Compared) -> dict[str, Moments]:
     values_T, returns_T = (
         _counted(of_tokens or {}, compared.mask)
         for of_tokens in (compared.values, compared.returns)
     )
     return {
-        "values": _sums(values_T),
-        "returns": _sums(returns_T),
-        "errors": _sums(returns_T - values_T),
+        "values": moments(values_T),
+        "returns": moments(returns_T),
+        "errors": moments(returns_T - values_T),
     }
 
 
 def _counted(values: BySample, mask: BySample) -> npt.NDArray[np.float64]:
     parts = [values[id][mask[id]] for id in sorted(mask)]
     return np.concatenate([np.empty(0), *parts])
-
-
-def _sums(values_T: npt.NDArray[np.float64]) -> ValueSums:
-    return ValueSums(
-        len(values_T),
-        float(values_T.sum()),
-        float((values_T**2).sum()),
-        float(values_T.min(initial=np.inf)),
-        float(values_T.max(initial=-np.inf)),
-    )
 
 
 def critic_metrics(
@@ -159,7 +115,7 @@ def critic_metrics(
     """
     found, updates = [report for report in reports if report is not None], step.updates
     values, returns, errors = (
-        sum((getattr(report, name) for report in found), start=ValueSums())
+        sum((getattr(report, name) for report in found), start=EMPTY)
         for name in ("values", "returns", "errors")
     )
     explained = None
@@ -179,8 +135,8 @@ def critic_metrics(
         "critic/vf_clipfrac": mean("vf_clipped", "tokens"),
         "critic/vpred_mean": mean("vpred", "tokens"),
         "critic/vf_explained_var": explained,
-        **_of_sums("critic/values", values),
-        **_of_sums("critic/returns", returns),
+        **_of_moments("critic/values", values),
+        **_of_moments("critic/returns", returns),
         "critic/grad_norm": float(np.mean(updates.grad_norms)) if updates.grad_norms else None,
         "critic/lr": updates.lr,
         "critic/skipped": updates.skipped,
@@ -189,12 +145,11 @@ def critic_metrics(
     }
 
 
-def _of_sums(name: str, spread: ValueSums) -> dict[str, float | None]:
-    some = spread.tokens > 0
+def _of_moments(name: str, found: Moments) -> dict[str, float | None]:
     return {
-        f"{name}/mean": spread.mean,
-        f"{name}/max": spread.most if some else None,
-        f"{name}/min": spread.least if some else None,
+        f"{name}/mean": found.mean,
+        f"{name}/max": found.largest,
+        f"{name}/min": found.smallest,
     }
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.rl.corrections.forms import Correction, Rejection
-from pipeline.rl.corrections.tally import Moments, Tally, bins, moments
+from pipeline.rl.corrections.tally import Tally, bins
+from pipeline.rl.moments import Moments, moments
 
 LOG_LIMIT = 20.0
 """Logarithms of ratios are cut to +-20 before they are exponentiated, as in verl."""

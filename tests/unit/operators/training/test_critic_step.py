@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 
-from operators.training.critic_step import PASS, CriticReport, CriticStep, _sums, critic_metrics
+from operators.training.critic_step import PASS, CriticReport, CriticStep, critic_metrics
 from operators.training.passes.critic_passes import CriticUpdates
 from operators.training.replay.counts import LayerCounts
+from pipeline.rl.moments import moments
 
 
 def report(values_T: np.ndarray, returns_T: np.ndarray, updates=()) -> CriticReport:
-    return CriticReport(updates, _sums(values_T), _sums(returns_T), _sums(returns_T - values_T))
+    return CriticReport(
+        updates, moments(values_T), moments(returns_T), moments(returns_T - values_T)
+    )
 
 
 def step(**updates) -> CriticStep:

@@ -18,7 +18,8 @@ from pipeline.rl.corrections.forms import (
     weight_bounds,
 )
 from pipeline.rl.corrections.report import QUANTILES, correction_metrics
-from pipeline.rl.corrections.tally import Tally, bins, moments, quantiles
+from pipeline.rl.corrections.tally import Tally, bins, quantiles
+from pipeline.rl.moments import moments
 
 Part = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.bool_]]
 
