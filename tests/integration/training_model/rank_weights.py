@@ -72,7 +72,7 @@ def of_stage(config: RunConfig, folder: Path, stage: int) -> dict[str, int]:
     )
     counted = {"dense": 0, "experts": 0}
     with torch.device("meta"):  # norms
-        chunks = _make_chunks(_make_bridge(folder, actor))
+        chunks = _make_chunks(_make_bridge(folder, actor, tied=None), changes=[])
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():
             assert parameter.is_meta
