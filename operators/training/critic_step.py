@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from operators.training.batches.step_data import StepData
 from operators.training.passes.compared import Compared
-from operators.training.passes.critic_passes import CriticUpdates, update_critic, values_pass
+from operators.training.passes.critic_passes import update_critic, values_pass
 from operators.training.passes.flat import BySample
+from operators.training.passes.update import Updates
 from operators.training.rank import Rank, TrainedCritic
 from operators.training.replay.counts import Counts, LayerCounts
 from pipeline import progress
@@ -43,7 +44,7 @@ class CriticStep:
     """The results of the critic's part of a step on this rank."""
 
     report: CriticReport
-    updates: CriticUpdates
+    updates: Updates
     counts: dict[str, Counts]
     """Counts of replay by pass; empty with native routing."""
 

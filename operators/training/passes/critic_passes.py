@@ -6,7 +6,6 @@ predict.
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
 from operators.training.batches.step_data import CriticLayouts, StepData
-from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import forward_pass, training_pass
 from operators.training.passes.compared import Compared
 from operators.training.passes.flat import BySample
@@ -26,7 +24,7 @@ from operators.training.passes.objective import Report
 from operators.training.passes.samples import SamplesOfBatch
 from operators.training.passes.share import lay_out_share, make_replayers, of_all_ranks
 from operators.training.passes.totals import totals_of
-from operators.training.passes.update import any_token, auxiliary_scale, skip, sums_of
+from operators.training.passes.update import SteppedModel, Updates, auxiliary_scale, optimizer_steps
 from operators.training.rank import Rank, TrainedCritic
 from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
@@ -48,18 +46,6 @@ class ValuePass:
     values: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """Of the response tokens, [G] by sample id; empty except on the last pipeline stage."""
     counts: Counts = field(default_factory=dict)
-
-
-@dataclass
-class CriticUpdates:
-    """The results of the critic's updates of a step on this rank; the fields are as Updates'."""
-
-    sums: list[dict[str, float]] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-    skipped: int = 0
-    empty: int = 0
-    counts: list[Counts] = field(default_factory=list)
-    lr: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,31 +117,24 @@ def update_critic(
     data: StepData,
     compared: Compared,
     routes: RoutesBySample | None,
-) -> CriticUpdates:
+) -> Updates:
     """Train the critic on a step's samples, as `update` trains the policy.
 
     Raises UpdateError, ReplayError.
     """
-    updates = CriticUpdates(lr=critic.rates.set(data.step))
-    of_epoch: dict[int, list[Counts]] = defaultdict(list)
+    updates = Updates(lr=critic.rates.set(data.step))
     mini_batches = layouts_of(data).updates.mini_batches
     progress.say(f"step {data.step}: updates of the critic", len(mini_batches), "mini-batches")
-    for number, mini_batch in enumerate(progress.counted(mini_batches)):
-        reports, counts = critic_gradients(rank, critic, data, mini_batch, compared, routes)
-        of_epoch[mini_batch.epoch].append(counts)
-        if not any_token(rank, reports):
-            updates.empty += 1
-            continue
-        done, grad_norm = checked_step(critic.model.optimizer)
-        if done:
-            critic.skipped.in_a_row = 0
-            updates.sums.append(sums_of(reports))
-            updates.grad_norms.append(grad_norm)
-        else:
-            updates.skipped += 1
-            what = f"step {data.step}, mini-batch {number} of the critic: gradient norm {grad_norm}"
-            skip(critic.skipped, critic.settings.optim, "critic.optim", what)
-    updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
+    place = f"step {data.step}, mini-batch {{}} of the critic"
+    optimizer_steps(
+        rank,
+        mini_batches,
+        lambda batch: critic_gradients(rank, critic, data, batch, compared, routes),
+        SteppedModel(
+            critic.model.optimizer, critic.skipped, critic.settings.optim, "critic.optim", place
+        ),
+        updates,
+    )
     return updates
 
 

@@ -2,13 +2,14 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from megatron.core.optimizer import MegatronOptimizer
 
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
@@ -78,30 +79,64 @@ def update(
     or for too many in a row; ReplayError when a pass did not use its routes exactly once. One
     without a token that counts is always skipped: momentum and weight decay would change weights.
     """
-    updates = Updates()
-    of_epoch: dict[int, list[Counts]] = defaultdict(list)
-    updates.lr = rank.rates.set(data.step)
+    updates = Updates(lr=rank.rates.set(data.step))
+    optim = rank.config.actor_rollout_ref.actor.optim
     progress.say(f"step {data.step}: updates", len(data.layout.mini_batches), "mini-batches")
-    for number, mini_batch in enumerate(progress.counted(data.layout.mini_batches)):
-        reports, counts = gradients(rank, data, mini_batch, compared, routes, updates.tallies)
-        of_epoch[mini_batch.epoch].append(counts)
-        if not any_token(rank, reports):
-            updates.empty += 1
-            continue
-        done, grad_norm = checked_step(rank.optimizer)
-        if done:
-            rank.skipped.in_a_row = 0
-            updates.sums.append(sums_of(reports))
-            updates.grad_norms.append(grad_norm)
-        else:
-            updates.skipped += 1
-            what = f"step {data.step}, mini-batch {number}: gradient norm {grad_norm}"
-            skip(rank.skipped, rank.config.actor_rollout_ref.actor.optim, OPTIM, what)
-    updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
+    place = f"step {data.step}, mini-batch {{}}"
+    optimizer_steps(
+        rank,
+        data.layout.mini_batches,
+        lambda batch: gradients(rank, data, batch, compared, routes, updates.tallies),
+        SteppedModel(rank.optimizer, rank.skipped, optim, OPTIM, place),
+        updates,
+    )
     return updates
 
 
-def any_token(rank: Rank, reports: Sequence[Report]) -> bool:
+@dataclass(frozen=True)
+class SteppedModel:
+    """The model that optimizer steps change: the policy or its critic."""
+
+    optimizer: MegatronOptimizer
+    skipped: Skipped
+    optim: Optim
+    name: str
+    """Of the settings in `optim`."""
+    place: str
+    """How a message names a mini-batch; {} stands for its number."""
+
+
+def optimizer_steps(
+    rank: Rank,
+    mini_batches: Sequence[MiniBatch],
+    gradients_of: Callable[[MiniBatch], tuple[list[Report], Counts]],
+    model: SteppedModel,
+    updates: Updates,
+) -> None:
+    """Make gradients and an optimizer step of each mini-batch, and add them to `updates`.
+
+    See `update` for what is skipped. Raises UpdateError, ReplayError.
+    """
+    of_epoch: dict[int, list[Counts]] = defaultdict(list)
+    for number, mini_batch in enumerate(progress.counted(mini_batches)):
+        reports, counts = gradients_of(mini_batch)
+        of_epoch[mini_batch.epoch].append(counts)
+        if not _any_token(rank, reports):
+            updates.empty += 1
+            continue
+        done, grad_norm = checked_step(model.optimizer)
+        if done:
+            model.skipped.in_a_row = 0
+            updates.sums.append(_sums(reports))
+            updates.grad_norms.append(grad_norm)
+        else:
+            updates.skipped += 1
+            what = f"{model.place.format(number)}: gradient norm {grad_norm}"
+            _skip(model.skipped, model.optim, model.name, what)
+    updates.counts = [added(of_epoch[epoch]) for epoch in sorted(of_epoch)]
+
+
+def _any_token(rank: Rank, reports: Sequence[Report]) -> bool:
     """Whether a token of the mini-batch counts, on any rank. All ranks call, and all get the same:
     only the last stage has reports."""
     tokens = torch.tensor(
@@ -112,7 +147,7 @@ def any_token(rank: Rank, reports: Sequence[Report]) -> bool:
     return bool(tokens)
 
 
-def skip(skipped: Skipped, optim: Optim, name: str, what: str) -> None:
+def _skip(skipped: Skipped, optim: Optim, name: str, what: str) -> None:
     """Count a skipped mini-batch, equally on all ranks; `name`: of the settings in `optim`.
 
     Raises UpdateError.
@@ -240,7 +275,7 @@ def _targets(
     )
 
 
-def sums_of(reports: Sequence[Report]) -> dict[str, float]:
+def _sums(reports: Sequence[Report]) -> dict[str, float]:
     """The sums of a mini-batch's reports, by name."""
     sums: dict[str, float] = {}
     for report in reports:

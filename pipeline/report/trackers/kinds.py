@@ -239,7 +239,30 @@ def _allowed(name: str) -> str:
     return "/".join(parts)[:_LONGEST_NAME].rstrip("/")
 
 
-class Swanlab(Tracker):
+class _WithoutLastStep(Tracker):
+    """A service of which no one can ask what the last step was."""
+
+    _run: Any
+
+    @property
+    def last_step(self) -> None:
+        """See Tracker."""
+        return
+
+    def log_step(self, step: int, values: Values) -> None:
+        """See Tracker."""
+        self._run.log(dict(values), step=step)
+
+    def log_validation(self, version: int, values: Values) -> None:
+        """See Tracker."""
+        self.log_step(version, values)
+
+    def close(self) -> None:
+        """See Tracker."""
+        self._run.finish()
+
+
+class Swanlab(_WithoutLastStep):
     """SwanLab; SWANLAB_MODE (online, local, offline) as in verl. It resumes online runs alone."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -255,25 +278,8 @@ class Swanlab(Tracker):
             config=dict(run.settings),
         )
 
-    @property
-    def last_step(self) -> None:
-        """See Tracker."""
-        return
 
-    def log_step(self, step: int, values: Values) -> None:
-        """See Tracker."""
-        self._run.log(dict(values), step=step)
-
-    def log_validation(self, version: int, values: Values) -> None:
-        """See Tracker."""
-        self.log_step(version, values)
-
-    def close(self) -> None:
-        """See Tracker."""
-        self._run.finish()
-
-
-class Trackio(Tracker):
+class Trackio(_WithoutLastStep):
     """trackio; TRACKIO_DIR and TRACKIO_SPACE_ID say where. A run there is known by its name."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -287,23 +293,6 @@ class Trackio(Tracker):
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-
-    @property
-    def last_step(self) -> None:
-        """See Tracker."""
-        return
-
-    def log_step(self, step: int, values: Values) -> None:
-        """See Tracker."""
-        self._run.log(dict(values), step=step)
-
-    def log_validation(self, version: int, values: Values) -> None:
-        """See Tracker."""
-        self.log_step(version, values)
-
-    def close(self) -> None:
-        """See Tracker."""
-        self._run.finish()
 
 
 @dataclass(frozen=True)

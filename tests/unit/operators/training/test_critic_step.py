@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from operators.training.critic_step import PASS, CriticReport, CriticStep, critic_metrics
-from operators.training.passes.critic_passes import CriticUpdates
+from operators.training.passes.update import Updates
 from operators.training.replay.counts import LayerCounts
 from pipeline.rl.moments import moments
 
@@ -16,7 +16,7 @@ def report(values_T: np.ndarray, returns_T: np.ndarray, updates=()) -> CriticRep
 
 
 def step(**updates) -> CriticStep:
-    return CriticStep(CriticReport(), CriticUpdates(**updates), {})
+    return CriticStep(CriticReport(), Updates(**updates), {})
 
 
 def test_ranks_are_joined():

@@ -40,6 +40,9 @@ def test_a_mini_batch_without_tokens_on_any_rank_gets_no_step(
         optimizer=None,
         rates=SimpleNamespace(set=lambda step: 0.1),
         skipped=SimpleNamespace(in_a_row=0),
+        config=SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(optim=SimpleNamespace()))
+        ),
     )
     mini_batches = [SimpleNamespace(epoch=0)] * len(here)
     data: Any = SimpleNamespace(step=0, layout=SimpleNamespace(mini_batches=mini_batches))
