@@ -1,9 +1,10 @@
-"""Fuzzing what reads traces: `make fuzz`. Only TraceError and StoreError may come out.
+"""Fuzzing of the trace readers (`make fuzz`), which may raise only TraceError and StoreError.
 
-    decode       coded bytes                                  -> decode_segments
-    routes_file  a routes file, its digests made to fit       -> read_part
-    manifest     commits and manifest rows, digests made to fit -> every reader, and verify
+    target       input                                             code under test
+    decode       coded bytes                                       decode_segments
+    routes_file  a routes file, with matching digests              read_part
+    manifest     commits and manifest rows, with matching digests  every reader, and verify
 
-Digests protect readers from damage, so the two others give every input the digests that belong to
-it: they ask what happens with files of a broken or hostile writer.
+Readers detect damage by means of digests, so the last two targets give every input matching
+digests. These targets thus test files that a broken or hostile writer could produce.
 """

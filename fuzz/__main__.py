@@ -1,6 +1,7 @@
-"""Run every target for its share of the time: `python -m fuzz SECONDS`. Exit code 1: a finding.
+"""Run every target for an equal share of the time: `python -m fuzz SECONDS`.
 
-What fails a target is left in fuzz/findings/; `python -m fuzz.TARGET FILE` runs it again.
+If a target fails, the exit code is 1, and the input on which it failed is kept in fuzz/findings/.
+`python -m fuzz.TARGET FILE` runs the target on that input again.
 """
 
 import re
@@ -11,11 +12,11 @@ from pathlib import Path
 TARGETS = ("decode", "manifest", "routes_file")
 FINDINGS = Path(__file__).parent / "findings"
 _RUNS = re.compile(r"Done (\d+) runs in (\d+) second")
-_MEMORY_MB = 4_096  # a lying length that is believed asks for more
+_MEMORY_MB = 4_096  # a reader that trusts a false length would allocate more memory
 
 
 def main(seconds: int) -> int:
-    """How many targets failed."""
+    """Run all targets and return the number of those that failed."""
     FINDINGS.mkdir(exist_ok=True)
     failed = 0
     for target in TARGETS:

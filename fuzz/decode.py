@@ -1,7 +1,8 @@
-"""Coded bytes of one or two segments: refused, or the sets that the plainest decoder gives.
+"""Fuzz decode_segments, which must return the same sets as the simple decoder in this module.
 
-Byte 0 chooses the geometry, byte 1 where the second segment begins, byte 2 a length that lies, its
-highest bit the coding.
+decode_segments must also refuse the inputs that the simple decoder refuses. An input contains one
+or two segments. Byte 0 selects the geometry, and byte 1 selects where the second segment begins.
+Byte 2 selects whether a length is incorrect, and its highest bit selects the coding.
 """
 
 import atheris
@@ -19,11 +20,11 @@ GEOMETRIES = [
     for topk in (1, 2, 3, 4, 6, 8, 10, 16, 64)
     if topk <= experts
 ]
-"""(E, K) on both sides of every branch of the decoder."""
+"""Pairs (E, K) that lead to both sides of every branch in the decoder."""
 
 
 def target(data: bytes) -> None:
-    """Decode and compare."""
+    """Decode an input and compare the result with the simple decoder's."""
     if len(data) < 3:
         return
     experts, topk = GEOMETRIES[data[0] % len(GEOMETRIES)]
@@ -46,7 +47,16 @@ def target(data: bytes) -> None:
 
 
 def plain(segments: list[tuple[bytes, int]], topk: int, experts: int) -> list[list[int]] | None:
-    """The sets, as docs/trace-format.md says it; None: there are none."""
+    """Decode gaps as docs/trace-format.md describes.
+
+    Args:
+        segments: The coded bytes and the number of tokens for each segment.
+        topk: K.
+        experts: E.
+
+    Returns:
+        The sets; None if the bytes are not valid.
+    """
     sets = []
     for data, tokens in segments:
         size = tokens * topk
@@ -65,7 +75,16 @@ def plain(segments: list[tuple[bytes, int]], topk: int, experts: int) -> list[li
 
 
 def plain_ids(segments: list[tuple[bytes, int]], topk: int, experts: int) -> list[list[int]] | None:
-    """The same of the coding of ids."""
+    """Decode ids as docs/trace-format.md describes.
+
+    Args:
+        segments: The coded bytes and the number of tokens for each segment.
+        topk: K.
+        experts: E.
+
+    Returns:
+        The sets; None if the bytes are not valid.
+    """
     sets = []
     width = 1 if experts <= 256 else 2
     for data, tokens in segments:
@@ -80,7 +99,7 @@ def plain_ids(segments: list[tuple[bytes, int]], topk: int, experts: int) -> lis
 
 
 def seeds() -> list[bytes]:
-    """Good ones of every geometry."""
+    """Return valid inputs for every geometry."""
     rng = np.random.default_rng(0)
     found = []
     for number, (experts, topk) in enumerate(GEOMETRIES):

@@ -1,4 +1,4 @@
-"""What the fuzz targets have in common."""
+"""Code that the fuzz targets have in common."""
 
 import sys
 import tempfile
@@ -15,9 +15,9 @@ Target = Callable[[bytes], None]
 
 
 def run(target: Target, seeds: Sequence[bytes]) -> None:
-    """Fuzz a target until libFuzzer's options (`-max_total_time=60`) say stop, or it fails.
+    """Fuzz a target until it fails or reaches libFuzzer's limit (such as `-max_total_time=60`).
 
-    With a file among the arguments, only that input is tried.
+    If the command's arguments contain a file, only that input is tried.
     """
 
     def once(data: bytes) -> None:

@@ -1,8 +1,9 @@
-"""Commits and manifest rows of a broken or hostile writer, with all digests made to fit.
+"""Fuzz readers with commits and manifest rows from a broken or hostile writer; all digests match.
 
-The input is a list of edits of three bytes: which value of a JSON commit (or of the manifest's
-rows), and what becomes of it. So every input gets past the JSON parser and the digests, and the
-fuzzer learns which edits get far. An input that begins with 255 is a commit's text as it is.
+The first byte of an input selects the mode and the commit. Edits of three bytes each follow. An
+edit selects a value in the JSON commit (or in the manifest's rows) and its replacement. Every input
+therefore passes the JSON parser and the digest checks, and the fuzzer learns which edits get
+furthest. If the first byte is 255, the rest of the input is the raw text of a manifest.
 """
 
 import copy
@@ -41,7 +42,7 @@ HOSTILE: list[Any] = [None, True, False, *_NUMBERS, *_TEXTS, *_NESTED]
 
 
 def target(data: bytes) -> None:
-    """Edit, sign, read everything, verify."""
+    """Edit a run, update its digests, read everything, and sometimes verify."""
     if not data:
         return
     mode = "R2" if data[0] & 1 else "R3"
@@ -50,13 +51,19 @@ def target(data: bytes) -> None:
         store.objects[keys.manifest(0)] = data[1:]
     else:
         edit(store, data[0] >> 1, data[1:])
-    if data[-1] & 3 == 0:  # it takes as long as reading
+    if data[-1] & 3 == 0:  # not always, because verifying takes as long as reading
         verify(store)
     read(store)
 
 
 def edit(store: MemoryStore, which: int, data: bytes) -> None:
-    """Change a commit, or the manifest's rows, and sign it and what refers to it."""
+    """Change a commit or the manifest's rows, and update all digests.
+
+    Args:
+        store: Store of the run; it is changed in place.
+        which: Selects the commit; one value of `which` selects the manifest's rows instead.
+        data: Edits of three bytes each.
+    """
     commits = [key for key in sorted(store.objects) if key.endswith(".json")]
     which %= len(commits) + 1
     if which == len(commits):
@@ -68,12 +75,12 @@ def edit(store: MemoryStore, which: int, data: bytes) -> None:
 
 
 def edit_rows(store: MemoryStore, data: bytes) -> None:
-    """Change values of the manifest's rows, as far as their types allow it."""
+    """Change values of the manifest's rows, if their types allow the change."""
     rows = read_manifest(MemoryStore(store.objects), 0).rows.to_pylist()
     try:
         table = pa.Table.from_pylist(edited(rows, data), MANIFEST)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):
-        return  # no Parquet file can hold it
+        return  # no Parquet file can contain these values
     header = json.loads(store.objects[keys.manifest(0)])
     (file,) = header["files"]
     del store.objects[file["key"]]
@@ -88,7 +95,13 @@ def edit_rows(store: MemoryStore, data: bytes) -> None:
 
 
 def sign(store: MemoryStore, key: str, body: Any) -> None:
-    """Store a commit with its digest; a shard's also in the manifest."""
+    """Store a commit with its digest, and update the manifest if it contains this digest.
+
+    Args:
+        store: Store of the run.
+        key: Key of the commit.
+        body: Content of the commit.
+    """
     if not isinstance(body, dict):
         store.objects[key] = json.dumps(body).encode()
         return
@@ -104,7 +117,7 @@ def sign(store: MemoryStore, key: str, body: Any) -> None:
 
 
 def edited(body: Any, data: bytes) -> Any:
-    """A copy with some values replaced, removed, doubled or swapped."""
+    """Return a copy of `body` with some values replaced, removed, duplicated or overwritten."""
     body = copy.deepcopy(body)
     for at in range(0, len(data) - 2, 3):
         where, what = data[at] + 256 * data[at + 1], data[at + 2]
@@ -133,7 +146,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def read(store: MemoryStore) -> None:
-    """All that a trainer reads."""
+    """Read everything that a trainer reads."""
     sealed = open_manifest(store, 0)
     sealed.columns(["id", "group", "reward"])
     share = sealed.select(range(0, sealed.samples, 2))
@@ -150,7 +163,7 @@ def read(store: MemoryStore) -> None:
 
 @cache
 def world(mode: str) -> dict[str, bytes]:
-    """A sealed step with the engine's or the trainer's routes."""
+    """Return the objects of a sealed step: with the engine's routes (R3) or the trainer's (R2)."""
     store = MemoryStore()
     samples = make_samples(prompts=2)
     (sealed_r3 if mode == "R3" else sealed_r2)(store, samples)
@@ -158,7 +171,7 @@ def world(mode: str) -> dict[str, bytes]:
 
 
 def seeds() -> list[bytes]:
-    """An edit of every commit and some text."""
+    """Return the initial inputs: an edit of each commit, and two texts for a manifest."""
     found = [bytes([which, 1, 0, 0]) for which in range(20)]
     return [*found, b"\xff{}", b"\xff" + world("R3")[keys.manifest(0)]]
 

@@ -1,7 +1,8 @@
-"""A routes file of a broken or hostile writer: each byte range has the digest that belongs to it.
+"""Fuzz read_part with a routes file from a broken or hostile writer; all digests match.
 
-The input is the file. Of the ranges that its commit describes, the footer is where the file says
-it is; the column chunks are where they are in the seed of the same number of row groups.
+The first byte of an input selects a seed file; the rest is the content of the routes file.
+The description that read_part receives places the footer where the last bytes of the content
+indicate. The positions of the column chunks come from the seed file.
 """
 
 import itertools
@@ -29,7 +30,7 @@ GEOMETRIES = [Geometry(16, 4, (1, 2, 5)), Geometry(300, 5, (0, 3))]
 
 
 def target(data: bytes) -> None:
-    """Read all segments in all layers, and one in one."""
+    """Read the last segment in the last layer, then all segments in all layers."""
     if len(data) < 1 + TAIL:
         return
     number, content = data[0] % len(originals()), data[1:]
@@ -41,7 +42,7 @@ def target(data: bytes) -> None:
 
 
 def described(content: bytes, original: TraceFile) -> TraceFile:
-    """The original's description with the digests of this content."""
+    """Return the description of `original`, but with this content's digests and footer."""
     length = min(int.from_bytes(content[-TAIL:-4], "little") + TAIL, len(content))
     groups = tuple(
         RowGroup(group.rows, tuple(_range(content, r.offset, r.length) for r in group.chunks))
@@ -61,7 +62,7 @@ def _range(content: bytes, offset: int, length: int) -> Range:
 
 @cache
 def originals() -> list[tuple[TraceFile, bytes]]:
-    """Files of one and of several row groups, compressed and not, of each geometry."""
+    """Return seed files for each geometry: with one or several row groups, with or without zstd."""
     found = []
     for tokens, compression in itertools.product((32_768, 16), COMPRESSIONS):
         for geometry in GEOMETRIES:

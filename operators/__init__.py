@@ -1,5 +1,5 @@
-"""The programs that do the heavy work: one package per kind of worker.
+"""The worker programs, called operators, which do the heavy work. Each kind has its own package.
 
 An operator uses only the object store and its own arguments. It never imports `pipeline.flows` or
-`pipeline.launch`: a worker must not depend on what started it.
+`pipeline.launch`, because a worker must not depend on the launcher that started it.
 """

@@ -1,7 +1,7 @@
-"""`python -m operators.probe NAME`: what a heavy library says about this machine, as a JSON line.
+"""`python -m operators.probe NAME`: print a heavy library's findings about this machine as JSON.
 
-In a process of its own, because the library takes seconds to import, keeps what it has found for
-the life of its process, and may end it.
+Each probe runs in a separate process because a heavy library takes seconds to import, caches its
+findings until the process ends, and may crash the process.
 """
 
 import importlib
@@ -15,14 +15,14 @@ from typing import Any
 
 
 def torch_findings() -> dict[str, Any]:
-    """The fields of pipeline.device.TorchFindings."""
+    """Return the fields of pipeline.device.TorchFindings."""
     import torch
 
     error = None
     if torch.version.cuda is not None:
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
-        except RuntimeError as found:  # no driver, or one that is too old
+        except RuntimeError as found:  # the driver is missing or too old
             error = " ".join(str(found).split())
     return {
         "version": torch.__version__,
@@ -33,7 +33,11 @@ def torch_findings() -> dict[str, Any]:
 
 
 def all_reduce() -> dict[str, Any]:
-    """Sum the ranks' numbers over the process group; torchrun starts one process per rank."""
+    """Check an all-reduce over the process group, and return its backend and duration in seconds.
+
+    Run this probe with torchrun, which starts one process per rank. Raises ValueError if the sum is
+    incorrect.
+    """
     import torch
     import torch.distributed as dist
 
@@ -47,19 +51,21 @@ def all_reduce() -> dict[str, Any]:
     dist.all_reduce(numbers_N)
     expected = ranks * (ranks + 1) / 2
     if not bool((numbers_N == expected).all()):
-        raise ValueError(f"the sum over {ranks} ranks is {numbers_N[0].item()}, not {expected}")
+        raise ValueError(
+            f"the sum over {ranks} ranks is {numbers_N[0].item()}, expected {expected}"
+        )
     dist.destroy_process_group()
     return {"backend": backend, "seconds": time.monotonic() - started}
 
 
 def transformer_engine() -> dict[str, Any]:
-    """Its release, once its part for torch is imported."""
+    """Import Transformer Engine for PyTorch, and return Transformer Engine's version."""
     importlib.import_module("transformer_engine.pytorch")
     return {"version": importlib.import_module("transformer_engine").__version__}
 
 
 def vllm() -> dict[str, Any]:
-    """vLLM's release and platform; `routes`: why it returns no routes, or None."""
+    """Return vLLM's version and platform, and an error message if vLLM cannot return routes."""
     from operators.rollout.vllm_environment import prepare_environment
 
     prepare_environment(enforce_eager=True)
@@ -76,7 +82,7 @@ def vllm() -> dict[str, Any]:
         else:
             arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
             arguments(model="", enable_return_routed_experts=True)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         routes = f"{type(error).__name__}: {error}"
     platform = "cpu" if on_cpu else "cuda"
     return {"version": vllm.__version__, "platform": platform, "routes": routes}

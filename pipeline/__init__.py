@@ -1,7 +1,8 @@
-"""Retrace: record the expert routing of rollouts, replay it in training.
+"""Retrace: record the expert routing of rollouts, and replay it in training.
 
-`pipeline` is the light half: config, object store, trace format, flow, launcher. Importing it
-needs neither torch, vLLM nor Megatron; those live in `operators`, one program per kind of worker.
+`pipeline` is the lighter of two packages. It contains the settings, object store, trace format,
+flow and launchers. Importing it does not require torch, vLLM or Megatron. Only the other package,
+`operators`, which contains one program per kind of worker, uses these libraries.
 """
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""On what a run computes: this machine's GPUs or its processors.
+"""The choice of the device on which a run computes: this machine's GPUs or its CPU.
 
-The one place that decides it. The launcher, `retrace check`, both kinds of worker and `retrace
-doctor` ask here, so that no process falls back to the CPU by itself.
+Only this module chooses the device. The launcher, `retrace check`, both kinds of worker and
+`retrace doctor` use it, so that no process falls back to the CPU unnoticed.
 """
 
 import json
@@ -18,30 +18,30 @@ from pipeline.hardware import gpu_pool
 Device = Literal["cuda", "cpu"]
 KEY = "trainer.device"
 _PROBE_S = 180.0
-"""Importing torch from a cold network disk takes a minute and more."""
+"""Time limit in seconds; importing torch from a cold network disk takes a minute or more."""
 _ON_CPU = f"or compute on the CPU: {KEY}=cpu"
 
 
 @dataclass(frozen=True)
 class TorchFindings:
-    """What torch says about CUDA. Example: TorchFindings('2.13.0', '13.0', 8, None)."""
+    """The state of CUDA as torch sees it. Example: TorchFindings('2.13.0', '13.0', 8, None)."""
 
     version: str
     built_for: str | None
-    """CUDA's version; None: a build without CUDA."""
+    """The CUDA version for which torch was built; None for a build without CUDA."""
     devices: int
     error: str | None
-    """Why CUDA could not be initialised."""
+    """The error if CUDA could not be initialised."""
 
 
 def choose_device(
     wanted: Literal["auto", "cuda", "cpu"], probe: Callable[[], TorchFindings] | None = None
 ) -> Device:
-    """The device that `trainer.device` means here.
+    """Return the device that `trainer.device` selects on this machine.
 
-    auto: the GPUs where there are any (that CUDA_VISIBLE_DEVICES does not hide), else the CPU.
-    torch is asked, by `probe`, only where GPUs are to be used. Raises InputError where they are
-    there or wanted, but cannot be used.
+    `auto` selects the GPUs that CUDA_VISIBLE_DEVICES allows, or the CPU if there are none. `probe`
+    returns torch's findings; it is called only if the GPUs are to be used. Raises InputError if the
+    GPUs cannot be used, or if the setting is `cuda` and the machine has none.
     """
     if wanted == "cpu":
         return "cpu"
@@ -52,7 +52,10 @@ def choose_device(
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = "" if named is None else f" (CUDA_VISIBLE_DEVICES is {named!r})"
         raise InputError(
-            [f"{KEY}: found cuda, but this machine has no NVIDIA GPU{hidden}; use one, {_ON_CPU}"]
+            [
+                f"{KEY}: found cuda, but this machine has no NVIDIA GPU{hidden}; use a machine "
+                f"with GPUs, {_ON_CPU}"
+            ]
         )
     problem = unusable((probe or probe_torch)(), len(pool))
     if problem is not None:
@@ -61,12 +64,12 @@ def choose_device(
 
 
 def unusable(found: TorchFindings, gpus: int) -> str | None:
-    """Why torch cannot use this machine's GPUs, and what to do; None: it can."""
+    """Return why torch cannot use this machine's GPUs, with a fix; None if it can."""
     has = f"and this machine has {gpus} GPU{'s' * (gpus > 1)}, but"
     if found.built_for is None:
         return (
-            f"{has} torch {found.version} is built without CUDA; install what GPUs need (in a "
-            "checkout: make clean install DEVICE=cuda)"
+            f"{has} torch {found.version} is built without CUDA; install the packages for GPUs (in "
+            "a checkout: make clean install DEVICE=cuda)"
         )
     if found.error is not None:
         return (
@@ -75,23 +78,30 @@ def unusable(found: TorchFindings, gpus: int) -> str | None:
         )
     if found.devices < gpus:
         return (
-            f"{has} torch {found.version} sees {found.devices}; look at CUDA_VISIBLE_DEVICES and "
-            "at what the container is given"
+            f"{has} torch {found.version} sees {found.devices}; check CUDA_VISIBLE_DEVICES and the "
+            "GPUs that the container is given"
         )
     return None
 
 
 def too_few_gpus(gpus: int, ranks: int, workers: int, tensor_parallel: int) -> str | None:
-    """Why this many GPUs cannot be given to processes of which each has its own; None: they can.
+    """Return why there are too few GPUs to give each process its own; None if there are enough.
 
-    A machine of one GPU is no use otherwise, so there a single rank and engines of TP1 share it.
+    On a machine with one GPU, a single training rank shares it with engines that use one GPU each.
+    Otherwise, a run would not be possible on such a machine.
+
+    Args:
+        gpus: The number of GPUs in this machine.
+        ranks: The number of training ranks.
+        workers: The number of rollout workers.
+        tensor_parallel: The number of GPUs that each rollout worker's engine uses.
     """
     wanted = ranks + workers * tensor_parallel
     if wanted <= gpus or gpus == ranks == tensor_parallel == 1:
         return None
     return (
-        f"GPUs of this machine: {gpus} (those of CUDA_VISIBLE_DEVICES, where it is set); the run "
-        f"wants {wanted}: one for each training rank ({ranks}) and each process of an engine "
+        f"GPUs on this machine: {gpus} (those in CUDA_VISIBLE_DEVICES, if it is set); the run "
+        f"needs {wanted}: one for each training rank ({ranks}) and each process of an engine "
         f"({workers} rollout workers of TP{tensor_parallel}); lower trainer.n_gpus_per_node, "
         "launch.rollout_workers or actor_rollout_ref.rollout.tensor_model_parallel_size, or use a "
         "larger machine"
@@ -99,9 +109,9 @@ def too_few_gpus(gpus: int, ranks: int, workers: int, tensor_parallel: int) -> s
 
 
 def probe_torch() -> TorchFindings:
-    """Ask torch in a process of its own, which takes seconds and keeps no GPU.
+    """Return torch's findings, collected in a separate process so that the caller occupies no GPU.
 
-    Raises InputError where it does not answer.
+    Raises InputError if torch does not start in time or cannot be imported.
     """
     command = (sys.executable, "-m", "operators.probe", "torch")
     try:
@@ -118,14 +128,17 @@ def probe_torch() -> TorchFindings:
         ) from error
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise InputError([f"{KEY}: torch cannot be imported: {last}; install it anew"])
+        raise InputError([f"{KEY}: torch cannot be imported: {last}; install it again"])
     return TorchFindings(**json.loads(ended.stdout.splitlines()[-1]))
 
 
 def keep_to(wanted: Literal["auto", "cuda", "cpu"]) -> Device:
-    """Settle this process on its device; call it before torch is imported. Raises InputError.
+    """Restrict this process to the device that the setting selects.
 
-    With the CPU, GPUs are hidden from torch, Megatron and vLLM, which would take them otherwise.
+    Call this function before torch is imported.
+
+    If the device is the CPU, the GPUs are hidden from torch, Megatron and vLLM, which would
+    otherwise use them. Raises InputError, like `choose_device`.
     """
     device = choose_device(wanted)
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""Which extra of the distribution has which packages, and what is said where one is missing."""
+"""The packages of each extra of the distribution, and the error for a missing package."""
 
 from importlib.util import find_spec
 
@@ -19,8 +19,9 @@ EXTRAS = {
     "swanlab": ("swanlab",),
     "trackio": ("trackio",),
 }
-"""Packages by extra, under the names that are imported. '' is no extra: what lacks these was
-installed with --no-deps, for traces alone."""
+"""The import names of each extra's packages. The key '' lists the packages that are always
+installed, except with --no-deps. An installation with --no-deps suffices to read and write traces.
+"""
 
 _HINTS = {
     "rollout-cpu": " (on GPUs: 'retrace-moe[rollout-cuda]')",
@@ -28,7 +29,10 @@ _HINTS = {
 
 
 def need(extra: str, who: str) -> None:
-    """Raise InputError when a package of an extra is missing; `who` needs it, for the message."""
+    """Raise InputError if a package of an extra is missing.
+
+    For the message, `who` names the part of Retrace that needs the extra.
+    """
     missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
     if missing:
         distribution = f"retrace-moe[{extra}]" if extra else "retrace-moe"

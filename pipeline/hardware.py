@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, memory and GPUs, container limits included."""
+"""The cores, memory and GPUs that this process may use, within the limits of its container."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ _SMI_S = 60.0
 
 
 def core_count() -> int:
-    """Cores that this process may run on: its affinity, and the CPU quota of its control groups."""
+    """Return the number of cores that this process may use, given its affinity and quotas."""
     cores = len(os.sched_getaffinity(0))
     for text in _limits("cpu.max"):
         quota, period = text.split()
@@ -23,16 +23,16 @@ def core_count() -> int:
 
 
 def memory_size() -> int:
-    """Bytes of memory: the machine's, or the lowest limit of this process's control groups."""
+    """Return the machine's memory in bytes, or the lowest limit of the process's control groups."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(int(text) for text in _limits("memory.max") if text != "max")])
 
 
 def gpu_pool() -> tuple[str, ...]:
-    """The GPUs that workers of this machine may use, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs that workers on this machine may use, named as in CUDA_VISIBLE_DEVICES.
 
-    Those of that variable where it is set, else all. Whether torch can use them is another question
-    (pipeline.device).
+    These are the GPUs that the variable lists, or all GPUs if it is not set. `pipeline.device`
+    checks whether torch can use them.
     """
     count = _gpu_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -43,13 +43,16 @@ def gpu_pool() -> tuple[str, ...]:
     pool: list[str] = []
     for name in (part.strip() for part in named.split(",")):
         if name in ("", "-1") or (name.isdigit() and int(name) >= count):
-            break  # CUDA sees what stands before a device that is not there
+            break  # CUDA ignores this device, which does not exist, and all devices after it
         pool.append(name)
     return tuple(pool)
 
 
 def _gpu_count() -> int:
-    """GPUs by the device files of NVIDIA's driver; on WSL, which has none, by nvidia-smi."""
+    """Return the number of GPUs, counted from the driver's device files.
+
+    If there are no such files, as on WSL, the GPUs that nvidia-smi lists are counted.
+    """
     files = len(list(_DEVICES.glob("nvidia[0-9]*")))
     program = shutil.which("nvidia-smi")
     if files or program is None:
@@ -62,9 +65,10 @@ def _gpu_count() -> int:
 
 
 def _limits(name: str) -> Iterator[str]:
-    """A limit of this process's control group and of those around it, where they set it.
+    """Yield the values of a limit in this process's control group and in all parent groups.
 
-    Of control groups version 2. A container sees its own at the top.
+    Groups without the limit are skipped. Only control groups of version 2 are read. A container
+    sees its own group at the top of the hierarchy.
     """
     lines = _OWN_GROUP.read_text().splitlines() if _OWN_GROUP.exists() else []
     own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")

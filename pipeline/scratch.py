@@ -1,11 +1,11 @@
-"""Scratch folders under TMPDIR, which a later process removes when their owner was killed.
+"""Scratch folders under TMPDIR, which a later process removes if their owner was killed.
 
 A folder's name identifies its owner:
 
     retrace-<purpose>-<host>-<boot>-<pid namespace>-<pid>-<start of the process>-<random>
 
-The folder has this name from its creation on, so no other process ever sees an unmarked folder. The
-start time distinguishes a process from a later one with the same number.
+The folder is created with this name, so no other process ever sees an unmarked folder. The start
+time distinguishes a process from a later one with the same PID.
 """
 
 import hashlib
@@ -29,78 +29,79 @@ _MARK = re.compile(
     r"-(?P<pid>\d+)-(?P<started>\d+)-\w+"
 )
 _DEAD = "ZX"
-"""States of an ended process whose parent has not yet collected its exit code."""
+"""The states of an ended process whose parent has not yet collected its exit code."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A unique identity of a process.
+    """The unique identity of a process.
 
     Example: Owner('2f0c9a1b', '77e01d4c', 4026531836, 17, 93).
     """
 
     host: str
     boot: str
-    """Identifies this start of the host."""
+    """Identifies the boot of the host during which the process ran."""
     namespace: int
-    """PID namespace: containers on one host number their processes separately."""
+    """The PID namespace: containers on one host number their processes separately."""
     pid: int
     started: int
-    """Clock ticks from the start of the host to that of the process."""
+    """Clock ticks from the start of the host to the start of the process."""
 
     def __str__(self) -> str:
         return f"{self.host}-{self.boot}-{self.namespace}-{self.pid}-{self.started}"
 
 
 @contextmanager
-def scratch_folder(purpose: str) -> Iterator[Path]:
-    """Make a folder under TMPDIR for the duration of the block; its name contains `purpose` (a-z).
+def scratch_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
+    """Create a folder under TMPDIR, and remove it at the end of the block.
 
-    First removes the scratch folders of killed processes, so that their disk space is free for this
-    one.
+    The folder's name contains `purpose` (a-z). If `parent` is given, the folder is created in
+    `parent`. Use this option for files that are later moved into `parent`. Scratch folders that
+    killed processes left in the same place are removed first, to free their disk space.
     """
-    remove_abandoned()
+    remove_abandoned(parent)
     prefix = f"retrace-{purpose}-{this_process()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
         yield Path(folder)
 
 
-def remove_abandoned() -> None:
-    """Remove the scratch folders under TMPDIR whose owner is gone.
+def remove_abandoned(parent: Path | None = None) -> None:
+    """Remove the scratch folders under TMPDIR, or in `parent`, whose owner has ended.
 
-    Considers only folders of this user whose owner ran on this host. Folders that cannot be judged
-    stay: those without an owner in their name, or with one in another container. Several processes
-    may do this at the same time.
+    Only folders that belong to this user, and whose owning process ran on this host, are
+    considered. A folder stays if its name identifies no owner, or if its owner is in a different
+    container. Several processes may call this function at the same time.
     """
-    for folder in sorted(Path(tempfile.gettempdir()).glob("retrace-*")):
+    for folder in sorted(Path(parent or tempfile.gettempdir()).glob("retrace-*")):
         owner = _owner(folder)
         if owner is None or not _is_gone(owner):
             continue
-        # A rename takes the folder over: one of several removers succeeds, and if it is killed, the
-        # rest of the folder carries its name as owner.
+        # The rename makes this process the owner. Only one of several removers succeeds. If that
+        # remover is killed, the name of the remaining folder identifies the remover as the owner.
         taken = folder.with_name(f"retrace-abandoned-{this_process()}-{folder.name[-8:]}")
         try:
             folder.rename(taken)
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.warning("scratch folder %s of a killed process stays: %s", folder, error)
+            log.warning("cannot remove scratch folder %s of a killed process: %s", folder, error)
             continue
         shutil.rmtree(taken, onerror=_not_removed)
         log.info("removed scratch folder %s of process %d, which was killed", folder, owner.pid)
 
 
 def this_process() -> Owner:
-    """This process as an owner."""
+    """Return the identity of this process."""
     host, boot, namespace = _place()
     return Owner(host, boot, namespace, os.getpid(), _state_and_start(os.getpid())[1])
 
 
 @cache
 def _place() -> tuple[str, str, int]:
-    """Host, boot and PID namespace of this process."""
+    """Return the host, boot and PID namespace of this process."""
     names = [socket.gethostname()]
-    with suppress(OSError):  # many containers have none
+    with suppress(OSError):  # many containers lack this file
         names.append(Path("/etc/machine-id").read_text().strip())
     host = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
@@ -108,7 +109,11 @@ def _place() -> tuple[str, str, int]:
 
 
 def _owner(folder: Path) -> Owner | None:
-    """The owner of a folder; None if its name has none, or it is another user's or no folder."""
+    """Return the owner that a folder's name identifies.
+
+    Returns None if the name identifies no owner, if the folder belongs to another user, or if
+    `folder` is not a folder.
+    """
     match = _MARK.fullmatch(folder.name)
     if match is None:
         return None
@@ -123,12 +128,12 @@ def _owner(folder: Path) -> Owner | None:
 
 
 def _is_gone(owner: Owner) -> bool:
-    """Whether a process is known to have ended."""
+    """Return whether a process is known to have ended."""
     host, boot, namespace = _place()
     if owner.host != host:
         return False
     if owner.boot != boot:
-        return True  # this host has restarted since
+        return True  # this host has restarted since the process began
     if owner.namespace != namespace:
         return False
     try:
@@ -139,12 +144,13 @@ def _is_gone(owner: Owner) -> bool:
 
 
 def _state_and_start(pid: int) -> tuple[str, int]:
-    """State and start time of a process, from /proc/PID/stat."""
+    """Return the state and start time of a process, from /proc/PID/stat."""
     text = Path(f"/proc/{pid}/stat").read_text()
-    # The second field is the program's name in parentheses; it may contain spaces and parentheses.
+    # The second field is the program's name in parentheses. The name may itself contain spaces and
+    # parentheses.
     fields = text.rpartition(")")[2].split()
     return fields[0], int(fields[19])
 
 
 def _not_removed(function: object, path: str, error: object) -> None:
-    log.warning("scratch of a killed process: %s stays: %s", path, error)
+    log.warning("cannot remove %s in the scratch folder of a killed process: %s", path, error)

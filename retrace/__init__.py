@@ -1,4 +1,4 @@
-"""Retrace in Python: check and run a run, open what it left, write and read routing traces.
+"""Retrace as a library: check and start runs, open stored runs, and write and read routing traces.
 
     retrace.run("my.yaml", trainer={"total_training_steps": 200})
     run = retrace.open_run("outputs/store/quickstart")
@@ -6,16 +6,20 @@
     for sample in run.step(3).samples():
         sample.response_text, sample.reward, sample.routes.sets_TLK
 
-What is named here is the public API; other modules of `retrace`, and all of `pipeline` and
-`operators`, may change without notice. docs/library.md shows each part with examples.
+The names in `__all__` are the public API. Everything else in `retrace`, and all of `pipeline` and
+`operators`, may change without notice. docs/library.md shows each part of the API with examples.
 
-Importing this loads numpy and pyarrow. Settings, tokenizers and Prefect are loaded when something
-that needs them is called, so traces can be used where nothing else of Retrace is installed.
+Importing this package loads numpy and pyarrow. Pydantic, tokenizers and Prefect are loaded only
+when a call needs them, so traces can be used without the other dependencies of Retrace.
 
-Errors: InputError for settings and files that cannot be used, with all problems; TraceError for
-samples, routes and manifests that are not as they should be; StoreError for the object store, and
-below it ObjectMissingError, ObjectExistsError, CorruptObjectError, RefusedError; and for a run that
-failed LaunchError, below it StageFailedError, and WaitTimeoutError.
+Errors:
+    InputError: Unusable settings or files; the error lists all problems.
+    TraceError: Invalid or missing samples, routes or manifests.
+    StoreError: The object store failed. Subclasses: ObjectMissingError, ObjectExistsError,
+        CorruptObjectError, RefusedError.
+    LaunchError: The workers of a run could not start. Subclass: StageFailedError, raised if workers
+        ended too often or hit an error that would recur after a restart.
+    WaitTimeoutError: An object that a worker should have written did not appear in time.
 """
 
 from pipeline import __version__
@@ -65,6 +69,8 @@ from pipeline.traces import (
     weights_digest,
     write_step,
 )
+from pipeline.upkeep.checkpoint_list import ListedCheckpoint
+from pipeline.upkeep.policy_list import ListedPolicy
 from pipeline.upkeep.remove import remove_run
 from pipeline.upkeep.run_list import ListedRun, list_runs
 from retrace.imports import import_verl
@@ -80,6 +86,8 @@ __all__ = [
     "InputError",
     "Kind",
     "LaunchError",
+    "ListedCheckpoint",
+    "ListedPolicy",
     "ListedRun",
     "Manifest",
     "Memory",

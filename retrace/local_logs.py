@@ -11,20 +11,28 @@ from retrace.opened import open_run
 
 
 def log_files(run: str | Path) -> list[Path]:
-    """The log of each worker, such as rollout-0.log, by name; `run`: a run or its settings file.
+    """Return the log files of a run's workers, such as rollout-0.log, sorted by name.
 
-    They lie where `retrace run` was called, below `trainer.default_local_dir`. Raises InputError
-    where there are none, which names the command that shows them for a run on Kubernetes;
-    TraceError when there is no run; StoreError.
+    The logs are on the machine where `retrace run` was called, below `trainer.default_local_dir`.
+    A relative path is resolved against the working directory.
+
+    Args:
+        run: The folder or URI of a run, or its settings file.
+
+    Raises:
+        InputError: This machine has no logs of the run. For a run on Kubernetes, the message gives
+            the commands that print the logs.
+        TraceError: No run exists at this location.
+        StoreError: The store cannot be read.
     """
-    # Imported here: readers of traces have no use for pydantic and YAML.
+    # Imported here because readers of traces do not need pydantic or YAML.
     from pipeline.config.reading.load import load_config
     from pipeline.report.folders import log_folder
     from pipeline.run.run_config import config_of
 
     if Path(run).suffix in (".yaml", ".yml") and "://" not in str(run) and not Path(run).is_dir():
         if not Path(run).exists():
-            raise InputError([f"{run}: no such settings file (from {Path.cwd()})"])
+            raise InputError([f"{run}: no such settings file (working directory: {Path.cwd()})"])
         config = load_config(run).config
         use_settings(config.store)
         store = open_store(config.run_uri)
@@ -41,15 +49,15 @@ def log_files(run: str | Path) -> list[Path]:
         raise InputError([_on_kubernetes(name, flow_run)])
     raise InputError(
         [
-            f"{folder}: no logs of the run {name!r} there ({shown_uri(store.uri)}); call this in "
-            "the folder and on the machine where `retrace run` was called, or give the settings "
-            "file, if trainer.default_local_dir was changed since"
+            f"{folder} contains no logs of the run {name!r} (store: {shown_uri(store.uri)}); call "
+            "this on the machine and in the folder where `retrace run` was called; if "
+            "trainer.default_local_dir has changed since, give the settings file"
         ]
     )
 
 
 def _flow_run(store: Store) -> str | None:
-    """The flow run on Kubernetes that owns the newest attempt."""
+    """Return the Prefect flow run on Kubernetes that owns the newest attempt, or None."""
     numbers = [keys.attempt_number(info.key) for info in store.list(keys.attempts())]
     started = [number for number in numbers if number is not None]
     if not started:
@@ -59,7 +67,7 @@ def _flow_run(store: Store) -> str | None:
 
 
 def _on_kubernetes(name: str, flow_run: str) -> str:
-    # Imported here: only such a run needs it.
+    # Imported here because only runs on Kubernetes need this module.
     from pipeline.launch.kubernetes.names import (
         COMPONENT,
         FLOW_RUN_OF_FLOW_POD,
@@ -73,7 +81,7 @@ def _on_kubernetes(name: str, flow_run: str) -> str:
         return f"kubectl --namespace NAMESPACE logs --prefix --tail=50 -f -l {selector(labels)}"
 
     return (
-        f"the run {name!r} is on Kubernetes, where its pods have the logs: "
+        f"the logs of the run {name!r} are in its pods on Kubernetes; show them with: "
         f"{command({RUN: name, COMPONENT: ROLLOUT})}; {command({RUN: name, COMPONENT: TRAINING})}; "
-        f"of the flow: {command({FLOW_RUN_OF_FLOW_POD: flow_run})}"
+        f"for the flow: {command({FLOW_RUN_OF_FLOW_POD: flow_run})}"
     )

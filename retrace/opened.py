@@ -1,4 +1,4 @@
-"""A run or recorded set in its store, opened: steps, metrics, validations, policies."""
+"""Opened runs and recorded sets: steps, metrics, validations, policies and checkpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pipeline.policies.fetch import fetch_policy
 from pipeline.report.run_metrics import Validation, all_metrics, read_validation
 from pipeline.run import keys
 from pipeline.run.amendments import (
@@ -16,10 +17,11 @@ from pipeline.run.amendments import (
     read_amendments,
 )
 from pipeline.run.description import RunDescription
-from pipeline.run.policy import fetch_policy
 from pipeline.store import ObjectMissingError, Store, open_store
 from pipeline.traces import TraceError
 from pipeline.traces.format.manifest import sealed_steps
+from pipeline.upkeep.checkpoint_list import ListedCheckpoint, list_checkpoints
+from pipeline.upkeep.policy_list import ListedPolicy, list_policies
 from pipeline.upkeep.run_list import missing_run
 from retrace.sealed import SealedStep, open_step
 from retrace.tokenizer import StagedTokenizer, Tokens
@@ -27,57 +29,66 @@ from retrace.tokenizer import StagedTokenizer, Tokens
 
 @dataclass(frozen=True)
 class Run:
-    """A run, or a recorded set, which has steps and nothing else.
+    """An opened run, or a recorded set, which has only steps.
 
-    Every method looks into the store anew, so a run may be opened while it goes on.
+    Each method reads the store again, so a run can be opened while it is running.
     """
 
     uri: str
-    """Of its root."""
+    """The URI of the run's root."""
     recorded_set: bool
-    """There are sealed steps and no description: a recorded set, or what `write_step` wrote. What a
-    run alone has (settings, metrics, policies, validations, text) is a TraceError here."""
+    """Whether the store contains sealed steps but no run description. This is true of recorded sets
+    and of the output of `write_step`. For these, the methods for settings, metrics, policies,
+    checkpoints, validations and text raise TraceError."""
     store: Store = field(repr=False)
-    """Where its objects lie; what else takes a store (`read_manifest`, ...) works on it too."""
+    """The store with the run's objects. Pass it to functions that take a store, such as
+    `read_manifest`."""
 
     @property
     def description(self) -> RunDescription:
-        """What the run is: resolved settings, inputs by digest, geometry, versions of packages.
+        """The run description: resolved settings, digests of inputs, geometry, package versions.
 
-        It is run.json with its amendments. Raises TraceError for a recorded set;
-        CorruptObjectError, StoreError.
+        It is run.json with all amendments applied. Raises TraceError for a recorded set, and
+        CorruptObjectError or StoreError if it cannot be read.
         """
         self._only_of_a_run("description")
         return description_now(self.store)
 
     def description_at(self, step: int) -> RunDescription:
-        """What the run was when a step was made: run.json with the amendments up to that step.
+        """Return the run description that applies to a step: run.json, amended up to that step.
 
-        Raises as `description`.
+        Raises the same errors as `description`.
         """
         self._only_of_a_run("description")
         return description_at(self.store, step)
 
     def amendments(self) -> list[Amendment]:
-        """What later starts changed of the run, in order; each holds from its `from_step` on.
+        """Return the run's amendments in order; each applies from its `from_step` on.
 
-        Raises as `description`.
+        Raises the same errors as `description`.
         """
         self._only_of_a_run("amendments")
         return read_amendments(self.store)
 
     def steps(self) -> list[int]:
-        """Numbers of the sealed steps, ascending; the last one may not be trained yet."""
+        """Return the numbers of the sealed steps, ascending; the last may still await training."""
         return sealed_steps(self.store)
 
     def step(self, number: int) -> SealedStep:
-        """A sealed step. Raises TraceError when it is not sealed; StoreError."""
+        """Open a sealed step. Raises TraceError if the step is not sealed, or StoreError."""
         return open_step(self.store, number, self.tokenizer)
 
     def metrics(self) -> pa.Table:
-        """A row per trained step: `step`, and a column per metric, null where it was not measured.
+        """Return the metrics of all trained steps, one row per step.
 
-        `.to_pandas()` makes a data frame of it. Raises TraceError for a recorded set; StoreError.
+        Returns:
+            A table with the column `step` (int64) and a float64 column for each metric. A value is
+            null if the metric was not measured in the step. `.to_pandas()` converts the table to a
+            data frame.
+
+        Raises:
+            TraceError: This is a recorded set, which has no metrics.
+            StoreError: The store cannot be read.
         """
         self._only_of_a_run("metrics")
         found = all_metrics(self.store)
@@ -91,7 +102,10 @@ class Run:
         return pa.table(columns)
 
     def validations(self) -> list[Validation]:
-        """The finished validations, by policy version. Raises as `metrics`."""
+        """Return the finished validations in order of policy version.
+
+        Raises the same errors as `metrics`.
+        """
         self._only_of_a_run("validations")
         found = [
             read_validation(self.store, version)
@@ -100,47 +114,84 @@ class Run:
         return [validation for validation in found if validation is not None]
 
     def policies(self) -> list[int]:
-        """The policy versions that are stored, ascending: older ones are removed in the run.
+        """Return the stored policy versions, ascending.
 
-        Raises as `metrics`.
+        While a run is in progress, it removes old versions. Raises the same errors as `metrics`.
         """
         self._only_of_a_run("policies")
         return self._versions(keys.policies(), keys.policy)
 
-    def fetch_policy(self, version: int, folder: str | Path) -> Path:
-        """Download a policy version into a folder, which is made, and return the folder.
+    def listed_policies(self) -> list[ListedPolicy]:
+        """Return the form and size of each stored policy version, and whether it can be fetched.
 
-        It is a Hugging Face model: safetensors, config and tokenizer. Each file is compared with
-        its digest. Raises TraceError when the version is not stored, or for a recorded set;
-        CorruptObjectError, StoreError, OSError.
+        This method reads only commits, not weights. Raises the same errors as `metrics`.
+        """
+        self._only_of_a_run("policies")
+        return list(list_policies(self.store))
+
+    def listed_checkpoints(self) -> list[ListedCheckpoint]:
+        """Return the stored checkpoints, ascending.
+
+        A run keeps its last two checkpoints. A trainer with any parallel layout can continue from
+        the newest one. This method reads only commits. Raises the same errors as `metrics`.
+        """
+        self._only_of_a_run("checkpoints")
+        return list(list_checkpoints(self.store))
+
+    def fetch_policy(self, version: int, folder: str | Path) -> Path:
+        """Download a policy version as a Hugging Face model.
+
+        The folder receives the safetensors files, the config and the tokenizer, even if the version
+        is stored as a difference. All content is checked against its digests.
+
+        Args:
+            version: One of the versions that `policies` returns.
+            folder: The folder to write into; it is created if it does not exist.
+
+        Returns:
+            The folder.
+
+        Raises:
+            TraceError: The version is not stored or cannot be fetched, or this is a recorded set.
+            CorruptObjectError: A stored object does not match its digest.
+            StoreError: The store cannot be read.
+            OSError: The folder cannot be written.
         """
         self._only_of_a_run("policies")
         try:
             fetch_policy(self.store, version, Path(folder))
         except ObjectMissingError as error:
+            listed = self.listed_policies()
+            is_stored = version in [policy.version for policy in listed]
+            what = "cannot be fetched" if is_stored else "is not stored"
+            usable = [str(policy.version) for policy in listed if not policy.problem]
+            fix = (
+                f"give a version that can be fetched: {', '.join(usable)}"
+                if usable
+                else "no version can be fetched yet; try again when the run has written one"
+            )
             raise TraceError(
-                f"{self.uri}: policy version {version} is not there ({error}); stored versions: "
-                f"{self.policies()}"
+                f"{self.uri}: policy version {version} {what} ({error}); {fix}"
             ) from error
         return Path(folder)
 
     def text(self, tokens: Tokens) -> str:
-        """Tokens as text by the run's own tokenizer, special ones included.
+        """Decode tokens with the run's own tokenizer; special tokens are kept.
 
-        Raises TraceError where no tokenizer is stored; StoreError.
+        Raises TraceError if no tokenizer is stored, or StoreError.
         """
         return self.tokenizer.text(tokens)
 
     @cached_property
     def tokenizer(self) -> StagedTokenizer:
-        """What `text` uses; `tokenizer.there` says whether one is stored."""
+        """The tokenizer that `text` uses; `tokenizer.there` is true if the store contains one."""
         return StagedTokenizer(self.store)
 
     def _only_of_a_run(self, what: str) -> None:
         if self.recorded_set:
             raise TraceError(
-                f"{self.uri}: no {what} there: it has sealed steps and no {keys.run_json()}, as a "
-                "recorded set does; open the run that wrote it"
+                f"{self.uri}: no {what} there: the store has sealed steps but no "
+                f"{keys.run_json()}, like a recorded set; open the run that wrote the steps"
             )
 
     def _versions(self, prefix: str, key_of: Callable[[int], str]) -> list[int]:
@@ -149,10 +200,16 @@ class Run:
 
 
 def open_run(uri: str | Path) -> Run:
-    """Open a run or a recorded set: a folder, or a URI as in docs/store.md.
+    """Open a run or a recorded set.
 
-    What a URI does not say (endpoint, region, credentials) is taken from the environment.
-    Raises TraceError when neither is there, naming the runs below it; StoreError.
+    Args:
+        uri: A folder, or a URI as described in docs/store.md. If the URI does not contain an
+            endpoint, a region or credentials, these come from the environment.
+
+    Raises:
+        TraceError: Neither a run nor a recorded set exists at this location; the message names the
+            runs below it.
+        StoreError: The store cannot be read.
     """
     store = open_store(str(uri))
     if store.size(keys.run_json()) is not None:

@@ -1,6 +1,7 @@
-"""A sealed step of a run or recorded set: its samples with tokens, text, reward and routes.
+"""Sealed steps of a run or recorded set: samples with tokens, text, reward and routes.
 
-Letters: T rows of a sample (one per position 0..S-2), L MoE layers, K experts per row.
+Dimensions: T is the number of rows of a sample (one for each position 0..S-2 of its S tokens), L
+    the number of MoE layers, and K the number of experts per row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,68 +29,80 @@ from retrace.tokenizer import StagedTokenizer
 
 _SAMPLES_AT_ONCE = 64
 _PLACES = ("samples", "routes")
-"""Columns of a manifest that say where in its files a sample is."""
+"""The columns of a manifest that locate a sample in the data files."""
 
 
 @dataclass(frozen=True)
 class StepSample(Sample):
-    """A sample as it lies in a sealed step: a `Sample` with its texts.
+    """A `Sample` of a sealed step, with prompt and response as text.
 
-    `routes` are those that the step's training used: sets_TLK [T, L, K], valid_T [T].
+    `routes` contains the routes that the step's training used: sets_TLK [T, L, K], valid_T [T].
     """
 
     tokenizer: StagedTokenizer = field(repr=False, compare=False, kw_only=True)
 
     @property
     def prompt_text(self) -> str:
-        """The prompt by the run's own tokenizer, special tokens included.
+        """The prompt as text, decoded with the run's own tokenizer; special tokens are kept.
 
-        Raises TraceError where no tokenizer is stored (a recorded set); StoreError.
+        Raises TraceError if no tokenizer is stored (a recorded set has none), or StoreError.
         """
         return self.tokenizer.text(self.prompt_tokens_P)
 
     @property
     def response_text(self) -> str:
-        """The response, likewise. Raises as `prompt_text`."""
+        """The response as text, like `prompt_text`. Raises the same errors."""
         return self.tokenizer.text(self.response_tokens_G)
 
 
 @dataclass(frozen=True)
 class SealedStep:
-    """One sealed step; `Run.step` opens it."""
+    """A sealed step, opened by `Run.step`."""
 
     number: int
-    """Counted from 0."""
+    """The step's number, counted from 0."""
     pruned: bool
-    """Samples and routes were removed to free space; the manifest's rows are left."""
+    """Whether samples and routes were removed to free space. The manifest's rows remain."""
     manifest: Manifest = field(repr=False)
-    """Sample ids, geometry, provenance and policy versions; its routes are those that the step's
-    training used: recorded by the trainer (R2), otherwise by the engine (R3)."""
+    """Sample ids, geometry, provenance and policy versions. The manifest refers to the routes that
+    the step's training used: in R2 mode, the trainer recorded them; in R3 mode, the engine did."""
     store: Store = field(repr=False)
     tokenizer: StagedTokenizer = field(repr=False)
     awaits_routes: bool = False
-    """The trainer records the step's routes (R2), and has not done so yet; `manifest` is as it was
-    sealed."""
+    """Whether the trainer still has to record the step's routes (R2). If so, `manifest` is the
+    manifest as it was sealed, without routes."""
 
     def table(self) -> pa.Table:
-        """One row per sample: id, group, lengths, reward, digests, numbers of rows."""
+        """Return one row per sample: id, group, lengths, reward, digests and row counts."""
         return self.manifest.rows.drop_columns(list(_PLACES))
 
     def sample(self, id: str, layers: Sequence[int] | None = None) -> StepSample:
-        """One sample by its id, such as '000003/17/2'. Raises as `samples`."""
+        """Return one sample by its id, such as '000003/17/2'.
+
+        See `samples` for `layers` and for the errors raised.
+        """
         return next(self.samples([id], layers))
 
     def samples(
         self, ids: Sequence[str] | None = None, layers: Sequence[int] | None = None
     ) -> Iterator[StepSample]:
-        """Samples with tokens, reward and routes, in the order of `ids`; None: all of the step.
+        """Yield samples with tokens, reward and routes.
 
-        `layers` are indices in the model, in the order of the routes' second axis; None: all MoE
-        layers; (): no routes are read, and `routes` is None, as in a step without routes. A few
-        samples are fetched at a time, whatever the step's size, and compared with their digests.
+        Samples are fetched in small batches, so memory use does not grow with the size of the step.
+        Each sample is checked against its digests.
 
-        Raises TraceError, naming the sample, for an unknown id or layer and for a pruned step;
-        ObjectMissingError, CorruptObjectError, StoreError.
+        Args:
+            ids: Sample ids; the samples are yielded in this order. None yields all samples of the
+                step.
+            layers: Indices of model layers; the routes' second axis has the same order. None reads
+                all MoE layers. With an empty sequence, no routes are read and `routes` is None, as
+                in a step without routes.
+
+        Raises:
+            TraceError: An id or a layer is unknown, or the step is pruned. The message names the
+                sample or the step.
+            ObjectMissingError, CorruptObjectError: An object is missing or damaged.
+            StoreError: The store cannot be read.
         """
         refuse_pruned(self.store, self.number)
         wanted = self.manifest.ids if ids is None else ids
@@ -104,7 +117,7 @@ class SealedStep:
         if layers is not None and not len(layers):
             return {}
         manifest = self.manifest
-        if self.awaits_routes:  # an error, until the step is trained
+        if self.awaits_routes:  # `used_routes` raises TraceError until the step is trained
             manifest = used_routes(self.store, self.number)
         if manifest.geometry is None and layers is None:
             return {}
@@ -112,7 +125,18 @@ class SealedStep:
 
 
 def open_step(store: Store, number: int, tokenizer: StagedTokenizer) -> SealedStep:
-    """A sealed step. Raises TraceError when it is not sealed; ObjectMissingError, StoreError."""
+    """Open a sealed step.
+
+    Args:
+        store: The store of the run or recorded set.
+        number: The step's number, counted from 0.
+        tokenizer: Decodes the texts of the step's samples.
+
+    Raises:
+        TraceError: The step is not sealed; the message lists the sealed steps.
+        ObjectMissingError: An object that a commit names is missing.
+        StoreError: The store cannot be read.
+    """
     if store.size(keys.manifest(number)) is None:
         raise TraceError(
             f"{store.uri}: step {number} is not sealed; sealed steps: {sealed_steps(store)}"
@@ -122,7 +146,7 @@ def open_step(store: Store, number: int, tokenizer: StagedTokenizer) -> SealedSt
     if manifest.training and store.size(keys.training_set(number)) is None:
         return SealedStep(number, pruned, manifest, store, tokenizer, awaits_routes=True)
     training = find_training_set(store, manifest)
-    if training is not None and pruned:  # its files are gone, and its routes with them
+    if training is not None and pruned:  # the training set's files, and so the routes, are removed
         manifest = replace(manifest, provenance=training.provenance)
     elif training is not None:
         manifest = joined(store, manifest, training)

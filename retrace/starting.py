@@ -1,4 +1,4 @@
-"""Checking a run's input, and running it in this process."""
+"""Functions that check the input of a run, and run it in this process."""
 
 import os
 import re
@@ -22,62 +22,72 @@ if TYPE_CHECKING:
 Config = str | Path | Mapping[str, Any]
 Overrides = Mapping[str, Any] | Sequence[str]
 
-# Defaults for an embedded run; anything the user has set wins. Set before Prefect is imported.
+# Defaults for a run in this process; the user's own variables take precedence. They must be set
+# before Prefect is imported.
 _PREFECT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    # The terminal shows the run's own display; Prefect's log lines stay in its UI.
+    # The terminal shows the run's own display; Prefect's log lines appear only in its UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    # The run's own server shares the cores with a start of other things.
+    # The run's own server starts slowly, because other starting processes share the cores.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
 }
 
 
 @dataclass(frozen=True)
 class ReadyRun:
-    """A run whose input is right. Nothing of it is in the store yet, and nothing was started."""
+    """A run whose input has been checked. The check wrote no objects and started no process."""
 
     uri: str
-    """Where its objects will lie, or lie: a run of that name and input is attached to."""
+    """The URI of the run. If a run with this name and input exists, `run` continues it."""
     prompts: int
-    """Training prompts, those dropped for their length not counted."""
+    """The number of training prompts, excluding those dropped because of their length."""
     val_prompts: int
-    """Validation prompts; 0: no validation."""
+    """The number of validation prompts; 0 if the run does not validate."""
     geometry: Geometry | None
-    """Experts, top-k and MoE layers of the model; None: a dense model."""
+    """Experts, top-k and MoE layers of the model; None for a dense model."""
     writes: Writes | None
-    """How much it writes into its store; None: its model is not here and does not say its size."""
+    """The estimated number of bytes that the run writes to its store. None if the model is not on
+    this machine and its size is unknown."""
     settings: Mapping[str, Any] = field(repr=False)
-    """The resolved settings, as groups within groups."""
+    """The resolved settings, as nested groups."""
     notes: tuple[str, ...]
-    """What its user should know though it is no error, such as keys without effect."""
+    """Facts for the user that are not errors, such as keys without effect."""
     memory: Memory
-    """How much memory it needs: on GPUs, or on this machine if it has none and can run it."""
+    """The memory that the run needs. This is main memory if the machine has no GPUs and is large
+    enough for the run, and GPU memory in all other cases."""
     machine: str
-    """What this machine has: cores, GPUs, memory; and what the run computes on."""
+    """The cores, GPUs and memory of this machine, and the device on which the run computes."""
     local_folder: Path
-    """Where logs and TensorBoard files lie on this machine."""
+    """The folder for logs and TensorBoard files on this machine."""
     too_small: tuple[str, ...]
-    """Why this machine cannot run it, if it cannot; `run` raises InputError with these."""
+    """The reasons why this machine is too small for the run; empty if it is large enough. `run`
+    raises an InputError with these reasons."""
     _inputs: "CheckedInputs" = field(repr=False)
 
     def gpu_memory(self) -> Memory:
-        """How much memory it needs on GPUs, also where `memory` is that of this machine."""
+        """Return the GPU memory that the run needs, even if `memory` describes main memory."""
         from pipeline.inputs.sizes.estimate import estimate_memory
 
         return estimate_memory(self._inputs.config, self._inputs.model.config)
 
     def gpu_memory_problems(self, limit: int) -> list[str]:
-        """Why its training ranks or engines do not fit into GPUs of `limit` bytes, with settings
-        that would help; [] if they do by the estimate of docs/sizes.md."""
+        """Return the reasons why training ranks or engines do not fit on GPUs of `limit` bytes.
+
+        Each text names settings that would help. The list is empty if everything fits according to
+        the estimate that docs/sizes.md describes.
+        """
+        from pipeline.inputs.machine import engines_on_one_gpu, this_machine
         from pipeline.inputs.sizes.limit import memory_problems
 
+        config = self._inputs.config
         experts = 0 if self.geometry is None else self.geometry.experts
-        return memory_problems(self._inputs.config, self.gpu_memory(), limit, experts)
+        engines = engines_on_one_gpu(config, this_machine(config))
+        return memory_problems(config, self.gpu_memory(), limit, experts, engines)
 
     def run(self) -> Run:
-        """Run it in this process, as `retrace.run` does."""
-        # Imported here: readers of traces have no use for rich.
+        """Carry out the checked run in this process, as `retrace.run` does."""
+        # Imported here because readers of traces do not need rich.
         from rich.console import Console
 
         from pipeline.report.display import Display
@@ -85,7 +95,7 @@ class ReadyRun:
         from pipeline.report.outcome import is_complete, report
 
         config, store = self._inputs.config, self._inputs.store
-        if is_complete(config, store):  # without Prefect, which takes seconds to start
+        if is_complete(config, store):  # skip Prefect, which takes seconds to start
             Console(stderr=True, highlight=False, soft_wrap=True).print(
                 f"{self.uri}: finished, nothing is left to do", markup=False
             )
@@ -103,7 +113,7 @@ class ReadyRun:
             from pipeline.flows.server import prefect_server
 
             with prefect_server(local_folder(config)) as server:
-                from pipeline.flows.local import run_flow  # seconds, while it starts
+                from pipeline.flows.local import run_flow  # takes seconds, while the server starts
 
                 run = open_run(run_flow(self._inputs, display, server))
         report(config, run.store)
@@ -111,22 +121,29 @@ class ReadyRun:
 
 
 def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
-    """Read and check everything that a run needs; start nothing, and write nothing into the run.
+    """Read and check all input of a run, without starting or storing anything.
 
-    `config` is a settings file, or its content as a mapping. What replaces its settings:
+    Settings in `config` are replaced first by `overrides`, then by `groups`. A value that is a
+    mapping is merged into the group of that name. Relative paths are relative to the working
+    directory. The `store.*` settings become environment variables of this process, so that workers
+    inherit them.
 
-    - `overrides`, a mapping by dotted key: {"trainer.total_training_steps": 2}; or texts as on the
-      command line: ["trainer.total_training_steps=2"].
-    - `groups`, a group of settings by keyword, since a dotted key is no identifier:
-      trainer={"total_training_steps": 2}. They come last.
+    Args:
+        config: A settings file, or its content as a mapping.
+        overrides: A mapping from dotted keys to values, such as
+            {"trainer.total_training_steps": 2}, or strings as on the command line, such as
+            ["trainer.total_training_steps=2"].
+        **groups: Groups of settings as keyword arguments, such as
+            trainer={"total_training_steps": 2}. A dotted key cannot be a keyword argument.
 
-    A value that is a mapping is merged into the group it replaces. Relative paths are relative to
-    the working directory. The settings `store.*` become environment variables of this process,
-    which is how workers get them.
+    Returns:
+        The checked run; its `run` method starts it.
 
-    Raises InputError with all problems; in `notes`, what is to be known of settings besides.
+    Raises:
+        InputError: The input cannot be used. The error's `problems` lists all problems, and its
+            `notes` lists other facts about settings, such as keys without effect.
     """
-    # Imported here: readers of traces have no use for pydantic and YAML.
+    # Imported here because readers of traces do not need pydantic and YAML.
     from pipeline.config.reading.load import SettingsError, load_config
 
     try:
@@ -134,12 +151,12 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
     except SettingsError as error:
         raise _with_problems_of_rest(error.problems, error.wrong, error.rest) from error
     except InputError as error:
-        error.add_note("further checks were not made: correct these first")
+        error.add_note("further checks were skipped: correct these problems first")
         raise
     try:
         need("flow", "a run")
         use_settings(loaded.config.store)
-        # Imported here: the tokenizer library takes seconds.
+        # Imported here because loading the tokenizer library takes seconds.
         from pipeline.inputs.check import check_inputs
         from pipeline.inputs.machine import machine_notes, machine_problems, this_machine
         from pipeline.inputs.sizes.estimate import estimate_memory
@@ -171,18 +188,30 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
 
 
 def run(config: Config, overrides: Overrides = (), **groups: Any) -> Run:
-    """Check a run's input, run it to its end, and open it; `config` and the rest as for `check`.
+    """Check a run's input, run it to its end, and open it.
 
-    The flow runs in this process, its workers are processes of this machine, and progress is
-    printed. A run of that name which was interrupted goes on; one that is finished is opened. To
-    check first and run later: `ready = check(...)`, `ready.run()`.
+    The flow runs in this process and prints its progress. The workers are processes on this
+    machine. If a run with the same name was interrupted, it continues; if it is finished, it is
+    just opened. To check now and run later, call `ready = check(...)`, then `ready.run()`.
 
-    It starts a Prefect server for itself, or uses that of PREFECT_API_URL. Prefect reads its
-    settings from the environment when it is imported, so variables that are not set get Retrace's
-    defaults here.
+    The run uses the Prefect server that PREFECT_API_URL names, or starts its own. Prefect reads its
+    settings from the environment when it is imported. Before the import, this function therefore
+    sets the variables that Retrace needs, except those that are already set.
 
-    Raises InputError before anything starts; LaunchError when workers cannot start or end too
-    often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
+    Args:
+        config: As in `check`.
+        overrides: As in `check`.
+        **groups: As in `check`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        InputError: The input cannot be used; no process was started.
+        LaunchError: Workers could not start or ended too often.
+        WaitTimeoutError: An object did not appear in time.
+        StoreError: The store failed.
+        TraceError: A stored object is invalid.
     """
     return check(config, overrides, **groups).run()
 
@@ -190,7 +219,11 @@ def run(config: Config, overrides: Overrides = (), **groups: Any) -> Run:
 def _with_problems_of_rest(
     problems: Sequence[str], wrong: Collection[str], rest: "RunConfig | None"
 ) -> InputError:
-    """Wrong settings, and what else is wrong as far as it does not depend on them."""
+    """Return an error with the given problems and further problems that do not depend on them.
+
+    `wrong` contains the keys of the invalid settings. `rest` contains the other settings, or is
+    None if these cannot be checked.
+    """
     more: list[str] = []
     if rest is not None:
         try:
@@ -203,12 +236,12 @@ def _with_problems_of_rest(
         depends = re.compile("|".join(_mentions(key) for key in wrong) or "(?!)")
         more = [text for text in part_problems(rest) if not depends.search(text)]
     error = InputError([*problems, *more])
-    error.add_note("what depends on wrong settings was not checked: correct them first")
+    error.add_note("checks that depend on invalid settings were skipped: correct these first")
     return error
 
 
 def _mentions(key: str) -> str:
-    """A pattern of texts about a setting: `model.path`, `path=`."""
+    """Return a pattern for texts that mention a setting, for example as `model.path` or `path=`."""
     *groups, name = map(re.escape, key.split("."))
     return rf"\b{'[.]'.join([*groups[-1:], name])}\b|(?<![.\w]){name}="
 

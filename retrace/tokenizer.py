@@ -1,4 +1,4 @@
-"""Token ids as text, by the tokenizer that a run has staged."""
+"""Decoding of token ids into text, with the tokenizer that was staged for a run."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,26 +20,26 @@ Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 
 class StagedTokenizer:
-    """The tokenizer of a run, fetched when it is first used."""
+    """The tokenizer of a run, fetched from the store on first use."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     @property
     def there(self) -> bool:
-        """Whether the run has one; a recorded set never has: it may lie far from its run."""
+        """Whether the store contains the run's tokenizer. A recorded set does not contain one."""
         return self._file is not None
 
     def text(self, tokens: Tokens) -> str:
-        """Tokens as text, special ones included.
+        """Decode tokens into text; special tokens are kept.
 
-        Raises TraceError when there is no tokenizer; ObjectMissingError, CorruptObjectError,
-        StoreError when it cannot be read.
+        Raises TraceError if no tokenizer is stored. Raises ObjectMissingError, CorruptObjectError
+        or StoreError if the tokenizer cannot be read.
         """
         if self._file is None:
             raise TraceError(
-                f"{self._store.uri}: no tokenizer is stored there, so there are token ids and no "
-                "text; for text open the run that made the samples"
+                f"{self._store.uri}: no tokenizer is stored there, so tokens cannot be decoded; "
+                "open the run that generated the samples to get their text"
             )
         ids = np.asarray(tokens, np.int64).tolist()
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
@@ -51,7 +51,7 @@ class StagedTokenizer:
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
-        # Imported here: whoever wants arrays alone does not need the package.
+        # Imported here because callers that read only arrays do not need the package.
         need("", "the text of tokens")
         from tokenizers import Tokenizer
 

@@ -1,1 +1,1 @@
-"""Programs for maintainers, run from the repository's root."""
+"""Programs for maintainers, to run in the repository's root."""

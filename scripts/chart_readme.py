@@ -1,8 +1,8 @@
-"""Documentation of the Helm chart, from the comments in charts/retrace/values.yaml.
+"""Generate the Helm chart's documentation from the comments in charts/retrace/values.yaml.
 
-`python scripts/chart_readme.py` writes charts/retrace/README.md (a table per group of values) and
-the descriptions in charts/retrace/values.schema.json. `--check` writes nothing and fails if one of
-them is not up to date; a test does the same.
+`python scripts/chart_readme.py` writes charts/retrace/README.md (with a table for each group of
+values) and the descriptions in charts/retrace/values.schema.json. With `--check`, the script does
+not write anything, but fails if one of the files is not up to date. A test makes the same check.
 """
 
 import argparse
@@ -25,20 +25,20 @@ _TABLE = "\n| value | default | |\n|---|---|---|\n"
 
 @dataclass
 class Value:
-    """A key of values.yaml. Example: Value(('store', 'uri'), 's3://... runs go.', '', {})."""
+    """A key of values.yaml. Example: Value(('store', 'uri'), 'Store of the runs.', '', {})."""
 
     path: tuple[str, ...]
     doc: str
     default: Any
     below: dict[str, "Value"] = field(default_factory=dict)
-    """Keys below it that have documentation of their own; a value with none is a leaf."""
+    """Documented keys below this key. A value without such keys is a leaf."""
 
 
 def read_values(text: str) -> dict[str, Value]:
-    """The keys of values.yaml that have a comment above them.
+    """Return the keys of values.yaml that have a comment above them.
 
-    What is below a key without comment (resources.requests.cpu) belongs to the value above it.
-    Raises ValueError if a key has no comment, nor any key above it that is a leaf.
+    A key without a comment, such as resources.requests.cpu, belongs to the leaf above it. Raises
+    ValueError if a key has neither a comment nor a leaf above it.
     """
     defaults = yaml.safe_load(text)
     top: dict[str, Value] = {}
@@ -50,7 +50,7 @@ def read_values(text: str) -> dict[str, Value]:
             continue
         match = _KEY.match(line)
         if match is None:
-            comment = []  # a blank line ends the file's own introduction
+            comment = []  # A blank line ends the file's introduction.
             continue
         indent, key, doc = len(match["indent"]), match["key"], " ".join(comment)
         comment = []
@@ -58,7 +58,9 @@ def read_values(text: str) -> dict[str, Value]:
         parent = open_keys[-1][1] if open_keys else None
         if not doc:
             if parent is None or parent.below:
-                raise ValueError(f"values.yaml: {key} has no comment above it; write what it is")
+                raise ValueError(
+                    f"values.yaml: {key} has no comment above it; add one that describes it"
+                )
             continue
         path = (*(parent.path if parent else ()), key)
         value = Value(path, doc, _at(defaults, path))
@@ -74,8 +76,8 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def render_readme(values: dict[str, Value], introduction: str) -> str:
-    """README.md: the introduction, the single values, a section for each group."""
-    rows = [_row(value, value.doc) for value in values.values() if not value.below]
+    """Return README.md: the introduction, the ungrouped values, and a section for each group."""
+    rows = [_row(value) for value in values.values() if not value.below]
     parts = [introduction.rstrip("\n"), "\n\n## Values\n", _TABLE, *rows]
     for name, group in values.items():
         if group.below:
@@ -83,25 +85,27 @@ def render_readme(values: dict[str, Value], introduction: str) -> str:
     return "".join(parts)
 
 
-def _rows(group: Value, said: str = "") -> Iterator[str]:
-    """The values below a group; what is said of a group within it goes before its first value."""
+def _rows(group: Value) -> Iterator[str]:
+    """Yield the rows of a group's values, and a row without a default for each inner group."""
     for value in group.below.values():
-        doc = f"{said} {value.doc}".lstrip()
-        said = ""
         if value.below:
-            yield from _rows(value, doc)
+            yield _table_row(value, "")
+            yield from _rows(value)
         else:
-            yield _row(value, doc)
+            yield _row(value)
 
 
-def _row(value: Value, doc: str) -> str:
-    default = json.dumps(value.default, ensure_ascii=False)
-    cells = f"`{'.'.join(value.path)}`", f"`{default}`", doc
+def _row(value: Value) -> str:
+    return _table_row(value, f"`{json.dumps(value.default, ensure_ascii=False)}`")
+
+
+def _table_row(value: Value, default: str) -> str:
+    cells = f"`{'.'.join(value.path)}`", default, value.doc
     return f"| {' | '.join(cell.replace('|', _PIPE) for cell in cells)} |\n"
 
 
 def describe(schema: dict[str, Any], values: dict[str, Value]) -> None:
-    """Put the documentation of values into a schema. Raises ValueError where the two differ."""
+    """Put the documentation of values into a schema. Raises ValueError if the keys differ."""
     properties = schema["properties"]
     if set(properties) - {"global"} != set(values):
         differing = sorted((set(properties) - {"global"}) ^ set(values))
@@ -116,7 +120,7 @@ def describe(schema: dict[str, Any], values: dict[str, Value]) -> None:
 
 
 def outputs() -> dict[Path, str]:
-    """What the generated files should hold."""
+    """Return the expected contents of the generated files, keyed by path."""
     values = read_values((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema_file = CHART / "values.schema.json"
     schema = json.loads(schema_file.read_text(encoding="utf-8"))
@@ -129,7 +133,7 @@ def outputs() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the generated files, or check them."""
+    """Write or check the generated files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if a file is not up to date")
     check = parser.parse_args().check

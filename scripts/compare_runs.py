@@ -1,10 +1,11 @@
-"""Whether two runs are the same run: policies bit for bit, and equal plans, commits and manifests.
+"""Compare the policies of two runs bit for bit, and their plans, commits and manifests.
 
     python scripts/compare_runs.py outputs/before/quickstart outputs/after/quickstart
 
-Made for a change that must not change behaviour: run the same settings before and after it on one
-machine, then compare. What differs between any two runs is set aside: attempts, write ids, times,
-and digests of objects that contain them. Exit code 1, and a line for each difference, otherwise.
+Use this script to check a code change that must not alter behaviour. Run the same settings before
+and after the change on one machine, then compare the two runs. The comparison leaves out data that
+differs between any two runs: attempts, write ids, times, and digests of objects that contain such
+data. The script prints a line for each difference. If there are differences, its exit code is 1.
 """
 
 import argparse
@@ -20,14 +21,15 @@ _WRITE_ID = re.compile(r"(?<=[./])[0-9a-f]{8}(?=[./])")
 _SET_ASIDE_KEYS = re.compile(
     r"attempts/|checkpoints/.*/(?!checkpoint\.json)|.*\.(parquet|safetensors)$"
 )
-"""Attempts, and data files: commits hold their digests."""
+"""Objects to leave out: attempts, and data files, whose digests are in the commits."""
 _SET_ASIDE_FIELDS = {"attempt", "content_sha256", "commit_sha256", "maker", "time_s", "versions"}
-"""Of a checkpoint's .metadata size and digest too: PyTorch writes a random id and a path there."""
+"""Fields to leave out. The size and digest of a checkpoint's .metadata file are also left out,
+because PyTorch writes a random id and a path into that file."""
 _WHERE = {"store.uri", "trainer.default_local_dir"}
 
 
 def main() -> int:
-    """Compare, print what differs, and return the exit code."""
+    """Compare the runs, print the differences, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("before")
     parser.add_argument("after")
@@ -45,7 +47,7 @@ def main() -> int:
 
 
 def _objects(store: Store) -> dict[str, Any]:
-    """Every object's content, as far as it is compared, by its key without write ids."""
+    """Return the part of each object to compare, keyed by the object's key without write ids."""
     found: dict[str, Any] = {}
     for info in store.list(""):
         key = _WRITE_ID.sub("*", info.key)
@@ -57,7 +59,7 @@ def _objects(store: Store) -> dict[str, Any]:
 
 
 def _settled(value: Any, path: str = "") -> Any:
-    """A JSON value without what differs between any two runs."""
+    """Return a JSON value without the data that differs between any two runs."""
     if isinstance(value, dict):
         return {
             name: _settled(inner, f"{path}.{name}".lstrip("."))

@@ -1,4 +1,7 @@
-"""The first hour on GPUs: the steps, what is expected of each, and a report. See gpu_hour.sh."""
+"""Check Retrace in its first hour on GPUs: run steps, check their results, and write a report.
+
+Run this program with gpu_hour.sh.
+"""
 
 import argparse
 import ast
@@ -20,6 +23,7 @@ from pipeline.device import choose_device
 from pipeline.errors import InputError
 from pipeline.hardware import gpu_pool
 from pipeline.launch.guard import start_guarded
+from pipeline.run.restarts import finished_steps, restarts
 
 ROOT = Path(__file__).resolve().parent.parent
 RETRACE = ("-c", "from pipeline.cli import main; main()")
@@ -28,34 +32,36 @@ ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
 DEVICE = "cuda"
 LIMIT_S, TOTAL_S = 1200.0, 3600.0
-"""Of a step, and of all together: steps that are left then are not run."""
+"""Time limits in seconds, for one step and for all steps together. Steps that have not started when
+the total limit is reached are not run."""
 MOST_KL, LEAST_AGREEMENT, FULL = 1e-3, 0.9, 1.0
-"""Of the example on one machine: mean KL of engine and trainer, agreement, coverage."""
+"""Limits for the example on one machine: the maximum mean KL between engine and trainer, the
+minimum agreement, and the required coverage."""
 
 Judge = Callable[[str, Path], str | None]
-"""From a step's output and the folder: what was missed; None: nothing."""
+"""A check of a step's output and of the report's folder; returns the missed expectation or None."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command and what is expected of it."""
+    """One command and its expected result."""
 
     name: str
     command: tuple[str, ...]
-    """Words after `python`."""
+    """Arguments of `python`."""
     expected: str
     gpus: int = 1
     judge: Judge = lambda output, folder: None
-    """Beside exit code 0, which is always expected."""
+    """An additional check. Exit code 0 is always expected."""
 
 
 def no_missed_limit(output: str, _: Path) -> str | None:
-    """Benchmarks mark a limit that was not kept."""
+    """Return the first line that a benchmark marks as missed, or None."""
     return next((line.strip() for line in output.splitlines() if "**missed**" in line), None)
 
 
 def nothing_skipped(output: str, _: Path) -> str | None:
-    """A test that was skipped has shown nothing."""
+    """Return a complaint unless all tests ran, because a skipped test does not check anything."""
     found = re.search(r"\d+ (skipped|deselected).*", output)
     passed = re.search(r"(\d+) passed", output)
     if passed is None or (found is not None and "skipped" in found[0]):
@@ -64,7 +70,7 @@ def nothing_skipped(output: str, _: Path) -> str | None:
 
 
 def replayed(run: str) -> Judge:
-    """The run's own numbers: every row replayed, and engine and trainer agree."""
+    """Return a check that a run replayed all rows and that engine and trainer agree."""
 
     def judge(_: str, folder: Path) -> str | None:
         rows = retrace.open_run(folder / "store" / run).metrics().to_pylist()
@@ -72,21 +78,24 @@ def replayed(run: str) -> Judge:
         agreement = min(row["replay/agreement"] for row in rows)
         kl = sum(row["mismatch/kl"] for row in rows) / len(rows)
         missed = coverage < FULL or agreement < LEAST_AGREEMENT or not kl < MOST_KL
-        told = f"coverage {coverage:.3f}, agreement {agreement:.3f}, KL {kl:.1e}"
-        return told if missed else None
+        found = f"coverage {coverage:.3f}, agreement {agreement:.3f}, KL {kl:.1e}"
+        return found if missed else None
 
     return judge
 
 
 def same_bits(run: str) -> Judge:
-    """With the same weights, the replayed pass differs from the recorded one in nothing."""
+    """Return a check that a replayed pass gives exactly the results of the recorded pass.
+
+    Both passes use the same weights. The run uses the loss of gpu_loss.py.
+    """
 
     def judge(_: str, folder: Path) -> str | None:
         rows = retrace.open_run(folder / "store" / run).metrics().to_pylist()
         wrong = [
             f"step {row['step']}: {name} {row[name]}"
             for row in rows
-            for name, exact in (("actor/ppo_kl", 0.0), ("replay/agreement", FULL))
+            for name, exact in (("policy_loss/changed", 0.0), ("replay/agreement", FULL))
             if row[name] != exact
         ]
         return "; ".join(wrong) or None
@@ -95,7 +104,13 @@ def same_bits(run: str) -> Judge:
 
 
 def run_words(folder: Path, name: str, *settings: str) -> tuple[str, ...]:
-    """`retrace run` of the example under another name, in the report's folder."""
+    """Return the arguments of `retrace run` for the example.
+
+    Args:
+        folder: The report's folder, in which the run is stored.
+        name: Name of the run.
+        settings: Further settings.
+    """
     return (
         *RETRACE,
         "run",
@@ -109,7 +124,15 @@ def run_words(folder: Path, name: str, *settings: str) -> tuple[str, ...]:
 
 
 def of_set(folder: Path, ranks: int, *settings: str) -> tuple[str, ...]:
-    """Settings of a run that replays what the quickstart recorded: all GPUs are the trainer's."""
+    """Return the settings for a run that replays the routes recorded by the quickstart.
+
+    All GPUs belong to the trainer.
+
+    Args:
+        folder: The report's folder.
+        ranks: Number of training ranks.
+        settings: Further settings.
+    """
     return (
         f"{ACTOR}.router_replay.replay_file={folder}/set",
         "data.val_files=null",
@@ -120,20 +143,28 @@ def of_set(folder: Path, ranks: int, *settings: str) -> tuple[str, ...]:
 
 
 def tests(*nodes: str) -> tuple[str, ...]:
-    """pytest on some tests."""
+    """Return the arguments of pytest for some tests."""
     return ("-m", "pytest", "-q", "-p", "no:cacheprovider", *nodes)
 
 
 SHARED = ("actor_rollout_ref.rollout.gpu_memory_utilization=0.4",)
-"""Trainer and engine share the GPU of a machine that has one."""
+"""Setting for a machine whose only GPU is shared by the trainer and the engine."""
 PACKED = f"{MEGATRON}.use_remove_padding"
+EXACT = (f"{ACTOR}.policy_loss.loss_mode=scripts/gpu_loss.py:exact",)
+"""Setting for deterministic kernels."""
 ONE_UPDATE = (
+    *EXACT,
     f"{ACTOR}.router_replay.mode=R2",
     f"{ACTOR}.ppo_mini_batch_size=32",
     "trainer.total_training_steps=2",
     "data.val_files=null",
 )
-"""With one optimizer step for each step, the update pass has the weights of the log-prob pass."""
+"""Settings for one optimizer step per step, so that the update pass uses the weights with which the
+log-prob pass recorded routes."""
+EVERY, RESUMED = 3, 6
+"""The steps between checkpoints, and the steps of the run that is killed and resumed."""
+CONTINUED = "continue from the checkpoint of policy "
+"""The text in the trainer's log that precedes the policy version from which training continues."""
 LAYOUTS = {
     "one": (1, ()),
     "tp2": (2, ("tensor_model_parallel_size=2",)),
@@ -149,24 +180,38 @@ LAYOUTS = {
         ),
     ),
 }
-"""Ranks and settings of the trainer in which R3 is replayed."""
+"""Number of ranks and trainer settings of each layout in which R3 is tested, keyed by name."""
+EXACT_LAYOUTS = ("tp2", "ep2", "cp2")
+"""The layouts in which R2 is also tested. The engine records the samples on its own GPU."""
+
+
+def megatron(settings: Sequence[str]) -> list[str]:
+    """Return a layout's trainer settings with their full keys."""
+    return [f"{MEGATRON}.{setting}" for setting in settings]
 
 
 def plan(folder: Path) -> list[Step]:
-    """All steps in order."""
-    told = f"exit code 0, coverage 100%, agreement >= {LEAST_AGREEMENT:.0%}, KL < {MOST_KL:.0e}"
+    """Return all steps in order."""
+    replayed_all = (
+        f"exit code 0, coverage 100%, agreement >= {LEAST_AGREEMENT:.0%}, KL < {MOST_KL:.0e}"
+    )
     model = "tests/integration/training_model/test_round_trip.py"
     engine = "tests/integration/rollout/test_engine.py"
+    same = "the log-probs of the update pass equal those of the native pass, bit for bit"
     record = (f"{ACTOR}.router_replay.record_file={folder}/set", *SHARED)
     return [
-        Step("doctor", (*RETRACE, "doctor", EXAMPLE), "no line is broken"),
+        Step("doctor", (*RETRACE, "doctor", EXAMPLE), "no line is marked as broken"),
         Step(
-            "quickstart", run_words(folder, "quickstart", *record), told, 1, replayed("quickstart")
+            "quickstart",
+            run_words(folder, "quickstart", *record),
+            replayed_all,
+            1,
+            replayed("quickstart"),
         ),
         Step(
             "routes against an independent forward",
             tests(f"{engine}::test_routes_and_logprobs_equal_an_independent_forward"),
-            "the engine's routes and log-probs are those of transformers",
+            "the engine's routes and log-probs equal those of transformers",
             1,
             nothing_skipped,
         ),
@@ -174,7 +219,7 @@ def plan(folder: Path) -> list[Step]:
             Step(
                 f"R2: a replayed native pass, {name}",
                 run_words(folder, f"r2-{name}", *SHARED, *ONE_UPDATE, f"{PACKED}={packed}"),
-                "the update pass has the log-probs of the native pass, bit by bit",
+                same,
                 1,
                 same_bits(f"r2-{name}"),
             )
@@ -182,13 +227,29 @@ def plan(folder: Path) -> list[Step]:
         ),
         *(
             Step(
+                f"R2 in layout {name}",
+                run_words(
+                    folder,
+                    f"r2-{name}",
+                    *ONE_UPDATE,
+                    f"trainer.n_gpus_per_node={LAYOUTS[name][0]}",
+                    *megatron(LAYOUTS[name][1]),
+                ),
+                same,
+                LAYOUTS[name][0] + 1,
+                same_bits(f"r2-{name}"),
+            )
+            for name in EXACT_LAYOUTS
+        ),
+        *(
+            Step(
                 f"R3 in layout {name}",
                 run_words(
                     folder,
                     f"r3-{name}",
-                    *of_set(folder, ranks, *(f"{MEGATRON}.{setting}" for setting in settings)),
+                    *of_set(folder, ranks, *megatron(settings)),
                 ),
-                told,
+                replayed_all,
                 ranks,
                 replayed(f"r3-{name}"),
             )
@@ -197,12 +258,12 @@ def plan(folder: Path) -> list[Step]:
         Step(
             "save, kill -9, resume",
             ("scripts/gpu_hour.py", "--resume", "--out", str(folder)),
-            "the run ends, and no policy that is made again differs",
+            "the run continues from its checkpoint, and no policy differs when computed again",
         ),
         Step(
             "export round trip",
             tests(f"{model}::test_export_is_bit_identical"),
-            "weights come back from Megatron bit by bit",
+            "weights exported from Megatron equal the loaded ones, bit for bit",
             2,
             nothing_skipped,
         ),
@@ -225,33 +286,73 @@ def plan(folder: Path) -> list[Step]:
 
 
 def resume(folder: Path) -> None:
-    """Kill a run after its first checkpoint, run it to its end, and compare its policies."""
-    words = run_words(folder, "resumed", *of_set(folder, 1, "trainer.save_freq=1"))
-    store = retrace.open_store(str(folder / "store/resumed"))
-    process = subprocess.Popen((sys.executable, *words), cwd=ROOT, start_new_session=True)
-    deadline = time.monotonic() + LIMIT_S / 2
-    while process.poll() is None and not any(store.list("checkpoints/")):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.2)
-    found = any(store.list("checkpoints/"))
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if not found:
-        raise SystemExit("no checkpoint before the run ended or the time was over")
+    """Kill a run after its first checkpoint, resume it until it finishes, and check its policies.
+
+    The run is killed after it has finished a step since the checkpoint. The second start must
+    continue from the checkpoint, and the policy that it computes again must equal the stored one.
+    """
+    often = (f"trainer.save_freq={EVERY}", f"trainer.total_training_steps={RESUMED}")
+    words = run_words(folder, "resumed", *of_set(folder, 1, *EXACT, *often))
+    saved, logged = kill_after_checkpoint(folder, words)
     subprocess.run((sys.executable, *words), cwd=ROOT, check=True)
+    log = trainer_log(folder).read_text(errors="replace")[logged:]
+    continued = re.search(rf"{CONTINUED}(\d+)", log)
+    if continued is None or int(continued[1]) < saved:
+        found = "policy 0" if continued is None else f"policy {continued[1]}"
+        raise SystemExit(f"the second start continued from {found}, expected policy {saved}")
     rows = retrace.open_run(folder / "store/resumed").metrics().to_pylist()
-    drift = sum(row.get("resume/policy_drift") or 0 for row in rows)
+    drift = sum(row["resume/policy_drift"] for row in rows)
     if drift:
-        raise SystemExit(f"{drift} policies that were made again differ")
+        raise SystemExit(f"{drift} policies differ from those before the restart")
     subprocess.run(
         (sys.executable, *RETRACE, "traces", "verify", f"{folder}/store/resumed"), check=True
     )
 
 
+def kill_after_checkpoint(folder: Path, words: Sequence[str]) -> tuple[int, int]:
+    """Start a run, and kill it after it has finished a step since a checkpoint.
+
+    Args:
+        folder: The report's folder.
+        words: Arguments of `python` that start the run.
+
+    Returns:
+        The checkpoint's policy version, and the length of the trainer's log.
+    """
+    store = retrace.open_store(str(folder / "store/resumed"))
+
+    def saved() -> int:
+        return max(restarts(store), default=0)
+
+    def in_between() -> bool:
+        return 0 < saved() < finished_steps(store) < RESUMED
+
+    process = subprocess.Popen((sys.executable, *words), cwd=ROOT, start_new_session=True)
+    deadline = time.monotonic() + LIMIT_S / 2
+    while process.poll() is None and not in_between() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    code = process.poll()
+    if code is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if code is not None:
+        raise SystemExit(f"the run ended with exit code {code} before it could be killed")
+    if not in_between():
+        raise SystemExit(
+            f"when the run was killed, it had finished {finished_steps(store)} steps and its last "
+            f"checkpoint was of policy {saved()}, expected a checkpoint, and some but not all of "
+            f"the {RESUMED} steps after it"
+        )
+    return saved(), len(trainer_log(folder).read_text(errors="replace"))
+
+
+def trainer_log(folder: Path) -> Path:
+    """Return the trainer's log of the run that is resumed."""
+    return folder / "local/resumed/logs/training-0.log"
+
+
 def problem_of(step: Step) -> str | None:
-    """Why a step's command is not what was meant; None: it exists, and its settings are right."""
+    """Return the problem with a step's command or settings, or None."""
     words = step.command
     if words[:2] == RETRACE:
         try:
@@ -264,19 +365,28 @@ def problem_of(step: Step) -> str | None:
             path, _, name = node.partition("::")
             tree = ast.parse((ROOT / path).read_text())
             if not any(getattr(one, "name", None) == name for one in tree.body):
-                return f"{node} is not there"
+                return f"{node} does not exist"
         return None
     if words[0] == "-m":
-        return None if importlib.util.find_spec(words[1]) else f"{words[1]} is not there"
-    return None if (ROOT / words[0]).is_file() else f"{words[0]} is not there"
+        return None if importlib.util.find_spec(words[1]) else f"{words[1]} does not exist"
+    return None if (ROOT / words[0]).is_file() else f"{words[0]} does not exist"
 
 
 def run_guarded(
     words: Sequence[str], log: Path, devices: Sequence[str], limit_s: float
 ) -> int | None:
-    """Run `python WORDS` on some GPUs; the exit code, or None: not done after `limit_s` seconds.
+    """Run `python WORDS` on the given GPUs, then end all processes that it started.
 
-    Nothing that it has started outlives it, in whatever session.
+    This includes processes that started their own sessions.
+
+    Args:
+        words: Arguments of `python`.
+        log: File for the output.
+        devices: GPUs that the command may use.
+        limit_s: Seconds after which the command is ended.
+
+    Returns:
+        The exit code; None if the command took longer than `limit_s`.
     """
     shown = {"CUDA_VISIBLE_DEVICES": ",".join(devices), "PYTHONSAFEPATH": ""}
     with log.open("wb") as output:
@@ -286,15 +396,25 @@ def run_guarded(
     except subprocess.TimeoutExpired:
         return None
     finally:
-        guard.communicate()  # closes the pipe: the guard kills what is left, and ends
+        guard.communicate()  # closes the pipe, so the guard kills the other processes and exits
 
 
 def make(step: Step, folder: Path, devices: Sequence[str], limit_s: float) -> str:
-    """Run a step; the verdict for the report. Its whole output is in the folder."""
+    """Run a step and check its result.
+
+    Args:
+        step: Step to run.
+        folder: The report's folder, to which the full output is written.
+        devices: GPUs that the step may use.
+        limit_s: Seconds after which the step is ended.
+
+    Returns:
+        The verdict for the report.
+    """
     log = folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.log"
     code = run_guarded(step.command, log, devices, limit_s)
     if code is None:
-        return f"**missed**: not done after {limit_s:.0f} s"
+        return f"**missed**: not finished after {limit_s:.0f} s"
     text = log.read_text(errors="replace")
     if code:
         last = (text.strip().splitlines() or ["no output"])[-1]
@@ -307,7 +427,7 @@ def make(step: Step, folder: Path, devices: Sequence[str], limit_s: float) -> st
 
 
 def listed_gpus() -> str:
-    """What nvidia-smi lists, or why it does not."""
+    """Return the GPUs that nvidia-smi lists, or its error."""
     try:
         done = subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -316,7 +436,14 @@ def listed_gpus() -> str:
 
 
 def report(folder: Path, gpus: int, listed: str, rows: Sequence[tuple[Step, str, float]]) -> str:
-    """The page of what was found so far; `listed` are the machine's GPUs."""
+    """Return the report on the steps that have been run so far.
+
+    Args:
+        folder: The report's folder.
+        gpus: Number of GPUs that the steps may use.
+        listed: Output of nvidia-smi.
+        rows: Steps with their verdicts and seconds.
+    """
     lines = [
         f"# The first hour on {gpus} GPUs",
         "",
@@ -330,39 +457,48 @@ def report(folder: Path, gpus: int, listed: str, rows: Sequence[tuple[Step, str,
 
 
 def make_all(steps: Sequence[Step], folder: Path, devices: Sequence[str]) -> int:
-    """Run the steps within TOTAL_S, and write the report after each; the exit code."""
+    """Run the steps within TOTAL_S, and write the report after each.
+
+    Args:
+        steps: Steps in order.
+        folder: The report's folder.
+        devices: GPUs that the steps may use.
+
+    Returns:
+        The exit code: 1 if an expectation was missed.
+    """
     began, listed = time.monotonic(), listed_gpus()
     rows: list[tuple[Step, str, float]] = []
     for step in steps:
         started = time.monotonic()
         left_s = TOTAL_S - (started - began)
         if step.gpus > len(devices):
-            verdict = f"not run: it needs {step.gpus} GPUs"
+            verdict = f"not run: {len(devices)} GPUs found, {step.gpus} required"
         elif left_s <= 0:
-            verdict = f"**missed**: not run: {TOTAL_S:.0f} s were over"
+            verdict = f"**missed**: not run: the limit of {TOTAL_S:.0f} s for all steps was reached"
         else:
             verdict = make(step, folder, devices, min(LIMIT_S, left_s))
         rows.append((step, verdict, time.monotonic() - started))
         print(f"{step.name}: {verdict}", flush=True)
         (folder / "report.md").write_text(report(folder, len(devices), listed, rows))
-    print(f"the report: {folder / 'report.md'}")
+    print(f"report: {folder / 'report.md'}")
     return 1 if any("**missed**" in verdict for _, verdict, _ in rows) else 0
 
 
 def try_plan(folder: Path) -> int:
-    """Print the plan and whether each command exists; the exit code."""
+    """Print the plan, check that each command exists, and return the exit code."""
     bad = 0
     for step in plan(folder):
         why = problem_of(step)
         bad += why is not None
         print(f"{step.name} ({step.gpus} GPUs): expected: {step.expected}")
         print(f"  python {' '.join(step.command)}" + (f"\n  WRONG: {why}" if why else ""))
-    print("a dry run: nothing was run, and nothing is claimed")
+    print("dry run: no step was run")
     return 1 if bad else 0
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print or make the plan; the exit code."""
+    """Print or run the plan, and return the exit code."""
     folder: Path = arguments.out.resolve()
     os.chdir(ROOT)
     if arguments.resume:
@@ -370,7 +506,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.dry_run:
         return try_plan(folder)
-    nothing = "nothing was run, and nothing is claimed"
+    nothing = "no step was run"
     try:
         choose_device("cuda")
     except InputError as error:
@@ -378,20 +514,22 @@ def main(arguments: argparse.Namespace) -> int:
         return 2
     pool = gpu_pool()
     if arguments.gpus and arguments.gpus > len(pool):
-        print(f"{nothing}: --gpus {arguments.gpus}, found {len(pool)}", file=sys.stderr)
+        print(f"{nothing}: found {len(pool)} GPUs, --gpus is {arguments.gpus}", file=sys.stderr)
         return 2
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        print(f"{nothing}: {folder} exists; name a new folder: --out FOLDER", file=sys.stderr)
+        print(f"{nothing}: {folder} exists; name a new folder with --out", file=sys.stderr)
         return 2
     return make_all(plan(folder), folder, pool[: arguments.gpus])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gpus", type=int, choices=(1, 2, 8), help="how many; none: all")
-    parser.add_argument("--out", type=Path, default=Path("outputs/gpu-hour"), help="a new folder")
-    parser.add_argument("--dry-run", action="store_true", help="print and check the plan")
+    parser.add_argument("--gpus", type=int, choices=(1, 2, 8), help="number of GPUs; default: all")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/gpu-hour"), help="new folder for the report"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only print and check the plan")
     parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
     sys.exit(main(parser.parse_args()))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What no CPU can show, on 1, 2 or 8 GPUs: runs every step, also after one that failed, compares with
-# stated expectations, and writes one report. An hour at most; `--dry-run` prints and checks the plan.
+# Run the checks that are impossible on a CPU, on 1, 2 or 8 GPUs, in at most an hour. The script runs
+# all steps, even after a failed one, compares their results with the expected ones, and writes a
+# report. With `--dry-run`, it only prints and checks the plan.
 #   scripts/gpu_hour.sh [--gpus N] [--out FOLDER] [--dry-run]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,8 +1,8 @@
-"""The trainer's peak memory on one GPU, against what `retrace check` estimates for it.
+"""Compare the trainer's peak memory on one GPU with the estimate of `retrace check`.
 
-A mixture of experts of half a billion random weights takes one step of packed samples in bfloat16:
-log-probs, gradients, optimizer. The peak is that of PyTorch's allocator, so the estimate's share of
-CUDA's context and NCCL does not count.
+A mixture-of-experts model with half a billion random weights is trained in bfloat16 for one step on
+packed samples, including the optimizer step. PyTorch's allocator reports the peak, so the
+comparison leaves out the part of the estimate for CUDA's context and NCCL.
 """
 
 import json
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.training import PROMPT, make_samples, trained
+from benchmarks.training import PROMPT, WIDTHS, make_samples, trained
 from operators.training.batches.layout import make_layout
 from operators.training.batches.step_data import layout_rules
 from operators.training.megatron import parallel
@@ -28,20 +28,12 @@ from tests.tiny_models import make_tiny
 
 SAMPLES, LENGTH = 8, 2048
 LEAST = 0.5
-"""An estimate of more than twice the peak refuses what would fit."""
-WIDTHS = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 8,
-    "moe_intermediate_size": 512,
-    "num_experts": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-}
+"""Minimum of peak / estimate. With a smaller ratio, the estimate would be so high that `retrace
+check` would refuse layouts that fit."""
 
 
 def config(model: Path) -> RunConfig:
-    """One mini-batch, in one pack."""
+    """Return the settings of a run whose step has one mini-batch, in one pack."""
     actor = {
         "ppo_mini_batch_size": SAMPLES,
         "use_dynamic_bsz": True,
@@ -67,7 +59,7 @@ def config(model: Path) -> RunConfig:
 
 
 def measure(model: Path, settings: RunConfig) -> int:
-    """Bytes that tensors took at most during a step."""
+    """Train one step, and return the peak memory of tensors in bytes."""
     position = parallel.start(settings.actor_rollout_ref.actor.megatron)
     rank, _ = make_rank(settings, position, model)
     lengths = np.full(SAMPLES, LENGTH)
@@ -90,11 +82,11 @@ def measure(model: Path, settings: RunConfig) -> int:
 
 
 def main() -> int:
-    """Print both and the verdict; the exit code."""
+    """Print the peak, the estimate and the verdict, and return the exit code."""
     try:
         choose_device("cuda")
     except InputError as error:
-        print(f"nothing was measured: {error}", file=sys.stderr)
+        print(f"no measurement: {error}", file=sys.stderr)
         return 2
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)

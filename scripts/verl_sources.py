@@ -1,17 +1,19 @@
-"""Copy from verl what some tests compare with, into a folder that git ignores.
+"""Copy the settings of verl that some tests need.
 
 `python scripts/verl_sources.py CHECKOUT` reads a git checkout of verl, bare or not, and writes into
 tests/unit/config/verl/:
 
-- `examples.json`: the arguments that each of verl's scripts (examples, tests, recipes) for Megatron
-  gives to the trainer of PPO or DAPO. A script counts if it starts one of them and needs no
-  variable but HOME and RAY_DATA_HOME; the others are listed with what they start or lack. bash runs
-  it with a `python3` that writes down its arguments, in an empty folder and with harmless programs
-  alone, so that the settings are those that the script's own defaults give. Of scripts for other
-  engines it holds the settings that say what is computed (`algorithms`).
-- `ppo_megatron_trainer-VERSION.yaml`: verl's generated file of settings, for each version.
+- `examples.json`: the arguments that verl's Megatron scripts (examples, tests, recipes) pass to the
+  trainer of PPO or DAPO. A script is included if it starts one of these trainers and needs no
+  variables except HOME and RAY_DATA_HOME. For every other script, the file names the program that
+  the script starts, or the variable that is missing. bash runs each script in an empty folder, with
+  only harmless programs and a `python3` that records its arguments. The recorded settings are
+  therefore those that the script uses by default. For scripts that use engines other than Megatron,
+  the file contains only the settings of the algorithm (under `algorithms`).
+- `ppo_megatron_trainer-VERSION.yaml`: verl's generated settings file of each version.
 
-They are verl's and stay out of this repository; tests that need them say that they are skipped.
+`examples.json` contains only keys and values, and is committed. The settings files belong to verl
+and are not committed. Tests that need them are skipped if they are missing.
 """
 
 import json
@@ -26,7 +28,7 @@ from pathlib import Path
 TARGET = Path("tests/unit/config/verl")
 VERSIONS = ("v0.6.0", "v0.6.1", "v0.7.0", "v0.8.0", "v0.9.0")
 SCRIPTS = (("v0.9.0", ("examples", "tests", "verl")), ("v0.7.0", ("recipe",)))
-"""Where scripts are taken from; v0.7.0 is the last version that holds the recipes."""
+"""Versions and folders of the scripts; v0.7.0 is the last version that contains the recipes."""
 TRAINERS = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
 MARKS = ("model_engine=megatron", "strategy=megatron", "_megatron_trainer")
 _ACTOR = "actor_rollout_ref.actor."
@@ -43,7 +45,8 @@ ALGORITHM = (
     "trainer.critic_warmup=",
     "trainer.experiment_name=",
 )
-"""How settings begin that say what is computed, whatever trains; and the run's name."""
+"""Prefixes of settings that do not depend on the engine: the algorithm's settings, and the run's
+name."""
 GENERATED = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"
 HOME = "/home/user"
 VARIABLES = {"HOME": HOME, "RAY_DATA_HOME": f"{HOME}/verl"}
@@ -54,9 +57,10 @@ case $1:$2 in
 -c:*) echo cuda ;;
 esac
 """
-"""The settings are those for GPUs: there is no torch_npu, and a question is answered by cuda."""
+"""A stand-in for python3. It records its arguments, and makes scripts select their GPU settings:
+torch_npu cannot be imported, and the device is cuda."""
 SUBMIT = '#!/bin/bash\nwhile [ $# -gt 0 ] && [ "$1" != -- ]; do shift; done\nshift\n"$@"\n'
-"""`ray job submit ... -- python3 -m ...`."""
+"""A stand-in for ray. It runs the part after `--` of `ray job submit ... -- python3 -m ...`."""
 NOTHING = "#!/bin/bash\n"
 DATE = "#!/bin/bash\necho 20260101_0000\n"
 STUBS = {
@@ -70,7 +74,7 @@ HARMLESS = ("awk", "basename", "cat", "cut", "dirname", "env", "grep", "sed", "s
 
 
 def main(checkout: str) -> None:
-    """Write the files below the working directory."""
+    """Write the files to TARGET in the working directory."""
     git = ("git", "-C", checkout)
     for version in VERSIONS:
         text = _output(*git, "show", f"{version}:{GENERATED}")
@@ -105,7 +109,7 @@ def main(checkout: str) -> None:
 
 
 def _texts(git: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Path and text of each shell script that may start one of the trainers."""
+    """Yield the path and text of each shell script that may start one of the trainers."""
     for version, roots in SCRIPTS:
         listed = _output(*git, "ls-tree", "-r", "--name-only", version, *roots)
         for path in listed.splitlines():
@@ -126,7 +130,10 @@ def _make_programs(folder: Path) -> Path:
 
 
 def _run(text: str, programs: Path, work: Path) -> tuple[list[str], str]:
-    """The arguments of the script's python3, or none and the last thing that bash said."""
+    """Return the arguments that the script passes to python3, and an empty text.
+
+    If the script does not start python3, return an empty list and the last message of bash.
+    """
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     record = work.parent / "record"

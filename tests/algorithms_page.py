@@ -1,4 +1,4 @@
-"""The tables of docs/algorithms.md: `python -m tests.algorithms_page` writes them."""
+"""The generated tables of docs/algorithms.md. `python -m tests.algorithms_page` writes them."""
 
 import re
 
@@ -9,20 +9,20 @@ PAGE = ROOT / "docs/algorithms.md"
 
 
 def render(page: str) -> str:
-    """The page with tables made anew."""
+    """Return the page with newly generated tables."""
     return replaced(page, "estimators", estimators())
 
 
 def replaced(page: str, name: str, table: str) -> str:
-    """The page with another table between the comments of this name."""
+    """Return the page with a new table between the two comments with this name."""
     found = re.compile(rf"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-    assert len(found.findall(page)) == 1, f"docs/algorithms.md: no place for {name}"
+    assert len(found.findall(page)) == 1, f"docs/algorithms.md: expected one pair of {name} marks"
     return found.sub(lambda match: match[1] + table + match[2], page)
 
 
 def estimators() -> str:
-    """A row per estimator."""
-    lines = ["| name | advantage of a token | reads | paper |", "|---|---|---|---|"]
+    """Return the table of estimators, with one row for each estimator."""
+    lines = ["| name | advantage of a token | settings | paper |", "|---|---|---|---|"]
     for name, one in ESTIMATORS.items():
         reads = ", ".join(f"`algorithm.{setting}`" for setting in one.settings)
         paper = f"[arXiv {one.paper}](https://arxiv.org/abs/{one.paper})"

@@ -1,4 +1,4 @@
-"""attempts/NNN.json as tests of one worker write it."""
+"""A writer of attempts/NNN.json, for tests that start a single worker."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,21 @@ def make_attempt(
     save_freq: int = 10,
     validations: Sequence[int] = (),
     on_unhealthy: str = "fail",
+    *,
+    differences: bool | None = None,
 ) -> Attempt:
-    """Publish the operational settings of a start."""
+    """Write the attempt file for one start of a run, with that attempt's operational settings.
+
+    Args:
+        store: The run's store.
+        number: The attempt's number.
+        steps: The number of training steps.
+        save_freq: The number of steps between checkpoints.
+        validations: Policy versions to validate.
+        on_unhealthy: How training reacts to routes that do not fit.
+        differences: Whether policy versions are written as differences. If None, the trainer
+            decides.
+    """
     attempt = Attempt(
         number=number,
         rollout_workers=1,
@@ -27,6 +40,7 @@ def make_attempt(
         settings={
             "trainer.total_training_steps": steps,
             "trainer.device": "cpu",
+            "store.policy_cache": "disk",
             "trainer.save_freq": save_freq,
             "launch.start_timeout_s": PATIENCE_S,
             "launch.step_timeout_s": PATIENCE_S,
@@ -36,6 +50,9 @@ def make_attempt(
             "actor_rollout_ref.rollout.trace_compression": "zstd",
             "actor_rollout_ref.actor.router_replay.min_agreement": 0.1,
             "actor_rollout_ref.actor.router_replay.on_unhealthy": on_unhealthy,
+            "store.policy_buffer_mib": 64,
+            "store.policy_deltas.enable": differences,
+            "store.policy_deltas.every": 16,
             "reward.timeout_s": PATIENCE_S,
             "reward.num_workers": 2,
         },

@@ -1,10 +1,14 @@
-"""Threads of everything that the tests run in this process: one, and asleep while it waits.
+"""Settings for all tests: threads, signals, the number of examples, and clean store settings.
 
-OpenMP reads these when torch is first imported. With threads that spin at its barriers, two busy
-processes on two cores slow each other down 5 to 30 times.
+OpenMP reads its settings when torch is first imported, so they are set here. If threads spin at
+OpenMP's barriers, two busy processes on two cores slow each other down by a factor of 5 to 30.
+
+A shell's background job (`nohup make test &`) ignores SIGINT, and so would the commands that the
+tests start and end with it.
 """
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +21,10 @@ pytest.register_assert_rewrite("tests.store_conformance", "tests.damage", "tests
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Tests may not time: on a busy machine an example takes as long as it takes.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Examples have no deadline, because they may take arbitrarily long on a busy machine.
 settings.register_profile("sample", deadline=None)
 settings.register_profile("all", deadline=None, max_examples=1_000)
 settings.load_profile(sample_or_all("sample", "all"))
@@ -25,16 +32,20 @@ settings.load_profile(sample_or_all("sample", "all"))
 
 def pytest_report_header() -> str:
     return sample_or_all(
-        "of what is large a sample is tried; make test-all tries all", "all is tried, no sample"
+        "large tests run a sample of their cases; make test-all runs all cases",
+        "large tests run all of their cases",
     )
 
 
 @pytest.fixture(autouse=True)
 def same_store_settings() -> Iterator[None]:
-    """A test that leaves its S3 server's address behind makes a later one wait for that server."""
+    """Check that a test restores the store's environment variables.
+
+    If a test left a server's address behind, later tests would wait for that server.
+    """
     before = _store_settings()
     yield
-    assert _store_settings() == before, "the test leaves settings of a store in the environment"
+    assert _store_settings() == before, "the test left a store's settings in the environment"
 
 
 def _store_settings() -> dict[str, str]:

@@ -1,13 +1,13 @@
-"""Ways in which objects of a run are damaged: one table, tried on every object of a small run.
+"""The kinds of damage to stored objects, applied to every object of a small run.
 
-Three runners ask whether damage is ever taken for the truth:
+Four test modules check that damaged content is never accepted:
 
-    tests/unit/traces/test_damage.py                     readers and `verify`, in memory (a sample)
-    tests/integration/traces/test_damage.py              the same, all cases
-    tests/integration/traces/test_damaged_stores.py      the commands, on files and on S3
-    tests/integration/traces/test_damaged_training.py    training ranks, and what a restart fetches
+    tests/unit/traces/test_damage.py                     Readers and `verify` in memory: some cases.
+    tests/integration/traces/test_damage.py              Readers and `verify`: all cases.
+    tests/integration/traces/test_damaged_stores.py      The commands, on files and on S3.
+    tests/integration/traces/test_damaged_training.py    Training ranks, and the data for a restart.
 
-Files of a broken or hostile writer, whose digests all fit, are another matter:
+Other tests use files as a broken or hostile writer could produce them. Their digests all match:
 tests/unit/traces/read/test_forged_files.py, test_hostile.py and fuzz/.
 """
 
@@ -37,44 +37,54 @@ from tests.stored_runs import whole_run, write_step
 
 Objects = Mapping[str, bytes]
 Changes = dict[str, bytes | None]
-"""Key -> new bytes, None for a lost object."""
+"""The new bytes of each changed object, keyed by object key; None for a lost object."""
 
 
 @dataclass(frozen=True)
 class World:
-    """An undamaged run, and objects of others that may come into its place."""
+    """An undamaged run, and foreign objects that may replace its objects."""
 
     objects: Objects
     foreign: Mapping[str, Objects]
-    """By the kind of damage that they are, then by any name that ends as a key does."""
+    """The foreign objects, keyed first by kind of damage, then by name.
+
+    The name of a foreign object ends like the keys of the objects that it resembles.
+    """
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A case. Example: Damage('cut', 'steps/000000/manifest.json', 0, {...: b'...'})."""
+    """A case of damage.
+
+    Example: Damage('cut', 'steps/000000/manifest.json', 0, {...: b'...'}).
+    """
 
     kind: str
-    """Of the table KINDS."""
+    """The name of the kind in KINDS."""
     key: str
-    """The object that it is about; `changes` may hold another one, too."""
+    """The key of the damaged object; `changes` may also contain a second object."""
     number: int
     changes: Changes
 
     def __repr__(self) -> str:
-        """Short: of each changed object its new size."""
+        """Return a short form, with the new size of each changed object."""
         sizes = {key: None if new is None else len(new) for key, new in self.changes.items()}
         return f"Damage({self.kind!r}, {self.key!r}, {self.number}, sizes={sizes})"
 
     def of(self, objects: Objects) -> dict[str, bytes]:
-        """The objects with this damage."""
+        """Return a copy of the objects with this damage."""
         return {k: data for k, data in {**objects, **self.changes}.items() if data is not None}
 
 
 @cache
 def world(mode: str) -> World:
-    """A run of two steps: the first with the engine's routes (R3) or the trainer's (R2)."""
+    """Return a run of two steps.
+
+    The first step has the engine's routes (R3) or the trainer's (R2). The second step has the
+    engine's routes and, in R2, also the trainer's.
+    """
     with ExitStack() as small:
-        # Small files get several row groups each.
+        # Give even small files several row groups.
         for name, size in (("segments.ROW_GROUP_TOKENS", 16), ("rows.ROW_GROUP_TOKENS", 16)):
             small.enter_context(patch(f"pipeline.traces.write.{name}", size))
         small.enter_context(patch("pipeline.traces.write.seal.ROW_GROUP_SAMPLES", 2))
@@ -87,7 +97,7 @@ def world(mode: str) -> World:
 
 
 def world_of(run: Objects, other: Objects) -> World:
-    """A run, with objects of another run and of other makers for its places."""
+    """Return a run, with foreign objects from another run and from different writers."""
     return World(
         dict(run),
         {
@@ -101,10 +111,15 @@ def world_of(run: Objects, other: Objects) -> World:
 
 
 def damages(mode: str, kinds: Iterable[str], numbers: Iterable[int] = (0,)) -> Iterator[Damage]:
-    """Every object of the run damaged in these ways, `numbers` times each; none without effect.
+    """Yield damage of each kind to every object of a run, once for each number.
 
-    A kind that does nothing to an object (ranges are swapped in Parquet files alone) passes it
-    over. The same arguments try the same places of objects of the same names and sizes.
+    Cases without an effect are left out; for example, ranges are swapped only in Parquet files. For
+    objects with the same names and sizes, the same arguments lead to damage in the same places.
+
+    Args:
+        mode: The run's routes: "R2" or "R3".
+        kinds: Names in KINDS.
+        numbers: The numbers of the cases for each kind and object.
     """
     for kind in kinds:
         for key in sorted(world(mode).objects):
@@ -115,7 +130,14 @@ def damages(mode: str, kinds: Iterable[str], numbers: Iterable[int] = (0,)) -> I
 
 
 def damage_of(world: World, kind: str, key: str, number: int) -> Damage | None:
-    """One object damaged in one way; None: that kind does nothing to it."""
+    """Return damage to one object; None if the kind has no effect on it.
+
+    Args:
+        world: The undamaged run, and foreign objects.
+        kind: A name in KINDS.
+        key: The object to damage.
+        number: The number of the case. Cases with different numbers damage different places.
+    """
     rng = Random(f"{kind} {sorted(world.objects).index(key)} {number}")
     tries = (KINDS[kind](world, key, rng) for _ in range(20))
     changes = next((c for c in tries if changed_keys(world.objects, c)), None)
@@ -123,7 +145,7 @@ def damage_of(world: World, kind: str, key: str, number: int) -> Damage | None:
 
 
 def changed_keys(objects: Objects, changes: Changes) -> set[str]:
-    """The objects that changed: neither the same bytes, nor JSON that says the same."""
+    """Return the keys of the objects whose content changed; equivalent JSON counts as unchanged."""
     return {key for key, new in changes.items() if not _same_content(key, objects[key], new)}
 
 
@@ -136,7 +158,7 @@ def _same_content(key: str, old: bytes, new: bytes | None) -> bool:
         return False
     if not all(isinstance(body, dict) for body in bodies):
         return False
-    for body in bodies:  # who made it is no content, if all else that it says is the same
+    for body in bodies:  # an object's writer does not count as content
         for name in ("attempt", CONTENT_SHA256):
             body.pop(name, None)
     return json.dumps(bodies[0], sort_keys=True) == json.dumps(bodies[1], sort_keys=True)
@@ -175,7 +197,7 @@ def _doubled(data: bytes, rng: Random) -> bytes:
 
 
 def _shuffled(data: bytes, rng: Random) -> bytes:
-    """Two blocks of the object in each other's place."""
+    """Swap two blocks of the object."""
     size = rng.randint(1, max(1, len(data) // 3))
     one = rng.randint(0, max(0, len(data) // 2 - size))
     two = rng.randint(len(data) // 2, max(len(data) // 2, len(data) - size))
@@ -193,13 +215,13 @@ def _in_itself(
 
 
 def _swapped(world: World, key: str, rng: Random) -> Changes:
-    """Of the same kind (shards, steps, ranks) or of any."""
+    """Swap the object with another one, of the same kind (shards, steps, ranks) or of any kind."""
     other = rng.choice(_alike(key, world.objects) if rng.random() < 0.5 else sorted(world.objects))
     return {key: world.objects[other], other: world.objects[key]}
 
 
 def _ranges_swapped(world: World, key: str, rng: Random) -> Changes:
-    """Bytes of two Parquet files, or of one, in each other's place: most of column chunks."""
+    """Swap bytes of two Parquet files, or copy bytes within one; most are in column chunks."""
     if not key.endswith(".parquet"):
         return {}
     other = rng.choice([name for name in sorted(world.objects) if name.endswith(".parquet")])
@@ -215,7 +237,7 @@ def _ranges_swapped(world: World, key: str, rng: Random) -> Changes:
 
 
 def _replaced(kind: str, world: World, key: str, rng: Random) -> Changes:
-    """Another object in its place: one of the same kind, or any."""
+    """Replace the object with a foreign one, of the same kind or of any kind."""
     others = world.foreign[kind]
     alike = _alike(key, others)
     name = rng.choice(alike if alike and rng.random() < 0.5 else sorted(others))
@@ -247,7 +269,7 @@ KINDS: dict[str, Callable[[World, str, Random], Changes]] = {
     "no trace": partial(_replaced, "no trace"),
     "lost": _lost,
 }
-"""The table: how a kind damages an object of the run, and maybe another one with it."""
+"""The functions that damage an object of a run, and possibly a second one, keyed by kind."""
 
 
 def _shard_of(geometry: Geometry, format: str) -> Objects:

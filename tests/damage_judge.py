@@ -1,4 +1,4 @@
-"""What `verify` and the readers make of damage in memory, and whether that is right."""
+"""Checks of the results that `verify` and the readers return for damaged objects in memory."""
 
 import re
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ from pipeline.upkeep.verify import verify
 from tests.damage import Damage, changed_keys, world
 from tests.memory_store import MemoryStore
 
-REFUSED, NOT_READ = "named and refused", "named, not read by a trainer"
+REFUSED, NOT_READ = "named and refused", "named, but not read by a trainer"
 
 
 def outcome(mode: str, damage: Damage) -> str:
-    """What verify and the readers make of a case; asserts that it is right."""
+    """Check the results of `verify` and the readers, and return REFUSED or NOT_READ."""
     whole = world(mode).objects
     changed = changed_keys(whole, damage.changes)
     store = MemoryStore(damage.of(whole))
@@ -49,20 +49,24 @@ def outcome(mode: str, damage: Damage) -> str:
 
 
 def may_be_absent(key: str) -> bool:
-    """Commits of what a run removes, or may not have made yet; of two steps the last metrics."""
+    """Return whether an object is optional.
+
+    Some commits of a run are optional, because the run removes them or may not have written them
+    yet. The metrics of the world's last step are optional as well.
+    """
     of_run = key.startswith(("policies/", "checkpoints/", "validations/", "attempts/"))
     is_commit = key.endswith(".json") and not key.endswith(("/config.json", "000/plan.json"))
     return key == keys.metrics(1) or (of_run and is_commit)
 
 
 def is_named(key: str, problems: list[Problem]) -> bool:
-    """As a problem's object, or in its text: 'X is missing, Y names it'."""
+    """Return whether one of the problems names a key, as its object or in its text."""
     return any(problem.key == key or key in problem.text for problem in problems)
 
 
 @cache
 def owners(mode: str) -> dict[str, str]:
-    """By data file, the commit that says what it should hold."""
+    """Return, keyed by data file, the commit that contains the file's digest."""
     found = {}
     for key, data in world(mode).objects.items():
         if key.endswith(".json") and b'"attempt"' in data:
@@ -80,7 +84,7 @@ def expected(mode: str) -> dict[int, list[Any]]:
 
 
 def truth(store: Store, step: int) -> Iterator[Any]:
-    """Everything that a trainer may ask for of a step, in any way that it may ask."""
+    """Yield everything that a trainer may read from a step, using all reading functions."""
     sealed = open_manifest(store, step)
     yield sealed.samples
     yield sealed.columns(["id", "group", "reward", "rows_total"]).to_pylist()
@@ -107,7 +111,11 @@ def lists_of(routes: Routes) -> tuple[Any, Any]:
 
 
 def _step_to_verify(damage: Damage) -> int | None:
-    """The one step that is touched, as the rest is good; what is lost may be missed elsewhere."""
+    """Return the damaged step, if only one step is damaged and no object is lost.
+
+    Otherwise return None, so that the entire run is verified. This is needed because objects
+    elsewhere in the run may refer to a lost object.
+    """
     steps = {
         keys.folder_number(key) if new is not None and key.startswith("steps/") else None
         for key, new in damage.changes.items()

@@ -1,4 +1,4 @@
-"""How much of what is large `make test` tries (a sample) and `make test-all` (all, or far more)."""
+"""The extent of large tests: a sample in `make test`, all cases in `make test-all`."""
 
 import os
 from typing import TypeVar
@@ -10,5 +10,5 @@ T = TypeVar("T")
 
 
 def sample_or_all(sample: T, all: T) -> T:
-    """What this run of the tests tries."""
+    """Return `all` if the tests run under `make test-all`, otherwise `sample`."""
     return all if TEST_ALL else sample

@@ -1,4 +1,5 @@
-"""Training sets as a forger or a broken trainer would make them: right digests, wrong content."""
+"""Training sets that a forger or a broken trainer could write, with valid digests but wrong
+content."""
 
 import json
 from typing import Any
@@ -12,13 +13,13 @@ from tests.samples import GEOMETRY
 
 
 def resign(store: Store, key: str, **changes: Any) -> dict[str, Any]:
-    """Change an object, and its own digest with it. ... removes a key."""
+    """Change fields of an object, and recompute its own digest. The value `...` removes a field."""
     body = {**json.loads(store.read(key)), **changes}
     return put_signed(store, key, {name: value for name, value in body.items() if value != ...})
 
 
 def put_signed(store: Store, key: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Replace an object by one with its digest."""
+    """Replace an object with `body` and the digest of its content, and return the new object."""
     body = {name: value for name, value in body.items() if name != CONTENT_SHA256}
     body[CONTENT_SHA256] = content_digest(body)
     store.delete(key)
@@ -27,13 +28,13 @@ def put_signed(store: Store, key: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_commits(store: Store, step: int = 0) -> list[str]:
-    """Keys of all training commits of a step, named by its set or not."""
+    """Return the keys of all training commits of a step, including those not in training.json."""
     listed = [info.key for info in store.list(keys.trainings(step))]
     return [key for key in listed if key.endswith(".json")]
 
 
 def name_all(store: Store, new: NewTrainingSet, **changes: Any) -> None:
-    """Write training.json of whatever commits are there, with counts of the manifest."""
+    """Write a training.json that lists all training commits, with the manifest's counts."""
     step = new.manifest.step
     bodies = {key: json.loads(store.read(key)) for key in training_commits(store, step)}
     refs = [{"key": key, "commit_sha256": body[CONTENT_SHA256]} for key, body in bodies.items()]

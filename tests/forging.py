@@ -1,7 +1,8 @@
-"""A sealed step taken apart, changed, and put together again with all digests made anew.
+"""A sealed step that tests can change and write again with new digests.
 
-What comes out is the work of a broken writer or of an attacker who knows the format: sizes, ranges
-and digests of files and commits all fit. Digests of tokens and routes stay what a case leaves.
+The result looks like the work of a broken writer, or of an attacker with knowledge of the format.
+The sizes, ranges and digests of files and commits all match. The test sets the digests of tokens
+and routes.
 """
 
 import io
@@ -22,7 +23,7 @@ from tests.memory_store import MemoryStore
 
 @dataclass
 class ForgedFile:
-    """A Parquet file: change what it holds, how it is written, or what its commit says of it."""
+    """A Parquet file whose content, encoding and entry in its commit can be changed."""
 
     key: str
     role: str
@@ -30,14 +31,14 @@ class ForgedFile:
     schema: pa.Schema
     metadata: dict[str, str]
     options: dict[str, Any] = field(default_factory=lambda: {"compression": "zstd"})
-    """Of pq.write_table."""
+    """Options for pq.ParquetWriter."""
     describing: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
-    """Changes of the commit's entry, after it was computed."""
+    """Functions that change the file's entry in its commit, after the entry was computed."""
     empty_group: bool = False
-    """Write a row group without rows before the others."""
+    """Whether a row group without rows comes before the others."""
 
     def retyped(self, column: str, type_: pa.DataType) -> None:
-        """Give a column another type."""
+        """Give a column a different type."""
         index = self.schema.get_field_index(column)
         self.schema = self.schema.set(index, pa.field(column, type_))
 
@@ -46,7 +47,7 @@ class ForgedFile:
         self.schema = self.schema.remove(self.schema.get_field_index(column))
 
     def written(self) -> tuple[bytes, dict[str, Any]]:
-        """The file and its entry in a commit."""
+        """Return the file and its entry in a commit."""
         schema = self.schema.with_metadata(self.metadata)
         table = pa.Table.from_pylist(self.rows, schema)
         out = io.BytesIO()
@@ -64,19 +65,19 @@ class ForgedFile:
 
 @dataclass
 class ForgedCommit:
-    """A commit's JSON without its files, and the files."""
+    """A commit object and its files."""
 
     key: str
     body: dict[str, Any]
     files: list[ForgedFile]
 
     def file(self, role: str) -> ForgedFile:
-        """The file of a role."""
+        """Return the file with the given role."""
         return next(file for file in self.files if file.role == role)
 
 
 class Forgery:
-    """Step 0 of a store in memory, which stays as it is."""
+    """A changeable copy of one step of a store in memory; the store itself stays unchanged."""
 
     def __init__(self, store: MemoryStore, step: int = 0) -> None:
         self._objects = dict(store.objects)
@@ -86,25 +87,26 @@ class Forgery:
                 self.shards.append(self._commit(key))
         self.manifest = self._commit(keys.manifest(step))
         self.others: dict[str, bytes | None] = {}
-        """More objects, or None for one that is lost."""
+        """The contents of other objects to write, keyed by object key; None for an object to
+        remove."""
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """Rows of the first shard's samples file."""
+        """The rows of the first shard's samples file."""
         return self.shards[0].file("samples").rows
 
     @property
     def segments(self) -> list[dict[str, Any]]:
-        """Rows of the first shard's routes file."""
+        """The rows of the first shard's routes file."""
         return self.shards[0].file("routes").rows
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of the manifest."""
+        """The rows of the manifest."""
         return self.manifest.files[0].rows
 
     def sample(self, number: int = 0, **changes: Any) -> None:
-        """Change a sample of the first shard, and its row in the manifest alike."""
+        """Change a sample of the first shard and, in the same way, its row in the manifest."""
         sample = self.samples[number]
         (row,) = [row for row in self.rows if row["id"] == sample["id"]]
         sample.update(changes)
@@ -113,13 +115,13 @@ class Forgery:
             row["routes"] = [{**row["routes"][0], "segments": changes["segments"]}]
 
     def tokens(self, number: int = 0, **changes: Any) -> None:
-        """Change a sample with its token digest."""
+        """Change a sample and recompute its token digest."""
         sample = {**self.samples[number], **changes}
         found = token_digest(sample["prompt_tokens"] + sample["response_tokens"])
         self.sample(number, token_digest=found, **changes)
 
     def sealed(self) -> MemoryStore:
-        """Put it together."""
+        """Return a store with the changed step and recomputed digests."""
         store = MemoryStore(dict(self._objects))
         refs = {ref["key"]: ref for ref in self.manifest.body["data"]}
         for shard in self.shards:

@@ -1,4 +1,4 @@
-"""Published shapes of large models (tests/data/models), and layouts that they are trained in."""
+"""The published shapes of large models (tests/data/models), and layouts for training them."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ MODELS = {
     "deepseek-v3": 671_026_404_352,
     "glm-4.5-air": 106_852_245_504,
 }
-"""Weights by model, those of multi-token prediction not counted."""
+"""The number of weights in each model, excluding those for multi-token prediction."""
 
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "30b, 1 node": ("qwen3-30b-a3b", {"nodes": 1, "tp": 4, "ep": 8}),
@@ -27,7 +27,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"nodes": 16, "tp": 8, "pp": 16, "ep": 8, "first": 3, "last": 2},
     ),
 }
-"""Model and arguments of `config_of`, by name."""
+"""The model, and the arguments of `config_of`, for each layout, keyed by name."""
 
 FULL = {
     "recompute_granularity": "full",
@@ -37,7 +37,7 @@ FULL = {
 
 
 def hf_config(model: str) -> dict[str, Any]:
-    """config.json of a model."""
+    """Return the config.json of a model."""
     text = (ROOT / "tests" / "data" / "models" / f"{model}.json").read_text()
     config: dict[str, Any] = json.loads(text)
     return config
@@ -57,7 +57,21 @@ def config_of(
     dtype: str = "bfloat16",
     **actor: Any,
 ) -> RunConfig:
-    """Settings of a run on nodes of 8 GPUs; answers of 8,192 tokens to prompts of 2,048."""
+    """Return the settings of a run on nodes with 8 GPUs each.
+
+    Prompts have up to 2,048 tokens, and responses up to 8,192.
+
+    Args:
+        nodes: The number of nodes.
+        tp, pp, vpp, ep, etp: Sizes of the parallel layout. If vpp or etp is None, Megatron's
+            default applies.
+        first: Number of layers in the first pipeline stage; None if it has as many as the others.
+        last: Number of layers in the last pipeline stage; None if it has as many as the others.
+        override: Further settings of override_transformer_config.
+        tokens: The token budget of a pack.
+        dtype: The type of the weights.
+        actor: Further settings of the actor.
+    """
     ends = {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}
     return RunConfig.model_validate(
         {

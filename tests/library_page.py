@@ -1,4 +1,4 @@
-"""The blocks of docs/library.md, which tests run."""
+"""The code blocks of docs/library.md, which tests run."""
 
 import re
 import subprocess
@@ -11,7 +11,11 @@ _NEEDS_ENGINES = "## A run in Python\n"
 
 
 def blocks(needs_engines: bool) -> str:
-    """The page's Python, of the section that makes a run or of all others, as one program."""
+    """Return the Python blocks of the page as one program.
+
+    If `needs_engines` is true, these are the blocks of the section that starts a run; otherwise
+    they are the blocks of all other sections.
+    """
     sections = re.split(r"^(?=## )", (ROOT / "docs/library.md").read_text(), flags=re.MULTILINE)
     wanted = [part for part in sections if part.startswith(_NEEDS_ENGINES) == needs_engines]
     return "\n".join(re.findall(r"```python\n(.*?)```", "".join(wanted), re.DOTALL))
@@ -20,7 +24,13 @@ def blocks(needs_engines: bool) -> str:
 def run_apart(
     program: str, folder: Path, timeout_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """A program in a process of its own, in a folder."""
+    """Run a program in a separate process.
+
+    Args:
+        program: The Python code.
+        folder: The working folder.
+        timeout_s: Seconds until the process is killed.
+    """
     return subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,

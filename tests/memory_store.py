@@ -1,4 +1,4 @@
-"""Objects in memory: thousands of damaged stores in a test, without a disk."""
+"""A store in memory, with which a test can try thousands of damaged stores without a disk."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from pipeline.store.base import check_key
 
 
 class MemoryStore:
-    """A Store (see pipeline.store.base) that is a dict. No process shares it, no age counts."""
+    """A Store (see pipeline.store.base) in a dict. Its objects have no modification time."""
 
     uri = "memory://test"
 
@@ -25,7 +25,7 @@ class MemoryStore:
     def create(self, key: str, data: bytes) -> None:
         check_key(key)
         if key in self.objects:
-            raise ObjectExistsError(f"create {key} in {self.uri}: it exists already")
+            raise ObjectExistsError(f"create {key} in {self.uri}: the object already exists")
         self.objects[key] = bytes(data)
 
     def create_from_file(self, key: str, path: Path) -> None:
@@ -56,7 +56,7 @@ class MemoryStore:
         found = len(self.read(key))
         if size is not None and found != size:
             what = f"read {key} in {self.uri}"
-            raise UnreadableError(f"{what}: {found} bytes, expected {size} of them")
+            raise UnreadableError(f"{what}: {found} bytes, expected {size}")
         return list(itertools.starmap(lambda o, n: self.read_range(key, o, n), ranges))
 
     def size(self, key: str) -> int | None:
@@ -78,7 +78,7 @@ class MemoryStore:
         raise StoreError(f"discard {info.key}: no debris is left here")
 
     def probe(self) -> None:
-        """Memory can be written to."""
+        """Do nothing, because memory can always be written."""
 
 
 class _Upload:

@@ -1,4 +1,4 @@
-"""What the table of metrics says of those that a run has written."""
+"""A comparison of a run's metrics with the table of metrics."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from pipeline.metrics.table import find_metric, names_of_every_step
 
 
 def against_the_table(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The metrics that a step lacks, and those that the table lacks."""
+    """Return the metrics missing from a step, and those missing from the table."""
     found = set(names)
     lacking = sorted(set(names_of_every_step()) - found)
     return lacking, sorted(name for name in found if find_metric(name) is None)
@@ -40,4 +40,4 @@ MEASURED = (
     *("perf/max_resident_gb", "perf/cpu_memory_used_gb"),
     "training/off_policy/trajectory_staleness_worst/mean",
 )
-"""Measured in every step of a MoE model with replay, of samples that a rollout worker made."""
+"""Metrics of every step of a MoE model with replay, if a rollout worker generated the samples."""

@@ -1,8 +1,9 @@
-"""A real MinIO for tests, which can be stopped, paused and given other keys.
+"""A real MinIO server for tests, which can be stopped, paused and restarted with different keys.
 
-Import the fixtures `minio` (one server of the session) and `s3_uri` (an empty place in it, with
-this process's environment set) into a conftest or a test module. Tests that stop or change the
-server start one of their own with `start_minio`.
+Import the fixtures `minio` and `s3_uri` into a conftest or a test module. `minio` is one server for
+the entire session. `s3_uri` is the URI of an empty store on this server; the fixture sets the
+environment of this process so that the store can be reached. Tests that stop or change a server
+start a separate one with `start_minio`.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ BUCKET = "retrace-tests"
 
 @dataclass
 class Minio:
-    """A server on a port and a folder of its own."""
+    """A server with its own port and folder."""
 
     folder: Path
     port: int
@@ -42,7 +43,8 @@ class Minio:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start, or start again, and wait until it answers."""
+        """Start the server, or restart it after a stop, and wait until it answers."""
+        assert self._process is None, "the server already runs; a second process would never end"
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["minio", "server", "--quiet", "--address", f"127.0.0.1:{self.port}", "data"],
@@ -63,20 +65,20 @@ class Minio:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """kill -9: connections break, nothing answers any more. What was acknowledged stays."""
+        """Kill the server with SIGKILL. Its connections break, but acknowledged objects remain."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def restart(self, user: str) -> None:
-        """Start again with another access key: the old one is revoked."""
+        """Restart the server with a different access key, so that the old one is revoked."""
         self.stop()
         self.user = user
         self.start()
 
     def pause(self) -> None:
-        """Connections stay, and are made, but nobody answers."""
+        """Pause the server: it still accepts connections, but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -85,7 +87,7 @@ class Minio:
         self._process.send_signal(signal.SIGCONT)
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to reach the server; no profile or config file of the machine."""
+        """Return variables that point clients to the server, overriding the machine's S3 setup."""
         return {
             "AWS_ENDPOINT_URL_S3": self.url,
             "AWS_ACCESS_KEY_ID": self.user,
@@ -106,7 +108,7 @@ class Minio:
 
 @contextlib.contextmanager
 def start_minio(folder: Path) -> Iterator[Minio]:
-    """A running server with the bucket BUCKET; the test is skipped if there is no `minio`."""
+    """Yield a running server with the bucket BUCKET. Skip the test if `minio` is missing."""
     if shutil.which("minio") is None:
         pytest.skip("needs the program `minio` on PATH (https://min.io/download)")
     with socket.socket() as free:
@@ -137,13 +139,13 @@ def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
 
 @pytest.fixture
 def s3_uri(minio: Minio, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty place in the server, reached with this process's environment."""
+    """The URI of an empty store on the server, to which this process's environment points."""
     use(minio, monkeypatch)
     return new_place()
 
 
 def use(server: Minio, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process and what it starts reach a server, and nothing else of S3."""
+    """Set the environment so that this process and its children reach only this S3 server."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in server.environment().items():
@@ -151,5 +153,5 @@ def use(server: Minio, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_place() -> str:
-    """The URI of an empty store."""
+    """Return the URI of an empty store."""
     return f"s3://{BUCKET}/{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""Stores in trace format 1.0, as tests/data/README.md describes them."""
+"""Stores in trace format 1.0, which tests/data/README.md describes."""
 
 import io
 import json
@@ -25,7 +25,7 @@ def old_store(name: str, folder: Path) -> Store:
 
 
 def old_objects(name: str) -> dict[str, bytes]:
-    """The objects of one store by key."""
+    """Return a mapping from the keys of one store's objects to their contents."""
     with zipfile.ZipFile(_STORES) as packed:
         mine = [m for m in packed.namelist() if m.startswith(f"{name}/") and not m.endswith("/")]
         objects = {member.removeprefix(f"{name}/"): packed.read(member) for member in mine}
@@ -36,7 +36,10 @@ def old_objects(name: str) -> dict[str, bytes]:
 
 
 def _summed(objects: dict[str, bytes], key: str) -> bytes:
-    """A validation's commit with the sum that workers wrote then, and the stores' maker did not."""
+    """Return a validation's commit with the sum of its rewards.
+
+    Workers wrote the sum at the time of format 1.0, but the script that wrote these stores did not.
+    """
     body = json.loads(objects[key])
     (file,) = body["files"]
     rewards = pq.read_table(io.BytesIO(objects[file["key"]]))["reward"]
@@ -45,6 +48,9 @@ def _summed(objects: dict[str, bytes], key: str) -> bytes:
 
 
 def old_digests(name: str) -> dict[str, str | None]:
-    """The routes digest that training used, by sample of step 0; None: it has no routes."""
+    """Return the digest of the routes that training used for each sample of step 0.
+
+    The digest is None for a sample without routes.
+    """
     with zipfile.ZipFile(_STORES) as packed:
         return json.loads(packed.read("expected.json"))[name]

@@ -1,4 +1,4 @@
-"""Where the repository is, for tests that read its files or run its programs."""
+"""The location of the repository, for tests that read its files or run its programs."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Waiting for what must come, on a machine that may be busy with something else.
+"""Waiting for expected events on a machine that may be busy.
 
-A test that succeeds waits no longer than it must, so the limit costs nothing. Only the failure of a
-server that is certainly absent is awaited for a shorter time.
+A passing test waits no longer than necessary, so the long limit costs nothing. Tests use a shorter
+limit only if they expect a failure, because the server that they contact does not exist.
 """
 
 import time
@@ -16,7 +16,16 @@ T = TypeVar("T")
 def eventually(
     look: Callable[[], T | None], what: Callable[[], object], within_s: float = PATIENCE_S
 ) -> T:
-    """The first result that is neither None nor False; AssertionError with `what` after a while."""
+    """Call `look` until its result is neither None nor False.
+
+    Args:
+        look: The function to call.
+        what: Returns a description of the awaited event, for the error message.
+        within_s: Seconds until the wait fails with an AssertionError.
+
+    Returns:
+        The last result of `look`.
+    """
     deadline_s = time.monotonic() + within_s
     while True:
         found = look()

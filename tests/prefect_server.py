@@ -1,4 +1,4 @@
-"""A real Prefect server for tests, which can be killed and started again on its database."""
+"""A real Prefect server for tests, which can be killed and restarted on the same database."""
 
 import base64
 import contextlib
@@ -18,26 +18,26 @@ from typing import Any
 from tests.patience import PATIENCE_S
 
 _BUSY = 503
-"""Its SQLite was locked; clients try again."""
+"""The status of responses while SQLite is locked; clients then try again."""
 
 
 @dataclass
 class PrefectServer:
-    """A server on a port and a database of its own."""
+    """A server with its own port and database."""
 
     folder: Path
     port: int
     auth: str | None = None
-    """user:password that it asks for."""
+    """The user:password that the server requires."""
     _process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """Of its API."""
+        """The URL of the server's API."""
         return f"http://127.0.0.1:{self.port}/api"
 
     def start(self) -> None:
-        """Start, or start again, and wait until it is healthy."""
+        """Start the server, or restart it after a stop, and wait until it is healthy."""
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port)],
@@ -58,19 +58,22 @@ class PrefectServer:
             time.sleep(0.3)
 
     def kill(self) -> None:
-        """End it as a lost node would."""
+        """Kill the server, as the loss of its node would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """End it in peace."""
+        """Terminate the server and wait for it to end."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
 
     def query(self, path: str, body: Any = None) -> Any:
-        """What the API answers to a POST, or to a GET without a body; None: nothing."""
+        """Send a POST with a body, or a GET if `body` is None, and return the JSON response.
+
+        Return None if the response is empty.
+        """
         request = urllib.request.Request(
             f"{self.url}{path}",
             None if body is None else json.dumps(body).encode(),
@@ -99,7 +102,7 @@ class PrefectServer:
 
 @contextlib.contextmanager
 def start_prefect_server(folder: Path, auth: str | None = None) -> Iterator[PrefectServer]:
-    """A server for the block."""
+    """Yield a running server, and stop it at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         server = PrefectServer(folder, free.getsockname()[1], auth)

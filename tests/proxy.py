@@ -1,12 +1,13 @@
-"""A TCP proxy before a server, which can lose answers and change requests on their way.
+"""A TCP proxy that can lose a server's responses, change requests to it, and be slow.
 
-It understands just enough HTTP/1.1 to know where a request ends: Content-Length, one at a time on
-each connection, as boto3 sends them.
+The proxy parses only as much of HTTP/1.1 as it needs to find the end of a request. This is enough
+because boto3 sends Content-Length, and only one request at a time on each connection.
 """
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from tests.minio import Minio
 
 @dataclass
 class Request:
-    """What came from the client. Header names are in lower case."""
+    """A request of the client. Header names are in lower case."""
 
     line: str
     headers: dict[str, str]
@@ -31,38 +32,58 @@ class Request:
 
 
 Change = Callable[[Request], None]
+_AT_ONCE = 64 << 10
+"""Number of bytes that pass through a slow proxy without a pause; also the size of the kernel's
+buffer in front of the proxy."""
 
 
 @dataclass
 class Proxy:
-    """Forwards to `port`; `change` may edit each request before it goes on."""
+    """A proxy that forwards requests to `port`."""
 
     port: int
     change: Change = lambda request: None
+    """May edit each request before the proxy forwards it."""
     loses: Callable[[Request], bool] = lambda request: False
-    """Whether the answer to a request is thrown away, with the connection."""
+    """Returns whether the proxy drops the response to a request, with the connection."""
     lost: list[str] = field(default_factory=list)
-    """First lines of the requests whose answers were lost."""
+    """The first lines of the requests whose responses were lost."""
     seen: list[str] = field(default_factory=list)
-    """First lines of all requests."""
+    """The first lines of all requests."""
     url: str = ""
+    rate: float | None = None
+    """Limit, in bytes per second, of all requests and responses together; None for no limit."""
+    _free_s: float = 0.0
+    """The time, by time.monotonic(), at which the connection is free again."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def passing(self, size: int) -> None:
+        """Wait until `size` bytes have passed, after the bytes that arrived earlier."""
+        if self.rate is None:
+            return
+        with self._lock:
+            self._free_s = max(self._free_s, time.monotonic()) + size / self.rate
+            free_s = self._free_s
+        time.sleep(max(0.0, free_s - time.monotonic()))
 
     def serve(self, client: socket.socket) -> None:
-        with (
-            client,
-            contextlib.suppress(ConnectionError),
-            socket.create_connection(("127.0.0.1", self.port)) as server,
-        ):
-            reader, answers = client.makefile("rb"), server.makefile("rb")
-            while (request := _read_request(reader, client)) is not None:
+        with client, contextlib.suppress(ConnectionError):
+            reader = client.makefile("rb")
+            while (request := _read_request(reader, client, self.passing)) is not None:
                 self.seen.append(request.line)
                 self.change(request)
-                server.sendall(request.to_bytes())
-                answer = _read_answer(answers, head=request.line.startswith("HEAD"))
+                # Each request has a separate connection, because the server closes connections that
+                # are idle while the proxy is slow.
+                with socket.create_connection(("127.0.0.1", self.port)) as server:
+                    server.sendall(request.to_bytes())
+                    answers = server.makefile("rb")
+                    answer = _read_answer(answers, head=request.line.startswith("HEAD"))
                 if self.loses(request):
                     self.lost.append(request.line)
                     return
-                client.sendall(answer)
+                for at in range(0, len(answer), _AT_ONCE):
+                    self.passing(len(answer[at : at + _AT_ONCE]))
+                    client.sendall(answer[at : at + _AT_ONCE])
 
 
 def _headers(reader) -> tuple[str, dict[str, str]] | None:
@@ -76,19 +97,27 @@ def _headers(reader) -> tuple[str, dict[str, str]] | None:
     return line, headers
 
 
-def _read_request(reader, client: socket.socket) -> Request | None:
+def _read_request(reader, client: socket.socket, passing: Callable[[int], None]) -> Request | None:
     found = _headers(reader)
     if found is None:
         return None
     line, headers = found
     if headers.pop("expect", "") == "100-continue":
         client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return Request(line, headers, reader.read(int(headers.get("content-length", 0))))
+    body, size = bytearray(), int(headers.get("content-length", 0))
+    while len(body) < size:
+        piece = reader.read(min(_AT_ONCE, size - len(body)))
+        if not piece:
+            return None  # the client has given up
+        passing(len(piece))
+        body += piece
+    return Request(line, headers, bytes(body))
 
 
 def _read_answer(answers, head: bool) -> bytes:
     found = _headers(answers)
-    assert found is not None, "the server closed the connection"
+    if found is None:
+        raise ConnectionResetError("the server closed the connection")
     line, headers = found
     lines = [line, *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     if head:
@@ -99,12 +128,21 @@ def _read_answer(answers, head: bool) -> bytes:
             body += _keep + answers.read(size + 2)
         body += b"0\r\n" + answers.readline()
     else:
-        body = answers.read(int(headers.get("content-length", 0)))
+        size = int(headers.get("content-length", 0))
+        body = answers.read(size)
+        if len(body) < size:
+            raise ConnectionResetError("the server closed the connection")
     return "\r\n".join(lines).encode("latin-1") + body
 
 
 def without(server: Minio, request: Request, name: str) -> None:
-    """Take a header out of a request and sign it anew, as if the client had never sent it."""
+    """Remove a header from a request and sign it again, as if the client had never sent it.
+
+    Args:
+        server: The server, whose credentials sign the request.
+        request: The request to change.
+        name: The header's name, in lower case.
+    """
     if request.headers.pop(name, None) is None:
         return
     method, path, _ = request.line.split(" ")
@@ -116,12 +154,14 @@ def without(server: Minio, request: Request, name: str) -> None:
 
 @contextlib.contextmanager
 def start_proxy(port: int) -> Iterator[Proxy]:
-    """A proxy before 127.0.0.1:port."""
+    """Yield a proxy in front of 127.0.0.1:port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        # Small kernel buffers, so that a slow proxy also slows a writing client.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _AT_ONCE)
         proxy = Proxy(port, url=f"http://127.0.0.1:{listener.getsockname()[1]}")
 
         def accept() -> None:
-            with contextlib.suppress(OSError):  # the listener was closed: the end
+            with contextlib.suppress(OSError):  # the end of the test closed the listener
                 while True:
                     client, _ = listener.accept()
                     threading.Thread(target=proxy.serve, args=(client,), daemon=True).start()

@@ -39,11 +39,17 @@ GEOMETRY = Geometry(experts=16, topk=4, layers=(1, 2, 5))
 R3 = Provenance("R3", 0, "vllm 0.32.0")
 R2 = Provenance("R2", 0, "megatron-core 0.16.1")
 STAGES = ((0, (1, 2)), (1, (5,)))
-"""Pipeline stages that cut GEOMETRY's layers."""
+"""Pipeline stages and their MoE layers; together, they have all of GEOMETRY's layers."""
 
 
 def random_sets(rng: np.random.Generator, rows: int, geometry: Geometry) -> np.ndarray:
-    """Sets [rows, L, K], ascending."""
+    """Return random sets [rows, L, K], ascending, in the geometry's dtype.
+
+    Args:
+        rng: The source of randomness.
+        rows: The number of rows.
+        geometry: The number of experts, the top-k and the layers.
+    """
     scores = rng.random((rows, len(geometry.layers), geometry.experts))
     sets = np.argsort(scores, axis=-1)[..., : geometry.topk]
     return np.sort(sets, axis=-1).astype(geometry.dtype)
@@ -58,7 +64,19 @@ def make_samples(
     version: int = 0,
     known: float = 0.9,
 ) -> list[Sample]:
-    """Groups whose prompt rows are equal, and whose other rows are not; some rows not valid."""
+    """Return groups of samples with random tokens and routes.
+
+    The prompt rows of a group's samples are equal; their other rows differ.
+
+    Args:
+        prompts: The number of groups.
+        n: The number of samples per group.
+        geometry: The geometry of the routes.
+        seed: The seed of tokens and routes.
+        step: The step in the samples' ids.
+        version: The policy version.
+        known: The probability that a response's row is valid.
+    """
     rng = np.random.default_rng(seed)
     samples = []
     for row in range(prompts):
@@ -94,17 +112,38 @@ def make_samples(
 
 
 def make_plan(prompts: int = 3, n: int = 2, step: int = 0, version: int = 0) -> StepPlan:
-    """The plan that asks for `make_samples`."""
+    """Return the plan for the samples of `make_samples`.
+
+    Args:
+        prompts, n: The number of prompts, and of samples per prompt.
+        step: The plan's step.
+        version: The plan's policy version.
+    """
     return StepPlan(**_common(prompts, n), step=step, policy_version=version)
 
 
 def make_window(prompts: int = 3, n: int = 2, step: int = 0, version: int = 0) -> Window:
-    """What a run may make that makes this plan."""
+    """Return the window of a step whose only plan is `make_plan`'s.
+
+    Args:
+        prompts, n: The number of prompts, and of samples per prompt.
+        step: The plan's step.
+        version: The plan's policy version.
+    """
     return Window((make_plan(prompts, n, step, version),), prompts)
 
 
 def samples_of(plan: StepPlan, shard: int, rewards: Callable[[str], float | None]) -> list[Sample]:
-    """What a worker makes of a shard: of each row the same prompt, of each id the same response."""
+    """Return the samples that a worker generates for a shard.
+
+    All calls return the same prompt for the same row of the prompt table, and the same response for
+    the same id.
+
+    Args:
+        plan: The step's plan.
+        shard: The shard's number in the plan.
+        rewards: Returns the reward for a sample's id, or None if the reward function failed.
+    """
     made = []
     for id in shard_ids(plan, shard):
         group, _, k = id.rpartition("/")
@@ -137,7 +176,12 @@ def samples_of(plan: StepPlan, shard: int, rewards: Callable[[str], float | None
 
 
 def make_validation_plan(prompts: int = 3, n: int = 2, version: int = 0) -> ValidationPlan:
-    """The same samples, of a validation."""
+    """Return the plan of a validation with the prompts that `make_plan` uses.
+
+    Args:
+        prompts, n: The number of prompts, and of samples per prompt.
+        version: The policy version to validate.
+    """
     return ValidationPlan(**_common(prompts, n), policy_version=version)
 
 
@@ -157,26 +201,41 @@ def without_routes(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def by_shard(ids: Sequence[str], shards: int) -> Callable[[int], list[str]]:
-    """The ids of a shard, where prompt i is of shard i mod shards."""
+    """Return a function that returns a shard's ids; prompt i belongs to shard i mod `shards`."""
     return lambda shard: [id for id in ids if int(id.split("/")[1]) % shards == shard]
 
 
 def write_shards(store: Store, samples: Sequence[Sample], step: int = 0) -> None:
-    """Two shards with routes: the groups alternate."""
+    """Write samples with routes as two shards, between which the groups alternate.
+
+    Args:
+        store: The run's store.
+        samples: The samples of the step.
+        step: The step.
+    """
     for shard in range(2):
         mine = [s for s in samples if int(s.prompt_id) % 2 == shard]
         write_shard(store, step, shard, new_write_id(), mine, GEOMETRY, R3)
 
 
 def sealed_r3(store: Store, samples: Sequence[Sample], training: bool = False) -> Manifest:
-    """A step with the engine's routes; `training`: its trainer records others, for an audit."""
+    """Seal a step with the engine's routes.
+
+    Args:
+        store: The run's store.
+        samples: The samples of the step.
+        training: Whether the step's trainer also records routes, for an audit of the replay.
+    """
     write_shards(store, samples)
     ids = by_shard([sample.id for sample in samples], 2)
     return seal(store, 0, 2, ids, 0, training=training).all()
 
 
 def sealed_r2(store: Store, samples: Sequence[Sample]) -> Manifest:
-    """A step without the engine's routes, trained on two stages and two data-parallel ranks."""
+    """Seal a step without the engine's routes, and record its training set.
+
+    The training set has two pipeline stages and two data-parallel ranks.
+    """
     write_shard(store, 0, 0, new_write_id(), without_routes(samples), None, None)
     manifest = seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0, training=True)
     train(store, samples)
@@ -184,7 +243,14 @@ def sealed_r2(store: Store, samples: Sequence[Sample]) -> Manifest:
 
 
 def train(store: Store, samples: Sequence[Sample], ranks: int = 2, step: int = 0) -> NewTrainingSet:
-    """Record and seal the training set of a sealed step, on two stages."""
+    """Record and seal the training set of a sealed step, with two pipeline stages.
+
+    Args:
+        store: The run's store.
+        samples: The samples of the step.
+        ranks: The number of data-parallel ranks.
+        step: The step.
+    """
     new = NewTrainingSet(read_manifest(store, step), R2)
     for stage, layers in STAGES:
         for dp_rank in range(ranks):
@@ -201,7 +267,15 @@ def write_stage(
     layers: Sequence[int],
     samples: Sequence[Sample],
 ) -> None:
-    """Commit the routes of one stage and data-parallel rank."""
+    """Commit the routes of one pipeline stage and data-parallel rank.
+
+    Args:
+        store: The run's store.
+        new: The training set.
+        stage, dp_rank: The pipeline stage and the data-parallel rank.
+        layers: The stage's MoE layers.
+        samples: The rank's samples.
+    """
     geometry = replace(GEOMETRY, layers=tuple(layers))
     routes = {sample.id: layers_of(sample.routes, layers) for sample in samples if sample.routes}
     write_training_routes(store, new, stage, dp_rank, routes, geometry)
@@ -220,9 +294,15 @@ def write_run(
     replay_file: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """run.json and staged prompts of a run that would make, or replay, these samples.
+    """Write run.json and the staged prompts of a run that could generate or replay these samples.
 
-    `settings` are groups of settings beside the policy's.
+    Args:
+        store: The run's store.
+        samples: The samples, whose prompts are staged.
+        mode: The mode of router replay.
+        model: The content of the model's tokenizer.json; empty if the model has no tokenizer.
+        replay_file: The recorded set that the run replays.
+        settings: Further groups of settings.
     """
     prompts = {int(s.prompt_id.split(".")[0]): s.prompt_tokens_P.tolist() for s in samples}
     table = pa.table(
@@ -262,7 +342,7 @@ def planned_ids(prompts: int = 3, n: int = 2) -> list[str]:
 
 
 def equal(found: Routes, expected: Routes) -> bool:
-    """Equal validity, and equal sets where they are valid."""
+    """Return whether the same rows are valid and the sets of these rows are equal."""
     valid_T = expected.valid_T
     return np.array_equal(found.valid_T, valid_T) and np.array_equal(
         found.sets_TLK[valid_T], expected.sets_TLK[valid_T]
@@ -270,7 +350,7 @@ def equal(found: Routes, expected: Routes) -> bool:
 
 
 def same_sample(found: Sample, expected: Sample) -> bool:
-    """Equal in everything but routes."""
+    """Return whether two samples are equal, apart from their routes."""
     arrays = ("prompt_tokens_P", "response_tokens_G", "loss_mask_G", "logprobs_G")
     values = (
         *("id", "group", "prompt_id", "finish_reason", "version_spans", "seed", "reward"),

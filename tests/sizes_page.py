@@ -1,6 +1,6 @@
-"""The tables of docs/sizes.md: which layouts of how many nodes hold which model, by the estimate.
+"""Write the table of docs/sizes.md: for each model, a layout that fits according to the estimate.
 
-python -m tests.sizes_page      writes them
+python -m tests.sizes_page
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "sizes.md"
 BEGIN, END = "<!-- tables: python -m tests.sizes_page -->\n", "<!-- end of tables -->\n"
 NODES = (1, 2, 4, 16)
 GPUS = {"80 GB": 79 * GIB, "141 GB": 140 * GIB}
-"""What H100 and H200 have for a process, rounded down."""
+"""Memory that an H100 and an H200 offer to a process, rounded down."""
 NAMES = {
     "qwen3-30b-a3b": "Qwen3-30B-A3B",
     "glm-4.5-air": "GLM-4.5-Air",
@@ -28,7 +28,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def layouts(model: str, nodes: int) -> Iterator[tuple[dict[str, Any], Memory]]:
-    """Layouts that Megatron-core can build, with fewer stages, then smaller TP, then EP first."""
+    """Yield layouts that Megatron-core can build, ordered by PP, then TP, then EP."""
     hf, ranks = hf_config(model), 8 * nodes
     for pp in _SIZES:
         last = hf["num_hidden_layers"] - (pp - 1) * -(-hf["num_hidden_layers"] // pp)
@@ -46,18 +46,18 @@ def layouts(model: str, nodes: int) -> Iterator[tuple[dict[str, Any], Memory]]:
 
 
 def cell(found: list[tuple[dict[str, Any], Memory]], limit: int) -> str:
-    """The first layout that fits, or the least that any needs."""
+    """Return a cell with the first layout that fits or, if none does, the least memory needed."""
     for sizes, memory in found:
         if memory.training <= limit:
             layout = " ".join(f"{name.upper()}{size}" for name, size in sizes.items())
             host = f"host {memory.host_checkpoint / GIB:,.0f}"
             return f"{layout}: {memory.training / GIB:.0f} GiB, {host}"
     least = min(memory.training for _, memory in found)
-    return f"no: {least / GIB:.0f} GiB at least"
+    return f"none: at least {least / GIB:.0f} GiB needed"
 
 
 def table() -> str:
-    """A row for each model and number of nodes."""
+    """Return the table, with a row for each combination of model and number of nodes."""
     rows = ["| model | nodes | " + " | ".join(f"GPUs of {gpu}" for gpu in GPUS) + " |\n"]
     rows.append("|---|---|" + "---|" * len(GPUS) + "\n")
     for model, name in NAMES.items():
@@ -69,7 +69,7 @@ def table() -> str:
 
 
 def render() -> str:
-    """The page with tables of today's estimate."""
+    """Return the page with a table from the current estimate."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return before + BEGIN + table() + END + rest.partition(END)[2]
 

@@ -1,6 +1,6 @@
-"""What every object store must do: a new backend inherits these tests.
+"""Tests that every object store must pass; the tests of a new backend inherit them.
 
-A subclass stands beside a fixture `store`: an empty one.
+A module with a subclass must also define a fixture `store`, which returns an empty store.
 """
 
 import hashlib
@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.policies.fetch import fetch_policy
+from pipeline.policies.versions import digests_of, publish_policy, refer_policy, stored_weights
 from pipeline.run.commit import (
     CorruptObjectError,
     DataFile,
@@ -27,13 +29,6 @@ from pipeline.run.commit import (
     read_commit,
     read_data,
 )
-from pipeline.run.policy import (
-    digests_of,
-    fetch_policy,
-    publish_policy,
-    refer_policy,
-    stored_weights,
-)
 from pipeline.run.wait import WaitTimeoutError, wait_for_any
 from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError, UnreadableError
 from pipeline.store.s3_ranges import PIECE
@@ -45,9 +40,9 @@ names = st.lists(st.sampled_from(["a", "b", "ab", "a.json", "a-b"]), min_size=1,
 
 
 class StoreConformance:
-    """Inherited by one class for each backend."""
+    """The tests of a store; each backend has a subclass."""
 
-    def test_objects_are_what_was_written(self, store, tmp_path):
+    def test_objects_have_the_written_content(self, store, tmp_path):
         store.create("a/b.json", b"hello")
         path = tmp_path / "local"
         path.write_bytes(b"x" * 3_000_000)
@@ -58,7 +53,7 @@ class StoreConformance:
         assert store.read("empty") == b""
         assert [store.size(key) for key in ("a/b.json", "a/big", "empty")] == [5, 3_000_000, 0]
 
-    def test_ranges(self, store):
+    def test_a_range_is_read(self, store):
         store.create("key", b"0123456789")
         assert store.read_range("key", 3, 4) == b"3456"
         assert store.read_range("key", 0, 10) == b"0123456789"
@@ -66,22 +61,21 @@ class StoreConformance:
         with pytest.raises(StoreError, match="2 bytes at 8, expected 3"):
             store.read_range("key", 8, 3)
 
-    def test_an_object_larger_than_expected_is_not_read(self, store):
-        """Nor is one of another size than the caller knows, whatever its ranges are."""
+    def test_an_object_of_an_unexpected_size_is_not_read(self, store):
+        """`read` takes a maximum size, and `read_ranges` takes the exact size, for any ranges."""
         store.create("key", b"0123456789")
         assert store.read("key", 10) == b"0123456789"
         assert store.read_ranges("key", [(0, 4), (8, 2)], 10) == [b"0123", b"89"]
         with pytest.raises(UnreadableError, match=r"read key .*10 bytes, expected at most 9"):
             store.read("key", 9)
-        many = [(i << 23, 1 << 23) for i in range(100)]  # not bytes of which a reader asks for few
+        many = [(i << 23, 1 << 23) for i in range(100)]  # ranges of many bytes
         for ranges in ([(0, 4)], [], [(0, 1 << 50)], many):
             with pytest.raises(UnreadableError, match=r"read key .*10 bytes, expected 1125899"):
                 store.read_ranges("key", ranges, 1 << 50)
         with pytest.raises(ObjectMissingError):
             store.read_ranges("other", [(0, 1 << 50)], 1 << 50)
 
-    def test_ranges_far_beyond_the_end(self, store):
-        """No room is made for what only a range claims."""
+    def test_a_range_far_beyond_the_end_allocates_no_memory(self, store):
         store.create("key", b"0123456789")
         tracemalloc.start()
         try:
@@ -92,7 +86,7 @@ class StoreConformance:
             tracemalloc.stop()
 
     def test_an_object_is_created_once(self, store, tmp_path):
-        """The second creation is refused and changes nothing, whichever way it comes."""
+        """A second creation, from bytes or from a file, is refused and changes nothing."""
         store.create("key", b"first")
         with pytest.raises(ObjectExistsError, match="create key"):
             store.create("key", b"second")
@@ -103,7 +97,7 @@ class StoreConformance:
         assert store.read("key") == b"first"
         assert [info.key for info in store.list("")] == ["key"]
 
-    def test_what_is_not_there(self, store):
+    def test_missing_objects_are_reported(self, store):
         assert store.size("key") is None
         assert find_commit(store, "key") is None
         for read in (store.read, lambda key: store.read_range(key, 0, 1)):
@@ -116,7 +110,7 @@ class StoreConformance:
         assert list(store.list("nowhere/")) == []
         store.delete("key")
 
-    def test_deleting(self, store):
+    def test_a_deleted_object_can_be_created_again(self, store):
         store.create("a/key", b"1")
         store.delete("a/key")
         assert store.size("a/key") is None
@@ -129,8 +123,8 @@ class StoreConformance:
             with pytest.raises(StoreError, match="object key"):
                 use(key)
 
-    def test_a_folder_is_no_object(self, store):
-        """An object store has no folders; the parent of an object is not there."""
+    def test_a_folder_is_not_an_object(self, store):
+        """An object store has no folders, so a key's parent does not exist."""
         store.create("a/b", b"1")
         assert store.size("a") is None
         with pytest.raises(ObjectMissingError):
@@ -149,15 +143,15 @@ class StoreConformance:
         deadline=None,
         suppress_health_check=[
             HealthCheck.function_scoped_fixture,
-            HealthCheck.differing_executors,  # each store's tests are a class of their own
+            HealthCheck.differing_executors,  # each store has its own test class
         ],
     )
     @given(
         st.sets(names.map("/".join), max_size=8),
         st.sampled_from(["", "a", "a/", "a/b", "ab/a", "b"]),
     )
-    def test_listing(self, store, found, prefix):
-        """Exactly the keys that start with the prefix, in order of key, whatever their depth."""
+    def test_a_listing_returns_the_keys_with_the_prefix_in_order(self, store, found, prefix):
+        """The keys may have any depth."""
         folder = new_write_id()  # the examples share a store
         found = {key for key in found if not any(other.startswith(key + "/") for other in found)}
         found = {f"{folder}/{key}" for key in found}
@@ -169,7 +163,7 @@ class StoreConformance:
         assert all(info.size == len(info.key) for info in listed)
 
     def test_objects_of_any_size_survive_streaming(self, store):
-        """Around the size at which an upload comes in parts; pieces of any size, any buffer."""
+        """The sizes are close to multiples of the size of an upload's part."""
         for size in (0, 1, PART - 1, PART, PART + 1, 3 * PART + 5):
             data = random.Random(size).randbytes(size)
             with store.upload(f"key-{size}") as upload:
@@ -182,7 +176,7 @@ class StoreConformance:
             assert store.read(f"key-{size}") == data
         assert list(store.debris("")) == []
 
-    def test_large_local_files(self, store, tmp_path):
+    def test_a_large_local_file_is_created_once(self, store, tmp_path):
         path = tmp_path / "local"
         path.write_bytes(random.Random(0).randbytes(3 * PART + 1))
         store.create_from_file("key", path)
@@ -192,7 +186,7 @@ class StoreConformance:
         assert list(store.debris("")) == []
 
     @pytest.mark.parametrize("size", [10, 2 * PART + 10])
-    def test_an_upload_that_is_left_leaves_nothing(self, store, size):
+    def test_an_unfinished_upload_leaves_nothing(self, store, size):
         def fail() -> None:
             with store.upload("key") as upload:
                 upload.write(b"x" * size)
@@ -207,7 +201,7 @@ class StoreConformance:
         assert list(store.debris("")) == []
 
     @pytest.mark.parametrize("size", [10, 2 * PART + 10])
-    def test_an_upload_that_comes_second_changes_nothing(self, store, size):
+    def test_an_upload_of_an_existing_object_changes_nothing(self, store, size):
         with store.upload("key") as upload:
             upload.write(b"x" * size)
             store.create("key", b"first")
@@ -228,8 +222,8 @@ class StoreConformance:
         st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 40_000)), max_size=12),
         st.booleans(),
     )
-    def test_several_ranges(self, store, ranges, whole):
-        """Exactly the bytes of each range in the order given, near or far, double or empty."""
+    def test_several_ranges_are_read_in_order(self, store, ranges, whole):
+        """Each range is returned in the given order, even if ranges overlap or are empty."""
         data = random.Random(1).randbytes(240_000)
         if store.size("key") is None:
             store.create("key", data)
@@ -237,14 +231,14 @@ class StoreConformance:
         found = store.read_ranges("key", ranges)
         assert found == [data[offset : offset + length] for offset, length in ranges]
 
-    def test_large_ranges(self, store):
+    def test_large_ranges_are_read(self, store):
         data = random.Random(2).randbytes(5 * PIECE + 3)
         store.create("key", data)
         ranges = [(7, 4 * PIECE), (5 * PIECE, 3), (0, len(data)), (PIECE - 1, 2)]
         found = store.read_ranges("key", ranges)
         assert found == [data[offset : offset + length] for offset, length in ranges]
 
-    def test_ranges_that_are_not_all_there(self, store):
+    def test_ranges_beyond_the_end_are_refused(self, store):
         store.create("key", b"0123456789")
         with pytest.raises(StoreError, match=r"read key .*2 bytes at 8, expected 3"):
             store.read_ranges("key", [(0, 4), (8, 3)])
@@ -261,7 +255,7 @@ class StoreConformance:
         assert list(store.debris("")) == []
 
     def test_one_of_many_creators_wins(self, store):
-        """Eight threads create one object: one succeeds, and what is read is its content."""
+        """Of eight threads that create one object, one succeeds, and its content is stored."""
 
         def create(i: int) -> int | None:
             try:
@@ -275,8 +269,8 @@ class StoreConformance:
         assert len(winners) == 1
         assert store.read("key") == str(winners[0]).encode() * 1000
 
-    def test_debris(self, store):
-        """What an upload left that was never finished is found and removed, and no object is."""
+    def test_an_unfinished_upload_is_debris_and_can_be_discarded(self, store):
+        """Complete objects are never listed as debris or discarded."""
         store.create("a/key", b"1")
         store.create("b/key", b"2")
         half = store.upload("a/other")
@@ -284,7 +278,7 @@ class StoreConformance:
         assert [info.key for info in store.list("")] == ["a/key", "b/key"]
         assert list(store.debris("b/")) == []
         [found] = store.debris("a/")
-        # Its size may have grown since: parts of it are still on their way.
+        # The size may have grown since then, because parts of the upload are still in transit.
         assert [(i.key, i.upload) for i in store.debris("")] == [(found.key, found.upload)]
         assert time.time() - found.modified_s < 600
         store.discard(found)
@@ -306,8 +300,8 @@ class StoreConformance:
         assert ours.body == {**body, "content_sha256": content_digest(body)}
         assert theirs.body == ours.body == read_commit(store, "c.json")
 
-    def test_ones_own_commit_is_recognised(self, store):
-        """The answer to a create was lost; the retry finds the object and knows it."""
+    def test_a_writer_recognises_its_own_commit(self, store):
+        """If the response to a create was lost, the retry finds the object and accepts it."""
         commit(store, "c.json", {"who": 1}, "aaaaaaaa")
         again = commit(store, "c.json", {"who": 1}, "aaaaaaaa")
         assert again.ours
@@ -319,13 +313,13 @@ class StoreConformance:
         assert len({c.body["i"] for c in made}) == 1
 
     @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"null"])
-    def test_what_is_not_a_commit_is_refused(self, store, content):
+    def test_an_object_that_is_not_a_commit_is_refused(self, store, content):
         store.create("c.json", content)
         with pytest.raises(CorruptObjectError, match=r"c\.json"):
             read_commit(store, "c.json")
 
-    def test_nan_is_not_json(self, store):
-        """No reader outside of Python would take it; nothing is created."""
+    def test_a_commit_with_nan_is_refused(self, store):
+        """Only Python's JSON readers accept NaN, so nothing is created."""
         with pytest.raises(ValueError, match="JSON compliant"):
             commit(store, "c.json", {"loss": float("nan")}, new_write_id())
         assert store.size("c.json") is None
@@ -346,7 +340,7 @@ class StoreConformance:
     # Waiting
 
     def test_waiting_ends_when_an_object_appears(self, store):
-        """The earliest in the list wins, however many are there."""
+        """If several objects exist, the first key of the list is returned."""
         polls = []
 
         def appear() -> None:
@@ -355,14 +349,14 @@ class StoreConformance:
                 store.create("second", b"")
                 store.create("third", b"")
 
-        assert wait_for_any(store, ["first", "second", "third"], 60, "nobody", appear) == "second"
+        assert wait_for_any(store, ["first", "second", "third"], 60, "a test", appear) == "second"
         assert len(polls) == 3
 
-    def test_waiting_says_who_should_have_made_what(self, store):
+    def test_the_error_of_a_wait_names_the_objects_and_their_maker(self, store):
         with pytest.raises(WaitTimeoutError, match=r"for a\.json or b\.json in .*rollout worker 3"):
             wait_for_any(store, ["a.json", "b.json"], 0, "rollout worker 3")
 
-    def test_waiting_gives_up_when_told(self, store):
+    def test_an_error_of_the_caller_ends_a_wait(self, store):
         def died() -> None:
             raise RuntimeError("worker 3 died")
 
@@ -371,8 +365,8 @@ class StoreConformance:
 
     # Policies
 
-    def test_policies(self, store, tmp_path):
-        """Published, referred to, fetched; the digest is of the weights' names and content."""
+    def test_policies_are_published_referred_to_and_fetched(self, store, tmp_path):
+        """The weights digest covers the names and content of the weights."""
         folder = tmp_path / "policy"
         folder.mkdir()
         arrays = {"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 1), np.float16)}
@@ -401,5 +395,3 @@ class StoreConformance:
         store.create(files[1].key, b"?")
         with pytest.raises(CorruptObjectError, match=r"model-1\.safetensors"):
             fetch_policy(store, 3, tmp_path / "again")
-
-    # Names

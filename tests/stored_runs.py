@@ -1,10 +1,11 @@
-"""Whole runs for tests: objects of every kind, without an engine."""
+"""Complete runs for tests, with objects of every kind, written without an engine."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.policies.versions import publish_policy
 from pipeline.run import keys
 from pipeline.run.commit import (
     CONTENT_SHA256,
@@ -14,7 +15,6 @@ from pipeline.run.commit import (
     new_write_id,
 )
 from pipeline.run.plan import publish_plan
-from pipeline.run.policy import publish_policy
 from pipeline.store import Store
 from pipeline.traces import seal, write_samples
 from pipeline.traces.format.ids import validation_id
@@ -37,7 +37,13 @@ SAMPLES = make_samples()
 
 
 def whole_run(store: Store, scratch: Path, mode: str = "R3") -> None:
-    """A run of one step, one policy, one checkpoint and one validation of two shards."""
+    """Write a run with one step, one policy, one checkpoint and one validation of two shards.
+
+    Args:
+        store: The run's store.
+        scratch: A folder for temporary files.
+        mode: The step's routes: "R2" or "R3".
+    """
     write_run(store, SAMPLES, mode, b"{}")
     commit(store, keys.attempt(0), {"number": 0}, "a")
     publish_plan(store, make_plan())
@@ -76,7 +82,13 @@ def write_validation(store: Store, shard: int) -> None:
 
 
 def write_step(store: Store, step: int, mode: str = "R3") -> None:
-    """A sealed step with the engine's routes, trained; in mode R2 with the trainer's, too."""
+    """Write a trained step with the engine's routes.
+
+    Args:
+        store: The run's store.
+        step: The step.
+        mode: "R2" for a step that also has the trainer's routes.
+    """
     samples = make_samples(step=step, seed=step)
     publish_plan(store, make_plan(step=step))
     write_shards(store, samples, step)
@@ -88,7 +100,13 @@ def write_step(store: Store, step: int, mode: str = "R3") -> None:
 
 
 def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:
-    """A run of several trained steps and some checkpoints."""
+    """Write a run of several trained steps and some checkpoints.
+
+    Args:
+        store: The run's store.
+        steps: The number of steps.
+        checkpoints: The policy versions of the checkpoints.
+    """
     write_run(store, SAMPLES, "R3")
     for step in range(steps):
         write_step(store, step)
@@ -97,6 +115,6 @@ def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:
 
 
 def rewrite(path: Path, changes: dict[str, Any]) -> None:
-    """Change a commit object and its own digest with it, as a forger or a broken maker would."""
+    """Change a commit object, and update its own digest, as a forger would."""
     body = {**json.loads(path.read_bytes()), **changes}
     path.write_text(json.dumps({**body, CONTENT_SHA256: content_digest(body)}))

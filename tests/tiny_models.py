@@ -1,8 +1,9 @@
-"""Tiny random checkpoints of the model families we support, with a small byte-level tokenizer.
+"""Tiny random checkpoints of the supported model families, with a small byte-level tokenizer.
 
-They are made by transformers' own model classes, so an engine, the trainer and an independent
-forward pass read the same files. Weights are drawn wider than a model's usual initialisation:
-routers must tell experts apart, or every row would be a near-tie.
+The model classes of transformers write the checkpoints, so that an engine, the trainer and an
+independent forward pass read the same files. The weights vary more than in a model's usual
+initialisation. With the usual weights, routers could not distinguish experts, and every row would
+be a near-tie.
 """
 
 import copy
@@ -58,7 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {
         "model_type": "qwen2_moe",
         **_QWEN2_SHAPE,
-        "num_attention_heads": 2,  # vLLM's CPU attention wants a head size that 32 divides
+        "num_attention_heads": 2,  # vLLM's CPU attention requires a head size divisible by 32
         **_QWEN_EXPERTS,
         "norm_topk_prob": False,
         "shared_expert_intermediate_size": 64,
@@ -97,18 +98,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "first_k_dense_replace": 1,
         "q_lora_rank": 32,
-        "kv_lora_rank": 512,  # and the next: vLLM's MLA kernels want 576 as their sum
+        "kv_lora_rank": 512,  # plus qk_rope_head_dim; vLLM's MLA kernels require the sum 576
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 32,
         "v_head_dim": 32,
         "bos_token_id": None,
         "num_mtp_layers": 0,
-        # In every published config; transformers itself does not read them, vLLM does.
+        # Every published config sets the next two fields. vLLM reads them; transformers does not.
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
     },
 }
-"""Every family's config; `model_type` is transformers' name."""
+"""The config of each family; `model_type` is the name in transformers."""
 
 
 def make_tiny(
@@ -120,8 +121,14 @@ def make_tiny(
 ) -> Path:
     """Write a checkpoint (config, safetensors, tokenizer) to `folder` and return the folder.
 
-    The same family, seed, dtype and overrides (fields of the family's config) make the same
-    weights. An override named in no config of the family raises what transformers raises.
+    The same arguments always lead to the same weights.
+
+    Args:
+        folder: The folder to write to.
+        family: The name in FAMILIES.
+        seed: The seed of the weights.
+        dtype: The type of the stored weights.
+        overrides: Fields of the family's config. transformers raises an error for unknown fields.
     """
     config = tiny_config(family, **overrides)
     generator = torch.Generator().manual_seed(seed)
@@ -136,7 +143,7 @@ def make_tiny(
 
 
 def tiny_config(family: str, **overrides: Any) -> Any:
-    """The family's transformers config."""
+    """Return the family's config for transformers."""
     settings = {**copy.deepcopy(FAMILIES[family]), **overrides}
     return AutoConfig.for_model(settings.pop("model_type"), **settings)
 

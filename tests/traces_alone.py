@@ -1,10 +1,10 @@
-"""What docs/library.md promises of traces where only pyarrow, numpy and boto3 are installed.
+"""Check that traces need only pyarrow, numpy and boto3, as docs/library.md promises.
 
     python -P tests/traces_alone.py FOLDER [--hide]
 
-Run as a program, in an environment that has just these, or with --hide in one that has more: then
-every other package is hidden first. It writes and seals a step, reads its samples and routes, and
-opens a store of each kind.
+Run this program in an environment that contains only these packages and their requirements. With
+--hide, the program first hides all other packages of the environment. It then writes and seals a
+step, reads the step's samples and routes, and opens a store of each kind.
 """
 
 import importlib.abc
@@ -20,7 +20,7 @@ OURS = {"pipeline", "retrace"}
 
 
 class OthersHidden(importlib.abc.MetaPathFinder):
-    """Hides the modules of every installed package that is neither ours nor needed."""
+    """An import finder that hides installed modules, except ours, NEEDED and their requirements."""
 
     def __init__(self) -> None:
         needed = set(closure(NEEDED))
@@ -43,7 +43,7 @@ def normal(distribution: str) -> str:
 
 
 def closure(names: Sequence[str]) -> Iterator[str]:
-    """Distributions and all that they require, without extras."""
+    """Yield the given distributions and all of their requirements, except those of extras."""
     waiting, seen = list(names), set()
     while waiting:
         name = normal(waiting.pop())
@@ -85,7 +85,7 @@ def main() -> None:
     except ModuleNotFoundError:
         use_traces(sys.argv[1])
     else:
-        sys.exit("pydantic is here: this proves nothing")
+        sys.exit("found pydantic, expected an environment without it; pass --hide")
 
 
 if __name__ == "__main__":

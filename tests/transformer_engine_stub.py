@@ -1,9 +1,9 @@
-"""Transformer Engine without kernels: its modules with the parameters that they register.
+"""Transformer Engine without kernels: modules that register parameters, but cannot compute.
 
-`install()`, before Megatron-core is imported, makes Megatron's wrappers around Transformer Engine
-real classes over these. Names and shapes are those of Transformer Engine 2.11
-(transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear,rmsnorm}.py); nothing
-can be computed. Whatever else Megatron imports is an empty class.
+Call `install()` before Megatron-core is imported. Megatron's wrappers around Transformer Engine
+then use these modules. Parameters have the same names and shapes as in Transformer Engine 2.11
+(transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear,rmsnorm}.py). All other
+names that Megatron imports are empty classes.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class _Module(torch.nn.Module):
 
 
 def _cut(arguments: dict[str, Any]) -> tuple[int, int]:
-    """Output and input features of this tensor-parallel rank, as Linear cuts them."""
+    """Return the output and input features of this tensor-parallel rank, as Linear splits them."""
     outs, ins = arguments["out_features"], arguments["in_features"]
     mode, size = arguments.get("parallel_mode"), arguments.get("tp_size", 1)
     return outs // (size if mode == "column" else 1), ins // (size if mode == "row" else 1)
@@ -81,13 +81,13 @@ def get_cpu_offload_context(*_: Any) -> tuple[contextlib.nullcontext[None], None
 
 
 class _Empty:
-    """Whatever else is imported of it, and never called here."""
+    """Takes the place of every other imported name; it is never called."""
 
     apply = None
 
 
 class _Stub(ModuleType):
-    """A module in which every name is there: a class above, an empty class, or a module."""
+    """A module in which every name exists: as a class of this file, an empty class or a module."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -115,9 +115,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Put the stub in the place of Transformer Engine, in this process."""
+    """Replace Transformer Engine with the stub in this process.
+
+    Raises RuntimeError if Megatron-core has already been imported.
+    """
     if any(name.startswith("megatron") for name in sys.modules):
-        raise RuntimeError("Megatron-core has looked for Transformer Engine already")
+        raise RuntimeError("Megatron-core is already imported; call install() before its import")
     sys.meta_path.insert(0, _Finder())
     for module in ("pytorch", "pytorch.fp8", "common.recipe"):
         __import__(f"{_NAME}.{module}")

@@ -1,6 +1,7 @@
-"""verl's example scripts and generated YAML files, which `scripts/verl_sources.py` copies.
+"""The settings in verl's example scripts, and verl's generated YAML files.
 
-They are not part of this repository. Tests that compare with them carry `needs_verl`.
+`scripts/verl_sources.py` copies both. The YAML files are not part of this repository, so tests that
+need them are marked `needs_verl`.
 """
 
 import json
@@ -16,31 +17,26 @@ from pipeline.config.dotted import leaves
 from tests.paths import ROOT
 
 FOLDER = ROOT / "tests/unit/config/verl"
-THERE = (FOLDER / "examples.json").exists()
 FILES = sorted(FOLDER.glob("ppo_megatron_trainer-*.yaml"))
-"""The generated file of each version, from the oldest."""
+"""The generated file of each version of verl, oldest first."""
 
 needs_verl = pytest.mark.skipif(
-    not THERE,
-    reason="verl's own scripts and settings are no part of this repository; to compare with them: "
-    "python scripts/verl_sources.py CHECKOUT",
+    not FILES,
+    reason="verl's generated settings files are not part of this repository; to compare with them, "
+    "run python scripts/verl_sources.py CHECKOUT",
 )
 
 
 @cache
 def examples() -> dict[str, list[str]]:
-    """The arguments that each example script gives to verl's trainer; none without verl's files."""
-    if not THERE:
-        return {}
+    """Return the arguments that each example script passes to verl's trainer, keyed by script."""
     scripts: dict[str, list[str]] = json.loads((FOLDER / "examples.json").read_text())["scripts"]
     return scripts
 
 
 @cache
 def algorithms() -> dict[str, list[str]]:
-    """The settings of the algorithm that each script for another engine than Megatron gives."""
-    if not THERE:
-        return {}
+    """Return the algorithm settings of the scripts that train without Megatron, keyed by script."""
     settings: dict[str, list[str]] = json.loads((FOLDER / "examples.json").read_text())[
         "algorithms"
     ]
@@ -48,12 +44,20 @@ def algorithms() -> dict[str, list[str]]:
 
 
 def newest_defaults() -> dict[str, Any]:
-    """The settings of the newest generated file for Megatron, by dotted key, not resolved."""
+    """Return the unresolved settings of the newest generated file, keyed by dotted key."""
     return dict(leaves(yaml.safe_load(FILES[-1].read_text())))
 
 
 def write_script(folder: Path, name: str) -> Path:
-    """A script that gives to verl's trainer what the example of that name gives."""
+    """Write a script that passes the arguments of an example to verl's trainer.
+
+    Args:
+        folder: The folder for the script.
+        name: The example's name.
+
+    Returns:
+        The path of the script.
+    """
     arguments = " \\\n    ".join(map(shlex.quote, examples()[name]))
     target = folder / Path(name).name
     target.write_text(

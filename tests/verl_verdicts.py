@@ -1,10 +1,10 @@
-"""What becomes of the settings of verl's example scripts.
+"""The verdicts on the settings of verl's example scripts.
 
-`python -m tests.verl_verdicts` writes tests/unit/config/verl/verdicts.json and the tables of
-docs/from-verl.md, so that a changed verdict shows in a commit. Model, data and reward of each
-script are replaced by the tiny example's; all else is read as `retrace check` reads it. Without
-verl's scripts (`scripts/verl_sources.py`) the verdicts on record stay, and the page is made of
-them.
+`python -m tests.verl_verdicts` writes tests/unit/config/verl/verdicts.json and the tables in
+docs/from-verl.md, so that a changed verdict is visible in a commit. The model, data and reward of
+the tiny example replace those of each script. All other settings are read as `retrace check` reads
+them. The table of other defaults is generated only if verl's settings files are present (see
+`scripts/verl_sources.py`).
 """
 
 import json
@@ -23,7 +23,7 @@ from pipeline.config.reading.spellings import our_spelling
 from pipeline.config.reading.verl import find_foreign
 from pipeline.errors import InputError
 from tests.paths import ROOT
-from tests.verl_jobs import FOLDER, THERE, algorithms, examples, newest_defaults
+from tests.verl_jobs import FILES, FOLDER, algorithms, examples, newest_defaults
 
 PAGE = ROOT / "docs/from-verl.md"
 VERDICTS = FOLDER / "verdicts.json"
@@ -33,20 +33,20 @@ OWN = (
     "data.val_files=examples/addition/val.parquet",
     "custom_reward_function.path=examples/addition/reward.py",
 )
-"""What replaces the script's."""
+"""Settings that replace the scripts' own settings."""
 CRITIC = "critic.model.path="
 
 TEXT = "text"
 KINDS = {
-    TEXT: "Megatron trains a text model, vLLM generates",
-    "other training": "the same with adapters, distillation, Megatron-FSDP, DPPO or multi-token "
-    "prediction",
+    TEXT: "Megatron trains a text model, and vLLM generates",
+    "other training": 'like kind "text", but with adapters, distillation, Megatron-FSDP, DPPO or '
+    "multi-token prediction",
     "other engine": "SGLang generates",
-    "images": "prompts have images",
-    "NPU": "for Ascend's NPUs",
-    "algorithm": "FSDP or another engine trains; of its settings those of the algorithm alone",
+    "images": "prompts contain images",
+    "NPU": "the script is for Ascend NPUs",
+    "algorithm": "FSDP or another engine trains; only the algorithm's settings are checked",
 }
-"""What is replayed here is the first; the others are told, so that nobody need try them."""
+"""Retrace supports the first kind. The others are listed so that users do not try them."""
 _OTHER_TRAINING = {
     "actor_rollout_ref.actor.megatron.use_megatron_fsdp": "True",
     "actor_rollout_ref.actor.policy_loss.loss_mode": "dppo_tv",
@@ -60,16 +60,16 @@ _NAMED = re.compile(
 )
 
 _VALUE = re.compile(r"found .*?(; |, (?=expected))")
-"""What an error says of the one value."""
+"""Matches the part of an error that repeats the value."""
 
 
 def settings_of(arguments: list[str]) -> list[str]:
-    """The `key=value` among a script's arguments."""
+    """Return the `key=value` pairs among a script's arguments."""
     return [argument for argument in arguments if not argument.startswith("--")]
 
 
 def kind_of(script: str, settings: list[str]) -> str:
-    """Which of KINDS a script is."""
+    """Return the kind of a script, a key of KINDS."""
     values = {key_of(setting): setting.partition("=")[2] for setting in settings}
     if any(word in script for word in ("npu", "ascend")) or values.get("trainer.device") == "npu":
         return "NPU"
@@ -82,7 +82,7 @@ def kind_of(script: str, settings: list[str]) -> str:
 
 
 def verdict(settings: list[str]) -> dict[str, Any]:
-    """How many settings are accepted and how many ignored, and each refused one with the reason.
+    """Return the numbers of accepted and ignored settings, and the refused settings with reasons.
 
     Example: {"accepted": 20, "ignored": 3, "refused": {"actor.strategy=fsdp": "found 'fsdp' ..."}}
     """
@@ -99,7 +99,7 @@ def verdict(settings: list[str]) -> dict[str, Any]:
             named = _NAMED.match(problem)
             assert named is not None, problem
             problems[named["written"] or named["ours"]] = named["text"]
-    # An unknown group is one error for all keys below it.
+    # An unknown group causes only one error for all keys below it.
     refused = {
         key: text
         for named, text in problems.items()
@@ -114,12 +114,12 @@ def verdict(settings: list[str]) -> dict[str, Any]:
 
 
 def key_of(setting: str) -> str:
-    """The key of a `key=value` or `+key=value`."""
+    """Return the key of a `key=value` or `+key=value`."""
     return setting.partition("=")[0].lstrip("+")
 
 
 def verdicts() -> dict[str, dict[str, Any]]:
-    """The verdict of each of verl's scripts, found now."""
+    """Compute the verdict on each of verl's scripts."""
     of_megatron = {
         script: {"kind": kind_of(script, settings)} | verdict(settings)
         for script, arguments in examples().items()
@@ -132,18 +132,18 @@ def verdicts() -> dict[str, dict[str, Any]]:
 
 
 def stored_verdicts() -> dict[str, dict[str, Any]]:
-    """The verdicts on record."""
+    """Return the stored verdicts."""
     found: dict[str, dict[str, Any]] = json.loads(VERDICTS.read_text(encoding="utf-8"))
     return found
 
 
 def tables() -> str:
-    """The verdicts on record as the tables of docs/from-verl.md."""
+    """Return the stored verdicts as the tables for docs/from-verl.md."""
     return "".join(_lines(stored_verdicts()))
 
 
 def _lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "| kind | scripts | with no setting refused | settings accepted | ignored | refused |\n"
+    yield "| kind | scripts | without refusals | settings accepted | ignored | refused |\n"
     yield "|---|---|---|---|---|---|\n"
     for kind, meaning in KINDS.items():
         these = [one for one in found.values() if one["kind"] == kind]
@@ -166,12 +166,12 @@ def _lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:
             f"| {one['ignored']} | {len(refused)} | {keys} |\n"
         )
     for title, kinds in (
-        ("text", order[:1]),
+        ('kind "text"', order[:1]),
         ("the other kinds", order[1:-1]),
-        ("the kind algorithm", order[-1:]),
+        ('kind "algorithm"', order[-1:]),
     ):
-        yield f"\nWhat is refused, and in how many scripts of {title}:\n\n"
-        yield "| key | scripts | why, and the fix |\n|---|---|---|\n"
+        yield f"\nRefused keys in scripts of {title}:\n\n"
+        yield "| key | scripts | reason and fix |\n|---|---|---|\n"
         scripts = Counter(
             (key_of(setting), _VALUE.sub("", text))
             for one in found.values()
@@ -187,13 +187,13 @@ def _short(key: str) -> str:
 
 
 def other_defaults() -> str:
-    """The settings whose default differs, as a table of docs/from-verl.md."""
+    """Return the settings whose defaults differ from verl's, as a table for docs/from-verl.md."""
     verl = newest_defaults()
     rows = []
     for key in setting_keys():
         reason = OTHER_DEFAULTS.get(key.name, "")
-        if key.name in {**VERL_DEFAULTS, **OTHER_DEFAULTS} and "an example's" not in reason:
-            what = f"not written: {reason}" if reason else "writes verl's"
+        if key.name in {**VERL_DEFAULTS, **OTHER_DEFAULTS} and "an example" not in reason:
+            what = f"not written: {reason}" if reason else "writes verl's default"
             theirs = _value(verl.get(key.name, ...))
             rows.append(f"| `{_short(key.name)}` | {theirs} | {_value(key.default)} | {what} |\n")
     return "| key | verl 0.9 | here | `import-verl` |\n|---|---|---|---|\n" + "".join(rows)
@@ -206,7 +206,7 @@ def _value(value: Any) -> str:
 
 
 def imported() -> str:
-    """The settings file of the page's script."""
+    """Return the settings file that `import-verl` writes for the page's script."""
     script = re.search(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert script is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -216,9 +216,9 @@ def imported() -> str:
 
 
 def render(page: str) -> str:
-    """The page with its generated parts made anew, those of verl's defaults only from its files."""
+    """Return the page with newly generated parts; the part on defaults needs verl's YAML files."""
     parts = {"imported": imported, "verdicts": tables}
-    if THERE:
+    if FILES:
         parts["other defaults"] = other_defaults
     for name, part in parts.items():
         page = re.sub(
@@ -230,7 +230,6 @@ def render(page: str) -> str:
 
 
 if __name__ == "__main__":
-    if THERE:
-        content = json.dumps(verdicts(), indent=1, ensure_ascii=False) + "\n"
-        VERDICTS.write_text(content, encoding="utf-8")
+    content = json.dumps(verdicts(), indent=1, ensure_ascii=False) + "\n"
+    VERDICTS.write_text(content, encoding="utf-8")
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -10,6 +10,13 @@ HERE = Path(__file__).parent
 
 
 def verl_row(problem: Problem, part: str, index: int) -> dict:
+    """Return a problem as a row in verl's layout.
+
+    Args:
+        problem: The problem.
+        part: The part of the split that contains the problem.
+        index: The problem's index in its part.
+    """
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": problem.question}],

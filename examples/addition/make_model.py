@@ -1,7 +1,8 @@
-"""Make the example's policy from nothing: python examples/addition/make_model.py [FOLDER]
+"""Build the example's policy from random weights: python examples/addition/make_model.py [FOLDER]
 
-A tiny Qwen3-MoE is trained from random weights on the answers of a careless pupil, so that it knows
-how to add and slips as often. README.md says why. Takes 4 minutes on one core.
+The program trains a tiny Qwen3-MoE on answers with random slips, as a careless pupil would write
+them. The model learns to add, and to make slips as often as the pupil. README.md explains the
+purpose of the slips. Training takes 4 minutes on one core.
 """
 
 import json
@@ -19,14 +20,17 @@ SEED = 20
 STEPS = 1200
 BATCH = 64
 LR = 2e-3
-SLIP_RATE = 0.25  # each of three results; 0.75**3 = 0.42 of the worked answers are right
+SLIP_RATE = 0.25  # for each of three results; 0.75**3 = 0.42 of the worked answers are correct
 LR_WARM_UP_STEPS = 20
 AUX_LOSS_COEF = 0.002
-IGNORED = -100  # the label of positions that carry no loss
+IGNORED = -100  # the label for positions without loss
 
 
 def model_config(tokenizer) -> Qwen3MoeConfig:
-    """Four MoE layers of 16 experts, top-4; every size divides by 2 for TP, PP x VPP and EP."""
+    """Return a configuration of four MoE layers with 16 experts each, top-4.
+
+    Every size is divisible by 2, for TP, PP x VPP and EP.
+    """
     return Qwen3MoeConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -56,15 +60,21 @@ def model_config(tokenizer) -> Qwen3MoeConfig:
 
 
 def prompt_ids(tokenizer, problem: Problem) -> list[int]:
-    """Token ids of the question under the chat template, up to where the answer starts."""
+    """Return the token ids of the question in the chat template, up to the start of the answer."""
     messages = [{"role": "user", "content": problem.question}]
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
 
 
 def encode(tokenizer, problems: list[Problem], rng) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels [problems, length] of a careless pupil's answers.
+    """Return the token ids and labels of answers with random slips.
 
-    Prompts and padding carry no loss.
+    Args:
+        tokenizer: The example's tokenizer.
+        problems: The problems to answer.
+        rng: A random.Random, which draws the slips.
+
+    Returns:
+        Two int64 tensors [problems, length]. Prompts and padding are labelled IGNORED.
     """
     rows, labels = [], []
     for problem in problems:
@@ -80,7 +90,16 @@ def encode(tokenizer, problems: list[Problem], rng) -> tuple[torch.Tensor, torch
 
 
 def train(model, tokenizer, problems: list[Problem], steps: int = STEPS) -> None:
-    """Supervised steps on random problems with fresh slips; the learning rate falls to zero."""
+    """Train a model on random problems with random slips.
+
+    After a short warm-up, the learning rate falls linearly to zero.
+
+    Args:
+        model: The model, which is changed.
+        tokenizer: The example's tokenizer.
+        problems: The problems to draw from.
+        steps: The number of supervised steps.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.01)
     rng = random.Random(SEED)
     model.train()
@@ -99,7 +118,15 @@ def train(model, tokenizer, problems: list[Problem], steps: int = STEPS) -> None
 
 @torch.no_grad()
 def accuracy(model, tokenizer, problems: list[Problem], temperature: float, n: int) -> float:
-    """Mean reward of n samples per problem; temperature 0 is greedy."""
+    """Return the mean reward of sampled answers.
+
+    Args:
+        model: The model.
+        tokenizer: The example's tokenizer.
+        problems: The problems to answer.
+        temperature: The sampling temperature; 0 selects greedy decoding.
+        n: The number of samples per problem.
+    """
     model.eval()
     prompts = torch.tensor([prompt_ids(tokenizer, p) for p in problems]).repeat_interleave(n, 0)
     torch.manual_seed(SEED)
@@ -116,9 +143,14 @@ def accuracy(model, tokenizer, problems: list[Problem], temperature: float, n: i
 
 
 def save(model, tokenizer, folder: Path) -> None:
-    """Write one safetensors file and the configs, with the key names of Qwen3's own config.json.
+    """Write the weights as one safetensors file, and config files with Qwen3's keys.
 
-    transformers 5 renames num_experts and rope_theta on writing; it reads both spellings.
+    transformers 5 writes different names for num_experts and rope_theta, but reads both spellings.
+
+    Args:
+        model: The model, whose configuration is changed.
+        tokenizer: The tokenizer, which defines the end-of-turn and padding tokens.
+        folder: The output folder.
     """
     model.config.output_router_logits = False
     model.generation_config = GenerationConfig(

@@ -1,4 +1,4 @@
-"""The example's tokenizer: byte-level BPE as Qwen's, with a vocabulary of 320 tokens."""
+"""The example's tokenizer: byte-level BPE like Qwen's, with a vocabulary of 320 tokens."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 """
 
-# Merges are learnt from here: the roles of a chat become one token each.
+# The text from which the tokenizer learns merges. Each role of a chat becomes one token.
 CORPUS = [
     "user\n",
     "assistant\n",
@@ -53,7 +53,8 @@ def make_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(CORPUS, trainer)
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise ValueError(
-            f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}: extend CORPUS"
+            f"the corpus gives {tokenizer.get_vocab_size()} tokens, expected {VOCAB_SIZE}; extend "
+            "CORPUS"
         )
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -1,9 +1,9 @@
-"""Two-digit addition: which problems exist, who may see which, and the text of an answer.
+"""Two-digit addition: the problems, their split, and the text of an answer.
 
     user        37+58=?
     assistant   7+8=15 3+5+1=9 95
 
-The response adds the ones, then the tens with the carry, then states the sum.
+The response adds the ones, adds the tens and the carry, and ends with the sum.
 """
 
 import random
@@ -17,25 +17,25 @@ SPLIT_SEED = 20
 
 @dataclass(frozen=True)
 class Problem:
-    """One addition of two numbers from 10 to 99."""
+    """An addition of two numbers from 10 to 99."""
 
     a: int
     b: int
 
     @property
     def question(self) -> str:
-        """The user's message, "37+58=?"."""
+        """The user's message. Example: "37+58=?"."""
         return f"{self.a}+{self.b}=?"
 
     @property
     def answer(self) -> str:
-        """The exact sum, "95"."""
+        """The exact sum. Example: "95"."""
         return str(self.a + self.b)
 
 
 @dataclass(frozen=True)
 class Slips:
-    """What a careless pupil gets wrong: sums off by one, a carry forgotten or invented."""
+    """The slips of a careless pupil: sums off by one, and a forgotten or invented carry."""
 
     ones: int = 0
     carry: int = 0
@@ -46,7 +46,10 @@ NO_SLIPS = Slips()
 
 
 def worked_answer(problem: Problem, slips: Slips = NO_SLIPS) -> str:
-    """The full response, "7+8=15 3+5+1=9 95"; whatever follows a slip is consistent with it."""
+    """Return the full response, such as "7+8=15 3+5+1=9 95".
+
+    Results after a slip are computed from the wrong result.
+    """
     ones_a, ones_b = problem.a % 10, problem.b % 10
     tens_a, tens_b = problem.a // 10, problem.b // 10
     ones = abs(ones_a + ones_b + slips.ones)
@@ -56,7 +59,7 @@ def worked_answer(problem: Problem, slips: Slips = NO_SLIPS) -> str:
 
 
 def draw_slips(rng: random.Random, rate: float) -> Slips:
-    """Each of the three results is wrong with probability `rate`, whatever the others are."""
+    """Draw slips: each of the three results is wrong with probability `rate`, independently."""
 
     def off_by_one() -> int:
         return rng.choice((-1, 1)) if rng.random() < rate else 0
@@ -65,10 +68,11 @@ def draw_slips(rng: random.Random, rate: float) -> Slips:
 
 
 def split() -> dict[str, list[Problem]]:
-    """All 8,100 problems, shuffled with a fixed seed and cut into disjoint parts.
+    """Return disjoint parts of all 8,100 problems, shuffled with a fixed seed.
 
-    warm_up: supervised training of the committed model. train: prompts of the GRPO run. val:
-    validation prompts. The remaining 900 are left alone.
+    The part `warm_up` is the training data of the model in `model/`, `train` contains the prompts
+    of the quickstart, and `val` contains the validation prompts. The remaining 900 problems are
+    unused.
     """
     problems = [Problem(a, b) for a in range(10, 100) for b in range(10, 100)]
     random.Random(SPLIT_SEED).shuffle(problems)

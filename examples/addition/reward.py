@@ -1,13 +1,20 @@
-"""Reward of the addition example: 1.0 for the exact sum at the end of the response, else 0.0."""
+"""The reward of the addition example: 1.0 if the response ends with the exact sum, else 0.0."""
 
 import re
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """Score one response; verl's signature, self-contained (standard library only).
+    """Return the score of one response.
 
-    Only the last number counts, and it must end the response: "7+8=15 3+5+1=9 95" scores 1.0 for
-    ground truth "95"; "95 or so", "095" and "" score 0.0.
+    Only the last number counts, and the response must end with it. For the ground truth "95",
+    "7+8=15 3+5+1=9 95" scores 1.0, and "95 or so", "095" and "" score 0.0. The signature is verl's,
+    and the function needs only the standard library.
+
+    Args:
+        data_source: Ignored.
+        solution_str: The text of the response.
+        ground_truth: The exact sum.
+        extra_info: Ignored.
     """
     text = solution_str.strip().removesuffix("<|im_end|>").rstrip()
     last_number = re.search(r"(?<!\d)\d+$", text)

@@ -1,12 +1,14 @@
-"""One policy trained by several algorithms, and what each does about the mismatch between engines.
+"""An experiment on the mismatch between engine and trainer: one policy, several algorithms.
 
-python -m examples.mismatch            # make mismatch: within half an hour on two cores
-python -m examples.mismatch --full     # hours; resumable
+    python -m examples.mismatch            # make mismatch: at most half an hour on two cores
+    python -m examples.mismatch --full     # hours; can be interrupted and continued
 
-make_policy.py   the policy and its dense twin, from random weights
-arms.py          which runs there are: overrides on mismatch.yaml, seeds
-running.py       runs those arms that are not finished: `retrace run`, one after the other
-results.py       reads what the arms left in the store; when an arm has collapsed
-paper.py         what the R3 paper reports
-page.py          tables and plots of all that: outputs/mismatch/page
+The modules are:
+
+- make_policy.py builds the policy and its dense twin from random weights.
+- arms.py defines the runs: overrides of mismatch.yaml, and seeds.
+- running.py runs the unfinished arms with `retrace run`, one after another.
+- results.py reads the arms' results from the store, and finds the step of a collapse.
+- paper.py contains the results of the R3 paper.
+- page.py writes the page with tables and plots: outputs/mismatch/mismatch.md.
 """

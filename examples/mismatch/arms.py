@@ -1,12 +1,13 @@
-"""The arms: one settings file, mismatch.yaml, with overrides."""
+"""The arms of the experiment: overrides of one settings file, mismatch.yaml."""
 
+import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 SETTINGS = Path(__file__).with_name("mismatch.yaml")
 STORE = "store"
-"""Folder of the runs, beside the policies, below the experiment's."""
+"""The folder for the runs, in the experiment's folder."""
 MODEL_PATH = "actor_rollout_ref.model.path"
 
 _REPLAY = "actor_rollout_ref.actor.router_replay.mode"
@@ -20,7 +21,7 @@ _MIS = {  # the bounds of IcePop
     "algorithm.rollout_correction.rollout_is": "token",
     "algorithm.rollout_correction.rollout_is_threshold": "0.5_5.0",
 }
-_GSPO = {  # with the clip range and the mean of its paper, arXiv 2507.18071
+_GSPO = {  # the clip range and the averaging of the GSPO paper, arXiv 2507.18071
     "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo",
     "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
     "actor_rollout_ref.actor.clip_ratio_low": 3e-4,
@@ -33,15 +34,15 @@ class Arm:
     """One way to train the policy. Example: Arm("native", "GRPO")."""
 
     name: str
-    """Of its runs, with the seed: native-1."""
+    """The name of the arm. A run's name consists of this name and the seed, such as native-1."""
     label: str
-    """As tables and plots call it."""
+    """The label in tables and plots."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """What differs from mismatch.yaml, by dotted key."""
+    """Settings that differ from mismatch.yaml, by dotted key."""
     policy: str = "moe"
-    """moe or dense, as make_policy.py names them."""
+    """The policy that the arm trains, as make_policy.py names it: moe or dense."""
     full: bool = False
-    """Only a part of --full."""
+    """Whether only --full includes the arm."""
 
 
 ARMS = (
@@ -56,21 +57,21 @@ ARMS = (
     Arm("r3-tis", "GRPO + R3 + TIS", {**_R3, **_TIS}, full=True),
 )
 SEEDS = (1, 2, 3)
-"""Of --full; otherwise the first one alone."""
+"""The seeds of --full; without --full, only the first is used."""
 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One run of an arm. Example: ArmRun(ARMS[0], seed=1, out=Path("outputs/mismatch"))."""
+    """A run of an arm. Example: ArmRun(ARMS[0], seed=1, out=Path("outputs/mismatch"))."""
 
     arm: Arm
     seed: int
     out: Path
-    """The experiment's folder: policies, store, logs, page."""
+    """The experiment's folder, with policies, store, logs and page."""
 
     @property
     def name(self) -> str:
-        """Of the run: native-1."""
+        """The name of the run. Example: 'native-1'."""
         return f"{self.arm.name}-{self.seed}"
 
     @property
@@ -80,11 +81,11 @@ class ArmRun:
 
     @property
     def policy(self) -> Path:
-        """The folder of policy 0."""
+        """The folder of policy version 0."""
         return self.out / "policy" / self.arm.policy
 
     def settings(self, more: dict[str, str]) -> dict[str, Any]:
-        """Everything that differs from mismatch.yaml; `more` is what the user gave for all arms."""
+        """Return the overrides of mismatch.yaml; `more` are the user's overrides for all arms."""
         return {
             "trainer.experiment_name": self.name,
             "trainer.default_local_dir": str(self.out / "local"),
@@ -98,13 +99,24 @@ class ArmRun:
 
 
 def arm_runs(names: list[str], full: bool, out: Path) -> list[ArmRun]:
-    """The runs to make, in order: all arms with the first seed, then with the next.
+    """Return the experiment's runs, in order: all arms with one seed, then all with the next.
 
-    `names`: these arms only; empty: those of `make mismatch`, or all of them if `full`.
+    Args:
+        names: The names of the arms; an empty list selects the arms of `make mismatch`, or all arms
+            if `full` is set.
+        full: Whether to include all seeds.
+        out: The experiment's folder.
+
+    Raises:
+        ValueError: A name is unknown.
     """
     known = {arm.name: arm for arm in ARMS}
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"arm {unknown[0]}: unknown; there are {', '.join(known)}")
-    chosen = [known[name] for name in names] or [arm for arm in ARMS if full or not arm.full]
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        fix = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"arm {unknown[0]}: unknown; expected one of {', '.join(known)}{fix}")
+    chosen = [known[name] for name in dict.fromkeys(names)] or [
+        arm for arm in ARMS if full or not arm.full
+    ]
     seeds = SEEDS if full else SEEDS[:1]
     return [ArmRun(arm, seed, out) for seed in seeds for arm in chosen]

@@ -1,10 +1,12 @@
-"""Make the experiment's policy and its dense twin: python -m examples.mismatch.make_policy
+"""Build the experiment's policy and its dense twin: python -m examples.mismatch.make_policy
 
-Arguments: the folder to write to (outputs/mismatch/policy), and which of moe and dense. Both
-are trained from random weights on the answers of a careless pupil, as the policy of
-examples/addition is (its README says why); text, tokenizer and problems are the same. What
-differs is the shape: here routing has many ways to go wrong. Fixed seeds; weights depend on
-versions and processor in their last bits.
+The arguments are the output folder (default: outputs/mismatch/policy) and the policies to build:
+moe, dense or both (default). The program trains each policy from random weights on answers with
+deliberate mistakes. The policy of examples/addition was trained in the same way; the README there
+gives the reason. The text format, the tokenizer and the problems are also the same as in
+examples/addition. The model has a different shape: with more experts, the engine and trainer can
+disagree more often. The seeds are fixed. The last bits of the weights depend on library versions
+and on the processor.
 """
 
 import sys
@@ -16,17 +18,18 @@ ADDITION = Path(__file__).parents[1] / "addition"
 SEED = 20
 HIDDEN, LAYERS = 64, 6
 EXPERTS, TOPK = 128, 8
-EXPERT_SIZE = 32  # vLLM's CPU build takes multiples of 32
+EXPERT_SIZE = 32  # vLLM's CPU build requires a multiple of 32
 STEPS = {"moe": 450, "dense": 450}
-"""Supervised steps. By then it is right as often as the pupil: 0.40 to 0.45."""
+"""The number of supervised steps of each policy. Afterwards, 40 to 45% of a policy's answers are
+correct, as in the training data."""
 
 
 def policy_config(kind: str, tokenizer: Any) -> Any:
-    """The model's configuration: `moe`, or `dense`, whose MLP is as wide as eight experts.
+    """Return the configuration of the model `moe` or `dense`.
 
-    moe: 6 layers of 128 experts of width 32, top-8 with normalised weights, hidden size 64,
-    5 million weights. dense: the same but for an MLP of width 256 and no router, so that a token
-    meets as much arithmetic.
+    The MoE model has 6 layers of 128 experts of width 32, top-8 with normalised weights, hidden
+    size 64 and 5 million weights. The dense model has no router. Instead of experts, it has an MLP
+    of width 256, as wide as eight experts, so that the arithmetic per token is the same.
     """
     from make_model import AUX_LOSS_COEF
     from transformers import Qwen3Config, Qwen3MoeConfig
@@ -66,11 +69,20 @@ def policy_config(kind: str, tokenizer: Any) -> Any:
 
 
 def make_policy(kind: str, folder: Path, steps: int) -> float:
-    """Train a policy from random weights, write it to `folder`, return its sampled mean reward.
+    """Train a policy from random weights, write it to a folder, and return its mean reward.
 
-    The folder gets its name when all files are in it: one that is there is whole.
+    The folder gets its final name only after all files are written, so an existing folder is
+    complete.
+
+    Args:
+        kind: `moe` or `dense`.
+        folder: The output folder.
+        steps: The number of supervised steps.
+
+    Returns:
+        The mean reward of 4 samples per validation problem, at temperature 1.
     """
-    sys.path.insert(0, str(ADDITION))  # its scripts import each other by file name
+    sys.path.insert(0, str(ADDITION))  # these scripts import each other by their bare names
     import torch
     from make_model import accuracy, save, train
     from make_tokenizer import make_tokenizer
@@ -94,7 +106,7 @@ def main() -> None:
     for kind in sys.argv[2:] or STEPS:
         steps = STEPS[kind]
         if (folder / kind).is_dir():
-            print(f"{folder / kind} is there")
+            print(f"{folder / kind} already exists")
             continue
         print(f"{folder / kind}: {steps} steps", flush=True)
         print(f"{folder / kind}: mean reward {make_policy(kind, folder / kind, steps):.3f}")

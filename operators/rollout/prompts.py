@@ -1,4 +1,4 @@
-"""The staged prompts of a run, and the samples of a shard."""
+"""The staged prompts of a run, and the planned samples of a shard."""
 
 import json
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from pipeline.traces import planned_id, prompt_id, sampling_seed
 
 @dataclass(frozen=True)
 class Prompt:
-    """One staged prompt: the engine's input, and the reward function's other arguments."""
+    """One staged prompt: the engine's input, and further arguments for the reward function."""
 
     tokens: tuple[int, ...]
     """Token ids, with chat template and generation prompt applied."""
     data_source: str
     ground_truth: Any
     extra_info: Any
-    """None: the prompt file has no such column."""
+    """None if the prompt file lacks this column."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One sample to make. Example: Wanted('000003/17/2', '000003/17', '17', ...)."""
+    """One sample to generate, such as '000003/17/2' of the group '000003/17'."""
 
     id: str
     group: str
@@ -36,16 +36,17 @@ class Wanted:
     prompt: Prompt
     seed: int
     baseline: bool = False
-    """Greedy, and not trained on: its reward is the baseline of its group."""
+    """Whether this is the greedy sample of its group. It is not trained on, and its reward is the
+    group's baseline."""
 
     @property
     def request(self) -> Request:
-        """The request to the engine."""
+        """The request for the engine."""
         return Request(self.id, self.prompt.tokens, self.seed, self.baseline)
 
 
 class Prompts:
-    """The staged prompt table: columns token_ids, data_source, ground_truth, extra_info."""
+    """The staged prompt table. Columns: token_ids, data_source, ground_truth, extra_info."""
 
     def __init__(self, table: pa.Table, name: str) -> None:
         self._table = table
@@ -57,11 +58,11 @@ class Prompts:
         return cls(pq.read_table(pa.BufferReader(read_data(store, file))), file.key)
 
     def prompt(self, row: int) -> Prompt:
-        """A row of the table. Raises RolloutError when the table has no such row."""
+        """Return the prompt in a row of the table. Raises RolloutError if there is no such row."""
         if not 0 <= row < self._table.num_rows:
             raise RolloutError(
-                f"{self._name} has rows 0..{self._table.num_rows - 1}, a plan names row {row}: "
-                "the plan was made from other prompts"
+                f"{self._name}: the plan names row {row}, expected 0..{self._table.num_rows - 1}: "
+                "the plan was built from different prompts"
             )
 
         def value(column: str) -> Any:
@@ -77,12 +78,27 @@ class Prompts:
 
 
 def shards_of(worker: int, workers: int, shards: int) -> list[int]:
-    """The shards that a worker makes: shard s belongs to worker s mod workers."""
+    """Return the shards that a worker generates: shard s belongs to worker s mod `workers`.
+
+    Args:
+        worker: The worker's index, counted from 0.
+        workers: The number of rollout workers.
+        shards: The number of shards in the plan.
+    """
     return [shard for shard in range(shards) if shard % workers == worker]
 
 
 def wanted_of(plan: Plan, shard: int, prompts: Prompts) -> list[Wanted]:
-    """The samples of a shard, in the plan's order."""
+    """Return the planned samples of a shard, in the plan's order.
+
+    Args:
+        plan: The plan of a step or of a validation.
+        shard: The index of the shard in the plan.
+        prompts: The staged prompts that the plan refers to.
+
+    Raises:
+        RolloutError: The plan names a row that the prompt table lacks.
+    """
     found = []
     for planned in plan.prompts_of(shard):
         prompt = prompts.prompt(planned.row)

@@ -1,11 +1,12 @@
-"""`python -m operators.rollout.reward_process FD`: a process that runs a run's reward function.
+"""`python -m operators.rollout.reward_process FD`: compute rewards with a run's reward function.
 
-The rollout worker holds the other end of the socket FD. Messages are JSON: first the code to load
-({"source", "name", "memory_bytes"}), then a sample at a time. Each is answered by {"error": text}
-or, for a sample, {"reward", "extras"}; an answer to the code has neither when it was loaded.
+The rollout worker holds the other end of the socket FD. All messages are JSON. The worker first
+sends the code ({"source", "name", "memory_bytes"}), then one sample at a time. The answer to the
+code is empty, and the answer to a sample is {"reward", "extras"}. After an error, the answer is
+{"error": text}.
 
-The function runs in this process's main thread, so it may use signals, and may end the process.
-Nothing here imports an engine.
+The function runs in this process's main thread, so it may use signals and may end the process. This
+module does not import the engine.
 """
 
 import contextlib
@@ -30,11 +31,12 @@ _TIMERS = (
 
 
 def main(descriptor: int) -> None:
-    """Answer until the worker closes its end."""
+    """Answer the worker's messages until the worker closes the socket."""
     die_with_parent()
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
-    # Left by an exception when the worker has closed its end, perhaps while a sample was scored.
+    # The loop ends with one of these exceptions when the worker closes the socket, perhaps while a
+    # sample is being scored.
     with contextlib.suppress(EOFError, ConnectionError):
         code = json.loads(connection.recv_bytes())
         _limit_memory(code["memory_bytes"])
@@ -61,14 +63,17 @@ def _scored(function: RewardFunction, sample: dict[str, Any]) -> dict[str, Any]:
     except RewardError as error:
         return {"error": str(error)}
     finally:
-        for timer, number in _TIMERS:  # an alarm that was left on would meet the next sample
+        for timer, number in _TIMERS:  # an alarm that is still set would interrupt the next sample
             signal.setitimer(timer, 0)
             signal.signal(number, signal.SIG_DFL)
     return {"reward": found.reward, "extras": found.extras}
 
 
 def _limit_memory(limit: int) -> None:
-    """More raises MemoryError. If memory ends anyway, the kernel kills this process first."""
+    """Limit the memory of this process to `limit` bytes; beyond that, Python raises MemoryError.
+
+    If the machine's memory runs out anyway, the kernel kills this process first.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or hard > limit:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -1,4 +1,4 @@
-"""The making of samples from finished responses, in the writer's thread."""
+"""Builds samples from finished responses, in the writer's thread."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -19,7 +19,7 @@ from pipeline.traces import Sample
 
 
 class Engine(Protocol):
-    """The interface of the rollout engine."""
+    """The part of the rollout engine's interface that this module uses."""
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling
@@ -27,7 +27,7 @@ class Engine(Protocol):
         """Yield responses as they finish; see RolloutEngine."""
 
     def read(self, finished: Finished) -> Generation:
-        """Read and check a response with its routes. Raises TraceError, naming the sample."""
+        """Read and check a response and its routes. Raises a TraceError that names the sample."""
 
     def text(self, tokens_G: npt.NDArray[np.uint32]) -> str:
         """Decode a response without special tokens."""
@@ -42,11 +42,18 @@ class Response:
 
 
 class SampleMaker:
-    """Reads responses, waits for their rewards and adds them; counts them and the seconds spent.
+    """Builds samples from responses and their rewards, and counts and times its own work.
 
-    `routes`: whether the samples keep their routes. Work on arrays is counted in CPU seconds, as
-    waiting for Python's lock or for a core delays no other work.
-    Raises TraceError and RewardError, each naming the sample, and what `add` raises.
+    Work on arrays is measured in CPU seconds. Time spent waiting for Python's global lock or for a
+    core is not counted, because waiting delays no other work. Calling the maker may raise a
+    TraceError or RewardError that names the sample, or any exception that `add` raises.
+
+    Args:
+        engine: Reads the responses.
+        scorer: Computes the rewards.
+        wanted: The planned samples that the responses belong to.
+        add: Called with each finished sample.
+        routes: Whether the samples keep their routes.
     """
 
     def __init__(
@@ -63,26 +70,27 @@ class SampleMaker:
         self._add = add
         self._routes = routes
         self.capture_s = 0.0
-        """CPU seconds: routes from the engine's array to checked, sorted sets."""
+        """CPU seconds spent on turning the engine's arrays into checked, sorted sets."""
         self.score_s = 0.0
-        """Seconds of waiting for rewards that were not there yet."""
+        """Seconds spent waiting for rewards."""
         self.add_s = 0.0
-        """CPU seconds: encoding, digests, handing bytes to the store."""
+        """CPU seconds spent on encoding, computing digests and passing bytes to the store."""
         self.samples = self.tokens = 0
-        """Samples, and tokens of their responses."""
+        """The number of samples, and the number of tokens in their responses."""
         self.masked = 0
-        """Samples without a reward, because the reward function failed."""
+        """The number of samples without a reward, because the reward function failed."""
         self.lacking = 0
-        """Samples without routes for some rows."""
+        """The number of samples that lack routes for some rows."""
         self.extras: ExtraSums = {}
-        """What the reward function returned beside the score."""
+        """Sums of the values that the reward function returned in addition to the score."""
         self.sources: SourceSums = {}
-        """Rewards and extras by data source."""
+        """Sums of rewards and extras for each data source."""
 
     def score(self, finished: Finished) -> Response:
-        """Have a response scored, from the engine's thread; the rest is done by the call.
+        """Submit a response for scoring; called in the engine's thread.
 
-        What was aborted is no answer: it has no reward, whatever `reward.on_error` is.
+        Calling the maker with the returned Response completes the sample. An aborted response is
+        not an answer, so it gets no reward, regardless of `reward.on_error`.
         """
         if finished.finish_reason == "abort":
             scored: Future[Scored] = Future()
@@ -93,7 +101,7 @@ class SampleMaker:
         return Response(finished, self._scorer.submit(wanted, text, len(finished.tokens_G)))
 
     def __call__(self, response: Response) -> None:
-        """Make one sample."""
+        """Build one sample and add it; called in the writer's thread."""
         finished = response.finished
         started = time.thread_time()
         generation = self._engine.read(finished)
@@ -116,7 +124,10 @@ class SampleMaker:
         self.lacking += sample.routes is not None and not sample.routes.valid_T.all()
 
     def finish(self, work: Callable[[], None]) -> None:
-        """Run `work`, the rest of encoding and upload, after all samples were added."""
+        """Run and time `work`, which completes encoding and upload.
+
+        The caller must have added all samples.
+        """
         started = time.thread_time()
         work()
         self.add_s += time.thread_time() - started

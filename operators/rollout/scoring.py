@@ -1,11 +1,11 @@
-"""Rewards, computed by processes of their own: users' code reaches neither engine nor credentials.
+"""Computes rewards in separate processes that cannot reach the engine or the credentials.
 
     engine's thread    finished response ──► submit ─┐
     N threads          decode ─► one process each, a sample at a time, at most reward.timeout_s
     writer's thread    waits for the sample's future, in the order of the responses
 
-A process that hangs, crashes or is killed takes its own sample with it, and the next sample gets a
-new process. Messages are JSON, never pickles, so that what users' code returns cannot run here.
+If a process hangs, crashes or is killed, only its current sample fails, and the next sample gets a
+new process. Messages are JSON, never pickles, so that reading them cannot run users' code here.
 """
 
 import contextlib
@@ -38,12 +38,13 @@ _PASSED = {
     "TMPDIR", "TOKENIZERS_PARALLELISM", "TZ", "USER", "VIRTUAL_ENV",
 }  # fmt: skip
 _PASSED_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "PYTHON", "REWARD_")
-"""The environment of reward processes. What is not named here stays out: credentials of the store
-and of Prefect, and whatever else a worker is given. REWARD_ is the users' own."""
+"""Reward processes inherit the variables in _PASSED and those with these prefixes. All others, such
+as the credentials of the store and of Prefect, are withheld. For their own variables, users choose
+names with the prefix REWARD_."""
 
 
 ERROR_BYTES = 16 << 10
-"""Of the text of a masked error."""
+"""The maximum length of the error text in a masked sample, in bytes of UTF-8."""
 _UNWRITABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -52,14 +53,14 @@ class RewardCode:
     """The code that scores a run's samples. Example: RewardCode(b'def compute_score...', ...)."""
 
     source: bytes | None
-    """The reward file; None: the built-in scorers, by data_source."""
+    """The content of the reward file. None selects a built-in scorer for each data_source."""
     name: str = "compute_score"
-    """The function in the file."""
+    """The name of the function in the file."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A sample's reward, or the error that prevented it."""
+    """A sample's reward, or the error if there is no reward."""
 
     reward: float | None
     error: str | None
@@ -67,15 +68,23 @@ class Scored:
 
 
 class _EndedError(Exception):
-    """The process of a sample ended, or was ended; the text says how."""
+    """A process exited or was killed before it answered; the text describes how it ended."""
 
 
 class Scorer:
-    """The run's reward function in `settings.num_workers` processes, started when first needed.
+    """Runs the reward function in up to `settings.num_workers` processes.
 
-    `max_length`: of a response, in tokens, for the penalty on long ones.
-    The constructor raises RewardError when the code cannot be loaded within `start_timeout_s`.
-    Leaving the block ends the processes and cancels what waits.
+    The constructor starts the first process; each other process is started on its first use.
+    Leaving the `with` block ends the processes and cancels waiting samples.
+
+    Args:
+        code: The code to run.
+        settings: The reward settings.
+        start_timeout_s: Seconds that a process may take to load the code.
+        max_length: The maximum length of a response in tokens, for the penalty on long responses.
+
+    Raises:
+        RewardError: The code cannot be loaded, or loading it takes too long.
     """
 
     def __init__(
@@ -90,22 +99,29 @@ class Scorer:
         try:
             self._processes[0].start()
         except _EndedError as error:
-            raise RewardError(f"reward file: while it was loaded, {error}; mend it") from error
-        # Last in, first out: as few processes are started as are needed at once.
+            raise RewardError(f"reward file: loading it failed: {error}; fix the file") from error
+        # Last in, first out, so that no more processes are started than are needed simultaneously.
         self._idle: LifoQueue[_RewardProcess] = LifoQueue()
         for process in reversed(self._processes):
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(settings.num_workers, thread_name_prefix="reward")
 
     def submit(self, wanted: Wanted, text: Callable[[], str], length: int) -> Future[Scored]:
-        """Score a response of `length` tokens, whose text is decoded in a thread too.
+        """Submit a response for scoring.
 
-        The future raises RewardError, naming the sample, unless errors are masked.
+        Args:
+            wanted: The planned sample.
+            text: Decodes the response; it is called in a scoring thread.
+            length: The length of the response in tokens.
+
+        Returns:
+            A future. If scoring fails and errors are not masked, the future raises a RewardError
+            that names the sample.
         """
         return self._threads.submit(self._scored, wanted, text, length)
 
     def close(self) -> None:
-        """End all processes, also those that hang."""
+        """End all processes, including those that hang."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.stop()
@@ -147,11 +163,10 @@ class Scorer:
     def _without_answer(self, wanted: Wanted, how: str) -> dict[str, Any]:
         source = wanted.prompt.data_source
         if self._code.source is None and (scorer := find_scorer(source)) is not None:
-            # As in verl: an answer that cannot be compared is not the right one.
+            # As in verl, an answer that cannot be compared counts as wrong.
             return {"reward": scorer.wrong_reward, "extras": {"acc": False}}
         return {
-            "error": f"{at_sample(wanted.id, source)}: the reward function was called and {how}; "
-            + MEND
+            "error": f"{at_sample(wanted.id, source)}: the reward function failed: {how}; " + MEND
         }
 
     def __enter__(self) -> Self:
@@ -168,7 +183,10 @@ class Scorer:
 
 @dataclass
 class _RewardProcess:
-    """A process that scores one sample at a time. All but `stop` is for one thread at a time."""
+    """A process that scores one sample at a time.
+
+    Only one thread at a time may call its methods, except for `stop`.
+    """
 
     code: RewardCode
     start_timeout_s: float
@@ -179,7 +197,7 @@ class _RewardProcess:
     def start(self) -> None:
         """Start the process and load the code.
 
-        Raises RewardError when the code cannot be used, _EndedError when it ends the process.
+        Raises RewardError if the code cannot be used, and _EndedError if the code ends the process.
         """
         self._connection, theirs = Pipe()
         with theirs:
@@ -189,15 +207,15 @@ class _RewardProcess:
                 stdin=subprocess.DEVNULL,
                 env=reward_environment(),
                 pass_fds=(descriptor,),
-                start_new_session=True,  # so that what the function starts can be ended with it
+                start_new_session=True,  # so that the function's child processes end with it
             )
-        if self._stopped:  # by another thread, which may have found no process yet
+        if self._stopped:  # another thread called `stop`, perhaps before the process existed
             self._kill()
         source = self.code.source
         message = {
-            "source": None if source is None else source.decode("latin-1"),  # a byte, a letter
+            "source": None if source is None else source.decode("latin-1"),  # keeps all bytes
             "name": self.code.name,
-            "memory_bytes": memory_size() // 2,  # the other half is the engine's
+            "memory_bytes": memory_size() // 2,  # the other half is for the engine
         }
         error = self._exchange(message, self.start_timeout_s, "launch.start_timeout_s").get("error")
         if error is not None:
@@ -205,21 +223,21 @@ class _RewardProcess:
             raise RewardError(error)
 
     def ask(self, sample: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
-        """The answer to a sample. Raises _EndedError, saying how the process ended instead."""
+        """Return the answer to a sample. Raises _EndedError if the process ended without one."""
         if self._connection is None:
             try:
                 self.start()
-            except RewardError as error:  # this file could be loaded before
-                raise _EndedError(f"after an earlier end of its process, {error}") from error
+            except RewardError as error:  # although the first process could load it
+                raise _EndedError(f"its process ended, and a new one failed: {error}") from error
         return self._exchange(sample, timeout_s, "reward.timeout_s")
 
     def stop(self) -> None:
-        """End the process for good, whatever it does; another thread may be waiting for it."""
+        """End the process permanently; another thread may be waiting for it."""
         self._stopped = True
         self._kill()
 
     def end(self) -> int:
-        """Kill and reap the process, and return its exit code; 0 if there is none."""
+        """Kill and reap the process, and return its exit code; 0 if no process was started."""
         self._kill()
         process, connection = self._process, self._connection
         self._process = self._connection = None
@@ -235,14 +253,16 @@ class _RewardProcess:
             self._connection.send_bytes(json.dumps(message).encode())
             if not self._connection.poll(limit_s):
                 self.end()
-                raise _EndedError(f"it did not return within {limit}={limit_s:g} s and was ended")
+                raise _EndedError(
+                    f"it did not return within {limit}={limit_s:g} s, so its process was ended"
+                )
             answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError) as error:
             raise _EndedError(_how_it_ended(self.end())) from error
         return answer
 
     def _kill(self) -> None:
-        """Kill the process and what it started. The exit code of one that has ended stays."""
+        """Kill the process and its children. A process that has ended keeps its exit code."""
         process = self._process
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -250,10 +270,10 @@ class _RewardProcess:
 
 
 def reward_environment() -> dict[str, str]:
-    """The environment of the processes that run users' code: no credentials.
+    """Return the environment for the processes that run users' code, without credentials.
 
-    They import what this process can import. Python's hashes are the same in all of them, so that
-    a function that goes through a set finds the same order after a restart.
+    These processes can import the same modules as this process. Python's hashes are the same in
+    every process, so a function that iterates over a set sees the same order after a restart.
     """
     passed = {
         name: value
@@ -265,10 +285,10 @@ def reward_environment() -> dict[str, str]:
 
 
 def _writable(error: str) -> str:
-    """An error's text as a trace may hold and a terminal show it.
+    """Return an error's text in a form that a trace can store and a terminal can show.
 
-    Controls but line ends and tabs, and halves of surrogate pairs, become U+FFFD; what is longer
-    than ERROR_BYTES in UTF-8 is cut, with "..." at its end.
+    U+FFFD replaces unpaired surrogates, and control characters other than line feeds and tabs. A
+    text longer than ERROR_BYTES in UTF-8 is truncated and ends with "...".
     """
     text = _UNWRITABLE.sub("\ufffd", error)
     if len(content := text.encode()) <= ERROR_BYTES:
@@ -277,10 +297,10 @@ def _writable(error: str) -> str:
 
 
 def _unwritable(wanted: Wanted, extras: dict[str, Any]) -> str | None:
-    """Why a trace cannot hold what was returned beside the score; None: it can."""
+    """Return why a trace cannot store the extras of a sample, or None if it can."""
     where = at_sample(wanted.id, wanted.prompt.data_source)
     try:
-        # as long as the penalty on long responses can make them
+        # Includes the longest text that the penalty on long responses can add.
         json_text({"overlong_reward": -1.7976931348623157e308, **extras}, f"{where}: extras")
     except TraceError as error:
         return f"{error}; {MEND}"
@@ -289,7 +309,7 @@ def _unwritable(wanted: Wanted, extras: dict[str, Any]) -> str | None:
 
 def _how_it_ended(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "its process was killed (SIGKILL: perhaps by the kernel, for want of memory)"
+        return "its process was killed (SIGKILL, perhaps by the kernel because memory ran out)"
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
     return f"its process ended with exit code {code}"

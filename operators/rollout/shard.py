@@ -1,10 +1,10 @@
-"""One shard: generate, score, commit.
+"""Generates, scores and commits one shard.
 
 engine's thread    step, step, step ──► finished responses ─┐  put: waits when memory is full
 reward's threads                                            ├► decode, score
 writer's thread                                             └► check, wait for the reward, encode,
                                                                upload
-engine's thread    last token ──► waits for the thread ──► files finished ──► commit
+engine's thread    last token ──► waits for the writer ──► files finished ──► commit
 """
 
 import logging
@@ -20,6 +20,7 @@ from operators.rollout.prompts import Prompts, Wanted, wanted_of
 from operators.rollout.sample_maker import Engine, SampleMaker
 from operators.rollout.scoring import Scorer
 from pipeline import progress
+from pipeline.policies.cache import PolicyTimes
 from pipeline.run import keys
 from pipeline.run.amendments import refuse_amended
 from pipeline.run.commit import Committed, commit, file_list, new_write_id
@@ -40,14 +41,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Task:
-    """A plan and its prompts."""
+    """A plan with the prompt table that it refers to."""
 
     plan: Plan
     prompts: Prompts
 
     @property
     def name(self) -> str:
-        """The task's name for logs. Example: 'step 3'."""
+        """The task's name in logs. Example: 'step 3'."""
         if isinstance(self.plan, StepPlan):
             return f"step {self.plan.step}"
         return f"validation of policy {self.plan.policy_version}"
@@ -55,45 +56,55 @@ class Task:
 
 @dataclass(frozen=True)
 class Spent:
-    """The time of the engine's thread, in seconds."""
+    """Times measured in the engine's thread, in seconds."""
 
     started: float
     """time.monotonic() at the start."""
     generation_s: float
-    """From the first request to the last token."""
+    """The time from the first request to the last token."""
     blocked_s: float
-    """Part of it: the engine stopped, because the writer's memory was full."""
+    """The part of `generation_s` during which the engine waited because the writer's memory was
+    full."""
 
 
 Made = tuple[SampleMaker, Spent, Committed]
+_NO_POLICY = PolicyTimes()
 
 
 @dataclass(frozen=True)
 class ShardMaker:
-    """Makes and commits the shards of one rollout worker."""
+    """The part of a rollout worker that generates and commits its shards."""
 
     store: Store
     engine: RolloutEngine
     scorer: Scorer
     geometry: Geometry | None
-    """The model's geometry; None: a dense model."""
+    """The model's geometry; None for a dense model."""
     worker: int
-    """Index of the worker, for the commits."""
+    """The worker's index, to be recorded in commits."""
     buffer_bytes: int
-    """Maximum memory of samples that are generated but not yet written."""
+    """The maximum total size, in bytes, of samples that have been generated but not yet written."""
     amendments: int
-    """How many amendments of the run the worker knows; with more, nothing is committed."""
+    """The number of amendments that the worker has applied. If the run has more, the worker commits
+    nothing."""
     compression: Compression = "zstd"
-    """Of the routes files."""
+    """The compression of the routes files."""
 
-    def make(self, task: Task, shard: int, weights: str) -> None:
-        """Make and commit a shard; the engine must have the task's policy loaded.
+    def make(self, task: Task, shard: int, weights: str, policy: PolicyTimes = _NO_POLICY) -> None:
+        """Generate and commit a shard; the engine must have the task's policy version loaded.
 
-        `weights` is the digest of that policy's weights.
+        Samples are encoded and uploaded while others are generated. An error aborts the engine's
+        other requests, and nothing is committed.
 
-        Samples are encoded and uploaded while others are generated. Raises RolloutError,
-        TraceError and RewardError, each naming the sample, and StoreError, also when the run was
-        amended; an error aborts the engine's other requests, and nothing is committed.
+        Args:
+            task: The plan and its prompts.
+            shard: The index of the shard in the plan.
+            weights: The weights digest of the loaded policy version.
+            policy: Time spent loading policy versions since the last shard.
+
+        Raises:
+            RolloutError, TraceError, RewardError: A sample failed; the message names it.
+            StoreError: The store failed, or the run was amended.
         """
         plan = task.plan
         wanted = wanted_of(plan, shard, task.prompts)
@@ -101,7 +112,7 @@ class ShardMaker:
             f"{task.name} shard {plan.number_of(shard)}: generating", len(wanted), "samples"
         )
         if isinstance(plan, StepPlan):
-            maker, spent, committed = self._make_step(plan, shard, wanted, weights)
+            maker, spent, committed = self._make_step(plan, shard, wanted, weights, policy)
         else:
             maker, spent, committed = self._make_validation(plan, shard, wanted)
         _log(task, plan.number_of(shard), maker, spent, committed)
@@ -120,13 +131,19 @@ class ShardMaker:
         return maker, spent, commit(self.store, plan.shard_key(shard), body | known, write_id)
 
     def _make_step(
-        self, plan: StepPlan, shard: int, wanted: Sequence[Wanted], weights: str
+        self,
+        plan: StepPlan,
+        shard: int,
+        wanted: Sequence[Wanted],
+        weights: str,
+        policy: PolicyTimes,
     ) -> Made:
         geometry = self.geometry if plan.routes else None
         provenance = None
         if geometry is not None:
             provenance = Provenance("R3", self.engine.version, self.engine.name)
-        # Half of the memory is for responses that wait for the thread, half for the writer.
+        # Half of the memory is for responses that wait for the writer's thread; the other half is
+        # for that thread's work.
         half = self.buffer_bytes // 2
         policies = {self.engine.version: weights}
         with ShardWriter(
@@ -146,6 +163,7 @@ class ShardMaker:
             spent = stream(self.engine, wanted, plan.sampling, maker, half)
             maker.finish(writer.finish)
             seconds = facts(maker, spent, writer.upload_s)
+            seconds |= {"policy_fetch_s": policy.fetch, "policy_stall_s": policy.stall}
             refuse_amended(self.store, self.amendments)
             known = {"worker": self.worker, AMENDMENTS: self.amendments}
             made = {"tokens": maker.tokens, "extras": maker.extras, "sources": maker.sources}
@@ -160,7 +178,19 @@ def stream(
     maker: SampleMaker,
     buffer_bytes: int,
 ) -> Spent:
-    """Generate, make samples of finished responses in a second thread, and wait for both."""
+    """Generate responses, build their samples in a second thread, and wait for the last sample.
+
+    Args:
+        engine: Generates the responses.
+        wanted: The planned samples.
+        sampling: The plan's sampling settings.
+        maker: Submits responses for scoring, and builds the samples.
+        buffer_bytes: Limits the total size, in bytes, of the responses that wait for the second
+            thread.
+
+    Returns:
+        The times measured in the engine's thread.
+    """
     started = time.monotonic()
     requests = [one.request for one in wanted]
     with (
@@ -176,11 +206,17 @@ def stream(
 
 
 def facts(maker: SampleMaker, spent: Spent, upload_s: float) -> dict[str, float]:
-    """Seconds for the commit: the writer's thread by part, and the waiting that it caused.
+    """Return the times that a shard's commit records, in seconds.
 
-    `capture_s` and `encode_s` are CPU seconds. `upload_s` is the time that the thread spent on the
-    store, waiting included, `blocked_s` how long the engine stopped because the writer's memory was
-    full, `after_generation_s` the worker's time after its last token.
+    `score_s` is the time that the writer's thread waited for rewards. `capture_s` and `encode_s`
+    are that thread's CPU seconds for reading routes and for encoding. `upload_s` is the time that
+    the writer spent on the store, including waiting. `blocked_s` is how long the engine waited
+    because the writer's memory was full. `after_generation_s` is the time since the last token.
+
+    Args:
+        maker: Holds the times measured in the writer's thread.
+        spent: The times measured in the engine's thread.
+        upload_s: Seconds that the writer spent on the store.
     """
     return {
         "generation_s": spent.generation_s,
@@ -210,7 +246,7 @@ def _validation_body(
 
 def _log(task: Task, shard: int, maker: SampleMaker, spent: Spent, committed: Committed) -> None:
     log.info(
-        "%s shard %d: %d samples, %d tokens in %.1f s (%.0f tokens/s), %.1f s in all%s%s%s",
+        "%s shard %d: %d samples, %d tokens in %.1f s (%.0f tokens/s), %.1f s in total%s%s%s",
         task.name,
         shard,
         maker.samples,
@@ -218,15 +254,15 @@ def _log(task: Task, shard: int, maker: SampleMaker, spent: Spent, committed: Co
         spent.generation_s,
         maker.tokens / spent.generation_s,
         time.monotonic() - spent.started,
-        f"; {maker.lacking} samples lack routes" if maker.lacking else "",
-        f"; {maker.masked} rewards failed and are masked" if maker.masked else "",
-        "" if committed.ours else "; another worker had committed it already",
+        f"; {maker.lacking} samples lack some routes" if maker.lacking else "",
+        f"; {maker.masked} samples are masked, because scoring them failed" if maker.masked else "",
+        "" if committed.ours else "; another worker had already committed this shard",
     )
     if spent.blocked_s > max(1.0, 0.01 * spent.generation_s):
         log.warning(
-            "%s shard %d: the engine stood still for %.1f s, because the writer's memory was full: "
-            "raise actor_rollout_ref.rollout.trace_buffer_mib, or look at the store and the reward "
-            "function (waited for it %.1f s: raise reward.num_workers)",
+            "%s shard %d: the engine waited for %.1f s because the writer's memory was full: raise "
+            "actor_rollout_ref.rollout.trace_buffer_mib, or check the speed of the store and of "
+            "the reward function (waiting for rewards took %.1f s: raise reward.num_workers)",
             task.name,
             shard,
             spent.blocked_s,

@@ -1,4 +1,4 @@
-"""The rollout engine's requests and results."""
+"""Requests to the rollout engine, and the engine's results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,69 +9,74 @@ import numpy.typing as npt
 from pipeline.traces.format.types import Routes, VersionSpan
 
 FINISH_REASONS = ("stop", "length", "abort")
-"""Why generation ended: at an end token, at the longest length, or because the engine gave up."""
+"""Reasons why generation ended: an end token, the maximum length, or an abort by the engine."""
 
 
 class RolloutError(Exception):
-    """A rollout cannot continue; the text names the sample, object or setting and the fix."""
+    """An error that stops a rollout.
+
+    The message names the sample, object or setting, and gives a fix.
+    """
 
 
 @dataclass(frozen=True)
 class Request:
-    """One sample to make. Example: Request('000003/17/2', (2, 282, 201), 1234567)."""
+    """One sample to generate. Example: Request('000003/17/2', (2, 282, 201), 1234567)."""
 
     id: str
-    """The sample's id, for errors and logs."""
+    """The sample's id, for error messages and logs."""
     prompt_tokens: tuple[int, ...]
-    """P token ids, equal for all samples of a group, which share them in the prefix cache."""
+    """P token ids, the same for all samples of a group, so that these samples share prefix cache
+    entries."""
     seed: int
-    """The sampling seed of this sample alone."""
+    """The sampling seed of this sample."""
     greedy: bool = False
-    """Whether the likeliest token is taken each time, whatever the sampling of the others is."""
+    """Whether the engine always takes the likeliest token, regardless of the plan's sampling."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One response of the engine, whose routes are not yet read.
+    """One response from the engine; its routes have not been read yet.
 
-    Raises RolloutError, naming the sample, for a finish reason that is none of FINISH_REASONS.
+    Raises RolloutError, naming the sample, if the finish reason is not one of FINISH_REASONS.
     """
 
     request: Request
     tokens_G: npt.NDArray[np.uint32]
     logprobs_G: npt.NDArray[np.float32]
     routes_TDK: npt.NDArray[Any] | None
-    """The engine's own array, S-1 rows for every decoder layer. None: not recorded, or aborted."""
+    """The engine's own array with S-1 rows and all decoder layers. None if the engine did not
+    record routes or aborted the request."""
     finish_reason: str
     """One of FINISH_REASONS."""
     version_spans: tuple[VersionSpan, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what the trainer would not know how to treat."""
+        """Refuse finish reasons that the trainer does not support."""
         if self.finish_reason not in FINISH_REASONS:
             raise RolloutError(
                 f"sample {self.request.id}: the engine ended it with {self.finish_reason!r}, "
-                f"expected one of {FINISH_REASONS}; start the worker again, which makes the shard "
-                "anew, and look at the engine's log"
+                f"expected one of {FINISH_REASONS}; check the engine's log, and restart the "
+                "worker, so that it generates the shard again"
             )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that are freed with this object."""
+        """The memory that is freed with this object, in bytes."""
         routes = 0 if self.routes_TDK is None else self.routes_TDK.nbytes
         return int(self.tokens_G.nbytes + self.logprobs_G.nbytes + routes)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One response, with the engine's data about it. G tokens, S = P + G."""
+    """One response with its checked routes. The response has G tokens; S = P + G."""
 
     tokens_G: npt.NDArray[np.uint32]
-    """The engine's own ids; the last one is the end token when finish_reason is 'stop'."""
+    """The engine's own token ids. The last is the end token if finish_reason is 'stop'."""
     logprobs_G: npt.NDArray[np.float32]
-    """Log-probs under the distribution that was sampled from."""
+    """The log-probs under the distribution that the tokens were sampled from."""
     routes: Routes | None
-    """S-1 rows; None: the engine does not record routes."""
+    """Routes for S-1 rows; None if the engine does not record routes."""
     finish_reason: str
     """One of FINISH_REASONS."""
     version_spans: tuple[VersionSpan, ...]

@@ -1,29 +1,37 @@
 """The program of a rollout worker.
 
-    consumes                          waits for (made by)                  makes
+    reads                             waits for (written by)               writes
+
     run.json, attempts/A.json         –                                    –
-    newest policy that its next       –                                    –
-    step may need (starts the engine
-    while the trainer starts)
-    ┌► steps/N/plan.json        ┐     whichever is first, or A's stop
+
+    newest policy that the worker's   –                                    –
+    next step may need (the engine
+    starts while the trainer starts)
+
+    ┌► steps/N/plan.json        ┐     the first of these, or A's stop
     │  steps/N/plan.KKKKK.json  │     (the flow)
     │  validations/V/plan.json  ┘
-    │  policies/V/policy.json         that, or A's stop (the trainer)
+    │  policies/V/policy.json         this, or A's stop (the trainer)
+    │  policies/V+1, ahead of use     (a thread, while the engine generates)
     └─ own shards of the plan         –                                    steps/N/rollout/S.json
                                                                            validations/V/S.json
 
-Processes do not call each other: the flow seals a step when all its shards exist, which unblocks
-the trainer; the trainer's next policy, and the flow's next plan, unblock this worker. A restarted
-worker skips sealed steps and committed shards and makes what is missing. Steps come before
-validations, so that the trainer has work while a policy is validated. With dynamic sampling a step
-may have more than one plan: until it is sealed, the worker waits for the next one and does nothing
-else, as another step or a validation may need another policy.
+Processes do not call each other. The flow seals a step when all its shards exist, and the manifest
+unblocks the trainer. The trainer's next policy version and the flow's next plan unblock this
+worker. A restarted worker skips sealed steps and committed shards, and generates the missing
+shards.
+
+Steps take precedence over validations, so that the trainer has work while a policy version is
+validated. With dynamic sampling a step may have more than one plan. Until that step is sealed, the
+worker waits for the step's next plan and does no other work, because a validation or another step
+may need a different policy version.
 """
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
@@ -33,17 +41,19 @@ from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.types import RolloutError
 from pipeline import progress
 from pipeline.config.tree import RunConfig
+from pipeline.policies.cache import PolicyCache, PolicyTimes, cache_folder
+from pipeline.policies.fetch import Held
+from pipeline.policies.prefetch import Prefetch
+from pipeline.policies.weights import Tensor
 from pipeline.run import keys
 from pipeline.run.amendments import amended, read_amendments
 from pipeline.run.attempts import Attempt, in_force, read_attempt
 from pipeline.run.commit import read_data
 from pipeline.run.description import read_created
 from pipeline.run.plan import StepPlan, read_plan
-from pipeline.run.planning import most_sub_plans
-from pipeline.run.policy import fetch_policy
+from pipeline.run.planning import most_sub_plans, policy_version
 from pipeline.run.run_config import config_of
 from pipeline.run.wait import wait_for_any
-from pipeline.scratch import scratch_folder
 from pipeline.store import Store, open_store
 from pipeline.traces import Geometry
 
@@ -52,18 +62,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of the run, which do not change during the worker's life."""
+    """The inputs of the run, which do not change while the worker runs."""
 
     config: RunConfig
     """The settings in force in the worker's attempt."""
     geometry: Geometry | None
-    """None: a dense model."""
+    """The model's geometry; None for a dense model."""
     prompts: Prompts
     val_prompts: Prompts | None
-    """None: the run validates nothing."""
+    """The validation prompts; None if the run does not validate."""
     code: RewardCode
     amendments: int
-    """How many amendments of the run they are made with."""
+    """The number of the run's amendments that are applied to the inputs."""
 
 
 @dataclass
@@ -76,17 +86,23 @@ class Worker:
     inputs: Inputs
     engine: RolloutEngine
     weights: str
-    """Weights digest of the policy that the engine has loaded."""
+    """The weights digest of the policy version that the engine has loaded."""
+    policies: PolicyCache
+    ahead: Prefetch
     scorer: Scorer
     step: int
-    """The first step that may still need shards of this worker."""
+    """The first step that may still need shards from this worker."""
     validations: list[int]
-    """Versions whose validation may still need shards of this worker, ascending."""
+    """The policy versions whose validation may still need shards from this worker, ascending."""
     sub_plan: int = 0
-    """The first sub-plan of that step that may still need shards of this worker."""
+    """The first sub-plan of `step` that may still need shards from this worker."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """The tensors of the loaded policy version; empty if no share lists them."""
+    times: PolicyTimes = field(default_factory=PolicyTimes)
+    """Time spent loading policy versions that is not yet recorded in a shard's commit."""
 
     def run(self) -> None:
-        """Make this worker's shards of every plan until the attempt's stop object exists."""
+        """Generate this worker's shards for every plan until the attempt's stop object exists."""
         maker = ShardMaker(
             store=self.store,
             engine=self.engine,
@@ -101,36 +117,50 @@ class Worker:
             for shard in self._missing(task):
                 if self._stopped():
                     break
-                maker.make(task, shard, self.weights)
-        log.info("stop object found: nothing more is made")
+                maker.make(task, shard, self.weights, self.times)
+                self.times = PolicyTimes()
+        log.info("stop object found: the worker ends")
 
     def _next_task(self) -> Task | None:
-        """Wait for the next plan with missing shards of this worker; None: stopped."""
+        """Wait for the next plan that still needs shards from this worker.
+
+        Returns None if the attempt is stopped.
+        """
         stop = keys.stop(self.attempt.number)
         while True:
             found = self._await_any([stop, *self._next_keys()])
             if found == stop:
                 return None
-            if found != keys.manifest(self.step):  # else its step is sealed, and the next is due
-                return self._task(found)
+            if found == keys.manifest(self.step):
+                continue  # the step is sealed; wait for the next step's plan
+            task = self._task(found)
+            if self._missing(task):
+                return task
 
     def _next_keys(self) -> list[str]:
-        """The keys to wait for; the earliest in the list counts most."""
+        """Return the keys to wait for; earlier keys in the list take precedence."""
         total = self.inputs.config.trainer.total_training_steps
         while self.step < total and self._step_finished():
             self.step, self.sub_plan = self.step + 1, 0
+        # The worker may skip versions: if an attempt with fewer workers planned a step, this worker
+        # may have no shard in that step.
+        self.policies.needs(policy_version(self.step, self.inputs.config.trainer.max_staleness))
         if self.sub_plan:
             return [keys.sub_plan(self.step, self.sub_plan), keys.manifest(self.step)]
-        self.validations = [
-            version
-            for version in self.validations
-            if not self._finished(keys.validation_plan(version))
-        ]
+        # The flow plans the validation of version v once step v - 1 is trained, so it has planned
+        # step v - 1 by then. A worker that waits for the plan of step N therefore looks only for
+        # validations of versions up to N.
+        due = [version for version in self.validations if version <= self.step]
+        finished = {one for one in due if self._finished(keys.validation_plan(one))}
+        self.validations = [one for one in self.validations if one not in finished]
         plans = [keys.plan(self.step)] if self.step < total else []
-        return plans + [keys.validation_plan(version) for version in self.validations]
+        return plans + [keys.validation_plan(one) for one in due if one not in finished]
 
     def _step_finished(self) -> bool:
-        """Whether a step is sealed, or all of this worker's shards of all its plans committed."""
+        """Return whether `step` is sealed, or needs no more shards from this worker.
+
+        Advances `sub_plan` past finished sub-plans.
+        """
         most = most_sub_plans(self.inputs.config)
         while not self._exists(keys.manifest(self.step)):
             if self.sub_plan == most:
@@ -141,15 +171,16 @@ class Worker:
         return True
 
     def _await_any(self, wanted: list[str]) -> str:
-        # Between two plans lie at most the other workers' part of a rollout and a training step,
-        # and both may include a worker's start. The flow, which waits for each, gives up first.
+        # Between two plans, the other workers may still have to finish their part of a rollout, and
+        # the trainer may have to train a step; each of these may include a worker's start. The flow
+        # limits the two times separately, so it times out first.
         progress.say("waiting for the next step")
         launch = self.inputs.config.launch
         timeout_s = 2 * (launch.start_timeout_s + launch.step_timeout_s)
         return wait_for_any(self.store, wanted, timeout_s, "the flow")
 
     def _finished(self, plan_key: str) -> bool:
-        """Whether a plan exists and all of this worker's shards are committed."""
+        """Return whether a plan exists and all of this worker's shards in it are committed."""
         return self._exists(plan_key) and not self._missing(self._task(plan_key))
 
     def _task(self, plan_key: str) -> Task:
@@ -157,7 +188,9 @@ class Worker:
         if isinstance(plan, StepPlan):
             return Task(plan, self.inputs.prompts)
         if self.inputs.val_prompts is None:
-            raise RolloutError(f"{plan_key}: run.json names no validation prompts")
+            raise RolloutError(
+                f"{plan_key}: found a validation plan, but run.json names no validation prompts"
+            )
         return Task(plan, self.inputs.val_prompts)
 
     def _missing(self, task: Task) -> list[int]:
@@ -165,7 +198,7 @@ class Worker:
         return [shard for shard in own if not self._exists(task.plan.shard_key(shard))]
 
     def _load(self, version: int) -> bool:
-        """Wait for a policy and load it; False: stopped while waiting."""
+        """Wait for a policy version and load it; return False if the attempt was stopped first."""
         if version == self.engine.version:
             return True
         progress.say(f"waiting for policy {version}")
@@ -176,18 +209,32 @@ class Worker:
             return False
         progress.say(f"loading policy {version}")
         started = time.monotonic()
-        with scratch_folder("policy") as folder:
-            weights = fetch_policy(self.store, version, folder)
+        with self.policies.held(version) as held:
             fetched = time.monotonic()
-            self.engine.load(folder, version)
-        self.weights = weights
+            changed = self._changed(held)
+            self.engine.load(held.folder, version, changed)
+        loaded = time.monotonic()
+        self.weights, self.tensors = held.weights, held.tensors
+        took = self.policies.loaded(version)
+        self.times = PolicyTimes(self.times.fetch + took, self.times.stall + loaded - started)
+        self.ahead.fetch(version + 1)
         log.info(
-            "policy %d loaded: %.1f s to fetch, %.1f s to load",
+            "policy %d loaded (changed tensors: %s of %d); fetching took %.1f s, of which the "
+            "engine waited for %.1f s; loading took %.1f s",
             version,
+            "any" if changed is None else len(changed),
+            len(held.tensors),
+            took,
             fetched - started,
-            time.monotonic() - fetched,
+            loaded - fetched,
         )
         return True
+
+    def _changed(self, held: Held) -> set[str] | None:
+        """Return the names of tensors that differ from the loaded version; None if unknown."""
+        if not self.tensors or not held.tensors:
+            return None
+        return {name for name, of in held.tensors.items() if of != self.tensors.get(name)}
 
     def _stopped(self) -> bool:
         return self._exists(keys.stop(self.attempt.number))
@@ -197,35 +244,58 @@ class Worker:
 
 
 def run(run_uri: str, index: int, attempt_number: int) -> None:
-    """Run rollout worker `index` of an attempt until it is stopped. See the module's diagram."""
+    """Run a rollout worker of an attempt until it is stopped. See the module's diagram.
+
+    Args:
+        run_uri: The URI of the run's root.
+        index: The worker's index, counted from 0.
+        attempt_number: The number of the attempt.
+
+    Raises:
+        RolloutError: The attempt has no worker with this index, or the rollout failed.
+    """
     store = open_store(run_uri)
     attempt = read_attempt(store, attempt_number)
     if not 0 <= index < attempt.rollout_workers:
         raise RolloutError(
-            f"--worker {index}: attempt {attempt_number} has rollout workers "
-            f"0..{attempt.rollout_workers - 1}"
+            f"--worker {index}: expected 0..{attempt.rollout_workers - 1}, the rollout workers of "
+            f"attempt {attempt_number}"
         )
     inputs = read_inputs(store, attempt)
     trainer = inputs.config.trainer
     step = first_open_step(store, trainer.total_training_steps)
     version = version_at_start(store, step, trainer.max_staleness)
-    with start_scorer(inputs) as scorer:
-        engine, weights = start_engine(store, inputs, version)
-        with closing(engine):
+    root = cache_folder(inputs.config.store.policy_cache)
+    with start_scorer(inputs) as scorer, closing(PolicyCache(store, root)) as policies:
+        engine, held = start_engine(policies, inputs, version)
+        with closing(engine), closing(Prefetch(store, policies)) as ahead:
             say_ready()
-            validations = list(attempt.validations)
-            Worker(store, index, attempt, inputs, engine, weights, scorer, step, validations).run()
+            ahead.fetch(version + 1)
+            Worker(
+                store=store,
+                index=index,
+                attempt=attempt,
+                inputs=inputs,
+                engine=engine,
+                weights=held.weights,
+                tensors=held.tensors,
+                policies=policies,
+                ahead=ahead,
+                scorer=scorer,
+                step=step,
+                validations=list(attempt.validations),
+            ).run()
 
 
 def read_inputs(store: Store, attempt: Attempt) -> Inputs:
-    """Read the run's inputs. Raises RolloutError for a run whose samples are there already."""
+    """Read the run's inputs. Raises RolloutError if the run replays recorded samples."""
     amendments = read_amendments(store)
     run = amended(read_created(store), amendments)
     config, staged = in_force(config_of(run), attempt), run.inputs
     if config.actor_rollout_ref.actor.router_replay.replay_file is not None:
         raise RolloutError(
-            "run.json names traces to replay (actor_rollout_ref.actor.router_replay.replay_file): "
-            "such a run has no rollout workers"
+            "run.json names traces to replay (actor_rollout_ref.actor.router_replay.replay_file), "
+            "so the run needs no rollout workers; do not start any"
         )
     function = config.custom_reward_function
     code = RewardCode(None)
@@ -243,7 +313,7 @@ def read_inputs(store: Store, attempt: Attempt) -> Inputs:
 
 
 def start_scorer(inputs: Inputs) -> Scorer:
-    """Start scoring in processes of its own; close it. Raises RewardError for unusable code."""
+    """Start a scorer; the caller must close it. Raises RewardError if the code cannot be used."""
     config = inputs.config
     return Scorer(
         inputs.code, config.reward, config.launch.start_timeout_s, config.data.max_response_length
@@ -251,14 +321,21 @@ def start_scorer(inputs: Inputs) -> Scorer:
 
 
 def first_open_step(store: Store, total: int) -> int:
-    """The first step without a manifest."""
+    """Return the first of `total` steps without a manifest, or `total` if all are sealed."""
     return next((s for s in range(total) if store.size(keys.manifest(s)) is None), total)
 
 
 def version_at_start(store: Store, step: int, max_staleness: int) -> int:
-    """The newest stored policy version that is not newer than the one `step` will use.
+    """Return the newest stored policy version that is not newer than the one that `step` uses.
 
-    The engine starts with it while the trainer starts: in a new run both load policy 0.
+    The engine starts with this version while the trainer starts. In a new run, the engine and the
+    trainer both load version 0.
+
+    Args:
+        store: The store of the run.
+        step: The first step that is not sealed.
+        max_staleness: The setting trainer.max_staleness: the number of steps that may be planned
+            ahead of training.
     """
     newest = max(0, step - max_staleness)
     for version in range(newest, 0, -1):
@@ -267,22 +344,28 @@ def version_at_start(store: Store, step: int, max_staleness: int) -> int:
     return 0
 
 
-def start_engine(store: Store, inputs: Inputs, version: int) -> tuple[RolloutEngine, str]:
-    """Start an engine with a policy version; also return the digest of its weights."""
+def start_engine(policies: PolicyCache, inputs: Inputs, version: int) -> tuple[RolloutEngine, Held]:
+    """Start an engine with a policy version; return the engine and the fetched version.
+
+    Args:
+        policies: The cache that fetches the policy version.
+        inputs: The inputs of the run.
+        version: The policy version to load.
+    """
     progress.say(f"starting the engine with policy {version}")
     started = time.monotonic()
     config = inputs.config
     rollout = config.actor_rollout_ref.rollout
-    with scratch_folder("policy") as folder:
-        weights = fetch_policy(store, version, folder)
+    with policies.held(version) as held:
         engine = RolloutEngine(
-            folder,
+            held.folder,
             rollout,
             rollout.enable_rollout_routing_replay,
             config.data.max_prompt_length + config.data.max_response_length,
             inputs.geometry,
             version,
         )
+    policies.loaded(version)
     seconds = time.monotonic() - started
     log.info("%s started with policy %d in %.1f s", engine.name, version, seconds)
-    return engine, weights
+    return engine, held

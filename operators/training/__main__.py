@@ -1,8 +1,11 @@
-"""`torchrun ... -m operators.training --run-uri URI --attempt N`: one training rank.
+"""Run one training rank: `torchrun ... -m operators.training --run-uri URI --attempt N`.
 
-Exit code 0: all steps are trained, or the attempt was stopped. 1: an error, which a line of the log
-says (RANK_FAILED, at level ERROR; with the traceback if it is none of ours); torchrun writes more
-after it. 78: an error that a restart would meet again. 143: SIGTERM.
+Exit codes:
+    0: All steps are trained, or the attempt was stopped.
+    1: An error. The rank logs one line (RANK_FAILED, at level ERROR), with the traceback if the
+        exception is not one of Retrace's errors. torchrun then logs further lines.
+    78: An error that would recur after a restart.
+    143: The rank received SIGTERM.
 """
 
 import argparse
@@ -11,8 +14,9 @@ import os
 import sys
 
 from operators.exits import exit_code
+from operators.hanging import watch_store
 from operators.settling import settle
-from operators.training.errors import ReplayError, UpdateError
+from operators.training.errors import PeerError, ReplayError, UpdateError
 from pipeline.errors import InputError
 from pipeline.exits import RANK_FAILED
 from pipeline.extras import need
@@ -26,16 +30,20 @@ log = logging.getLogger("operators.training")
 
 def main() -> int:
     """Parse the arguments, train, and return the exit code."""
-    die_with_parent()  # torchrun, which starts its ranks without asking for this
+    die_with_parent()  # torchrun does not arrange this for the ranks that it starts
     parser = argparse.ArgumentParser(prog="operators.training", description=__doc__)
     parser.add_argument("--run-uri", required=True, help="the run's root in the object store")
-    parser.add_argument("--attempt", required=True, type=int, help="number of the flow's start")
+    parser.add_argument("--attempt", required=True, type=int, help="number of the attempt")
     arguments = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("megatron").setLevel(logging.WARNING)  # it lists every parameter
-    known = (UpdateError, ReplayError, TraceError, InputError, StoreError, WaitTimeoutError)
+    logging.getLogger("megatron").setLevel(logging.WARNING)  # at INFO it lists every parameter
+    known = (
+        *(UpdateError, ReplayError, PeerError),
+        *(TraceError, InputError, StoreError, WaitTimeoutError),
+    )
+    watch_store(lambda what: log.error(RANK_FAILED, os.environ["RANK"], what))
     try:
         need("training", "a training rank")
         settle(arguments.run_uri, arguments.attempt)  # before torch is imported
@@ -44,8 +52,9 @@ def main() -> int:
         exit_on_sigterm()
         run(arguments.run_uri, arguments.attempt)
     except Exception as error:
-        # Written before this process ends, at which the other ranks fail too, so that the launcher
-        # can tell the cause by its time. One line, however many problems an InputError lists.
+        # The other ranks fail when this process ends. This line is logged first, so that the
+        # launcher can identify the cause by the line's time. It is a single line, even for an
+        # InputError that lists several problems.
         what = f"{type(error).__name__}: {'; '.join(str(error).splitlines())}"
         log.error(RANK_FAILED, os.environ["RANK"], what, exc_info=not isinstance(error, known))
         return exit_code(error)

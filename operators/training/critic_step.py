@@ -1,8 +1,8 @@
-"""The critic's part of a step: values in the sweep, its updates, and its metrics.
+"""The critic's part of a step: its value pass, its updates and its metrics.
 
 values ─► advantages, returns ─► the critic's updates ─► the policy's, after trainer.critic_warmup
 
-Letters: T response tokens that count, of this rank's samples.
+Dimensions: T is the number of this rank's response tokens that the loss includes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,19 +24,19 @@ from pipeline.traces.format.types import Routes
 
 Routing = Mapping[str, Routes]
 PASS = "critic: "
-"""How the names of the critic's passes begin among the counts of replay."""
+"""The prefix of the critic's passes in the replay counts."""
 
 
 @dataclass(frozen=True)
 class CriticReport:
-    """One rank's part of a step's critic. Numbers that another rank reports too are left out."""
+    """One rank's numbers for the critic in a step, excluding what another rank reports."""
 
     updates: Sequence[dict[str, float]] = ()
-    """Per mini-batch: sums over tokens."""
+    """Sums over tokens, per mini-batch."""
     values: Moments = EMPTY
     returns: Moments = EMPTY
     errors: Moments = EMPTY
-    """Of returns minus values."""
+    """Moments of returns minus values."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,24 @@ class CriticStep:
     report: CriticReport
     updates: Updates
     counts: dict[str, Counts]
-    """Counts of replay by pass; empty with native routing."""
+    """Replay counts, keyed by pass; empty with native routing."""
 
 
 def sweep_values(
     rank: Rank, critic: TrainedCritic, data: StepData, routes: Routing | None
 ) -> tuple[BySample, Counts]:
-    """The values of the step's response tokens, with the routes that the actor replays if the
-    settings say so, and the counts of that replay."""
+    """Compute the values of the step's response tokens.
+
+    Args:
+        rank: This training rank.
+        critic: The critic on this rank.
+        data: This rank's data for the step.
+        routes: Routes that the actor replays, keyed by sample id. They are used only if
+            critic.replay_routes is set.
+
+    Returns:
+        Values, float32 [G] per sample, and the replay counts for this pass.
+    """
     progress.say(f"step {data.step}: values", len(data.layout.epoch(0)), "mini-batches")
     with rank.offload.of_values():
         found = values_pass(rank, critic, data, routes_of(rank, routes))
@@ -67,7 +77,15 @@ def train_critic(
     compared: Compared,
     sweep: tuple[Counts, Routing | None],
 ) -> CriticStep:
-    """Update the critic; `sweep`: the counts of the values' pass, and the routes of the step."""
+    """Update the critic, and report the critic's part of the step.
+
+    Args:
+        rank: This training rank.
+        critic: The critic on this rank.
+        data: This rank's data for the step.
+        compared: Masks, values and returns of the step's response tokens.
+        sweep: Replay counts of the value pass, and the step's routes (None for native routing).
+    """
     counts, routes = sweep
     with rank.offload.of_critic():
         updates = update_critic(rank, critic, data, compared, routes_of(rank, routes))
@@ -85,7 +103,7 @@ def train_critic(
 
 
 def routes_of(rank: Rank, routes: Routing | None) -> Routing | None:
-    """The routes that the critic replays; None: its routers choose."""
+    """Return the routes that the critic replays; None selects native routing."""
     return routes if rank.config.critic.replay_routes else None
 
 
@@ -109,10 +127,15 @@ def _counted(values: BySample, mask: BySample) -> npt.NDArray[np.float64]:
 def critic_metrics(
     reports: Sequence[CriticReport | None], step: CriticStep, counts: Mapping[str, Counts]
 ) -> dict[str, float | None]:
-    """The metrics of a step's critic, by verl's names.
+    """Return a step's critic metrics, under verl's names.
 
-    `reports` are those of all ranks, `counts` those of replay by pass. vf_explained_var is
-    1 - var(returns - values) / (var(returns) + 1e-5), with the values of the step's start.
+    vf_explained_var is 1 - var(returns - values) / (var(returns) + 1e-5). The values were computed
+    before the step's updates.
+
+    Args:
+        reports: The reports of all ranks; None for ranks without a report.
+        step: This rank's results.
+        counts: Replay counts over all ranks, keyed by pass.
     """
     found, updates = [report for report in reports if report is not None], step.updates
     values, returns, errors = (
@@ -155,7 +178,7 @@ def _of_moments(name: str, found: Moments) -> dict[str, float | None]:
 
 
 def _replay_metrics(counts: Mapping[str, Counts]) -> dict[str, float | None]:
-    """Which routing the critic used: the share of rows with the actor's routes, 0 with its own."""
+    """Return the critic's replay coverage (0 with native routing) and agreement."""
     first = next((of for name, of in counts.items() if name.startswith(PASS)), {})
     total = sum(first.values(), start=LayerCounts())
     rows = total.replayed + total.native

@@ -4,8 +4,12 @@ from pipeline.errors import LastingError
 
 
 class ReplayError(LastingError):
-    """A pass did not use its routes correctly; the text names layer, found and expected."""
+    """The routes do not fit the model, or a pass did not use them correctly."""
 
 
 class UpdateError(LastingError):
-    """An optimizer step was impossible."""
+    """An update was impossible, for example because a number was not finite."""
+
+
+class PeerError(Exception):
+    """Another rank ended or did not respond in time; that rank's own error gives the cause."""

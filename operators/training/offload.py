@@ -1,19 +1,26 @@
-"""Weights, gradients and optimizer state in the host's memory while no pass needs them.
+"""Offloads weights, gradients and optimizer state to the host while no pass needs them.
 
-                 log-probs   of reference   values   critic's updates   updates   checkpoint
-    policy           here        away           away     away               here      here
-    gradients        away        away           away     away               here      here
-    optimizer state  away        away           away     away               here      here
-    reference        away        here           away     away               away      away
-    critic           away        away           here     here               away      here
-    its gradients    away        away           away     here               away      here
-    its optimizer    away        away           away     here               away      here
+    ● on the GPU, · on the host
 
-Each row only where its setting (megatron.param_offload, grad_offload, optimizer_offload,
-ref.megatron.param_offload and critic.megatron's three, as verl names them) is on. The export needs
-what updates need. Storages are emptied in place, so every view
-of them (Megatron's parameters and their gradients are views of large buffers) stays what it is. On
-CPU there is no other memory, and what is away is a copy beside it: only gradients save any.
+                      log-probs   of reference   values   of the critic   updates   checkpoint
+    policy:               ●            ·            ·           ·            ●          ●
+    gradients:            ·            ·            ·           ·            ●          ●
+    optimizer state:      ·            ·            ·           ·            ●          ●
+    reference:            ·            ●            ·           ·            ·          ·
+    critic:               ·            ·            ●           ●            ·          ●
+    its gradients:        ·            ·            ·           ●            ·          ●
+    its optimizer:        ·            ·            ·           ●            ·          ●
+
+The column "of reference" shows the reference's log-prob pass, and "of the critic" shows the
+critic's updates. The last two rows are the critic's gradients and optimizer state. A row applies
+only if its setting is on. The settings have verl's names: megatron.param_offload, grad_offload and
+optimizer_offload, ref.megatron.param_offload, and the same three under critic.megatron. The export
+needs the same parts on the GPU as the updates do.
+
+Megatron's parameters and gradients are views of large buffers. Offloading empties their storages in
+place, so that every view stays valid. On CPU, host and device share one memory. Offloaded weights
+and states are then copies in the same memory, and only offloading gradients saves memory, because
+gradients are not kept.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,29 +36,29 @@ from pipeline.config.actor import Megatron
 from pipeline.config.tree import ActorRolloutRef
 
 Tensors = Callable[[], Iterable[torch.Tensor]]
+_PIECE = 64 << 20
+"""Bytes that the model and a copy on the host swap at a time."""
 
 
 @dataclass
 class Offloaded:
-    """Tensors that can be put away. Their storages are looked up each time: Adam makes its state in
-    the first update."""
+    """Tensors that can be moved to the host.
+
+    Their storages are looked up at each move, because Adam creates its state during the first
+    update.
+    """
 
     tensors: Tensors
     keep: bool = True
-    """Whether their content is needed again; False: they come back as zeros."""
+    """Whether to keep the content; False restores the tensors as zeros."""
     _away: list[tuple[torch.UntypedStorage, int, torch.Tensor | None]] = field(default_factory=list)
-    """Emptied storages, their sizes and contents in bytes."""
+    """Emptied storages with their sizes in bytes and their contents."""
 
     def to_host(self) -> None:
-        """Move the content to the host and free the device's memory; nothing if it is away."""
+        """Move the content to the host and free the device's memory, unless it is already there."""
         if self._away:
             return
-        storages = {}
-        for tensor in self.tensors():
-            storage = tensor.untyped_storage()
-            if storage.nbytes():
-                storages[storage.data_ptr()] = storage
-        for storage in storages.values():
+        for storage in _storages(self.tensors()):
             content = None
             if self.keep:
                 content = torch.empty(
@@ -62,7 +69,7 @@ class Offloaded:
             storage.resize_(0)
 
     def to_device(self) -> None:
-        """Restore storages and contents; nothing if they are here."""
+        """Restore storages and contents on the device, if they are on the host."""
         for storage, size, content in self._away:
             storage.resize_(size)
             if content is None:
@@ -72,9 +79,52 @@ class Offloaded:
         self._away.clear()
 
 
+@dataclass
+class OlderWeights:
+    """A host copy of the weights of an older policy version, which a pass can use once.
+
+    The copy and the model swap their bytes piece by piece, in place. So the pass needs neither a
+    second model on the device nor a second copy on the host, and swapping twice restores every bit.
+    The optimizer's own float32 weights are not swapped.
+    """
+
+    version: int | None = None
+    """The policy version of the copy; None if there is no copy."""
+    _contents: list[torch.Tensor] = field(default_factory=list)
+    """The bytes of each storage, in the order of the model's parameters."""
+
+    def keep(self, version: int, chunks: Sequence[torch.nn.Module]) -> None:
+        """Copy these chunks' weights, which must be the weights of policy `version`."""
+        self._contents.clear()
+        self._contents += [_bytes(of).to("cpu", copy=True) for of in _storages(_weights(chunks))]
+        self.version = version
+
+    @contextmanager
+    def in_use(self, chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
+        """Give the chunks the older weights during the `with` block, and then drop the copy."""
+        self._swap(chunks)
+        try:
+            yield
+        finally:
+            self._swap(chunks)
+            self._contents.clear()
+            self.version = None
+
+    def _swap(self, chunks: Sequence[torch.nn.Module]) -> None:
+        for storage, content in zip(_storages(_weights(chunks)), self._contents, strict=True):
+            of_model, of_copy = (torch.split(of, _PIECE) for of in (_bytes(storage), content))
+            for ours, theirs in zip(of_model, of_copy, strict=True):
+                held = ours.to("cpu", copy=True)
+                ours.copy_(theirs)
+                theirs.copy_(held)
+
+
 @dataclass(frozen=True)
 class CriticOffload:
-    """What of the critic a rank keeps away between its passes; None: it always stays."""
+    """The parts of the critic that are on the host between the critic's passes.
+
+    A field is None if its part is always on the device.
+    """
 
     weights: Offloaded | None = None
     gradients: Offloaded | None = None
@@ -82,13 +132,16 @@ class CriticOffload:
 
     @property
     def parts(self) -> tuple[Offloaded | None, ...]:
-        """All of it."""
+        """Weights, gradients and optimizer state."""
         return self.weights, self.gradients, self.optimizer
 
 
 @dataclass(frozen=True)
 class Offload:
-    """What a rank keeps away between its passes; None: it always stays."""
+    """The parts of a rank's models that are on the host while no pass needs them.
+
+    A field is None if its part is always on the device.
+    """
 
     policy: Offloaded | None = None
     gradients: Offloaded | None = None
@@ -97,20 +150,20 @@ class Offload:
     critic: CriticOffload = CriticOffload()
 
     def before_log_probs(self) -> None:
-        """Put away what only updates need, and the critic."""
+        """Move the critic and the parts that only updates need to the host."""
         _to_host(self.gradients, self.optimizer, *self.critic.parts)
 
     def before_updates(self) -> None:
-        """Bring back what updates and exports need."""
+        """Restore the parts that updates and exports need."""
         _to_device(self.gradients, self.optimizer)
 
     def before_checkpoint(self) -> None:
-        """Bring back the critic, beside what updates need."""
+        """Restore the critic, in addition to the parts that updates need."""
         _to_device(*self.critic.parts)
 
     @contextmanager
     def of_values(self) -> Iterator[None]:
-        """Have the critic's weights here instead of the policy."""
+        """Keep the critic's weights, not the policy, on the device during the `with` block."""
         _to_host(self.policy)
         _to_device(self.critic.weights)
         try:
@@ -121,7 +174,7 @@ class Offload:
 
     @contextmanager
     def of_critic(self) -> Iterator[None]:
-        """Have all of the critic here instead of the policy."""
+        """Keep all parts of the critic, not the policy, on the device during the `with` block."""
         _to_host(self.policy)
         _to_device(*self.critic.parts)
         try:
@@ -132,7 +185,7 @@ class Offload:
 
     @contextmanager
     def of_reference(self) -> Iterator[None]:
-        """Have the reference here instead of the policy."""
+        """Keep the reference, not the policy, on the device during the `with` block."""
         _to_host(self.policy)
         _to_device(self.reference)
         try:
@@ -161,7 +214,15 @@ def make_offload(
     reference: Sequence[torch.nn.Module] | None,
     critic: CriticOffload | None,
 ) -> Offload:
-    """What the settings keep away; the reference is put away at once. None: there is no critic."""
+    """Return the parts that the settings offload, and move the reference to the host immediately.
+
+    Args:
+        settings: Settings of the actor and the reference.
+        chunks: Chunks of the trained model.
+        optimizer: The trained model's optimizer.
+        reference: Chunks of the reference; None if the run has no reference.
+        critic: The critic's parts; None if the run has no critic.
+    """
     megatron, own = settings.actor.megatron, settings.ref.megatron.param_offload
     held = Offloaded(lambda: _weights(reference or ()))
     of_reference = megatron.param_offload if own is None else own
@@ -183,7 +244,13 @@ def make_offload(
 def make_critic_offload(
     megatron: Megatron, chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer
 ) -> CriticOffload:
-    """What the critic's settings keep away, from its first pass on."""
+    """Return the parts of the critic that the settings offload; nothing is moved yet.
+
+    Args:
+        megatron: The critic's Megatron settings.
+        chunks: Chunks of the critic.
+        optimizer: The critic's optimizer.
+    """
     weights = Offloaded(lambda: _weights(chunks))
     gradients = Offloaded(lambda: _gradients(chunks), keep=False)
     state = Offloaded(lambda: _state(optimizer, chunks))
@@ -208,8 +275,11 @@ def _gradients(chunks: Sequence[DistributedDataParallel]) -> Iterator[torch.Tens
 def _state(
     optimizer: MegatronOptimizer, chunks: Sequence[DistributedDataParallel]
 ) -> Iterator[torch.Tensor]:
-    """Yield fp32 weights and moments on the model's device; those of a CPU-offloaded optimizer are
-    on the host already, and fp32 models update their weights themselves."""
+    """Yield the fp32 weights and moments on the model's device.
+
+    A CPU-offloaded optimizer already keeps them on the host. In an fp32 model the optimizer updates
+    the model's own weights, which are not yielded.
+    """
     weights = list(_weights(chunks))
     of_model = {weight.untyped_storage().data_ptr() for weight in weights}
     for part in parts(optimizer):
@@ -219,10 +289,20 @@ def _state(
             if (
                 isinstance(tensor, torch.Tensor)
                 and tensor.device == weights[0].device
-                and tensor.ndim > 0  # a step count
+                and tensor.ndim > 0  # not a step count
                 and tensor.untyped_storage().data_ptr() not in of_model
             ):
                 yield tensor
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """Return the storages of tensors, each once; emptied storages are left out."""
+    found = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            found[storage.data_ptr()] = storage
+    return list(found.values())
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The objects that a training rank holds for the whole run."""
+"""The objects that a training rank keeps for the duration of the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from operators.training.megatron.schedules import Chunk
 from operators.training.offload import (
     CriticOffload,
     Offload,
+    OlderWeights,
     make_critic_offload,
     make_offload,
 )
@@ -36,22 +37,26 @@ from pipeline.model.geometry import Geometry
 
 @dataclass
 class Skipped:
-    """Mini-batches without an optimizer step, equally on all ranks."""
+    """Counts the mini-batches that ended without an optimizer step.
+
+    The count is the same on all ranks.
+    """
 
     in_a_row: int = 0
-    """The last ones since this process started."""
+    """Number of consecutive mini-batches that this process has skipped so far."""
 
 
 @dataclass(frozen=True)
 class TrainedCritic:
-    """The critic on a training rank: a model of the actor's shape, cut as the actor's."""
+    """The critic on a training rank: a model with the actor's shape and parallel layout."""
 
     model: TrainedModel
     settings: Actor
     """The critic's settings in the actor's form."""
     rates: Rates
     routers: Mapping[int, Router]
-    """Its MoE routers, by model index of their layer: the same layers as the actor's."""
+    """The critic's MoE routers, keyed by their layer's index in the model. The layers are the same
+    as the actor's."""
     skipped: Skipped = field(default_factory=Skipped)
 
 
@@ -66,23 +71,26 @@ class Rank:
     optimizer: MegatronOptimizer
     rates: Rates
     reference: Sequence[Chunk] | None
-    """The reference policy, to which no routes are ever bound; None: nothing compares with it."""
+    """Chunks of the reference policy, which never replays routes; None if it is not needed."""
     routers: Mapping[int, Router]
-    """The trained model's MoE routers on this rank, by model index of their layer."""
+    """The trained model's MoE routers on this rank, keyed by their layer's index in the model."""
     geometry: Geometry | None
-    """Geometry of this rank's MoE layers; None: a dense model."""
+    """Geometry of this rank's MoE layers; None for a dense model."""
     with_padding_mask: bool
-    """Whether padding must be hidden from an expert bias or an auxiliary loss."""
+    """Whether padding must be masked for an expert bias or an auxiliary loss."""
+    with_auxiliary_loss: bool
+    """Whether the routers have their own loss (load balancing, z-loss)."""
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """Users' functions, by the setting that names them."""
+    """Users' functions, keyed by the setting that names them."""
     critic: TrainedCritic | None = None
-    """None: the advantage estimator needs no values."""
+    """The critic; None if the advantage estimator needs no values."""
     offload: Offload = field(default_factory=Offload)
+    older: OlderWeights = field(default_factory=OlderWeights)
     skipped: Skipped = field(default_factory=Skipped)
 
     @property
     def critic_model(self) -> TrainedModel | None:
-        """The critic's model; None: there is no critic."""
+        """The critic's model; None if the run has no critic."""
         return None if self.critic is None else self.critic.model
 
 
@@ -92,12 +100,20 @@ def make_rank(
     folder: Path,
     functions: Mapping[str, Callable[..., Any]] | None = None,
 ) -> tuple[Rank, TrainedModel]:
-    """Build the policy from a folder of HF weights; reference and critic, if anything needs them.
+    """Build the policy from HF weights, and the reference and the critic if the settings need them.
 
-    `functions` are users' estimators and losses, by the setting that names them.
+    Args:
+        config: The run's settings.
+        position: This rank's place in the parallel layout.
+        folder: The HF model.
+        functions: Users' estimators and losses, keyed by the setting that names them.
 
-    Raises InputError for models and settings that cannot be trained or replayed, ReplayError when
-    replay is on and the model has no MoE layers.
+    Returns:
+        The rank, and its trained model.
+
+    Raises:
+        InputError: The model or a setting does not allow training or replay.
+        ReplayError: Replay is on, but the model has no MoE layers.
     """
     actor = config.actor_rollout_ref.actor
     model = build_model(folder, actor)
@@ -113,7 +129,7 @@ def make_rank(
         raise ReplayError(
             "actor_rollout_ref.actor.router_replay.mode is "
             f"{actor.router_replay.mode}, but the model has no MoE layers; start a new run "
-            "(another trainer.experiment_name) with disabled"
+            "(another trainer.experiment_name) with mode=disabled"
         )
     rank = Rank(
         config=config,
@@ -125,6 +141,7 @@ def make_rank(
         routers=of_rank,
         geometry=geometry,
         with_padding_mask=padding_mask_needed(model.config),
+        with_auxiliary_loss=has_auxiliary_losses(model.config),
         functions=functions or {},
         critic=critic,
         offload=make_offload(
@@ -153,9 +170,10 @@ def _critic_offload(critic: TrainedCritic) -> CriticOffload:
 
 
 def padding_mask_needed(config: TransformerConfig) -> bool:
-    """Whether any part of the model counts tokens per expert."""
-    return bool(
-        config.moe_router_enable_expert_bias
-        or config.moe_z_loss_coeff
-        or has_auxiliary_loss(vars(config))
-    )
+    """Return whether part of the model counts tokens per expert, so that padding must be masked."""
+    return bool(config.moe_router_enable_expert_bias) or has_auxiliary_losses(config)
+
+
+def has_auxiliary_losses(config: TransformerConfig) -> bool:
+    """Return whether the routers add auxiliary losses to the policy's loss."""
+    return bool(config.moe_z_loss_coeff) or has_auxiliary_loss(vars(config))

@@ -1,6 +1,6 @@
-"""Metrics of a sealed step: rewards, lengths, ages of its samples, and what its rollout took.
+"""Metrics of a sealed step: rewards, lengths and ages of its samples, and times of its rollout.
 
-Letters: N samples of the step. The names are described in pipeline/metrics/table.py.
+pipeline/metrics/table.py describes the metrics. N is the number of samples in the step.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,15 @@ _QUANTILES = (10, 50, 90, 99)
 
 
 def manifest_metrics(store: Store, step: int, columns: pa.Table, max_prompt_length: int) -> Metrics:
-    """Metrics of the sealed step itself; `columns` are StepData's.
+    """Return the metrics that depend only on the sealed step, not on training.
 
-    Greedy baselines are not among the samples: nothing is trained on them.
+    Greedy baseline samples are left out, because they are not trained on.
+
+    Args:
+        store: The run's store.
+        step: The sealed step.
+        columns: The manifest's columns, one row per sample: `StepData.columns`.
+        max_prompt_length: The limit for prompts, in tokens.
     """
     if "not_trained" in columns.column_names:
         greedy = pc.equal(columns["not_trained"], BASELINE).fill_null(False)
@@ -50,7 +56,7 @@ def _reward_metrics(columns: pa.Table) -> Metrics:
     rewards = columns["reward"]
     rewards_N = rewards.drop_null().to_numpy()
     scored = columns.select(["group", "reward"]).filter(pc.is_valid(rewards))
-    # As text: each file of the manifest has a dictionary of its own.
+    # Cast to text, because each file of the manifest has its own dictionary.
     scored = scored.set_column(0, "group", scored["group"].cast(pa.string()))
     groups = scored.group_by("group").aggregate([("reward", "min"), ("reward", "max")])
     equal = pc.equal(groups["reward_min"], groups["reward_max"])
@@ -65,7 +71,7 @@ def _reward_metrics(columns: pa.Table) -> Metrics:
 
 
 def _spread(name: str, values_N: npt.NDArray[Any]) -> Metrics:
-    """Mean and extremes; None of nothing."""
+    """Return the mean, the maximum and the minimum of the values; None if the array is empty."""
     some = len(values_N) > 0
     return {
         f"{name}/mean": _mean(values_N),
@@ -86,25 +92,32 @@ _ROLLOUT_TIMES = {
     "timing_s/gen": ("generation_s",),
     "timing_s/trace_write": ("capture_s", "encode_s", "upload_s"),
     "timing_s/trace_tail": ("after_generation_s",),
+    "time/policy_fetch_s": ("policy_fetch_s",),
+    "time/policy_stall_s": ("policy_stall_s",),
 }
-"""Metrics as sums of values that rollout workers store in the commits of a step's shards."""
+"""For each metric, the names of the values to add up from the commits of a step's shards."""
 
 
 def _rollout_metrics(store: Store, step: int, tokens: int) -> Metrics:
-    """Seconds of the busiest rollout worker, None if no commit of a shard holds them; and means of
-    what the reward function returned, by data source and beside the score. `tokens` are those of
-    the step's responses: of all that workers made, where shards do not say how many."""
+    """Return the rollout's times and speed, and means of the reward function's results.
+
+    Each time is the busiest rollout worker's total, in seconds; None if no shard's commit contains
+    it. Rewards have a mean per data source, and values returned in addition to the score have a
+    mean per name. `tokens` is the number of response tokens in the step; it is used unless every
+    shard's commit contains the shard's own number.
+    """
     makers = [
         read_commit(store, info.key)["maker"]
         for info in store.list(keys.step_prefix(step) + "rollout/")
         if info.key.endswith(".json")
     ]
     times = {name: _busiest(makers, parts) for name, parts in _ROLLOUT_TIMES.items()}
-    # An older worker stored neither.
+    # Older workers stored neither `sources` nor `extras`.
     sources = source_means(maker.get("sources", {}) for maker in makers)
     extras = extra_means(maker.get("extras", {}) for maker in makers)
     generation_s = times["timing_s/gen"]
-    # Rejected groups and greedy baselines take their part of the time.
+    # Workers also spent time on the samples of rejected groups and on greedy samples, so the tokens
+    # of all these samples are included here.
     made = [maker["tokens"] for maker in makers if "tokens" in maker]
     tokens = sum(made) if len(made) == len(makers) else tokens
     return {

@@ -1,4 +1,4 @@
-"""How long a step's parts take, how much memory they need, and how well the devices are used."""
+"""Measures the times of a step's parts, memory peaks and device utilisation."""
 
 import json
 import logging
@@ -26,20 +26,23 @@ _KIB, _GIB = 1 << 10, 1 << 30
 
 @dataclass
 class Stopwatch:
-    """Seconds of a step's parts, by metric. Example: `with watch.of("timing_s/ref"): ...`."""
+    """Seconds that the parts of a step take, keyed by metric.
+
+    Example: `with watch.of("timing_s/ref"): ...`.
+    """
 
     times_s: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Add the time of the block to a part."""
+        """Add the time that the `with` block takes to the named part."""
         started = time.monotonic()
         yield
         self.times_s[name] = self.times_s.get(name, 0.0) + time.monotonic() - started
 
 
 def memory_peaks() -> dict[str, float]:
-    """This process's memory at its peak, and the machine's now, in GiB."""
+    """Return this process's memory peaks and the machine's current memory use, in GiB."""
     peaks = {
         "perf/max_resident_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB / _GIB,
         "perf/cpu_memory_used_gb": psutil.virtual_memory().used / _GIB,
@@ -52,20 +55,25 @@ def memory_peaks() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Devices:
-    """What a run computes on. Example: Devices(ranks=8, engines=4, peak=989e12, widths=...)."""
+    """The devices of a run. Example: Devices(ranks=8, engines=4, peak=989e12, widths=...)."""
 
     ranks: int
-    """Training ranks."""
+    """Number of training ranks."""
     engines: int
-    """Processes of engines: workers times their tensor-parallel size."""
+    """Number of engine processes: rollout workers times their tensor-parallel size."""
     peak: float | None
-    """Operations per second of a rank's GPU; None: on CPU, or not known."""
+    """Peak operations per second of one rank's GPU; None on CPU or for an unknown GPU."""
     widths: Widths | None
-    """Of the model; None: its operations are not known."""
+    """Widths of the model; None if its operations cannot be counted."""
 
     def speed(self, columns: pa.Table, epochs: int, metrics: Metrics) -> Metrics:
-        """Tokens per second, and the share of the peak; `columns` are StepData's, `metrics` the
-        step's others, times among them."""
+        """Return tokens per second, and the share of the peak that training reached.
+
+        Args:
+            columns: The manifest's columns, one row per sample: `StepData.columns`.
+            epochs: Number of update epochs in the step.
+            metrics: The step's other metrics, which include its times.
+        """
         tokens = metrics["perf/total_num_tokens"]
         step_s = metrics["timing_s/step"]
         rate = _by(tokens, step_s)
@@ -88,7 +96,13 @@ class Devices:
 
 
 def find_devices(ranks: int, engines: int, folder: Path) -> Devices:
-    """What this run computes on; `folder` holds the model's config.json."""
+    """Return the devices of this run.
+
+    Args:
+        ranks: Number of training ranks.
+        engines: Number of engine processes.
+        folder: The folder with the model's config.json.
+    """
     peak, widths = None, None
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
@@ -98,7 +112,7 @@ def find_devices(ranks: int, engines: int, folder: Path) -> Devices:
         except InputError as error:
             logger.info("perf/mfu is not measured: %s", error)
         if peak is None:
-            logger.info("perf/mfu is not measured: how fast %s can be is not known here", name)
+            logger.info("perf/mfu is not measured: the peak speed of %s is unknown", name)
     return Devices(ranks, engines, peak, widths)
 
 

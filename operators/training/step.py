@@ -1,12 +1,23 @@
-"""One step of a training rank, from a sealed manifest to the metrics; it writes nothing.
+"""One step of a training rank, from a sealed manifest to the metrics. This module writes nothing.
 
 read own share ─► old log-probs ─► [reference] ─► [values] ─► advantages ─► updates ─► reports
-                  disabled: native              native                  native
-                  R2: native, recorded ──routes──────────────────────► replayed
-                  R3: replayed ◄──routes of the engine───────────────► replayed
-                  (R3, first of an attempt and every native_every steps: once more, native)
-                  bypass_mode: the engine's; the pass is made in those steps of R3 only
-                     └► do the recorded routes fit? else ReplayError on all ranks
+
+Routing in each mode of router_replay; the reference always routes natively:
+
+    disabled   all passes are native
+    R2         the log-prob pass is native and records its routes; the updates replay them
+    R3         the log-prob pass and the updates replay the engine's routes
+
+The critic's passes replay the same routes as the updates if critic.replay_routes is set. With
+recorded routes (R3, replay_file), a second, native log-prob pass runs in the first step of an
+attempt and once every native_every steps. With bypass_mode, the engine's log-probs are used. The
+trained model's log-prob passes then run only with recorded routes, and only in the steps that also
+have the second, native pass. Recorded routes that do not fit the model raise ReplayError on all
+ranks.
+
+With max_staleness=1, another native pass runs once every native_every steps, with the weights of
+the version that generated the step's samples. The previous step kept a copy of these weights on the
+host.
 """
 
 import logging
@@ -14,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from operators.training.agree import gathered
+from operators.training.agree import await_ranks, gathered
 from operators.training.batches.step_data import StepData, valid_rows, without_loss
 from operators.training.critic_step import (
     PASS,
@@ -67,13 +78,14 @@ class Trained:
     """The results of a trained step."""
 
     metrics: Metrics
-    """Equal on all ranks."""
+    """Metrics of the step, the same on all ranks."""
     counts: Counts
-    """Counts of the first replaying pass, by layer, over all ranks."""
+    """Counts from the first pass with replay, over all ranks, keyed by layer."""
     recorded: Mapping[str, Routes] | None
     """R2: the routes that this rank's log-prob pass recorded, to be stored."""
     next_kl_coef: float | None = None
-    """Weight of the KL in the next step's reward, equal on all ranks; None: there is no such KL."""
+    """Weight of the KL penalty in the next step's reward, the same on all ranks; None if the reward
+    contains no KL penalty."""
 
 
 @dataclass(frozen=True)
@@ -81,30 +93,50 @@ class _Sweeps:
     """The results of the log-prob passes on this rank."""
 
     trained: LogProbPass | None
-    """As it is trained; None: bypassed."""
+    """The pass that uses the same routing as the updates; with R2, it records this routing. None if
+    bypass_mode omits the pass."""
     native: LogProbs | None
-    """With native routing; None: not measured."""
+    """Log-probs with native routing; None if not measured."""
+    older: LogProbs | None
+    """Log-probs with native routing and the weights of the samples' version; None if not measured.
+    """
     reference: LogProbs | None
+    """Log-probs of the reference; None if the run has no reference."""
     values: BySample | None
-    """None: there is no critic."""
+    """Values of the critic; None if the run has no critic."""
     value_counts: Counts
-    """Counts of replay of the critic's pass."""
+    """Replay counts of the critic's value pass."""
     routes: Mapping[str, Routes] | None
-    """What the updates replay; None: nothing."""
+    """Routes that the updates replay; None for native routing."""
     recorded: Mapping[str, Routes] | None
+    """R2: the routes that the log-prob pass recorded; None in other modes."""
 
 
 def train_step(
     rank: Rank, data: StepData, waited_s: float, first: bool, kl_coef: float = 0.0
 ) -> Trained:
-    """Train on a sealed step; `waited_s` is how long the rank has waited for its data.
+    """Train on a sealed step; every rank must call this.
 
-    `first`: the step is the first of an attempt. `kl_coef` weighs the KL in the reward. Raises
-    ReplayError, UpdateError, TraceError, StoreError.
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        waited_s: Seconds that the rank waited for its data.
+        first: Whether the step is the first of an attempt.
+        kl_coef: Weight of the KL penalty in the reward.
+
+    Raises:
+        ReplayError: The recorded routes do not fit the model, or a pass did not use them correctly.
+        UpdateError: An update was impossible, for example because a number was not finite.
+        TraceError: A stored sample or route is missing or corrupt.
+        StoreError: The store failed.
     """
     replay = rank.config.actor_rollout_ref.actor.router_replay
     watch = Stopwatch()
     health = NOT_REPLAYED
+    # Without this wait, a rank that has all its samples would enter a collective in a pass, and
+    # wait there for a rank that is still reading.
+    data.samples.await_all(data.ids.values())
+    await_ranks()
     with watch.of("timing_s/log_probs"):
         rank.offload.before_log_probs()
         sweeps = _sweep(rank, data, first, watch)
@@ -123,7 +155,9 @@ def train_step(
     reports = gathered(
         RankReport(
             mismatch=None if trained is None else _mismatch(rank, data, trained.logprobs),
-            mismatch_native=None if sweeps.native is None else _mismatch(rank, data, sweeps.native),
+            mismatch_native=_mismatch(rank, data, sweeps.native),
+            mismatch_older=_mismatch(rank, data, sweeps.older),
+            staleness=_staleness(rank, data, sweeps),
             corrections=_tally(compared, updates) if position.speaks_for_samples else None,
             updates=updates.sums if position.speaks_for_tokens else (),
             reward_kl=compared.kl,
@@ -156,13 +190,15 @@ def train_step(
 def _updates(
     rank: Rank, data: StepData, compared: Compared, sweeps: _Sweeps, watch: Stopwatch
 ) -> tuple[CriticStep | None, Updates]:
-    """Update the critic, if there is one, and the policy, unless only the critic is trained yet."""
+    """Update the critic, if the run has one, and, after the critic's warm-up, the policy."""
     of_critic = None
     if rank.critic is not None:
         with watch.of("timing_s/update_critic"):
             sweep = (sweeps.value_counts, sweeps.routes)
             of_critic = train_critic(rank, rank.critic, data, compared, sweep)
-    rank.offload.before_updates()  # the export needs it, too
+    rank.offload.before_updates()  # the export needs these parts even without an update
+    if rank.config.has_staleness_pass(data.step + 1):
+        rank.older.keep(data.step, rank.chunks)
     if _warms_up(rank.config, data.step):
         return of_critic, Updates()
     with watch.of("timing_s/update_actor"):
@@ -170,7 +206,7 @@ def _updates(
 
 
 def _replays(sweeps: _Sweeps, updates: Updates, of_critic: CriticStep | None) -> dict[str, Counts]:
-    """The counts of the passes that have replayed routes, by name."""
+    """Return the counts of the passes that replayed routes, keyed by the pass's name."""
     if sweeps.routes is None:
         return {}
     passes: dict[str, Counts] = {}
@@ -181,15 +217,20 @@ def _replays(sweeps: _Sweeps, updates: Updates, of_critic: CriticStep | None) ->
 
 
 def _warms_up(config: RunConfig, step: int) -> bool:
-    """Whether only the critic is trained in this step."""
+    """Return whether only the critic is trained in this step."""
     return step < config.trainer.critic_warmup
 
 
 def must_replay(config: RunConfig, step: int, of_passes: Mapping[str, Counts]) -> bool:
-    """Whether passes of a step, those that have replayed routes on any rank, must have used all.
+    """Return whether the step's passes must have replayed all of its routes.
 
-    While only the critic is trained there need be none: with R2 the log-prob pass records, and
-    bypass_mode leaves it out.
+    A step that trains only the critic may have no pass with replay, because with R2 the log-prob
+    pass records instead, and bypass_mode omits that pass.
+
+    Args:
+        config: The run's settings.
+        step: The trained step.
+        of_passes: Counts over all ranks for the passes with replay, keyed by the pass's name.
     """
     replay = config.actor_rollout_ref.actor.router_replay
     replays = replay.replays_recorded or replay.records_routes
@@ -197,10 +238,10 @@ def must_replay(config: RunConfig, step: int, of_passes: Mapping[str, Counts]) -
 
 
 def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps:
-    """Make the log-prob passes of the trained model and the reference.
+    """Run the log-prob passes of the trained model and the reference, and the critic's value pass.
 
-    bypass_mode has no use for the trained model's. Recorded routes are examined by it all the same,
-    in the first step of an attempt and wherever the native pass is measured.
+    With bypass_mode, the trained model's log-probs are not needed. The pass still runs in the first
+    step of an attempt and once every native_every steps, to examine recorded routes.
     """
     routes: Mapping[str, Routes] | None = data.routes
     recorded, native = None, None
@@ -218,6 +259,12 @@ def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps
         _say(data, "log-probs with native routing")
         with watch.of("timing_s/native_log_prob"):
             native = native_pass(rank, data, rank.chunks).logprobs
+    older = None
+    # An attempt's first step has no copy, because the earlier weights are not in memory.
+    if rank.config.has_staleness_pass(data.step) and _has_older(rank, data):
+        _say(data, "log-probs with the weights that generated the samples")
+        with watch.of("timing_s/older_log_prob"), rank.older.in_use(rank.chunks):
+            older = native_pass(rank, data, rank.chunks).logprobs
     reference = None
     if rank.reference is not None:
         _say(data, "log-probs of the reference")
@@ -228,11 +275,16 @@ def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps
     if rank.critic is not None:
         with watch.of("timing_s/values"):
             values, counts = sweep_values(rank, rank.critic, data, routes)
-    return _Sweeps(trained, native, reference, values, counts, routes, recorded)
+    return _Sweeps(trained, native, older, reference, values, counts, routes, recorded)
+
+
+def _has_older(rank: Rank, data: StepData) -> bool:
+    """Return whether the rank kept the weights of the version that generated all samples."""
+    return data.manifest.policy_versions == (rank.older.version,)
 
 
 def _trained_pass(rank: Rank, data: StepData) -> LogProbPass:
-    """Make the log-prob pass of the trained model with the routing that it is trained with."""
+    """Run the trained model's log-prob pass, with the same routing as the updates."""
     if rank.config.actor_rollout_ref.actor.router_replay.records_routes:
         return recording_pass(rank, data)
     if data.routes is not None:
@@ -241,9 +293,10 @@ def _trained_pass(rank: Rank, data: StepData) -> LogProbPass:
 
 
 def _examine(rank: Rank, data: StepData, trained: LogProbPass, native: LogProbs | None) -> Health:
-    """Judge the recorded routes by the passes that have replayed them, equally on all ranks.
+    """Compare the recorded routes with the router's choices, and return the verdict for all ranks.
 
-    Raises ReplayError, on all ranks, unless a setting makes it a warning.
+    Raises ReplayError on all ranks if the routes do not fit, unless a setting turns the error into
+    a warning.
     """
     replay = rank.config.actor_rollout_ref.actor.router_replay
     position = rank.position
@@ -251,13 +304,13 @@ def _examine(rank: Rank, data: StepData, trained: LogProbPass, native: LogProbs 
         counts=trained.counts if position.speaks_for_rows else {},
         samples=trained.samples if position.speaks_for_rows else {},
         replayed=_mismatch(rank, data, trained.logprobs),
-        native=None if native is None else _mismatch(rank, data, native),
+        native=_mismatch(rank, data, native),
     )
     health = judge(gathered(of_rank), replay.min_agreement)
     if not health.judged:
         logger.info(
             "step %d: %d response tokens, fewer than the %d that a verdict on the recorded routes "
-            "needs; only samples of many rows were judged",
+            "requires; only samples with many rows were checked",
             data.step,
             health.tokens,
             LEAST_TOKENS,
@@ -267,32 +320,32 @@ def _examine(rank: Rank, data: StepData, trained: LogProbPass, native: LogProbs 
     key = "actor_rollout_ref.actor.router_replay"
     found = (
         f"step {data.step}: the recorded routes do not fit this model: "
-        f"{'; '.join(health.findings)} ({health.tokens} response tokens; agreement of sets of "
-        f"experts, at least {replay.min_agreement:.0%} expected by {key}.min_agreement)"
+        f"{'; '.join(health.findings)} ({health.tokens} response tokens; {key}.min_agreement "
+        f"requires that at least {replay.min_agreement:.0%} of the sets of experts agree)"
     )
     if replay.on_unhealthy == "warn" or replay.replay_other_weights:
-        logger.warning("%s; it is trained on all the same (counted as replay/unhealthy)", found)
+        logger.warning("%s; training on them anyway (counted as replay/unhealthy)", found)
         return health
     raise ReplayError(
-        f"{found}. Nothing of the step was trained. The routes are shifted, of other samples or of "
-        "other weights: look at the engine's version and at whatever stands between it and the "
-        f"store; make them anew in another run, or train on them all the same: {key}.on_unhealthy="
-        "warn"
+        f"{found}. The step was not trained. The routes are shifted, or they belong to other "
+        "samples or other weights. Check the engine's version and every component between the "
+        "engine and the store. Then record the routes again in another run, or train on them "
+        f"anyway with {key}.on_unhealthy=warn"
     )
 
 
 def _advantages(compared: Compared) -> Spread | None:
-    """The advantages of this rank's tokens that count; None: it has none."""
+    """Return the spread of the advantages of this rank's tokens in the loss, or None."""
     return spread_of(of[compared.mask[id]] for id, of in compared.advantages.items())
 
 
 def _tally(compared: Compared, updates: Updates) -> Tally:
-    """What the corrections found: once for the step, or in all its updates."""
+    """Return the tally of the corrections: the step's own, or the sum over all its updates."""
     return sum(updates.tallies, start=Tally()) if compared.tally is None else compared.tally
 
 
 def _check(rank: Rank, data: StepData, of_passes: Mapping[str, Counts]) -> None:
-    """Raise ReplayError unless every pass has used all recorded rows."""
+    """Raise ReplayError unless every pass replayed all recorded rows."""
     valid, rows = valid_rows(data.columns)
     records = rank.config.actor_rollout_ref.actor.router_replay.records_routes
     valid = rows if records else valid
@@ -308,5 +361,14 @@ def _measures_native(rank: Rank, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _mismatch(rank: Rank, data: StepData, logprobs: LogProbs) -> Mismatch | None:
-    return mismatch_of(data, logprobs) if rank.position.speaks_for_samples else None
+def _mismatch(rank: Rank, data: StepData, logprobs: LogProbs | None) -> Mismatch | None:
+    if logprobs is None or not rank.position.speaks_for_samples:
+        return None
+    return mismatch_of(data, logprobs)
+
+
+def _staleness(rank: Rank, data: StepData, sweeps: _Sweeps) -> Mismatch | None:
+    """Compare log-probs under the current weights and the samples' version, routed natively."""
+    if sweeps.native is None or sweeps.older is None or not rank.position.speaks_for_samples:
+        return None
+    return mismatch_of(data, sweeps.native, sweeps.older)

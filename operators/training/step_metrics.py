@@ -1,7 +1,7 @@
 """The step's metrics: the report of each rank, and the numbers computed from all reports.
 
-The value of a key that was not measured is None; the key is never absent. The keys are described in
-pipeline/metrics/table.py.
+A metric that was not measured has the value None; its key is still present.
+pipeline/metrics/table.py describes the keys.
 """
 
 from collections import Counter
@@ -27,7 +27,10 @@ Sums = dict[str, float]
 
 @dataclass(frozen=True)
 class Spread:
-    """Numbers of tokens, so that ranks can add theirs. Example: Spread(512, 0.25, -1.5, 2.0)."""
+    """A sum and extremes over tokens. The spreads of several ranks can be combined.
+
+    Example: Spread(512, 0.25, -1.5, 2.0).
+    """
 
     count: int
     total: float
@@ -36,7 +39,7 @@ class Spread:
 
 
 def spread_of(parts: Iterable[npt.NDArray[np.float32]]) -> Spread | None:
-    """The spread of all numbers; None: there are none."""
+    """Return the spread of all values; None if there are no values."""
     values_T = np.concatenate([np.zeros(0, np.float32), *parts])
     if not len(values_T):
         return None
@@ -46,59 +49,74 @@ def spread_of(parts: Iterable[npt.NDArray[np.float32]]) -> Spread | None:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's part. Numbers that another rank reports too are left out."""
+    """One rank's numbers for a step, excluding what another rank reports."""
 
     mismatch: Mismatch | None = None
+    """Mismatch of the log-prob pass; None if not measured, or if reported by another rank."""
     mismatch_native: Mismatch | None = None
-    """None: not measured, or reported by another rank."""
+    """Mismatch with native routing; None if not measured, or if reported by another rank."""
     updates: Sequence[Sums] = ()
-    """Per mini-batch: sums over tokens, with their number as `tokens` and the loss's `divisor`."""
+    """Sums over tokens, per mini-batch, including the number of `tokens` and the loss's
+    `divisor`."""
     reward_kl: StepKl | None = None
-    """Of the whole step; None: no KL is in the reward, or off the last stage."""
+    """KL of the step over all ranks; None on earlier stages, and if the reward contains no KL."""
     critic: CriticReport | None = None
-    """None: there is no critic."""
+    """The critic's numbers; None if the run has no critic."""
     counts: Mapping[str, Counts] = field(default_factory=dict)
-    """Counts of replay, by name of the pass; every pass covers the whole step."""
+    """Replay counts, keyed by the pass's name; every pass covers the entire step."""
     times_s: Sums = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
-    """GiB, by metric."""
+    """Memory in GiB, keyed by metric."""
     fetched_bytes: int | None = None
-    """Bytes of recorded routes fetched from the store; None: none are read."""
+    """Size in bytes of the recorded routes fetched from the store; None if none are read."""
     finish_reasons: Mapping[str, int] = field(default_factory=dict)
-    """Samples by why generation ended."""
+    """Number of samples for each reason why generation ended."""
     without_loss: int = 0
-    """Samples that are not trained on, because of how generation ended."""
+    """Number of samples that are not trained on because of their finish reason."""
     advantages: Spread | None = None
-    """Of tokens that count; None: there are none, or another rank reports them."""
+    """Advantages of tokens in the loss; None if there are none, or if reported by another rank."""
     corrections: Tally | None = None
-    """What the corrections found; None: reported by another rank."""
+    """The tally of the corrections; None if reported by another rank."""
+    mismatch_older: Mismatch | None = None
+    """Mismatch with the weights of the samples' version and native routing; None if not measured,
+    or if reported by another rank."""
+    staleness: Mismatch | None = None
+    """Mismatch between the trainer's current weights and the weights of the samples' version, both
+    with native routing; None if not measured, or if reported by another rank."""
 
 
-def mismatch_of(data: StepData, logprobs: LogProbs) -> Mismatch:
-    """Compare this rank's log-probs with the engine's, over response tokens that count."""
+def mismatch_of(data: StepData, logprobs: LogProbs, sampled: LogProbs | None = None) -> Mismatch:
+    """Compare this rank's log-probs for the response tokens in the samples' loss masks.
+
+    Args:
+        data: This rank's data for the step.
+        logprobs: The log-probs to compare.
+        sampled: The log-probs to compare them with; None selects the engine's log-probs.
+    """
     total = Mismatch(0, 0.0, 0)
     for id in sorted(logprobs):
         sample = data.samples[id]
         mask_G = sample.loss_mask_G
-        total += mismatch(logprobs[id][mask_G], sample.logprobs_G[mask_G])
+        of_G = sample.logprobs_G if sampled is None else sampled[id]
+        total += mismatch(logprobs[id][mask_G], of_G[mask_G])
     return total
 
 
 def finish_reasons_of(data: StepData) -> Counter[str]:
-    """This data-parallel rank's samples, but greedy baselines, by why generation ended."""
+    """Count this data-parallel rank's samples by finish reason, excluding greedy baselines."""
     marks = data.manifest.rows["not_trained"].to_pylist()
     ids = (id for id, mark in zip(data.manifest.ids, marks, strict=True) if mark != BASELINE)
     return Counter(data.samples[id].finish_reason for id in ids)
 
 
 def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:
-    """Counts of replay, by pass (in their order) and layer, over all ranks."""
+    """Add up all ranks' replay counts, for each pass (in the order of passes) and each layer."""
     names = dict.fromkeys(name for report in reports for name in report.counts)
     return {name: added(r.counts[name] for r in reports if name in r.counts) for name in names}
 
 
 def total_tally(reports: Sequence[RankReport]) -> Tally:
-    """What the corrections found, over all ranks."""
+    """Return the tally of the corrections over all ranks."""
     parts = (report.corrections for report in reports)
     return sum((part for part in parts if part is not None), start=Tally())
 
@@ -106,10 +124,15 @@ def total_tally(reports: Sequence[RankReport]) -> Tally:
 def training_metrics(
     reports: Sequence[RankReport], counts: Counts, grad_norms: Sequence[float]
 ) -> Metrics:
-    """Losses (mean over mini-batches), mismatch, replay, times.
+    """Return the training metrics: losses, mismatch, replay, times and memory.
 
-    `counts` are those of one replaying pass over all ranks; {} if nothing was replayed. Times are
-    those of the slowest rank, memory that of the fullest.
+    Losses are means over mini-batches. Times and memory are the largest values over all ranks.
+
+    Args:
+        reports: The reports of all ranks.
+        counts: Counts from one pass with replay, over all ranks, keyed by layer; {} if nothing was
+            replayed.
+        grad_norms: Norms of the gradients, one for each mini-batch with an optimizer step.
     """
     mini_batches = _mini_batches(reports)
 
@@ -118,8 +141,6 @@ def training_metrics(
         return float(np.mean(means)) if means else None
 
     log_ratio = mean("log_ratio")
-    replayed = total_mismatch(report.mismatch for report in reports)
-    native = total_mismatch(report.mismatch_native for report in reports)
     fetched = [r.fetched_bytes for r in reports if r.fetched_bytes is not None]
     reasons = sum((Counter(report.finish_reasons) for report in reports), Counter[str]())
     return {
@@ -135,10 +156,7 @@ def training_metrics(
         "response/aborted_ratio": _share(reasons, "abort"),
         "response/masked": sum(report.without_loss for report in reports),
         **_advantage_metrics([report.advantages for report in reports]),
-        "mismatch/kl": None if replayed is None else replayed.kl,
-        "mismatch/extreme_share": None if replayed is None else replayed.extreme_share,
-        "mismatch/kl_native": None if native is None else native.kl,
-        "mismatch/extreme_share_native": None if native is None else native.extreme_share,
+        **_mismatch_metrics(reports),
         **{f"policy_loss/{name}": mean(name) for name in _of_users(mini_batches)},
         **replay_metrics(counts),
         "replay/bytes_fetched": sum(fetched) if fetched else None,
@@ -147,8 +165,22 @@ def training_metrics(
     }
 
 
+def _mismatch_metrics(reports: Sequence[RankReport]) -> Metrics:
+    distances = {
+        "": total_mismatch(report.mismatch for report in reports),
+        "_native": total_mismatch(report.mismatch_native for report in reports),
+        "_engine": total_mismatch(report.mismatch_older for report in reports),
+        "_staleness": total_mismatch(report.staleness for report in reports),
+    }
+    found: Metrics = {}
+    for name, of in distances.items():
+        found[f"mismatch/kl{name}"] = None if of is None else of.kl
+        found[f"mismatch/extreme_share{name}"] = None if of is None else of.extreme_share
+    return found
+
+
 def _of_users(mini_batches: Sequence[Sums]) -> list[str]:
-    """The names that a user's loss reports beside those of the built-in ones."""
+    """Return the names that a user's loss reports in addition to the built-in ones."""
     named = {name for sums in mini_batches for name in sums}
     return sorted(named - OWN_REPORTS - {"clipped", "dual_clipped", "log_ratio"})
 
@@ -158,6 +190,7 @@ _TIMES = (
     "timing_s/log_probs",
     "timing_s/old_log_prob",
     "timing_s/native_log_prob",
+    "timing_s/older_log_prob",
     "timing_s/ref",
     "timing_s/values",
     "timing_s/adv",
@@ -173,7 +206,7 @@ _MEMORY = (
 
 
 def _largest(names: Sequence[str], of_ranks: Sequence[Mapping[str, float]]) -> Metrics:
-    """The largest number of any rank, by name; None: no rank has one."""
+    """Return the largest value of any rank for each name; None if no rank has a value."""
     return {
         name: max((found[name] for found in of_ranks if name in found), default=None)
         for name in names
@@ -197,12 +230,12 @@ def _share(reasons: Counter[str], reason: str) -> float | None:
 
 
 def reward_kl_of(reports: Sequence[RankReport]) -> StepKl | None:
-    """The KL in the reward, which all ranks of the last stage report alike; None: there is none."""
+    """Return the KL in the reward, if any; all last-stage ranks report the same KL."""
     return next((report.reward_kl for report in reports if report.reward_kl is not None), None)
 
 
 def reward_kl_metrics(kl: StepKl | None, coefficient: float) -> Metrics:
-    """Metrics of the KL in the reward, by verl's names."""
+    """Return the metrics of the KL in the reward, under verl's names."""
     return {
         "actor/reward_kl_penalty": None if kl is None else kl.mean,
         "actor/reward_kl_penalty_coeff": None if kl is None else coefficient,
@@ -210,7 +243,10 @@ def reward_kl_metrics(kl: StepKl | None, coefficient: float) -> Metrics:
 
 
 def replay_metrics(counts: Counts) -> Metrics:
-    """Metrics of replay; rows are counted once, as every layer has the same (check_passes)."""
+    """Return the replay metrics.
+
+    Rows are counted in one layer, because every layer has the same rows (`check_passes`).
+    """
     if not counts:
         names = ("coverage", "agreement", "rows", "rows_native", "rows_padding", "layers")
         return {f"replay/{name}": None for name in names}
@@ -227,7 +263,7 @@ def replay_metrics(counts: Counts) -> Metrics:
 
 
 def agreement_by_layer(counts: Counts) -> dict[str, float] | None:
-    """The share of replayed rows where the router's own choice is the recorded one."""
+    """Return each layer's share of replayed rows for which the router chooses the recorded set."""
 
     def share(count: LayerCounts) -> float:
         return count.agreeing / count.replayed
@@ -236,7 +272,10 @@ def agreement_by_layer(counts: Counts) -> dict[str, float] | None:
 
 
 def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:
-    """Sums over ranks, by mini-batch; what a user's loss reports now and then is 0 elsewhere."""
+    """Return sums over ranks, per mini-batch.
+
+    A number that a user's loss does not report on some rank counts as 0 there.
+    """
     parts = [report.updates for report in reports if report.updates]
     return [
         {

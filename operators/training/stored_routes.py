@@ -1,10 +1,11 @@
-"""Storage of the routes that the log-prob pass recorded (R2), beside the step.
+"""Stores the routes that the log-prob pass recorded (R2), next to the step's samples.
 
-    every stage, data- and context-parallel rank: its part ─► all are there ─► rank 0: training.json
+    every stage, data- and context-parallel rank: its part ─► all parts ─► rank 0: training.json
 
-All parts of an attempt have one write id. An attempt that died before training.json leaves debris,
-and the next one, perhaps in another layout, makes a training set of its own. One that died later
-leaves the step's set, with which the next one compares what it records.
+All parts of an attempt share one write id. An attempt that died before it wrote training.json
+leaves debris, and the next attempt writes its own training set, perhaps in a different layout. An
+attempt that died later leaves the step's training set, and the next attempt compares its own
+recorded routes with that set.
 """
 
 import logging
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch.distributed as dist
 
-from operators.training.agree import agreed
+from operators.training.agree import agreed, await_ranks, gathered
 from operators.training.batches.zigzag import Zigzag
 from operators.training.errors import ReplayError
 from operators.training.rank import Rank
@@ -45,14 +46,23 @@ def store_routes(
     routes: Mapping[str, Routes],
     policies: Mapping[int, str] | None,
 ) -> int:
-    """Store the routes of this rank's log-prob pass (R2), or compare them with stored ones.
+    """Store the routes of this rank's log-prob pass (R2), or compare them with stored routes.
 
-    `manifest` has the rows of this rank's samples; `policies` is the weights digest of the version
-    that recorded; None: not known. The first rank of each tensor-parallel group stores: its
-    routes are the group's. Of context-parallel ranks, which all have whole samples' routes, each
-    stores those of the positions that it holds in a packed row. All ranks call. Returns, on all
-    ranks, the number of samples whose stored routes differ from those that this trainer replayed
-    (after a restart with kernels that are not deterministic).
+    Every rank must call this. The first rank of each tensor-parallel group stores the routes, which
+    are the same on all ranks of the group. Every context-parallel rank has the routes of entire
+    samples, but stores only the rows for the positions that it holds in a packed row.
+
+    Args:
+        store: The run's store.
+        rank: This training rank.
+        manifest: The step's manifest, with the rows of this rank's samples.
+        routes: The recorded routes, keyed by sample id.
+        policies: Weights digest of the policy version under which the routes were recorded, keyed
+            by version; None if unknown.
+
+    Returns:
+        On all ranks, the number of samples whose stored routes differ from those that this trainer
+        replayed. The number may be above 0 after a restart if kernels are not deterministic.
     """
     step, position, geometry = manifest.step, rank.position, rank.geometry
     if position.tensor_rank or geometry is None or not geometry.layers:
@@ -73,20 +83,19 @@ def store_routes(
                 cp_rank=position.context.index,
                 positions=positions,
             )
-        dist.barrier()
+        await_ranks()
         if dist.get_rank() == 0:
             seal_training_set(store, new, _model_geometry(store, step))
         return 0
     differ = []
     if geometry is not None and position.context.index == 0:
         differ = other_routes(store, manifest, routes, geometry)
-    of_ranks: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, differ)
-    samples = sorted({id for ids in of_ranks for id in ids})
+    samples = sorted({id for ids in gathered(differ) for id in ids})
     if samples and dist.get_rank() == 0:
         logger.warning(
-            "step %d: the store has other routes of %d samples, the first is %s, than were "
-            "recorded and replayed in training the step again (counted as resume/routes_drift)",
+            "step %d: the stored routes of %d samples (the first is %s) differ from those that "
+            "were recorded and replayed when the step was trained again (counted as "
+            "resume/routes_drift)",
             step,
             len(samples),
             samples[0],
@@ -97,8 +106,11 @@ def store_routes(
 def _own_part(
     context: Zigzag, sequence_slices: int, routes: Mapping[str, Routes]
 ) -> tuple[Mapping[str, Routes], Mapping[str, npt.NDArray[np.int64]] | None]:
-    """A context-parallel rank's rows and their positions; None: all rows. Short samples may have
-    none of their rows here."""
+    """Return the routes of this context-parallel rank's rows, and the positions of the rows.
+
+    The positions are None if the rank has all rows. A short sample may have no rows on this rank,
+    and is then left out.
+    """
     if context.count == 1:
         return routes, None
     positions = {
@@ -115,16 +127,26 @@ def _own_part(
 def other_routes(
     store: Store, manifest: Manifest, routes: Mapping[str, Routes], geometry: Geometry
 ) -> list[str]:
-    """Samples whose routes in the step's training set differ from ours in our layers.
+    """Return the ids of samples whose stored routes differ from the routes that this rank recorded.
 
-    The set may be of another layout. Raises TraceError, naming the file; StoreError.
+    Only this rank's layers are compared. The stored training set may have a different layout.
+
+    Args:
+        store: The run's store.
+        manifest: The step's manifest, with the rows of this rank's samples.
+        routes: This rank's routes, keyed by sample id.
+        geometry: Geometry of this rank's MoE layers.
+
+    Raises:
+        TraceError: A stored file is corrupt; the message names it.
+        StoreError: The store failed.
     """
     same = dict.fromkeys(routes, 0)
     for header in read_training_set(store, manifest).commits:
         file = file_of(header, "routes")
         if file is None or header.geometry is None:
             raise TraceError(
-                f"{header.key} in {store.uri}: it lists no routes file, or no geometry"
+                f"{header.key} in {store.uri}: the commit lists no routes file or no geometry"
             )
         common = [layer for layer in geometry.layers if layer in header.geometry.layers]
         owners = read_table(store, file, _OWNERS)["owner"].to_pylist() if common else []
@@ -140,7 +162,7 @@ def other_routes(
 def _equal_rows(
     part: Part, routes: Mapping[str, Routes], geometry: Geometry
 ) -> list[tuple[str, int]]:
-    """By segment, its sample and how many of its rows, counted in every layer, are as ours."""
+    """Return, for each segment, its sample and the number of equal rows, summed over all layers."""
     found = []
     for segment in part.segments.values():
         ours = routes[segment.owner]
@@ -156,11 +178,11 @@ def _equal_rows(
 
 
 def _model_geometry(store: Store, step: int) -> Geometry:
-    """All MoE layers of the model, from the run's description."""
+    """Return the geometry of the model's MoE layers from the run description."""
     geometry = description_at(store, step).geometry
     if geometry is None:
         raise ReplayError(
-            f"{keys.run_json()} in {store.uri}: its model has no MoE layers, but routes of some "
-            "were recorded; start a new run (another trainer.experiment_name)"
+            f"{keys.run_json()} in {store.uri}: the model has no MoE layers, but the trainer "
+            "recorded routes; start a new run (another trainer.experiment_name)"
         )
     return geometry

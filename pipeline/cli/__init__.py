@@ -1,4 +1,4 @@
-"""The `retrace` command: run, check, import-verl, doctor, logs, runs, traces."""
+"""The `retrace` command and its subcommands."""
 
 from functools import partial
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline import __version__
-from pipeline.cli import traces, whole_runs
+from pipeline.cli import checkpoints, policies, traces, whole_runs
 from pipeline.cli.check import run_check
 from pipeline.cli.doctor import doctor
 from pipeline.cli.ending import end_by_signals
@@ -25,23 +25,26 @@ _app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=epilog(
-        "docs/commands.md (README.md to begin with)",
-        "0: done; 2: the input is wrong; others: see the command's own help",
+        "docs/commands.md (start with README.md)",
+        "0: done; 2: invalid input; for other codes, see the help of each command",
         "retrace check my.yaml",
         "retrace run my.yaml trainer.total_training_steps=200",
         "retrace traces ls outputs/store/quickstart",
     ),
 )
 _app.add_typer(whole_runs.app, name="runs")
+_app.add_typer(policies.app, name="policies")
+_app.add_typer(checkpoints.app, name="checkpoints")
 _app.add_typer(traces.app, name="traces")
 
-# An option of verl's command line among the overrides is refused there, with what to do.
+# An option from verl's command line is passed on as an override. The settings reader refuses it
+# with a message that gives the fix.
 _VERL_OPTIONS = {"ignore_unknown_options": True}
 
 _Config = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.")]
 _Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of the file."),
+    typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those in the file."),
 ]
 
 
@@ -60,14 +63,14 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Takes the options that stand before a command."""
+    """Handle the options that precede a command."""
 
 
 @_app.command(
     context_settings=_VERL_OPTIONS,
     epilog=epilog(
         "docs/config.md (every setting), README.md",
-        "0: finished; 1: failed; 2: the input is wrong and nothing was started; "
+        "0: finished; 1: failed; 2: invalid input, and nothing was started; "
         "130: ended by Ctrl-C; 143: by SIGTERM",
         "retrace run examples/quickstart.yaml",
         "retrace run my.yaml trainer.experiment_name=second trainer.total_training_steps=200",
@@ -76,9 +79,9 @@ def _options(
     ),
 )
 def run(config: _Config, overrides: _Overrides = None) -> None:
-    """Run, or attach to, the run that CONFIG.yaml describes.
+    """Start the run that CONFIG.yaml describes, or continue it.
 
-    A run of that name which was interrupted goes on; one that is finished is left as it is.
+    An interrupted run continues from its last commit. A finished run stays unchanged.
     """
     raise typer.Exit(end_by_signals(partial(run_run, config, overrides or [])))
 
@@ -87,7 +90,7 @@ def run(config: _Config, overrides: _Overrides = None) -> None:
     context_settings=_VERL_OPTIONS,
     epilog=epilog(
         "docs/config.md",
-        "0: a run may start; 2: it may not, and every error was printed",
+        "0: the run can start; 2: it cannot, and every error was printed",
         "retrace check examples/quickstart.yaml",
         "retrace check my.yaml data.train_batch_size=64",
         "retrace check my.yaml --gpu-memory 80GiB",
@@ -100,14 +103,14 @@ def check(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Refuse what does not fit into GPUs of this size (80GiB, 80GB) by estimate.",
+            help="Refuse a run that is estimated not to fit on GPUs of this size, such as 80GiB.",
         ),
     ] = None,
 ) -> None:
-    """Check CONFIG.yaml and everything it names; start nothing.
+    """Check CONFIG.yaml and everything that it names, without starting anything.
 
-    Settings, model, prompts, reward function and store are checked, and all errors are shown. How
-    much memory the run needs is estimated (docs/sizes.md).
+    The command checks settings, model, prompts, reward function and store, and prints all errors.
+    It also estimates the memory that the run needs (docs/sizes.md).
     """
     raise typer.Exit(run_check(config, overrides or [], gpu_memory))
 
@@ -116,7 +119,7 @@ def check(
     "import-verl",
     epilog=epilog(
         "docs/from-verl.md",
-        "0: the file is written; 2: it is not, and every error was printed",
+        "0: the file was written; 2: it was not, and every error was printed",
         "retrace import-verl run_qwen3_30b.sh -o my.yaml",
         "retrace import-verl run_qwen3_30b.sh -o my.yaml trainer.nnodes=2",
         "retrace import-verl configs/my_ppo.yaml -o my.yaml trainer.nnodes=2",
@@ -128,7 +131,7 @@ def import_verl(
         typer.Argument(
             metavar="SOURCE",
             help="A shell script that starts verl.trainer.main_ppo, a YAML file for verl, or the "
-            "folder of --config-name.",
+            "folder that contains the file of --config-name.",
         ),
     ],
     output: Annotated[
@@ -136,13 +139,13 @@ def import_verl(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[VERL_ARGUMENT]...", help="Further arguments of verl."),
+        typer.Argument(metavar="[VERL_ARGUMENT]...", help="Additional verl arguments."),
     ] = None,
 ) -> None:
-    """Write the settings file of a verl job, with a TODO for each key that you must decide.
+    """Write the settings file for a verl job, with a TODO for each key that you must decide.
 
-    bash evaluates a script, but starts no program and writes no file. YAML with defaults or ${...}
-    needs the extra `verl`.
+    If SOURCE is a script, bash evaluates it without starting a program or writing a file. YAML with
+    defaults or ${...} requires the extra `verl`.
     """
     raise typer.Exit(run_import_verl(source, output, arguments or []))
 
@@ -151,7 +154,7 @@ _app.command(
     "doctor",
     epilog=epilog(
         "docs/commands.md",
-        "0: nothing is broken; 1: something is; 2: the settings are wrong",
+        "0: nothing is broken; 1: something is broken; 2: the settings are invalid",
         "retrace doctor",
         "retrace doctor examples/quickstart.yaml",
         "retrace doctor my.yaml trainer.device=cuda",
@@ -163,7 +166,7 @@ _app.command(
     "logs",
     epilog=epilog(
         "docs/commands.md",
-        "0: done; 2: no logs are here; 130: ended by Ctrl-C",
+        "0: done; 2: this machine has no logs of the run; 130: ended by Ctrl-C",
         "retrace logs quickstart",
         "retrace logs my.yaml --worker training-0 -f",
         "retrace logs outputs/store/quickstart -n 500",

@@ -1,4 +1,4 @@
-"""`retrace check`: read and check everything that a run needs, and start nothing."""
+"""`retrace check`: read and check everything that a run needs, without starting anything."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,9 +14,15 @@ from pipeline.store import is_remote, open_store
 
 
 def run_check(path: Path, overrides: Sequence[str], gpu_memory: str | None = None) -> int:
-    """Check the input of a run; the exit code of the command: 0, or 2 with the errors on stderr.
+    """Check the input of a run, and return the exit code of the command.
 
-    `gpu_memory`: the size of GPUs that it must fit into, such as 80GiB.
+    Args:
+        path: The settings file.
+        overrides: Settings that replace those in the file, as key.path=value.
+        gpu_memory: The memory of the GPUs on which the run must fit, such as 80GiB.
+
+    Returns:
+        0, or 2 if errors were printed on stderr.
     """
     try:
         limit = None if gpu_memory is None else parse_memory(gpu_memory)
@@ -29,13 +35,18 @@ def run_check(path: Path, overrides: Sequence[str], gpu_memory: str | None = Non
 def check(
     path: Path, overrides: Sequence[str], gpu_limit: int | None = None
 ) -> retrace.ReadyRun | None:
-    """The run whose input is right; None after all errors were printed.
+    """Check a run, and return it; return None if it has errors.
 
-    Prints notes and errors, or what the run is going to be, on stderr. `gpu_limit`: the bytes of
-    GPUs that it must fit into; memory is then that of GPUs also on a machine without.
+    All errors, notes and the summary of the run are printed on stderr.
+
+    Args:
+        path: The settings file.
+        overrides: Settings that replace those in the file, as key.path=value.
+        gpu_limit: The memory of the GPUs on which the run must fit, in bytes. If it is set, the
+            memory estimate is for GPUs, even on a machine without GPUs.
     """
     console = _console()
-    console.print(f"checking {path}", markup=False)  # tokenizers and prompts take a while
+    console.print(f"checking {path}", markup=False)  # checking tokenizers and prompts takes a while
     if (line := _finished_line(path, overrides)) is not None:
         console.print(line, markup=False)
     try:
@@ -49,7 +60,7 @@ def check(
         return None
     _print(console, "note", "yellow", ready.notes)
     but = ", but not for this machine" if ready.too_small else ""
-    console.print(f"{path} is right{but}: {_model(ready)}, run {ready.uri}", markup=False)
+    console.print(f"{path} is valid{but}: {_model(ready)}, run {ready.uri}", markup=False)
     for name, text in summary(ready):
         console.print(f"  {name:<10}{text}", markup=False)
     _print(console, "warning", "yellow", ready.too_small)
@@ -69,7 +80,7 @@ def _model(ready: retrace.ReadyRun) -> str:
 
 
 def summary(ready: retrace.ReadyRun) -> list[tuple[str, str]]:
-    """What a run is going to do, and where it writes: names and texts."""
+    """Return the summary of a run (work, resources, locations) as pairs of name and text."""
     trainer, data = ready.settings["trainer"], ready.settings["data"]
     actor = ready.settings["actor_rollout_ref"]["actor"]
     rollout = ready.settings["actor_rollout_ref"]["rollout"]
@@ -81,7 +92,7 @@ def summary(ready: retrace.ReadyRun) -> list[tuple[str, str]]:
     sizes = {
         "TP": megatron["tensor_model_parallel_size"],
         "PP": megatron["pipeline_model_parallel_size"],
-        # As before where sequences are whole.
+        # CP is shown only if sequences are split, so that the lines of other runs do not change.
         "CP": context if (context := megatron["context_parallel_size"]) > 1 else None,
         "VPP": megatron["virtual_pipeline_model_parallel_size"],
         "EP": megatron["expert_model_parallel_size"],
@@ -98,7 +109,7 @@ def summary(ready: retrace.ReadyRun) -> list[tuple[str, str]]:
         ),
         (
             "updates",
-            f"{batch // actor['ppo_mini_batch_size'] * actor['ppo_epochs']} a step, of "
+            f"{batch // actor['ppo_mini_batch_size'] * actor['ppo_epochs']} per step, each of "
             f"{actor['ppo_mini_batch_size']} prompts",
         ),
         (
@@ -116,6 +127,8 @@ def summary(ready: retrace.ReadyRun) -> list[tuple[str, str]]:
         lines.insert(2, ("val", f"{ready.val_prompts} prompts"))
     if ready.writes is not None:
         lines.append(("writes", writes_line(ready.writes)))
+        if copies := copies_line(ready.writes, ready.settings["store"]["policy_cache"]):
+            lines.append(("copies", copies))
     lines += memory_lines(ready.memory)
     return lines
 
@@ -125,34 +138,56 @@ def _count(number: int, what: str) -> str:
 
 
 def writes_line(writes: retrace.Writes) -> str:
-    """How much a run writes into its store, for people."""
+    """Return a text with the sizes of the data that a run writes into its store."""
     routes = f", routes up to {decimal(writes.routes)}" if writes.routes else ""
     when = "every step"
     if writes.save_freq > 1:
         when = f"every {writes.save_freq} steps and at the end"
+    policy = decimal(writes.policy)
+    if writes.whole_every is not None and writes.whole_every > 1:
+        policy += (
+            f" (whole every {writes.whole_every} steps, otherwise a difference of at most "
+            f"{decimal(writes.policy // 2)})"
+        )
     return (
-        f"per step a policy of {decimal(writes.policy)}, samples up to "
+        f"per step, a policy of {policy} and samples of up to "
         f"{decimal(writes.samples)}{routes}; {when} "
         f"a checkpoint of about {decimal(writes.checkpoint)}"
     )
 
 
+def copies_line(writes: retrace.Writes, cache: str) -> str:
+    """Return a text with the sizes of the policy copies that workers keep on their machines."""
+    lines = []
+    if writes.rank_copies:
+        lines.append(f"training ranks keep {decimal(writes.rank_copies)} under TMPDIR")
+    if writes.engine_copies:
+        place = {"disk": "under TMPDIR", "memory": "in /dev/shm"}.get(cache, f"in {cache}")
+        lines.append(
+            f"the rollout workers on a machine keep {decimal(writes.engine_copies)} {place}"
+        )
+    return ", ".join(lines)
+
+
 def _finished_line(path: Path, overrides: Sequence[str]) -> str | None:
-    """What to say of a run that is finished, before its inputs are checked, which takes seconds."""
-    # Imported here: they take a second, in which the first line should stand already.
+    """Return a line about a run that is already finished; None if it is not finished.
+
+    The line can be printed before the slow check of the inputs.
+    """
+    # Imported here because these imports take a second, which would delay the first line.
     from pipeline.config.reading.load import load_config
     from pipeline.report.outcome import finished_line
 
     try:
         config = load_config(path, overrides).config
-        # A server that does not answer is waited for by the check alone.
+        # A remote store is skipped, because its server may not answer.
         return None if is_remote(config.store.uri) else finished_line(open_store(config.run_uri))
     except (retrace.InputError, retrace.StoreError):
-        return None  # the check says what is wrong
+        return None  # the check reports the problem
 
 
 def print_errors(error: retrace.InputError) -> None:
-    """Notes, then every problem as a line of its own, then what was not checked, on stderr."""
+    """Print notes, problems and the skipped checks on stderr, each on its own line."""
     console = _console()
     _print(console, "note", "yellow", error.notes)
     _print(console, "error", "red", error.problems)

@@ -1,4 +1,4 @@
-"""`retrace doctor`: whether this machine or pod can do what a run asks of it."""
+"""`retrace doctor`: check whether this machine or pod meets the requirements of a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,15 +18,15 @@ def doctor(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Replaces a setting of CONFIG.yaml."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace those in the file."),
     ] = None,
 ) -> None:
-    """Look at this machine's versions, GPUs, engines, store, Prefect, disk and shared memory.
+    """Check this machine's versions, GPUs, engines, store, Prefect, disk and shared memory.
 
-    Each line says ok, or what is broken and what to do. What is not installed is broken only where
-    the settings need it: a pod of one kind of worker has not the packages of the other.
+    Each line reports ok, or a broken part and its fix. A missing package counts as broken only if
+    the settings need it here: rollout pods do not contain the packages of training pods.
     """
-    # Imported here: pydantic and boto3, which the other commands' help needs not.
+    # Imported here because other commands can print their help without pydantic and boto3.
     from pipeline.config.reading.load import load_config
     from pipeline.doctor.checks import all_checks
     from pipeline.doctor.findings import Needs, State
@@ -40,7 +40,7 @@ def doctor(
             needs = Needs(config, config.store.uri)
         elif overrides:
             raise InputError(
-                [f"{what}: no settings file for {overrides[0]}; name a CONFIG.yaml before it"]
+                [f"{what}: not a settings file; name a CONFIG.yaml before {overrides[0]}"]
             )
         elif what is not None:
             needs = Needs(None, what)

@@ -1,10 +1,16 @@
-"""What every `--help` ends with: examples, exit codes, and the page of the docs."""
+"""The last part of every command's `--help`: examples, exit codes and documentation pages."""
 
 from rich.markup import escape
 
 
 def epilog(page: str, codes: str, *examples: str) -> str:
-    """The end of a command's help. `page` names files of the repository."""
+    """Return the last part of a command's help.
+
+    Args:
+        page: Pages of the repository, such as docs/commands.md.
+        codes: Exit codes with their meanings.
+        examples: Command lines that call the command.
+    """
     lines = [
         "[bold]Examples[/bold]",
         *(f"[dim]$[/dim] {escape(example)}" for example in examples),
@@ -14,7 +20,7 @@ def epilog(page: str, codes: str, *examples: str) -> str:
     return "\n".join(lines)
 
 
-LOOKED = "0: done; 2: what was asked for is not there, or cannot be read"
-"""Exit codes of the commands that only look."""
-LOOKED_AT_STEPS = "0: done; 1: done, but for what is damaged, each a line; " + LOOKED[9:]
-"""The same, where several steps or runs are looked at."""
+LOOKED = "0: done; 2: the run, step or sample does not exist, or cannot be read"
+"""Exit codes of the commands that only read."""
+LOOKED_AT_STEPS = "0: done; 1: done except for damaged parts, one line each; " + LOOKED[9:]
+"""Exit codes of the commands that read several steps or runs."""

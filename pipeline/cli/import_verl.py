@@ -1,4 +1,4 @@
-"""`retrace import-verl`: a verl job as a settings file."""
+"""`retrace import-verl`: convert a verl job to a settings file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +10,24 @@ from pipeline.cli.check import print_errors
 
 
 def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int:
-    """Write the settings file of a verl job; the exit code of the command."""
+    """Write the settings file for a verl job, and return the exit code of the command.
+
+    Args:
+        source: A verl script, YAML file or folder.
+        target: The file to write; it must not exist.
+        arguments: Additional verl arguments.
+    """
     try:
         if target.exists():
             raise retrace.InputError(
-                [f"{target}: this file is there already; remove it, or name another one"]
+                [f"{target}: this file already exists; remove it, or give a different name"]
             )
         if not target.parent.is_dir():
             raise retrace.InputError(
-                [f"{target}: the folder {target.parent} is not there; make it, or name another one"]
+                [
+                    f"{target}: the folder {target.parent} does not exist; create it, or give "
+                    "a different one"
+                ]
             )
         text = retrace.import_verl(source, arguments)
         _write(target, text)
@@ -26,12 +35,12 @@ def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int
         print_errors(error)
         return 2
     from pipeline.config.reading.undecided import (
-        TODO,  # with pydantic: not at every command's start
+        TODO,  # imported here because other commands do not need pydantic
     )
 
     todos = sum(line.lstrip().startswith(TODO) for line in text.splitlines())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    first = f"decide its {todos} TODO lines, then " if todos else ""
+    first = f"resolve its {todos} TODO lines, then " if todos else ""
     console.print(f"{target} is written; {first}run: retrace check {target}", markup=False)
     return 0
 
@@ -41,5 +50,5 @@ def _write(target: Path, text: str) -> None:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise retrace.InputError(
-            [f"{target}: this file cannot be written: {error.strerror}; name another one"]
+            [f"{target}: this file cannot be written: {error.strerror}; give a different one"]
         ) from error

@@ -1,4 +1,4 @@
-"""`retrace logs`: what a run's workers print."""
+"""`retrace logs`: show the output of a run's workers."""
 
 import time
 from pathlib import Path
@@ -20,20 +20,21 @@ def logs(
         typer.Option(
             "--worker",
             metavar="NAME",
-            help="This one only, such as rollout-0 or training-0 (repeat for more).",
+            help="Show only this worker, such as rollout-0 (repeat the option for more).",
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")
+        bool,
+        typer.Option("--follow", "-f", help="Print new lines as they are written, until Ctrl-C."),
     ] = False,
     lines: Annotated[
         int,
-        typer.Option("--lines", "-n", min=0, metavar="N", help="The last lines of each worker."),
+        typer.Option("--lines", "-n", min=0, metavar="N", help="Show each log's last N lines."),
     ] = 50,
 ) -> None:
     """Show the logs of a run's workers on this machine.
 
-    A log holds all starts of its worker, one after the other.
+    A log contains the output of its worker from every start, in order.
     """
     with refusing():
         files = {file.stem: file for file in retrace.log_files(run)}
@@ -51,7 +52,7 @@ def logs(
 
 
 def _show_end(name: str, file: Path, lines: int, header: bool) -> int:
-    """Print the last lines of a log; return how many bytes it had."""
+    """Print the last lines of a log, and return the log's size in bytes."""
     content = file.read_bytes()
     if header:
         typer.echo(f"==> {name} <==")
@@ -62,12 +63,12 @@ def _show_end(name: str, file: Path, lines: int, header: bool) -> int:
 
 
 def _follow(files: dict[str, Path], ends: dict[str, int]) -> None:
-    """Print what is added, each line with its worker's name if there are several."""
-    begun = dict.fromkeys(files, b"")  # a line whose end has not come yet
+    """Print new lines. If there are several logs, each line begins with its worker's name."""
+    begun = dict.fromkeys(files, b"")  # the beginnings of unfinished lines
     while True:
         for name, file in files.items():
             size = file.stat().st_size if file.is_file() else 0
-            if size < ends[name]:  # removed, and begun anew
+            if size < ends[name]:  # the file was replaced
                 ends[name], begun[name] = 0, b""
             if size == ends[name]:
                 continue

@@ -1,6 +1,6 @@
-"""Stored text on a terminal: ids, reasons and errors are data, and none of it moves the cursor.
+"""Makes stored text safe to display: ids, reasons and errors must not move the cursor.
 
-Whatever a command prints that came from a store, a log or a file of others goes through here.
+Commands pass all text that comes from a store, a log or a user's file through this module.
 """
 
 import re
@@ -9,14 +9,17 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+_NUMBER = 16
+"""Maximum number of characters of a number."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with every character that is not one to see as an escape: '\\x1b', '\\u202e'.
+    """Return the text with every invisible character replaced by an escape, such as '\\x1b'.
 
-    These are control characters, overrides of the direction, line and paragraph separators, odd
-    blanks, halves of surrogate pairs. Those in `keep` stay.
+    Invisible characters are control characters, overrides of the text direction, line and paragraph
+    separators, white space other than the space, and halves of surrogate pairs. Characters in
+    `keep` stay unchanged.
     """
     if text.isprintable():
         return text
@@ -26,13 +29,19 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def printable_line(text: str) -> str:
-    """The same for a line of a log, without its colours and what a return overwrote."""
+    """Return a line of a log as printable text, without colours and without overwritten parts."""
     last = text.rstrip("\r").rpartition("\r")[2]
     return printable(_COLOUR.sub("", last), keep="\t")
 
 
+def number_text(value: float, form: str) -> str:
+    """Return a number in the format `form`, or with an exponent if it would be too long."""
+    text = format(value, form)
+    return text if len(text) <= _NUMBER else format(value, ".3g")
+
+
 class StoredTable(Table):
-    """A table whose title and cells are stored text: printable, and without rich's markup."""
+    """A table of stored text: title and cells are printable, and rich ignores markup in them."""
 
     def __init__(self, *headers: Any, title: str | None = None, **options: Any) -> None:
         shown = None if title is None else Text(printable(title))

@@ -10,22 +10,24 @@ from pipeline.cli.check import check, print_errors
 from pipeline.cli.printable import printable
 from pipeline.errors import LastingError
 
-_GO_ON = "The same command again goes on from what is committed."
+_GO_ON = "Run the same command again to continue from the last commit."
 _GO_ON_ONCE_MENDED = (
-    "Mend the cause; then the same command goes on from what is committed. If it cannot go on any "
-    "more, it tells you which command can."
+    "Fix the cause, then run the same command again to continue from the last commit. If the run "
+    "can no longer continue, the command names the settings for a new run."
 )
 
 
 def run_run(path: Path, overrides: Sequence[str]) -> int:
-    """Run the flow; the exit code of the command."""
+    """Run the flow, and return the exit code of the command."""
     ready = check(path, overrides)
     if ready is None or ready.too_small:
         return 2
     errors = Console(stderr=True, soft_wrap=True)
     try:
         ready.run()
-    except retrace.InputError as error:  # the name was taken since, weights were not fetched, ...
+    except (
+        retrace.InputError
+    ) as error:  # found after the check, for example a run name that is now in use
         print_errors(error)
         return 2
     except (

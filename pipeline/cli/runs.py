@@ -1,4 +1,4 @@
-"""What the commands that look at a run have in common: opening it, refusing, printing."""
+"""Helpers for commands that read a run: functions that open it, report errors and print."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,14 +18,22 @@ from pipeline.store.schemes import DEFAULT_STORE
 
 
 def place_of(run: str) -> str:
-    """The folder or URI that RUN names: itself, or of a run's name its folder in outputs/store."""
+    """Return the folder or URI that RUN names; a run's name refers to a folder in outputs/store.
+
+    Raises typer.BadParameter for an empty name.
+    """
+    if not run.strip():
+        raise typer.BadParameter(
+            f"found {run!r}, expected a folder, a URI or the name of a run; `retrace runs ls` "
+            "lists the runs"
+        )
     folder = Path(DEFAULT_STORE, run)
     is_name = run not in ("", ".", "..") and not set(run) & set("/:")
     return str(folder) if is_name and not Path(run).exists() and folder.is_dir() else run
 
 
 def names_like(begin: str) -> list[str]:
-    """Completion: the names of runs in outputs/store that begin so."""
+    """Return the names of runs in outputs/store that start with `begin`, for completion."""
     return [
         folder.parent.name
         for folder in sorted(Path(DEFAULT_STORE).glob("*/run.json"))
@@ -37,21 +45,21 @@ Run = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help=f"Folder or URI of a run or a recorded set, or the name of a run in {DEFAULT_STORE}.",
+        help=f"Folder or URI of a run or recorded set, or the name of a run in {DEFAULT_STORE}.",
         callback=place_of,
         autocompletion=names_like,
     ),
 ]
 
-_INPUT = 2  # exit code: what was asked for is not there
-DAMAGED = 1  # exit code: some of what was asked for cannot be read
+_INPUT = 2  # exit code: the run, step or sample does not exist
+DAMAGED = 1  # exit code: some of the steps or objects cannot be read
 _DAMAGE = (retrace.TraceError, CorruptObjectError, ObjectMissingError, UnreadableError)
-"""What is wrong with one object; other errors are of the whole store."""
+"""Errors that affect only one object; all other errors affect the store itself."""
 
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Turn what a store or trace lacks into one line and exit code 2."""
+    """Report an error in the input, a store or a trace as one line, and exit with code 2."""
     try:
         yield
     except (retrace.InputError, retrace.StoreError, retrace.TraceError, OSError) as error:
@@ -60,16 +68,18 @@ def refusing() -> Iterator[None]:
 
 
 def for_steps(steps: Sequence[int], work: Callable[[int], None]) -> bool:
-    """Do something with each of some steps; say whether any could not be read.
+    """Call `work` for each step, and return whether any step could not be read.
 
-    Such a step is a line of its own, and hides no other.
+    Each unreadable step is reported on its own line, and the other steps are still processed.
     """
     damaged = False
     for step in steps:
         try:
             work(step)
         except _DAMAGE as error:
-            _print_error(f"error: step {step}: {error}")
+            text = str(error)
+            named = text.startswith((f"step {step} ", f"step {step}:"))
+            _print_error(f"error: {text}" if named else f"error: step {step}: {text}")
             damaged = True
     return damaged
 
@@ -80,7 +90,7 @@ def _print_error(text: str) -> None:
 
 
 def open_run(run: str, sealed: bool = True) -> retrace.Run:
-    """The run or recorded set; `sealed`: with a step to look at."""
+    """Open a run or recorded set. If `sealed`, raise TraceError unless a step is sealed."""
     opened = retrace.open_run(run)
     if sealed and not opened.steps():
         raise retrace.TraceError(f"{run}: no step of this run is sealed yet")
@@ -89,7 +99,7 @@ def open_run(run: str, sealed: bool = True) -> retrace.Run:
 
 def print_(what: Any) -> None:
     """Print a text as one line, or a table."""
-    # A pipe has no width to keep to.
+    # A pipe, unlike a terminal, does not limit the width.
     console = Console()
     if not console.is_terminal:
         console = Console(width=1_000)
@@ -99,7 +109,7 @@ def print_(what: Any) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a text as one line, on a terminal as much of it as its width holds."""
+    """Print a text as one line, cut to the width of a terminal."""
     console = Console()
     line = printable(text)
     if console.is_terminal:
@@ -111,14 +121,17 @@ def print_line(text: str) -> None:
 
 
 Wide = Annotated[
-    bool, typer.Option("--wide", help="All columns, also those that do not fit the terminal.")
+    bool, typer.Option("--wide", help="Show all columns, even if they do not fit on the terminal.")
 ]
 
 
 def print_table(table: Table, wide: bool, optional: Sequence[str]) -> None:
-    """Print a table. On a terminal, unless `wide`, columns that do not fit are left out and named.
+    """Print a table. On a terminal, leave out the columns that do not fit, and list them.
 
-    `optional` are the headers of those that may be left out, the first of them first.
+    Args:
+        table: The table. Columns that do not fit are removed from it.
+        wide: Whether to print all columns.
+        optional: Headers of the columns that may be left out, in the order in which to remove them.
     """
     console = Console()
     if wide or not console.is_terminal:
@@ -135,11 +148,11 @@ def print_table(table: Table, wide: bool, optional: Sequence[str]) -> None:
     console.print(table, highlight=False)
     if left_out:
         names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        print_(f"left out, as it does not fit: {names}; --wide shows all ({len(left_out)} more)")
+        print_(f"columns that do not fit ({len(left_out)}): {names}; --wide shows all")
 
 
 def age(seconds: float) -> str:
-    """In its largest whole unit: '3 d', '5 h', '12 s'."""
+    """Return a duration in the largest unit that it reaches, rounded down: '3 d', '5 h', '12 s'."""
     units = {"d": 86_400, "h": 3_600, "m": 60}
     unit = next((unit for unit, size in units.items() if seconds >= size), "s")
     return f"{max(0.0, seconds) // units.get(unit, 1):.0f} {unit}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from pipeline.cli.printable import StoredTable
+from pipeline.cli.printable import StoredTable, number_text
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.stats import StepStats
 from retrace import Manifest, SealedStep, StepSample
@@ -15,7 +15,12 @@ def _share(part: int | None, whole: int) -> str:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "—" if value is None else format(value, form)
+    return "—" if value is None else number_text(value, form)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    # The sum of large rewards would be infinite.
+    return sum(value / len(values) for value in values) if values else None
 
 
 def _table(title: str | None, *columns: str) -> Table:
@@ -26,13 +31,13 @@ def _table(title: str | None, *columns: str) -> Table:
 
 
 LESS_NEEDED = ("engine", "tokens", "kind", "policy", "rejected groups", "entropy", "load min")
-"""Columns that a narrow terminal may lack, the first of them first."""
+"""Columns to leave out on a narrow terminal, in this order."""
 
 _TEXTS = {"kind", "engine", "id", "text", "not trained on"}
 
 
 def steps_table(title: str, steps: Sequence[SealedStep]) -> Table:
-    """Sealed steps of a run or recorded set, one a row."""
+    """Return a table of the sealed steps of a run or recorded set, one per row."""
     columns = ["step", "policy", "kind", "engine", "samples", "tokens", "valid rows", "reward"]
     rejects = any(step.manifest.rejected for step in steps)
     table = _table(title, *columns, *(["rejected groups"] if rejects else []))
@@ -48,14 +53,14 @@ def steps_table(title: str, steps: Sequence[SealedStep]) -> Table:
             str(len(manifest.ids)),
             str(sum(manifest.rows["rows_total"].to_pylist()) + len(manifest.ids)),
             _valid_share(manifest),
-            _number(sum(rewards) / len(rewards) if rewards else None, ".3f"),
+            _number(_mean(rewards), ".3f"),
             *([str(len(manifest.rejected))] if rejects else []),
         )
     return table
 
 
 def _valid_share(manifest: Manifest) -> str:
-    """Of routes that the trainer recorded only `stats`, which reads them, knows it."""
+    """Return the share of valid rows; a dash for R2, because only `stats` reads R2 routes."""
     columns = manifest.rows.select(["rows_valid", "rows_total"]).to_pydict()
     if None in columns["rows_valid"]:
         return "—"
@@ -63,7 +68,7 @@ def _valid_share(manifest: Manifest) -> str:
 
 
 def samples_table(manifest: Manifest, pruned: bool) -> Table:
-    """The samples of a step, one a row."""
+    """Return a table of a step's samples, one per row."""
     title = f"step {manifest.step}" + (", pruned" if pruned else "")
     rows = manifest.rows.to_pylist()
     untrained = any(row["not_trained"] for row in rows)
@@ -82,14 +87,14 @@ def samples_table(manifest: Manifest, pruned: bool) -> Table:
 
 
 def sample_table(sample: StepSample, layers: Sequence[int]) -> Table:
-    """The tokens of a sample, one a row, with the experts of these layers."""
+    """Return a table of a sample's tokens, one per row, with their experts in the given layers."""
     routes = sample.routes
     P = len(sample.prompt_tokens_P)
     table = _table(None, "position", "token", "text", "log-prob", *(f"layer {i}" for i in layers))
     for t, token in enumerate(sample.tokens_S.tolist()):
         text = repr(sample.tokenizer.text([token])) if sample.tokenizer.there else ""
         logprob = None if t < P else float(sample.logprobs_G[t - P])
-        experts = ["" for _ in layers]  # the last token was never fed to the model
+        experts = ["" for _ in layers]  # the model did not process the last token
         if routes is not None and t < len(routes.valid_T):
             experts = ["not known" for _ in layers]
             if routes.valid_T[t]:
@@ -99,9 +104,9 @@ def sample_table(sample: StepSample, layers: Sequence[int]) -> Table:
 
 
 def sample_lines(sample: StepSample, not_trained: str | None) -> list[str]:
-    """What a sample is: lengths, reward and extras, and its texts if a tokenizer is there.
+    """Return lines about a sample: lengths, reward, extras and, if there is a tokenizer, texts.
 
-    `not_trained` says why it is not trained on; None: it is.
+    `not_trained` is the reason why the sample is not trained on, or None.
     """
     extras = "".join(f", {name} {value}" for name, value in sample.extras.items())
     lines = [
@@ -119,29 +124,30 @@ def sample_lines(sample: StepSample, not_trained: str | None) -> list[str]:
 
 
 STATS_NOTE = (
-    "load: an expert's share of the layer's choices; max / mean and entropy: 1 is even; "
-    "R3 = R2: rows for which engine and trainer recorded the same experts; in training: rows for "
-    "which the trainer's own choice was the replayed one; all: the extremes of the loads, the mean "
-    "of the rest",
-    "bytes per token and layer are far below the format's 2 where the samples of a group share "
-    "their prompt, whose routes are stored once, experts are few, or the same sets come often",
+    "load: an expert's share of the layer's choices; max / mean and entropy: 1 means an even load; "
+    "R3 = R2: share of rows in which engine and trainer recorded the same experts; in training: "
+    "share of rows in which the trainer's own choice was the replayed set; all: lowest and highest "
+    "load, mean of the other columns",
+    "bytes per token and layer are far below the format's 2 if experts are few, if sets recur, or "
+    "if a group's samples share a prompt, because the prompt's routes are stored once",
 )
 
 
 def stats_line(stats: StepStats) -> str:
-    """What a step's statistics are of."""
+    """Return a line that names the step, its samples and the size of its routes."""
     left_out = f" ({stats.not_trained} not trained on)" if stats.not_trained else ""
+    size = f"{stats.bytes_per_token_layer:.2f} bytes per token and layer"
     if stats.rejected:
         left_out += f" and {stats.rejected} rejected groups"
+        size += ", counting the bytes of the rejected groups but not their tokens"
     return (
         f"step {stats.step}, {stats.kind}: {stats.samples} samples{left_out}, valid rows "
-        f"{_share(stats.rows_valid, stats.rows_total)} of {stats.rows_total}, "
-        f"{stats.bytes_per_token_layer:.2f} bytes per token and layer"
+        f"{_share(stats.rows_valid, stats.rows_total)} of {stats.rows_total}, {size}"
     )
 
 
 def stats_table(stats: StepStats) -> Table:
-    """A step's statistics, a layer a row."""
+    """Return a table of a step's statistics, one layer per row."""
     names = ("layer", "load min", "load max", "max / mean", "entropy", "R3 = R2", "in training")
     table = _table(None, *names)
     for layer in (*stats.layers, stats.total):
@@ -160,7 +166,7 @@ def stats_table(stats: StepStats) -> Table:
 
 
 def seen(report: Report) -> str:
-    """What was checked; kinds of which there is nothing are left out."""
+    """Return a line with the number of checked objects of each kind; zeros are omitted."""
     counts = {
         "of them pruned": report.pruned,
         "samples": report.samples,

@@ -1,4 +1,4 @@
-"""`retrace traces`: look at the traces of a run or a recorded set, and check them."""
+"""`retrace traces`: show, check, export and clean up the traces of a run or recorded set."""
 
 import re
 from collections.abc import Callable
@@ -32,10 +32,11 @@ from pipeline.cli.trace_tables import (
 )
 from pipeline.run import keys
 from pipeline.store import Store
-from pipeline.traces import TraceError
+from pipeline.traces import TraceError, used_routes
 from pipeline.traces.format.manifest import Manifest, read_manifest, sealed_steps
 from pipeline.traces.format.pruned import is_pruned, refuse_pruned
 from pipeline.upkeep.export import export, export_for
+from pipeline.upkeep.lost_manifests import lost_manifests
 from pipeline.upkeep.stats import step_stats
 from pipeline.upkeep.verify import verify
 from retrace import SealedStep
@@ -44,19 +45,22 @@ _PAGE = "docs/trace-format.md, docs/library.md (the same in Python)"
 _RUN = "outputs/store/quickstart"
 
 app = typer.Typer(
-    help="List, show, check, measure and export traces; free the space of old ones.",
+    help="List, show, check, measure and export traces, or remove old ones.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     epilog=epilog(
-        _PAGE, LOOKED, f"retrace traces ls {_RUN}", f"retrace traces show {_RUN} 000000/1261/0"
+        _PAGE,
+        LOOKED_AT_STEPS,
+        f"retrace traces ls {_RUN}",
+        f"retrace traces show {_RUN} 000000/1261/0",
     ),
 )
 app.command(
     "sweep",
     epilog=epilog(
         "docs/store.md",
-        "0: done; 1: what a damaged commit may name was left; 2: no run there",
+        "0: done; 1: files that a damaged commit may name were kept; 2: no run was found",
         f"retrace traces sweep {_RUN} --dry-run",
         f"retrace traces sweep {_RUN} --older-than 12h",
     ),
@@ -65,12 +69,12 @@ app.command(
     "prune",
     epilog=epilog(
         "docs/store.md",
-        "0: done; 2: no run there, or a restart would need what is to go, and nothing was removed",
+        "0: done; 2: no run was found, or a restart needs the data, and nothing was removed",
         f"retrace traces prune {_RUN} --keep-steps 20 --dry-run",
     ),
 )(upkeep.prune_)
 
-_Step = Annotated[int | None, typer.Option("--step", min=0, metavar="N", help="This step only.")]
+_Step = Annotated[int | None, typer.Option("--step", min=0, metavar="N", help="Only this step.")]
 
 _Form = Literal["npy", "pt", "verl", "slime"]
 
@@ -87,12 +91,19 @@ _SAMPLE_ID = re.compile(r"[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
     ),
 )
 def list_(run: Run, step: _Step = None, wide: Wide = False) -> None:
-    """List the sealed steps, or the samples of one."""
+    """List the sealed steps, or the samples of one step."""
     with refusing():
         opened = open_run(run)
         if step is None:
             found: list[SealedStep] = []
-            damaged = for_steps(opened.steps(), lambda number: found.append(opened.step(number)))
+
+            def find(number: int) -> None:
+                one = opened.step(number)
+                if one.awaits_routes and opened.store.size(keys.metrics(number)) is not None:
+                    used_routes(opened.store, number)  # it names what a trained step lacks
+                found.append(one)
+
+            damaged = for_steps(*_with_lost(opened.store, find))
             print_table(steps_table(opened.uri, found), wide, LESS_NEEDED)
             if damaged:
                 raise typer.Exit(DAMAGED)
@@ -115,17 +126,19 @@ def show(
     step: _Step = None,
     layer: Annotated[
         list[int] | None,
-        typer.Option("--layer", metavar="N", help="This MoE layer only (repeat for more)."),
+        typer.Option(
+            "--layer", metavar="N", help="Only this MoE layer (repeat the option for more)."
+        ),
     ] = None,
     wide: Wide = False,
 ) -> None:
-    """Show a sample: reward, texts, and its tokens with the experts that were chosen for each.
+    """Show a sample: reward, texts, and its tokens with the experts chosen for each.
 
-    On a terminal the first layers that fit are shown; --layer chooses others.
+    A terminal shows the first layers that fit; --layer selects others.
     """
     with refusing():
         if _SAMPLE_ID.fullmatch(run) and not _SAMPLE_ID.fullmatch(sample):
-            raise TraceError(f"RUN {run!r} is a sample's id; give RUN first: show {sample} {run}")
+            raise TraceError(f"RUN {run!r} is a sample id; give RUN first: show {sample} {run}")
         named = _step_of(sample)
         number = named if step is None else step
         found = open_run(run).step(number)
@@ -148,21 +161,21 @@ def show(
     "verify",
     epilog=epilog(
         "docs/trace-format.md",
-        "0: all good; 1: something is wrong, each problem is a line; 2: no run there",
+        "0: no problems; 1: problems, one line each; 2: no run was found",
         f"retrace traces verify {_RUN}",
         f"retrace traces verify {_RUN} --step 3",
     ),
 )
 def verify_(run: Run, step: _Step = None) -> None:
-    """Check every digest, length, id and join.
+    """Check every digest, length and id, and that related objects match.
 
-    Of a run also the staged inputs, policies, checkpoints and validations; with --step that step
-    only. Notes say what an older format does not let it check; they are no problems.
+    Without --step, the staged inputs, policies, checkpoints and validations of a run are checked
+    as well. A note names a check that an older format does not allow; it is not a problem.
     """
     with refusing():
         store = open_run(run, sealed=False).store
         if step is not None and store.size(keys.metrics(step)) is None:
-            _known(store, step)  # a step that was trained must be sealed: that is checked
+            _known(store, step)  # for a trained step, `verify` reports the missing manifest
         report = verify(store, step)
     for note in report.notes:
         print_(f"note: {note}")
@@ -178,7 +191,7 @@ def verify_(run: Run, step: _Step = None) -> None:
     epilog=epilog("docs/replay.md", LOOKED_AT_STEPS, f"retrace traces stats {_RUN} --step 0")
 )
 def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
-    """Expert load and agreement by layer, valid rows, bytes."""
+    """Show the expert load and agreement in each layer, the valid rows, and the size of routes."""
     with refusing():
         store = open_run(run).store
 
@@ -211,7 +224,7 @@ def export_(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder to write to.")],
     form: Annotated[
         _Form,
-        typer.Option("--format", help="npy or pt: a file by sample; verl or slime: one by step."),
+        typer.Option("--format", help="npy, pt: one file per sample; verl, slime: one per step."),
     ] = "npy",
     step: _Step = None,
     num_layers: Annotated[
@@ -220,7 +233,7 @@ def export_(
             "--num-layers",
             min=1,
             metavar="N",
-            help="verl, slime: decoder layers of the model, if its last ones are dense.",
+            help="For verl and slime: number of decoder layers, if the last ones are dense.",
         ),
     ] = None,
 ) -> None:
@@ -232,7 +245,7 @@ def export_(
         if out.is_dir() and any(out.iterdir()):
             raise TraceError(f"--out {out}: the folder is not empty; give a new or an empty one")
         if num_layers is not None and form in ("npy", "pt"):
-            raise TraceError(f"--num-layers goes with --format verl or slime, not {form}")
+            raise TraceError(f"--num-layers applies to --format verl or slime, not to {form}")
 
         def export_step(number: int) -> None:
             if step is None and is_pruned(store, number):
@@ -247,19 +260,26 @@ def export_(
 
 
 def _exported(store: Store, step: int, out: Path, form: _Form, num_layers: int | None) -> str:
-    """Export a step; what was written where."""
+    """Export a step, and return a text that describes the written file or folder."""
     if form == "verl" or form == "slime":
         made = export_for(store, step, out, form, num_layers)
         notes = [f"{made.samples} samples in {out / f'{step}.pt'}"]
         if made.untrained:
-            notes.append(f"{made.untrained} of them have unknown rows or no reward, and no loss")
+            notes.append(
+                f"{made.untrained} of them are excluded from the loss: unknown rows or no reward"
+            )
         if made.left_out:
             why = "no response" if form == "verl" else "one token"
-            notes.append(f"{made.left_out} left out, which have {why}: {form} takes none of these")
+            notes.append(f"{made.left_out} left out, because they have {why}, which {form} rejects")
+        if made.not_counted:
+            notes.append(
+                f"{made.not_counted} left out, because their rewards do not count in their groups "
+                "(greedy baselines)"
+            )
         if made.without_logprobs:
             notes.append(
-                f"no log-probs, as {made.without_logprobs} lack some of tokens that count in the "
-                "loss"
+                "no log-probs, because they are unknown for tokens in the loss (samples: "
+                f"{made.without_logprobs})"
             )
         return "; ".join(notes)
     folder = out / f"{step:06d}"
@@ -274,13 +294,34 @@ def _known(store: Store, step: int) -> int:
 
 
 def _in_steps(store: Store, step: int | None, work: Callable[[int], None]) -> bool:
-    """Do something with one step, or with each that can be read; say whether one could not be."""
-    steps = sealed_steps(store) if step is None else [_known(store, step)]
+    """Call `work` for one step or all steps, and return whether any step was unreadable.
+
+    If there is only one step, its error is raised instead.
+    """
+    steps, each = _with_lost(store, work) if step is None else ([_known(store, step)], work)
     if len(steps) > 1:
-        return for_steps(steps, work)
+        return for_steps(steps, each)
     for number in steps:
-        work(number)
+        each(number)
     return False
+
+
+def _with_lost(
+    store: Store, work: Callable[[int], None]
+) -> tuple[list[int], Callable[[int], None]]:
+    """Return the numbers of all sealed steps, and a function that calls `work` for one of them.
+
+    The numbers include steps that have lost their manifest, for which the function raises a
+    TraceError instead. They do not include steps that are still being written.
+    """
+    lost = lost_manifests(store, [info.key for info in store.list(keys.steps())])
+
+    def each(step: int) -> None:
+        if step in lost:
+            raise TraceError(f"{keys.manifest(step)}: {lost[step]}; restore the object")
+        work(step)
+
+    return sorted({*sealed_steps(store), *lost}), each
 
 
 def _manifest(store: Store, step: int) -> Manifest:
@@ -290,7 +331,7 @@ def _manifest(store: Store, step: int) -> Manifest:
 def _step_of(sample: str) -> int:
     if not _SAMPLE_ID.fullmatch(sample):
         raise TraceError(
-            f"SAMPLE {sample!r}: not an id; an id is STEP/PROMPT/NUMBER, such as 000003/17/2; "
-            "list them with: retrace traces ls RUN --step N"
+            f"SAMPLE {sample!r}: not a sample id; expected STEP/PROMPT/NUMBER, such as "
+            "000003/17/2; list the ids with: retrace traces ls RUN --step N"
         )
     return int(sample.split("/")[0])

@@ -1,4 +1,4 @@
-"""`retrace traces sweep` and `retrace traces prune`: free the space of what nobody needs."""
+"""`retrace traces sweep` and `retrace traces prune`: remove debris and old steps."""
 
 import re
 from typing import Annotated
@@ -11,7 +11,7 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.sweep import sweep
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="List the removals, but remove nothing.")]
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -23,15 +23,15 @@ def sweep_(
         str,
         typer.Option(
             metavar="AGE",
-            help="Leave what is younger: longer than a worker takes for a shard or a checkpoint. "
-            "A number and s, m, h or d.",
+            help="Keep files younger than this: a number and s, m, h or d. AGE must exceed the "
+            "time that a worker takes for a shard or a checkpoint.",
         ),
     ] = "24h",
     dry_run: _DryRun = False,
 ) -> None:
-    """Remove what killed workers left: files that no commit names, unfinished uploads.
+    """Remove the debris of killed workers: files that no commit names, and unfinished uploads.
 
-    A run may go on meanwhile. What a damaged commit may name is left where it is.
+    The run may continue during the sweep. Files that a damaged commit may name are kept.
     """
     with refusing():
         limit_s = _seconds(older_than)
@@ -54,15 +54,15 @@ def prune_(
     keep_steps: Annotated[
         int,
         typer.Option(
-            "--keep-steps", min=0, metavar="N", help="Keep the last N sealed steps whole."
+            "--keep-steps", min=0, metavar="N", help="Keep all data of the last N sealed steps."
         ),
     ],
     dry_run: _DryRun = False,
 ) -> None:
-    """Remove samples and routes of all sealed steps but the last N.
+    """Remove the samples and routes of all sealed steps except the last N.
 
-    Manifests (ids, lengths, rewards, digests), plans and metrics stay. What a restart of the run
-    needs is never removed: then nothing is.
+    Manifests (ids, lengths, rewards, digests), plans and metrics stay. If a restart of the run
+    needs any of the data, nothing is removed.
     """
     with refusing():
         steps = files = size = 0

@@ -1,4 +1,4 @@
-"""`retrace runs`: list the runs of a store, remove one."""
+"""`retrace runs`: list the runs of a store, or remove one."""
 
 import re
 import time
@@ -9,19 +9,20 @@ from rich.filesize import decimal
 
 import retrace
 from pipeline.cli.epilog import LOOKED_AT_STEPS, epilog
-from pipeline.cli.printable import StoredTable
+from pipeline.cli.printable import StoredTable, number_text
 from pipeline.cli.runs import DAMAGED, Run, age, print_, print_line, refusing
 from pipeline.store.schemes import DEFAULT_STORE, EXAMPLE_STORE
 from pipeline.upkeep.remove import removable_run
 
 app = typer.Typer(
-    help="List the runs of a store; remove one.",
+    help="List the runs of a store, or remove one.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     epilog=epilog(
         "docs/commands.md, docs/run-folder.md",
-        "0: done; 2: it is not there, or may not be removed",
+        "0: done; 1: a run is damaged, or a removal was not confirmed; 2: the run does not exist, "
+        "or must not be removed",
         "retrace runs ls",
         f"retrace runs ls {EXAMPLE_STORE}",
         "retrace runs rm quickstart",
@@ -32,7 +33,7 @@ _SAYS = {"failed", "damaged", "half removed", "no run"}
 """States whose message is shown below the table."""
 _QUOTE = "  | "
 _LOGGED = re.compile(r"  \| .*? ERROR \S+: (.*)")
-"""An error's line that a message quotes from a log: what it says."""
+"""Matches an error line that a message quotes from a log; the group is the text of the error."""
 
 
 @app.command(
@@ -43,17 +44,17 @@ _LOGGED = re.compile(r"  \| .*? ERROR \S+: (.*)")
 )
 def list_(
     store: Annotated[
-        str, typer.Argument(metavar="[STORE]", help="Folder or URI that holds runs.")
+        str, typer.Argument(metavar="[STORE]", help="Folder or URI that contains runs.")
     ] = DEFAULT_STORE,
 ) -> None:
     """List the runs of a store: state, steps, last reward, size, age.
 
-    What is damaged, and what is no run, is listed too.
+    Damaged runs, and folders that are not runs, are listed as well.
     """
     with refusing():
         found = list(retrace.list_runs(store))
     if not found:
-        print_(f"no runs in {store}: nothing is there")
+        print_(f"no runs in {store}: it does not exist or is empty")
         return
     table = StoredTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("name", "state", "step", "reward", "size", "created", "last write"):
@@ -65,7 +66,7 @@ def list_(
             run.name,
             run.state,
             _steps(run),
-            "—" if run.reward is None else f"{run.reward:.3f}",
+            "—" if run.reward is None else number_text(run.reward, ".3f"),
             decimal(run.size),
             f"{age(now_s - run.created_s)} ago",
             f"{age(now_s - run.modified_s)} ago",
@@ -82,24 +83,24 @@ def list_(
     "rm",
     epilog=epilog(
         "docs/run-folder.md",
-        "0: removed; 1: not confirmed; 2: no run is there, or it is at work",
+        "0: removed; 1: not confirmed; 2: no run was found, or the run is in progress",
         "retrace runs rm quickstart",
         f"retrace runs rm {EXAMPLE_STORE}/first --yes",
     ),
 )
 def remove(
     run: Run,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also a run whose records say that it is at work, as after kill -9."
+            "--force", help="Remove the run even if it is recorded as running, as after kill -9."
         ),
     ] = False,
 ) -> None:
-    """Remove a run: samples, routes, policies, checkpoints, everything in its store.
+    """Remove a run from its store, with all samples, routes, policies and checkpoints.
 
-    Logs and TensorBoard files stay. An interrupted removal is completed by the same command.
+    Logs and TensorBoard files stay. To complete an interrupted removal, run the command again.
     """
     with refusing():
         found = removable_run(run, force)
@@ -112,13 +113,14 @@ def remove(
 
 
 def _cause(message: str) -> str:
-    """What a message says first; of one that goes on with a log, the log's error instead."""
+    """Return a message's first line or, if the message quotes a log, the error in this log."""
     first, *log = message.splitlines()
     if not log or not first.endswith(":"):
         return first
     errors = [found[1] for line in log if (found := _LOGGED.match(line))]
     quoted = [line.removeprefix(_QUOTE) for line in log if line.startswith(_QUOTE)]
-    # A log without an error's line ends with what is nearest to one; a killed rank has no log.
+    # If there is no error line, the last line of the quoted log is the best substitute. A message
+    # about a killed rank quotes no log, so its second line is the best substitute.
     return [*errors, *quoted[-1:], *log][0]
 
 

@@ -1,1 +1,1 @@
-"""Settings: one typed tree (tree), its reading from files (reading) and its checks (rules)."""
+"""The settings: their typed tree (`tree`), readers of files (`reading`) and checks (`rules`)."""

@@ -1,4 +1,4 @@
-"""Training of the policy: Megatron's layout, replay; a part of the tree."""
+"""Settings for training the policy: losses, Megatron's layout and routing replay."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,55 +15,62 @@ class RouterReplay(Section):
 
     mode: Literal["disabled", "R2", "R3"] = Field(
         "disabled",
-        description="R2: replay what the trainer's log-prob pass chose. "
-        "R3: replay what the rollout engine chose.",
+        description="R2: replay the routes that the trainer's log-prob pass recorded. "
+        "R3: replay the routes that the rollout engine recorded.",
     )
     record_file: str | None = Field(
-        None, description="Path or URI: write the routes that were used there as a trace set."
+        None,
+        description="Path or URI to which the routes used in training are written, as a recorded "
+        "set.",
     )
     replay_file: str | None = Field(
         None,
-        description="Path or URI of a trace set: take samples and routes from it; "
-        "no rollout worker is started.",
+        description="Path or URI of a recorded set that supplies the samples and routes. With "
+        "this setting, no rollout worker is started.",
     )
     replay_other_weights: bool = Field(
         False,
-        json_schema_extra=formerly(False),  # the sets of older runs name no weights
-        description="Accept a replay_file whose policy 0 had other weights than this run's. Other "
-        "routers choose other experts for the same tokens.",
+        json_schema_extra=formerly(False),  # sets of older runs do not record the weights digest
+        description="Accept a replay_file from a run whose policy 0 had different weights. The "
+        "file's routes may differ from those that this run's routers would choose.",
     )
     native_every: int = Field(
         10,
         ge=0,
-        description="R3: measure the mismatch without replay every this many steps (a second "
-        "forward pass); 0: only in the first step of an attempt, which always does.",
+        description="With recorded routes (R3, replay_file): interval, in steps, at which the "
+        "mismatch without replay is also measured. Each measurement takes a second forward pass. "
+        "The first step of an attempt always includes a measurement; with 0, no other step does. "
+        "In every mode with trainer.max_staleness=1: interval, in steps, at which engine mismatch "
+        "and staleness are measured separately (docs/corrections.md).",
     )
     min_agreement: float = Field(
         0.1,
         ge=0,
         le=1,
         json_schema_extra=FOR_WORKERS | formerly(0.1),
-        description="Least share of rows, in each layer and each sample, where the trainer's own "
-        "router would choose the recorded experts; below it the routes are unhealthy.",
+        description="Minimum share of rows, in each layer and in each sample, for which the "
+        "trainer's own router would choose the recorded experts. If the share is lower in any "
+        "layer or sample, the routes are unhealthy (see on_unhealthy).",
     )
     on_unhealthy: Literal["fail", "warn"] = Field(
         "fail",
         json_schema_extra=FOR_WORKERS | formerly("warn"),
-        description="Recorded routes that do not fit the model: fail the step before it is "
-        "trained, or warn and count them. With replay_other_weights: warn in any case.",
+        description="Reaction to recorded routes that do not fit the model. fail: end the step "
+        "with an error before training; warn: log a warning and count the findings "
+        "(replay/unhealthy). With replay_other_weights, the reaction is always warn.",
     )
     allow_aux_loss: bool = Field(
         False,
-        description="Accept an auxiliary load-balancing loss beside replay. It is computed from "
-        "the router's own choice, not from the replayed one.",
+        description="Accept an auxiliary load-balancing loss together with replay. The loss is "
+        "computed from the router's own choice of experts, not from the replayed choice.",
     )
 
     @property
     def replays_recorded(self) -> bool:
-        """Whether the manifest's own routes are replayed: the engine's, or those of replay_file.
+        """Whether the trainer replays the manifest's routes: the engine's or replay_file's.
 
-        With replay_file, R2 replays what an earlier log-prob pass recorded, and records nothing
-        anew.
+        With replay_file, R2 replays the routes that an earlier log-prob pass recorded, and records
+        no new routes.
         """
         return self.mode == "R3" or (self.mode == "R2" and self.replay_file is not None)
 
@@ -74,62 +81,65 @@ class RouterReplay(Section):
 
 
 class Megatron(Section):
-    """Parallel layout of the trainer and Megatron-core settings."""
+    """The trainer's parallel layout and the settings of Megatron-core."""
 
-    tensor_model_parallel_size: int = Field(1, ge=1, description="TP.")
-    pipeline_model_parallel_size: int = Field(1, ge=1, description="PP.")
+    tensor_model_parallel_size: int = Field(1, ge=1, description="Tensor-parallel size (TP).")
+    pipeline_model_parallel_size: int = Field(1, ge=1, description="Pipeline-parallel size (PP).")
     virtual_pipeline_model_parallel_size: int | None = Field(
-        None, ge=2, description="VPP: model chunks per pipeline stage; null: one."
+        None, ge=2, description="Model chunks per pipeline stage (VPP); null: 1."
     )
     context_parallel_size: int = Field(
-        1, ge=1, description="CP: ranks that hold a part of each sequence."
+        1, ge=1, description="Context-parallel size (CP): number of ranks that share each sequence."
     )
-    expert_model_parallel_size: int = Field(1, ge=1, description="EP.")
+    expert_model_parallel_size: int = Field(1, ge=1, description="Expert-parallel size (EP).")
     expert_tensor_parallel_size: int | None = Field(
-        None, ge=1, description="Expert-TP; null: TP when EP is 1, otherwise 1."
+        None,
+        ge=1,
+        description="Tensor-parallel size of the experts; null: TP if EP is 1, otherwise 1.",
     )
     use_remove_padding: bool = Field(
         True,
         json_schema_extra=formerly(False),
-        description="Pack a micro-batch's samples back to back; false: each is padded to the "
-        "longest.",
+        description="true: pack a micro-batch's samples back to back; false: pad each sample to "
+        "the length of the longest one.",
     )
     sequence_parallel: bool = Field(
-        True, description="Sequence parallelism; has an effect only when TP > 1."
+        True, description="Use sequence parallelism; this has an effect only if TP > 1."
     )
     use_distributed_optimizer: bool = Field(
-        True, description="Shard optimizer state over data-parallel ranks."
+        True, description="Shard the optimizer state over the data-parallel ranks."
     )
     dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="Type of the trained weights and of the exported policy."
+        "bfloat16", description="Data type of the trained weights and of the exported policy."
     )
     param_offload: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Keep the weights in the host's memory during the passes of the reference "
-        "(use_kl_loss, use_kl_in_reward) and of the critic. On a CPU it only copies.",
+        description="Keep the weights in host memory during the passes of the reference policy "
+        "(use_kl_loss, use_kl_in_reward) and of the critic. On a CPU, this setting "
+        "copies the weights but saves no memory.",
     )
     grad_offload: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Free the gradients' memory during log-prob passes and the critic's.",
+        description="Free the gradients' memory during log-prob passes and the critic's passes.",
     )
     optimizer_offload: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Keep the optimizer's state in the host's memory during log-prob passes and "
-        "the critic's. On a CPU it only copies.",
+        description="Keep the optimizer's state in host memory during log-prob passes and the "
+        "critic's passes. On a CPU, this setting copies the state but saves no memory.",
     )
     override_ddp_config: dict[str, Any] = Field(
         default_factory=dict,
         json_schema_extra=formerly({}),
-        description="Fields of Megatron-core's DistributedDataParallelConfig, as in verl: "
-        "grad_reduce_in_fp32, overlap_grad_reduce, bucket_size, ...",
+        description="Fields of Megatron-core's DistributedDataParallelConfig, as in verl, such as "
+        "grad_reduce_in_fp32, overlap_grad_reduce and bucket_size.",
     )
     override_transformer_config: dict[str, Any] = Field(
         default_factory=dict,
-        description="Fields of Megatron-core's TransformerConfig, as in verl: "
-        "recompute_granularity, recompute_modules, moe_router_dtype, ...",
+        description="Fields of Megatron-core's TransformerConfig, as in verl, such as "
+        "recompute_granularity, recompute_modules and moe_router_dtype.",
     )
 
 
@@ -139,31 +149,33 @@ class ActorLoss(Section):
     loss_mode: Annotated[str, NamedFunction(LOSSES)] = Field(
         "vanilla",
         json_schema_extra=formerly("vanilla"),
-        description="Policy loss: [algorithms.md](algorithms.md#losses).",
+        description="The policy loss; see [algorithms.md](algorithms.md#losses).",
     )
     clip_cov_ratio: float = Field(
         0.0002,
         gt=0,
         le=1,
         json_schema_extra=formerly(0.0002),
-        description="clip_cov: share of a mini-batch's tokens that are drawn, at least one.",
+        description="clip_cov: share of a mini-batch's tokens that is drawn at random and left "
+        "out of the loss; always at least one token.",
     )
     clip_cov_lb: float = Field(
         1.0,
         json_schema_extra=formerly(1.0),
-        description="clip_cov: tokens of a covariance above this may be drawn.",
+        description="clip_cov: only tokens with a covariance above this value may be drawn.",
     )
     clip_cov_ub: float = Field(
         5.0,
         json_schema_extra=formerly(5.0),
-        description="clip_cov: tokens of a covariance below this may be drawn.",
+        description="clip_cov: only tokens with a covariance below this value may be drawn.",
     )
     kl_cov_ratio: float = Field(
         0.0002,
         gt=0,
         le=1,
         json_schema_extra=formerly(0.0002),
-        description="kl_cov: share of a mini-batch's tokens that are penalised, at least one.",
+        description="kl_cov: share of a mini-batch's tokens that is penalised; always at least "
+        "one token.",
     )
     ppo_kl_coef: float = Field(
         0.1,
@@ -174,7 +186,7 @@ class ActorLoss(Section):
 
 
 class Actor(Section):
-    """Training."""
+    """Training of the policy."""
 
     strategy: Literal["megatron"] = Field("megatron", description="The training engine.")
     ppo_mini_batch_size: int = Field(
@@ -186,20 +198,33 @@ class Actor(Section):
     use_dynamic_bsz: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Cut micro-batches by tokens (ppo_max_token_len_per_gpu), not by samples.",
+        description="Form micro-batches by token count (ppo_max_token_len_per_gpu), not by number "
+        "of samples.",
     )
     ppo_max_token_len_per_gpu: int = Field(
         16_384,
         ge=1,
         json_schema_extra=formerly(16_384),
-        description="With use_dynamic_bsz: most tokens of a micro-batch on each rank.",
+        description="With use_dynamic_bsz: maximum number of tokens per micro-batch on each rank.",
     )
-    ppo_epochs: int = Field(1, ge=1, description="Passes over a step's samples.")
-    clip_ratio: float = Field(0.2, gt=0, description="PPO clip range when low/high are not set.")
-    clip_ratio_low: float | None = Field(None, gt=0, description="Lower clip range.")
-    clip_ratio_high: float | None = Field(None, gt=0, description="Upper clip range.")
+    ppo_epochs: int = Field(1, ge=1, description="Number of passes over a step's samples.")
+    clip_ratio: float = Field(
+        0.2,
+        gt=0,
+        description="PPO clip range. clip_ratio_low and clip_ratio_high take this value if they "
+        "are null.",
+    )
+    clip_ratio_low: float | None = Field(
+        None, gt=0, description="Clip range below a ratio of 1; null: clip_ratio."
+    )
+    clip_ratio_high: float | None = Field(
+        None, gt=0, description="Clip range above a ratio of 1; null: clip_ratio."
+    )
     clip_ratio_c: float = Field(
-        3.0, gt=1, description="Dual clip: bound of the loss for negative advantages."
+        3.0,
+        gt=1,
+        description="Dual clip: for a negative advantage A, the loss is at most -A times this "
+        "value.",
     )
     tau_pos: float = Field(
         1.0,
@@ -211,28 +236,28 @@ class Actor(Section):
         1.05,
         gt=0,
         json_schema_extra=formerly(1.05),
-        description="sapo: steepness of the gate for other advantages.",
+        description="sapo: steepness of the gate for all other advantages.",
     )
     policy_loss: ActorLoss = Field(default_factory=ActorLoss)
     loss_agg_mode: AggregationMode = Field(
         "token-mean",
-        description="How losses of tokens become one number, over all ranks and micro-batches of a "
-        "mini-batch.",
+        description="How the token losses of a mini-batch, from all ranks and micro-batches, are "
+        "combined into one number.",
     )
     loss_scale_factor: float | None = Field(
         None,
         gt=0,
         json_schema_extra=formerly(None),
-        description="seq-mean-token-sum-norm: what a sample's sum is divided by; null: "
+        description="seq-mean-token-sum-norm: the divisor of each sample's sum; null: "
         "data.max_response_length.",
     )
     entropy_coeff: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     use_kl_loss: bool = Field(
-        False, description="Add a KL loss to the reference policy (policy 0)."
+        False, description="Add a term to the loss: the KL to the reference policy (policy 0)."
     )
     kl_loss_coef: float = Field(0.001, ge=0, description="Weight of the KL loss.")
     kl_loss_type: Literal["low_var_kl", "kl", "mse", "abs"] = Field(
-        "low_var_kl", description="Estimator of the KL (low_var_kl is k3)."
+        "low_var_kl", description="Estimator of the KL; k1, k2 and k3 mean kl, mse and low_var_kl."
     )
     optim: Optim = Field(default_factory=Optim)
     megatron: Megatron = Field(default_factory=Megatron)

@@ -1,4 +1,4 @@
-"""PPO's critic: a second model with a value head, trained beside the policy; a part of the tree."""
+"""Settings of PPO's critic: a second model with a value head, trained along with the policy."""
 
 from typing import Literal
 
@@ -10,45 +10,51 @@ from pipeline.config.section import Section, formerly
 
 
 class CriticOptim(Optim):
-    """The critic's Adam, with rates of its own."""
+    """The critic's Adam optimizer, with its own learning rates."""
 
     lr: float = Field(1e-5, gt=0, description="Learning rate after warm-up.")
     weight_decay_on_norms: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="true: norms and biases (parameters of one dimension) decay too.",
+        description="true: weight decay also applies to norms and biases (one-dimensional "
+        "parameters).",
     )
     skip_nonfinite: bool = Field(
         True,
         json_schema_extra=formerly(True),
-        description="A mini-batch whose gradient norm is not finite: skip its optimizer step and "
-        "count it (critic/skipped), but end the run after 3 in a row; false: end the run at once.",
+        description="true: skip the optimizer step of each mini-batch whose gradient norm is not "
+        "finite, and count these mini-batches (critic/skipped). The run ends at the fourth such "
+        "mini-batch in a row. false: the run ends at the first such mini-batch.",
     )
 
 
 class CriticMegatron(Section):
-    """Megatron's settings of the critic; all others, the parallel layout first, are the actor's."""
+    """Megatron's settings for the critic. Other settings, such as TP, have the actor's values."""
 
     param_offload: bool | None = Field(
         None,
-        description="Keep the critic's weights in the host's memory while no pass of the critic "
-        "needs them; null: actor.megatron.param_offload. On a CPU it only copies.",
+        description="Keep the critic's weights in host memory except during the critic's "
+        "passes; null: actor.megatron.param_offload. On a CPU, this setting "
+        "copies the weights but saves no memory.",
     )
     grad_offload: bool | None = Field(
         None,
-        description="Free the memory of the critic's gradients but for its updates; null: "
-        "actor.megatron.grad_offload.",
+        description="Free the memory of the critic's gradients except during the critic's "
+        "updates; null: actor.megatron.grad_offload.",
     )
     optimizer_offload: bool | None = Field(
         None,
-        description="Keep the state of the critic's optimizer in the host's memory but for its "
-        "updates; null: actor.megatron.optimizer_offload. On a CPU it only copies.",
+        description="Keep the state of the critic's optimizer in host memory except during the "
+        "critic's updates; null: actor.megatron.optimizer_offload. On a CPU, this setting copies "
+        "the state but saves no memory.",
     )
 
 
 class Critic(Section):
-    """PPO's critic (`algorithm.adv_estimator=gae`): a model of the actor's shape, layout and ranks
-    whose output is one value per token. It starts from the actor's weights with a new value head.
+    """PPO's critic (`algorithm.adv_estimator=gae`): a second model that predicts token values.
+
+    The critic has the same shape, layout and ranks as the actor. It starts from the actor's
+    weights, with a new value head.
     """
 
     optim: CriticOptim = Field(default_factory=CriticOptim)
@@ -56,43 +62,44 @@ class Critic(Section):
     ppo_mini_batch_size: int | None = Field(
         None,
         ge=1,
-        description="Prompts per optimizer step (each with rollout.n samples); null: the actor's.",
+        description="Prompts per optimizer step (each with rollout.n samples); null: the actor's "
+        "value.",
     )
     ppo_micro_batch_size_per_gpu: int | None = Field(
         None,
         ge=1,
-        description="Samples per micro-batch on each data-parallel rank; null: the actor's.",
+        description="Samples per micro-batch on each data-parallel rank; null: the actor's value.",
     )
     use_dynamic_bsz: bool | None = Field(
         None,
-        description="Cut micro-batches by tokens (ppo_max_token_len_per_gpu), not by samples; "
-        "null: the actor's.",
+        description="Form micro-batches by token count (ppo_max_token_len_per_gpu), not by number "
+        "of samples; null: the actor's value.",
     )
     ppo_max_token_len_per_gpu: int = Field(
         32_768,
         ge=1,
-        description="With use_dynamic_bsz: most tokens of a micro-batch on each rank.",
+        description="With use_dynamic_bsz: maximum number of tokens per micro-batch on each rank.",
     )
     forward_micro_batch_size_per_gpu: int | None = Field(
         None,
         ge=1,
-        description="Samples per micro-batch of the pass that computes values; null: "
+        description="Samples per micro-batch in the pass that computes values; null: "
         "ppo_micro_batch_size_per_gpu.",
     )
     forward_max_token_len_per_gpu: int | None = Field(
         None,
         ge=1,
-        description="Most tokens of a micro-batch of the pass that computes values, where it is "
-        "cut by tokens; null: ppo_max_token_len_per_gpu.",
+        description="Maximum number of tokens per micro-batch in the pass that computes values, if "
+        "that pass is split by token count; null: ppo_max_token_len_per_gpu.",
     )
     ppo_epochs: int | None = Field(
-        None, ge=1, description="Passes over a step's samples; null: the actor's."
+        None, ge=1, description="Number of passes over a step's samples; null: the actor's value."
     )
     cliprange_value: float = Field(
         0.5,
         gt=0,
-        description="How far a value may move from that of the step's beginning before the loss "
-        "stops to follow.",
+        description="Maximum change in a token's value since the start of the step. If the change "
+        "is larger, the value loss is clipped.",
     )
     loss_agg_mode: (
         Literal[
@@ -102,23 +109,28 @@ class Critic(Section):
             "seq-mean-token-sum-norm",
         ]
         | None
-    ) = Field(None, description="How token losses become one number; null: the actor's.")
+    ) = Field(
+        None,
+        description="How token losses are combined into one number; null: the actor's mode.",
+    )
     loss_scale_factor: int | None = Field(
         None,
         ge=1,
-        description="seq-mean-token-sum-norm: the divisor of each sample's sum; null: the actor's.",
+        description="seq-mean-token-sum-norm: the divisor of each sample's sum; null: the actor's "
+        "value.",
     )
     replay_routes: bool = Field(
         False,
-        description="Replay the actor's routes (actor.router_replay) in the critic's passes too. "
-        "false: the critic's routers choose for themselves.",
+        description="true: replay the actor's routes (actor.router_replay) in the critic's passes "
+        "as well; false: the critic's routers choose the experts.",
     )
 
 
 def over_actor(critic: Critic, actor: Actor) -> Actor:
-    """The critic's settings where the actor has one of the same name, and else the actor's own.
+    """Return the actor's settings, overridden by the critic's settings that are not null.
 
-    What builds, wraps, cuts and trains a model takes an Actor; this is the critic's.
+    The functions that build, wrap and train a model take an Actor. To apply them to the critic,
+    pass this function's result.
     """
     own = {
         name: value

@@ -1,4 +1,4 @@
-"""Settings as groups within groups, by dotted key."""
+"""Nested groups of settings, accessed by dotted key."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,9 +9,15 @@ ABSENT = object()
 
 
 def put(settings: dict[str, Any], parts: list[str], value: Any) -> None:
-    """Set the value at a dotted path; a mapping is merged into an existing one.
+    """Set the value at a dotted path; merge a mapping into an existing one.
 
-    Raises InputError where the path leads through a value.
+    Args:
+        settings: The groups of settings, changed in place.
+        parts: The dotted path, split at its dots.
+        value: The new value, or a mapping of settings.
+
+    Raises:
+        InputError: A part of the path before the last one refers to a value, not a group.
     """
     target = settings
     for depth, part in enumerate(parts[:-1]):
@@ -22,7 +28,7 @@ def put(settings: dict[str, Any], parts: list[str], value: Any) -> None:
             raise InputError(
                 [
                     f"{'.'.join(parts)}: {'.'.join(parts[: depth + 1])} is {below!r}, not a group; "
-                    "remove one of the two"
+                    "remove one of the two settings"
                 ]
             )
         target = below
@@ -39,7 +45,7 @@ def _merge(target: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def leaves(group: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values; an empty mapping is a value."""
+    """Yield each dotted key with its value; an empty mapping counts as a value."""
     for name, value in group.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{name}.")
@@ -48,7 +54,7 @@ def leaves(group: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def get(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; ABSENT if it is missing, because null is a value."""
+    """Return the value of a dotted key, or ABSENT if the key is missing; null is a value."""
     target: Any = settings
     for part in key.split("."):
         if not isinstance(target, Mapping) or part not in target:
@@ -58,7 +64,7 @@ def get(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def take(settings: dict[str, Any], key: str) -> Any:
-    """Remove a dotted key, and groups above it that become empty; return its value or None."""
+    """Remove a dotted key and all groups that become empty; return the key's value or None."""
     first, _, rest = key.partition(".")
     if not rest:
         return settings.pop(first, None)
@@ -72,5 +78,5 @@ def take(settings: dict[str, Any], key: str) -> Any:
 
 
 def is_interpolated(value: Any) -> bool:
-    """Whether Hydra would compute the value from others: text with `${...}`."""
+    """Return whether Hydra would compute the value from other values: a text with `${...}`."""
     return isinstance(value, str) and "${" in value

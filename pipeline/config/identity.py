@@ -1,4 +1,4 @@
-"""A run's identity: model, data, algorithm, sampling, replay, seed, parallel layout."""
+"""A run's identity: model, data, algorithm, sampling, replay, seed and parallel layout."""
 
 from typing import Any
 
@@ -8,11 +8,12 @@ from pipeline.rl.custom import CUSTOM, custom_function
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """The settings that may not change when a run is attached again, by dotted key.
+    """Return the settings that may not change when a run is attached again, by dotted key.
 
-    Left out: operational settings, the store's place (a run may be copied), and the paths of
-    inputs, whose content is compared by digest when they are staged. So is that of files with
-    users' estimators and losses: `differing` compares only the function's name.
+    Operational settings, the store's settings (because a run may be copied) and the paths of inputs
+    are not included. In place of the paths, the digests of the inputs are compared when the inputs
+    are staged. This also applies to files with user-defined estimators and losses, so `differing`
+    compares only the function's name.
     """
     return {
         key.name: value_at(config, key.name)
@@ -22,7 +23,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 
 def differing(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Old and new value of every identity setting in which two configs differ."""
+    """Return the old and new value of every identity setting in which two configs differ."""
     before, after = identity(old), identity(new)
     return {
         key: (before[key], after[key])
@@ -32,20 +33,62 @@ def differing(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def _compared(key: str, value: Any) -> Any:
-    """The part of a value that is compared: of a user's function its name, not its file's path."""
+    """Return the part of a value to compare; for a user's function, its name without the path."""
     function = custom_function(value) if key in CUSTOM else None
     return value if function is None else (function.name,)
 
 
 _OF_INPUTS = {"reward": ("custom_reward_function.", "reward."), "prompts": ("data.",)}
+LAYOUT = "layout"
+"""The name that `input_of` returns for settings of the parallel layout. They determine how training
+is split over ranks, into micro-batches, and between GPU and host."""
+_MEGATRON = "actor_rollout_ref.actor.megatron"
+_OF_LAYOUT = {
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    f"{_MEGATRON}.tensor_model_parallel_size",
+    f"{_MEGATRON}.pipeline_model_parallel_size",
+    f"{_MEGATRON}.virtual_pipeline_model_parallel_size",
+    f"{_MEGATRON}.context_parallel_size",
+    f"{_MEGATRON}.expert_model_parallel_size",
+    f"{_MEGATRON}.expert_tensor_parallel_size",
+    f"{_MEGATRON}.sequence_parallel",
+}
+_OF_LAYOUT_ENDS = ("_per_gpu", "use_dynamic_bsz", "_offload")
+_FIELDS = f"{_MEGATRON}.override_transformer_config"
+_LAYOUT_FIELDS = (
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "recompute_",
+)
+"""Prefixes of the TransformerConfig fields that change neither weights nor results."""
 
 
-def input_of(key: str) -> str | None:
-    """The input of a run, as StagedInputs names it, that an identity setting belongs to.
+def input_of(key: str, was: Any, now: Any) -> str | None:
+    """Return the name (as in StagedInputs) of the input to which an identity setting belongs.
 
-    Such a setting may be amended as long as the input may. None: the setting may not be amended.
+    Such a setting may be amended as long as the input may be amended.
+
+    Args:
+        key: The dotted key of the setting.
+        was: The run's value.
+        now: The new value.
+
+    Returns:
+        The input's name; LAYOUT for a setting of the parallel layout, which may be amended at any
+        start; None for a setting that may not be amended.
     """
     for name, prefixes in _OF_INPUTS.items():
         if key.startswith(prefixes):
             return name
+    if key in _OF_LAYOUT or key.endswith(_OF_LAYOUT_ENDS):
+        return LAYOUT
+    if key == _FIELDS and _without_layout(was) == _without_layout(now):
+        return LAYOUT
     return None
+
+
+def _without_layout(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if not name.startswith(_LAYOUT_FIELDS)}

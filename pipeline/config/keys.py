@@ -1,4 +1,4 @@
-"""A flat list of the settings by dotted key, for messages, docs and the test that freezes them."""
+"""All settings as a flat mapping from dotted key to setting, for messages and documentation."""
 
 import copy
 import types
@@ -40,7 +40,8 @@ class Key:
     section: type[BaseModel] | None
     """The group of settings under this key; None for a single value."""
     of_group: Any = _UNSAID
-    """What the group above it says that older runs had here; _UNSAID: it says nothing."""
+    """The value in older runs, if the mark (`formerly`) on the setting's group gives it; otherwise
+    _UNSAID."""
 
     @property
     def operational(self) -> bool:
@@ -54,17 +55,17 @@ class Key:
 
     @property
     def names_input(self) -> bool:
-        """Whether the setting is an input's path: the content is identity, the path is not."""
+        """Whether the setting is the path of an input, whose content is part of the identity."""
         return _marked(self.field, "input")
 
     @property
     def is_new(self) -> bool:
-        """Whether runs exist that are older than the setting; `former` is their value."""
+        """Whether some runs are older than the setting; `former` is its value in those runs."""
         return "formerly" in _marks(self.field) or self.of_group is not _UNSAID
 
     @property
     def former(self) -> Any:
-        """The value of runs older than the setting. Raises KeyError if the setting is not new."""
+        """The value in runs older than the setting. Raises KeyError if the setting is not new."""
         marks = _marks(self.field)
         if self.of_group is _UNSAID or "formerly" in marks:
             return marks["formerly"]
@@ -72,28 +73,35 @@ class Key:
 
     @property
     def default(self) -> Any:
-        """The value without one in a file; PydanticUndefined: there is none."""
+        """The setting's default; PydanticUndefined for a required setting."""
         return self.field.get_default(call_default_factory=True, validated_data={})
 
     @property
+    def expected_item(self) -> str:
+        """The allowed values of each item of a list, in words."""
+        lists = (one for one in _options(self.field.annotation) if typing.get_origin(one) is list)
+        item, bounds = _item(next(lists))
+        return _describe(item, bounds)
+
+    @property
     def nullable(self) -> bool:
-        """Whether null is allowed."""
+        """Whether the setting may be null."""
         return type(None) in _options(self.field.annotation)
 
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """Groups and settings by dotted key, in the order of the tree."""
+    """Return all groups and settings by dotted key, in the order of the tree."""
     return {key.name: key for key in _walk(RunConfig, "", _UNSAID)}
 
 
 def setting_keys() -> list[Key]:
-    """The settings without their groups."""
+    """Return the settings without their groups."""
     return [key for key in all_keys().values() if key.section is None]
 
 
 def value_at(config: BaseModel, key: str) -> Any:
-    """The value of a dotted key; None where an optional group above it is absent."""
+    """Return the value of a dotted key, or None if an optional group above it is absent."""
     value: Any = config
     for part in key.split("."):
         if value is None:
@@ -103,7 +111,7 @@ def value_at(config: BaseModel, key: str) -> Any:
 
 
 def is_set(config: BaseModel, key: str) -> bool:
-    """Whether the user wrote the setting of a dotted key, and not the tree's defaults."""
+    """Return whether the user set the setting, instead of leaving it at its default."""
     first, _, rest = key.partition(".")
     if first not in config.model_fields_set:
         return False
@@ -112,14 +120,24 @@ def is_set(config: BaseModel, key: str) -> bool:
 
 
 def with_value(section: _Section, key: str, value: Any) -> _Section:
-    """A group of settings with another value of a dotted key, which counts as written."""
+    """Return a copy of a group of settings with a new value for one key, which counts as set.
+
+    Args:
+        section: The group of settings; it is not changed.
+        key: The dotted key, relative to the group.
+        value: The new value.
+    """
     first, _, rest = key.partition(".")
     below = copy.deepcopy(value) if not rest else with_value(getattr(section, first), rest, value)
     return section.model_copy(update={first: below})
 
 
 def _walk(section: type[BaseModel], prefix: str, of_group: Any) -> Iterator[Key]:
-    """`of_group`: what older runs had of this group, by name; _UNSAID: each setting says it."""
+    """Yield the keys of a section.
+
+    `of_group` contains the values of this group in older runs, keyed by name. If it is _UNSAID,
+    each setting has its own mark.
+    """
     for name, field in section.model_fields.items():
         below = _section_of(field.annotation)
         former = of_group[name] if isinstance(of_group, Mapping) else _UNSAID
@@ -144,7 +162,7 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 
 def named_in(field: FieldInfo) -> NamedFunction | None:
-    """The table whose names a setting may have; None: it names none."""
+    """Return the table whose names the setting accepts, or None for any other setting."""
     return next((rule for rule in field.metadata if isinstance(rule, NamedFunction)), None)
 
 
@@ -165,25 +183,31 @@ def _describe(annotation: Any, bounds: str) -> str:
         values = [str(value) for value in typing.get_args(annotation)]
         return values[0] if len(values) == 1 else "one of " + ", ".join(values)
     if origin is list:
-        (item,) = typing.get_args(annotation)
-        each = ""
-        if typing.get_origin(item) is Annotated:
-            item, *rules = typing.get_args(item)
-            each = _bounds(rules)
-        return f"a list of {_PLURALS.get(item, _describe(item, ''))}{each}{bounds}"
+        item, each = _item(annotation)
+        kind = _PLURALS.get(item, f"items, each {_describe(item, '')}")
+        return f"a list of {kind}{each}{bounds}"
     if origin is dict or _section_of(annotation) is not None:
         return "a group of settings"
     return _NAMES[annotation] + ("" if annotation is type(None) else bounds)
 
 
+def _item(annotation: Any) -> tuple[Any, str]:
+    """Return the type of a list's items and the description of their bounds."""
+    (item,) = typing.get_args(annotation)
+    if typing.get_origin(item) is not Annotated:
+        return item, ""
+    item, *rules = typing.get_args(item)
+    return item, _bounds(rules)
+
+
 def _lengths(metadata: list[Any], what: str) -> str:
-    """How many characters or items there may be: `of 1 to 200 characters`, `, 2 of them`."""
+    """Describe the allowed number of characters or items, for example `of 1 to 200 characters`."""
     least = next((rule.min_length for rule in metadata if isinstance(rule, MinLen)), None)
     most = next((rule.max_length for rule in metadata if isinstance(rule, MaxLen)), None)
     if least is None or most is None:
         return ""
     count = str(least) if least == most else f"{least} to {most}"
-    return f", {count} of them" if what == "items" else f" of {count} {what}"
+    return f", with {count} items" if what == "items" else f" of {count} {what}"
 
 
 def _bounds(metadata: list[Any]) -> str:

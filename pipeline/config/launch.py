@@ -1,4 +1,4 @@
-"""Settings of the workers' start: a part of the tree."""
+"""Settings for starting workers."""
 
 from pydantic import Field
 
@@ -6,75 +6,86 @@ from pipeline.config.section import FOR_WORKERS, OPERATIONAL, Section
 
 
 class PodSettings(Section):
-    """Pods of one kind in this run, in place of the installation's values."""
+    """Image and resources for one kind of pod; null keeps the installation's value."""
 
     image: str | None = Field(
-        None, json_schema_extra=OPERATIONAL, description="Image; null: the installation's."
+        None,
+        json_schema_extra=OPERATIONAL,
+        description="Container image; null: the installation's image.",
     )
     cpu: str | None = Field(
         None,
         json_schema_extra=OPERATIONAL,
         pattern=r"^\d+(\.\d+)?m?$",
-        description="Processors, requested and at most: 8, 500m; null: the installation's.",
+        description="CPUs, as both request and limit, for example 8 or 500m; null: the "
+        "installation's value.",
     )
     memory: str | None = Field(
         None,
         json_schema_extra=OPERATIONAL,
         pattern=r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|K|M|G|T)?$",
-        description="Memory, requested and at most: 64Gi; null: the installation's.",
+        description="Memory, as both request and limit, for example 64Gi; null: the installation's "
+        "value.",
     )
     gpus: int | None = Field(
         None,
         ge=0,
         json_schema_extra=OPERATIONAL,
-        description="GPUs of a pod; null: the installation's, which follows rollout's tensor "
-        "parallel size and trainer.n_gpus_per_node.",
+        description="Number of GPUs per pod; null: the installation's number. If the installation "
+        "sets no number, a rollout pod gets as many GPUs as the rollout's tensor-parallel size, "
+        "and a training pod gets as many as trainer.n_gpus_per_node.",
     )
 
 
 class KubernetesPods(Section):
-    """Pods of a run on Kubernetes; runs elsewhere have none."""
+    """Pods of a run on Kubernetes; other runs ignore these settings."""
 
     rollout: PodSettings = Field(default_factory=PodSettings)
     training: PodSettings = Field(default_factory=PodSettings)
 
 
 class Launch(Section):
-    """How workers start and how long they may take."""
+    """How workers are started, and their time limits."""
 
     rollout_workers: int | None = Field(
         None,
         ge=0,
         json_schema_extra=OPERATIONAL,
-        description="Rollout workers; null: 1, or 0 with replay_file.",
+        description="Number of rollout workers; null: 1, or 0 if replay_file is set.",
     )
     rollout_shards: int | None = Field(
         None,
         ge=1,
         json_schema_extra=OPERATIONAL,
-        description="Shards of a step's rollout (the unit of restart); null: one per worker.",
+        description="Number of shards in a step's rollout (a shard is the unit of restart); null: "
+        "one per worker.",
     )
     max_restarts: int = Field(
         3,
         ge=0,
         json_schema_extra=OPERATIONAL,
-        description="Restarts of a stage's workers; on Kubernetes, of each rollout worker and of "
-        "the training gang.",
+        description="Maximum number of restarts of all rollout workers together; the same limit "
+        "applies to the training ranks. On Kubernetes, the limit applies to each rollout worker "
+        "separately.",
     )
     start_timeout_s: float = Field(
         900.0,
         gt=0,
         json_schema_extra=FOR_WORKERS,
-        description="Longest start of a worker; on Kubernetes also of its pod: scheduling, image.",
+        description="Time limit for starting a worker, in seconds. On Kubernetes, this includes "
+        "scheduling the pod and pulling its image.",
     )
     step_timeout_s: float = Field(
-        3600.0, gt=0, json_schema_extra=FOR_WORKERS, description="Longest rollout or training step."
+        3600.0,
+        gt=0,
+        json_schema_extra=FOR_WORKERS,
+        description="Time limit for the rollout or the training of a step, in seconds.",
     )
     threads_per_worker: int | None = Field(
         None,
         ge=1,
         json_schema_extra=OPERATIONAL,
-        description="CPU threads of each worker process; null: cores shared evenly, or on "
-        "Kubernetes what the engines choose.",
+        description="Number of CPU threads of each worker process; null: an even share of the "
+        "machine's cores or, on Kubernetes, the engines' default.",
     )
     kubernetes: KubernetesPods = Field(default_factory=KubernetesPods)

@@ -1,4 +1,4 @@
-"""The optimizer and its rates; a part of the tree."""
+"""Settings of the optimizer and its learning rates."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,85 +18,90 @@ class Optim(Section):
         json_schema_extra=formerly(0.0),
         description="Learning rate from which warm-up starts.",
     )
-    lr_warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    lr_warmup_steps: int = Field(0, ge=0, description="Number of steps of linear warm-up.")
     lr_warmup_steps_ratio: float = Field(
         0.0,
         ge=0,
         le=1,
         json_schema_extra=formerly(0.0),
-        description="Share of lr_decay_steps that is warm-up where lr_warmup_steps is 0.",
+        description="Length of the warm-up as a share of lr_decay_steps; used only if "
+        "lr_warmup_steps is 0.",
     )
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = Field(
         "constant",
         json_schema_extra=formerly("constant"),
-        description="How the rate falls after warm-up, from lr to min_lr. WSD (warm-up, stable, "
-        "decay) stays at lr until the last lr_wsd_decay_steps.",
+        description="How the rate declines from lr to min_lr after warm-up. constant: it stays at "
+        "lr; WSD (warm-up, stable, decay): it stays at lr until the last lr_wsd_decay_steps steps.",
     )
     lr_decay_steps: int | None = Field(
         None,
         ge=1,
         json_schema_extra=formerly(None),
-        description="Steps, warm-up included, after which the rate is min_lr; null: as many as the "
-        "run has when it is created. A run that is made longer keeps its schedule.",
+        description="Number of steps, including warm-up, after which the rate is min_lr; null: the "
+        "number of steps that the run has when it is created. If the run is extended later, its "
+        "schedule does not change.",
     )
     min_lr: float = Field(
         0.0,
         ge=0,
         json_schema_extra=formerly(0.0),
-        description="Lowest rate after warm-up; it has no effect with lr_decay_style=constant.",
+        description="Minimum rate after warm-up; it has no effect with lr_decay_style=constant.",
     )
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
         "exponential",
         json_schema_extra=formerly("exponential"),
-        description="WSD: how the rate falls in the last lr_wsd_decay_steps.",
+        description="WSD: how the rate declines in the last lr_wsd_decay_steps steps.",
     )
     lr_wsd_decay_steps: int | None = Field(
         None,
         ge=1,
         json_schema_extra=formerly(None),
-        description="WSD: the last of lr_decay_steps, in which the rate falls.",
+        description="WSD: number of steps over which the rate declines. The decline ends at step "
+        "lr_decay_steps.",
     )
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
     weight_decay_on_norms: bool = Field(
         False,
         json_schema_extra=formerly(True),
-        description="true: norms and biases (parameters of one dimension) decay too.",
+        description="true: weight decay also applies to norms and biases (one-dimensional "
+        "parameters).",
     )
     betas: list[Annotated[float, Ge(0), Lt(1)]] = Field(
-        [0.9, 0.999], min_length=2, max_length=2, description="Adam betas."
+        [0.9, 0.999], min_length=2, max_length=2, description="Adam's betas."
     )
     use_precision_aware_optimizer: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Keep gradients and Adam's moments in the types below, by Transformer Engine's "
-        "FusedAdam (GPUs only).",
+        description="Store the gradients and Adam's moments in the data types that the next three "
+        "settings select, and use Transformer Engine's FusedAdam (GPUs only).",
     )
     main_grads_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
         json_schema_extra=formerly("fp32"),
-        description="With use_precision_aware_optimizer: type of gradients, also while they are "
-        "summed over ranks.",
+        description="With use_precision_aware_optimizer: data type in which gradients are stored "
+        "and summed over ranks.",
     )
     exp_avg_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
         json_schema_extra=formerly("fp32"),
-        description="With use_precision_aware_optimizer: type of Adam's first moment.",
+        description="With use_precision_aware_optimizer: data type of Adam's first moment.",
     )
     exp_avg_sq_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
         json_schema_extra=formerly("fp32"),
-        description="With use_precision_aware_optimizer: type of Adam's second moment.",
+        description="With use_precision_aware_optimizer: data type of Adam's second moment.",
     )
     override_optimizer_config: dict[str, Any] = Field(
         default_factory=dict,
         json_schema_extra=formerly({}),
-        description="Fields of Megatron-core's OptimizerConfig, as in verl: "
-        "optimizer_cpu_offload, optimizer_offload_fraction, adam_eps, ...",
+        description="Fields of Megatron-core's OptimizerConfig, as in verl, such as "
+        "optimizer_cpu_offload, optimizer_offload_fraction and adam_eps.",
     )
-    clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
+    clip_grad: float = Field(1.0, ge=0, description="Maximum gradient norm; 0: no clipping.")
     skip_nonfinite: bool = Field(
         True,
         json_schema_extra=formerly(False),
-        description="A mini-batch whose gradient norm is not finite: skip its optimizer step and "
-        "count it (update/skipped), but end the run after 3 in a row; false: end the run at once.",
+        description="true: skip the optimizer step of each mini-batch whose gradient norm is not "
+        "finite, and count these mini-batches (update/skipped). The run ends at the fourth such "
+        "mini-batch in a row. false: the run ends at the first such mini-batch.",
     )

@@ -1,4 +1,4 @@
-"""What happens around the reward function; a part of the tree."""
+"""Settings for the reward function."""
 
 from typing import Literal
 
@@ -8,22 +8,24 @@ from pipeline.config.section import FOR_WORKERS, Section, formerly
 
 
 class OverlongBuffer(Section):
-    """verl's soft penalty on long responses, of its reward manager `dapo`."""
+    """The soft penalty on long responses, as in verl's reward manager `dapo`."""
 
     enable: bool = Field(
         False,
         json_schema_extra=formerly(False),
-        description="Lower the reward of responses of more than data.max_response_length - len "
-        "tokens, in proportion to the excess, down to penalty_factor less at full length.",
+        description="Lower the reward of responses that have more than data.max_response_length - "
+        "len tokens, in proportion to the excess. The penalty for a response of the maximum length "
+        "is penalty_factor.",
     )
     len: int = Field(
         0,
         ge=0,
         json_schema_extra=formerly(0),
-        description="Tokens over which the penalty grows; 1 or more with enable.",
+        description="Number of tokens over which the penalty grows; it must be at least 1 if "
+        "enable is true.",
     )
     penalty_factor: float = Field(
-        1.0, ge=0, json_schema_extra=formerly(1.0), description="The largest penalty."
+        1.0, ge=0, json_schema_extra=formerly(1.0), description="The maximum penalty."
     )
 
 
@@ -34,26 +36,27 @@ class RewardKwargs(Section):
 
 
 class Reward(Section):
-    """What happens around the reward function: [rewards.md](rewards.md)."""
+    """Settings for the reward function (see [rewards.md](rewards.md))."""
 
     on_error: Literal["fail", "mask"] = Field(
         "fail",
-        description="A reward function that raises: fail the step naming the sample, or mask the "
-        "sample (no part of its group's mean nor of the loss; counted). So does one that does not "
-        "return in time, or that ends its process.",
+        description="Reaction to a reward function that raises an error, exceeds timeout_s or ends "
+        "its process. fail: end the step with an error that names the sample; mask: exclude the "
+        "sample from its group's mean and from the loss, and count it (reward/masked).",
     )
     timeout_s: float | None = Field(
         60.0,
         gt=0,
         json_schema_extra=FOR_WORKERS | formerly(None),
-        description="Seconds that one call of the reward function may take before its process is "
-        "ended; null: no limit.",
+        description="Time limit for one call of the reward function, in seconds. A process that "
+        "exceeds the limit is terminated. null: no limit.",
     )
     num_workers: int = Field(
         8,
         ge=1,
         json_schema_extra=FOR_WORKERS | formerly(1),
-        description="Processes in each rollout worker that run the reward function, one sample "
-        "each at a time, started when needed; raise it for functions that wait for a server.",
+        description="Number of processes that run the reward function in each rollout worker; "
+        "each process scores one sample at a time. The processes start when they are needed. "
+        "Increase this number for functions that wait for a server.",
     )
     reward_kwargs: RewardKwargs = Field(default_factory=RewardKwargs)

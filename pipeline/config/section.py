@@ -1,4 +1,4 @@
-"""The base class of every group of settings, and the marks of fields."""
+"""The base class of all groups of settings, and the marks of their fields."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,17 +12,20 @@ from pipeline.rl.custom import custom_function
 
 OPERATIONAL: JsonDict = {"operational": True}
 FOR_WORKERS: JsonDict = {"operational": True, "for_workers": True}
-"""Mark of an operational setting that workers read, from attempts/NNN.json."""
+"""The marker of an operational setting that workers read from attempts/NNN.json."""
 INPUT: JsonDict = {"input": True}
 
 
 def formerly(value: JsonValue) -> JsonDict:
-    """Mark of a setting that is newer than some runs, with the value of those older runs."""
+    """Return the marker of a setting newer than some runs; `value` applies to those runs."""
     return {"formerly": value}
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, no unknown keys, no silent conversion of types, no infinity."""
+    """A frozen group of settings.
+
+    Unknown keys, values of the wrong type, infinite numbers and NaN are refused.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
@@ -31,7 +34,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class NamedFunction:
-    """The rule of a text that names a row of a table, or a user's function in a file of theirs."""
+    """The rule for a text that names either a row of a table or a function in a user's file."""
 
     table: Mapping[str, object]
 
@@ -43,7 +46,7 @@ class NamedFunction:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Check the text after it was found to be one."""
+        """Validate the text after pydantic has checked its type."""
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
     def _checked(self, value: str) -> str:

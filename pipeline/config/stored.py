@@ -1,7 +1,7 @@
-"""Settings stored in run.json, which were resolved once, when the run was created.
+"""The settings in run.json, which are resolved once, when the run is created.
 
-A setting that is newer than the run gets the value that older runs have (`formerly`), not today's
-default, so that a new default changes no old run.
+A setting that is newer than the run takes the value that applies to older runs (`formerly`), not
+the current default. A new default therefore does not change existing runs.
 """
 
 import copy
@@ -17,18 +17,18 @@ from pipeline.errors import InputError
 
 
 def read_stored(settings: Mapping[str, Any], name: str) -> RunConfig:
-    """Read the typed settings of a run that this or an older version created.
+    """Read the typed settings of a run that this or an older version of Retrace created.
 
-    `name` is the object's name in errors. Raises InputError with every key that is missing, wrong
-    or unknown.
+    `name` identifies the object in error messages. Raises an InputError that lists every
+    key that is missing, invalid or unknown.
     """
     found = copy.deepcopy(dict(settings))
     missing = [key.name for key in all_keys().values() if not _complete(found, key)]
     if missing:
         raise InputError(
             [
-                f"{name}: {key}: found no value, and what runs had before this setting existed is "
-                "not known; use the version of retrace that made the run"
+                f"{name}: {key}: found no value, and the value that applies to runs older than "
+                "this setting is unknown; use the version of retrace that created the run"
                 for key in missing
             ]
         )
@@ -39,7 +39,7 @@ def read_stored(settings: Mapping[str, Any], name: str) -> RunConfig:
         raise InputError(
             [
                 f"{name}: {key}: found {one['input']!r}: {one['msg']}; use the version of retrace "
-                "that made the run"
+                "that created the run"
                 for key, one in problems
             ]
         ) from error
@@ -48,11 +48,11 @@ def read_stored(settings: Mapping[str, Any], name: str) -> RunConfig:
 def with_former_values(
     config: RunConfig, stored: Mapping[str, Any]
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """A user's settings for a run whose stored settings are older than some of today's.
+    """Adapt a user's settings to a run that is older than some of today's settings.
 
-    Where the user wrote nothing, a setting of the run's identity that the run does not have, or has
-    with its former value, takes that value instead of today's default. Returns the settings, and
-    what they took by dotted key.
+    A setting that is part of the run's identity is adapted if the user did not set it and the
+    run's stored settings either lack it or contain its former value. It then takes the former value
+    instead of today's default. Returns the settings, and the adapted values by dotted key.
     """
     taken = {
         key.name: key.former
@@ -75,7 +75,7 @@ def _group_is_used(config: RunConfig, name: str) -> bool:
 
 
 def _complete(settings: dict[str, Any], key: Key) -> bool:
-    """Fill in a missing setting; False when its value is unknown."""
+    """Fill in a missing setting; return False if its value is unknown."""
     *groups, last = key.name.split(".")
     group: Any = settings
     for part in groups:
@@ -85,7 +85,7 @@ def _complete(settings: dict[str, Any], key: Key) -> bool:
     if key.is_new:
         group[last] = copy.deepcopy(key.former)
     elif key.section is not None and not key.nullable:
-        group[last] = {}  # a new group: each setting in it has the value of older runs
+        group[last] = {}  # a new group: each of its settings takes the value for older runs
     else:
         return False
     return True

@@ -1,4 +1,4 @@
-"""The run itself: its name, steps, checkpoints and ranks; a part of the tree."""
+"""Settings of the run itself: its name, steps, checkpoints and ranks."""
 
 import hashlib
 import re
@@ -9,107 +9,116 @@ from pydantic import Field
 from pipeline.config.section import FOR_WORKERS, OPERATIONAL, Section, formerly
 
 _LONGEST = 40
-"""Characters of a folder's name; Kubernetes allows its Jobs 63, with what is added."""
+"""Maximum length of a folder's name, in characters.
+
+A Job's name contains the folder's name and more text; Kubernetes allows at most 63 characters.
+"""
 _DIGITS = 8
 _FOLDER = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{_LONGEST - 2}}}[a-z0-9])?")
 
 
 LoggerName = Literal["console", "tensorboard", "file", "wandb", "mlflow", "swanlab", "trackio"]
-"""The names of verl's loggers that are built; pipeline/report/trackers has them."""
+"""The names of verl's loggers that pipeline/report/trackers implements."""
 
 
 class Trainer(Section):
-    """The run."""
+    """The run: name, length, checkpoints, validation, metrics and training ranks."""
 
     experiment_name: str = Field(
         min_length=1,
         max_length=200,
-        description="Name of the run. The same name again attaches to the run. Its folder has this "
-        "name; one with other characters than small letters, digits and hyphens, or of more than "
-        "40, is shortened, and a digest of it is appended.",
+        description="Name of the run. If a run with this name exists, you attach to it instead of "
+        "starting a new run. If the name consists of at most 40 lower-case letters, digits and "
+        "hyphens, it is also the name of the run's folder. Any other name is shortened for the "
+        "folder and gets a digest as its suffix.",
     )
     total_training_steps: int = Field(
         10,
         ge=1,
         json_schema_extra=FOR_WORKERS,
-        description="Steps of the run; where it is not written, they follow from total_epochs.",
+        description="Number of steps in the run; if only total_epochs is set, this number "
+        "is computed from it.",
     )
     total_epochs: int | None = Field(
         None,
         ge=1,
         json_schema_extra=OPERATIONAL | formerly(None),
-        description="Passes over the training prompts, of whole batches as in verl: "
-        "total_training_steps = floor(prompts / data.train_batch_size) * total_epochs.",
+        description="Number of passes over the training prompts. As in verl, only full batches "
+        "count: total_training_steps = floor(prompts / data.train_batch_size) * total_epochs.",
     )
-    nnodes: int = Field(1, ge=1, description="Training nodes.")
+    nnodes: int = Field(1, ge=1, description="Number of training nodes.")
     n_gpus_per_node: int = Field(1, ge=1, description="Training ranks per node (also on CPU).")
     device: Literal["auto", "cuda", "cpu"] = Field(
         "auto",
         json_schema_extra=FOR_WORKERS | formerly("auto"),
-        description="Of training ranks and engines. auto: the GPUs where there are any, else the "
-        "CPU; GPUs that cannot be used are an error.",
+        description="Device of training ranks and engines. auto: the GPUs if there are any, "
+        "otherwise the CPU. If there are GPUs that cannot be used, the run ends with an error.",
     )
     save_freq: int = Field(
-        10, ge=1, json_schema_extra=FOR_WORKERS, description="Steps between checkpoints."
+        10, ge=1, json_schema_extra=FOR_WORKERS, description="Number of steps between checkpoints."
     )
     test_freq: int = Field(
         -1,
         ge=-1,
         json_schema_extra=OPERATIONAL,
-        description="Steps between validations; -1 or 0: none but before and after the run.",
+        description="Number of steps between validations; -1 or 0: validate only before and after "
+        "the run.",
     )
     val_before_train: bool = Field(
-        True, json_schema_extra=OPERATIONAL, description="Validate policy 0."
+        True, json_schema_extra=OPERATIONAL, description="Validate policy 0 before training begins."
     )
     project_name: str = Field(
         "retrace",
         min_length=1,
         max_length=200,
         json_schema_extra=OPERATIONAL | formerly("retrace"),
-        description="The project under which trackers show the run (MLflow calls it experiment).",
+        description="Project under which trackers show the run (MLflow calls it an experiment).",
     )
     logger: list[LoggerName] = Field(
         ["console"],
         json_schema_extra=OPERATIONAL,
-        description="Where metrics go: the screen, files (file: JSON lines; tensorboard) under "
-        "default_local_dir, trackers (docs/metrics.md). A tracker that fails ends no run.",
+        description="Where metrics are written: the screen (console), files under "
+        "default_local_dir (file: JSON lines; tensorboard) or trackers (docs/metrics.md). A "
+        "tracker's failure does not end the run.",
     )
     default_local_dir: str = Field(
         "outputs",
         json_schema_extra=OPERATIONAL,
-        description="Folder for logs and TensorBoard files: <this>/<experiment_name>/...",
+        description="Folder for logs and TensorBoard files. A run's files are in the subfolder "
+        "named after its experiment_name.",
     )
     critic_warmup: int = Field(
         0,
         ge=0,
         json_schema_extra=formerly(0),
-        description="PPO: in so many steps, the run's first, only the critic is trained. (In verl "
-        "in one step less, as it counts steps from 1.)",
+        description="PPO: number of steps at the start of the run that train only the critic. "
+        "In verl, which counts steps from 1, this phase is one step shorter.",
     )
     seed: int = Field(
         1,
         ge=0,
-        description="Seed of sampling, of the layout's shuffle and of the critic's value head.",
+        description="Seed for sampling, for the random assignment of samples to mini-batches and "
+        "ranks, and for the critic's value head.",
     )
     max_staleness: int = Field(
         0,
         ge=0,
         le=1,
-        description="How many policy versions a step's rollouts may lag; 1 overlaps rollout and "
-        "training.",
+        description="Number of policy versions by which samples may lag behind the policy being "
+        "trained; 1 allows rollout and training to overlap.",
     )
 
     @property
     def run_name(self) -> str:
-        """The name of the run's folder, and of all else that is called after the run."""
+        """The name of the run's folder; the names of the run's Kubernetes objects contain it."""
         return folder_name(self.experiment_name)
 
 
 def folder_name(experiment_name: str) -> str:
-    """The name of a run's folder: small letters, digits and hyphens, at most 40.
+    """Return the name of a run's folder: at most 40 lower-case letters, digits and hyphens.
 
-    A name that is none by itself ends with a digest of what was written, so that `Test_1` and
-    `test.1` are two runs.
+    An experiment name that does not have this form is shortened, and a digest of the full name is
+    appended. `Test_1` and `test.1` are therefore two different runs.
     """
     if _FOLDER.fullmatch(experiment_name):
         return experiment_name

@@ -1,8 +1,9 @@
-"""The one typed tree of settings. Names follow verl where verl has one.
+"""The single typed tree of settings. Settings that also exist in verl keep verl's names.
 
-The description of every field explains its effect; docs/config.md is generated from here. A field
-marked OPERATIONAL may change when a run is attached again; all others are the run's identity. For a
-path marked INPUT, the content is identity, not the name.
+The description of each field explains its effect; docs/config.md is generated from these
+descriptions. A field marked OPERATIONAL may change when a run is attached again; all other fields
+make up the run's identity. For a path marked INPUT, the file's content is part of the identity, but
+the path is not.
 """
 
 from typing import Any, Literal
@@ -21,121 +22,147 @@ from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE
 
 
 class Data(Section):
-    """Prompts: Parquet in verl's layout."""
+    """The prompts, as Parquet files in verl's layout."""
 
     train_files: str | list[str] | None = Field(
         None,
         json_schema_extra=INPUT,
-        description=f"Parquet file(s), paths or {REMOTE_URI}s, with columns prompt (chat "
-        "messages), data_source, reward_model.ground_truth and, optionally, extra_info.",
+        description=f"Parquet file or files with the training prompts, as paths or {REMOTE_URI}s. "
+        "Columns: prompt (chat messages), data_source, reward_model.ground_truth and, optionally, "
+        "extra_info.",
     )
     val_files: str | list[str] | None = Field(
         None,
         json_schema_extra=INPUT,
-        description="Validation prompts in the same layout; null: no validation.",
+        description="Parquet file or files with the validation prompts, in the same layout; null: "
+        "no validation.",
     )
-    prompt_key: str = Field("prompt", description="Column with the chat messages.")
-    reward_fn_key: str = Field("data_source", description="Column with the data source's name.")
+    prompt_key: str = Field("prompt", description="Column that contains the chat messages.")
+    reward_fn_key: str = Field(
+        "data_source", description="Column that contains the name of the data source."
+    )
     train_batch_size: int = Field(32, ge=1, description="Prompts per step.")
     gen_batch_size: int | None = Field(
         None,
         ge=1,
         json_schema_extra=formerly(None),
-        description="Prompts that are sampled at once with algorithm.filter_groups; null: "
-        "train_batch_size. Otherwise it is train_batch_size.",
+        description="With algorithm.filter_groups.enable: number of prompts in each batch "
+        "(sub-plan) that a step samples; null: train_batch_size. Without "
+        "algorithm.filter_groups.enable, only null and the value of train_batch_size are accepted.",
     )
-    max_prompt_length: int = Field(512, ge=1, description="Longest prompt, in tokens.")
-    max_response_length: int = Field(512, ge=1, description="Longest response, in tokens.")
+    max_prompt_length: int = Field(512, ge=1, description="Maximum length of a prompt, in tokens.")
+    max_response_length: int = Field(
+        512, ge=1, description="Maximum length of a response, in tokens."
+    )
     filter_overlong_prompts: bool = Field(
         False,
-        description="true: drop prompts over max_prompt_length and say how many; "
-        "false: see truncation.",
+        description="true: drop prompts that are longer than max_prompt_length, and report how "
+        "many were dropped; false: treat them as `truncation` specifies.",
     )
     truncation: Literal["error", "left", "right", "middle"] = Field(
         "error",
         json_schema_extra=formerly("error"),
-        description="Prompts over max_prompt_length that are not dropped: refuse to start, or cut "
-        "that side of their tokens (middle: keep both ends).",
+        description="Treatment of prompts that are longer than max_prompt_length and are not "
+        "dropped. error: refuse to start; left, right: remove tokens from that side; middle: "
+        "remove tokens from the middle.",
     )
-    shuffle: bool = Field(True, description="Shuffle prompts anew in each epoch.")
-    seed: int = Field(1, ge=0, description="Seed of the prompt order.")
+    shuffle: bool = Field(True, description="Shuffle the prompts in each epoch.")
+    seed: int = Field(1, ge=0, description="Seed for the order of the prompts.")
 
 
 class Model(Section):
-    """The policy."""
+    """The policy's model."""
 
     path: str = Field(
         json_schema_extra=INPUT,
-        description="Folder with HF config, safetensors and tokenizer, "
-        f"its {REMOTE_URI}, or a Hugging Face hub id.",
+        description=f"Folder (a path or {REMOTE_URI}) with a Hugging Face config, safetensors "
+        "files and a tokenizer, or the model's id on the Hugging Face Hub.",
     )
 
 
 class ValKwargs(Section):
     """Sampling for validation."""
 
-    temperature: float = Field(0.0, ge=0, description="0: greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0: greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
     top_k: int = Field(-1, ge=-1, description="Top-k sampling; -1: off.")
     n: int = Field(1, ge=1, description="Samples per prompt.")
 
 
 class EngineKwargs(Section):
-    """Further arguments of the engine."""
+    """Additional arguments for the engine."""
 
     vllm: dict[str, Any] = Field(
         default_factory=dict,
         json_schema_extra=formerly({}),
-        description="vLLM's engine arguments, as in verl: compilation_config, async_scheduling, "
-        "attention_backend, ... Refused are those that would make routes or log-probs wrong.",
+        description="vLLM's engine arguments, as in verl, such as compilation_config, "
+        "async_scheduling and attention_backend. Arguments that would lead to incorrect routes or "
+        "log-probs are refused. vLLM checks the values when an engine starts.",
     )
 
 
 class Rollout(LogProbCut):
-    """The rollout engine, and the trainer's log-probs of what it sampled."""
+    """The rollout engine, and the trainer's log-probs of the sampled responses."""
 
     name: Literal["vllm"] = Field("vllm", description="The inference engine.")
-    n: int = Field(8, ge=1, description="Samples per prompt (the GRPO group).")
+    n: int = Field(8, ge=1, description="Samples per prompt (the size of a group).")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
     top_k: int = Field(-1, ge=-1, description="Top-k sampling; -1: off.")
     enable_rollout_routing_replay: bool = Field(
-        False, description="Record the engine's routing. R3 needs it."
+        False, description="Record the engine's routing. R3 requires this setting."
     )
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Engine's weights.")
-    tensor_model_parallel_size: int = Field(1, ge=1, description="TP of each engine.")
+    dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="Data type of the engine's weights."
+    )
+    tensor_model_parallel_size: int = Field(
+        1, ge=1, description="Tensor-parallel size (TP) of each engine."
+    )
     gpu_memory_utilization: float = Field(
-        0.8, gt=0, le=1, json_schema_extra=FOR_WORKERS, description="Share of GPU memory."
+        0.8,
+        gt=0,
+        le=1,
+        json_schema_extra=FOR_WORKERS,
+        description="Share of the GPU's memory that the engine may use.",
     )
     cpu_kv_cache_gib: int = Field(
-        1, ge=1, json_schema_extra=FOR_WORKERS, description="KV cache of the CPU build, GiB."
+        1,
+        ge=1,
+        json_schema_extra=FOR_WORKERS,
+        description="Size of the KV cache in GiB, if vLLM's CPU build is used.",
     )
     trace_buffer_mib: int = Field(
         512,
         ge=16,
         json_schema_extra=FOR_WORKERS,
-        description="Finished samples of a worker that are not written yet, MiB of memory; "
-        "generation waits when it is full.",
+        description="Memory limit, in MiB, for a worker's finished but unwritten samples. "
+        "Generation pauses while this buffer is full.",
     )
     trace_compression: Literal["zstd", "lz4", "none"] = Field(
         "zstd",
         json_schema_extra=FOR_WORKERS | formerly("zstd"),
-        description="Of the routes files: zstd is smallest; lz4 or none cost less processor time "
-        "where bytes cost nothing, as in a folder of one machine.",
+        description="Compression of the routes files. zstd produces the smallest files. lz4 and "
+        "none take less processor time; choose one of them if size is unimportant, for example on "
+        "a local disk.",
     )
-    max_num_seqs: int = Field(256, ge=1, description="Sequences in one engine batch.")
-    max_num_batched_tokens: int = Field(8192, ge=32, description="Tokens in one engine batch.")
+    max_num_seqs: int = Field(
+        256, ge=1, description="Maximum number of sequences per engine batch."
+    )
+    max_num_batched_tokens: int = Field(
+        8192, ge=32, description="Maximum number of tokens per engine batch."
+    )
     enforce_eager: bool | None = Field(
         None,
         json_schema_extra=formerly(True),
-        description="No compilation, no CUDA graphs; null: true on the CPU, false on GPUs.",
+        description="Run the engine without compilation or CUDA graphs; null: true on the CPU, "
+        "false on GPUs.",
     )
     engine_kwargs: EngineKwargs = Field(default_factory=EngineKwargs)
     val_kwargs: ValKwargs = Field(default_factory=ValKwargs)
 
 
 class ActorRolloutRef(Section):
-    """verl's name for everything about the policy."""
+    """All settings of the policy: model, training, rollout and reference, grouped as in verl."""
 
     model: Model
     actor: Actor = Field(default_factory=Actor)
@@ -144,18 +171,54 @@ class ActorRolloutRef(Section):
 
 
 class CustomRewardFunction(Section):
-    """Where the reward function is."""
+    """The user's reward function."""
 
     path: str = Field(
         json_schema_extra=INPUT,
-        description=f"Self-contained Python file (path or {REMOTE_URI}) with verl's "
+        description=f"Self-contained Python file (path or {REMOTE_URI}) that defines verl's "
         "compute_score(data_source, solution_str, ground_truth, extra_info).",
     )
     name: str = Field("compute_score", description="Name of the function in that file.")
 
 
+_DELTAS_FROM = 1 << 30
+"""Minimum size of the weights, in bytes, for storing policies as differences by default.
+
+Smaller policies are quick to write whole.
+"""
+
+
+class PolicyDeltas(Section):
+    """Storage of policy versions as differences from the previous version."""
+
+    enable: bool | None = Field(
+        None,
+        json_schema_extra=FOR_WORKERS | formerly(False),
+        description="Store policies as exact differences; null: do this only if the weights take 1 "
+        "GiB or more. With differences, each training rank keeps its share of the weights in a "
+        "file under TMPDIR.",
+    )
+    every: int = Field(
+        16,
+        ge=1,
+        json_schema_extra=FOR_WORKERS | formerly(16),
+        description="Store every n-th version whole, where n is this value; 1 has the same effect "
+        "as enable=false. The first version that a trainer writes after it starts is also stored "
+        "whole. A version is also stored whole if its difference is at least half as large as its "
+        "weights.",
+    )
+
+    def whole_every(self, size: int) -> int | None:
+        """Return the interval between whole versions, for `size` bytes of weights.
+
+        Return None if every version is stored whole.
+        """
+        enabled = size >= _DELTAS_FROM if self.enable is None else self.enable
+        return self.every if enabled and self.every > 1 else None
+
+
 class StoreSettings(Section):
-    """The object store that rollout, training and flow share."""
+    """The object store that the rollout workers, the trainer and the flow share."""
 
     uri: str = Field(
         DEFAULT_STORE,
@@ -164,30 +227,47 @@ class StoreSettings(Section):
     endpoint: str | None = Field(
         None,
         json_schema_extra=OPERATIONAL,
-        description="URL of an S3 server other than AWS; null: AWS_ENDPOINT_URL_S3, the profile, "
-        "or AWS.",
+        description="URL of an S3 server other than AWS; null: AWS_ENDPOINT_URL_S3, otherwise the "
+        "profile's endpoint, otherwise AWS.",
     )
     region: str | None = Field(
         None,
         json_schema_extra=OPERATIONAL,
-        description="Region of the bucket; null: AWS_REGION, the profile, or us-east-1.",
+        description="Region of the bucket; null: AWS_REGION, otherwise the profile's region, "
+        "otherwise us-east-1.",
     )
     path_style: bool | None = Field(
         None,
         json_schema_extra=OPERATIONAL,
-        description="true: the bucket is part of the URL's path; false: of its host name; null: of "
-        "the path with an endpoint of your own, of the host name on AWS.",
+        description="true: the bucket is part of the URL's path; false: it is part of the host "
+        "name; null: true with a custom endpoint, false on AWS.",
     )
     ca_bundle: str | None = Field(
         None,
         json_schema_extra=OPERATIONAL,
-        description="File of the certificates that the endpoint is checked against; null: "
-        "AWS_CA_BUNDLE, or the public ones.",
+        description="File with the certificates that are used to verify the endpoint; null: "
+        "AWS_CA_BUNDLE, otherwise the public certificate authorities.",
     )
+    policy_cache: str = Field(
+        "disk",
+        pattern=r"^(disk|memory|/.*)$",
+        json_schema_extra=FOR_WORKERS | formerly("disk"),
+        description="Where rollout workers keep a policy, with one copy per machine: disk (under "
+        "TMPDIR), memory (/dev/shm), or the path of a local folder.",
+    )
+    policy_buffer_mib: int = Field(
+        2048,
+        ge=1,
+        json_schema_extra=FOR_WORKERS | formerly(2048),
+        description="Limit on the host memory, in MiB, for a new policy's weights that a training "
+        "rank has copied but not yet written. A tensor larger than this limit is copied on its "
+        "own. Training waits while this buffer is full.",
+    )
+    policy_deltas: PolicyDeltas = Field(default_factory=PolicyDeltas)
 
 
 class RunConfig(Section):
-    """Everything about a run."""
+    """All settings of a run."""
 
     data: Data = Field(default_factory=Data)
     actor_rollout_ref: ActorRolloutRef
@@ -206,15 +286,33 @@ class RunConfig(Section):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the run compares its policy with policy 0."""
+        """Whether the run compares its policy with the reference policy (policy 0)."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic is trained beside the policy."""
+        """Whether a critic is trained along with the policy."""
         return self.algorithm.adv_estimator == "gae"
+
+    def has_staleness_pass(self, step: int) -> bool:
+        """Return whether a step measures engine mismatch and staleness separately.
+
+        The step then has a pass with the weights of the samples' policy version, which the previous
+        step must keep. With replay_file, those weights may belong to another run. With bypass_mode,
+        only R3 runs the native pass that the comparison needs.
+        """
+        replay = self.actor_rollout_ref.actor.router_replay
+        bypassed = self.algorithm.rollout_correction.bypass_mode and not replay.replays_recorded
+        return (
+            self.trainer.max_staleness > 0
+            and not bypassed
+            and replay.replay_file is None
+            and 0 < step < self.trainer.total_training_steps
+            and replay.native_every > 0
+            and step % replay.native_every == 0
+        )
 
     @property
     def run_uri(self) -> str:
-        """Where the run lies: <store.uri>/<its folder's name>."""
+        """The run's URI: <store.uri>/<name of the run's folder>."""
         return f"{self.store.uri.rstrip('/')}/{self.trainer.run_name}"

@@ -1,1 +1,1 @@
-"""What `retrace doctor` looks at: whether this machine or pod can do what a run asks of it."""
+"""The checks of `retrace doctor`: whether this machine or pod meets the requirements of a run."""

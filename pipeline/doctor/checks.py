@@ -1,6 +1,7 @@
-"""The checks of `retrace doctor`: one small function each, which raises nothing.
+"""The checks of `retrace doctor`, one small function each.
 
-What imports a heavy library runs in a process of its own (operators.probe).
+The functions report errors instead of raising them. Checks that import a large library do so in a
+separate process (operators.probe).
 """
 
 import base64
@@ -31,28 +32,34 @@ from pipeline.store.schemes import free_bytes
 _DISTRIBUTION = "retrace-moe"
 _SHARED_MEMORY = Path("/dev/shm")
 _LEAST_SHARED = 1 << 30
-"""NCCL and an engine's processes pass buffers through it; Docker gives 64 MiB."""
+"""Minimum size of /dev/shm in bytes. NCCL and an engine's processes pass buffers through it.
+
+Docker's default is only 64 MiB.
+"""
 _LEAST_DISK = 4 << 30
 _PROBE_S = 300.0
 _API_S = 15.0
 _TRANSFORMER_ENGINE = ((2, 9), (2, 12))
-"""From, and below: megatron-core 0.16.1's own range."""
+"""The first supported and the first unsupported release, according to megatron-core 0.16.1."""
 
 
 class ProbeError(Exception):
-    """A program of operators.probe ended with an error; the text is its last line."""
+    """A probe (operators.probe) failed or gave no answer; the text describes the error."""
 
 
 def check_python() -> Finding:
-    """The Python that Retrace's packages are pinned for."""
+    """Check that Retrace pins its packages for this release of Python."""
     found = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] < (3, 13):
         return ok("python", found)
-    return broken("python", f"{found}, expected 3.11 or 3.12; make an environment with that")
+    return broken(
+        "python",
+        f"{found}, expected 3.11 or 3.12; create an environment with one of these versions",
+    )
 
 
 def check_versions(needs: Needs) -> Iterator[Finding]:
-    """Installed releases against those that the distribution asks for."""
+    """Compare the installed releases with the releases that the distribution requires."""
     pins = _pins()
     for names, needed, extra in (
         (("torch",), needs.training, "training"),
@@ -88,7 +95,7 @@ def _pins() -> dict[str, str]:
 
 
 def check_device(wanted: Literal["auto", "cuda", "cpu"]) -> tuple[Finding, Device]:
-    """What trainer.device means here, and whether it works."""
+    """Check that the device selected by trainer.device works here; also return that device."""
     try:
         device = choose_device(wanted)
     except InputError as error:
@@ -99,7 +106,7 @@ def check_device(wanted: Literal["auto", "cuda", "cpu"]) -> tuple[Finding, Devic
 
 
 def check_all_reduce(needs: Needs) -> Finding:
-    """A sum over all GPUs by NCCL; on the CPU over two processes by Gloo."""
+    """Check an all-reduce, over all GPUs with NCCL or, on the CPU, over two processes with Gloo."""
     name, ranks = "all-reduce", len(gpu_pool()) if needs.device == "cuda" else 2
     if not _installed("torch"):
         return absent(name, "torch is not installed", needs.training)
@@ -107,23 +114,23 @@ def check_all_reduce(needs: Needs) -> Finding:
     try:
         found = _probe(*torchrun, "-m", "operators.probe", "all-reduce", needs.device)
     except ProbeError as error:
-        fix = "NCCL_DEBUG=INFO says more; look at /dev/shm and the network's interfaces"
+        fix = "set NCCL_DEBUG=INFO for details; check /dev/shm and the network interfaces"
         return broken(name, f"{ranks} ranks: {error}; {fix}")
     return ok(name, f"{ranks} ranks, {found['backend']}, {found['seconds']:.1f} s")
 
 
 def check_transformer_engine(needs: Needs) -> Finding:
-    """Its import and its release, where Megatron's layers are its: on GPUs."""
+    """Check that Transformer Engine, which Megatron uses on GPUs, is supported and importable."""
     name, (least, below) = "transformer-engine", _TRANSFORMER_ENGINE
     if needs.device == "cpu":
         return ok(name, "not needed on the CPU")
-    fix = f"pip install '{_DISTRIBUTION}[training-cuda]', or take the training image"
+    fix = f"pip install '{_DISTRIBUTION}[training-cuda]', or use the training image"
     if not _installed("transformer_engine"):
         return absent(name, f"not installed; {fix}", needs.training)
     try:
         version = _probe("operators.probe", "transformer-engine")["version"]
     except ProbeError as error:
-        return broken(name, f"it cannot be imported: {error}; {fix}")
+        return broken(name, f"cannot be imported: {error}; {fix}")
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if least <= release < below:
         return ok(name, version)
@@ -132,24 +139,24 @@ def check_transformer_engine(needs: Needs) -> Finding:
 
 
 def check_engine(needs: Needs) -> Finding:
-    """vLLM: its build is that of the device, and it returns routes here."""
+    """Check that vLLM is built for the device, and that it returns routes on this machine."""
     name = "vllm engine"
     if not _installed("vllm"):
         return absent(name, "vllm is not installed", needs.rollout)
     try:
         found = _probe("operators.probe", "vllm")
     except ProbeError as error:
-        return broken(name, f"it cannot be imported: {error}; make clean install")
+        return broken(name, f"vllm cannot be imported: {error}; run `make clean install`")
     if found["platform"] != needs.device:
         fix = f"pip install '{_DISTRIBUTION}[rollout-{needs.device}]'"
         return broken(name, f"built for {found['platform']}, expected {needs.device}; {fix}")
     if found["routes"] is not None:
-        return broken(name, f"it returns no routes here: {found['routes']}; take the pinned vllm")
+        return broken(name, f"vllm returns no routes: {found['routes']}; install the pinned vllm")
     return ok(name, f"{found['version']} for {found['platform']}, returns routes")
 
 
 def check_store(needs: Needs) -> Finding:
-    """Objects can be created in the store, each key once, and its disk has room."""
+    """Check that the store creates each key only once, and that its disk has free space."""
     uri = needs.store_uri
     try:
         open_store(uri).probe()
@@ -160,12 +167,13 @@ def check_store(needs: Needs) -> Finding:
     if free is None:
         return ok("store", text)
     if free < _LEAST_DISK:
-        return broken("store", f"{text}, but {decimal(free)} are free; free some space")
+        text += f"; {decimal(free)} free, expected {decimal(_LEAST_DISK)} or more"
+        return broken("store", f"{text}; free some space")
     return ok("store", f"{text}; {decimal(free)} free")
 
 
 def check_prefect(needs: Needs) -> Finding:
-    """The Prefect API that PREFECT_API_URL names answers, with the release that is installed."""
+    """Check that Prefect's API at PREFECT_API_URL answers with the release that Retrace pins."""
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return ok("prefect API", "PREFECT_API_URL is not set: a run starts its own server")
@@ -179,37 +187,40 @@ def check_prefect(needs: Needs) -> Finding:
     except (OSError, ValueError, urllib.error.URLError) as error:
         return broken(
             "prefect API",
-            f"{url} does not answer: {error}; start that server, or unset PREFECT_API_URL "
-            "(PREFECT_API_AUTH_STRING holds its user:password)",
+            f"{url} does not answer: {error}; start that server, set PREFECT_API_AUTH_STRING to "
+            "its user:password, or unset PREFECT_API_URL",
         )
     pin = _pins().get("prefect", served)
     if served != pin:
-        return broken("prefect API", f"{url} is {served}, expected {pin}; upgrade the server")
-    return ok("prefect API", f"{url} is {served}")
+        return broken("prefect API", f"{url} serves {served}, expected {pin}; upgrade the server")
+    return ok("prefect API", f"{url} serves {served}")
 
 
 def check_scratch() -> Finding:
-    """Room in TMPDIR, where policies and checkpoints lie on their way."""
+    """Check the free space in TMPDIR, through which policies and checkpoints go to the store."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if free < _LEAST_DISK:
-        fix = "set TMPDIR to a larger disk (in the chart: tmpSize)"
-        return broken("scratch", f"{folder} has {decimal(free)} free; {fix}")
+        fix = "set TMPDIR to a folder on a larger disk (in the chart: tmpSize)"
+        return broken(
+            "scratch",
+            f"{folder} has {decimal(free)} free, expected {decimal(_LEAST_DISK)} or more; {fix}",
+        )
     return ok("scratch", f"{folder} has {decimal(free)} free")
 
 
 def check_shared_memory(needs: Needs) -> Finding:
-    """/dev/shm, through which the processes of NCCL and of an engine of TP > 1 talk."""
+    """Check the size of /dev/shm, through which NCCL and engines with TP > 1 exchange data."""
     size = shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0
     text = f"{_SHARED_MEMORY} has {decimal(size)}"
     if size < _LEAST_SHARED and needs.device == "cuda":
-        fix = "docker run --shm-size=16g, or in the chart shmSize"
+        fix = "use docker run --shm-size=16g, or shmSize in the chart"
         return broken("shared memory", f"{text}, expected {decimal(_LEAST_SHARED)} or more; {fix}")
     return ok("shared memory", text)
 
 
 def all_checks(needs: Needs) -> Iterator[Finding]:
-    """Make every check, quick ones first, even if another one failed."""
+    """Run every check, quick ones first, even if an earlier check failed."""
     yield check_python()
     wanted = "auto" if needs.config is None else needs.config.trainer.device
     finding, device = check_device(wanted)
@@ -234,7 +245,7 @@ def _installed(package: str) -> bool:
 
 
 def _probe(*words: str) -> dict[str, Any]:
-    """What `python -m WORDS...` prints last, as JSON. Raises ProbeError."""
+    """Return the last JSON object that `python -m WORDS...` prints. Raises ProbeError."""
     environment = os.environ | {"PYTHONSAFEPATH": "1"}
     try:
         ended = subprocess.run(

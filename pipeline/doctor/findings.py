@@ -1,4 +1,4 @@
-"""What a check of the machine found, and what the checks are asked for."""
+"""The findings of the doctor's checks, and the requirements that the checks use."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,11 +9,11 @@ from pipeline.store.schemes import DEFAULT_STORE
 
 
 class State(Enum):
-    """How a check ended; the value is what the line begins with."""
+    """The result of a check. The line about a finding begins with the value."""
 
     OK = "ok"
     ABSENT = "-"
-    """Not installed, and no settings say that it is needed."""
+    """Not installed, and not known to be required."""
     BROKEN = "broken"
 
 
@@ -24,7 +24,7 @@ class Finding:
     name: str
     state: State
     text: str
-    """What was found; where it is broken, with what to do."""
+    """What was found; for State.BROKEN, the text ends with the fix."""
 
     def __str__(self) -> str:
         return f"{self.state.value:<7} {self.name:<19} {self.text}"
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run's settings ask for; without settings the defaults, and no engine for certain."""
+    """The requirements of a run. Without settings, defaults apply and no engine is required."""
 
     config: RunConfig | None = None
     store_uri: str = DEFAULT_STORE
@@ -40,27 +40,33 @@ class Needs:
 
     @property
     def rollout(self) -> bool:
-        """Whether rollout workers run."""
+        """Return whether the run has rollout workers."""
         if self.config is None:
             return False
         return self.config.actor_rollout_ref.actor.router_replay.replay_file is None
 
     @property
     def training(self) -> bool:
-        """Whether training ranks run."""
+        """Return whether the run has training ranks."""
         return self.config is not None
 
 
 def ok(name: str, text: str) -> Finding:
-    """All is well."""
+    """Return the finding of a check that passed."""
     return Finding(name, State.OK, text)
 
 
 def broken(name: str, text: str) -> Finding:
-    """Something does not work; `text` ends with the fix."""
+    """Return the finding of a check that failed; `text` ends with the fix."""
     return Finding(name, State.BROKEN, text)
 
 
 def absent(name: str, text: str, needed: bool) -> Finding:
-    """Something is not installed: broken only if it is needed."""
+    """Return the finding about a package that is not installed.
+
+    Args:
+        name: The package or check.
+        text: What was found, and the fix.
+        needed: Whether the run needs the package. If not, the finding is ABSENT, not BROKEN.
+    """
     return Finding(name, State.BROKEN if needed else State.ABSENT, text)

@@ -1,1 +1,1 @@
-"""Prefect flows and tasks: they plan, seal and watch; they move no tensors."""
+"""Prefect flows and tasks. They plan and seal steps and watch workers, but do not move tensors."""

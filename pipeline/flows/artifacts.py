@@ -1,7 +1,8 @@
-"""What the Prefect UI shows of a run beside its log: progress, tables, texts, links.
+"""Artifacts of a run (progress, tables, texts, links), which Prefect's UI shows with the log.
 
-Artifacts are for people. A separate thread makes them, so a server that is away neither fails nor
-delays the run; of several versions that wait, only the last is made.
+Artifacts are only for users. A separate thread creates them, so an outage of the server neither
+stops nor delays the run. If several versions of an artifact are pending, only the last one is
+created.
 """
 
 import contextvars
@@ -23,10 +24,10 @@ from prefect.exceptions import PrefectException
 
 
 class Artifacts:
-    """The artifacts of one run. Made in its flow, closed at its end."""
+    """The artifacts of one run. Its flow creates this object and closes it at the end."""
 
     def __init__(self, run: str, warn: Callable[[str], None]) -> None:
-        """`warn` is called when the first artifact cannot be made."""
+        """Prepare the artifacts of `run`. `warn` is called once if any of them cannot be shown."""
         self._run = run
         self._warn = warn
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="artifacts")
@@ -35,7 +36,7 @@ class Artifacts:
         self._progress: UUID | None = None
         self._percent = 0.0
         self._status = ""
-        self._context = contextvars.copy_context()  # ties them to the flow run
+        self._context = contextvars.copy_context()  # links the artifacts to the flow run
         self.failures = 0
 
     def __enter__(self) -> "Artifacts":
@@ -45,36 +46,44 @@ class Artifacts:
         self._maker.shutdown(wait=True)
 
     def progress(self, percent: float) -> None:
-        """How far the run has come."""
+        """Show the run's progress in percent."""
         self._percent = percent
         self._later("progress", self._make_progress)
 
     def status(self, text: str) -> None:
-        """What the run is doing, shown beside its progress."""
+        """Show the run's current activity next to its progress."""
         self._status = text
         self._later("progress", self._make_progress)
 
     def table(self, name: str, rows: list[dict[str, Any]], description: str) -> None:
-        """A table, in place of the one of this name. Prefect keeps the old ones too: bound it."""
+        """Show a table in place of the previous table with this name.
+
+        Prefect also stores all previous tables, so the caller must limit the number of rows.
+
+        Args:
+            name: The table's name within the run.
+            rows: The cells of each row, keyed by column.
+            description: The text above the table, as Markdown.
+        """
         key = self._key(name)
         self._later(
             name, lambda: _done(create_table_artifact(rows, key=key, description=description))
         )
 
     def text(self, name: str, markdown: str) -> None:
-        """A text, in place of the one of this name."""
+        """Show a text in place of the previous text with this name."""
         key = self._key(name)
         self._later(name, lambda: _done(create_markdown_artifact(markdown, key=key)))
 
     def link(self, name: str, uri: str) -> None:
-        """A link, in place of the one of this name."""
+        """Show a link in place of the previous link with this name."""
         key = self._key(name)
         self._later(name, lambda: _done(create_link_artifact(uri, link_text=uri, key=key)))
 
     def _make_progress(self) -> None:
         percent, status = self._percent, self._status
         if self._progress is None:
-            # The same function serves async flows, so by its type it may return a coroutine.
+            # The declared return type includes a coroutine, for calls in async flows.
             made = create_progress_artifact(percent, key=self._key("progress"), description=status)
             self._progress = cast(UUID, made)
         else:
@@ -98,8 +107,8 @@ class Artifacts:
         except (PrefectException, httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
             self.failures += 1
             if self.failures == 1:
-                self._warn(f"Prefect did not take an artifact, the run goes on: {error!r}")
+                self._warn(f"Prefect did not accept an artifact; the run continues: {error!r}")
 
 
 def _done(_: object) -> None:
-    """Drop a result that nobody needs."""
+    """Discard a result that is not needed."""

@@ -1,7 +1,8 @@
-"""The flow of a run whose workers are Kubernetes Jobs: what the Prefect UI starts.
+"""The flow that users start in the Prefect UI, for a run whose workers are Kubernetes Jobs.
 
-Its parameters are the form that a user fills in. What their schema covers is checked when the run
-is created, everything else before any worker starts, with the messages of `retrace check`.
+The UI shows the flow's parameters as the fields of a form. Prefect checks their values against a
+schema when the run is created. The flow checks everything else before any worker starts, and
+reports the same problems as `retrace check`.
 """
 
 import contextlib
@@ -49,12 +50,12 @@ _LOCAL_FOLDER = "/tmp/retrace"
 
 
 def preset_folder() -> Path:
-    """The folder of the installation's run configurations, <preset>.yaml."""
+    """Return the folder that contains the installation's presets, <preset>.yaml."""
     return Path(os.environ.get("RETRACE_PRESETS", "/etc/retrace/presets"))
 
 
 def preset_names() -> list[str]:
-    """The presets of this installation."""
+    """Return the names of this installation's presets."""
     return sorted(path.stem for path in preset_folder().glob("*.yaml"))
 
 
@@ -65,14 +66,14 @@ Steps = Annotated[int | None, Field(ge=1)]
 
 
 def _delete_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """on_cancellation: end the run's workers. Prefect passes the parameters by these names."""
+    """End the workers of a cancelled run. Prefect prescribes the parameter names."""
     log = flow_run_logger(flow_run, flow)
     try:
         cluster = read_cluster()
         deleted = delete_jobs_of(Api(cluster.namespace), cluster.instance, str(flow_run.id))
-        log.info("the run was cancelled, deleted its Jobs: %s", ", ".join(deleted) or "none")
+        log.info("the run was cancelled; deleted its Jobs: %s", ", ".join(deleted) or "none")
     except (InputError, LaunchError, ApiUnavailableError) as error:
-        log.warning("the run was cancelled, the janitor will delete its Jobs: %s", error)
+        log.warning("the run was cancelled; the janitor will delete its Jobs: %s", error)
 
 
 @flow(name="retrace", flow_run_name="{run_name}", on_cancellation=[_delete_jobs])
@@ -83,20 +84,21 @@ def retrace(
     steps: Steps = None,
     overrides: list[str] = [],  # noqa: B006 - Prefect shows the default in the form
 ) -> Any:
-    """GRPO on a mixture-of-experts policy: vLLM rollouts, Megatron training, routing replay.
+    """Train a mixture-of-experts policy with GRPO, vLLM rollouts, Megatron and routing replay.
 
     Args:
-        preset: The run configuration to start from; presets are values of the Helm chart.
-        run_name: Name of the run: lower-case letters, digits and dashes, 40 at most. The name of a
-            run that exists continues it.
-        router_replay: Which routing the trainer replays. R3: the rollout engine's. R2: that of the
-            trainer's own log-prob pass. preset: as in the preset.
-        steps: Training steps; none: as in the preset.
-        overrides: Any other settings as key.path=value, one each, such as trainer.save_freq=20.
-            They win over everything above.
+        preset: The run configuration to start from. The Helm chart's values define the presets.
+        run_name: Name of the run: at most 40 lower-case letters, digits and dashes. The name of an
+            existing run continues that run.
+        router_replay: The routing that the trainer replays. R3: the routing of the rollout engine.
+            R2: the routing of the trainer's own log-prob pass. disabled: none. preset: as set in
+            the preset.
+        steps: Number of training steps. Empty: the number set in the preset.
+        overrides: Other settings as key.path=value, one per line, for example trainer.save_freq=20.
+            They take precedence over the other fields.
 
     Returns:
-        The run's URI in the object store, or the failed state with the reason.
+        The run's URI in the object store, or a failed state with the reason.
     """
     log = get_run_logger()
     try:
@@ -109,7 +111,7 @@ def retrace(
         return Failed(name="Refused", message=str(error))
     except (LaunchError, WaitTimeoutError, StoreError, TraceError) as error:
         text = f"{type(error).__name__}: {error}"
-        log.error("%s\nStart the run again with the same name: it goes on.", text)
+        log.error("%s\nStart the run again with the same name to continue it.", text)
         return Failed(message=text)
 
 
@@ -121,14 +123,23 @@ def load_preset(
     steps: int | None,
     overrides: list[str],
 ) -> LoadedConfig:
-    """The settings of a run: the preset, the form's fields above it, the overrides above all.
+    """Return a run's settings: the preset, overridden by the form's fields, then by `overrides`.
 
-    Raises InputError.
+    Args:
+        cluster: The installation, which sets the default of store.uri.
+        preset: The preset's name.
+        run_name: The run's name, the value of trainer.experiment_name.
+        router_replay: The mode of router replay, or "preset" for the preset's mode.
+        steps: The number of training steps; None selects the number in the preset.
+        overrides: Settings as key.path=value.
+
+    Raises:
+        InputError: The preset is unknown, or a setting is invalid.
     """
     path = preset_folder() / f"{preset}.yaml"
     if preset not in preset_names():
         raise InputError(
-            [f"preset: found {preset!r}, expected one of: {', '.join(preset_names())}"]
+            [f"preset: found {preset!r}, expected one of {', '.join(preset_names())}; choose one"]
         )
     fields = [f"trainer.experiment_name={run_name}"]
     if router_replay != "preset":
@@ -140,7 +151,7 @@ def load_preset(
 
 
 def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
-    """Take the run to its end. Raises what `prepare` and `drive` raise."""
+    """Prepare the run and drive it to the end. Raises the same errors as `prepare` and `drive`."""
     config = loaded.config
     name = config.trainer.run_name
     log = get_run_logger()
@@ -171,7 +182,7 @@ def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
 
 
 def _is_over(flow_run_id: str) -> bool:
-    """Whether a flow run will never come back; one that the server does not know is over."""
+    """Return whether a flow run is over. A run that the server has no record of counts as over."""
     with get_client(sync_client=True) as client:
         try:
             state = client.read_flow_run(UUID(flow_run_id)).state
@@ -195,7 +206,7 @@ def _workers(
 
 
 def _report(config: RunConfig, run: StagedRun) -> str:
-    """The run's results and where to find its data, as Markdown."""
+    """Return the run's results and the location of its data, as Markdown."""
     steps = all_metrics(run.store)
     lines = summary(steps, validation_rewards(run.store, validations_of(config)))
     endpoint = os.environ.get(ENDPOINT)
@@ -208,7 +219,7 @@ def _report(config: RunConfig, run: StagedRun) -> str:
             *lines,
             "```",
             "",
-            f"All its data are in `{run.uri}`" + (f" at {endpoint}." if endpoint else "."),
+            f"All of the run's data is in `{run.uri}`" + (f" at {endpoint}." if endpoint else "."),
             "",
             "```",
             f"retrace traces ls {run.uri}",

@@ -1,16 +1,16 @@
-"""The steps of a run, wherever its workers are.
+"""The steps of a run, which are the same for local workers and for workers in a cluster.
 
     prepare ── validate ── step 0: rollout ─ train ── step 1: rollout ─ train ── ... ── stop
-                                     └── with max_staleness 1, rollout N+1 runs beside train N
+                                     └── with max_staleness 1, rollout N+1 overlaps train N
 
-The flow starts the workers, publishes plans, seals steps and watches; it moves no tensors. It may
-be killed at any moment: when it is started again with the same config, it attaches to the run and
-goes on with the first unfinished step.
+The flow starts the workers and watches them, publishes plans and seals steps, but does not move
+tensors. It may be killed at any moment. When the flow is started again with the same config, it
+attaches to the run and continues with the first unfinished step.
 """
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -21,56 +21,74 @@ from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.steps import Context, record, rollout, train, validate
 from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import LaunchError, Screen, Workers
-from pipeline.report.run_metrics import StepMetrics, missing_validations, read_metrics
+from pipeline.report.run_metrics import (
+    StepMetrics,
+    missing_validations,
+    newest_validations,
+    read_metrics,
+)
 from pipeline.report.tables import SHOWN_STEPS, recent_table, step_line
-from pipeline.report.trackers.processes import trackers_of
-from pipeline.run.attempts import Attempt, attempt_count, end_attempt, in_force
+from pipeline.report.trackers.processes import TrackerProcess, trackers_of
+from pipeline.run.attempts import Attempt, attempt_count, end_attempt, has_finished, in_force
 from pipeline.run.restarts import finished_steps, repeated_text
 from pipeline.store import Store, StoreError
 
-_STOP_GRACE_S = 30.0
 _FAILED_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
 class WorkerHost:
-    """Where a run's workers are, and how they are reached."""
+    """Functions that begin an attempt and start its workers, on this machine or in a cluster."""
 
     begin: Callable[[Store, RunConfig], Attempt]
-    """A new attempt, or the one to attach to."""
+    """Begins a new attempt, or returns the attempt to attach to."""
     launch: Callable[[RunConfig, StagedRun, Attempt], AbstractContextManager[Workers]]
-    """Its workers, started or attached to."""
+    """Starts the attempt's workers, or attaches to them."""
 
 
 def drive(
     config: RunConfig, run: StagedRun, screen: Screen, artifacts: Artifacts, host: WorkerHost
 ) -> None:
-    """Take a staged run to its last step.
+    """Run a staged run to its last step.
 
-    Raises InputError before anything starts; LaunchError when workers cannot start, or fail too
-    often; WaitTimeoutError when an object does not appear in time; StoreError; TraceError.
+    Args:
+        config: The run's settings.
+        run: The staged run.
+        screen: Shows the run's progress.
+        artifacts: The run's artifacts in Prefect's UI.
+        host: Starts the workers.
+
+    Raises:
+        InputError: An input is invalid or too small; for example, a step's prompts are used up.
+        LaunchError: Workers cannot be started, or fail too often.
+        WaitTimeoutError: An object does not appear in time.
+        StoreError: The store fails.
+        TraceError: A trace is invalid.
     """
     artifacts.link("store", run.uri)
     attempts = attempt_count(run.store)
+    was_completed = attempts > 0 and has_finished(run.store, attempts - 1)
     attempt = host.begin(run.store, config)
     config = in_force(config, attempt)
     finished = finished_steps(run.store)
     if finished:
-        screen.line(f"attached to {run.uri}: {finished} steps are finished already")
-    # Trainers of an attempt that goes on have their state.
+        screen.line(f"attached to {run.uri}: {finished} steps are already finished")
+    # The trainers of a continued attempt still have their state and do not repeat steps.
     if attempt.number >= attempts and 0 < finished < config.trainer.total_training_steps:
         _show(screen, repeated_text(run.store))
-    for step in range(finished):  # an earlier start may have ended before it wrote them
+    for step in range(finished):  # an earlier flow may have ended before it recorded all steps
         record(config, run, step)
     to_validate = _to_validate(run, attempt, finished, screen)
-    if finished < config.trainer.total_training_steps or to_validate:
-        with (
-            trackers_of(config, run.store, screen.line) as trackers,
-            _workers(config, run, attempt, screen, host) as workers,
-        ):
-            context = Context(config, run, attempt, workers, screen, trackers)
-            _steps(context, artifacts, finished, to_validate)
-    else:  # workers of an attempt whose flow was lost at its very end may still wait for this
+    works = finished < config.trainer.total_training_steps or bool(to_validate)
+    if works or not was_completed:
+        recent = _recent_metrics(run.store, finished)
+        with trackers_of(config, run.store, screen.line) as trackers:
+            _send_again(run.store, trackers, recent, attempt)
+            if works:
+                with _workers(config, run, attempt, screen, host) as workers:
+                    context = Context(config, run, attempt, workers, screen, trackers)
+                    _steps(context, artifacts, finished, recent, to_validate)
+    if not works:  # if an earlier flow was lost just before this call, its workers still run
         end_attempt(run.store, attempt, "finished", "")
 
 
@@ -79,16 +97,35 @@ def _show(screen: Screen, text: str | None) -> None:
         screen.line(text)
 
 
-def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list[int]) -> None:
-    """Take the run from its first unfinished step to its end."""
+def _send_again(
+    store: Store,
+    trackers: Sequence[TrackerProcess],
+    recent: Iterable[StepMetrics],
+    attempt: Attempt,
+) -> None:
+    """Send the newest results to trackers; an earlier flow may have ended before they arrived."""
+    if not trackers:
+        return
+    validations = newest_validations(store, attempt.validations, SHOWN_STEPS)
+    for tracker in trackers:
+        for metrics in recent:
+            tracker.log_step(metrics.step, metrics.values, again=True)
+        for validation in validations:
+            tracker.log_validation(validation.version, validation.metrics(), again=True)
+
+
+def _steps(
+    context: Context,
+    artifacts: Artifacts,
+    first: int,
+    recent: deque[StepMetrics],
+    to_validate: list[int],
+) -> None:
+    """Run the steps from the first unfinished one; `recent` holds the metrics of earlier steps."""
     total = context.config.trainer.total_training_steps
     staleness = context.config.trainer.max_staleness
     artifacts.progress(100.0 * first / total)
     rollouts: dict[int, PrefectFuture[None]] = {}
-    recent = _recent_metrics(context.run.store, first)
-    for tracker in context.trackers:
-        for metrics in recent:  # an earlier start may have ended before they arrived
-            tracker.log_step(metrics.step, metrics.values, again=True)
     validations = [validate.submit(context, v) for v in to_validate if v < first]
     for step in range(first, total):
         context.screen.step(step, total)
@@ -112,17 +149,17 @@ def _steps(context: Context, artifacts: Artifacts, first: int, to_validate: list
 
 
 def _recent_metrics(store: Store, finished: int) -> deque[StepMetrics]:
-    """Metrics of the newest finished steps; it drops the oldest when it is full."""
+    """Return the metrics of the newest finished steps, in a deque limited to SHOWN_STEPS."""
     steps = range(max(0, finished - SHOWN_STEPS), finished)
     found = [metrics for step in steps if (metrics := read_metrics(store, step)) is not None]
     return deque(found, maxlen=SHOWN_STEPS)
 
 
 def _to_validate(run: StagedRun, attempt: Attempt, finished: int, screen: Screen) -> list[int]:
-    """The versions whose validation is missing and still possible."""
+    """Return the policy versions whose validation is missing but still possible."""
     missing, gone = missing_validations(run.store, attempt.validations, finished)
     if gone:
-        screen.line(f"policies {gone} are not validated: they are no longer in the store")
+        screen.line(f"policies {gone} are not validated, because they are no longer in the store")
     return missing
 
 
@@ -130,10 +167,10 @@ def _to_validate(run: StagedRun, attempt: Attempt, finished: int, screen: Screen
 def _workers(
     config: RunConfig, run: StagedRun, attempt: Attempt, screen: Screen, host: WorkerHost
 ) -> Iterator[Workers]:
-    """Start the workers or attach to them; end them in order, whatever happened.
+    """Start the workers or attach to them, and end them in an orderly way after success or failure.
 
-    Workers that outlive the flow are left alone when the flow is only ended from outside (a pod
-    that is moved, Ctrl-C): the next one attaches to them.
+    If the flow itself is ended from outside (for example, by Ctrl-C or because its pod is moved),
+    workers that can outlive a flow are not ended, and the next flow attaches to them.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -151,17 +188,22 @@ def _workers(
         finally:
             if reason != "cancelled" or not workers.detach():
                 _end_attempt(run, attempt, reason, message, screen)
-                workers.stop(_STOP_GRACE_S if reason == "finished" else _FAILED_GRACE_S)
+                # After the last step, a trainer may still be writing that step's checkpoint.
+                grace_s = config.launch.step_timeout_s if reason == "finished" else _FAILED_GRACE_S
+                workers.stop(grace_s)
 
 
 def _end_attempt(
     run: StagedRun, attempt: Attempt, reason: str, message: str, screen: Screen
 ) -> None:
-    """Ask the workers to stop. If the run failed because the store cannot be reached, this fails
-    too; it must not hide the first failure, and the launcher kills the workers."""
+    """End the attempt in the store, so that the workers stop.
+
+    If the run failed because the store cannot be reached, ending the attempt fails too. This
+    second error must not hide the first, so it is only shown, and the launcher kills the workers.
+    """
     try:
         end_attempt(run.store, attempt, reason, message)
     except StoreError as error:
         if reason == "finished":
             raise
-        screen.line(f"the workers could not be asked to stop and are killed: {error}")
+        screen.line(f"the request to stop failed, so the workers are killed: {error}")

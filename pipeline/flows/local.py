@@ -1,4 +1,4 @@
-"""The flow of a run whose workers are processes of this machine."""
+"""The flow of a run whose workers are processes on this machine."""
 
 import contextlib
 import signal
@@ -32,15 +32,24 @@ from pipeline.store.settings import use_settings
 
 
 def run_flow(inputs: CheckedInputs, display: Display, server: AbstractContextManager[None]) -> str:
-    """Run, or attach to, the run of checked inputs, as a Prefect flow. Returns the run's URI.
+    """Start a run from checked inputs as a Prefect flow, or attach to it; return the run's URI.
 
-    Inputs are staged while the Prefect server starts; in `server` it is up, and flows report to it.
-    Raises what `stage` and `drive` raise, and LaunchError when the server does not come up.
+    Args:
+        inputs: The checked inputs. They are staged while the Prefect server starts.
+        display: Shows the run's progress.
+        server: The context from `prefect_server`; while it is entered, flows report to the server.
+
+    Raises:
+        InputError: An input is invalid.
+        LaunchError: The server or the workers cannot be started, or workers fail too often.
+        WaitTimeoutError: An object does not appear in time.
+        StoreError: The store fails.
+        TraceError: A trace is invalid.
     """
     handler = signal.getsignal(signal.SIGTERM)
 
-    # Prefect stores the parameters of a flow: it gets the settings, which the UI shows, and not
-    # the tokenised prompts.
+    # Prefect stores a flow's parameters. The flow therefore receives the settings, which the UI
+    # shows, but not the tokenised prompts.
     @flow(
         name="retrace",
         flow_run_name="{config.trainer.run_name}",
@@ -54,7 +63,7 @@ def run_flow(inputs: CheckedInputs, display: Display, server: AbstractContextMan
         return run.uri
 
     config = inputs.config
-    use_settings(config.store)  # the workers inherit them
+    use_settings(config.store)  # the workers inherit these environment variables
     with warnings_of("pipeline.store", display.line):
         display.phase("flow", "staging inputs")
         run = stage(inputs)
@@ -67,9 +76,8 @@ def run_flow(inputs: CheckedInputs, display: Display, server: AbstractContextMan
 
 
 def _keep_sigterm(handler: Any) -> None:
-    """Leave SIGTERM to the program that has a handler of its own: for the time of a flow Prefect
-    takes its place, and restores it afterwards."""
-    # Handlers belong to the main thread; in others Prefect sets none.
+    """Restore the program's own handler for SIGTERM, which Prefect replaces during a flow."""
+    # Only the main thread can set handlers, so Prefect does not replace it in other threads.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
@@ -78,7 +86,7 @@ def _keep_sigterm(handler: Any) -> None:
 def _workers(
     display: Display, config: RunConfig, run: StagedRun, attempt: Attempt
 ) -> Iterator[Workers]:
-    """The workers as processes; nothing of them is left after the block."""
+    """Start the workers as processes, and end them after the block."""
     launch = config.launch
     overlap = config.trainer.max_staleness > 0
     threads = launch.threads_per_worker or threads_per_worker(

@@ -1,8 +1,9 @@
-"""The Prefect server of a run for which PREFECT_API_URL names none.
+"""A Prefect server for a run without PREFECT_API_URL.
 
-Prefect would start one by itself, in the terminal's process group, where Ctrl-C ends it before the
-flow has reported its own end, and with nobody to end it after kill -9. This is the same program, in
-a session of its own and under a guard, as the workers are.
+Prefect itself would start such a server in the terminal's process group. Ctrl-C would then end the
+server before the flow could report that it had ended, and if the flow were killed with SIGKILL, the
+server would run forever. This module starts the same program in a separate session and under a
+guard, just as launchers start workers.
 """
 
 import contextlib
@@ -35,12 +36,13 @@ _STOP_S = 3.0
 
 @contextlib.contextmanager
 def prefect_server(folder: Path) -> Iterator[AbstractContextManager[None]]:
-    """Have a server for the block: start one, whose log lies in `folder`, unless one is named.
+    """Start a server for the block, with its log in `folder`, unless PREFECT_API_URL is set.
 
-    Yields at once, while the server starts. Flows within the yielded context report to the server;
-    entering it waits until the server is up, and raises LaunchError when it does not come up.
+    The block begins while the server is still starting. The block receives a context manager;
+    within that context, flows report to the server. Entering the context waits until the server
+    answers, and raises LaunchError if the server does not start.
 
-    Raises InputError when the server that PREFECT_API_URL names does not answer.
+    Raises InputError if the server that PREFECT_API_URL names does not answer.
     """
     named = PREFECT_API_URL.value()
     if named is not None:
@@ -61,7 +63,7 @@ def prefect_server(folder: Path) -> Iterator[AbstractContextManager[None]]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_S)
         assert process.stdin is not None
-        process.stdin.close()  # the guard kills what is left
+        process.stdin.close()  # the guard kills any process that is still running
         process.wait()
 
 
@@ -90,7 +92,7 @@ def _command(port: int) -> tuple[str, ...]:
 
 def _environment() -> dict[str, str]:
     return {
-        # What Prefect's own ephemeral server gets: no UI, fewer services.
+        # The same settings as for Prefect's own ephemeral server: no UI, fewer services.
         "PREFECT_UI_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",
@@ -118,8 +120,8 @@ def _await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None
             continue
         found = f"did not answer within {limit_s} s" if code is None else f"ended with {code}"
         raise LaunchError(
-            f"Prefect's server, which this run started, {found}; start the run again, or set "
-            "PREFECT_API_URL to a server that runs. "
+            f"the Prefect server that this run started {found}; start the run again, or set "
+            "PREFECT_API_URL to a running server. "
             f"The end of {log}:\n{last_lines(log.read_text(errors='replace'))}"
         )
 
@@ -132,8 +134,10 @@ def _is_healthy(url: str) -> bool:
 
 
 def _send_what_waits() -> None:
-    """Have Prefect's threads send their last events and log lines while there is a server; at the
-    exit of the process, when they do so by themselves, there is none."""
+    """Send the last events and log lines of Prefect's threads while the server still runs.
+
+    Prefect itself would send them only when the process exits, and the server has ended by then.
+    """
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

@@ -1,13 +1,13 @@
-"""The tasks of the flow: each publishes what workers wait for, then waits for their commits.
+"""The tasks of the flow. A task publishes objects for the workers, then waits for their commits.
 
-    task        publishes                      waits for (made by)
+    task        publishes                      waits for (written by)
     rollout     steps/N/plan.json              steps/N/rollout/*.json (rollout workers)
-                [steps/N/plan.KKKKK.json]      the same, while too few groups are accepted
+                [steps/N/plan.KKKKK.json]      the same, until enough groups are accepted
                 steps/N/manifest.json
     train                                      steps/N/metrics.json (trainer)
     validate    validations/V/plan.json        validations/V/*.json (rollout workers)
 
-Every task may be repeated at any time: it keeps objects that exist.
+Every task may be repeated at any time, because tasks keep existing objects.
 """
 
 from dataclasses import dataclass
@@ -28,17 +28,17 @@ from pipeline.run.attempts import Attempt
 from pipeline.run.plan import Plan, publish_plan
 from pipeline.run.planning import make_validation_plan, make_window
 from pipeline.run.uses import refuse_outdated
-from pipeline.run.wait import wait_for_any
+from pipeline.run.wait import wait_for_all, wait_for_any
 from pipeline.store import open_store
 from pipeline.traces import read_manifest, seal, seal_replay, write_recorded_set
 
 
 @dataclass(frozen=True)
 class Context:
-    """The common arguments of a run's tasks."""
+    """The arguments that all tasks of a run share."""
 
     config: RunConfig
-    """The settings in force in the attempt."""
+    """The settings that apply to the attempt."""
     run: StagedRun
     attempt: Attempt
     workers: Workers
@@ -48,7 +48,7 @@ class Context:
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="rollout-{step}")
 def rollout(context: Context, step: int) -> None:
-    """Have workers make a step's samples, or take them from the replay file; seal the step."""
+    """Let workers generate a step's samples, or take them from replay_file; then seal the step."""
     store = context.run.store
     if store.size(keys.manifest(step)) is not None:
         return
@@ -77,7 +77,10 @@ def rollout(context: Context, step: int) -> None:
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="train-{step}")
 def train(context: Context, step: int) -> StepMetrics:
-    """Wait until the trainer has finished a step; then write the recorded set's step, if any."""
+    """Wait until a step is trained, and return its metrics.
+
+    If the run writes a recorded set, the step is also written to this set.
+    """
     store = context.run.store
     samples = len(read_manifest(store, step).ids)
     context.screen.phase("training", f"step {step}: {samples} samples")
@@ -92,7 +95,13 @@ def train(context: Context, step: int) -> StepMetrics:
 
 
 def record(config: RunConfig, run: StagedRun, step: int) -> None:
-    """Write a finished step to the recorded set, if the run writes one."""
+    """Write a finished step to the run's recorded set, if the run writes one.
+
+    Args:
+        config: The run's settings, which name the recorded set.
+        run: The staged run.
+        step: The finished step.
+    """
     record_file = config.actor_rollout_ref.actor.router_replay.record_file
     if record_file is not None:
         write_recorded_set(run.store, open_store(record_file), step)
@@ -100,7 +109,7 @@ def record(config: RunConfig, run: StagedRun, step: int) -> None:
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="validate-{version}")
 def validate(context: Context, version: int) -> None:
-    """Have the rollout workers validate a policy version, and show the result."""
+    """Let the rollout workers validate a policy version, and show the result."""
     shards = context.attempt.rollout_shards
     ours = make_validation_plan(context.config, context.run, version, shards)
     plan = publish_plan(context.run.store, ours)
@@ -115,14 +124,18 @@ def validate(context: Context, version: int) -> None:
 
 def _await_shards(context: Context, what: str, plan: Plan) -> None:
     workers = context.attempt.rollout_workers
-    for shard in range(plan.shards):
+    commits = [plan.shard_key(shard) for shard in range(plan.shards)]
+
+    def wait(shard: int) -> None:
         context.screen.phase("rollout", f"{what}: {shard}/{plan.shards} shards")
-        _wait(context, plan.shard_key(shard), f"rollout worker {shard % workers}")
-    refuse_outdated(context.run.store, map(plan.shard_key, range(plan.shards)))
+        _wait(context, commits[shard], f"rollout worker {shard % workers}")
+
+    wait_for_all(context.run.store, commits, wait)
+    refuse_outdated(context.run.store, commits)
 
 
 def _wait(context: Context, key: str, maker: str) -> None:
-    # A step may include the start of an engine, after a restart too.
+    # The wait may include the start of an engine, for example after a restart.
     launch = context.config.launch
     timeout_s = launch.start_timeout_s + launch.step_timeout_s
     wait_for_any(context.run.store, [key], timeout_s, maker, context.workers.check)

@@ -1,10 +1,10 @@
-"""The groups of a step: made plan by plan, until enough are accepted.
+"""The groups of a step, generated one sub-plan after another until enough groups are accepted.
 
     publish sub-plan 0 ─► shards ─► enough groups with variance? ─► seal
                  ▲                            │ no
                  └── publish the next one ◄───┘ the window is used up: InputError
 
-Without dynamic sampling a step has one plan, and all of its groups are accepted.
+Without dynamic sampling, a step has one plan, and all its groups are accepted.
 """
 
 from collections import Counter
@@ -26,30 +26,30 @@ _REASONS_SHOWN = 4
 
 @dataclass(frozen=True)
 class MadeGroups:
-    """What workers have made of a step."""
+    """The groups that workers have generated for a step, both accepted and rejected."""
 
     plans: tuple[StepPlan, ...]
-    """Its sub-plans, of which all shards are committed."""
+    """The step's sub-plans, with all shards committed."""
     rejected: Mapping[str, str]
-    """The reason of each group that is not accepted."""
+    """The reason for each rejection, keyed by group."""
 
     @property
     def policy_version(self) -> int:
-        """The policy that has made them."""
+        """Return the policy version that generated the groups."""
         return self.plans[0].policy_version
 
     @property
     def shards(self) -> int:
-        """How many shards the step has."""
+        """Return the number of shards in the step."""
         return len(self.plans) * self.plans[0].shards
 
     @property
     def baselines(self) -> list[str]:
-        """The ids of greedy samples."""
+        """Return the ids of the greedy samples."""
         return [id for plan in self.plans for id in baseline_ids(plan)]
 
     def ids_of_shard(self, shard: int) -> list[str]:
-        """The ids that a shard, by its number in the step, adds to the step."""
+        """Return the ids of a shard's accepted samples; `shard` is its number in the step."""
         sub_plan, own = divmod(shard, self.plans[0].shards)
         ids = shard_ids(self.plans[sub_plan], own)
         return [id for id in ids if id.rpartition("/")[0] not in self.rejected]
@@ -62,20 +62,31 @@ def make_groups(
     shards: int,
     await_shards: Callable[[str, Plan], None],
 ) -> MadeGroups:
-    """Publish plans and await their shards until enough groups are accepted.
+    """Publish plans and wait for their shards until enough groups are accepted.
 
-    `await_shards` is told what is waited for, for people. A sub-plan is published as soon as those
-    before it cannot fill the step any more, whatever comes of them: so the same ones are published
-    however often the flow is ended and started again. All have the shards of the first, which an
-    earlier attempt may have published. Raises InputError when the window is used up,
-    CorruptObjectError when a sub-plan is there that is not the step's.
+    The flow publishes another sub-plan as soon as the earlier ones could not fill the step even if
+    all of their outstanding groups were accepted. This rule does not depend on timing, so a restart
+    leads to the same sub-plans.
+
+    Args:
+        config: The settings that apply to the attempt.
+        run: The staged run.
+        step: The step.
+        shards: Shards per sub-plan. If an earlier attempt published the first sub-plan with a
+            different number, all sub-plans use that number.
+        await_shards: Waits for the shards of a plan. Its first argument is a text that shows users
+            what the flow is waiting for.
+
+    Raises:
+        InputError: The prompts of the step's window are used up.
+        CorruptObjectError: An existing sub-plan does not belong to the step.
     """
     name, filters = f"step {step}", config.algorithm.filter_groups
     plans = [publish_step_plan(run.store, make_plan(config, run, step, shards))]
     if not filters.enable:
         await_shards(name, plans[0])
         return MadeGroups(tuple(plans), {})
-    assert filters.metric is not None  # check_settings sees to it
+    assert filters.metric is not None  # ensured by check_settings
     values: dict[str, list[float | None]] = {}
     choice = ChosenGroups((), {})
     done, wanted, most = 0, config.data.train_batch_size, most_sub_plans(config)
@@ -95,12 +106,12 @@ def make_groups(
 
 
 def _further(config: RunConfig, run: StagedRun, plans: Sequence[StepPlan]) -> StepPlan:
-    """Publish the sub-plan after some. An earlier attempt can only have published the same."""
+    """Publish the next sub-plan; raise CorruptObjectError if a different one already exists."""
     ours = make_plan(config, run, plans[0].step, plans[0].shards, len(plans))
     if publish_step_plan(run.store, ours) != ours:
         raise CorruptObjectError(
-            f"{ours.key} in {run.store.uri}: it plans something else than the run's settings and "
-            f"{plans[0].key}; restore the object"
+            f"{ours.key} in {run.store.uri}: found a different plan than expected from the run's "
+            f"settings and {plans[0].key}; restore the object"
         )
     return ours
 
@@ -110,10 +121,10 @@ def _not_full(config: RunConfig, step: int, choice: ChosenGroups) -> str:
     reasons = Counter(choice.rejected.values()).most_common(_REASONS_SHOWN)
     why = ", ".join(f"{count} where {reason}" for reason, count in reasons)
     return (
-        f"{_FILTERS}.max_num_gen_batches: step {step} has {len(choice.accepted)} groups with "
-        f"variance of data.train_batch_size={config.data.train_batch_size}, after {most} "
-        f"batches of {sub_plan_prompts(config)} prompts; rejected were {why}. Start a new run "
-        "(another trainer.experiment_name) from the newest policy (actor_rollout_ref.model.path) "
-        f"with more than {most}, with prompts that are neither too easy nor too hard, with a "
-        f"larger actor_rollout_ref.rollout.n, or with {_FILTERS}.enable=False"
+        f"{_FILTERS}.max_num_gen_batches: found {len(choice.accepted)} groups with variance in "
+        f"step {step} after {most} batches of {sub_plan_prompts(config)} prompts, expected "
+        f"data.train_batch_size={config.data.train_batch_size}; rejected groups: {why}. Start a "
+        "new run (a different trainer.experiment_name) from the newest policy "
+        f"(actor_rollout_ref.model.path) with more than {most} batches, with prompts of medium "
+        f"difficulty, with a larger actor_rollout_ref.rollout.n, or with {_FILTERS}.enable=False"
     )

@@ -1,1 +1,1 @@
-"""What a run is made from: model, prompts and reward function, checked and then staged."""
+"""The inputs of a run: model, prompts and reward function, checked and then staged."""

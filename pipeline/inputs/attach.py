@@ -1,7 +1,10 @@
-"""Attaching to an existing run, which must be the same run, or one that may still be amended.
+"""The comparison of a flow's settings and inputs with the existing run to which it attaches.
 
-pipeline.config.identity defines what may not change; the inputs' content is compared with the
-staged files. What differs may be amended as long as no commit of the run has used it.
+The settings and inputs must match those of the run, unless the run may still be amended.
+pipeline.config.identity lists the settings that may not change. The content of inputs is compared
+with the staged files. An input may be amended as long as no commit of the run has used it. The
+parallel layout may be amended at any start, because a trainer starts from a checkpoint, which can
+be loaded in every layout (`_layout_refused` describes an exception).
 """
 
 import hashlib
@@ -12,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config.identity import differing, input_of
+from pipeline.config.identity import LAYOUT, differing, input_of
 from pipeline.config.keys import value_at
 from pipeline.config.stored import with_former_values
 from pipeline.config.tree import RunConfig
@@ -28,6 +31,7 @@ from pipeline.run.commit import DataFile, read_data
 from pipeline.run.description import RunDescription, StagedInputs
 from pipeline.run.plan import Plan, StepPlan, read_plan
 from pipeline.run.planning import make_plan, make_validation_plan
+from pipeline.run.restarts import restarts
 from pipeline.run.run_config import config_of
 from pipeline.run.uses import first_use, outdated_shards, outdated_text
 from pipeline.store import Store, StoreError, open_store
@@ -35,39 +39,44 @@ from pipeline.store.schemes import place_in
 from pipeline.traces.format.manifest import sealed_steps
 
 _REWARD = "custom_reward_function"
+_MEGATRON = "actor_rollout_ref.actor.megatron"
 _INPUTS = {
     "reward": ("the reward function", f"{_REWARD}.path", "it has scored no sample yet"),
-    "prompts": ("the training prompts", "data.train_files", "no sample was made of them yet"),
+    "prompts": ("the training prompts", "data.train_files", "they have no samples yet"),
     "val_prompts": ("the validation prompts", "data.val_files", "no validation is committed yet"),
-    "model": ("the model", "actor_rollout_ref.model.path", "nothing was made of it yet"),
-    "functions": ("an estimator or loss", "", "no step was trained with it yet"),
+    "model": ("the model", "actor_rollout_ref.model.path", "no commit depends on it yet"),
+    "functions": ("an estimator or loss", "", "no step has been trained with it yet"),
 }
-"""Of each input: its name, the setting with its path (functions have several), and why it may be
-amended."""
+"""For each input: its name in messages, the setting that contains its path (empty for functions,
+whose paths are in several settings), and the reason why it may be amended."""
 
 
 @dataclass(frozen=True)
 class Mended:
-    """What a run is to be amended with: inputs that no commit has used yet, and their settings."""
+    """A pending amendment of a run: inputs that no commit has used yet, and new settings."""
 
     number: int
-    """Of the amendment."""
+    """Number of the amendment."""
     inputs: tuple[str, ...]
-    """As StagedInputs names them."""
+    """Names of the inputs, as in StagedInputs."""
     settings: Mapping[str, Any]
-    """By dotted key."""
+    """New values of settings, keyed by the settings' dotted keys."""
     reason: str
-    """What changes, and why it may; one line."""
+    """The changes, and why they are allowed, as one line."""
 
 
 def settings_of_older_run(
     config: RunConfig,
 ) -> tuple[RunConfig, Mapping[str, Any] | None, tuple[str, ...]]:
-    """Settings for a run that may be there already, and be older than some of them.
+    """Return the settings for a run that may already exist and may be older than some settings.
 
-    Returns them, the run's own if it is there, and notes. What the user did not write has the value
-    that the run had, so that a new default changes no old run. A store or run that cannot be read
-    changes nothing here: `check_inputs` and `attach_problems` refuse it.
+    A setting that the user did not set keeps the value that it had in the run, so that a new
+    default does not change an old run. If the store or run cannot be read, the settings stay
+    unchanged, because `check_inputs` or `attach` will refuse the run.
+
+    Returns:
+        The settings to use; the stored settings of the existing run, or None if there is no such
+        run; and notes for the user.
     """
     try:
         run = find_description(open_store(config.run_uri))
@@ -77,16 +86,17 @@ def settings_of_older_run(
         return config, None, ()
     config, taken = with_former_values(config, run.settings)
     notes = tuple(
-        f"{key}: {value!r}, as before this setting existed: the run is older"
+        f"{key}: {value!r}, because the run is older than this setting"
         for key, value in taken.items()
     )
     return config, run.settings, notes
 
 
 def attach(inputs: CheckedInputs) -> Mended | None:
-    """Compare inputs with the run of the same name; None: it goes on unchanged, or is new.
+    """Compare inputs with the run of the same name, and return the amendment that is needed.
 
-    Raises InputError, with the ways to go on, when these inputs cannot continue the run.
+    Returns None if the run is new or continues unchanged. Raises InputError, which lists the ways
+    to continue, if the run cannot continue with these inputs.
     """
     where = f"trainer.experiment_name: the run {inputs.config.trainer.run_name!r}"
     where += f" in {inputs.store.uri}"
@@ -100,19 +110,26 @@ def attach(inputs: CheckedInputs) -> Mended | None:
         settings = differing(_config_of(run, where), inputs.config)
         texts = _by_input(inputs, run, settings)
         refused = [*texts.pop(None, ()), *_refused(inputs, run, texts)]
+        refused += _layout_refused(inputs, settings)
         if refused:
-            lines = [f"{where} was made with other settings or inputs:", *refused]
+            lines = [f"{where} has different settings or inputs:", *refused]
             raise InputError(
-                ["\n  ".join(lines) + "\ngo back to the old values, or " + new_run(inputs)]
+                ["\n  ".join(lines) + "\nrestore the old values, or " + new_run(inputs)]
             )
     except (StoreError, pa.ArrowException) as error:
-        raise InputError([f"{where} cannot be read: {error}; or choose another name"]) from error
+        raise InputError(
+            [f"{where} cannot be read: {error}; or choose a different name"]
+        ) from error
     if not texts:
         return None
     names = tuple(name for name in _INPUTS if name in texts)
-    reason = "; ".join(
-        f"{_INPUTS[name][0]} ({'; '.join(texts[name])}), as {_INPUTS[name][2]}" for name in names
-    )
+    reasons = [
+        f"{_INPUTS[name][0]} ({'; '.join(texts[name])}), because {_INPUTS[name][2]}"
+        for name in names
+    ]
+    if LAYOUT in texts:
+        reasons.append(f"the parallel layout ({'; '.join(texts[LAYOUT])}), {_from(inputs.store)}")
+    reason = "; ".join(reasons)
     return Mended(len(amendments), names, _settings(inputs.config, run, names, settings), reason)
 
 
@@ -122,20 +139,23 @@ def _config_of(run: RunDescription, where: str) -> RunConfig:
     except InputError as error:
         found = "\n  ".join(error.problems)
         raise InputError(
-            [f"{where} was made by another version; choose another name:\n  {found}"]
+            [f"{where} was created by a different release; choose a different name:\n  {found}"]
         ) from error
 
 
 def _by_input(
     inputs: CheckedInputs, run: RunDescription, settings: Mapping[str, tuple[Any, Any]]
 ) -> dict[str | None, list[str]]:
-    """All differences in words, by the input they belong to; None: to none."""
+    """Return all differences as texts, keyed by the affected input, or by LAYOUT.
+
+    The differences that affect neither an input nor the layout are under the key None.
+    """
     texts: dict[str | None, list[str]] = {}
     for name, text in _changed_inputs(inputs, run.inputs):
         where = f"{_INPUTS[name][1]}: " if _INPUTS[name][1] else ""
         texts.setdefault(name, []).append(f"{where}{text}")
     for key, (was, now) in settings.items():
-        texts.setdefault(input_of(key), []).append(f"{key}: it has {was!r}, now {now!r}")
+        texts.setdefault(input_of(key, was, now), []).append(f"{key}: was {was!r}, now {now!r}")
     return texts
 
 
@@ -145,11 +165,11 @@ def _settings(
     names: tuple[str, ...],
     changed: Mapping[str, tuple[Any, Any]],
 ) -> dict[str, Any]:
-    """The new values of settings, with the paths of inputs."""
+    """Return the new values of the settings that an amendment changes, including inputs' paths."""
     found = {key: now for key, (_, now) in changed.items() if not key.startswith(f"{_REWARD}.")}
     new = config.model_dump(mode="json")
     if "reward" in names and new[_REWARD] != run.setting(_REWARD):
-        found[_REWARD] = new[_REWARD]  # as a whole: a run may have none
+        found[_REWARD] = new[_REWARD]  # the whole section, because a run may lack it
     paths = {_INPUTS[name][1] for name in names if name not in ("reward", "functions")}
     paths |= set(CUSTOM) if "functions" in names else set()
     for key in sorted(paths):
@@ -161,13 +181,13 @@ def _settings(
 def _refused(
     inputs: CheckedInputs, run: RunDescription, texts: Mapping[str | None, list[str]]
 ) -> Iterator[str]:
-    """Yield the differences that are no amendment any more, each with what has used the input."""
+    """Yield the differences that an amendment can no longer cover, each with the reason."""
     store = inputs.store
     names = [name for name in _INPUTS if name in texts]
     for name in names:
         why = None
         if key := first_use(store, name):
-            why = f"but {key} was made with the earlier one"
+            why = f"but {key} depends on the earlier one"
         elif key := _planned_otherwise(inputs, name):
             why = f"but {key} was planned with the earlier one"
         if why is not None:
@@ -177,11 +197,37 @@ def _refused(
                 yield f"(the earlier reward file is kept as {place})"
         elif name == "model" and inputs.geometry != run.geometry:
             yield from texts[name]
-            yield f"(a model of other experts: {run.geometry}, now {inputs.geometry})"
+            yield f"(a model with different experts: was {run.geometry}, now {inputs.geometry})"
+
+
+def _layout_refused(
+    inputs: CheckedInputs, settings: Mapping[str, tuple[Any, Any]]
+) -> Iterator[str]:
+    """Yield a problem if the newest checkpoint cannot be loaded in the new layout.
+
+    Without the distributed optimizer, a checkpoint depends on the expert-parallel size.
+    """
+    key = f"{_MEGATRON}.expert_model_parallel_size"
+    sharded = inputs.config.actor_rollout_ref.actor.megatron.use_distributed_optimizer
+    if key in settings and not sharded and restarts(inputs.store):
+        was, now = settings[key]
+        yield (
+            f"{key}: was {was!r}, now {now!r}, but without "
+            f"{_MEGATRON}.use_distributed_optimizer a checkpoint depends on it"
+        )
+
+
+def _from(store: Store) -> str:
+    """Return a text that names the policy from which training continues in a new layout."""
+    version = max(restarts(store), default=0)
+    return f"from {f'the checkpoint of policy {version}' if version else 'policy 0'} on"
 
 
 def _planned_otherwise(inputs: CheckedInputs, name: str) -> str | None:
-    """The key of a published plan, which is never changed, that these prompts do not fit."""
+    """Return the key of a published plan that does not fit these prompts; None if all plans fit.
+
+    Published plans cannot change.
+    """
     if name not in ("prompts", "val_prompts"):
         return None
     store = inputs.store
@@ -207,7 +253,7 @@ def _plan_now(inputs: CheckedInputs, plan: Plan) -> Plan:
 
 
 def _changed_inputs(inputs: CheckedInputs, staged: StagedInputs) -> Iterator[tuple[str, str]]:
-    """Yield each input whose content differs, with how."""
+    """Yield the name of each input whose content differs, and a text that describes how."""
     for name, file, table in (
         ("prompts", staged.prompts, inputs.prompts),
         ("val_prompts", staged.val_prompts, inputs.val_prompts),
@@ -233,16 +279,16 @@ def _changed_table(store: Store, staged: DataFile | None, table: PromptTable | N
     if staged is None or table is None:
         if staged is None and table is None:
             return None
-        return f"it has {'prompts' if staged else 'none'}, now {'prompts' if table else 'none'}"
+        return f"had {'prompts' if staged else 'none'}, now {'prompts' if table else 'none'}"
     content = table.to_parquet()
     if hashlib.sha256(content).hexdigest() == staged.sha256:
         return None
-    # Another version of the Parquet writer makes other bytes of the same table.
+    # Different versions of the Parquet writer may write the same table as different bytes.
     old = pq.read_table(pa.BufferReader(read_data(store, staged)))
     if old.equals(table.table):
         return None
     return (
-        f"it has {old.num_rows} prompts, now {table.table.num_rows}, with other content or tokens"
+        f"had {old.num_rows} prompts, now {table.table.num_rows}, with different content or tokens"
     )
 
 
@@ -250,9 +296,9 @@ def _changed_model(inputs: CheckedInputs, staged: Mapping[str, DataFile]) -> Ite
     model = inputs.model
     names = {*model.small_files, *model.weight_files}
     if names != set(staged):
-        yield f"it has the files {', '.join(sorted(staged))}, now {', '.join(sorted(names))}"
+        yield f"had the files {', '.join(sorted(staged))}, now {', '.join(sorted(names))}"
         return
-    # A remote model's weights may not be here yet; its index and config are.
+    # The weights of a remote model may not be on this machine yet, but its index and config are.
     here = sorted(names) if model.remote is None else sorted(model.small_files)
     for name in here:
         now = digest_of(model.folder / name)
@@ -264,4 +310,4 @@ def _digests(was: str | None, now: str | None) -> str:
     def short(digest: str | None) -> str:
         return "none" if digest is None else f"SHA-256 {digest[:16]}..."
 
-    return f"it has {short(was)}, now {short(now)}"
+    return f"was {short(was)}, now {short(now)}"

@@ -1,7 +1,7 @@
-"""Checking a run's inputs: settings, model, prompts, users' files, store, recorded sets.
+"""Checks of a run's inputs: settings, model, prompts, users' files, store and recorded sets.
 
-Nothing is written into the run, and nothing is started. Every part is checked even if another one
-failed, so that all problems are shown together.
+The checks do not write into the run and do not start anything. Every input is checked even if
+another one has problems, so that all problems are shown together.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,14 +37,20 @@ from pipeline.inputs.prompts import (
     vocabulary_problems,
 )
 from pipeline.inputs.run_length import with_run_length
-from pipeline.inputs.space import probe, space_problems, writes_of
+from pipeline.inputs.space import (
+    check_policy_cache,
+    probe,
+    space_notes,
+    space_problems,
+    writes_of,
+)
 from pipeline.inputs.tokenizer import ChatTokenizer
 from pipeline.inputs.weight_files import weights_of_local
 from pipeline.model.families import moe_geometry
+from pipeline.policies.versions import weights_of
 from pipeline.run import keys
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan, make_window
-from pipeline.run.policy import weights_of
 from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store
 from pipeline.traces import Expected, TraceError, check_replay, names_weights
 
@@ -53,9 +59,10 @@ _REPLAY = "actor_rollout_ref.actor.router_replay"
 
 
 def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> CheckedInputs:
-    """Check everything that a run needs before anything starts; `on_cluster`: its workers are pods.
+    """Check everything that a run needs, before anything starts.
 
-    Raises InputError with all problems.
+    `on_cluster` describes the installation's GPUs per pod; it is None if the workers run on this
+    machine. Raises InputError, which lists all problems.
     """
     problems: list[str] = []
     config, stored, former_notes = settings_of_older_run(config)
@@ -92,13 +99,15 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     if problems:
         raise InputError(problems)
     amendment = () if mended is None else (f"the run will be amended: {mended.reason}",)
-    return replace(inputs, notes=(*inputs.notes, *amendment, *_replay_notes(inputs)))
+    space = space_notes(inputs) if on_cluster is None else ()
+    return replace(inputs, notes=(*inputs.notes, *amendment, *_replay_notes(inputs), *space))
 
 
 def part_problems(config: RunConfig) -> list[str]:
-    """Problems of settings, model, prompts, reward file and places, for workers on this machine.
+    """Return the problems with the settings, model, prompts, users' files and store.
 
-    For settings of which some are wrong, so that no run can be made of them or compared with them.
+    Use this function for settings with errors, which cannot be compared with an existing run. It
+    assumes that the workers run on this machine.
     """
     problems: list[str] = []
     _parts(config, None, problems)
@@ -110,23 +119,28 @@ def _parts(
 ) -> tuple[
     ModelFolder | None, PromptTable | None, PromptTable | None, CustomFiles | None, Store | None
 ]:
-    """Model, prompts, validation prompts, users' files and store; None: there is a problem."""
+    """Check and return the model, prompts, validation prompts, users' files and store.
+
+    For a part with a problem, the result contains None, and the problem is added to `problems`.
+    """
     path = config.actor_rollout_ref.model.path
     model = _try(problems, lambda: find_model(path))
-    # A model without weights has a config and a tokenizer that can be checked.
+    # The config and the tokenizer of a model can be checked even if its weights are missing.
     folder = model.folder if model else found_folder(path)
     hf_config = model.config if model else found_config(path)
     if model and (unfit := weight_problems(model)):
         problems += unfit
-        hf_config = None  # another model's: what follows from it would lead astray
+        hf_config = None  # it does not describe these weights, so checks that use it would mislead
     problems += config_problems(config, hf_config, on_cluster)
     prompts, val_prompts = _check_prompts(config, folder, hf_config, problems)
     custom = _try(problems, partial(check_custom_files, config))
     store = _try(problems, partial(_check_store, config))
     _try(problems, partial(_check_local_folder, config))
+    if on_cluster is None:
+        _try(problems, partial(check_policy_cache, config))
     for name in {*config.trainer.logger} & {*EXTRAS}:
         _try(problems, partial(need, name, f"trainer.logger={name}"))
-    if problems:  # otherwise every step of the set is compared
+    if problems:  # if there are none, every step of the recorded set is compared later
         problems += _absent_set_problems(config)
     return model, prompts, val_prompts, custom, store
 
@@ -137,7 +151,7 @@ def _check_prompts(
     hf_config: Mapping[str, Any] | None,
     problems: list[str],
 ) -> tuple[PromptTable | None, PromptTable | None]:
-    # Read the files without a model too, so that all their problems are shown at once.
+    # The prompt files are read even without a model, so that all problems are shown together.
     tokenizer = _try(problems, partial(ChatTokenizer, folder)) if folder else None
     positions = None if hf_config is None else positions_of(hf_config)
     tables: list[PromptTable | None] = []
@@ -160,22 +174,22 @@ def _check_prompts(
         problems.append(
             f"data.train_batch_size: found {config.data.train_batch_size}, but data.train_files "
             f"has {prompts.table.num_rows} prompts"
-            + (f" ({prompts.dropped} too long ones were dropped)" if prompts.dropped else "")
-            + f"; write at most {prompts.table.num_rows}, or add prompts"
+            + (f" ({prompts.dropped} overlong ones were dropped)" if prompts.dropped else "")
+            + f"; set it to at most {prompts.table.num_rows}, or add prompts"
         )
     return prompts, val_prompts
 
 
 def _check_store(config: RunConfig) -> Store:
-    """The run's store, after checking that objects can be created in it."""
+    """Check that objects can be created in the run's store, and return it."""
     probe("store.uri", config.store.uri)
     store = open_store(config.run_uri)
     if store.size(keys.removal()) is not None:
         raise InputError(
             [
-                f"trainer.experiment_name: the removal of the run at {config.run_uri} was begun "
-                f"and did not end; complete it with `retrace runs rm {config.run_uri}`, or choose "
-                "another name"
+                f"trainer.experiment_name: the removal of the run at {config.run_uri} was "
+                f"interrupted; complete it with `retrace runs rm {config.run_uri}`, or choose "
+                "a different name"
             ]
         )
     return store
@@ -184,7 +198,7 @@ def _check_store(config: RunConfig) -> Store:
 def _check_local_folder(config: RunConfig) -> None:
     key, place = "trainer.default_local_dir", config.trainer.default_local_dir
     if "://" in place:
-        raise InputError([f"{key}: found {place}, expected a folder of this machine"])
+        raise InputError([f"{key}: found {place}, expected a folder on this machine"])
     probe(key, place)
 
 
@@ -201,13 +215,16 @@ def _record_problems(inputs: CheckedInputs) -> list[str]:
     if taken is None or inputs.store.size(keys.run_json()) is not None:
         return []
     return [
-        f"{key}: {place} already holds a set ({taken.key}), but this run is new; choose another "
-        "place, or remove the set"
+        f"{key}: {place} already contains a recorded set ({taken.key}), but this run is new; "
+        "choose a different place, or remove the set"
     ]
 
 
 def _absent_set_problems(config: RunConfig) -> list[str]:
-    """Look for a replay file on this machine; a server might have to be waited for."""
+    """Return a problem if a local recorded set is missing.
+
+    A remote set is not checked, because its server may be slow.
+    """
     place = config.actor_rollout_ref.actor.router_replay.replay_file
     if place is None or is_remote(place):
         return []
@@ -218,15 +235,15 @@ def _absent_set_problems(config: RunConfig) -> list[str]:
     except StoreError as error:
         return [f"{key}: {error}"]
     return [
-        f"{key}: {place} holds no recorded set (from {Path.cwd()}); write the place of a complete "
-        "set"
+        f"{key}: {place} contains no recorded set (from {Path.cwd()}); set it to the place of a "
+        "complete set"
     ]
 
 
 def _replay_problems(inputs: CheckedInputs, mended: Mended | None) -> list[str]:
-    """Compare every step of the replay file with what this run would have sampled.
+    """Compare the steps of the replayed set with the samples that this run would plan.
 
-    `mended` is what the run is to be amended with.
+    `mended` is the pending amendment to the run.
     """
     place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
     if place is None:
@@ -243,10 +260,10 @@ def _replay_problems(inputs: CheckedInputs, mended: Mended | None) -> list[str]:
                 check_replay(source, step, _expected(inputs, tokens, step, weights))
                 _check_sampling(inputs, source, step)
     except ObjectMissingError as error:
-        fewer = f"write {step} steps, or " if step else "write "
+        fewer = f"lower trainer.total_training_steps to {step}, or " if step else ""
         return [
-            f"{key}: {place} lacks objects of step {step}, but trainer.total_training_steps is "
-            f"{total}: {error}; {fewer}the place of a complete set"
+            f"{key}: {place} lacks objects for step {step}, but trainer.total_training_steps is "
+            f"{total}: {error}; {fewer}set it to the place of a complete set"
         ]
     except (TraceError, StoreError) as error:
         return [f"{key}: {error}"]
@@ -254,7 +271,11 @@ def _replay_problems(inputs: CheckedInputs, mended: Mended | None) -> list[str]:
 
 
 def _weights(inputs: CheckedInputs, mended: Mended | None, source: Store) -> str | None:
-    """The weights digest of this run's policy 0; None: not here, or nothing to compare it with."""
+    """Return the weights digest of this run's policy 0, or None if it must not be compared.
+
+    The digest is not compared if the run allows different weights or has sealed step 0, if the
+    recorded set does not name its weights, or if this run's weights are not on this machine yet.
+    """
     trained = inputs.store.size(keys.manifest(0)) is not None
     if _other_weights(inputs) or trained or not names_weights(source, 0):
         return None
@@ -263,7 +284,7 @@ def _weights(inputs: CheckedInputs, mended: Mended | None, source: Store) -> str
         return weights_of_local(model.folder / name for name in model.weight_files)
     staged = inputs.store.size(keys.policy(0)) is not None
     if not staged or (mended is not None and "model" in mended.inputs):
-        return None  # fetched when it is staged: the seal of step 0 compares it
+        return None  # staging fetches the model, and the seal of step 0 compares the digest
     return weights_of(inputs.store, 0)
 
 
@@ -272,7 +293,10 @@ def _other_weights(inputs: CheckedInputs) -> bool:
 
 
 def _check_sampling(inputs: CheckedInputs, source: Store, step: int) -> None:
-    """Refuse samples of another distribution: their log-probs are compared with the trainer's."""
+    """Refuse samples from a distribution that differs from this run's.
+
+    The log-probs of such samples cannot be compared with this run's.
+    """
     plan = find_plan(source, keys.plan(step))
     if plan is None:
         return
@@ -280,13 +304,13 @@ def _check_sampling(inputs: CheckedInputs, source: Store, step: int) -> None:
     for name in ("temperature", "top_p", "top_k"):
         if theirs[name] != ours[name]:
             raise TraceError(
-                f"{source.uri}, step {step}: sampled with {name} {theirs[name]}, this run has "
+                f"{source.uri}, step {step}: sampled with {name} {theirs[name]}, but this run uses "
                 f"{ours[name]}; set actor_rollout_ref.rollout.{name}={theirs[name]}"
             )
 
 
 def _replay_notes(inputs: CheckedInputs) -> Iterator[str]:
-    """A set without plans or weights cannot be compared with this run's sampling or policy."""
+    """Yield notes on a recorded set whose sampling or weights cannot be compared with this run."""
     place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
     if place is None:
         return
@@ -294,13 +318,13 @@ def _replay_notes(inputs: CheckedInputs) -> Iterator[str]:
     unknown = [step for step in range(total) if source.size(keys.plan(step)) is None]
     if unknown:
         yield (
-            f"{_REPLAY}.replay_file: {place} does not say how {len(unknown)} of {total} steps were "
-            "sampled (no plan.json); temperature, top_p and top_k are taken to be this run's"
+            f"{_REPLAY}.replay_file: {place} contains no plan.json for {len(unknown)} of {total} "
+            "steps; their temperature, top_p and top_k are assumed to be this run's"
         )
     if not _other_weights(inputs) and not names_weights(source, 0):
         yield (
-            f"{_REPLAY}.replay_file: {place} does not say which weights its policy 0 had; whether "
-            "they are this run's is not checked"
+            f"{_REPLAY}.replay_file: {place} does not name the weights of its policy 0, so they "
+            "are not compared with this run's"
         )
 
 
@@ -321,7 +345,7 @@ def _expected(
 
 
 def _plan(inputs: CheckedInputs, step: int) -> StepPlan:
-    """What this run would plan; it is only compared, so its shards do not matter."""
+    """Return the plan that this run would publish; its number of shards does not matter here."""
     return make_plan(inputs.config, inputs, step, shards=1)
 
 
@@ -331,7 +355,7 @@ def _tokens_by_row(inputs: CheckedInputs) -> dict[str, npt.NDArray[np.uint32]]:
 
 
 def _try(problems: list[str], check: Callable[[], _T]) -> _T | None:
-    """The result of a check; None after its problems were added."""
+    """Return the result of a check; if it fails, add its problems to `problems` and return None."""
     try:
         return check()
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Checked inputs of a run, before anything is staged."""
+"""The checked inputs of a run, before anything is staged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,32 +13,35 @@ from pipeline.traces import Geometry
 
 @dataclass(frozen=True)
 class CheckedInputs:
-    """Everything that a run is made from, checked; nothing is staged yet."""
+    """All inputs of a run, checked but not yet staged."""
 
     config: RunConfig
     store: Store
     """The run's own store: <store.uri>/<experiment_name>."""
     prompts: PromptTable
     val_prompts: PromptTable | None
-    """None: no validation."""
+    """None if the run does not validate."""
     reward: bytes | None
-    """The reward file; None: the built-in scorers, or a replay_file, whose samples have rewards."""
+    """The content of the reward file; None with built-in scorers, or with a replay_file, whose
+    samples already have rewards."""
     functions: Mapping[str, bytes]
-    """Files of users' estimators and losses, by the setting that names the function."""
+    """The contents of the files with users' estimators and losses, keyed by the setting that names
+    the function."""
     model: ModelFolder
     geometry: Geometry | None
-    """None: a dense model."""
+    """None for a dense model."""
     writes: Writes | None
-    """None: the model is not here, and does not say how large it is."""
+    """The estimated number of bytes that the run writes; None if the model is not on this machine
+    and no index gives its size."""
     notes: tuple[str, ...]
-    """Notes for the user: worth knowing, but not errors."""
+    """Notes for the user that are not errors."""
 
     @property
     def prompt_count(self) -> int:
-        """Rows of the prompt table."""
+        """Number of rows in the prompt table."""
         return int(self.prompts.table.num_rows)
 
     @property
     def val_prompt_count(self) -> int:
-        """Rows of the validation table; 0 without one."""
+        """Number of rows in the validation table; 0 if there is none."""
         return 0 if self.val_prompts is None else int(self.val_prompts.table.num_rows)

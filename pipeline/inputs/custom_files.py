@@ -1,5 +1,7 @@
-"""Checking users' files: the reward file, estimators and losses, which are read and not run; or
-what scores samples without a reward file, the built-in scorers of the prompts' data sources.
+"""Checks of users' files (reward file, estimators, losses), which are read but not run.
+
+Without a reward file, the built-in scorers for the prompts' data sources score the samples. In
+that case, the checks also find prompts with a data source that no scorer covers.
 """
 
 from collections import Counter
@@ -20,18 +22,18 @@ from pipeline.rl.rewards import REWARD
 
 @dataclass(frozen=True)
 class CustomFiles:
-    """The checked files of a run."""
+    """A run's user-supplied files, after the checks."""
 
     reward: bytes | None
-    """None: no reward file is configured."""
+    """The content of the reward file; None if no reward file is configured."""
     functions: Mapping[str, bytes]
-    """By the setting that names the function."""
+    """The contents of the other files, keyed by the setting that names the function."""
     notes: tuple[str, ...]
-    """What only running them would show."""
+    """Possible problems that cannot be confirmed without running the files."""
 
 
 def check_custom_files(config: RunConfig) -> CustomFiles:
-    """Read and check all files of users, without running any. Raises InputError."""
+    """Read and check all users' files without running any. Raises InputError."""
     contents: dict[str, bytes] = {}
     notes: list[str] = []
     problems: list[str] = []
@@ -55,13 +57,13 @@ def check_custom_files(config: RunConfig) -> CustomFiles:
 
 
 def _read(key: str, place: str, name: str, kind: CustomKind) -> tuple[bytes, list[str]]:
-    """A file's content, and notes on it. Raises InputError."""
+    """Return a file's content and notes on the file. Raises InputError."""
     path: Path = local_file(key, place)
     if path.is_dir():
-        raise InputError([f"{key}: {place} is a folder; write the path of the Python file in it"])
+        raise InputError([f"{key}: {place} is a folder; give the path of the Python file in it"])
     if not path.exists():
         where = f"(from {Path.cwd()})"
-        raise InputError([f"{key}: no file {place} {where}; write the path of a Python file"])
+        raise InputError([f"{key}: no file {place} {where}; give the path of a Python file"])
     try:
         content = path.read_bytes()
         notes = check_source(content, str(path), name, kind)
@@ -73,7 +75,14 @@ def _read(key: str, place: str, name: str, kind: CustomKind) -> tuple[bytes, lis
 
 
 def unscored_problems(config: RunConfig, key: str, rows: Sequence[Row]) -> list[str]:
-    """The files whose data sources nothing scores: there is neither a reward file nor a scorer."""
+    """Return one problem for each prompt file that has data sources without a scorer.
+
+    Args:
+        config: Settings of the run. With a reward file or a replay_file, no scorer is needed, so
+            the result is empty.
+        key: The setting that names the prompt files.
+        rows: The prompts of these files.
+    """
     replay = config.actor_rollout_ref.actor.router_replay
     if config.custom_reward_function is not None or replay.replay_file is not None:
         return []
@@ -82,9 +91,10 @@ def unscored_problems(config: RunConfig, key: str, rows: Sequence[Row]) -> list[
     )
     files = dict.fromkeys(file for file, _ in unscored)
     return [
-        f"{key}: {file} has prompts with {_sources(unscored, file)}, which no built-in scorer "
-        f"scores; write {COMPUTE_SCORE} into a Python file and set custom_reward_function.path "
-        "(docs/rewards.md has the data sources that need none)"
+        f"{key}: {file} has prompts with {_sources(unscored, file)}, for which there is no "
+        f"built-in scorer; write {COMPUTE_SCORE} into a Python file and set "
+        "custom_reward_function.path (docs/rewards.md lists the data sources with a built-in "
+        "scorer)"
         for file in files
     ]
 

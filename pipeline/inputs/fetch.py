@@ -1,7 +1,8 @@
-"""Inputs in object storage, fetched to the flow's machine.
+"""Download of inputs from object storage to the flow's machine.
 
-A flow in a pod has no folder with inputs, so prompts, the reward function and the model may be URIs
-of remote stores. They are read with the same credentials and endpoint as the run's store.
+A flow in a pod has no folder with inputs, so prompts, the reward function and the model may be
+given as URIs of remote stores. The flow reads them with the credentials and endpoint of the run's
+store.
 """
 
 import functools
@@ -19,7 +20,7 @@ from pipeline.store.schemes import REMOTE_URI
 
 
 def local_file(key: str, place: str) -> Path:
-    """The file at a path, or an object fetched to this machine once. Raises InputError."""
+    """Return the path of a local file, or of a fetched copy of an object. Raises InputError."""
     if not is_remote(place):
         return Path(place).expanduser()
     parent, _, name = place.rpartition("/")
@@ -27,7 +28,16 @@ def local_file(key: str, place: str) -> Path:
 
 
 def remote_names(key: str, place: str, patterns: Sequence[str]) -> list[str]:
-    """Names of the objects directly under a URI that match a pattern. Raises InputError."""
+    """List the objects directly under a URI that match a pattern.
+
+    Args:
+        key: The setting that names the URI, for messages.
+        place: The URI.
+        patterns: Patterns of file names, as fnmatch accepts them.
+
+    Raises:
+        InputError: The URI cannot be listed.
+    """
     try:
         found = [info.key for info in open_store(place).list("")]
     except StoreError as error:
@@ -36,7 +46,16 @@ def remote_names(key: str, place: str, patterns: Sequence[str]) -> list[str]:
 
 
 def fetch_files(key: str, place: str, names: Sequence[str]) -> Path:
-    """Fetch objects directly under a URI into a folder of this machine. Raises InputError."""
+    """Fetch objects that are directly under a URI, and return the local folder with the copies.
+
+    Args:
+        key: The setting that names the URI, for messages.
+        place: The URI.
+        names: Names of the objects.
+
+    Raises:
+        InputError: An object does not exist or cannot be fetched.
+    """
     return _fetch(key, place.rstrip("/"), tuple(names))
 
 
@@ -53,12 +72,13 @@ def _fetch(key: str, place: str, names: tuple[str, ...]) -> Path:
                 if size is None:
                     raise ObjectMissingError(f"there is no object {name} in {store.uri}")
                 with downloaded(store, name, size, scratch / name):
-                    pass  # its digest is not known beforehand
-                # Moved once complete: what a killed flow leaves in scratch is removed later.
+                    pass  # the digest is not known in advance
+                # A file is moved only when complete. If the flow is killed before then, its
+                # scratch folder is removed later.
                 (scratch / name).replace(folder / name)
     except ObjectMissingError as error:
         raise InputError(
-            [f"{key}: {error}; write the {REMOTE_URI} of an object that exists"]
+            [f"{key}: {error}; give the {REMOTE_URI} of an object that exists"]
         ) from error
     except (StoreError, OSError) as error:
         raise InputError([f"{key}: {place} cannot be fetched: {error}"]) from error

@@ -1,4 +1,4 @@
-"""Whether this machine is large enough for a run whose workers are its processes."""
+"""Checks that a machine is large enough for a run that starts its workers on this machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,22 +16,23 @@ from pipeline.model.families import moe_geometry
 from pipeline.run.attempts import attempt_of
 
 _MOST_PER_CORE = 4
-"""More processes than this on each core take hours for what takes minutes."""
+"""Maximum number of processes per core. With more processes, minutes of work would take hours."""
 _WEIGHT = {"bfloat16": 2, "float32": 4}
-"""Bytes of a weight by dtype; of a gradient as many at least."""
+"""Bytes per weight, keyed by dtype; a gradient takes at least as many bytes."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What processes here can use. Example: Machine(2, 0, 8 << 30, 'cpu')."""
+    """The resources of this machine that a run can use. Example: Machine(2, 0, 8 << 30, 'cpu')."""
 
     cores: int
     gpus: int
     memory: int
-    """Bytes."""
+    """The size of the memory in bytes."""
     device: Device
-    """What trainer.device means here; cuda also where `unusable` says why that cannot be."""
+    """The device that trainer.device selects; cuda if the selection fails (see `unusable`)."""
     unusable: tuple[str, ...] = ()
+    """The reasons why no device could be selected; empty if the run can use the device."""
 
     def __str__(self) -> str:
         gpus = f", {self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else ", no GPU"
@@ -40,8 +41,10 @@ class Machine:
 
 
 def this_machine(config: RunConfig) -> Machine:
-    """The machine of this process, as far as its container, its batch system and
-    CUDA_VISIBLE_DEVICES let it."""
+    """Return the resources of this machine that the process may use.
+
+    The process's container, its batch system and CUDA_VISIBLE_DEVICES may limit them.
+    """
     device: Device = "cuda"
     unusable: tuple[str, ...] = ()
     try:
@@ -57,12 +60,19 @@ def machine_problems(
     machine: Machine,
     hf_config: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """What makes it hopeless to run it on this machine, with numbers.
+    """Return the reasons why a run with these settings is impossible on this machine.
 
-    On GPUs: some that cannot be used, or fewer of them than the workers need. On the CPU: more
-    than four processes of a kind for each core, weights, gradients and optimizer state that do
-    not fit into memory, or experts that the engine cannot compute. How much a GPU holds is not
-    known here. `hf_config` is the model's config.json; None skips what needs it.
+    On GPUs, the run is impossible if the GPUs are unusable, or if the workers need more GPUs than
+    the machine has. The memory of GPUs is not checked. On the CPU, it is impossible if the weights,
+    gradients and optimizer state do not fit in memory, or if the engine or the trainer does not
+    support these settings. More than four training ranks per core are also refused, as are more
+    than four rollout workers per core.
+
+    Args:
+        config: Settings of the run.
+        writes: Sizes of the model; None skips the memory check.
+        machine: This machine.
+        hf_config: The model's config.json; None skips the checks that need it.
     """
     if machine.unusable:
         return list(machine.unusable)
@@ -72,7 +82,7 @@ def machine_problems(
     attempt = attempt_of(config, 0)
     most = _MOST_PER_CORE * machine.cores
     problems: list[str] = []
-    if config.trainer.device == "auto":  # otherwise the rules of settings have said it
+    if config.trainer.device == "auto":  # the settings' own rules check other values
         problems += cuda_problems(config.actor_rollout_ref.actor)
         geometry = None if hf_config is None else moe_geometry(hf_config)
         problems += cpu_engine_problems(config, hf_config, geometry)
@@ -82,24 +92,24 @@ def machine_problems(
     ):
         if count > most:
             problems.append(
-                f"{key}: {count} {what} are asked for, but this machine has {machine.cores} cores "
-                f"and {without}; use at most {most} (four for each core), or a larger machine"
+                f"{key}: found {count} {what}, but this machine has {machine.cores} cores and "
+                f"{without}; use at most {most} (four per core), or a larger machine"
             )
     if writes is None:
         return problems
     needed = least_memory(config, writes, attempt.rollout_workers)
     if needed > machine.memory:
         problems.append(
-            f"actor_rollout_ref.model.path: training and rollout of this model hold "
-            f"{decimal(needed)} at least (weights, gradients, optimizer state), but this machine "
-            f"has {decimal(machine.memory)} of memory and {without}; use a smaller model, or a "
-            "larger machine"
+            f"actor_rollout_ref.model.path: training and rollout of this model need at least "
+            f"{decimal(needed)} (weights, gradients, optimizer state), but this machine has "
+            f"{decimal(machine.memory)} of memory and {without}; use a smaller model, or a larger "
+            "machine"
         )
     return problems
 
 
 def machine_notes(config: RunConfig, machine: Machine) -> list[str]:
-    """Where a machine is small for the run: processes share the GPU, or cores, and are slow."""
+    """Return notes for a small machine, on which several processes share a GPU or core."""
     attempt = attempt_of(config, 0)
     ranks, workers = attempt.training_ranks, attempt.rollout_workers
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
@@ -108,20 +118,33 @@ def machine_notes(config: RunConfig, machine: Machine) -> list[str]:
         if machine.gpus >= ranks + workers * tp:
             return []
         return [
-            f"GPUs of this machine: {machine.gpus}; the run's workers {run} share it: lower "
+            f"GPUs on this machine: {machine.gpus}; the run's workers {run} share it; lower "
             "actor_rollout_ref.rollout.gpu_memory_utilization until all fit"
         ]
     notes: list[str] = []
-    if config.trainer.device == "auto":  # otherwise the notes on settings have said it
+    if config.trainer.device == "auto":  # the settings' own notes cover other values
         notes += cuda_notes(config.actor_rollout_ref.actor.megatron)
     wanted = max(ranks, workers)
     if wanted <= machine.cores:
         return notes
-    return [*notes, f"cores of this machine: {machine.cores}; the run wants {wanted} {run}"]
+    return [*notes, f"cores of this machine: {machine.cores}; the run needs {wanted} {run}"]
+
+
+def engines_on_one_gpu(config: RunConfig, machine: Machine) -> int:
+    """Return the number of engines that share a machine's only GPU with the training rank."""
+    return attempt_of(config, 0).rollout_workers if machine.gpus == 1 else 0
 
 
 def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:
-    """Bytes that weights, gradients and optimizer state take, without activations and caches."""
+    """Return the size in bytes of the weights, gradients and optimizer state of all workers.
+
+    Activations and caches are not included.
+
+    Args:
+        config: Settings of the run.
+        writes: Sizes of the policy and of a checkpoint.
+        workers: The number of rollout workers, each with a copy of the weights.
+    """
     actor = config.actor_rollout_ref.actor
     weight = _WEIGHT[actor.megatron.dtype]
     engine = _WEIGHT[config.actor_rollout_ref.rollout.dtype]

@@ -1,5 +1,7 @@
-"""The model's folder with config, tokenizer and safetensors: on this machine, in object storage or
-on the Hugging Face hub."""
+"""The folder of a model (config, tokenizer and safetensors), which may be local or remote.
+
+A remote model is in object storage or on the Hugging Face hub.
+"""
 
 import json
 import math
@@ -29,25 +31,31 @@ _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What is staged of a model. Example: ModelFolder(Path('examples/model'), None, {...}, ...)."""
+    """The files of a model that a run stages.
+
+    Example: ModelFolder(Path('examples/model'), None, ...).
+    """
 
     folder: Path
     remote: str | None
-    """Hub id or URI: weights are fetched when they are staged, not when they are checked."""
+    """Hub id or URI; None for a local model. The weights of a remote model are fetched only when
+    the model is staged."""
     config: Mapping[str, Any]
-    """config.json."""
+    """Content of config.json."""
     small_files: tuple[str, ...]
     weight_files: tuple[str, ...]
     parameters: int | None = None
-    """Numbers in all weights; None: they are not here, and no index says how many there are."""
+    """Number of parameters; None if the weights are remote and no index gives their size."""
     shapes: Shapes = field(default_factory=dict)
-    """Of all weights; of those that are not here, the names that an index has."""
+    """Shapes of all weights, keyed by name. For remote weights, the shapes are empty, and the names
+    come from the index."""
 
 
 def find_model(path: str) -> ModelFolder:
-    """The model in a folder, or at a URI or hub id; these two without the weights.
+    """Return the model in a folder or, without its weights, the model at a URI or hub id.
 
-    Raises InputError: no such folder, hub not reached, files missing or unreadable.
+    Raises InputError if the folder does not exist, the hub cannot be reached, or files are missing
+    or unreadable.
     """
     remote = None
     folder = Path(path).expanduser()
@@ -58,9 +66,9 @@ def find_model(path: str) -> ModelFolder:
         if folder.exists() or not _HUB_ID.match(path):
             raise InputError(
                 [
-                    f"{_KEY}: no folder {path} (from {Path.cwd()}); write a folder with "
-                    f"config.json, safetensors and tokenizer, its {REMOTE_URI}, or a hub id like "
-                    "Qwen/Qwen3-30B-A3B"
+                    f"{_KEY}: no folder {path} (from {Path.cwd()}); give a folder with "
+                    f"config.json, safetensors and tokenizer, its {REMOTE_URI}, or a hub id such "
+                    "as Qwen/Qwen3-30B-A3B"
                 ]
             )
         remote = path
@@ -74,18 +82,18 @@ def find_model(path: str) -> ModelFolder:
 
 
 def weight_problems(model: ModelFolder) -> list[str]:
-    """What a model's config.json says otherwise than its weights."""
+    """Return the contradictions between a model's config.json and its weights."""
     return [f"{_KEY}: config.json {text}" for text in shape_problems(model.config, model.shapes)]
 
 
 def found_folder(path: str) -> Path | None:
-    """The folder of a model that `find_model` refuses, if its tokenizer can be checked."""
+    """Return the folder of a model that `find_model` refuses; None if it has no tokenizer.json."""
     folder = Path(path).expanduser()
     return folder if (folder / "tokenizer.json").is_file() else None
 
 
 def found_config(path: str) -> Mapping[str, Any] | None:
-    """config.json of a model that `find_model` refuses; None where it cannot be read."""
+    """Return the config.json of a model that `find_model` refuses; None if it is unreadable."""
     try:
         return _read_json(Path(path).expanduser(), "config.json")
     except InputError:
@@ -93,9 +101,9 @@ def found_config(path: str) -> Mapping[str, Any] | None:
 
 
 def with_weights(model: ModelFolder) -> ModelFolder:
-    """The same model with its weights on this machine.
+    """Return the same model with its weights on this machine.
 
-    Raises InputError, also of weights that are damaged or do not fit config.json.
+    Raises InputError if weights cannot be fetched, are damaged or do not match config.json.
     """
     if model.remote is None:
         return model
@@ -107,12 +115,12 @@ def with_weights(model: ModelFolder) -> ModelFolder:
 
 
 def _weights(folder: Path) -> tuple[str, ...]:
-    """Names of the safetensors, by the index if there is one."""
+    """Return the names of the safetensors files, from the index if one exists."""
     return tuple(sorted(set(_weight_map(folder).values()))) or (_SINGLE,)
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """The file of each tensor, by the index; {} without one."""
+    """Return the file name that the index lists for each tensor; {} if there is no index."""
     if not (folder / _INDEX).is_file():
         return {}
     names = _read_json(folder, _INDEX).get("weight_map")
@@ -122,7 +130,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _indexed(model: ModelFolder) -> int | None:
-    """The number of parameters by the index of a model that is not here; None: it does not say."""
+    """Return the number of parameters in a remote model, or None if no index gives its size."""
     if not (model.folder / _INDEX).is_file():
         return None
     total = (_read_json(model.folder, _INDEX).get("metadata") or {}).get("total_size")
@@ -133,9 +141,7 @@ def _indexed(model: ModelFolder) -> int | None:
 def _complete(model: ModelFolder) -> ModelFolder:
     missing = [name for name in model.weight_files if not (model.folder / name).is_file()]
     if missing:
-        why = (
-            f"named by {_INDEX}" if model.weight_files != (_SINGLE,) else "and no index of several"
-        )
+        why = f"named by {_INDEX}" if model.weight_files != (_SINGLE,) else f"and no {_INDEX}"
         raise InputError(
             [
                 f"{_KEY}: {model.folder} has no {', '.join(missing)} ({why}); weights are read "
@@ -151,12 +157,12 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         content = json.loads((folder / name).read_bytes())
     except FileNotFoundError as error:
         raise InputError(
-            [f"{_KEY}: {folder} has no {name}; write the folder of a model in HF's layout"]
+            [f"{_KEY}: {folder} has no {name}; give the folder of a Hugging Face model"]
         ) from error
     except (OSError, ValueError) as error:
         raise InputError([f"{_KEY}: {folder / name} cannot be read: {error}"]) from error
     if not isinstance(content, dict):
-        raise InputError([f"{_KEY}: {folder / name} does not hold a JSON object; fetch it again"])
+        raise InputError([f"{_KEY}: {folder / name} is not a JSON object; fetch it again"])
     return content
 
 
@@ -169,8 +175,8 @@ def _fetch(place: str, patterns: list[str]) -> Path:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
             [
-                f"{_KEY}: {place} is not a folder here and could not be fetched from the Hugging "
-                f"Face hub: {reason}; write a folder, or correct the access (HF_TOKEN, "
+                f"{_KEY}: {place} is not a local folder and could not be fetched from the Hugging "
+                f"Face hub: {reason}; give a folder, or fix the access to the hub (HF_TOKEN, "
                 "HF_HUB_OFFLINE)"
             ]
         ) from error

@@ -1,10 +1,10 @@
-"""How inputs that a run cannot be amended with go on all the same: in a new run."""
+"""Advice on how to use inputs in a new run if the existing run cannot be amended to use them."""
 
 import re
 
 from pipeline.inputs.checked import CheckedInputs
+from pipeline.policies.versions import read_version
 from pipeline.run import keys
-from pipeline.run.commit import files_in, read_commit
 from pipeline.store import Store, open_store
 from pipeline.store.schemes import place_in
 
@@ -13,10 +13,10 @@ _RECORD_FILE = "actor_rollout_ref.actor.router_replay.record_file"
 
 
 def new_run(inputs: CheckedInputs) -> str:
-    """How to go on with these inputs in a new run, as the end of a refusal.
+    """Return the end of an error message; it explains how to use these inputs in a new run.
 
-    The new run begins with the newest policy of the old one, with a new optimizer state, or from
-    the beginning while there is none but the model itself. Raises StoreError.
+    The new run starts from the newest whole policy of the old run, with a new optimizer state. If
+    the old run has not trained a policy, the new run starts from the beginning. Raises StoreError.
     """
     config = inputs.config
     name = _free_name(config.run_uri.rpartition("/")[0], config.trainer.run_name)
@@ -30,7 +30,7 @@ def new_run(inputs: CheckedInputs) -> str:
     record_file = config.actor_rollout_ref.actor.router_replay.record_file
     if record_file is not None:  # a recorded set belongs to one run
         words.append(f"{_RECORD_FILE}={record_file.rstrip('/')}-{name}")
-    return f"go on with the new ones in a new run, {start}: add {' '.join(words)}"
+    return f"continue with the new ones in a new run, {start}: add {' '.join(words)}"
 
 
 def _free_name(store_uri: str, name: str) -> str:
@@ -45,13 +45,17 @@ def _free_name(store_uri: str, name: str) -> str:
 
 
 def _newest_policy(store: Store) -> tuple[int, str] | None:
-    """The newest policy that the run has trained, and its folder, as a model's path."""
+    """Return the version of the newest trained whole policy, and its folder as a model path.
+
+    The folder of a difference is not a complete model.
+    """
     versions = [
         version
         for info in store.list(keys.policies())
         if (version := keys.number_of(info.key)) and info.key == keys.policy(version)
     ]
-    if not versions:
-        return None
-    files = files_in(read_commit(store, keys.policy(max(versions))))
-    return max(versions), place_in(store, files[0].key.rpartition("/")[0])
+    for version in sorted(versions, reverse=True):
+        policy = read_version(store, version)
+        if policy.difference is None:
+            return version, place_in(store, policy.files[0].key.rpartition("/")[0])
+    return None

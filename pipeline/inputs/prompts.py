@@ -1,4 +1,4 @@
-"""Prompts: Parquet in verl's layout, checked and tokenised into the table that workers read.
+"""Prompts, which are read from Parquet files in verl's layout, checked, tokenised and staged.
 
 verl's file                                     staged table
 prompt: list of {role, content}         ──►     messages (JSON), token_ids (chat template applied)
@@ -25,7 +25,7 @@ from pipeline.inputs.tokenizer import ChatTokenizer
 from pipeline.store.schemes import REMOTE_URI
 
 _MAGIC = b"PAR1"
-"""A Parquet file's first bytes."""
+"""The first bytes of a Parquet file."""
 
 SCHEMA = pa.schema(
     [
@@ -44,16 +44,16 @@ class PromptTable:
     """Prompts, ready to be staged."""
 
     table: pa.Table
-    """SCHEMA, one row per prompt."""
+    """One row per prompt, in the layout SCHEMA."""
     dropped: int
-    """Prompts left out because they are longer than max_prompt_length."""
+    """Number of prompts left out because they are longer than max_prompt_length."""
     cut: int
-    """Prompts whose tokens were cut to max_prompt_length."""
+    """Number of prompts cut to max_prompt_length tokens."""
     longest: int
-    """Tokens of the longest prompt that was found."""
+    """Number of tokens in the longest prompt in the files, before prompts are dropped or cut."""
 
     def to_parquet(self) -> bytes:
-        """The staged file."""
+        """Return the content of the staged file."""
         sink = io.BytesIO()
         pq.write_table(self.table, sink, compression="zstd")
         return sink.getvalue()
@@ -61,12 +61,12 @@ class PromptTable:
 
 @dataclass(frozen=True)
 class Row:
-    """A prompt of a file, checked."""
+    """A checked prompt from a file."""
 
     file: str
-    """Its name as the user wrote it."""
+    """The file's name as given in the settings."""
     number: int
-    """Row of the file, from 0."""
+    """Number of the row in the file, counted from 0."""
     messages: list[dict[str, Any]]
     data_source: str
     ground_truth: str
@@ -74,15 +74,21 @@ class Row:
 
     @property
     def where(self) -> str:
-        """File and row, for messages."""
+        """A text for messages that names the row and the file."""
         return f"row {self.number} of {self.file}"
 
 
 def read_rows(key: str, files: str | Sequence[str], data: Data) -> list[Row]:
-    """Read and check the prompts of `data.train_files` or `data.val_files` (`key`).
+    """Read and check the prompts of `data.train_files` or `data.val_files`.
 
-    Raises InputError with every problem of every file: missing file, missing column, no rows, rows
-    in another layout.
+    Args:
+        key: The setting that names the files.
+        files: One file or several.
+        data: The `data` section of the settings, which names the columns.
+
+    Raises:
+        InputError: A file or column is missing, a file has no rows, or rows do not have verl's
+            layout. The error lists the problems with all files.
     """
     problems: list[str] = []
     rows: list[Row] = []
@@ -103,10 +109,18 @@ def tokenise_rows(
     tokenizer: ChatTokenizer,
     positions: int | None = None,
 ) -> PromptTable:
-    """The table of prompts that is staged; `positions`: the most tokens of the model's samples.
+    """Apply the chat template, and return the table of prompts to stage.
 
-    Raises InputError for prompts that the chat template refuses, or that are longer than
-    `data.max_prompt_length` unless they are filtered or cut.
+    Args:
+        key: The setting that names the files.
+        rows: The checked prompts.
+        data: The `data` section of the settings, which limits the lengths of prompts.
+        tokenizer: The model's tokenizer.
+        positions: The maximum length of the model's samples, in tokens; None if unknown.
+
+    Raises:
+        InputError: The chat template refuses a prompt, or a prompt is longer than
+            `data.max_prompt_length` and is neither filtered nor cut.
     """
     tokens = _tokenise(key, rows, tokenizer)
     lengths = [len(ids) for ids in tokens]
@@ -115,11 +129,11 @@ def tokenise_rows(
     keep = fitting if data.filter_overlong_prompts else list(range(len(rows)))
     if overlong and not data.filter_overlong_prompts and data.truncation == "error":
         worst = lengths.index(max(lengths))
-        fix = f"write {lengths[worst]}, "
+        fix = f"set it to {lengths[worst]}, "
         if positions is not None and lengths[worst] + data.max_response_length > positions:
             fix = (
                 f"with data.max_response_length={data.max_response_length} the model's {positions} "
-                "positions do not hold that: shorten them, "
+                "positions are too few for that: shorten the prompts, "
             )
         raise InputError(
             [
@@ -133,7 +147,8 @@ def tokenise_rows(
         raise InputError(
             [
                 f"{key}: all {len(rows)} prompts have more than data.max_prompt_length="
-                f"{data.max_prompt_length} tokens and were dropped; write {min(lengths)} or more"
+                f"{data.max_prompt_length} tokens and were dropped; set it to {min(lengths)} or "
+                "more"
             ]
         )
     return PromptTable(
@@ -145,34 +160,51 @@ def tokenise_rows(
 
 
 def vocabulary_problems(key: str, table: PromptTable, hf_config: Mapping[str, Any]) -> list[str]:
-    """Problems of prompts (of the setting `key`) whose tokens the model does not know."""
+    """Return a problem if prompts contain tokens that the model's vocabulary lacks.
+
+    Args:
+        key: The setting that names the prompt files.
+        table: The tokenised prompts.
+        hf_config: The model's config.json.
+    """
     size = hf_config.get("vocab_size")
     largest = max(max(ids) for ids in table.table["token_ids"].to_pylist())
     if not isinstance(size, int) or largest < size:
         return []
     return [
         f"actor_rollout_ref.model.path: a prompt of {key} has token id {largest}, but the model's "
-        f"vocab_size is {size}: the tokenizer is another model's; put the model's own beside it"
+        f"vocab_size is {size}, so the tokenizer belongs to a different model; put the correct "
+        "tokenizer into the model's folder"
     ]
 
 
 def filter_notes(truncation: str, *tables: PromptTable | None) -> Iterator[str]:
-    """Notes on the prompts that were dropped or cut, of training and of validation."""
+    """Yield notes on dropped and cut prompts.
+
+    Args:
+        truncation: The setting `data.truncation`.
+        tables: The tables of training prompts and validation prompts. The second is None if the run
+            does not validate.
+    """
     for key, table in zip(("data.train_files", "data.val_files"), tables, strict=True):
         if table is not None and table.dropped:
             yield (
-                f"{key}: {table.dropped} prompts dropped, longer than data.max_prompt_length; "
+                f"{key}: dropped {table.dropped} prompts longer than data.max_prompt_length; "
                 f"{table.table.num_rows} are left (data.filter_overlong_prompts=True)"
             )
         if table is not None and table.cut:
             yield (
-                f"{key}: {table.cut} prompts cut to data.max_prompt_length, at the "
+                f"{key}: cut {table.cut} prompts to data.max_prompt_length, at the "
                 f"{truncation} (data.truncation)"
             )
 
 
 def _cut(tokens: list[int], data: Data) -> list[int]:
-    """At most max_prompt_length tokens; of an odd number, `middle` keeps one more of the end."""
+    """Cut a prompt to max_prompt_length tokens.
+
+    With truncation `middle` and an odd limit, one more token is kept from the end than from the
+    beginning.
+    """
     most = data.max_prompt_length
     if len(tokens) <= most:
         return tokens
@@ -209,7 +241,7 @@ def _read_file(key: str, name: str, data: Data) -> list[Row]:
         records = file.read(columns=columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise InputError(
-            [f"{key}: {name} cannot be read as Parquet: {error}; fetch it or write it again"]
+            [f"{key}: {name} cannot be read as Parquet: {error}; fetch or write the file again"]
         ) from error
     if not records:
         raise InputError([f"{key}: {name} has no rows; write at least one prompt into it"])
@@ -217,17 +249,17 @@ def _read_file(key: str, name: str, data: Data) -> list[Row]:
 
 
 def _check_kind(key: str, name: str, path: Path, data: Data) -> None:
-    """Raise InputError unless the file is there and begins as Parquet does."""
+    """Raise InputError unless the file exists and begins like a Parquet file."""
     if path.is_dir():
         files = sorted(str(Path(name, file.name)) for file in path.glob("*.parquet"))
         shown = ",".join([*files[:3], *(["..."] if len(files) > 3 else [])])
-        fix = f"name its files: '{key}=[{shown}]'" if files else "it has no file *.parquet"
+        fix = f"name its files: '{key}=[{shown}]'" if files else "it contains no *.parquet file"
         raise InputError([f"{key}: {name} is a folder; {fix}"])
     if not path.is_file():
-        several = f"; write several as a list: '{key}=[a.parquet,b.parquet]'"
+        several = f"; give several files as a list: '{key}=[a.parquet,b.parquet]'"
         raise InputError(
             [
-                f"{key}: no file {name} (from {Path.cwd()}); write the path or {REMOTE_URI} of a "
+                f"{key}: no file {name} (from {Path.cwd()}); give the path or {REMOTE_URI} of a "
                 f"Parquet file in verl's layout{several if set(name) & set('*?,[') else ''}"
             ]
         )
@@ -235,7 +267,7 @@ def _check_kind(key: str, name: str, path: Path, data: Data) -> None:
         if source.read(len(_MAGIC)) != _MAGIC:
             raise InputError(
                 [
-                    f"{key}: {name} is no Parquet file; write one with the columns "
+                    f"{key}: {name} is not a Parquet file; create one with the columns "
                     f"{data.prompt_key}, {data.reward_fn_key} and reward_model (docs/config.md)"
                 ]
             )
@@ -250,13 +282,13 @@ def _checked_rows(key: str, name: str, data: Data, records: list[dict[str, Any]]
         except ValueError as error:
             wrong.append(f"row {number}: {error}")
     if wrong:
-        more = f" ({len(wrong)} of {len(records)} rows are wrong)" if len(wrong) > 1 else ""
+        more = f" ({len(wrong)} of {len(records)} rows are invalid)" if len(wrong) > 1 else ""
         raise InputError([f"{key}: {name}, {wrong[0]}{more}"])
     return rows
 
 
 def _row(file: str, number: int, record: dict[str, Any], data: Data) -> Row:
-    """Check a row. Raises ValueError that describes what is wrong with it."""
+    """Check a row and return it. Raises a ValueError that describes the problem."""
     source = record[data.reward_fn_key]
     if not isinstance(source, str):
         raise ValueError(f"column {data.reward_fn_key!r} has {source!r}, expected text")
@@ -267,8 +299,8 @@ def _row(file: str, number: int, record: dict[str, Any], data: Data) -> Row:
         )
     if reward_model["ground_truth"] is None:
         raise ValueError(
-            "column 'reward_model' has a null ground_truth, expected what the reward function "
-            "compares with; write it into the row, or remove the row"
+            "column 'reward_model' has a null ground_truth, expected the value that the reward "
+            "function compares the response with; write it into the row, or remove the row"
         )
     extra_info = record.get("extra_info")
     return Row(
@@ -292,7 +324,7 @@ def _messages(column: str, value: Any) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, dict):
             raise ValueError(expected)
-        # Parquet gives every message the keys of all: an absent one is null.
+        # In Parquet, every message has the keys of all messages; an absent value is null.
         given = {name: part for name, part in message.items() if part is not None}
         if not isinstance(given.get("role"), str) or not isinstance(given.get("content"), str):
             raise ValueError(expected)

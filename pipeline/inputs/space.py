@@ -1,4 +1,9 @@
-"""Whether places take what a run writes: at all, and as much as its next steps make."""
+"""Checks that places are writable and have space for the next steps of a run."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pyarrow.compute as pc
 from rich.filesize import decimal
@@ -10,27 +15,58 @@ from pipeline.inputs.model_folder import ModelFolder
 from pipeline.inputs.prompts import PromptTable
 from pipeline.inputs.writes import Writes, estimate, needed_bytes
 from pipeline.model.geometry import Geometry
+from pipeline.policies.cache import cache_folder
+from pipeline.run import keys
 from pipeline.run.restarts import finished_steps
 from pipeline.store import StoreError, open_store, shown_uri
-from pipeline.store.schemes import free_bytes
+from pipeline.store.schemes import free_bytes, place_in
 
 
 def probe(key: str, place: str) -> None:
-    """Raise InputError unless objects can be created at a place; leaves nothing behind."""
+    """Raise InputError unless objects can be created at a place; leave no objects behind."""
     try:
         open_store(place).probe()
     except StoreError as error:
-        # The system's own errors have no fix; the store's have.
-        fix = "; choose another place" if isinstance(error.__cause__, OSError) else ""
+        # The store's own errors name a fix, but errors of the operating system do not.
+        fix = "; choose a different place" if isinstance(error.__cause__, OSError) else ""
         raise InputError(
             [f"{key}: found {shown_uri(place)}, which cannot be written: {error}{fix}"]
         ) from error
 
 
+def check_policy_cache(config: RunConfig) -> None:
+    """Raise InputError unless rollout workers on this machine can create the policy's folder."""
+    if config.actor_rollout_ref.actor.router_replay.replay_file is not None:
+        return  # no rollout worker is started
+    setting = config.store.policy_cache
+    found = _existing(cache_folder(setting))
+    if not (found.is_dir() and os.access(found, os.W_OK | os.X_OK)):
+        raise InputError(
+            [
+                f"store.policy_cache: found {setting}, but {found} is not a writable folder; "
+                "choose a different folder, or write disk"
+            ]
+        )
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or its nearest ancestor that exists."""
+    while not os.path.exists(path):  # Path.exists raises an error below an unreadable folder
+        path = path.parent
+    return path
+
+
 def writes_of(
     config: RunConfig, model: ModelFolder, geometry: Geometry | None, prompts: PromptTable
 ) -> Writes | None:
-    """How much a run writes; None if its model is not here and does not say how large it is."""
+    """Estimate the bytes that a run writes, or return None if the model's size is unknown.
+
+    Args:
+        config: Settings of the run.
+        model: The model; if it is remote, its number of parameters may be unknown.
+        geometry: Experts and MoE layers; None for a dense model.
+        prompts: The tokenised prompts, for their mean length.
+    """
     if model.parameters is None:
         return None
     tokens = pc.mean(pc.list_value_length(prompts.table["token_ids"])).as_py()
@@ -38,7 +74,10 @@ def writes_of(
 
 
 def space_problems(inputs: CheckedInputs) -> list[str]:
-    """A store on a disk that has no room for the next two steps; nothing for other stores."""
+    """Return a problem if the store's disk lacks space for the next steps (at most two).
+
+    Object storage is not checked, because its free space is unknown.
+    """
     uri, writes = inputs.config.store.uri, inputs.writes
     free = free_bytes(uri)
     if writes is None or free is None:
@@ -49,6 +88,52 @@ def space_problems(inputs: CheckedInputs) -> list[str]:
         return []
     return [
         f"store.uri: {shown_uri(uri)} has {free:,} bytes free ({decimal(free)}), but the next "
-        f"steps, two at most, need {needed:,} ({decimal(needed)}): {decimal(writes.step)} a step, "
-        f"{decimal(writes.checkpoint)} a checkpoint; free some space, or choose another place"
+        f"steps (at most two) need {needed:,} ({decimal(needed)}): {decimal(writes.step)} per "
+        f"step, {decimal(writes.checkpoint)} per checkpoint; free some space, or choose a "
+        "different place"
     ]
+
+
+def space_notes(inputs: CheckedInputs) -> list[str]:
+    """Return notes on disks that are too small for the policies that workers keep.
+
+    These are not errors, because new workers first remove the files of killed workers, which frees
+    space.
+    """
+    writes, uri = inputs.writes, inputs.config.store.uri
+    finished = finished_steps(inputs.store)
+    total = inputs.config.trainer.total_training_steps
+    if writes is None or finished >= total:
+        return []
+    kept = [
+        (
+            Path(tempfile.gettempdir()),
+            writes.rank_copies,
+            "that training ranks keep below TMPDIR",
+        ),
+        (
+            cache_folder(inputs.config.store.policy_cache),
+            writes.engine_copies,
+            "that rollout workers keep in store.policy_cache",
+        ),
+    ]
+    if free_bytes(uri) is not None:
+        folder = Path(place_in(inputs.store, keys.run_json())).parent
+        kept.append((folder, needed_bytes(writes, finished, total), "of the next steps"))
+    by_disk: dict[int, list[tuple[Path, int, str]]] = {}
+    for folder, size, what in kept:
+        there = _existing(folder)
+        if size:
+            by_disk.setdefault(there.stat().st_dev, []).append((there, size, what))
+    notes = []
+    for parts in by_disk.values():
+        free = shutil.disk_usage(parts[0][0]).free
+        needed = sum(size for _, size, _ in parts)
+        if needed > free:
+            each = ", ".join(f"{decimal(size)} {what}" for _, size, what in parts)
+            notes.append(
+                f"{parts[0][0]} has {decimal(free)} free, but the run needs {decimal(needed)} "
+                f"there: {each}; free some space, or set TMPDIR or store.policy_cache to a "
+                "different disk"
+            )
+    return notes

@@ -1,8 +1,8 @@
-"""Preparing a run: check its inputs, stage them, create or attach the run, publish policy 0.
+"""The preparation of a run: staging its inputs, creating or amending it, and publishing policy 0.
 
     checked inputs ─► inputs/<sha256>/<name> ─► run.json (once, conditional) ─► policies/000000
 
-Everything may be repeated at any time: objects that exist are not written again.
+The preparation may be repeated at any time, because existing objects are not written again.
 """
 
 import contextlib
@@ -16,29 +16,31 @@ from typing import Any
 from pipeline import __version__
 from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
-from pipeline.inputs.attach import attach
+from pipeline.inputs.attach import Mended, attach
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import with_weights
 from pipeline.inputs.prompts import PromptTable
 from pipeline.inputs.weight_files import digest_of, weights_of_staged
 from pipeline.model.geometry import Geometry
+from pipeline.policies.versions import refer_policy
 from pipeline.run import keys
 from pipeline.run.amendments import (
     Amendment,
     description_now,
     find_description,
+    read_amendments,
     write_amendment,
 )
 from pipeline.run.attempts import end_attempts
 from pipeline.run.commit import DataFile, sha256
 from pipeline.run.description import RunDescription, StagedInputs, create_description
-from pipeline.run.policy import refer_policy
+from pipeline.run.restarts import finished_steps
 from pipeline.store import ObjectExistsError, Store
 from pipeline.traces.format.manifest import sealed_steps
 
 Fence = Callable[[Store], None]
-"""Ends the earlier attempts of a run, or raises InputError while one may not be ended."""
+"""Ends the earlier attempts of a run, or raises InputError if one must not be ended."""
 
 _PACKAGES = (
     "transformers",
@@ -58,47 +60,56 @@ class StagedRun:
 
     name: str
     uri: str
-    """The run's own root."""
+    """The root of the run."""
     store: Store
     config: RunConfig
-    """Settings of this start, with every number resolved."""
+    """Settings of this start, with all numbers of steps resolved."""
     description: RunDescription
-    """Its original description, with all amendments, those of this start included."""
+    """The run's original description with all amendments, including those of this start."""
     geometry: Geometry | None
-    """None: a dense model."""
+    """None for a dense model."""
     prompt_count: int
-    """Rows of the staged prompt table."""
+    """Number of rows in the staged prompt table."""
     val_prompt_count: int
-    """Rows of the staged validation table; 0 without one."""
+    """Number of rows in the staged validation table; 0 if there is none."""
     notes: tuple[str, ...]
     """Notes for the user that are not errors."""
     amended: str | None = None
-    """What this start has amended the run with, and why it may be; None: nothing."""
+    """The changes that this start made to the run, and the reason why they are allowed; None if it
+    made no changes."""
 
 
 def prepare(
     config: RunConfig, on_cluster: InstalledGpus | None = None, fence: Fence = end_attempts
 ) -> StagedRun:
-    """Validate everything, then create or attach the run and publish policy 0; as `stage`.
+    """Check all inputs, then create the run or attach to it, and publish policy 0.
 
-    Raises InputError with all problems, before anything is written into the run; StoreError.
+    Args:
+        config: Settings of the run.
+        on_cluster: The installation's GPUs per pod; None if the workers run on this machine.
+        fence: Ends the earlier attempts before the run is amended.
+
+    Raises:
+        InputError: Inputs have problems, or `stage` failed. In the first case, the error lists all
+            problems and nothing is written.
+        StoreError: The store cannot be read or written.
     """
     return stage(check_inputs(config, on_cluster), fence)
 
 
 def stage(inputs: CheckedInputs, fence: Fence = end_attempts) -> StagedRun:
-    """Put checked inputs into the store; create the run, attach to it or amend it.
+    """Put checked inputs into the store, and create the run, attach to it or amend it.
 
-    Before a run is amended, `fence` ends its earlier attempts. Raises InputError when it cannot,
-    when another flow has just created a different run of the same name, or the model's weights
-    cannot be fetched; StoreError.
+    Before a run is amended, `fence` ends its earlier attempts. Raises InputError if `fence` cannot
+    end them, if another flow has just created a different run with the same name, or if the model's
+    weights cannot be fetched. Raises StoreError.
     """
     store = inputs.store
     run, ours, amended = find_description(store), None, None
     if run is None:
         ours = _description(inputs)
         run = create_description(store, ours)
-    if run != ours:  # it was there, or another flow was first
+    if run != ours:  # the run existed, or another flow created it first
         amended = _amend(inputs, fence)
         run = description_now(store)
     if store.size(keys.policy(0)) is None:
@@ -119,27 +130,43 @@ def stage(inputs: CheckedInputs, fence: Fence = end_attempts) -> StagedRun:
 
 
 def _amend(inputs: CheckedInputs, fence: Fence) -> str | None:
-    """Amend the run where inputs differ that it has not used; what was amended and why it may be.
+    """Amend the run with the inputs and settings that differ and may still be amended.
 
-    The last look at what is used comes after everything slow, right before the commit.
+    Returns a text with the changes and the reason why they are allowed; None if nothing changes.
+    The last check that no commit has used the inputs comes after all slow work, right before the
+    amendment is written.
     """
     mended = attach(inputs)
     while mended is not None:
         changes = {f"inputs.{name}": _STAGES[name](inputs) for name in mended.inputs}
-        sealed = set(sealed_steps(inputs.store))
-        from_step = next(step for step in count() if step not in sealed)
         amendment = Amendment(
-            mended.number, mended.reason, from_step, {**changes, **mended.settings}
+            mended.number,
+            mended.reason,
+            _from_step(inputs.store, mended),
+            {**changes, **mended.settings},
         )
         fence(inputs.store)
         if attach(inputs) == mended and write_amendment(inputs.store, amendment):
             return mended.reason
-        mended = attach(inputs)  # another start was at work meanwhile
+        mended = attach(inputs)  # another start has changed the run in the meantime
     return None
 
 
+def _from_step(store: Store, mended: Mended) -> int:
+    """Return the first step to which the amendment applies.
+
+    A new layout also applies to sealed steps that are not trained yet, but new inputs apply only to
+    steps that are not sealed yet.
+    """
+    if mended.inputs:
+        sealed = set(sealed_steps(store))
+        return next(step for step in count() if step not in sealed)
+    earlier = (amendment.from_step for amendment in read_amendments(store))
+    return max((finished_steps(store), *earlier))
+
+
 def _description(inputs: CheckedInputs) -> RunDescription:
-    """Stage all inputs and describe their run."""
+    """Stage all inputs, and return the description of their run."""
     return RunDescription(
         name=inputs.config.trainer.run_name,
         settings=inputs.config.model_dump(mode="json"),
@@ -184,7 +211,7 @@ def _stage_model(inputs: CheckedInputs) -> dict[str, DataFile]:
         file = DataFile(
             keys.input_file(digest_of(path), name), path.stat().st_size, digest_of(path)
         )
-        # The key holds the digest, so an existing object has this content.
+        # The object's key contains the digest, so an existing object has this content.
         with contextlib.suppress(ObjectExistsError):
             inputs.store.create_from_file(file.key, path)
         staged[name] = file
@@ -209,15 +236,15 @@ _STAGES: dict[str, Callable[[CheckedInputs], Any]] = {
     "model": _stage_model,
     "functions": _stage_functions,
 }
-"""Of each input that a run may be amended with: what stages it."""
+"""For each input that an amendment may change: the function that stages the input."""
 
 
 def _versions() -> dict[str, str]:
-    """The versions of Retrace, Python, and the engines and libraries that are installed here."""
+    """Return the versions of Retrace, Python, and the engines and libraries installed here."""
     found = {"retrace": __version__, "python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            continue  # the flow's machine needs no engine
+            continue  # the flow's machine may lack an engine
     return found

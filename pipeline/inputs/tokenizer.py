@@ -13,18 +13,18 @@ _KEY = "actor_rollout_ref.model.path"
 
 
 class ChatTokenizer:
-    """tokenizer.json with the chat template of a model's folder.
+    """The tokenizer.json and chat template of a model's folder.
 
-    transformers' AutoTokenizer would import torch where it is installed; tokenizer.json alone
-    decides the ids, so it is read by transformers' generic class.
+    Transformers' AutoTokenizer is not used, because it imports torch if torch is installed. The
+    generic tokenizer class returns the same ids, because they depend only on tokenizer.json.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises InputError when tokenizer or template are missing or cannot be read."""
+        """Raise InputError if the tokenizer or its template is missing or cannot be read."""
         if not (folder / "tokenizer.json").is_file():
             raise InputError(
                 [
-                    f"{_KEY}: {folder} has no tokenizer.json; write one with transformers: "
+                    f"{_KEY}: {folder} has no tokenizer.json; create one with transformers: "
                     "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
                 ]
             )
@@ -45,17 +45,17 @@ class ChatTokenizer:
             )
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """Messages as text that ends where the answer begins. Raises ValueError."""
+        """Return messages as one text, which ends where the answer begins. Raises ValueError."""
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
         except (TemplateError, TypeError) as error:
-            raise ValueError(f"the model's chat template refuses it: {error}") from error
+            raise ValueError(f"the model's chat template refuses the prompt: {error}") from error
         return text
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids; the template has written all special tokens, so none are added."""
+        """Return the token ids of texts to which the template has already added special tokens."""
         ids: list[list[int]] = self._tokenizer(
             list(texts), add_special_tokens=False, verbose=False
         )["input_ids"]

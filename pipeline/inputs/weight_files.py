@@ -1,6 +1,6 @@
-"""Weights in safetensors files: are they whole, of which shapes, and with which digests?
+"""Completeness, shapes and digests of weights in safetensors files.
 
-Shapes come from headers alone; digests need the whole files, which are read once.
+For shapes, only the headers are read. For digests, each file is read once, in full.
 """
 
 import functools
@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pipeline.errors import InputError
 from pipeline.model.shapes import Shapes
-from pipeline.run.commit import DataFile, sha256_of_file
-from pipeline.run.weights import (
+from pipeline.policies.weights import (
     LARGEST_HEADER,
     LENGTH,
     SUFFIX,
@@ -20,21 +19,29 @@ from pipeline.run.weights import (
     read_weights,
     weights_digest,
 )
+from pipeline.run.commit import DataFile, sha256_of_file
 from pipeline.store import Store
 
 _AGAIN = "download it again"
 _POINTER = b"version https://git-lfs"
 _known: dict[str, WeightsFile] = {}
-"""The weights files on this machine that were read, by SHA-256."""
+"""The digests of the local weight files that have been read, keyed by the file's SHA-256."""
 
 
 def check_weights(
     key: str, folder: Path, names: Sequence[str], weight_map: Mapping[str, str]
 ) -> Shapes:
-    """The shapes of the tensors in a model's weight files, once these are known to be whole.
+    """Check that a model's weight files are complete, and return the shapes of their tensors.
 
-    `weight_map` says which file has which tensor, as the model's index does; {} without an index.
-    Raises InputError, whose messages begin with `key`, with the problems of all files.
+    Args:
+        key: The setting that names the model, for messages.
+        folder: The model's folder.
+        names: Names of the weight files.
+        weight_map: The file that holds each tensor, from the model's index; {} if there is none.
+
+    Raises:
+        InputError: A file is damaged, or lacks a tensor that the index lists for it. The error
+            lists the problems with all files.
     """
     problems: list[str] = []
     found: dict[str, Shapes] = {}
@@ -48,8 +55,8 @@ def check_weights(
         lacking = [tensor for tensor in lacking if tensor not in shapes]
         if lacking:
             problems.append(
-                f"{key}: {folder / name} lacks {len(lacking)} tensors which the model's index "
-                f"says it has, the first is {lacking[0]}; download the model again"
+                f"{key}: {folder / name} lacks {len(lacking)} tensors that the model's index lists "
+                f"for it; the first is {lacking[0]}; download the model again"
             )
     if problems:
         raise InputError(problems)
@@ -57,20 +64,20 @@ def check_weights(
 
 
 def read_shapes(path: Path) -> Shapes:
-    """The shapes of a file's tensors, once these are known to fill the file exactly.
+    """Check that a file's tensors fill it exactly, and return their shapes.
 
-    Raises ValueError with what was found and expected.
+    Raises a ValueError that describes the problem.
     """
     size = path.stat().st_size
     with path.open("rb") as source:
         start = source.read(len(_POINTER))
         if start == _POINTER:
-            raise ValueError("it is a pointer of Git LFS, not the file; run `git lfs pull` there")
+            raise ValueError("a Git LFS pointer instead of the file; run `git lfs pull` there")
         length = int.from_bytes(start[:LENGTH], "little")
         if size < LENGTH or length > min(size - LENGTH, LARGEST_HEADER):
             raise ValueError(
-                f"found {size} bytes, expected at least {LENGTH + length}, as its header alone "
-                f"has {length}; {_AGAIN}"
+                f"found {size} bytes, expected at least {LENGTH + length}, because its header "
+                f"alone has {length}; {_AGAIN}"
             )
         source.seek(LENGTH)
         header = source.read(length)
@@ -85,24 +92,25 @@ def read_shapes(path: Path) -> Shapes:
 
 
 def digest_of(path: Path) -> str:
-    """Hex SHA-256 of a local file, computed once as long as the file does not change."""
+    """Return the hex SHA-256 of a local file, computed again only if the file has changed."""
     status = path.stat()
     return _digest_of(path, status.st_size, status.st_mtime_ns)
 
 
 def weights_of_local(paths: Iterable[Path]) -> str:
-    """The weights digest of local files, each read once as long as it does not change.
+    """Return the weights digest of local files, reading a file again only if it has changed.
 
-    Raises ValueError for a tensor in two files.
+    Raises ValueError if two files contain the same tensor.
     """
     return weights_digest(_known[digest_of(path)] for path in paths)
 
 
 def weights_of_staged(store: Store, files: Iterable[DataFile]) -> str:
-    """The weights digest of staged files.
+    """Return the weights digest of staged files.
 
-    A file is read from the store unless `digest_of` has read the same one here. Raises
-    CorruptObjectError, ObjectMissingError, StoreError; ValueError for a tensor in two files.
+    A file is read from the store unless `digest_of` has already read a local file with the same
+    content. Raises CorruptObjectError, ObjectMissingError or StoreError, and ValueError if two
+    files contain the same tensor.
     """
     weights = (file for file in files if file.key.endswith(SUFFIX))
     return weights_digest(_known.get(f.sha256) or read_stored_weights(store, f) for f in weights)

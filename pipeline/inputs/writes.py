@@ -1,7 +1,8 @@
-"""How much a run writes into its store, estimated before anything is written.
+"""Estimate of how many bytes a run will write to its store, made before the run writes anything.
 
-Pure functions of settings and sizes. Responses are taken to be as long as they may be, and routes
-to be as hard to pack as random ones, so samples and routes are upper bounds.
+All functions are pure functions of settings and sizes. The estimate assumes responses of the
+maximum length, and routes that are as hard to compress as random ones. The sizes of samples and
+routes are therefore upper bounds.
 """
 
 import math
@@ -11,49 +12,81 @@ from typing import TYPE_CHECKING
 from pipeline.model.geometry import Geometry
 from pipeline.rl.estimator_table import needs_baseline
 
-if TYPE_CHECKING:  # readers of traces import this, and have no use for settings
+if TYPE_CHECKING:  # readers of traces import this module and do not need settings
     from pipeline.config.tree import RunConfig
 
 _STEP = 40_000
-"""Bytes of a step without its samples: plan, commits, what each Parquet file says of itself."""
+"""Bytes per step for the plan, the commits and the metadata of the Parquet files, excluding the
+samples."""
 _SAMPLE = 300
-"""Bytes of a sample without its tokens, with its row of the manifest: ids, digests, offsets."""
+"""Bytes per sample, including its row in the manifest (ids, digests, offsets) but not its tokens.
+"""
 _TOKEN = 8
-"""Bytes of a token: id, log-probability, mask."""
+"""Bytes per token for its id, log-prob and mask."""
 _CODING = 1.1
-"""Size of coded routes over their entropy, when all sets are equally likely."""
+"""Ratio of the size of coded routes to their entropy, if all sets are equally likely."""
 _STATE = 12
-"""Bytes of a parameter in a checkpoint beside the weight: its fp32 copy and Adam's two moments."""
+"""Bytes per parameter in a checkpoint, in addition to the weight itself, for the fp32 copy and
+Adam's moments."""
 _WEIGHT = {"bfloat16": 2, "float32": 4}
-"""Bytes of a weight, by the trainer's dtype."""
+"""Bytes per weight, keyed by the trainer's dtype."""
 _STEPS_AHEAD = 2
 
 
 @dataclass(frozen=True)
 class Writes:
-    """Bytes that a run writes. Example: Writes(170_000, 90_000, 1_900_000, 13_200_000, 8)."""
+    """Numbers of bytes that a run writes.
+
+    Example: Writes(170_000, 90_000, 1_900_000, 13_200_000, 8).
+    """
 
     samples: int
-    """Per step, at most: samples, their manifest, commits."""
+    """Maximum per step for the samples, their manifest and commits."""
     routes: int
-    """Per step, at most; 0: none are recorded."""
+    """Maximum per step for the routes; 0 if no routes are recorded."""
     policy: int
-    """Per step."""
+    """Maximum per step for the policy, which is the size of a whole policy."""
     checkpoint: int
-    """Per checkpoint: of the policy, and of the critic."""
+    """Size of a checkpoint of the policy and the critic together."""
     save_freq: int
     """Steps from one checkpoint to the next."""
+    whole_every: int | None = None
+    """Steps from one whole policy to the next. The policies in between are differences, usually a
+    few percent of a whole policy's size and at most half of it. None if every policy is whole."""
+    rank_copies: int = 0
+    """Size of the last policy, which the training ranks together keep under TMPDIR in order to
+    write the next policy as a difference."""
+    engine_copies: int = 0
+    """Size of the policy that all rollout workers on a machine share (`store.policy_cache`)."""
 
     @property
     def step(self) -> int:
-        """Per step, at most, without a checkpoint."""
+        """Maximum number of bytes per step, not counting checkpoints."""
         return self.samples + self.routes + self.policy
+
+    def steps(self, count: int) -> int:
+        """Return the maximum number of bytes in the first `count` steps of a trainer.
+
+        Checkpoints are not counted. The first policy is whole.
+        """
+        whole = -(-count // (self.whole_every or 1))
+        return count * self.step - (count - whole) * (self.policy - self.policy // 2)
 
 
 def estimate(
     config: "RunConfig", geometry: Geometry | None, parameters: int, prompt_tokens: float
 ) -> Writes:
-    """What a run with `parameters` weights writes; its prompts have `prompt_tokens` on average."""
+    """Estimate the bytes that a run writes.
+
+    Args:
+        config: Settings of the run.
+        geometry: Experts and MoE layers; None for a dense model.
+        parameters: The number of parameters in the model.
+        prompt_tokens: Mean length of the prompts, in tokens.
+    """
+    # This import needs pydantic, which is missing where only traces are read.
+    from pipeline.run.attempts import attempt_of
+
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     groups = config.data.train_batch_size
     of_group = rollout.n + needs_baseline(config.algorithm.adv_estimator)
@@ -61,21 +94,26 @@ def estimate(
     tokens = samples * (prompt_tokens + response)
     rows = 0.0
     if rollout.enable_rollout_routing_replay or actor.router_replay.mode == "R3":
-        rows += groups * prompt_tokens + samples * response  # a group's prompt is stored once
+        rows += groups * prompt_tokens + samples * response  # each group stores its prompt once
     if actor.router_replay.mode == "R2":
         rows += tokens
     weight = _WEIGHT[actor.megatron.dtype]
+    policy = parameters * weight
+    whole_every = config.store.policy_deltas.whole_every(policy)
     return Writes(
         samples=round(_STEP + samples * _SAMPLE + tokens * _TOKEN),
         routes=round(rows * row_bytes(geometry)),
-        policy=parameters * weight,
+        policy=policy,
         checkpoint=(1 + config.has_critic) * parameters * (weight + _STATE),
         save_freq=config.trainer.save_freq,
+        whole_every=whole_every,
+        rank_copies=0 if whole_every is None else policy,
+        engine_copies=policy if attempt_of(config, 0).rollout_workers else 0,
     )
 
 
 def row_bytes(geometry: Geometry | None) -> float:
-    """Bytes of one position's coded routes in all MoE layers, if all sets were equally likely."""
+    """Return the size in bytes of one row's coded routes, if all sets are equally likely."""
     if geometry is None:
         return 0.0
     bits = math.log2(math.comb(geometry.experts, geometry.topk))
@@ -83,12 +121,16 @@ def row_bytes(geometry: Geometry | None) -> float:
 
 
 def needed_bytes(writes: Writes, first: int, total: int) -> int:
-    """Bytes of the next two steps from step `first` on, with the checkpoints that are due then.
+    """Return the size in bytes of the next two steps, including the checkpoints due in them.
 
-    A run has `total` steps, of which the last ends with a checkpoint; before step 0 its model is
-    stored.
+    If the next step is step 0, the staged model is included as well.
+
+    Args:
+        writes: Sizes of a step, a policy and a checkpoint.
+        first: The next step.
+        total: The number of steps of the run; the last step ends with a checkpoint.
     """
     ahead = range(first, min(first + _STEPS_AHEAD, total))
     due = sum((step + 1) % writes.save_freq == 0 or step + 1 == total for step in ahead)
     model = writes.policy if first == 0 else 0
-    return model + len(ahead) * writes.step + due * writes.checkpoint
+    return model + writes.steps(len(ahead)) + due * writes.checkpoint

@@ -1,4 +1,4 @@
-"""The programs of an installation on Kubernetes, beside the flow: they run in the chart's pods."""
+"""The programs, except the flow, that run in the Helm chart's pods on Kubernetes."""
 
 from pipeline.extras import need
 

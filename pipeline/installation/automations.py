@@ -1,15 +1,18 @@
-"""Rules that Prefect's server applies to the flow runs of one deployment, triggered by events.
+"""Event-triggered rules that Prefect's server applies to the flow runs of one deployment.
 
-lost     a flow run that sent events, and then no more     -> Crashed
+lost     a flow run that no longer sends events            -> Crashed
 found    a crashed flow run that sends heartbeats again    -> Running
 stuck    a flow run whose pod does not start               -> Crashed
 
-Usually Prefect's worker is the first to see that a flow pod is gone. `lost` catches what it does
-not see: a flow Job that somebody deleted, a node that went silent, a worker that was away.
+Usually Prefect's worker is the first to notice that a flow pod is gone. `lost` handles the cases
+that the worker does not notice: a deleted flow Job, a node that no longer responds, and an outage
+of the worker itself.
 
-The server measures time by its own clock. While it is down it receives nothing, and after a longer
-downtime it takes runs that go on for lost; `found` corrects that. Nothing is deleted meanwhile, as
-the janitor looks for live flow pods. Pods of workers are watched by pipeline/launch/kubernetes.
+The server measures time by its own clock. While it is down, it receives no events. After a long
+outage, it therefore marks runs as lost that are in fact still running; `found` corrects these
+states. In the meantime, the janitor does not delete the Jobs of these runs, because it checks for
+live flow pods. These rules do not apply to worker pods, which the launcher in
+pipeline/launch/kubernetes watches.
 """
 
 from datetime import timedelta
@@ -22,12 +25,15 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 HEARTBEAT_S = 30
-"""PREFECT_FLOWS_HEARTBEAT_FREQUENCY of flow pods: the shortest that Prefect allows."""
+"""Prefect's minimum number of seconds between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)."""
 _GRACE_S, _BACK_OFF_S, _MARGIN_S = 10, 40, 10
-"""Seconds: the grace of a flow pod that ends; the back-off before its third replacement, which is
-the longest; a margin for polling and clocks."""
+"""Durations in seconds: the grace period of a flow pod; the longest back-off, which precedes the
+pod's third replacement; and a margin for polling and for differences between clocks."""
 _FOUND_HEARTBEATS = 2
-"""One may be on its way while a flow run crashes."""
+"""Number of heartbeats that prove that a flow pod is alive.
+
+A single heartbeat is not enough, because it may have been sent before a crash and arrive late.
+"""
 
 _ID = "prefect.resource.id"
 _ANY = "prefect.flow-run.*"
@@ -56,10 +62,11 @@ _NOT_PENDING = {
 
 
 def silence_s(start_timeout_s: int) -> int:
-    """Seconds after which a silent flow run is lost.
+    """Return the seconds after which a silent flow run counts as lost.
 
-    A flow pod that died is replaced after its Job's back-off, and the new one may take as long to
-    start as any other. Only a run that is silent for longer has no flow pod left.
+    The Job replaces a dead flow pod after a back-off, and the new pod may need `start_timeout_s`
+    seconds to start. A run that is silent for longer than all these delays together certainly has
+    no flow pod left.
     """
     return HEARTBEAT_S + _GRACE_S + _BACK_OFF_S + _MARGIN_S + start_timeout_s
 
@@ -67,10 +74,17 @@ def silence_s(start_timeout_s: int) -> int:
 def automations(
     deployment: UUID, name: str, start_timeout_s: int, silent_s: int
 ) -> list[AutomationCore]:
-    """The rules of the deployment called `name`, which apply to its own flow runs only."""
+    """Return a deployment's rules, which apply only to the deployment's own flow runs.
+
+    Args:
+        deployment: The deployment's id.
+        name: The deployment's name, the prefix of the rules' names.
+        start_timeout_s: Seconds within which a flow pod must start.
+        silent_s: Seconds after which a silent flow run counts as lost.
+    """
     lost = EventTrigger(
         posture=Posture.Proactive,
-        # A state is a sign of life too: the first heartbeat may never come.
+        # The state Running starts the clock as well, because the first heartbeat may never arrive.
         after={_HEARTBEAT, _RUNNING},
         expect={_ANY},
         within=timedelta(seconds=silent_s),
@@ -87,7 +101,8 @@ def automations(
     stuck = EventTrigger(
         posture=Posture.Proactive,
         after=_PENDING,
-        # After a restart the server may hold states back for 15 minutes, but not heartbeats.
+        # After it restarts, the server may delay state events by up to 15 minutes, but it does not
+        # delay heartbeats.
         expect={*_NOT_PENDING, _HEARTBEAT},
         within=timedelta(seconds=start_timeout_s),
         **_runs_of(deployment),
@@ -98,24 +113,25 @@ def automations(
             f"{name}: lost flow pod",
             lost,
             StateType.CRASHED,
-            f"Nothing was heard of the flow pod for {silent_s} s, and none came back. Start the "
-            "run again with the same name: it goes on from what is committed.",
+            f"The flow pod was silent for {silent_s} s and was not replaced. Start the run again "
+            "with the same name; it continues from the last commit.",
         ),
         _rule(
             deployment,
             f"{name}: found flow pod",
             found,
             StateType.RUNNING,
-            "The flow pod sends heartbeats again: it was never lost.",
+            "The flow pod sends heartbeats again, so it was never lost.",
         ),
         _rule(
             deployment,
             f"{name}: stuck flow pod",
             stuck,
             StateType.CRASHED,
-            f"The flow pod did not start within {start_timeout_s} s. The log above, or "
-            "`kubectl describe pods -l prefect.io/flow-run-id`, shows why: an image that cannot be "
-            "pulled (images.flow of the chart), no node with room for it, a quota.",
+            f"The flow pod did not start within {start_timeout_s} s. The log above or "
+            "`kubectl describe pods -l prefect.io/flow-run-id` shows the reason, for example an "
+            "image that cannot be pulled (images.flow of the chart), no node with enough free "
+            "resources, or a quota.",
         ),
     ]
 
@@ -123,9 +139,16 @@ def automations(
 def register_automations(
     client: SyncPrefectClient, deployment: UUID, name: str, start_timeout_s: int
 ) -> None:
-    """Make the rules, in place of those of an earlier registration.
+    """Create the rules, replacing those from an earlier registration.
 
-    Rules that are up to date stay: a new rule knows nothing of the runs before it.
+    Rules that are up to date are kept, because a new rule does not receive the events of runs that
+    began before it was created.
+
+    Args:
+        client: A client of Prefect's API.
+        deployment: The deployment's id.
+        name: The deployment's name.
+        start_timeout_s: Seconds within which a flow pod must start.
     """
     owner = owner_of(deployment)
     rules = automations(deployment, name, start_timeout_s, silence_s(start_timeout_s))
@@ -138,13 +161,13 @@ def register_automations(
 
 
 def _content(rule: AutomationCore) -> dict[str, Any]:
-    # The server's answer leaves out the owner.
+    # The server's response omits the owner.
     fields = set(AutomationCore.model_fields) - {"owner_resource"}
     return rule.model_dump(include=fields)
 
 
 def _runs_of(deployment: UUID) -> dict[str, Any]:
-    """Matches the flow runs of the deployment, each separately."""
+    """Return the trigger fields that make a rule apply separately to each run of the deployment."""
     return {
         "match": {_ID: "prefect.flow-run.*"},
         "match_related": {_ID: _resource(deployment), "prefect.resource.role": "deployment"},
@@ -165,8 +188,11 @@ def _rule(
 
 
 def owner_of(deployment: UUID) -> str:
-    """The owner of its rules. Not the deployment itself: Prefect deletes what that owns whenever it
-    is updated."""
+    """Return the owner of a deployment's rules.
+
+    The owner is not the deployment itself, because Prefect deletes the automations that a
+    deployment owns whenever the deployment is updated.
+    """
     return f"retrace.deployment.{deployment}"
 
 

@@ -1,19 +1,20 @@
-"""Deletes the Jobs of flow runs that were cancelled, and Jobs that no flow run owns any longer.
+"""Delete the Jobs of cancelled flow runs, and Jobs that no longer belong to a flow run.
 
     python -m pipeline.installation.janitor
 
-Every few seconds it lists the installation's Jobs and asks Prefect for the states of their flow
-runs:
+Every few seconds, the janitor lists the installation's Jobs and asks Prefect for the states of
+their flow runs:
 
-worker Jobs   of a cancelled run            are deleted at once
-              of a run that is over,        are deleted after a grace period during which this held
-              unknown to Prefect, or        at every look and no flow pod was alive
-              without a flow Job
-flow Jobs     of a cancelled or crashed     are deleted at once if their pod is not at work: nothing
-              run                           else keeps it from starting later
+worker Jobs   of a cancelled run            are deleted immediately.
+              of a run that is over,        are deleted after a grace period, if every check in the
+              unknown to Prefect, or        period finds the run in this state and without a live
+              without a flow Job            flow pod.
+flow Jobs     of a cancelled or crashed     are deleted immediately, because their pending
+              run                           pod could start later. If their pod runs, they are kept.
 
-While either API does not answer, nothing is deleted, and the grace periods start again afterwards.
-No state outlives the process. Jobs that have ended are left to their time to live.
+While the API of Prefect or Kubernetes does not answer, the janitor does not delete Jobs. All grace
+periods start again afterwards. The janitor keeps its state only in memory. Kubernetes itself
+removes Jobs that have ended once their time to live has passed.
 """
 
 import logging
@@ -44,7 +45,7 @@ from pipeline.launch.kubernetes.cluster import read_cluster
 log = logging.getLogger("pipeline.installation.janitor")
 
 ALIVE = Path("/tmp/janitor-alive")
-"""Touched after every look, even if it failed."""
+"""File that the janitor touches after every check, including failed ones."""
 _WORK_POOL_OF_FLOW_JOB = "prefect.io/work-pool-name"
 _PAGE = 200
 _CANCELLED = {StateType.CANCELLING, StateType.CANCELLED}
@@ -52,10 +53,14 @@ _OVER = {StateType.COMPLETED, StateType.FAILED, StateType.CRASHED}
 
 
 def ownerless(state: StateType | None, flow_pods: Collection[str], flow_job: bool) -> bool:
-    """Whether the worker Jobs of a flow run have no flow pod, and will get none.
+    """Return whether a flow run has no live flow pod and will not get one.
 
-    `state` is None when Prefect does not know the run; `flow_pods` are the phases of its pods;
-    `flow_job`: there is a Job that can make it another pod.
+    The result is False for cancelled runs, whose Jobs are deleted without this check.
+
+    Args:
+        state: The flow run's state; None if Prefect does not know the run.
+        flow_pods: The phases of the flow run's pods.
+        flow_job: Whether a flow Job exists; it could create another flow pod.
     """
     if set(flow_pods) - {"Succeeded", "Failed"}:
         return False
@@ -63,10 +68,11 @@ def ownerless(state: StateType | None, flow_pods: Collection[str], flow_job: boo
 
 
 def must_not_start(state: StateType | None, flow_pods: Collection[str]) -> bool:
-    """Whether a flow run is over, but its flow Job would start it again.
+    """Return whether a flow run is over but its flow Job would start it again.
 
-    A pod that runs is left alone: it ends the run itself, or the run was marked as crashed by
-    mistake. So is a pod that succeeded: its Job is about to end.
+    The result is False while a pod runs, because either that pod will end the run itself, or the
+    run was marked as crashed by mistake. The result is also False if a pod succeeded, because the
+    Job is then about to end.
     """
     if {"Running", "Succeeded"} & set(flow_pods):
         return False
@@ -75,21 +81,24 @@ def must_not_start(state: StateType | None, flow_pods: Collection[str]) -> bool:
 
 @dataclass
 class Clocks:
-    """How long flow runs have been without an owner."""
+    """A clock for each flow run whose Jobs are ownerless (see `ownerless`)."""
 
     grace_s: float
     _since_s: dict[str, tuple[StateType | None, float]] = field(default_factory=dict)
 
     def due(self, ownerless: Mapping[str, StateType | None], now_s: float) -> set[str]:
-        """Take what a look found; return the runs without an owner, in one state, for the grace."""
+        """Update the clocks after a check; return the runs whose grace period is over.
+
+        A run's clock starts again when its state changes.
+        """
         before, self._since_s = self._since_s, {}
         for run, state in ownerless.items():
             known = before.get(run)
             if known is None or known[0] is not state:
                 known = (state, now_s)
                 log.info(
-                    "flow run %s is %s and has no flow pod: its Jobs are deleted in %.0f s, unless "
-                    "that changes",
+                    "flow run %s is %s and has no flow pod; its Jobs will be deleted in %.0f s "
+                    "unless its state changes",
                     run,
                     _shown(state),
                     self.grace_s,
@@ -100,13 +109,13 @@ class Clocks:
         }
 
     def restart(self) -> None:
-        """Start all clocks again: something may have been missed."""
+        """Reset all clocks, because a change of state may have been missed."""
         self._since_s.clear()
 
 
 @dataclass
 class Janitor:
-    """Looks at intervals, and deletes what is due."""
+    """A janitor, which checks at intervals and deletes the Jobs that are due."""
 
     api: Api
     instance: str
@@ -115,7 +124,7 @@ class Janitor:
     _outage: bool = False
 
     def run(self, interval_s: float, stop: threading.Event) -> None:
-        """Look until `stop` is set."""
+        """Check every `interval_s` seconds until `stop` is set."""
         while not stop.is_set():
             try:
                 self.look(time.monotonic())
@@ -125,24 +134,27 @@ class Janitor:
             except (PrefectApiError, ApiUnavailableError, LaunchError) as error:
                 self.clocks.restart()
                 if not self._outage:
-                    log.warning("nothing is deleted until Prefect and Kubernetes answer: %s", error)
+                    log.warning("deleting no Jobs until Prefect and Kubernetes answer: %s", error)
                 self._outage = True
             ALIVE.touch()
             stop.wait(interval_s)
 
     def look(self, now_s: float) -> None:
-        """Delete what is due. Raises PrefectApiError, ApiUnavailableError, LaunchError."""
+        """Check once, and delete the Jobs that are due.
+
+        Raises PrefectApiError, ApiUnavailableError or LaunchError.
+        """
         jobs = self._unfinished(
             {names.MANAGED_BY: names.RETRACE, names.INSTANCE: self.instance}, names.FLOW_RUN
         )
         flow_jobs = self._unfinished(
             {_WORK_POOL_OF_FLOW_JOB: self.work_pool}, names.FLOW_RUN_OF_FLOW_POD
         )
-        # Asked for after the Jobs, so that a run that was started again meanwhile counts as alive.
+        # States are read after Jobs, so a run that restarts between the two reads counts as alive.
         states = flow_run_states({*jobs, *flow_jobs})
         alone: dict[str, StateType | None] = {}
         for run, state in states.items():
-            if state in _CANCELLED:  # at once
+            if state in _CANCELLED:  # without a grace period
                 self._delete(jobs.get(run, []), run, state)
             if state is None or state in _CANCELLED | _OVER or run not in flow_jobs:
                 pods = self._phases(run)
@@ -154,7 +166,7 @@ class Janitor:
             self._delete(jobs[run], run, alone[run])
 
     def _unfinished(self, labels: Mapping[str, str], owner: str) -> dict[str, list[str]]:
-        """Names of the Jobs that have not ended, by the flow run that the label `owner` names."""
+        """Return the names of unfinished Jobs, keyed by the flow run in the label `owner`."""
         found: dict[str, list[str]] = {}
         for job in self.api.jobs(labels):
             if not has_ended(job):
@@ -173,7 +185,7 @@ class Janitor:
 
 
 def flow_run_states(runs: Collection[str]) -> dict[str, StateType | None]:
-    """The states of flow runs, None for those that Prefect does not know.
+    """Return the states of flow runs; None for runs that Prefect does not know.
 
     Raises PrefectApiError.
     """
@@ -188,7 +200,7 @@ def flow_run_states(runs: Collection[str]) -> dict[str, StateType | None]:
 
 
 def main() -> int:
-    """Look until SIGTERM; the exit code."""
+    """Check at intervals until SIGTERM, and return the exit code."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -200,7 +212,7 @@ def main() -> int:
     except (InputError, LaunchError) as error:
         log.error("%s", error)
         return 1
-    log.info("looking every %.0f s", interval_s)
+    log.info("checking every %.0f s", interval_s)
     janitor.run(interval_s, stop)
     return 0
 
@@ -223,7 +235,9 @@ def _seconds(variable: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise InputError([f"{variable}: found {text!r}, expected a number of seconds above 0"])
+        raise InputError(
+            [f"{variable}: found {text!r}, expected a number of seconds above 0; correct it"]
+        )
     return seconds
 
 

@@ -1,9 +1,9 @@
-"""Registers an installation with Prefect: work pool, deployment, automations. Makes the bucket of a
-trial.
+"""Register an installation with Prefect: its work pool, deployment and automations.
 
     python -m pipeline.installation.register --wait-s 300
 
-It runs before the worker and may run again at any time: it updates what exists.
+For a trial installation, this program also creates the store's bucket. The program runs before
+Prefect's worker starts. It may run again at any time, because it updates what already exists.
 """
 
 import argparse
@@ -39,16 +39,21 @@ from pipeline.store.schemes import make_container
 log = logging.getLogger("pipeline.installation.register")
 
 _LOOK_EVERY_S = 2.0
-_DESCRIPTION = """GRPO on a mixture-of-experts model with routing replay, on this cluster.
+_DESCRIPTION = """Train a mixture-of-experts model with GRPO and routing replay on this cluster.
 
-The form's fields are described below. A run that failed goes on when it is started again with the
-same name."""
+The fields of the form are described below. To continue a failed run, start it again with the same
+name."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Register, and return the exit code."""
+    """Register the installation, and return the exit code."""
     parser = argparse.ArgumentParser(prog="pipeline.installation.register", description=__doc__)
-    parser.add_argument("--wait-s", type=float, default=300, help="for Prefect's API and the store")
+    parser.add_argument(
+        "--wait-s",
+        type=float,
+        default=300,
+        help="seconds to wait for Prefect's API and for the store",
+    )
     parsed = parser.parse_args(arguments)
     try:
         register(retrace, parsed.wait_s)
@@ -59,15 +64,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def register(flow: Flow[..., Any], wait_s: float) -> None:
-    """Register a flow with the settings in the environment.
+    """Register a flow, with settings from the environment.
 
-    Raises InputError, PrefectApiError, StoreError.
+    The waits for Prefect's API and for the store last at most `wait_s` seconds each. Raises
+    InputError, PrefectApiError or StoreError.
     """
     cluster = read_cluster()
     pool = work_pool_name()
     template = read_template(Path(_variable("RETRACE_BASE_JOB_TEMPLATE")))
     runs = _number("RETRACE_MAX_RUNS", 1)
-    start_timeout_s = _number("RETRACE_POD_START_TIMEOUT_S", 10)  # the shortest that Prefect takes
+    start_timeout_s = _number("RETRACE_POD_START_TIMEOUT_S", 10)  # Prefect's minimum
     image = _variable("RETRACE_FLOW_IMAGE")
     if os.environ.get("RETRACE_CREATE_BUCKET") == "true":
         make_store(cluster.store_uri, wait_s)
@@ -80,8 +86,8 @@ def register(flow: Flow[..., Any], wait_s: float) -> None:
 
 
 def read_template(path: Path) -> dict[str, Any]:
-    """The base job template, from which Prefect's worker makes flow Jobs. Raises InputError."""
-    fix = "it is rendered by the Helm chart: upgrade chart and images together"
+    """Read the template from which Prefect's worker creates flow Jobs. Raises InputError."""
+    fix = "the Helm chart renders this file, so upgrade the chart and the images together"
     try:
         template = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -89,15 +95,15 @@ def read_template(path: Path) -> dict[str, Any]:
     if not isinstance(template, dict) or set(template) != {"variables", "job_configuration"}:
         raise InputError(
             [
-                f"RETRACE_BASE_JOB_TEMPLATE: {path}: expected an object of variables and "
-                f"job_configuration; {fix}"
+                f"RETRACE_BASE_JOB_TEMPLATE: {path}: expected an object with the keys variables "
+                f"and job_configuration; {fix}"
             ]
         )
     return template
 
 
 def await_api(wait_s: float) -> None:
-    """Return once Prefect's API is healthy. Raises PrefectApiError after `wait_s`."""
+    """Wait until Prefect's API is healthy. Raises PrefectApiError after `wait_s` seconds."""
     deadline_s = time.monotonic() + wait_s
     logged = False
     while True:
@@ -117,11 +123,22 @@ def await_api(wait_s: float) -> None:
 def set_work_pool(
     client: SyncPrefectClient, cluster: Cluster, name: str, template: dict[str, Any], runs: int
 ) -> None:
-    """Create the work pool, or update it.
+    """Create the work pool or update it.
 
-    The pool limits how many runs are at work. The deployment could too, but then each flow run
-    holds a lease; a server that restarts forgets leases, and Prefect ends those runs.
-    Raises InputError for a pool that is not this installation's; PrefectApiError.
+    The pool limits the number of runs in progress. The deployment could limit this number instead,
+    but each flow run would then hold a lease. A restarted server forgets leases, and Prefect would
+    end the runs that held them.
+
+    Args:
+        client: A client of Prefect's API.
+        cluster: The installation.
+        name: The work pool's name.
+        template: The base job template.
+        runs: The maximum number of runs in progress.
+
+    Raises:
+        InputError: The pool exists and does not belong to this installation.
+        PrefectApiError: Prefect's API does not answer, or refuses a request.
     """
     ours = f"Runs of the Retrace installation {cluster.instance} in namespace {cluster.namespace}."
     settings: dict[str, Any] = {
@@ -133,22 +150,33 @@ def set_work_pool(
         found = client.read_work_pool(name)
     except ObjectNotFound:
         client.create_work_pool(WorkPoolCreate(name=name, type="kubernetes", **settings))
-        log.info("created work pool %s, %d runs at a time", name, runs)
+        log.info("created work pool %s with at most %d runs in progress", name, runs)
         return
     if (found.type, found.description) != ("kubernetes", ours):
         raise InputError(
             [
-                f"worker.workPool: the work pool {name!r} exists in Prefect, of type {found.type} "
-                f"and described as {found.description!r}, expected {ours!r}; choose another name, "
-                f"or delete that pool: prefect work-pool delete {name}"
+                f"worker.workPool: found the work pool {name!r} in Prefect with the type "
+                f"{found.type} and the description {found.description!r}, expected the type "
+                f"kubernetes and the description {ours!r}; choose a different name, or delete that "
+                f"pool: prefect work-pool delete {name}"
             ]
         )
     client.update_work_pool(name, WorkPoolUpdate(**settings))
-    log.info("updated work pool %s, %d runs at a time", name, runs)
+    log.info("updated work pool %s with at most %d runs in progress", name, runs)
 
 
 def deploy(client: SyncPrefectClient, flow: Flow[..., Any], pool: str, image: str) -> UUID:
-    """Create or update the deployment <flow>/<pool>; returns its id. Raises PrefectApiError."""
+    """Create or update the deployment <flow>/<pool>, and return its id.
+
+    Args:
+        client: A client of Prefect's API.
+        flow: The flow to deploy.
+        pool: The work pool's name, which is also the deployment's name.
+        image: The image of flow pods.
+
+    Raises:
+        PrefectApiError: Prefect refuses the deployment or does not answer.
+    """
     deployment = RunnerDeployment.from_flow(
         flow,
         pool,
@@ -158,35 +186,39 @@ def deploy(client: SyncPrefectClient, flow: Flow[..., Any], pool: str, image: st
         tags=["retrace"],
         version=__version__,
         enforce_parameter_schema=True,
-        # The module is in the image: there is no code to fetch and no folder to run in.
+        # The image contains the module, so Prefect does not fetch code or need a working folder.
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     try:
         return cast(UUID, deployment.apply())
     except DeploymentApplyError as error:
         raise PrefectApiError(
-            f"Prefect refuses the deployment {flow.name}/{pool}: {error}; correct the values of "
-            "the chart that it names"
+            f"Prefect refuses the deployment {flow.name}/{pool}: {error}; correct the "
+            "chart's values that this error names"
         ) from error
 
 
 def make_store(store_uri: str, wait_s: float) -> None:
-    """Make the bucket of a trial's store, if it is missing. Raises StoreError."""
+    """Create the bucket of a trial installation's store if it does not exist. Raises StoreError."""
     if make_container(store_uri, wait_s):
-        log.info("made the bucket of %s", store_uri)
+        log.info("created the bucket of %s", store_uri)
 
 
 def _variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise InputError([f"{name} is not set: this program runs in a pod of the Helm chart"])
+        raise InputError(
+            [f"{name} is not set; run this program in a pod of the Helm chart, which sets it"]
+        )
     return value
 
 
 def _number(name: str, least: int) -> int:
     text = _variable(name)
     if not text.isdecimal() or int(text) < least:
-        raise InputError([f"{name}: found {text!r}, expected a whole number of at least {least}"])
+        raise InputError(
+            [f"{name}: found {text!r}, expected an integer of at least {least}; correct it"]
+        )
     return int(text)
 
 

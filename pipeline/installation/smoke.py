@@ -1,4 +1,4 @@
-"""Checks that an installation works: the store, Prefect, the deployment. `helm test` runs it.
+"""Check that an installation's store, Prefect server and deployment work. `helm test` runs it.
 
 python -m pipeline.installation.smoke
 """
@@ -25,11 +25,11 @@ _FLOW = "retrace"
 
 
 class SmokeError(Exception):
-    """A check failed; the message names the fix."""
+    """A check failed; the message gives the fix."""
 
 
 def main() -> int:
-    """Make every check, even if another one failed, and return the exit code."""
+    """Run every check, even after a failed one, and return the exit code."""
     checks: list[Callable[[], str]] = [check_store, check_prefect, check_deployment]
     failed = 0
     for check in checks:
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def check_store() -> str:
-    """An object can be created once, read and deleted."""
+    """Check that an object can be created once, read and deleted; return a summary."""
     uri = read_cluster().store_uri
     store = open_store(uri)
     store.probe()
@@ -54,14 +54,14 @@ def check_store() -> str:
         store.delete(key)
     if found != data:
         raise SmokeError(
-            f"store {shown_uri(uri)}: read back other bytes than were written; look for a proxy or "
-            "a cache in front of the store"
+            f"store {shown_uri(uri)}: found bytes that differ from those written; check any "
+            "proxy or cache in front of the store"
         )
     return f"store {shown_uri(uri)}: put, get, delete, conditional put"
 
 
 def check_prefect() -> str:
-    """Prefect's server is healthy and takes the password."""
+    """Check that Prefect's server is healthy and accepts the password; return a summary."""
     with prefect_api() as client:
         client.request("GET", "/health")
         found = client.request("GET", "/admin/version").json()
@@ -69,15 +69,15 @@ def check_prefect() -> str:
 
 
 def check_deployment() -> str:
-    """The deployment is registered; the line shows whether a worker of its pool is alive."""
+    """Check that the deployment is registered; return a summary with the work pool's status."""
     pool = work_pool_name()
     with prefect_api() as client:
         try:
             deployment = client.read_deployment_by_name(f"{_FLOW}/{pool}")
         except ObjectNotFound as error:
             raise SmokeError(
-                f"the deployment {_FLOW}/{pool} is not registered: look at the log of the worker's "
-                "init container `register`"
+                f"the deployment {_FLOW}/{pool} is not registered; check the log of the worker "
+                "pod's init container `register`"
             ) from error
         status = client.read_work_pool(pool).status
         return f"deployment {_FLOW}/{pool} {deployment.version}, work pool {status}"

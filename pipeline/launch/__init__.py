@@ -1,1 +1,1 @@
-"""How a run's workers start: as local processes, or as Kubernetes Jobs."""
+"""Launchers, which start a run's workers as local processes or as Kubernetes Jobs."""

@@ -1,4 +1,4 @@
-"""What the flow needs of a launcher, whatever the workers run on."""
+"""The interface between the flow and the launchers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,75 +14,80 @@ class LaunchError(Exception):
 
 
 class StageFailedError(LaunchError):
-    """Workers of a stage ended too often; the message names the worker and ends with its log."""
+    """Workers of a stage failed too often; the message names one worker and quotes its log."""
 
 
 class StageLastingError(StageFailedError, LastingError):
-    """A worker met what a restart would meet again, so none was tried."""
+    """A worker was not restarted, because its error would recur after a restart."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Workers that are started together and restarted one by one.
+    """Workers that the launcher starts together and restarts one by one.
 
-    A training gang is one command (torchrun starts the ranks): a lost rank restarts the gang.
-    Example: Stage('rollout', (('python', '-m', 'operators.rollout', ...),), 3, {}).
+    A training gang is one command (torchrun starts the ranks), so the gang is restarted if any rank
+    is lost. Example: Stage('rollout', (('python', '-m', 'operators.rollout', ...),), 3, {}).
     """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
     """One command per worker."""
     max_restarts: int
-    """Of the stage as a whole."""
+    """Maximum number of restarts, counted over all workers of the stage."""
     environment: dict[str, str]
-    """Added to the launcher's own."""
+    """Variables added to the launcher's environment."""
     repeats: Callable[[], str | None] = lambda: None
-    """What a restarted worker does again before it goes on, for people; None: nothing."""
+    """Returns a text for users about the work that a restarted worker repeats, or None."""
     devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each worker; empty: no GPUs, and the variable is left as it is."""
+    """CUDA_VISIBLE_DEVICES for each worker. If empty, workers inherit the launcher's value."""
 
 
 def repeats_of(run_uri: str) -> str | None:
-    """What a trainer of a run does again when it is started again, for people; None: nothing.
+    """Return a text for users about the steps that a restarted trainer repeats, or None.
 
-    A store that does not answer is said too: it must not keep workers from being restarted.
+    A StoreError becomes part of the text, because it must not prevent the restart of workers.
     """
     try:
         return repeated_text(open_store(run_uri))
     except StoreError as error:
-        return f"which steps are trained again is not known: {error}"
+        return f"the steps that are trained again are unknown: {error}"
 
 
 class Workers(Protocol):
     """Running workers."""
 
     def check(self) -> bool:
-        """Restart what ended with an error; StageFailedError when that happened too often.
+        """Restart workers that ended with an error; raise StageFailedError after too many restarts.
 
-        Called often and from several threads. Returns whether a worker is still queued for a place
-        to run: that time does not count.
+        Several threads call this method often and concurrently. Return whether a worker is still
+        queued; the caller does not count the time in the queue towards its time limits.
         """
 
     def stop(self, grace_s: float) -> None:
-        """Give the workers time to end by themselves, then kill what is left.
+        """Wait `grace_s` seconds for the workers to end, then kill those still running.
 
-        From now on `check` fails, so that no thread waits for workers that are gone.
+        Later calls of `check` fail, so that no thread waits for workers that no longer exist.
         """
 
     def detach(self) -> bool:
-        """The flow is being ended from outside. Returns whether the workers go on without it, so
-        that another flow can attach to them; if not, stop them. From now on `check` fails.
+        """Return whether the workers continue without this flow, which is being ended.
+
+        If they continue, another flow can attach to them; if not, the caller must stop them. Later
+        calls of `check` fail.
         """
 
 
 class Screen(Protocol):
-    """Shows people what a run is doing. Safe to use from several threads."""
+    """A display of the run's progress. Safe to use from several threads."""
 
     def phase(self, who: str, what: str | None) -> None:
-        """Show what a part of the run is doing now; None: it has finished."""
+        """Show the activity of a part of the run.
+
+        `who` names the part. `what` is its activity; None if the part has finished.
+        """
 
     def step(self, step: int, total: int) -> None:
-        """Show that a step of `total` begins."""
+        """Show that the step numbered `step` begins; the run has `total` steps."""
 
     def line(self, text: str) -> None:
-        """Show that something happened."""
+        """Show a line about an event."""

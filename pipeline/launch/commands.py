@@ -1,10 +1,17 @@
-"""The commands that start workers, whatever they run on."""
+"""The commands that start workers, the same for every launcher."""
 
 from collections.abc import Mapping, Sequence
 
 
 def rollout_command(python: str, run_uri: str, worker: str, attempt: int) -> tuple[str, ...]:
-    """One rollout worker."""
+    """Return the command that starts one rollout worker.
+
+    Args:
+        python: The Python interpreter.
+        run_uri: The run's root in the store.
+        worker: The worker's index, or a variable that Kubernetes replaces with the index.
+        attempt: The attempt's number.
+    """
     options = {"--run-uri": run_uri, "--worker": worker, "--attempt": str(attempt)}
     return (python, "-m", "operators.rollout", *words(options))
 
@@ -12,10 +19,16 @@ def rollout_command(python: str, run_uri: str, worker: str, attempt: int) -> tup
 def training_command(
     python: str, gang: Sequence[str], ranks: int, run_uri: str, attempt: int
 ) -> tuple[str, ...]:
-    """torchrun on one node, which starts that node's training ranks.
+    """Return the torchrun command that starts the training ranks of one node.
 
-    `gang`: torchrun's options on how the nodes find each other. torchrun restarts nothing: the
-    launcher does, and counts.
+    torchrun does not restart ranks; the launcher restarts the gang and counts the restarts.
+
+    Args:
+        python: The Python interpreter.
+        gang: The torchrun options that let the nodes find each other.
+        ranks: The number of ranks on this node.
+        run_uri: The run's root in the store.
+        attempt: The attempt's number.
     """
     torchrun = {"--nproc-per-node": str(ranks), "--max-restarts": "0"}
     program = {"-m": "operators.training", "--run-uri": run_uri, "--attempt": str(attempt)}
@@ -23,5 +36,5 @@ def training_command(
 
 
 def words(options: Mapping[str, str]) -> list[str]:
-    """Options as the words of a command. Example: {'--attempt': '3'} -> ['--attempt', '3']."""
+    """Return options as words of a command. Example: {'--attempt': '3'} -> ['--attempt', '3']."""
     return [word for option in options.items() for word in option]

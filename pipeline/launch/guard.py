@@ -1,10 +1,10 @@
 """Run a command that must not outlive its launcher: `python -m pipeline.launch.guard CMD...`
 
-The launcher holds the other end of this process's standard input. When that pipe closes, for
-whatever reason (kill -9 included), every descendant of the command is killed. The guard is their
-subreaper, so a rank whose torchrun died is still found. The guard ends with the command's exit
-code, 128 + N for a command killed by signal N. SIGTERM is passed on to the command. When the guard
-itself is killed, the kernel kills the command: see `pipeline.orphans`.
+The launcher holds the other end of the pipe that is this process's standard input. When the pipe
+closes for any reason, including kill -9 of the launcher, the guard kills every descendant of the
+command. As a subreaper, the guard also finds ranks whose torchrun has died. The guard exits with
+the command's exit code, or with 128 + N if signal N killed the command. It passes SIGTERM on
+to the command. If the guard itself is killed, the kernel kills the command: see `pipeline.orphans`.
 """
 
 import contextlib
@@ -28,11 +28,16 @@ _POLL_S = 0.2
 def start_guarded(
     command: Sequence[str], output: IO[bytes], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a command under a guard, both in a session of their own: Ctrl-C in a terminal reaches
-    the launcher alone, which stops in order.
+    """Start a command under a guard, and return the guard's process.
 
-    `output` takes what they print; `environment` is added to the launcher's own. The command is
-    killed when the process's standard input is closed, and whenever this process ends.
+    The guard kills the command when the standard input of the returned process is closed, or when
+    the calling process ends. The guard and the command run in a separate session, so that Ctrl-C in
+    a terminal reaches only the launcher. The launcher then stops them in an orderly way.
+
+    Args:
+        command: The words of the command.
+        output: The file for the output of the guard and the command, including standard error.
+        environment: Variables added to the launcher's environment.
     """
     return subprocess.Popen(
         (sys.executable, "-m", "pipeline.launch.guard", *command),
@@ -41,8 +46,8 @@ def start_guarded(
         stderr=subprocess.STDOUT,
         env={
             **os.environ,
-            # `python -m` puts the current folder first on the path, where a folder called pipeline
-            # would hide this package. A variable, because torchrun starts Python by itself.
+            # `python -m` puts the current folder first on the path, where a folder named pipeline
+            # would hide this package. Python's option -P would not reach torchrun's processes.
             "PYTHONSAFEPATH": "1",
             **environment,
         },
@@ -51,14 +56,14 @@ def start_guarded(
 
 
 def main(command: list[str]) -> int:
-    """Run the command under guard and return its exit code."""
+    """Run the command as its guard, and return its exit code."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
     os.environ[GUARD] = str(os.getpid())
-    # preexec_fn is safe here: this process has one thread.
+    # preexec_fn is safe here, because this process has only one thread.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
     signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     while child.poll() is None:
         readable, _, _ = select.select([sys.stdin], [], [], _POLL_S)
         if readable and not os.read(sys.stdin.fileno(), 1):
@@ -69,12 +74,12 @@ def main(command: list[str]) -> int:
 
 
 def kill_descendants(child: subprocess.Popen[bytes]) -> None:
-    """Kill every descendant; repeat, because a dying process may have just started another."""
+    """Kill all descendants; repeat until none is alive, because a dying one may start another."""
     while alive := [p for p in psutil.Process().children(recursive=True) if _is_alive(p)]:
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        child.wait()  # only its Popen may reap it, or its exit code would be lost
+        child.wait()  # only the child's Popen may reap it, or its exit code would be lost
         psutil.wait_procs([p for p in alive if p.pid != child.pid], timeout=1)
 
 

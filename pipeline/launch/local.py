@@ -1,4 +1,4 @@
-"""Workers as local processes, each under a guard that dies with the launcher."""
+"""Workers as local processes, each under a guard that ends them when the launcher ends."""
 
 import contextlib
 import signal
@@ -28,7 +28,7 @@ from pipeline.launch.tail import rank_exit_codes, why_ended
 
 _START_MARK = "=== start of worker"
 _KILLED = 128 + signal.SIGKILL
-"""The guard's exit code for a command that was killed."""
+"""The guard's exit code for a command that SIGKILL ended."""
 
 
 @dataclass
@@ -42,14 +42,14 @@ class _Worker:
 
 @dataclass
 class LocalWorkers:
-    """The processes of all stages; safe to check from several threads."""
+    """The worker processes of all stages. Several threads may call `check` at the same time."""
 
     folder: Path
-    """Log files: <stage>-<index>.log, appended to by each restart."""
+    """Folder of the log files <stage>-<index>.log, to which each restart appends."""
     show: Callable[[str], None]
-    """Shows a line: a worker was restarted."""
+    """Shows a line about a restarted worker."""
     progress_folder: Path | None = None
-    """Where each worker says what it does, in <stage>-<index>.json; None: nobody wants to know."""
+    """Folder of the progress files <stage>-<index>.json; None if no progress is written."""
     _workers: list[_Worker] = field(default_factory=list)
     _restarts: dict[str, int] = field(default_factory=dict)
     _failure: StageFailedError | None = None
@@ -63,13 +63,13 @@ class LocalWorkers:
             self._workers.append(_Worker(stage, index, log, self._spawn(stage, index, log)))
 
     def check(self) -> bool:
-        """Restart workers that ended with an error; StageFailedError when too many did, or when one
-        met what a restart would meet again.
+        """Restart workers that ended with an error.
 
-        Always False: this machine has no queue.
+        Always return False, because one machine has no queue. Raises StageFailedError after too
+        many restarts, or StageLastingError if a worker's error would recur after a restart.
         """
         with self._lock:
-            if self._failure is not None:  # every thread that waits gets it
+            if self._failure is not None:  # raised again in every waiting thread
                 raise self._failure
             for worker in self._workers:
                 code = worker.process.poll()
@@ -85,7 +85,7 @@ class LocalWorkers:
                 lasting = CONFIGURATION_ERROR in codes
                 if lasting or self._restarts[stage.name] >= stage.max_restarts:
                     when = (
-                        "and was not restarted, as it would meet the same error again"
+                        "and was not restarted, because the error would recur"
                         if lasting
                         else f"after {self._restarts[stage.name]} restarts (launch.max_restarts)"
                     )
@@ -106,9 +106,9 @@ class LocalWorkers:
         return False
 
     def stop(self, grace_s: float) -> None:
-        """Give the workers time to end by themselves, then kill what is left.
+        """Wait `grace_s` seconds for the workers to end, then kill those still running.
 
-        From now on `check` fails, so that no thread waits for workers that are gone.
+        Later calls of `check` fail, so that no thread waits for workers that no longer exist.
         """
         with self._lock:
             self._failure = self._failure or StageFailedError("the workers were stopped")
@@ -123,7 +123,7 @@ class LocalWorkers:
             worker.process.wait()
 
     def detach(self) -> bool:
-        """Local workers die with the process that started them."""
+        """Return False, because local workers end with the process that started them."""
         return False
 
     def _spawn(self, stage: Stage, index: int, log: Path) -> subprocess.Popen[bytes]:
@@ -143,7 +143,14 @@ def local_workers(
     show: Callable[[str], None],
     progress_folder: Path | None = None,
 ) -> Iterator[LocalWorkers]:
-    """Start stages as local processes; nothing of them is left after the block."""
+    """Start stages as local processes, and end all of them after the block.
+
+    Args:
+        folder: The folder for the workers' log files.
+        stages: The stages to start, in this order.
+        show: Shows a line about a restarted worker.
+        progress_folder: The folder for the workers' progress files; None if no progress is written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     workers = LocalWorkers(folder, show, progress_folder)
     try:
@@ -162,7 +169,16 @@ def rollout_stage(
     threads: int,
     devices: tuple[str, ...],
 ) -> Stage:
-    """The rollout workers of an attempt; `devices` has a text for each, or is empty."""
+    """Return the stage of an attempt's rollout workers.
+
+    Args:
+        run_uri: The run's root in the store.
+        attempt: The attempt's number.
+        workers: The number of rollout workers.
+        max_restarts: Maximum number of restarts of all workers together.
+        threads: CPU threads per worker.
+        devices: CUDA_VISIBLE_DEVICES for each worker; empty without GPUs.
+    """
     commands = tuple(
         rollout_command(sys.executable, run_uri, str(index), attempt) for index in range(workers)
     )
@@ -177,7 +193,16 @@ def training_stage(
     threads: int,
     devices: tuple[str, ...],
 ) -> Stage:
-    """The training ranks of an attempt: one torchrun on this machine."""
+    """Return the stage of an attempt's training ranks: one torchrun on this machine.
+
+    Args:
+        run_uri: The run's root in the store.
+        attempt: The attempt's number.
+        ranks: The number of training ranks.
+        max_restarts: Maximum number of restarts of the gang.
+        threads: CPU threads per rank.
+        devices: CUDA_VISIBLE_DEVICES for the gang, as one element; empty without GPUs.
+    """
     command = training_command(sys.executable, ["--standalone"], ranks, run_uri, attempt)
     again = partial(repeats_of, run_uri)
     return Stage("training", (command,), max_restarts, _environment(threads), again, devices)
@@ -186,11 +211,19 @@ def training_stage(
 def devices_of(
     pool: Sequence[str], ranks: int, workers: int, tensor_parallel: int
 ) -> tuple[str, ...]:
-    """CUDA_VISIBLE_DEVICES of the training gang, then of each rollout worker; () without GPUs.
+    """Return CUDA_VISIBLE_DEVICES for the training gang, and then for each rollout worker.
 
-    Each GPU has one owner; the only one of a machine has several.
+    The gang and the workers share a GPU only if the machine has just one.
     Example: devices_of(("0", "1", "2", "3"), 2, 1, 2) == ("0,1", "2,3").
-    Raises LaunchError where the run wants more than there are.
+
+    Args:
+        pool: The machine's GPUs. If it has none, the result is empty.
+        ranks: The number of training ranks.
+        workers: The number of rollout workers.
+        tensor_parallel: GPUs per rollout worker.
+
+    Raises:
+        LaunchError: The run needs more GPUs than the machine has.
     """
     if not pool:
         return ()
@@ -204,14 +237,20 @@ def devices_of(
 
 
 def threads_per_worker(workers: int, ranks: int, overlap: bool) -> int:
-    """CPU threads of each process: rollout and training share the cores only if they overlap."""
+    """Return the number of CPU threads per process.
+
+    Args:
+        workers: The number of rollout workers.
+        ranks: The number of training ranks.
+        overlap: Whether rollout and training run at the same time, and so share the cores.
+    """
     busy = workers + ranks if overlap else max(workers, ranks)
     return max(1, core_count() // busy)
 
 
 def _environment(threads: int) -> dict[str, str]:
-    # Threads that spin while they wait take the cores from those with work (measured: 5 to 30
-    # times slower beside another busy process).
+    # Threads that spin while they wait take cores away from threads that have work. When another
+    # busy process ran on the machine, workers with spinning threads were 5 to 30 times slower.
     return {
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -229,18 +268,21 @@ def _spawn(
 
 
 def _how_it_ended(code: int, codes: Collection[int]) -> str:
-    """A worker's exit code; `codes` has those of its ranks too. A worker or rank that was killed
-    gets a hint: we did not kill it."""
+    """Describe a worker's exit code, with a hint if the worker or one of its ranks was killed.
+
+    `codes` contains `code` and the exit codes of the worker's ranks. The launcher itself has
+    not killed any of these processes.
+    """
     if not {_KILLED, -signal.SIGKILL} & set(codes):
         return f"exit code {code}"
     return (
-        f"exit code {code} (killed by SIGKILL: perhaps by the kernel, which ran out of memory and "
-        "says so in `dmesg`; then lower actor_rollout_ref.rollout.cpu_kv_cache_gib, "
+        f"exit code {code} (killed by SIGKILL: if `dmesg` shows that the kernel ran out of memory, "
+        "lower actor_rollout_ref.rollout.cpu_kv_cache_gib, "
         "actor_rollout_ref.rollout.trace_buffer_mib or launch.rollout_workers)"
     )
 
 
 def _last_start(log: Path) -> str:
-    """The log of the worker's last start."""
+    """Return the part of a log that was written since the worker's last start."""
     text = log.read_text(errors="replace").rpartition(_START_MARK)[2]
     return text.partition("\n")[2]

@@ -1,7 +1,8 @@
-"""Why workers ended, read from their logs.
+"""The reason why workers ended, read from their logs.
 
-Of several ranks only one meets the cause; the others meet its end ("Connection closed by peer").
-The first to fail is quoted, and the others are named after it.
+Usually an error ends only one rank at first. The other ranks then lose their connection to that
+rank ("Connection closed by peer"). The text for users quotes the error of the rank that failed
+first, and lists the other ranks.
 """
 
 import re
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from pipeline.exits import RANK_FAILED
 
 LINES = 25
-"""The most lines of a log that are shown."""
+"""Maximum number of lines to show from a log."""
 
 _ECHO_WIDTH = 160
-"""Characters that are shown of what followed from the cause."""
+"""Maximum number of characters to show from an error that another rank's error has caused."""
 
 _TORCHRUN_REPORT = re.compile(r"torch[./]distributed[./]elastic")
 _RANK_EXIT = re.compile(r"exitcode\s*:\s*(-?\d+)")
@@ -29,29 +30,32 @@ _ECHO = re.compile(
     "|Dist(Network|Store|Backend)Error|NCCL|socket",
     re.IGNORECASE,
 )
-"""What a rank says that has lost another one. It may say so before the other's clock has the time
-at which that one failed."""
+"""Errors from a rank that has lost its connection to another rank.
+
+The clocks of two nodes may differ, so the time of such an error can precede that of the cause.
+"""
 
 
 @dataclass(frozen=True)
 class _RankFailure:
-    """How a rank ended, from its own line in a log or from torchrun's report."""
+    """How a rank ended, according to its own log line or to torchrun's report."""
 
     is_echo: bool
+    """Whether the rank only lost its connection to another rank."""
     time: str
-    """Of the line; empty for a rank that was killed, and so wrote none."""
+    """Time of the log line; empty for a killed rank, which wrote no line."""
     rank: int
     what: str
     log: int
-    """Index of the log that says so."""
+    """Index of the log that contains the line or report."""
     lines: tuple[str, ...]
-    """Its line of the log with the traceback below; none for a rank that was killed."""
+    """The rank's log line with its traceback; empty for a killed rank."""
 
 
 def why_ended(logs: Sequence[str]) -> str:
-    """Why the processes with these logs ended: the quoted cause, then what followed from it.
+    """Return why processes ended: the error that was the cause, then the failures that followed.
 
-    Without a line of a rank it is the first error of the first log and the log's end.
+    If no log names a failed rank, return the first error in the first log, and the end of that log.
     """
     failures = _failures(logs)
     if not failures:
@@ -63,14 +67,14 @@ def why_ended(logs: Sequence[str]) -> str:
 
 
 def failed_first(logs: Sequence[str]) -> int | None:
-    """Index of the log with the cause; None if no log has a rank's line about its end."""
+    """Return the index of the log that contains the cause; None if no log names a failed rank."""
     return next((failure.log for failure in _failures(logs)), None)
 
 
 def last_lines(text: str) -> str:
-    """The first error of a log and the log's end, each line marked as quoted."""
+    """Return the first error of a log and the log's end, each line marked as quoted."""
     lines = text.splitlines()
-    # torchrun ends with a long report of how its ranks ended, which does not name the cause.
+    # torchrun ends the log with a long report about its ranks, which does not name the cause.
     report = [i for i, line in enumerate(lines) if _TORCHRUN_REPORT.search(line)]
     lines = lines[: report[0] if report else None]
     errors = [i for i, line in enumerate(lines) if " ERROR " in line]
@@ -78,15 +82,16 @@ def last_lines(text: str) -> str:
 
 
 def rank_exit_codes(text: str) -> set[int]:
-    """Exit codes of the ranks that failed, from torchrun's report in a log; -9 for SIGKILL.
+    """Return the exit codes of failed ranks, from torchrun's report in a log; -9 means SIGKILL.
 
-    torchrun itself ends with 1. Ranks that it ended because another failed are not in its report.
+    torchrun itself always exits with 1. Its report omits the ranks that it ended because another
+    rank had failed.
     """
     return {int(code) for code in _RANK_EXIT.findall(text)}
 
 
 def _failures(logs: Sequence[str]) -> list[_RankFailure]:
-    """How ranks ended, the cause first."""
+    """Return how ranks ended, with the cause first."""
     found = [failure for index, text in enumerate(logs) for failure in _recorded(index, text)]
     told = {failure.rank for failure in found}
     for index, text in enumerate(logs):
@@ -95,7 +100,8 @@ def _failures(logs: Sequence[str]) -> list[_RankFailure]:
                 what = f"killed by signal {-int(code)}"
                 found.append(_RankFailure(False, "", int(rank), what, index, ()))
     causes = [failure for failure in found if not failure.is_echo and failure.time]
-    # A rank that was killed has no time: it is the cause where all that others say is an echo.
+    # A killed rank wrote no line, so its failure has no time. It counts as the cause if every other
+    # failure is an echo.
     return sorted(
         found,
         key=lambda one: (one.is_echo or (not one.time and bool(causes)), one.time, one.rank),
@@ -103,7 +109,7 @@ def _failures(logs: Sequence[str]) -> list[_RankFailure]:
 
 
 def _recorded(index: int, text: str) -> list[_RankFailure]:
-    """The ranks' own lines of a log."""
+    """Return the failures that ranks report in their own lines of a log."""
     lines = text.splitlines()
     found = []
     for number, line in enumerate(lines):
@@ -120,7 +126,7 @@ def _recorded(index: int, text: str) -> list[_RankFailure]:
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
-    """The first line, and as many of the last ones as are shown."""
+    """Return the first line, and as many of the last lines as LINES allows."""
     return [*lines[:1], *lines[1:][-(LINES - 1) :]]
 
 

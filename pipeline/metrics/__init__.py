@@ -1,1 +1,1 @@
-"""The names of a step's metrics: what each means, and what it was called before."""
+"""The names of a step's metrics, their meanings and their former names."""

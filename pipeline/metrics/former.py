@@ -1,7 +1,7 @@
-"""Metrics under the names that older runs have stored them by.
+"""The former names of metrics, which the files of older runs contain.
 
-The one place that knows them: whoever reads steps/N/metrics.json passes it through `named_today`,
-so that old and new runs stand in one table.
+No other module contains former names. Code that reads steps/N/metrics.json passes the metrics
+through `named_today`, so that one table can show old and new runs.
 """
 
 from collections.abc import Mapping
@@ -29,27 +29,27 @@ RENAMED = {
     "time/trace_tail_s": "timing_s/trace_tail",
     "time/trace_wait_s": "timing_s/trace_wait",
 }
-"""The same number under another name."""
+"""Today's names of metrics whose values are unchanged, keyed by former name."""
 
 NEGATED = {"loss/log_ratio": "actor/ppo_kl"}
-"""log(new/old) became old minus new."""
+"""Metrics whose sign has since been reversed: formerly log(new / old), now log(old / new)."""
 
 SHARES = {
     "response/truncated": "response_length/clip_ratio",
     "response/aborted": "response/aborted_ratio",
 }
-"""Numbers of samples became shares of `response/count`."""
+"""Metrics that used to be sample counts and are now shares of `response/count`."""
 
 
 def named_today(stored: Mapping[str, float | None]) -> Metrics:
-    """A step's stored metrics, whatever version wrote them, under today's names."""
+    """Return a step's stored metrics under today's names, whichever version wrote them."""
     found: Metrics = {}
     samples = stored.get("response/count")
     for name, value in stored.items():
         if name in NEGATED:
             found[NEGATED[name]] = None if value is None else 0.0 - value
         elif name in SHARES:
-            # A step of the oldest runs has no number of samples, and so no share.
+            # The oldest runs did not store the number of samples, so the share is unknown.
             found[SHARES[name]] = value / samples if value is not None and samples else None
         else:
             found[RENAMED.get(name, name)] = value

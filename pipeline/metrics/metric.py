@@ -1,4 +1,4 @@
-"""A row of the table of metrics."""
+"""Rows of the metrics table."""
 
 import re
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ _OPEN = re.compile(r"<[^>]*>")
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, or several of one kind. Example: Metric("critic/score/{mean,max}", "", "...")."""
+    """A metric, or several of one kind. Example: Metric("critic/score/{mean,max}", "", "...")."""
 
     name: str
-    """`{a,b}` stands for one of several words, `<word>` for any text."""
+    """The name, in which `{a,b}` stands for one of several words and `<word>` for any text."""
     unit: str
-    """Empty: a number without a unit."""
+    """The unit; empty for a number without a unit."""
     meaning: str
     when: str = ""
-    """Which steps have the key; empty: all."""
+    """The condition under which a step has the metric; empty if every step has it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each name, with `<word>` left as it is."""
+        """The names for all alternatives of `{a,b}`, with `<word>` unchanged."""
         choice = _CHOICE.search(self.name)
         if choice is None:
             return (self.name,)
@@ -30,18 +30,18 @@ class Metric:
 
     @property
     def is_open(self) -> bool:
-        """Whether part of the name is any text."""
+        """Whether the name contains a `<word>`."""
         return _OPEN.search(self.name) is not None
 
     def covers(self, name: str) -> bool:
-        """Whether a name is one of these."""
+        """Return whether this row describes the metric with this name."""
         patterns = (".+".join(map(re.escape, _OPEN.split(own))) for own in self.names)
         return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Metrics that are read together."""
+    """A titled group of rows: a section of docs/metrics.md."""
 
     title: str
     metrics: tuple[Metric, ...]

@@ -1,4 +1,4 @@
-"""docs/metrics.md, made from the table: `python -m pipeline.metrics.page`."""
+"""Generate docs/metrics.md from the table: `python -m pipeline.metrics.page`."""
 
 import sys
 from collections.abc import Iterator
@@ -13,75 +13,131 @@ _HEAD = """\
 
 # Metrics
 
-`steps/N/metrics.json` holds a step's metrics under `metrics`; with MoE layers, `agreement_by_layer`
-beside it has the agreement of each. null (None in Python) means not measured. They go to the places
-that `trainer.logger` names ([config.md](config.md#trainer)), and `Run.metrics()` makes a table of
-them ([library.md](library.md)).
+This page lists every number that a step of a run reports. It is for people who read training
+curves or build dashboards. A few metrics show most of what you need to know about a run:
 
-Names are those of verl's dashboards where verl has the number; the rest (`mismatch/`, `replay/`,
-`resume/`, `update/`, ...) are ours. Shares go from 0 to 1; numbers of ranks are added up, times are
-those of the slowest. Averages over tokens are over the response tokens that count in the loss.
+- `critic/rewards/mean`: whether the policy improves.
+- `mismatch/kl`: the distance between the trainer's probabilities and the engine's.
+- `replay/coverage` and `replay/agreement`: whether replay reaches all positions, and how often the
+  trainer's router agrees with the recorded routes.
+- `timing_s/gen` and `timing_s/train`: the durations of generation and of training, in seconds. The
+  other rows of [Time](#time) break both durations down into their parts.
+
+`retrace run` prints these metrics after each step. `trainer.logger` selects further destinations,
+such as a file or TensorBoard; [Trackers](#trackers) compares them. With recorded routes,
+`mismatch/kl_native` and `mismatch/extreme_share_native` require an additional forward pass. The
+setting [`native_every`](config.md#actor_rollout_refactorrouter_replay) is the number of steps
+between these passes. With `trainer.max_staleness=1`, it also applies to the passes that
+[separate engine mismatch from staleness](corrections.md#separating-engine-mismatch-from-staleness).
+
+In the store, `steps/N/metrics.json` contains the metrics of step N under the key `metrics`.
+For MoE models, the file also contains `agreement_by_layer`, the agreement of each layer. The value
+null (None in Python) means that the metric was not measured. `Run.metrics()` returns a table of all
+steps ([library.md](library.md)).
+
+Metrics on verl's dashboards keep their names from verl. The others (`mismatch/`,
+`replay/`, `resume/`, `update/`, ...) are specific to Retrace. Counts are sums over all ranks, and
+times are for the slowest rank. Means over tokens cover the response tokens that count towards the
+loss.
+
+If the name of a metric in the tables ends in `mean`, `max` or `min`, its value is that statistic of
+the quantity described. If the unit is *share*, the *meaning* column describes the items that are
+counted, such as clipped tokens. The value is their share of all items of the same kind (here, of
+all tokens), from 0 to 1.
 """
 
 _VALIDATION = """
 ## Validations
 
-The places of `trainer.logger` also get these, at the step of the policy version that is validated;
-the store has them in validations/V.
+Trackers also receive the results of validations. The results of policy version V are reported for
+step V. The store contains these results under `validations/V`.
 
 | name | unit | meaning |
 |---|---|---|
-| `val/reward/mean` | | Mean over all samples with a reward. |
-| `val-core/<data source>/<name>/mean@N` | | Mean over the samples of a data source, N for each \
-prompt: of `acc` where the reward function returns it, else of `reward`, as in verl. |
-| `val-aux/<data source>/<name>/mean@N` | | The same of the other numbers that it returns. |
+| `val/reward/mean` | | Mean reward of all samples that have a reward. |
+| `val-core/<data source>/<name>/mean@N` | | Mean of `acc` over the samples of a data source, \
+with N samples per prompt. If the reward function does not return `acc`, this is the mean of \
+`reward`, as in verl. |
+| `val-aux/<data source>/<name>/mean@N` | | The same mean, for every \
+other number that the reward function returns. |
 """
 
 _TRACKERS = """
-## Where they go
+## Trackers
 
-`trainer.logger` is a list of these, by verl's names. All metrics are in the store in any case.
+`trainer.logger` ([config.md](config.md#trainer)) is a list of the names in this table. verl uses
+the same names. The store contains all metrics, regardless of this setting.
 
-| name | where | needs | a later start of the run |
+| name | destination | extra to install | what a restarted run continues |
 |---|---|---|---|
-| `console` | a line for each step | | |
+| `console` | the screen: one line per step | | |
 | `file` | JSON lines, `<default_local_dir>/<run>/metrics.jsonl`: `{"step": 3, "data": {...}}` | | \
-goes on in the same file |
-| `tensorboard` | `<default_local_dir>/<run>/tensorboard` | | goes on in the same folder |
-| `wandb` | the account of `wandb login`, or files (`WANDB_MODE=offline`, later `wandb sync`) | \
-`retrace-moe[wandb]` | the same run |
-| `mlflow` | the server of `MLFLOW_TRACKING_URI`; without it \
+the same file |
+| `tensorboard` | `<default_local_dir>/<run>/tensorboard` | | the same folder |
+| `wandb` | the account that you logged in to with `wandb login`, or files \
+(`WANDB_MODE=offline`, then `wandb sync`) | `retrace-moe[wandb]` | the same run |
+| `mlflow` | the server at `MLFLOW_TRACKING_URI`; without this variable, \
 `sqlite:///<default_local_dir>/mlflow.db` | `retrace-moe[mlflow]` | the same run |
-| `swanlab` | as `SWANLAB_MODE` says | `retrace-moe[swanlab]` | the same run, online |
-| `trackio` | as `TRACKIO_DIR`, `TRACKIO_SPACE_ID` say | `retrace-moe[trackio]`, an older pillow \
-than vLLM's | the same run |
+| `swanlab` | selected by `SWANLAB_MODE` | `retrace-moe[swanlab]` | the same run, if online |
+| `trackio` | selected by `TRACKIO_DIR` and `TRACKIO_SPACE_ID` | `retrace-moe[trackio]`, which \
+requires an older version of pillow than vLLM does | the same run |
 
-- Runs stand under `trainer.project_name` (MLflow's experiment). A run there has an id of this run
-  alone: one of the same name, made after the first was removed, is another run there too.
-- Each tracker has a process of its own. One that fails, hangs or crashes ends no run and holds none
-  up: its first failure is shown, and at the end how many steps it lacks. It then has 60 s to write
-  what is left, 4 s when the run was stopped. Its log is
-  `<default_local_dir>/<run>/trackers/<name>.log`.
-- A start of the run sends the newest 100 finished steps once more, as the flow may have been killed
-  before they arrived; what is there already is not sent twice.
-- With wandb, curves are drawn over `training/global_step`, as its own steps may only grow; MLflow
-  takes no `@` in names and gets `_at_`, as from verl.
+- The project of a run is `trainer.project_name`; MLflow calls it an experiment. Each run has a
+  unique id in each tracker. If you remove a run and create another with the same name, trackers
+  show two runs.
+- Each tracker runs in a separate process, so a tracker that fails, hangs or crashes cannot end or
+  delay the run. The run reports a tracker's first failure. At the end of the run, trackers have
+  60 s to send the remaining values. They have only 4 s if the run was stopped or failed. The run
+  then reports how many steps and validations each tracker is missing. The log of a tracker is
+  `<default_local_dir>/<run>/trackers/<name>.log`. Next to it, `failures` in `<name>.json` counts
+  the steps and validations that a tracker failed to record. The count is
+  cumulative over all starts, so it may include some that a later start sent successfully.
+- Each time the run starts, it sends the newest 100 finished steps and the newest 100 validations
+  again. Otherwise, trackers would miss those that they had not received when the flow was killed.
+  Trackers skip those that they have already recorded.
+- In wandb, the x-axis of curves is `training/global_step`, because wandb accepts only increasing
+  numbers for its own steps. In MLflow, `@` in names becomes `_at_`, as in verl.
+"""
+
+_DIFFERENCES = """
+## Differences from verl
+
+These metrics have verl's names, but their values are computed differently:
+
+| metric | Retrace | verl |
+|---|---|---|
+| `critic/rewards/*` | The KL of `use_kl_in_reward` is not included. | The KL is subtracted. |
+| `response_length/clip_ratio` | Responses that the engine cut off. | All responses of \
+`data.max_response_length` tokens. |
+| `actor/entropy` | Mean over tokens, during the updates. | Aggregated with `loss_agg_mode`, \
+before the updates. |
+| `actor/ppo_kl`, `actor/pg_clipfrac`, `actor/pg_clipfrac_lower`, `critic/vf_clipfrac`, \
+`critic/vpred_mean` | Means over each mini-batch. | Means over each micro-batch. |
+| `timing_s/gen` | Generation time of the busiest rollout worker. | Time that the trainer waits. |
+| `timing_s/update_weights` | The pause for copying the policy. | The transfer to the engines. |
+| `perf/throughput` | Per process (training ranks and engines). | Per GPU. |
+
+[Corrections](corrections.md#metrics) lists the differences in `rollout_corr/*`.
+verl's `training/rollout_probs_diff_*` and `training/rollout_actor_probs_pearson_corr` compare the
+engine's probabilities with the trainer's; Retrace reports a KL and the share of extreme tokens
+instead (`mismatch/*`). verl's `training/filter_groups/*` count samples, and
+`reward/groups_rejected` counts groups.
 """
 
 _FORMER = """
 ## Former names
 
-Runs of version 0.1 stored their metrics under other names. They stay readable: all commands,
-tables and the library show them under today's.
+Runs of version 0.1 stored some metrics under different names. The commands and the library show
+these metrics under their current names.
 
-| then | now |
+| name in 0.1 | current name |
 |---|---|
 """
 
 
 def render() -> str:
-    """The page."""
-    return "".join([_HEAD, *_groups(), _VALIDATION, _TRACKERS, _FORMER, *_former()])
+    """Return the text of the page."""
+    return "".join([_HEAD, *_groups(), _VALIDATION, _TRACKERS, _DIFFERENCES, _FORMER, *_former()])
 
 
 def _groups() -> Iterator[str]:
@@ -92,7 +148,7 @@ def _groups() -> Iterator[str]:
 
 def _row(metric: Metric) -> str:
     names = ", ".join(f"`{name}`" for name in metric.names)
-    only = f" Only when {metric.when}." if metric.when else ""
+    only = f" Reported only if {metric.when}." if metric.when else ""
     return f"| {names} | {metric.unit} | {metric.meaning}{only} |\n"
 
 
@@ -100,16 +156,16 @@ def _former() -> Iterator[str]:
     for old, new in RENAMED.items():
         yield f"| `{old}` | `{new}` |\n"
     for old, new in NEGATED.items():
-        yield f"| `{old}` | `{new}`, with the other sign |\n"
+        yield f"| `{old}` | `{new}`, with the opposite sign |\n"
     for old, new in SHARES.items():
-        yield f"| `{old}` | `{new}`, by `response/count` |\n"
+        yield f"| `{old}` | `{new}` (the old value divided by `response/count`) |\n"
 
 
 def main() -> None:
     """Write docs/metrics.md in the working directory."""
     target = Path("docs/metrics.md")
     if not target.parent.is_dir():
-        sys.exit("docs/ is not here; run this in the repository's root")
+        sys.exit(f"no folder docs/ in {Path.cwd()}; run this in the root of the repository")
     target.write_text(render(), encoding="utf-8")
 
 

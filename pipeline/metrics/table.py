@@ -1,30 +1,30 @@
-"""The one table of a step's metrics: every name, its unit, what it means.
+"""The table of a step's metrics, with the name, unit and meaning of each.
 
-Names that verl's dashboards have are verl's; the others (mismatch, replay, resume, ...) are ours.
-docs/metrics.md is generated from here (`make docs`), and a test holds the table to what runs really
-write.
+Metrics that verl's dashboards show have verl's names; all others (mismatch, replay, resume, ...)
+are specific to Retrace. `make docs` generates docs/metrics.md from this table. A test compares the
+table with the metrics of real runs.
 
-To add a metric, write it into the step's `metrics` (operators/training/step_metrics.py, or a dict
-that is merged into `Trained.metrics`), add a row to its group below, and `make docs`:
+To add a metric, write it to the step's `metrics` (operators/training/step_metrics.py, or a dict
+that is merged into `Trained.metrics`), add a row to its group below, and run `make docs`. These
+are examples of rows:
 
-    Metric("actor/my_number", "tokens", "What is counted, over what.")
-    Metric("critic/values/{mean,max,min}", "", "Of the critic's values.", when="with a critic")
-    Metric("extra/<name>", "", "One for each name that the data bring along.", when="...")
+    Metric("actor/my_number", "tokens", "The counted tokens, and the set they are from.")
+    Metric("critic/values/{mean,max,min}", "", "Value of a token.", when="the run has a critic")
+    Metric("extra/<name>", "", "One metric for each name in the data.", when="...")
 
-Without `when`, every step has the key, with None where it was not measured; with `when`, only such
-a step has it. What is renamed keeps its old name in former.py. Times come from a Stopwatch
-(operators/training/speed.py); their names stand in `_TIMES` of step_metrics.py.
+A row without `when` describes a metric of every step; its value is None if it was not measured. A
+row with `when` describes a metric that is reported only for steps in which the condition holds. The
+module former.py keeps the old names of renamed metrics. A Stopwatch (operators/training/speed.py)
+measures times; `_TIMES` in step_metrics.py lists the names of these metrics.
 """
 
-from pipeline.metrics.correction_rows import CORRECTIONS
+from pipeline.metrics.correction_rows import CORRECTIONS, MISMATCH
 from pipeline.metrics.critic_rows import CRITIC
 from pipeline.metrics.metric import Group, Metric
+from pipeline.metrics.policy_rows import POLICY
 
-_MADE = "a rollout worker made the step's samples"
-_SWEPT = "over the response tokens of the step"
-_TRAINED = (
-    "Mean over mini-batches; those without an optimizer step are left out, None where none had one."
-)
+_MADE = "a rollout worker generated the step's samples"
+_TRAINED = "Mean over mini-batches with an optimizer step; None if there are none."
 
 GROUPS = (
     Group(
@@ -33,46 +33,48 @@ GROUPS = (
             Metric(
                 "critic/rewards/{mean,max,min}",
                 "",
-                "Reward of a sample; those without one are left out. verl subtracts the KL of "
-                "`use_kl_in_reward`, which is `actor/reward_kl_penalty` here.",
+                "Reward of a sample, if any. verl subtracts the KL of `use_kl_in_reward` from the "
+                "reward; Retrace reports this KL separately, as `actor/reward_kl_penalty`.",
             ),
-            Metric("critic/rewards/std", "", "Its standard deviation (of the samples: n - 1)."),
+            Metric("critic/rewards/std", "", "Standard deviation of rewards (divisor n - 1)."),
             Metric(
                 "critic/score/{mean,max,min}",
                 "",
-                "What the reward function said, with the penalty of overlong responses.",
+                "Score from the reward function, including the penalty for overlong responses.",
             ),
             Metric(
                 "critic/rewards/<data source>/mean",
                 "",
-                "Mean of the samples that were made for the prompts of a data source.",
+                "Mean reward of the samples that were generated for the prompts of a data source.",
                 when=_MADE,
             ),
             Metric(
                 "critic/advantages/{mean,max,min}",
                 "",
-                "Advantage of a token that counts, before the updates.",
+                "Advantage of a token that counts towards the loss, computed before the updates.",
             ),
             Metric(
-                "reward/masked", "samples", "Without a reward: `reward.on_error=mask`, aborted."
+                "reward/masked",
+                "samples",
+                "Samples without a reward: those that were aborted and, with "
+                "`reward.on_error=mask`, those whose reward function failed.",
             ),
             Metric("reward/groups", "groups", "Groups with at least one reward."),
             Metric(
                 "reward/groups_without_variance",
                 "groups",
-                "Groups whose rewards are all equal: with group-relative advantages they teach "
-                "nothing.",
+                "Groups whose rewards are all equal; their group-relative advantages are 0.",
             ),
             Metric(
                 "reward/groups_rejected",
                 "groups",
-                "Groups that were made and not accepted (dynamic sampling); 0 without it.",
+                "Groups that were generated but not accepted; 0 without dynamic sampling.",
             ),
             Metric(
                 "extra/<name>",
                 "",
-                "Mean of a number that the reward function returned beside the score (true counts "
-                "as 1), over the samples that have it.",
+                "Mean of the number `<name>`, which the reward function returned in addition to "
+                "the score (true counts as 1). Samples without this number are left out.",
                 when=_MADE,
             ),
         ),
@@ -82,29 +84,32 @@ GROUPS = (
         (
             Metric("response/count", "samples", "Samples of the step."),
             Metric("response_length/{mean,max,min}", "tokens", "Length of a response."),
-            Metric("response_length/{p10,p50,p90,p99}", "tokens", "Quantiles of it, interpolated."),
+            Metric(
+                "response_length/{p10,p50,p90,p99}",
+                "tokens",
+                "Interpolated quantiles of the length of a response.",
+            ),
             Metric(
                 "response_length/clip_ratio",
                 "share",
-                "Responses that were cut at `data.max_response_length` (the engine's reason; verl "
-                "takes those of that length).",
+                "Responses that the engine reported as cut off at `data.max_response_length`. verl "
+                "instead counts all responses of that length.",
             ),
-            Metric("response/aborted_ratio", "share", "Responses that the engine gave up."),
+            Metric("response/aborted_ratio", "share", "Responses that the engine aborted."),
             Metric(
                 "response/masked",
                 "samples",
-                "Without loss, because of how generation ended: aborted, or cut with "
-                "`algorithm.mask_truncated_samples`.",
+                "Samples excluded from the loss because of their finish reason: those that were "
+                "aborted and, with `algorithm.mask_truncated_samples`, those that were cut off.",
             ),
             Metric("prompt_length/{mean,max,min}", "tokens", "Length of a sample's prompt."),
             Metric(
-                "prompt_length/clip_ratio", "share", "Prompts of `data.max_prompt_length` tokens."
+                "prompt_length/clip_ratio", "share", "Prompts with `data.max_prompt_length` tokens."
             ),
             Metric(
                 "training/off_policy/trajectory_staleness_worst/{mean,max,min}",
                 "versions",
-                "How many versions the policy of a sample's oldest token is behind the one that is "
-                "trained.",
+                "Number of versions between a sample's oldest token and the policy being trained.",
             ),
         ),
     ),
@@ -113,62 +118,48 @@ GROUPS = (
         "The actor",
         (
             Metric("actor/pg_loss", "", f"Policy loss. {_TRAINED}"),
-            Metric("actor/entropy", "nats", "Per response token, as it changes with the updates."),
+            Metric("actor/entropy", "nats", "Mean entropy per response token during the updates."),
             Metric(
                 "actor/kl_loss",
                 "nats",
-                "KL to the reference by `kl_loss_type`, before its coefficient.",
+                "KL to the reference, estimated with `kl_loss_type`; not scaled by `kl_loss_coef`.",
             ),
             Metric(
                 "actor/reward_kl_penalty",
                 "nats",
-                "KL to the reference by `kl_penalty`, which `use_kl_in_reward` takes from scores.",
+                "KL to the reference that `use_kl_in_reward` subtracts, estimated with "
+                "`kl_penalty`.",
             ),
-            Metric("actor/reward_kl_penalty_coeff", "", "Its coefficient in this step."),
-            Metric("actor/ppo_kl", "nats", "Mean of old minus new log-prob."),
+            Metric(
+                "actor/reward_kl_penalty_coeff",
+                "",
+                "Coefficient of the KL penalty in the reward, as used in this step.",
+            ),
+            Metric("actor/ppo_kl", "nats", "Mean of the old log-prob minus the new log-prob."),
             Metric("actor/pg_clipfrac", "share", "Tokens whose loss was clipped."),
             Metric("actor/pg_clipfrac_lower", "share", "Tokens clipped by `clip_ratio_c`."),
-            Metric("actor/tokens", "tokens", "Tokens trained on, each once an epoch."),
+            Metric("actor/tokens", "tokens", "Tokens trained on, counted once per epoch."),
             Metric(
-                "policy_loss/<name>", "", "Mean over tokens.", when="a loss of yours reports it"
+                "policy_loss/<name>",
+                "",
+                "Mean over tokens of the number `<name>`.",
+                when="a custom loss reports this number",
             ),
             Metric("actor/grad_norm", "", f"Gradient norm before clipping. {_TRAINED}"),
             Metric("actor/lr", "", "Learning rate of the step."),
             Metric(
                 "update/skipped",
                 "mini-batches",
-                "Without an optimizer step, because their gradient norm was not finite.",
+                "Mini-batches skipped because their gradient norm was not finite.",
             ),
             Metric(
                 "update/skipped_empty",
                 "mini-batches",
-                "Without an optimizer step, because none of their tokens counts (masked, or "
-                "without an advantage).",
+                "Mini-batches skipped because all their tokens are masked or have no advantage.",
             ),
         ),
     ),
-    Group(
-        "Mismatch between engine and trainer",
-        (
-            Metric(
-                "mismatch/kl",
-                "nats",
-                f"k3 estimate of KL(engine, trainer), {_SWEPT}, log-prob pass as trained.",
-            ),
-            Metric(
-                "mismatch/kl_native",
-                "nats",
-                "The same from a second pass without replay, every `native_every` steps and in the "
-                "first of each attempt.",
-            ),
-            Metric(
-                "mismatch/extreme_share",
-                "share",
-                "Tokens whose probabilities differ by more than a factor of 2.",
-            ),
-            Metric("mismatch/extreme_share_native", "share", "The same without replay."),
-        ),
-    ),
+    MISMATCH,
     CORRECTIONS,
     Group(
         "Replay",
@@ -176,123 +167,164 @@ GROUPS = (
             Metric(
                 "replay/coverage",
                 "share",
-                "Positions of the samples that were replayed, in every MoE layer; 0 is an error.",
+                "Sample positions that were replayed in all MoE layers. 0 indicates an error.",
             ),
             Metric(
                 "replay/agreement",
                 "share",
-                "Replayed rows where the router would have chosen the same set.",
+                "Replayed rows for which the router would have chosen the same set of experts.",
             ),
             Metric(
                 "replay/{agreement_layer_min,agreement_sample_min}",
                 "share",
-                "The lowest of a layer, and of a sample of 32 rows or more, where recorded routes "
-                "are replayed.",
+                "Lowest agreement of any layer, and of any sample with at least 32 rows. None if "
+                "the step replays no recorded routes.",
             ),
             Metric(
                 "replay/unhealthy",
                 "findings",
-                "What spoke against the recorded routes (layers, samples, KL); more than 0 only "
-                "with `on_unhealthy=warn` or `replay_other_weights`; None: not judged.",
+                "Problems found by the checks on layers, samples and KL. Above 0 only with "
+                "`on_unhealthy=warn` or `replay_other_weights`; otherwise, a problem ends the "
+                "step. None if there are no recorded routes, or too few tokens to check.",
             ),
-            Metric("replay/rows", "positions", "Replayed."),
-            Metric("replay/rows_native", "positions", "Routed natively for want of a row."),
-            Metric("replay/rows_padding", "positions", "Padding."),
-            Metric("replay/layers", "layers", "MoE layers that were replayed."),
+            Metric("replay/rows", "positions", "Replayed positions."),
+            Metric(
+                "replay/rows_native", "positions", "Positions without a valid row, routed natively."
+            ),
+            Metric("replay/rows_padding", "positions", "Padding positions."),
+            Metric("replay/layers", "layers", "MoE layers in which routes were replayed."),
             Metric(
                 "replay/bytes_fetched",
                 "bytes",
-                "Recorded routes that all ranks fetched, footers of their files included; None "
-                "where none are read.",
+                "Size of the recorded routes that all ranks fetched, including the footers of the "
+                "files. None if the step reads no recorded routes.",
             ),
             Metric(
                 "resume/policy_drift",
                 "steps",
-                "Trained again after a restart with another policy as the result; 0 on CPU.",
+                "Steps that a restarted trainer repeated and that resulted in a different policy; "
+                "0 on CPU.",
             ),
             Metric(
                 "resume/routes_drift",
                 "samples",
-                "R2: whose routes a restart recorded otherwise than the store has them; 0 on CPU.",
+                "In R2 mode, samples whose routes differed when a restarted trainer recorded the "
+                "routes again; 0 on CPU.",
             ),
         ),
     ),
     Group(
         "Time",
         (
-            Metric("timing_s/gen", "s", "Generation, of the busiest rollout worker."),
+            Metric("timing_s/gen", "s", "Generation time of the busiest rollout worker."),
             Metric(
                 "timing_s/trace_write",
                 "s",
-                "What the writer's thread of the busiest worker spent on capture, encoding and "
-                "upload, nearly all of it beside generation.",
+                "Time for capturing, encoding and uploading traces in the busiest worker's writer "
+                "thread, nearly all of it during generation.",
             ),
-            Metric("timing_s/trace_tail", "s", "What a worker still took after its last token."),
+            Metric(
+                "timing_s/trace_tail",
+                "s",
+                "Time that the busiest worker still spent on traces after its last token.",
+            ),
+            Metric(
+                "time/policy_fetch_s",
+                "s",
+                "Time for fetching and patching the step's policy on the slowest rollout worker, "
+                "nearly all of it during generation.",
+            ),
+            Metric(
+                "time/policy_stall_s",
+                "s",
+                "Longest time that an engine waited for a policy that was already in the store. It "
+                "covers the rest of the fetch and the loading of the policy.",
+            ),
             Metric(
                 "timing_s/trace_wait",
                 "s",
-                "How long the slowest rank stood still for the store after the seal: manifest, "
-                "samples and routes, before the first pass and in all passes.",
+                "Longest time that a rank waited, after the seal, for the manifest, samples and "
+                "routes from the store, both before and during the passes.",
             ),
             Metric(
                 "timing_s/log_probs",
                 "s",
-                "All passes before the updates, of the slowest rank; they are the next three.",
+                "All passes before the updates, on the slowest rank; the next five rows list them.",
             ),
-            Metric("timing_s/old_log_prob", "s", "The log-prob pass as it is trained."),
-            Metric("timing_s/native_log_prob", "s", "The second one without replay, if there is."),
-            Metric("timing_s/ref", "s", "The reference's, if there is one."),
-            Metric("timing_s/values", "s", "The critic's pass, if there is one."),
-            Metric("timing_s/adv", "s", "Advantages and corrections, of the slowest rank."),
-            Metric("timing_s/update_critic", "s", "Updates of the critic, if there is one."),
-            Metric("timing_s/update_actor", "s", "Updates, of the slowest rank."),
-            Metric("timing_s/update_weights", "s", "Storing the new policy."),
-            Metric("timing_s/save_checkpoint", "s", "Storing a checkpoint; None: none was due."),
-            Metric("timing_s/train", "s", "From the sealed step to its metrics: all of the above."),
+            Metric(
+                "timing_s/old_log_prob", "s", "Log-prob pass with the same routing as the updates."
+            ),
+            Metric("timing_s/native_log_prob", "s", "The second pass without replay, if any."),
+            Metric(
+                "timing_s/older_log_prob",
+                "s",
+                "The pass with the weights that generated the samples, if any.",
+            ),
+            Metric("timing_s/ref", "s", "The log-prob pass of the reference, if any."),
+            Metric("timing_s/values", "s", "The pass that computes the critic's values, if any."),
+            Metric("timing_s/adv", "s", "Advantages and corrections, on the slowest rank."),
+            Metric("timing_s/update_critic", "s", "Updates of the critic, if any."),
+            Metric("timing_s/update_actor", "s", "Updates of the policy, on the slowest rank."),
+            *POLICY,
+            Metric(
+                "timing_s/save_checkpoint",
+                "s",
+                "Time for which training paused to save the checkpoint of the previous step. None "
+                "if no checkpoint was due.",
+            ),
+            Metric(
+                "timing_s/train",
+                "s",
+                "Time from the seal of the step until training is ready for the next step. It "
+                "includes all training times above, except for the checkpoint and background work.",
+            ),
             Metric(
                 "timing_s/step",
                 "s",
-                "From the end of the step before to this one's; the first step of an attempt "
-                "includes the start of the engines.",
+                "Time from the end of the previous step to the end of this step. In the first step "
+                "of an attempt, it includes the start of the engines.",
             ),
         ),
     ),
     Group(
         "Speed and memory",
         (
-            Metric("perf/total_num_tokens", "tokens", "Prompts and responses of the step."),
-            Metric("perf/time_per_step", "s", "`timing_s/step`."),
+            Metric("perf/total_num_tokens", "tokens", "Tokens of all prompts and responses."),
+            Metric("perf/time_per_step", "s", "The same as `timing_s/step`."),
             Metric(
                 "perf/throughput",
                 "tokens/s",
-                "`total_num_tokens` by time per step and process (training ranks and engines).",
+                "`perf/total_num_tokens` divided by `timing_s/step` and by the number of processes "
+                "(training ranks and engines).",
             ),
             Metric(
                 "perf/rollout_tokens_per_s",
                 "tokens/s",
-                "Response tokens of all workers by `timing_s/gen`.",
+                "Response tokens of all workers, divided by `timing_s/gen`.",
             ),
             Metric(
-                "perf/train_tokens_per_s", "tokens/s", "`total_num_tokens` by `timing_s/train`."
+                "perf/train_tokens_per_s",
+                "tokens/s",
+                "`perf/total_num_tokens` divided by `timing_s/train`.",
             ),
             Metric(
                 "perf/mfu/actor",
                 "share",
-                "Model FLOPs of the updates by the peak of the ranks' GPUs in bf16; None on CPU "
-                "and on GPUs that are not in the table.",
+                "FLOP/s of the model in the updates, as a share of the bf16 peak of the ranks' "
+                "GPUs. None on CPU, for unknown GPUs, and for models whose FLOPs are unknown.",
             ),
-            Metric("perf/mfu/actor_infer", "share", "The same of the log-prob pass."),
+            Metric("perf/mfu/actor_infer", "share", "The same share for the log-prob pass."),
             Metric(
                 "perf/{max_memory_allocated_gb,max_memory_reserved_gb}",
                 "GiB",
-                "GPU memory of the fullest rank since its start; None on CPU.",
+                "Peak GPU memory since the rank started; largest value of any rank. None on CPU.",
             ),
             Metric(
                 "perf/max_resident_gb",
                 "GiB",
-                "Memory of the largest rank's process, at its peak since its start.",
+                "Peak resident memory of a process since its start; largest value of any rank.",
             ),
-            Metric("perf/cpu_memory_used_gb", "GiB", "Used on the fullest machine with ranks."),
+            Metric("perf/cpu_memory_used_gb", "GiB", "Highest memory use of any training machine."),
         ),
     ),
 )
@@ -300,14 +332,14 @@ GROUPS = (
 
 
 def find_metric(name: str) -> Metric | None:
-    """The row of a metric; None: the table lacks it."""
+    """Return the row of a metric; None if the table lacks it."""
     rows = [metric for group in GROUPS for metric in group.metrics if metric.covers(name)]
-    # A name that is spelt out stands before one that any text fits.
+    # A row with the exact name takes precedence over a row with `<word>`.
     return min(rows, key=lambda metric: metric.is_open, default=None)
 
 
 def names_of_every_step() -> list[str]:
-    """The metrics that no step lacks."""
+    """Return the names of the metrics that every step has."""
     return [
         name
         for group in GROUPS

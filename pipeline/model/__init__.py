@@ -1,1 +1,4 @@
-"""Facts about a model before an engine loads it: its routing, and what its family supports."""
+"""Facts about a model that are known before an engine loads it.
+
+These facts include the model's family, its geometry, its widths and the number of its weights.
+"""

@@ -1,7 +1,8 @@
-"""The one list of model families, and facts from a model's HF config.json.
+"""The list of model families, and facts from a model's Hugging Face config.json.
 
-A config is the mapping of a config.json, old or new, or what transformers makes of it (`to_dict`);
-the functions below allow for the fields that have another name or place there.
+A config is either the content of a config.json, written by transformers 5 or an older version, or
+the result of `to_dict()` on a transformers config. This module handles fields whose names or places
+differ between these forms.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,11 @@ def _no_problems(config: Config) -> Iterator[str]:
 
 
 def _sigmoid_problems(config: Config, groups: int, of_them: int) -> Iterator[str]:
-    """Of routers with sigmoid scores; by default `of_them` of `groups` groups take part."""
+    """Yield the problems with a model whose routers have sigmoid scores.
+
+    `groups` is the default of n_group, the number of groups. `of_them` is the default of
+    topk_group, the number of groups that a token may use.
+    """
     topk, of_them = config.get("num_experts_per_tok", 8), config.get("topk_group", of_them)
     if not config.get("norm_topk_prob", True) and topk > 1:
         yield "has norm_topk_prob=False, but Megatron-core always normalises sigmoid scores"
@@ -32,7 +37,10 @@ def _sigmoid_problems(config: Config, groups: int, of_them: int) -> Iterator[str
 
 
 def _deepseek_problems(config: Config) -> Iterator[str]:
-    """Defaults are those of transformers, which published files leave out."""
+    """Yield the problems with a DeepSeek-V3 model.
+
+    Published files omit fields whose values are the defaults of transformers.
+    """
     yield from _sigmoid_problems(config, groups=8, of_them=4)
     if not config.get("rope_interleave", True):
         yield "has rope_interleave=False, but Megatron-core's latent attention interleaves"
@@ -83,29 +91,31 @@ def _glm_moe_layer(config: Config, layer: int) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """The support of one model_type: vLLM samples from it, Megatron-core trains it."""
+    """A model_type that both vLLM (for sampling) and Megatron-core (for training) support."""
 
     moe_layer: Callable[[Config, int], bool] | None
-    """Whether the layer with an index is a MoE layer, as in the family's own model code in
-    transformers; None: a dense family."""
+    """A function that returns whether the layer with a given index is a MoE layer, following the
+    family's model code in transformers; None for a dense family."""
     rope_types: tuple[str, ...] = ("default",)
-    """Kinds of rotary embedding that the trainer passes on to Megatron-core."""
+    """The kinds of rotary embedding that the trainer passes to Megatron-core."""
     rotary_share: bool = False
-    """Whether the trainer passes on that a part of each head is rotated."""
+    """Whether the trainer passes partial_rotary_factor, the rotated share of each head, to
+    Megatron-core."""
     window_needs_switch: bool = False
-    """sliding_window counts only where use_sliding_window is true."""
+    """Whether sliding_window has an effect only if use_sliding_window is true."""
     qkv_bias: Callable[[Config], bool] = _never
-    """Whether queries, keys and values have a bias."""
+    """A function that returns whether queries, keys and values have a bias."""
     head_norms: Callable[[Config], bool] = _never
-    """Whether each head's queries and keys have a norm."""
+    """A function that returns whether each head's queries and keys have a norm."""
     expert_bias: bool = False
-    """Whether routers have sigmoid scores, and a bias by which they choose experts."""
+    """Whether routers have sigmoid scores, and a bias that affects the choice of experts."""
     latent: bool = False
-    """Multi-head latent attention."""
+    """Whether the family has multi-head latent attention."""
     has: str = ""
-    """What sets its layers apart, for readers."""
+    """The special features of the family's layers, for the documentation."""
     problems: Callable[[Config], Iterator[str]] = _no_problems
-    """Yields what else Megatron-core would compute otherwise, worded as in `training_problems`."""
+    """A function that yields further differences from Megatron-core, as texts in the form that
+    `training_problems` returns."""
 
     @property
     def moe(self) -> bool:
@@ -138,44 +148,46 @@ FAMILIES = {
         _qwen_moe_layer,
         window_needs_switch=True,
         qkv_bias=_has_qkv_bias,
-        has="a gated shared expert, dense layers where config.json names them",
+        has="a gated shared expert, dense layers if config.json lists them",
     ),
     "qwen3": Family(None, window_needs_switch=True, head_norms=_always),
     "qwen3_moe": Family(
         _qwen_moe_layer,
         window_needs_switch=True,
         head_norms=_always,
-        has="dense layers where config.json names them",
+        has="dense layers if config.json lists them",
     ),
 }
-"""By model_type: all that a run may have."""
+"""All families that a run may use, keyed by model_type."""
 
 REFUSED_FAMILIES = {
-    "deepseek_v2": "its routers rank groups by the best expert, Megatron-core's by several",
-    "deepseek_v32": "its attention chooses the tokens that it sees",
+    "deepseek_v2": "it ranks each group of experts by its best expert, whereas Megatron-core uses "
+    "several experts of the group",
+    "deepseek_v32": "its attention selects the tokens that it attends to",
     "gpt_oss": "its attention has sinks, and its experts have biases",
     "kimi_k2": "transformers has no class for it, and code that comes with a model is never run",
-    "llama4": "its scores scale the experts' input, and its attention is cut into chunks",
-    "minimax_m2": "its norms of queries and keys go over all heads",
-    "olmoe": "its norms of queries and keys go over all heads",
+    "llama4": "its scores scale the experts' input, and its attention is split into chunks",
+    "minimax_m2": "its norms of queries and keys span all heads",
+    "olmoe": "its norms of queries and keys span all heads",
     "qwen3_next": "most of its layers are gated delta nets",
-    "qwen3_vl_moe": "models are of text alone",
+    "qwen3_vl_moe": "only text models are supported",
 }
-"""Why some other families are refused, by model_type."""
+"""The reasons why certain families are refused, keyed by model_type."""
 
-REFUSED_OTHER = "no test holds a bridge from its weights to Megatron-core and back"
-"""Why all others are."""
+REFUSED_OTHER = "no test covers the conversion of its weights to Megatron-core and back"
+"""The reason why all other families are refused."""
 
 _PATH = "actor_rollout_ref.model.path"
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Names of the number of experts: transformers 5 renames num_experts to num_local_experts."""
+"""The possible names of the field that contains the number of experts. transformers 5 renames
+num_experts to num_local_experts."""
 
 
 def training_problems(config: Config) -> list[str]:
-    """The reasons why a model cannot be trained, or would lose something in Megatron-core.
+    """Return the reasons why Megatron-core cannot train a model exactly; empty if it can.
 
-    Each continues a sentence that begins with the config's path. Example: "has sliding_window=64,
-    expected null; ...".
+    Each reason continues a sentence that begins with the config's path. Example: "has
+    sliding_window=64, expected null; ...".
     """
     name = config.get("model_type")
     family = FAMILIES.get(str(name))
@@ -188,7 +200,8 @@ def training_problems(config: Config) -> list[str]:
     problems = []
     if config.get("quantization_config"):
         problems.append(
-            "has a quantization_config, expected none; convert the weights to bfloat16 first"
+            "has a quantization_config, expected unquantized weights; convert the weights to "
+            "bfloat16 first"
         )
     wrong = {
         "rope_type": (rope_type(config), family.rope_types),
@@ -203,21 +216,22 @@ def training_problems(config: Config) -> list[str]:
         if found not in expected:
             right = " or ".join("null" if value is None else str(value) for value in expected)
             problems.append(
-                f"has {field}={found!r}, expected {right}: the trainer would ignore it; take "
-                "another model"
+                f"has {field}={found!r}, expected {right}: the trainer would ignore it; use "
+                "a different model"
             )
-    problems += [f"{problem}; take another model" for problem in family.problems(config)]
+    problems += [f"{problem}; use a different model" for problem in family.problems(config)]
     return problems
 
 
 def rope_type(config: Config) -> str:
-    """The kind of rotary embedding; `default` is plain RoPE."""
+    """Return the kind of rotary embedding; `default` is plain RoPE."""
     rope = _rope(config)
     return str(rope.get("rope_type", rope.get("type", "default")))
 
 
 def _rope(config: Config) -> Config:
-    # transformers 5 writes rope_parameters; older files have rope_scaling, null for plain RoPE.
+    # transformers 5 writes rope_parameters. Older files have rope_scaling, which is null for plain
+    # RoPE.
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
@@ -232,9 +246,9 @@ def _sliding_window(config: Config, family: Family) -> Any:
 
 
 def moe_geometry(hf_config: Config) -> Geometry | None:
-    """The routing of a model; None for a dense one.
+    """Return the geometry of a model; None for a dense model.
 
-    Raises InputError for an unknown family, and for a known one whose config lacks a needed field.
+    Raises InputError if the family is unknown, or if a required field is missing or invalid.
     """
     family = FAMILIES.get(str(hf_config.get("model_type")))
     if family is None:

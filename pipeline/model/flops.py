@@ -1,10 +1,12 @@
-"""Floating-point operations of a model, and how many a GPU makes at most: for MFU.
+"""Floating-point operations of a model and peak rates of GPUs, for model FLOPs utilization (MFU).
 
-MFU is that of PaLM (arXiv 2204.02311, appendix B): the operations that the model needs, whatever
-is recomputed, padded or left out, by those that the devices could have made. As there, and in verl,
-every position attends to all positions of its sample, and all of them have logits.
+MFU is defined as in PaLM (arXiv 2204.02311, appendix B): the operations that the model requires,
+divided by the operations that the devices could have performed in the same time. Recomputation,
+padding and omitted work do not change the number of required operations. As in PaLM and verl, the
+count assumes that each position attends to all positions of its sample, and that all positions have
+logits.
 
-Letters: N samples.
+Dimensions: N is the number of samples.
 """
 
 import numpy as np
@@ -32,14 +34,19 @@ PEAK_FLOPS = {
     "L20": 119.5e12,
     "L4": 121e12,
 }
-"""Dense bfloat16 operations per second, by words of NVIDIA's device name (its data sheets)."""
+"""Dense bfloat16 operations per second from NVIDIA's data sheets, keyed by words in the device's
+name."""
 
 BACKWARD_AND_FORWARD = 3
-"""A training pass has thrice the operations of a forward pass: the backward pass is two."""
+"""The cost of a forward pass plus a backward pass, in units of a forward pass. The backward pass
+counts as two forward passes."""
 
 
 def peak_flops(device: str) -> float | None:
-    """What a GPU makes at most; None: not in the table. Example of a name: 'NVIDIA H200'."""
+    """Return a GPU's peak rate in operations per second; None if unknown.
+
+    Example of `device`: 'NVIDIA H200'.
+    """
     words = device.replace("-", " ").split()
     for name, peak in PEAK_FLOPS.items():
         if set(name.split()) <= set(words):
@@ -48,9 +55,9 @@ def peak_flops(device: str) -> float | None:
 
 
 def forward_flops(widths: Widths, lengths_N: npt.NDArray[np.int64]) -> float:
-    """Operations of a forward pass over samples of these positions."""
+    """Return the number of operations in a forward pass over samples of the given lengths."""
     lengths_N = lengths_N.astype(np.float64)
-    weights = widths.vocabulary * widths.hidden  # the output layer; an embedding is a look-up
+    weights = widths.vocabulary * widths.hidden  # the output layer; the embedding is a look-up
     for moe in widths.moe_layers:
         layer = layer_weights(widths, moe)
         weights += layer.whole + layer.cut

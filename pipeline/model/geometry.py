@@ -1,6 +1,7 @@
-"""The shape of a model's routing: the one class that settings, traces and workers share.
+"""The geometry of a model, which settings, traces and workers share.
 
-Letters: L MoE layers, K experts per token (top-k), E experts.
+Dimensions: L is the number of MoE layers, K the number of experts per token (top-k), and E the
+number of experts.
 """
 
 from dataclasses import dataclass
@@ -9,46 +10,51 @@ from typing import Any
 import numpy as np
 
 MOST_EXPERTS, MOST_TOPK, MOST_LAYER = 65_536, 64, 99_999
-"""Limits of the trace format."""
+"""Limits of the trace format on the number of experts, on top-k, and on the index of a layer."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shape of a routing decision. Example: Geometry(experts=16, topk=4, layers=(1, 2, 3))."""
+    """Experts, top-k and MoE layers. Example: Geometry(experts=16, topk=4, layers=(1, 2, 3))."""
 
     experts: int
-    """E."""
+    """E, the number of experts in each MoE layer."""
     topk: int
-    """K."""
+    """K, the number of experts that the router chooses per token."""
     layers: tuple[int, ...]
-    """Model indices of the MoE layers, ascending; dense layers never appear."""
+    """The indices of the MoE layers in the model, ascending; dense layers are left out."""
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.uint16]:
-        """uint8 up to 256 experts, uint16 above: E decides the width, never the ids that occur."""
+        """The dtype of expert ids: uint8 for up to 256 experts, uint16 for more."""
         return np.uint8 if self.experts <= 256 else np.uint16
 
 
 def geometry_json(geometry: Geometry | None) -> dict[str, Any] | None:
-    """The stored form of a geometry in run.json, commits and file metadata; None: a dense model."""
+    """Return a geometry in the form stored in run.json, commits and file metadata.
+
+    Returns None for None, which is the geometry of a dense model.
+    """
     if geometry is None:
         return None
     return {"experts": geometry.experts, "topk": geometry.topk, "layers": list(geometry.layers)}
 
 
 def parse_geometry(value: Any) -> Geometry | None:
-    """Parse the stored form. Raises ValueError when it is not a geometry."""
+    """Parse the stored form of a geometry. Raises ValueError if the form is invalid."""
     if value is None:
         return None
     try:
         experts, topk, layers = value["experts"], value["topk"], tuple(value["layers"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"geometry {value!r} is not one") from error
+        raise ValueError(
+            f"found {value!r}, expected an object with experts, topk and layers"
+        ) from error
     numbers = all(type(n) is int and n >= 0 for n in (experts, topk, *layers))
     sizes = numbers and 0 < topk <= min(experts, MOST_TOPK) and experts <= MOST_EXPERTS
     if not sizes or not layers or list(layers) != sorted(set(layers)) or layers[-1] > MOST_LAYER:
         raise ValueError(
-            f"geometry {value!r}: expected 0 < topk <= experts <= {MOST_EXPERTS}, topk <= "
-            f"{MOST_TOPK}, at least one layer, layers ascending up to {MOST_LAYER}"
+            f"found {value!r}, expected 0 < topk <= experts <= {MOST_EXPERTS}, topk <= "
+            f"{MOST_TOPK}, at least one layer, and layers ascending up to {MOST_LAYER}"
         )
     return Geometry(experts, topk, layers)

@@ -1,8 +1,10 @@
-"""The largest step and sample that can be stored."""
+"""Limits on the steps and samples that can be stored."""
 
 MOST_SAMPLES = 1 << 20
-"""Samples of a step's plan, whose ids are held in memory wherever it is compared."""
+"""Maximum number of samples in a step's plan. The limit exists because processes that compare
+samples with a plan keep all of the plan's sample ids in memory."""
 MOST_SHARDS = 100_000
-"""Shards of a step, whose keys have five digits."""
+"""Maximum number of shards in a step. The keys of shards contain the shard's number in five
+digits."""
 MOST_TOKENS = 1 << 21
-"""Tokens of a sample that is written."""
+"""Maximum number of tokens in a newly written sample."""

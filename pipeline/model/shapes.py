@@ -1,4 +1,4 @@
-"""Whether a model's weights fit its config.json, by the names and shapes of their tensors."""
+"""Compares the names and shapes of a model's tensors with its config.json."""
 
 import re
 from collections import defaultdict
@@ -7,22 +7,23 @@ from collections.abc import Iterator, Mapping
 from pipeline.model.families import EXPERT_FIELDS, FAMILIES, Config
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of tensors by name; () where only the name is known."""
+"""The shapes of tensors, keyed by name; () if only the name is known."""
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r".+\.experts\.(\d+)\.")
 _EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
-"""Tied weights may be stored under either name."""
+"""The weights of the embedding and of the output layer; tied weights may have either name."""
 _ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight")
 _PREDICTION = "eh_proj.weight"
-"""In the layers of multi-token prediction only, which num_hidden_layers does not count."""
+"""A tensor that only multi-token-prediction layers have; num_hidden_layers does not include these
+layers."""
 
 
 def shape_problems(config: Config, shapes: Shapes) -> list[str]:
-    """What config.json says otherwise than the weights; weights with names unknown here pass.
+    """Return the contradictions between config.json and the weights.
 
-    Each continues a sentence that begins with the config's path. Example: "has vocab_size=300, but
-    the weights have 512 tokens; ...".
+    Weights with unknown names are not checked. Each text continues a sentence that begins with the
+    config's path. Example: "has vocab_size=300, but the weights have 512 tokens; ...".
     """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
@@ -47,7 +48,7 @@ def shape_problems(config: Config, shapes: Shapes) -> list[str]:
 
 
 def _layers(shapes: Shapes) -> dict[int, Shapes]:
-    """The tensors of each decoder layer, by the rest of their names."""
+    """Return the tensors of each decoder layer, keyed by the part of the name after the index."""
     layers: defaultdict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)
     for name, shape in shapes.items():
         if match := _LAYER.fullmatch(name):
@@ -56,7 +57,7 @@ def _layers(shapes: Shapes) -> dict[int, Shapes]:
 
 
 def _experts(layers: Mapping[int, Shapes]) -> Iterator[int]:
-    """How many experts each router, or else each expert's number, says there are."""
+    """Yield every number of experts that a router's shape or an expert's name implies."""
     for tensors in layers.values():
         for name, shape in tensors.items():
             if name in _ROUTERS and len(shape) == 2:

@@ -1,7 +1,7 @@
-"""Widths of a model's layers and the numbers of its weights, from config.json alone.
+"""Widths of a model's layers and counts of its weights, computed only from config.json.
 
-Weights are counted by how parallel layouts cut them. Multi-token-prediction layers, which are not
-trained, do not count.
+Weights that parallel layouts split in different ways are counted separately. Multi-token-prediction
+layers are neither trained nor counted.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from pipeline.model.families import FAMILIES, Config, Family, moe_geometry
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention. Example: Latent(1536, 512, 64)."""
+    """The widths of multi-head latent attention. Example: Latent(1536, 512, 64)."""
 
     query: int
-    """Width of the compressed queries; 0: queries are not compressed."""
+    """The width of the compressed queries; 0 if queries are not compressed."""
     key_value: int
-    """Width of the compressed keys and values."""
+    """The width of the compressed keys and values."""
     rotary: int
-    """Width of the key's rotary part, which all heads share."""
+    """The width of the key's rotary part, which all heads share."""
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Numbers per token at each place of a decoder layer.
+    """The widths of a decoder layer, in values per token.
 
     Example, Qwen3-30B-A3B: Widths(hidden=2048, heads=32, query=4096, key=512, value=512,
     attended=4096, latent=None, dense=6144, expert=768, shared=0, experts=128, topk=8,
@@ -35,18 +35,19 @@ class Widths:
     hidden: int
     heads: int
     query: int
-    """All heads' queries together; so too for keys and values, of fewer heads in grouped ones."""
+    """The width of the queries of all heads together. `key` and `value` also cover all heads, but
+    with grouped attention, there are fewer heads for keys and values."""
     key: int
     value: int
     attended: int
-    """The attention's output before its last projection."""
+    """The width of the attention's output before the last projection."""
     latent: Latent | None
     dense: int
-    """Inner width of a dense MLP."""
+    """The inner width of a dense MLP."""
     expert: int
-    """Inner width of one expert."""
+    """The inner width of one expert."""
     shared: int
-    """Inner width of the shared experts together; 0: there are none."""
+    """The inner width of all shared experts together; 0 if there are no shared experts."""
     experts: int
     topk: int
     vocabulary: int
@@ -54,32 +55,33 @@ class Widths:
     qkv_bias: bool
     shared_gate: bool
     tied: bool
-    """Whether the output layer's weight is the embedding's."""
+    """Whether the output layer uses the embedding's weight."""
     moe_layers: tuple[bool, ...]
-    """For each decoder layer whether it is a MoE layer."""
+    """For each decoder layer, whether it is a MoE layer."""
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one decoder layer."""
+    """The numbers of weights in one decoder layer."""
 
     whole: int
-    """On each tensor-parallel rank: norms, routers, latent attention's down-projections."""
+    """Weights that each tensor-parallel rank holds in full: norms, routers, and the
+    down-projections of latent attention."""
     cut: int
-    """Cut over tensor-parallel ranks: attention, dense MLP, shared experts."""
+    """Weights split over tensor-parallel ranks: attention, dense MLP, shared experts."""
     experts: int
-    """Cut over expert-parallel and expert-tensor-parallel ranks."""
+    """Weights split over expert-parallel and expert-tensor-parallel ranks."""
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The total number of weights in the layer."""
         return self.whole + self.cut + self.experts
 
 
 def widths_of(config: Config) -> Widths:
-    """The widths of a known family's model.
+    """Return the widths of a model.
 
-    Raises InputError for an unknown family, and for a config that lacks a number.
+    Raises InputError if the family is unknown, or if a number is missing from the config.
     """
     geometry = moe_geometry(config)
     family = FAMILIES[str(config["model_type"])]
@@ -127,7 +129,7 @@ def _attention(config: Config, family: Family, hidden: int, heads: int) -> dict[
 
 
 def layer_weights(widths: Widths, moe: bool) -> LayerWeights:
-    """The weights of one decoder layer."""
+    """Return the numbers of weights in one decoder layer."""
     hidden = widths.hidden
     whole, cut = _attention_weights(widths)
     whole += 2 * hidden  # the norms before attention and MLP
@@ -147,7 +149,7 @@ def _attention_weights(widths: Widths) -> tuple[int, int]:
         norms = 2 * (widths.query // widths.heads) if widths.head_norms else 0
         return norms, output + sums * (hidden + widths.qkv_bias)
     down = hidden * (latent.key_value + latent.rotary) + latent.key_value
-    # Keys without their rotary part, which is not projected up.
+    # Exclude the rotary part of the keys, which is not projected up.
     up = latent.key_value * (widths.key - widths.heads * latent.rotary + widths.value)
     if not latent.query:
         return down, output + up + hidden * widths.query
@@ -156,7 +158,7 @@ def _attention_weights(widths: Widths) -> tuple[int, int]:
 
 
 def weight_count(widths: Widths) -> int:
-    """All weights of the model."""
+    """Return the total number of weights in the model."""
     ends = widths.vocabulary * widths.hidden * (1 if widths.tied else 2) + widths.hidden
     return ends + sum(layer_weights(widths, moe).total for moe in widths.moe_layers)
 

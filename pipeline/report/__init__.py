@@ -1,1 +1,1 @@
-"""What people see of a run: progress, tables, TensorBoard."""
+"""The output of a run for its users: progress, tables and trackers."""

@@ -1,4 +1,4 @@
-"""What a run is doing, for people: on a terminal, or in a log."""
+"""Displays of a run's current activity, on a terminal or in a log."""
 
 import contextlib
 import logging
@@ -24,20 +24,21 @@ _BAR_WIDTH = 12
 
 
 class Display:
-    """Shows what is happening. Safe to use from several threads.
+    """The display of a run's activity. Several threads may use it at the same time.
 
-    On a terminal the present phases, and what each worker does, are shown live below the lines that
-    stay; elsewhere (logs, CI, NO_COLOR, TERM=dumb) each new phase is a separate line.
+    A terminal shows the current phases and each worker's activity live, below the permanent lines.
+    Elsewhere (logs, CI, NO_COLOR, TERM=dumb), a line is printed for each new phase.
     """
 
     progress_folder: Path | None = None
-    """Where workers say what they do, a file each: NAME.json. None: it is not shown."""
+    """The folder to which each worker writes its progress, as NAME.json; None if progress is not
+    shown."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._is_live = console.is_interactive and not console.no_color
         self._spinner = Spinner("dots")
-        # Replaced, never changed: the live display reads it in a thread of its own.
+        # Replaced and never changed in place, because the live display's thread reads the dict.
         self._phases: dict[str, str] = {}
         self._last_shown: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -67,7 +68,12 @@ class Display:
         self._open.close()
 
     def phase(self, who: str, what: str | None) -> None:
-        """Show what a part of the run is doing now; None: it has finished."""
+        """Show the current activity of a part of the run.
+
+        Args:
+            who: The part. Example: 'rollout'.
+            what: The activity; None if the part has finished.
+        """
         with self._lock:
             self._phases = _changed(self._phases, who, what)
             if self._is_live or what is None or self._last_shown.get(who) == what:
@@ -76,18 +82,18 @@ class Display:
         self.line(f"{who}: {what}")
 
     def step(self, step: int, total: int) -> None:
-        """Show that a step of `total` begins."""
+        """Show that a step begins; the run has `total` steps."""
         self._pace.begin(total - step, time.monotonic())
         self.phase("run", f"step {step} of {total}")
 
     def line(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self.console.print(
             f"[{_clock(self._elapsed_s())}] {text}", markup=False, highlight=False, soft_wrap=True
         )
 
     def __rich__(self) -> RenderableType:
-        """The live part."""
+        """Return the live part of the display."""
         return Group(self._head(), self._workers())
 
     def _head(self) -> RenderableType:
@@ -125,20 +131,26 @@ class Display:
 
 
 class Pace:
-    """How long the rest of a run takes, from the steps that were finished since it was started."""
+    """An estimate of a run's remaining time, from the steps finished since the flow started."""
 
     def __init__(self) -> None:
         self._begun_s: list[float] = []
         self._remaining = 0
 
     def begin(self, remaining: int, now_s: float) -> None:
-        """A step begins; `remaining` steps are left, this one included."""
+        """Record that a step begins.
+
+        Args:
+            remaining: The number of steps to finish, including this one.
+            now_s: The current time, as time.monotonic() returns it.
+        """
         self._begun_s = [*self._begun_s, now_s]
         self._remaining = remaining
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds to the end of the last step; None: no step has been finished yet."""
-        # The first step includes the start of the engines: it counts as long as it is the only one.
+        """Return the seconds until the last step ends; None if no step has been finished yet."""
+        # The first step includes the start of the engines, so it counts only while no other step is
+        # finished.
         begun_s = self._begun_s[1:] if len(self._begun_s) > 2 else self._begun_s
         if len(begun_s) < 2:
             return None
@@ -147,11 +159,18 @@ class Pace:
 
 
 class LogDisplay:
-    """The same for a run whose screen is a log: each new phase is a line. Safe to use from several
-    threads."""
+    """A display that writes to a log: each new phase becomes a line.
+
+    Several threads may use it at the same time.
+    """
 
     def __init__(self, log: Callable[[str], None], show: Callable[[str], None]) -> None:
-        """`log` takes lines; `show` takes all present phases whenever one changes."""
+        """Create a display without phases.
+
+        Args:
+            log: Called with each new line.
+            show: Called with the text of all current phases whenever one of them changes.
+        """
         self._log = log
         self._show = show
         self._phases: dict[str, str] = {}
@@ -159,7 +178,12 @@ class LogDisplay:
         self._lock = threading.Lock()
 
     def phase(self, who: str, what: str | None) -> None:
-        """Show what a part of the run is doing now; None: it has finished."""
+        """Show the current activity of a part of the run.
+
+        Args:
+            who: The part. Example: 'rollout'.
+            what: The activity; None if the part has finished.
+        """
         with self._lock:
             self._phases = _changed(self._phases, who, what)
             if what is not None and self._last_shown.get(who) != what:
@@ -169,11 +193,11 @@ class LogDisplay:
         self._show(text)
 
     def step(self, step: int, total: int) -> None:
-        """Show that a step of `total` begins."""
+        """Show that a step begins; the run has `total` steps."""
         self.phase("run", f"step {step} of {total}")
 
     def line(self, text: str) -> None:
-        """Show that something happened."""
+        """Log a line."""
         self._log(text)
 
 
@@ -184,20 +208,25 @@ def _changed(phases: dict[str, str], who: str, what: str | None) -> dict[str, st
 
 
 def _clock(seconds: float) -> str:
-    """Minutes and seconds. Example: '03:12'."""
+    """Return minutes and seconds. Example: '03:12'."""
     minutes, rest = divmod(int(max(0.0, seconds)), 60)
     return f"{minutes:02d}:{rest:02d}"
 
 
 def _in_order(name: str) -> tuple[str, int]:
-    """Sorts rollout-10 behind rollout-2."""
+    """Return a sort key that puts rollout-10 after rollout-2."""
     stage, _, index = name.rpartition("-")
     return stage, int(index)
 
 
 @contextlib.contextmanager
 def warnings_of(logger: str, line: Callable[[str], None]) -> Iterator[None]:
-    """Show a logger's warnings too, at most one in ten seconds: a wait warns at each try."""
+    """Show a logger's warnings, but at most one every ten seconds, because every retry logs one.
+
+    Args:
+        logger: The name of the logger.
+        line: Called with the text of each shown warning.
+    """
     handler = _Lines(line)
     logging.getLogger(logger).addHandler(handler)
     try:

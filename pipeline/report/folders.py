@@ -1,4 +1,4 @@
-"""Where a run's files lie on the flow's machine."""
+"""The folders of a run's local files on the flow's machine."""
 
 from pathlib import Path
 
@@ -6,15 +6,15 @@ from pipeline.config.tree import RunConfig
 
 
 def local_folder(config: RunConfig) -> Path:
-    """Where a run's logs, its server's log and its trackers' files lie on the flow's machine."""
+    """Return the folder for the workers' logs, the Prefect server's log and the trackers' files."""
     return Path(config.trainer.default_local_dir, config.trainer.run_name)
 
 
 def log_folder(config: RunConfig) -> Path:
-    """Where the logs of a run's local workers lie."""
+    """Return the folder of the logs of a run's local workers."""
     return local_folder(config) / "logs"
 
 
 def tensorboard_folder(config: RunConfig) -> Path:
-    """Where a run's TensorBoard files lie."""
+    """Return the folder of a run's TensorBoard files."""
     return local_folder(config) / "tensorboard"

@@ -1,4 +1,4 @@
-"""The end of a run on this machine: is anything left to do, and what came of it."""
+"""Functions for the end of a local run: they check that it is complete, and report its results."""
 
 from rich.console import Console
 
@@ -13,8 +13,11 @@ from pipeline.store import Store, open_store
 
 
 def is_complete(config: RunConfig, store: Store) -> bool:
-    """Whether a run needs no flow: its steps are finished and in its recorded set, if it has one,
-    and no validation is missing that can still be made. Raises StoreError."""
+    """Return whether a run is complete and leaves nothing for a flow to do.
+
+    All steps of a complete run are finished, and all its validations exist. If the settings name a
+    recorded set to write, that set contains all steps. Raises StoreError.
+    """
     total = config.trainer.total_training_steps
     if finished_steps(store) < total:
         return False
@@ -28,18 +31,19 @@ def is_complete(config: RunConfig, store: Store) -> bool:
 
 
 def finished_line(store: Store) -> str | None:
-    """What can be said at once of a run whose last start came to its end; None of any other.
+    """Return a line for users if all steps of the run's last attempt are finished, otherwise None.
 
-    Raises StoreError, also when there is no run.
+    The number of steps is read from that attempt, not from the current settings. Raises StoreError,
+    for example if the store does not contain a run.
     """
     total = read_attempt(store, attempt_count(store) - 1).settings["trainer.total_training_steps"]
     if finished_steps(store) < total:
         return None
-    return f"{store.uri}: all {total} steps are finished already"
+    return f"{store.uri}: all {total} steps are already finished"
 
 
 def report(config: RunConfig, store: Store) -> None:
-    """Print a finished run's results, and where they lie."""
+    """Print the results of a finished run, and their locations."""
     console = Console(highlight=False, soft_wrap=True)
     rewards = validation_rewards(store, validations_of(config))
     steps = all_metrics(store)

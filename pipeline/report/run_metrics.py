@@ -1,6 +1,6 @@
 """The metrics of a run, read from its store."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.metrics.former import Metrics, named_today
@@ -17,11 +17,12 @@ class StepMetrics:
 
     step: int
     values: Metrics
-    """Under today's names, whatever version wrote them. None: not measured."""
+    """Values keyed by the current metric names, even if an older version wrote them; None for a
+    metric that was not measured."""
 
 
 def read_metrics(store: Store, step: int) -> StepMetrics | None:
-    """A step's metrics, None if the step is not finished. Raises CorruptObjectError."""
+    """Return a step's metrics; None if the step is not finished. Raises CorruptObjectError."""
     body = find_commit(store, keys.metrics(step))
     if body is None:
         return None
@@ -30,9 +31,9 @@ def read_metrics(store: Store, step: int) -> StepMetrics | None:
 
 
 def all_metrics(store: Store) -> list[StepMetrics]:
-    """Metrics of the finished steps from step 0 on, up to the first unfinished one.
+    """Return the metrics of the finished steps from step 0 up to the first unfinished one.
 
-    One read per step: not for a loop over steps.
+    Each call reads the metrics of all steps, so do not call this function in a loop over steps.
     """
     found: list[StepMetrics] = []
     while (metrics := read_metrics(store, len(found))) is not None:
@@ -42,23 +43,26 @@ def all_metrics(store: Store) -> list[StepMetrics]:
 
 @dataclass(frozen=True)
 class Validation:
-    """How a policy did on the validation prompts."""
+    """A policy version's results on the validation prompts."""
 
     version: int
     samples: int
-    """Samples with a reward."""
+    """Number of samples with a reward."""
     reward: float | None
-    """Mean; None: no sample has one (reward.on_error=mask)."""
+    """Mean reward; None if no sample has a reward (reward.on_error=mask)."""
     samples_per_prompt: int = 1
     sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By data source and name, the means of `reward` and of what the reward function returned
-    beside the score; {}: an older worker stored none."""
+    """Means of `reward` and of the numbers that the reward function returned with the score.
+
+    They are keyed by data source, then by name. The mapping is empty if a worker used an older
+    version of Retrace, which did not store the sums needed for these means.
+    """
 
     def metrics(self) -> Metrics:
-        """The numbers for trackers, under verl's names.
+        """Return the means for trackers, under verl's names.
 
-        A data source's first number is `acc` where there is one, else the reward; the others are
-        auxiliary.
+        The core metric (val-core) of a data source is the mean of `acc` if the reward function
+        returned it, otherwise the mean reward. All other metrics are auxiliary (val-aux).
         """
         found: Metrics = {"val/reward/mean": self.reward}
         for source, means in self.sources.items():
@@ -70,7 +74,7 @@ class Validation:
 
 
 def read_validation(store: Store, version: int) -> Validation | None:
-    """A policy version's validation; None while it, or a part of it, is missing.
+    """Return the validation of a policy version; None while its plan or any shard is missing.
 
     Raises CorruptObjectError.
     """
@@ -92,14 +96,40 @@ def read_validation(store: Store, version: int) -> Validation | None:
 def missing_validations(
     store: Store, versions: Iterable[int], finished: int
 ) -> tuple[list[int], list[int]]:
-    """The versions whose validation is missing: those that can be validated, and those whose policy
-    is no longer in the store. `finished` steps are finished."""
+    """Return the policy versions whose validation is missing.
+
+    Args:
+        store: The run's store.
+        versions: The policy versions to validate.
+        finished: The number of finished steps.
+
+    Returns:
+        The versions that the run can still validate, and those whose policy is no longer in the
+        store.
+    """
     missing = [version for version in versions if read_validation(store, version) is None]
     gone = [v for v in missing if v <= finished and store.size(keys.policy(v)) is None]
     return [version for version in missing if version not in gone], gone
 
 
+def newest_validations(store: Store, versions: Sequence[int], most: int) -> list[Validation]:
+    """Return the complete validations among the given policy versions, oldest first.
+
+    Args:
+        store: The run's store.
+        versions: Policy versions, ascending.
+        most: The maximum number of validations to return; older ones are left out.
+    """
+    found: list[Validation] = []
+    for version in reversed(versions):
+        if len(found) == most:
+            break
+        if (validation := read_validation(store, version)) is not None:
+            found.append(validation)
+    return found[::-1]
+
+
 def validation_rewards(store: Store, versions: Iterable[int]) -> dict[int, float | None]:
-    """Mean reward of each policy version whose validation is complete."""
+    """Return the mean reward of each policy version whose validation is complete."""
     found = (read_validation(store, version) for version in versions)
     return {validation.version: validation.reward for validation in found if validation}

@@ -1,4 +1,4 @@
-"""Metrics as tables for people: one row while running, one table at the end."""
+"""Metrics for users: a line for each finished step, and a table at the end of the run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from pipeline.report.run_metrics import StepMetrics
 
 @dataclass(frozen=True)
 class Column:
-    """One column: a metric, its heading and its format."""
+    """A column of the closing table: a metric, its heading and its format."""
 
     key: str
     heading: str
     form: str
 
     def text(self, values: Metrics) -> str:
-        """The metric as text; an em dash where it was not measured."""
+        """Return the metric as text; an em dash if it was not measured."""
         value = values.get(self.key)
         return "—" if value is None else format(value, self.form)
 
@@ -36,28 +36,35 @@ COLUMNS = (
 )
 
 SHARES = {"truncated": "response_length/clip_ratio", "aborted": "response/aborted_ratio"}
-"""Shares of samples, shown where they are not zero."""
+"""Metrics that are shares of samples, keyed by the name that a step's line gives them.
+
+The line omits shares that are zero.
+"""
 
 SHOWN_STEPS = 100
-"""The most rows of the table in Prefect's UI, which every step sends as a whole."""
+"""Maximum number of rows in Prefect's table, limited because each step sends all rows."""
 
 
 def recent_table(recent: Sequence[StepMetrics], uri: str) -> tuple[list[dict[str, Any]], str]:
-    """The table in Prefect's UI: its rows, and a line that names their steps.
+    """Return the rows of the table in Prefect's UI, and a line that describes them.
 
-    `recent` are the newest finished steps of the run at `uri`, at most SHOWN_STEPS, at least one.
+    Args:
+        recent: The newest finished steps of the run: at least one, at most SHOWN_STEPS.
+        uri: The run's root in the store.
     """
     rows = [{"step": step.step, **step.values} for step in recent]
     finished = recent[-1].step + 1
-    note = f"The newest {len(rows)} of {finished} finished steps; all: {uri}/steps/*/metrics.json"
+    note = f"The newest {len(rows)} of {finished} finished steps; all in {uri}/steps/*/metrics.json"
     return rows, note
 
 
 def closing_table(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]) -> Table:
-    """All steps of a run, narrow enough for 80 characters.
+    """Return a table of all steps of a run, at most 80 characters wide.
 
-    `validation` maps policy versions to mean rewards; a step's row shows that of the policy it
-    started from, the last row that of the policy it ended with.
+    Args:
+        steps: The finished steps, from step 0 on.
+        validation: Mean validation rewards, by policy version. A step's row shows the reward of the
+            version that the step starts with; the last row shows the reward of the final version.
     """
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("step", justify="right")
@@ -73,7 +80,15 @@ def closing_table(steps: Sequence[StepMetrics], validation: Mapping[int, float |
 
 
 def summary(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]) -> list[str]:
-    """A run's results: rewards at its start and end, mismatch with and without replay."""
+    """Return lines about a run's results: the rewards at its start and end, and its mismatch.
+
+    Args:
+        steps: The finished steps, from step 0 on.
+        validation: Mean validation rewards, by policy version.
+
+    Returns:
+        Up to three lines. Lines about metrics that were not measured are omitted.
+    """
     lines = []
     if steps:
         first, last = (step.values.get("critic/rewards/mean") for step in (steps[0], steps[-1]))
@@ -97,11 +112,14 @@ def summary(steps: Sequence[StepMetrics], validation: Mapping[int, float | None]
 
 
 def step_line(step: StepMetrics, total: int) -> str:
-    """One line for a finished step, with the shares of samples that something happened to."""
+    """Return the line about a finished step; the run has `total` steps.
+
+    The line includes the shares of truncated, aborted and masked samples, if they are not zero.
+    """
     parts = [f"{column.heading} {column.text(step.values)}" for column in COLUMNS]
     shown = [part for part in parts if not part.endswith("—")]
     samples = step.values.get("response/count")
-    if samples:  # not of a step of an older version, which has no count
+    if samples:  # older versions did not store the count
         masked = step.values.get("reward/masked")
         shares = {name: step.values.get(key) for name, key in SHARES.items()}
         shares["masked"] = None if masked is None else masked / samples
@@ -111,7 +129,7 @@ def step_line(step: StepMetrics, total: int) -> str:
     if skipped := step.values.get("update/skipped"):
         shown.append(f"skipped {skipped:.0f} mini-batches (gradients not finite)")
     if empty := step.values.get("update/skipped_empty"):
-        shown.append(f"skipped {empty:.0f} mini-batches (no token that counts)")
+        shown.append(f"skipped {empty:.0f} mini-batches (no token in the loss)")
     if unhealthy := step.values.get("replay/unhealthy"):
         shown.append(f"routes that do not fit ({unhealthy:.0f} findings, see the training log)")
     return f"step {step.step} of {total}: {', '.join(shown)}"
@@ -122,5 +140,5 @@ def _validation_text(validation: Mapping[int, float | None], version: int) -> st
 
 
 def reward_text(reward: float | None) -> str:
-    """A mean reward; an em dash where no sample had one."""
+    """Return a mean reward as text; an em dash if no sample had a reward."""
     return "—" if reward is None else f"{reward:.3f}"

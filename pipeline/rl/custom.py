@@ -1,7 +1,7 @@
-"""Functions that users write, each from one self-contained file: how they are called and loaded.
+"""Functions that users write in self-contained files: their parameters, and how they are loaded.
 
-A setting names one as `path/to/file.py:function` in place of a name of its table. Users' code runs
-where it is needed, in workers; `custom_source` judges a file by its text.
+A setting names such a function as `path/to/file.py:function`, in place of the name of a built-in
+function. Users' code runs only in workers; `custom_source` checks a file without running it.
 """
 
 import hashlib
@@ -21,29 +21,29 @@ _FUNCTION_IN_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 
 
 class CustomError(LastingError):
-    """A user's estimator or loss cannot be used; the text names the file and the function."""
+    """A user's estimator or loss cannot be used; the message names the file and the function."""
 
 
 @dataclass(frozen=True)
 class CustomKind:
-    """What a function of users is for, and how it is called.
+    """A kind of user-written function: its purpose and its parameters.
 
     Example: CustomKind('reward file', ('data_source', ...), True, ...).
     """
 
     file: str
-    """What its file is called."""
+    """The term for a file of this kind in messages."""
     parameters: tuple[str, ...]
     by_keyword: bool
-    """How they are passed; False: by position."""
+    """Whether parameters are passed by keyword rather than by position."""
     rename: str
-    """The fix for a file whose function has another name."""
+    """The fix, for messages, if the file's function has a different name."""
     runners: str
-    """Who runs it."""
+    """The processes that run the function, for messages."""
     error: type[LastingError] = CustomError
 
     def fits(self, signature: inspect.Signature) -> bool:
-        """Whether a function of this signature can be called."""
+        """Return whether a function with this signature accepts the kind's parameters."""
         try:
             if self.by_keyword:
                 signature.bind(**dict.fromkeys(self.parameters))
@@ -51,7 +51,11 @@ class CustomKind:
                 signature.bind(*self.parameters)
         except TypeError:
             return False
-        return True
+        # A known name in another position shows that the parameters were swapped.
+        return self.by_keyword or all(
+            name == wanted or name not in self.parameters
+            for name, wanted in zip(signature.parameters, self.parameters, strict=False)
+        )
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class CustomFunction:
     """A function in a file. Example: CustomFunction('my/advantages.py', 'leave_one_out')."""
 
     path: str
-    """A path of this machine, or a URI."""
+    """A path on this machine, or a URI."""
     name: str
 
 
@@ -81,11 +85,11 @@ CUSTOM: Mapping[str, CustomKind] = {
     "algorithm.adv_estimator": ESTIMATOR,
     "actor_rollout_ref.actor.policy_loss.loss_mode": LOSS,
 }
-"""The settings that may name a user's function, by dotted key."""
+"""The settings that may name a user's function, keyed by dotted key."""
 
 
 def custom_function(value: str) -> CustomFunction | None:
-    """The function that a setting names; None: the value is not of the form `file.py:function`."""
+    """Return the function that a setting names; None unless it has the form `file.py:function`."""
     found = _FUNCTION_IN_FILE.fullmatch(value)
     return None if found is None else CustomFunction(*found.groups())
 
@@ -93,8 +97,16 @@ def custom_function(value: str) -> CustomFunction | None:
 def load_custom(content: bytes, name: str, kind: CustomKind) -> Callable[..., Any]:
     """Run a file and return its function `name`.
 
-    The file must be self-contained: its folder is not searched for other modules. Raises the kind's
-    error when it cannot be run, or has no such function that can be called as its kind is.
+    The file must be self-contained, because its folder is not searched for other modules.
+
+    Args:
+        content: The file's content.
+        name: The function's name.
+        kind: The kind of function.
+
+    Raises:
+        LastingError: The file cannot be run, or lacks a function with this name and the kind's
+            parameters. The error has the kind's class (`kind.error`).
     """
     module = _run(content, kind)
     function: Callable[..., Any] | None = getattr(module, name, None)
@@ -110,42 +122,61 @@ def load_custom(content: bytes, name: str, kind: CustomKind) -> Callable[..., An
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return function  # of a compiled function: calling it will show
+        return function  # a compiled function; only calling it shows whether it fits
     if not kind.fits(signature):
         raise kind.error(f"{kind.file}: {wrong_parameters(name, signature, kind)}")
     return function
 
 
 def missing_function(functions: Sequence[str], name: str, kind: CustomKind) -> str:
-    """Say that a file lacks the function `name`, and which it has."""
+    """Return the error text for a file that lacks the function `name`.
+
+    Args:
+        functions: Names of the file's functions.
+        name: The expected name.
+        kind: The kind of function.
+    """
     found = f"functions {', '.join(functions)}" if functions else "no function"
     return f"found {found}, expected one named {name}; {kind.rename}"
 
 
 def wrong_call(name: str, what: str, kind: CustomKind) -> str:
-    """Say that what a file calls `name` cannot be called."""
+    """Return the error text for a `name` that is not a plain function.
+
+    Args:
+        name: The function's name.
+        what: The problem as a predicate ("is async").
+        kind: The kind of function.
+    """
     return f"{name} {what}; expected a plain function {name}({', '.join(kind.parameters)})"
 
 
 def wrong_parameters(name: str, signature: inspect.Signature, kind: CustomKind) -> str:
-    """Say that a file's function has other parameters than it is called with."""
+    """Return the error text for a function whose parameters differ from its kind's.
+
+    Args:
+        name: The function's name.
+        signature: The signature found.
+        kind: The kind of function.
+    """
     if not kind.by_keyword:
         return (
             f"{name} has the parameters {signature}, but is called as "
-            f"{name}({', '.join(kind.parameters)}); take these {len(kind.parameters)}"
+            f"{name}({', '.join(kind.parameters)}); declare these "
+            f"{len(kind.parameters)}, in this order"
         )
     call = ", ".join(f"{parameter}=" for parameter in kind.parameters)
     return (
-        f"{name} has the parameters {signature}, but is called with {call}; name them so, with "
-        "**kwargs for those that it does not use"
+        f"{name} has the parameters {signature}, but is called with {call}; use these names, with "
+        "**kwargs for unused ones"
     )
 
 
 def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
-    """What users' code made, as text; if it has none, its type."""
+    """Return a value from users' code as text; if this fails, return a text with its type."""
     try:
         return form(value)
-    except Exception:  # noqa: BLE001 - of users' code, and integers of too many digits
+    except Exception:  # noqa: BLE001 - from users' code, and from integers with too many digits
         return f"a {type(value).__name__} that cannot be shown"
 
 
@@ -166,6 +197,7 @@ def _run(content: bytes, kind: CustomKind) -> types.ModuleType:
         ) from error
     except BaseException as error:  # users' code may raise anything
         raise kind.error(
-            f"{kind.file}: running it raised {type(error).__name__}: {error}; it must run by itself"
+            f"{kind.file}: running it raised {type(error).__name__}: {error}; it must run without "
+            "other files"
         ) from error
     return module

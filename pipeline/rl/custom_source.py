@@ -1,9 +1,8 @@
-"""What can be said of users' files (rewards, estimators, losses) without running them: from their
-syntax tree.
+"""Checks of users' files (rewards, estimators, losses) that read only the files' syntax trees.
 
-Users' code runs in workers alone. Whoever checks it before (`retrace check`, the flow, which hold
-credentials of the store and of Prefect) only reads it: what is certainly wrong is refused, what
-only running it would show is said as a note.
+Users' code runs only in workers. `retrace check` and the flow, which hold credentials for the store
+and for Prefect, only read the code. They refuse code that is certainly invalid, and report a note
+if only running the code could reveal an error.
 """
 
 import ast
@@ -20,28 +19,39 @@ _BLOCKS = (ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While, ast.Match
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _NO_FUNCTIONS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set)
 _UNSEEN = {"exec", "globals", "vars", "setattr", "locals"}
-"""Calls by which a file may make names that its text does not show."""
+"""Functions whose calls may create names that do not appear in the file's text."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_source(content: bytes, label: str, name: str, kind: CustomKind) -> list[str]:
-    """Check that a file has the function `name`, which can be called as its kind is.
+    """Check that a file contains the function `name` with the parameters of its kind.
 
-    Nothing of the file is executed. Returns notes on what cannot be known before workers run it.
-    Raises the kind's error, which begins with `label`, for what is certainly wrong.
+    The file is not run.
+
+    Args:
+        content: The file's content.
+        label: The text that names the file at the start of notes and errors.
+        name: The function's name.
+        kind: The kind of function.
+
+    Returns:
+        Notes on properties that are unknown until workers run the file.
+
+    Raises:
+        LastingError: The file is certainly invalid. The error has the kind's class (`kind.error`).
     """
     try:
         tree = ast.parse(content, label)
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
-        raise kind.error(f"{label}: syntax error: {error}; mend it") from error
+        raise kind.error(f"{label}: syntax error: {error}; fix it") from error
     notes = _Source(tree, label, name, kind).check(name)
     return [*notes, *_import_notes(tree, label, kind)]
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A file's text, and what is looked for in it."""
+    """The syntax tree of a file, and the function to find in it."""
 
     tree: ast.Module
     label: str
@@ -49,13 +59,17 @@ class _Source:
     kind: CustomKind
 
     def check(self, name: str) -> list[str]:
-        """Check what `name` stands for at the end of the module: the function, or its alias."""
+        """Check the last binding of `name` in the module, and return notes on it.
+
+        `name` is the required function's name. If the module assigns a different function to this
+        name, for example with `required = other`, the method calls itself with the other name.
+        """
         bindings = [
             (node, sure) for node, sure in _statements(self.tree.body) if name in _bound(node)
         ]
         if not bindings:
             if _may_make_names(self.tree):
-                return [self._unknown("it is made while the file runs")]
+                return [self._unknown("it is created while the file runs")]
             raise self._wrong(missing_function(_functions(self.tree), self.wanted, self.kind))
         node, sure = bindings[-1]
         try:
@@ -63,7 +77,7 @@ class _Source:
         except LastingError:
             if sure:
                 raise
-            return [self._unknown("it depends on a condition")]
+            return [self._unknown("its definition depends on a condition")]
 
     def _check_bound(self, node: ast.stmt, name: str) -> list[str]:
         if isinstance(node, Function):
@@ -98,20 +112,20 @@ class _Source:
 
     def _unknown(self, why: str) -> str:
         return (
-            f"{self.label}: whether {self.wanted} takes {', '.join(self.kind.parameters)} is not "
-            f"known before the {self.kind.runners} run the file: {why}"
+            f"{self.label}: whether {self.wanted} takes {', '.join(self.kind.parameters)} is "
+            f"unknown until the {self.kind.runners} run the file: {why}"
         )
 
 
 class _Shown:
-    """A default whose value does not matter."""
+    """A placeholder for a default value, shown as `...`."""
 
     def __repr__(self) -> str:
         return "..."
 
 
 def _signature(found: ast.arguments) -> inspect.Signature:
-    """The signature of a function's text; any default will do."""
+    """Return the signature of a function in a syntax tree, with placeholders for defaults."""
     kinds = inspect.Parameter
     positional = [*found.posonlyargs, *found.args]
     without = len(positional) - len(found.defaults)
@@ -136,7 +150,7 @@ def _signature(found: ast.arguments) -> inspect.Signature:
 
 
 def _statements(body: Sequence[ast.stmt], sure: bool = True) -> Iterator[tuple[ast.stmt, bool]]:
-    """The module's own statements in order, and whether each certainly runs."""
+    """Yield each module-level statement in order, and whether the statement certainly runs."""
     for node in body:
         yield node, sure
         if isinstance(node, _BLOCKS):
@@ -148,7 +162,7 @@ def _statements(body: Sequence[ast.stmt], sure: bool = True) -> Iterator[tuple[a
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """The names that a statement itself binds, without those of blocks and functions in it."""
+    """Return the names that a statement binds, except those bound in its blocks or functions."""
     if isinstance(node, Function | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -184,7 +198,7 @@ def _may_make_names(tree: ast.Module) -> bool:
 
 
 def _import_notes(tree: ast.Module, label: str, kind: CustomKind) -> Iterator[str]:
-    """Packages that the file certainly imports and this machine does not have."""
+    """Yield notes on packages that the file certainly imports but that are not installed here."""
     for node, sure in _statements(tree.body):
         names: list[str] = []
         if sure and isinstance(node, ast.Import):
@@ -195,6 +209,6 @@ def _import_notes(tree: ast.Module, label: str, kind: CustomKind) -> Iterator[st
             if package not in sys.modules and importlib.util.find_spec(package) is None:
                 yield (
                     f"{label}: it imports {package!r}, which is not installed here; the "
-                    f"{kind.runners} need it (the folder of the {kind.file} is not searched: put "
-                    "the code into the file, or install the package)"
+                    f"{kind.runners} need it (they do not search the folder of the {kind.file}: "
+                    "put the code into the file, or install the package)"
                 )

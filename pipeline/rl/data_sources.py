@@ -1,8 +1,9 @@
-"""verl's built-in scorers, chosen by a prompt's data_source: for runs without a reward file.
+"""verl's built-in scorers for runs without a reward file, selected by a prompt's data_source.
 
-Names and scale are those of verl's default_compute_score (verl/utils/reward_score), and so is the
-part of a response that counts as its answer. GSM8K's rule is verl's to the letter. The maths sets
-compare answers with Math-Verify, where verl compares normalised texts: 0.5 equals 1/2 here.
+The names, the reward scale and the part of a response that counts as its answer are the same as in
+verl's default_compute_score (verl/utils/reward_score). GSM8K's rule is exactly verl's. For the
+maths datasets, Math-Verify compares the answers, so 0.5 equals 1/2; verl compares normalised
+strings.
 """
 
 import re
@@ -14,23 +15,23 @@ from typing import Any
 from pipeline.rl.rewards import RewardError
 
 _TAIL = 300
-"""Characters at a response's end in which verl looks for an answer that is not in a box."""
+"""Number of characters at the end of a response that verl searches for an unboxed answer."""
 
 
 @dataclass(frozen=True)
 class SourceScorer:
-    """The scorer of some data sources. Example: SourceScorer(('openai/gsm8k',), ...)."""
+    """A scorer for one or more data sources. Example: SourceScorer(('openai/gsm8k',), ...)."""
 
     sources: tuple[str, ...]
-    """Values of data_source; `*` stands for any characters."""
+    """Values of data_source; `*` matches any characters."""
     right: Callable[[str, str], bool]
-    """Whether a response, the first argument, has the right answer, the second."""
+    """A function of a response and the ground truth that returns whether the answer is correct."""
     wrong_reward: float = 0.0
-    """The reward of another answer, or of none; the right one's is 1."""
+    """The reward of an incorrect or missing answer; a correct answer has reward 1."""
 
 
 def find_scorer(data_source: str) -> SourceScorer | None:
-    """The built-in scorer of a data source; None: there is none."""
+    """Return the built-in scorer for a data source, or None."""
     return next(
         (one for one in SCORERS if any(fnmatchcase(data_source, name) for name in one.sources)),
         None,
@@ -40,14 +41,21 @@ def find_scorer(data_source: str) -> SourceScorer | None:
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any
 ) -> dict[str, Any]:
-    """Score a response by its data source; ground truths that are no text count as their text.
+    """Score a response with the scorer for its data source.
 
-    Raises RewardError for a data source without a scorer, and when Math-Verify is not installed.
+    Args:
+        data_source: The prompt's data source.
+        solution_str: The response.
+        ground_truth: The correct answer, which is converted to text.
+        extra_info: Ignored.
+
+    Raises:
+        RewardError: The data source has no scorer, or Math-Verify is required but not installed.
     """
     scorer = find_scorer(data_source)
     if scorer is None:
         raise RewardError(
-            f"there is no built-in scorer; write one as {COMPUTE_SCORE} into a file and set "
+            f"this data source has no built-in scorer; write {COMPUTE_SCORE} in a file and set "
             "custom_reward_function.path"
         )
     right = scorer.right(solution_str, str(ground_truth))
@@ -55,7 +63,7 @@ def compute_score(
 
 
 COMPUTE_SCORE = "compute_score(data_source, solution_str, ground_truth, extra_info)"
-"""The function that a reward file has."""
+"""The signature of the function that a reward file must define."""
 
 
 def _gsm8k(response: str, truth: str) -> bool:
@@ -77,7 +85,7 @@ def _answer_line(response: str, truth: str) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{...} or \fbox{...}; None without one that is closed."""
+    r"""Return the content of the last \boxed{...} or \fbox{...}; None if there is no closed box."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
         return None
@@ -91,10 +99,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def same_answer(answer: str, truth: str) -> bool:
-    """Whether two answers, in LaTeX or plain, are equal as texts or for Math-Verify.
+    """Return whether two answers, in LaTeX or plain text, are equal.
 
-    Math-Verify gives up after 5 seconds each for reading and comparing: not equal. It sets an alarm
-    for that, so this works in a process's main thread only. Raises RewardError without Math-Verify.
+    They are equal if their texts are equal or if Math-Verify reports them as equal. Parsing and
+    comparing are each limited to 5 seconds. If either takes longer, Math-Verify stops, and the
+    answers are treated as different. Math-Verify sets an alarm for this limit, so this function
+    works only in a process's main thread. Raises RewardError if Math-Verify is required but not
+    installed.
     """
     if answer.strip() == truth.strip():
         return True
@@ -102,8 +113,8 @@ def same_answer(answer: str, truth: str) -> bool:
         from math_verify import parse, verify
     except ImportError as error:
         raise RewardError(
-            "the built-in scorers of the maths sets need Math-Verify, which is not installed: "
-            "pip install 'retrace-moe[reward]'"
+            "Math-Verify is not installed, but the built-in scorers of the maths datasets need "
+            "it; run pip install 'retrace-moe[reward]'"
         ) from error
     gold, found = (parse(f"\\boxed{{{text}}}") for text in (truth, answer))
     return bool(verify(gold, found))
@@ -129,4 +140,4 @@ SCORERS = (
         _boxed,
     ),
 )
-"""docs/rewards.md has them as a table."""
+"""All built-in scorers; docs/rewards.md lists them in a table."""

@@ -1,4 +1,4 @@
-"""The advantage estimators, by verl's names."""
+"""The advantage estimators, under verl's names."""
 
 from pipeline.rl.estimators.gae import gae
 from pipeline.rl.estimators.group import gpg, grpo, grpo_passk, opo, rloo
@@ -18,21 +18,25 @@ ESTIMATORS: dict[str, Estimator] = {
     ),
     "grpo_passk": Estimator(
         grpo_passk,
-        "best of the group: (score - second best) / group standard deviation; others: 0",
+        "best sample of the group: (score - second best score) / group standard deviation; other "
+        "samples: 0",
         "2503.19595",
         _GROUP,
         _BY_STD,
     ),
     "rloo": Estimator(rloo, "score - mean of the group's other samples", "2402.14740", _GROUP),
     "opo": Estimator(
-        opo, "score - group mean, in which samples weigh as their lengths", "2505.23585", _GROUP
+        opo, "score - length-weighted mean of the group's scores", "2505.23585", _GROUP
     ),
     "gpg": Estimator(
-        gpg, "(score - group mean) * samples / samples with a score", "2504.02546", _GROUP
+        gpg,
+        "(score - group mean) * number of samples / number of samples with a score other than 0",
+        "2504.02546",
+        _GROUP,
     ),
     "reinforce_plus_plus": Estimator(
         reinforce_plus_plus,
-        "scores from the token on, discounted; whitened over all tokens",
+        "discounted sum of the scores from the token on; whitened over all tokens",
         "2501.03262",
         settings=("gamma",),
     ),
@@ -50,8 +54,8 @@ ESTIMATORS: dict[str, Estimator] = {
     ),
     "gae": Estimator(
         gae,
-        "differences of scores and a critic's values from the token on, discounted; whitened over "
-        "all tokens",
+        "discounted sum, from the token on, of the temporal-difference errors of a critic's "
+        "values; whitened over all tokens",
         "1506.02438",
         frozenset({"values"}),
         ("gamma", "lam"),
@@ -60,6 +64,6 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def needs_baseline(name: str) -> bool:
-    """Whether an estimator compares with a greedy sample of each prompt; a user's does not."""
+    """Return whether an estimator needs greedy samples (users' estimators do not)."""
     estimator = ESTIMATORS.get(name)
     return estimator is not None and "baseline" in estimator.needs

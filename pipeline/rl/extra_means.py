@@ -1,24 +1,25 @@
-"""Means of what a reward function returns beside the score, over the samples of a step."""
+"""Means, over a step's samples, of the numbers that a reward function returns with the score."""
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 ExtraSums = dict[str, list[float]]
-"""By name: the sum of its numbers, and how many there were."""
+"""The sum and the count of the numbers that were returned under each name."""
 
 SourceSums = dict[str, ExtraSums]
-"""By data source: the sums of its samples' rewards and extras."""
+"""The sums of the samples' rewards and extras, keyed by data source."""
 
 REWARD = "reward"
 """The name of the reward among a data source's numbers, as in verl."""
 
 MOST_EXTRAS = 100
-"""Names, and data sources, that are added up: there could be a new one in every sample."""
+"""Maximum number of names, and maximum number of data sources. The limits are needed because every
+sample could add new ones."""
 
 
 def add_extras(sums: ExtraSums, extras: Mapping[str, Any]) -> None:
-    """Add a sample's numbers, true as 1; texts, lists and groups have no mean."""
+    """Add a sample's finite numbers to the sums; other values are ignored, and true counts as 1."""
     for name, value in extras.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             continue
@@ -28,7 +29,7 @@ def add_extras(sums: ExtraSums, extras: Mapping[str, Any]) -> None:
 
 
 def extra_means(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Means by name, over the sums of several workers; the order is that of the names."""
+    """Return the mean under each name from the sums of several workers, sorted by name."""
     totals: ExtraSums = {}
     for part in parts:
         for name, (total, count) in part.items():
@@ -40,13 +41,20 @@ def extra_means(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def add_to_source(
     sums: SourceSums, source: str, reward: float | None, extras: Mapping[str, Any]
 ) -> None:
-    """Add a sample's reward, if it has one, and its extras to those of its data source."""
+    """Add a sample's reward and extras to the sums of its data source.
+
+    Args:
+        sums: The sums to change in place, keyed by data source.
+        source: The sample's data source.
+        reward: The sample's reward; None if the sample has no reward.
+        extras: Further values that the reward function returned.
+    """
     if source in sums or len(sums) < MOST_EXTRAS:
         add_extras(sums.setdefault(source, {}), {**extras, REWARD: reward})
 
 
 def source_means(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Means by data source and name, over the sums of several workers, in their order."""
+    """Return the mean for each data source and name, sorted, from the sums of several workers."""
     of_sources: dict[str, list[Mapping[str, Any]]] = {}
     for part in parts:
         for source, sums in part.items():

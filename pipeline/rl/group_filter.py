@@ -1,10 +1,11 @@
-"""Dynamic sampling: which groups of a step are accepted, by a metric of their samples.
+"""Dynamic sampling: a metric of the samples decides which groups of a step are accepted.
 
-DAPO (arXiv 2503.14476, section 3.2) leaves out groups whose samples all have one accuracy, as their
-advantages are 0, and samples further prompts until the batch is full. Names are verl's
-(algorithm.filter_groups). Differences from verl: a sample whose reward function failed has no value
-and counts in no group; so a group of fewer than two values has no variance. verl keeps groups of
-one sample.
+DAPO (arXiv 2503.14476, section 3.2) leaves out groups whose samples all have the same accuracy,
+because the advantages of such samples are 0. It samples further prompts until the batch is full.
+Settings and metrics have verl's names (algorithm.filter_groups).
+
+Differences from verl: a sample whose reward function failed has no value, and a group with fewer
+than two values is rejected. verl keeps groups of one sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,31 +13,45 @@ from dataclasses import dataclass
 from typing import Any
 
 REWARD_METRICS = ("seq_reward", "seq_final_reward")
-"""The reward, overlong penalty included. They differ in verl with algorithm.use_kl_in_reward."""
+"""Metrics that are the reward, including the overlong penalty. In verl, the values of the two
+metrics differ with algorithm.use_kl_in_reward."""
 SCORE_METRICS = ("score", "acc")
-"""What the reward function returned, without the overlong penalty. `acc` is that entry of its dict
-where it has one, as in verl's DAPO reward manager."""
+"""Metrics that are the reward function's score, without the overlong penalty. If the reward
+function returns an entry `acc`, the metric `acc` is that entry, as in verl's DAPO reward
+manager."""
 OVERLONG = "overlong_reward"
-"""The entry of a sample's extras with the overlong penalty that its reward includes."""
+"""The entry in a sample's extras that holds the overlong penalty included in its reward."""
 FULL = "not needed: the step was full"
 _DIGITS = 9
-"""Decimals of a score from which a penalty is taken off again: a sum of doubles is rounded."""
+"""Number of decimals to which a score is rounded after the penalty is subtracted from the reward.
+The difference is inexact, because the reward was rounded when the penalty was added to the score.
+"""
 
 
 @dataclass(frozen=True)
 class ChosenGroups:
-    """The groups of a step. Example: ChosenGroups(('000003/17',), {'000003/4': 'all alike'})."""
+    """The accepted and rejected groups of a step.
+
+    Example: ChosenGroups(('000003/17',), {'000003/4': 'acc is 1 in all samples'}).
+    """
 
     accepted: tuple[str, ...]
-    """In the order in which they were planned."""
+    """The accepted groups, in the order of the plan."""
     rejected: Mapping[str, str]
-    """The reason of each of the others."""
+    """The rejected groups, with the reason for each."""
 
 
 def metric_value(metric: str, reward: float | None, extras: Mapping[str, Any]) -> float | None:
-    """A sample's value of a metric; None: its reward function failed.
+    """Return the value of a metric for a sample; None if the reward function failed on it.
 
-    Raises ValueError, saying what the sample has, when it has no such number.
+    Args:
+        metric: Name of the metric (algorithm.filter_groups.metric).
+        reward: The sample's reward; None if the reward function failed.
+        extras: Further values that the reward function returned.
+
+    Raises:
+        ValueError: The extras do not contain a number under the metric's name. The message shows
+            the value found, or the names of the extras.
     """
     if reward is None or metric in REWARD_METRICS:
         return reward
@@ -44,16 +59,22 @@ def metric_value(metric: str, reward: float | None, extras: Mapping[str, Any]) -
         return round(reward - float(extras.get(OVERLONG, 0.0)), _DIGITS)
     value: object = extras.get(metric)
     if not isinstance(value, int | float):
-        has = f"{value!r} there" if metric in extras else f"only {sorted(extras)}"
+        has = f"{value!r}" if metric in extras else f"only {sorted(extras)}"
         raise ValueError(
-            f"the reward function returned {has} beside the score, expected a number under "
+            f"the reward function returned {has} in addition to the score, expected a number under "
             f"{metric!r}"
         )
     return float(value)
 
 
 def choose(groups: Mapping[str, Sequence[float | None]], metric: str, wanted: int) -> ChosenGroups:
-    """Accept the first `wanted` groups, in their order, whose values of a metric differ."""
+    """Accept the first groups whose samples differ in a metric, and reject the others.
+
+    Args:
+        groups: The values of each group's samples, keyed by group, in the order of the plan.
+        metric: Name of the metric, for the reasons.
+        wanted: Number of groups to accept.
+    """
     accepted: list[str] = []
     rejected: dict[str, str] = {}
     for group, values in groups.items():

@@ -1,4 +1,4 @@
-"""The policy losses, by verl's names."""
+"""The policy losses, under verl's names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,11 +26,12 @@ class Loss:
 
     function: LossFunction
     reads: tuple[str, ...] = ()
-    """The settings under `actor` that change it; others of other losses have no effect."""
+    """Settings under `actor` that change the loss; settings of other losses have no effect."""
     aggregation: AggregationMode | None = None
-    """The one mode in which it is the paper's, whatever `loss_agg_mode` is; None: any."""
+    """The mode that the paper requires, which overrides `loss_agg_mode`; None allows any mode."""
     choose: ChoiceFunction | None = None
-    """Chooses the tokens of a mini-batch that it treats apart; None: it has none."""
+    """The function that chooses, from a mini-batch, the tokens that the loss drops or
+    penalises; None if the loss treats all tokens equally."""
 
 
 LOSSES: dict[str, Loss] = {

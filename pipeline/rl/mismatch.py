@@ -1,4 +1,4 @@
-"""Mismatch: the distance between the trainer's distribution and the one sampled from."""
+"""Mismatch: the distance between the trainer's distribution and the sampled one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 EXTREME_RATIO = 2.0
-"""A token is extreme if the two probabilities differ by more than this factor, either way."""
+"""A token is extreme if its probabilities under trainer and engine differ by more than this factor.
+"""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Sums over response tokens, so that ranks can add theirs.
+    """Sums over response tokens, which can be added across ranks.
 
     Example: Mismatch(tokens=512, kl_sum=0.8, extreme=3).
     """
@@ -30,27 +31,27 @@ class Mismatch:
 
     @property
     def kl(self) -> float | None:
-        """Mean per token; None without tokens."""
+        """The mean KL per token; None if there are no tokens."""
         return self.kl_sum / self.tokens if self.tokens else None
 
     @property
     def extreme_share(self) -> float | None:
-        """Share of extreme tokens; None without tokens."""
+        """The share of extreme tokens; None if there are no tokens."""
         return self.extreme / self.tokens if self.tokens else None
 
 
 def total_mismatch(of_ranks: Iterable[Mismatch | None]) -> Mismatch | None:
-    """The sum of those that were measured; None: none was."""
+    """Return the sum over the ranks that measured a mismatch; None if no rank did."""
     parts = [part for part in of_ranks if part is not None]
     return sum(parts[1:], start=parts[0]) if parts else None
 
 
 def mismatch(trainer_X: npt.NDArray[np.float32], engine_X: npt.NDArray[np.float32]) -> Mismatch:
-    """Compare the log-probs of X sampled tokens in trainer and engine.
+    """Compare the trainer's and the engine's log-probs of X sampled tokens.
 
-    KL(engine || trainer) by Schulman's k3: with d = trainer - engine, the mean of exp(d) - d - 1
-    over tokens that the engine sampled; d is clamped to +-20 against overflow. Extreme tokens:
-    |d| > log 2 (arXiv 2510.11370, section 3).
+    KL(engine || trainer) is estimated by Schulman's k3: the mean of exp(d) - d - 1 over tokens that
+    the engine sampled, with d = trainer - engine clamped to +-20 to prevent overflow. A token with
+    |d| > log 2 is extreme (arXiv 2510.11370, section 3).
     """
     difference_X = np.clip(trainer_X.astype(np.float64) - engine_X.astype(np.float64), -20, 20)
     return Mismatch(

@@ -1,6 +1,6 @@
-"""Sums over a set of numbers, from which ranks together make its mean and spread.
+"""Sums over a set of numbers, which give its mean and spread and can be added across ranks.
 
-Letters: X values of any kind.
+Dimensions: X is the number of values in the set.
 """
 
 import math
@@ -12,7 +12,10 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Moments:
-    """Of a set of numbers. Example: Moments(2, 3.0, 5.0, 1.0, 2.0) of 1 and 2."""
+    """Sums and extremes of a set of numbers.
+
+    Example: the moments of 1 and 2 are Moments(2, 3.0, 5.0, 1.0, 2.0).
+    """
 
     count: int
     total: float
@@ -31,26 +34,26 @@ class Moments:
 
     @property
     def mean(self) -> float | None:
-        """None of nothing; so are the others."""
+        """The mean. For an empty set, all properties are None."""
         return self.total / self.count if self.count else None
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of the numbers themselves (divided by n)."""
+        """The standard deviation, with divisor n."""
         if not self.count:
             return None
         return math.sqrt(max(self.squares / self.count - (self.total / self.count) ** 2, 0.0))
 
     @property
     def variance(self) -> float | None:
-        """Divided by n - 1; None of fewer than two numbers."""
+        """The variance, with divisor n - 1; None for fewer than two numbers."""
         if self.count < 2:
             return None
         return max(0.0, self.squares - self.total**2 / self.count) / (self.count - 1)
 
     @property
     def unbiased(self) -> float | None:
-        """The standard deviation divided by n - 1; 0 of one number."""
+        """The standard deviation, with divisor n - 1; 0 for one number."""
         found = self.deviation
         if found is None or self.count == 1:
             return None if found is None else 0.0
@@ -58,7 +61,10 @@ class Moments:
 
     @property
     def effective(self) -> float | None:
-        """The effective sample size as a share, (sum w)^2 / (n sum w^2); 0 if all are 0."""
+        """The effective sample size as a fraction of n: (sum w)^2 / (n sum w^2).
+
+        It is 0 if all numbers are 0.
+        """
         if not self.count:
             return None
         return self.total**2 / (self.count * self.squares) if self.squares else 0.0
@@ -78,7 +84,7 @@ EMPTY = Moments(0, 0.0, 0.0, math.inf, -math.inf)
 
 
 def moments(values_X: npt.ArrayLike) -> Moments:
-    """Moments of numbers or bools, in float64."""
+    """Compute the moments of numbers or bools in float64."""
     array_X = np.asarray(values_X, np.float64)
     if not len(array_X):
         return EMPTY

@@ -1,7 +1,7 @@
-"""Rewards: a Python function with verl's compute_score signature, from one self-contained file.
+"""Rewards: a Python function with verl's compute_score signature, in one self-contained file.
 
 compute_score(data_source, solution_str, ground_truth, extra_info) returns a number, or a dict with
-"score" and further entries, which are stored with the sample.
+"score" and further entries that are stored with the sample.
 """
 
 import json
@@ -20,12 +20,12 @@ PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Names of the arguments, which are passed by keyword, as in verl."""
 
 
-MEND = "mend it, or set reward.on_error=mask to leave such samples out"
-"""What to do about a reward function that fails."""
+MEND = "fix it, or set reward.on_error=mask to leave such samples out"
+"""The fix, for messages, if a reward function fails."""
 
 
 class RewardError(LastingError):
-    """A reward file or a reward cannot be used; the text names the file or the sample."""
+    """A reward file or a reward cannot be used; the message names the file or the sample."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Score:
     """A reward function's result for a sample. Example: Score(1.0, {'format_ok': True})."""
 
     reward: float
-    """Finite."""
+    """The score, a finite number."""
     extras: dict[str, Any]
-    """JSON values that the function returned beside the score."""
+    """JSON values that the function returned in addition to the score."""
 
 
 REWARD = CustomKind(
@@ -49,9 +49,12 @@ REWARD = CustomKind(
 
 
 def load_reward(content: bytes, name: str) -> RewardFunction:
-    """Run a reward file and return its function `name`; for the processes that score samples.
+    """Run a reward file and return its function `name`.
 
-    Raises RewardError when it cannot be run, or has no such function with verl's four parameters.
+    Only processes that score samples may call this function, because it runs users' code.
+
+    Raises RewardError if the file cannot be run, or lacks a function with this name and verl's four
+    parameters.
     """
     return load_custom(content, name, REWARD)
 
@@ -65,10 +68,21 @@ def score(
     ground_truth: Any,
     extra_info: Any,
 ) -> Score:
-    """Call a reward function on one sample.
+    """Call a reward function on one sample, and return the score.
 
-    Raises RewardError, naming the sample, when the function raises or returns anything but a finite
-    number or a dict with a finite "score" and JSON values. A missing reward never becomes 0.
+    A missing score raises an error; it never counts as 0.
+
+    Args:
+        function: The reward function.
+        sample_id: The sample's id, for error messages.
+        data_source: The prompt's data source.
+        solution_str: The response.
+        ground_truth: The prompt's ground truth.
+        extra_info: Further values of the prompt.
+
+    Raises:
+        RewardError: The function raised an exception, or it returned something other than a finite
+            number or a dict with a finite "score" and JSON values. The message names the sample.
     """
     where = at_sample(sample_id, data_source)
     try:
@@ -88,7 +102,7 @@ def score(
     if "score" not in result:
         raise RewardError(
             f"{where}: the reward function returned a dict with {sorted(map(str, result))}, "
-            'expected "score" among them'
+            'expected a key "score"'
         )
     extras = {key: value for key, value in result.items() if key != "score"}
     for key, value in extras.items():
@@ -97,16 +111,22 @@ def score(
 
 
 def overlong_penalty(length: int, max_length: int, buffer: int, factor: float) -> float:
-    """What to add to the reward of a response of `length` tokens: verl's soft penalty of DAPO.
+    """Return DAPO's soft penalty (0 or negative), which is added to the reward, as in verl.
 
-    0 up to max_length - buffer tokens, then linear down to -factor at max_length.
+    The number is 0 up to max_length - buffer tokens, then falls linearly to -factor at max_length.
+
+    Args:
+        length: Number of tokens in the response.
+        max_length: Maximum number of tokens in a response.
+        buffer: Number of tokens before max_length over which the penalty grows.
+        factor: Size of the penalty at max_length.
     """
     excess = max(length - (max_length - buffer), 0)
     return -excess / buffer * factor
 
 
 def at_sample(sample_id: str, data_source: str) -> str:
-    """The beginning of messages about a sample's reward."""
+    """Return the beginning of messages about a sample's reward."""
     return f"sample {sample_id} (data source {data_source!r})"
 
 
@@ -134,9 +154,9 @@ def _check_extra(where: str, key: Any, value: Any) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise RewardError(
             f"{where}: the reward function returned {shown(value)} under {shown(key)}, which is "
-            f"not JSON: {error}; return plain numbers, texts, lists and dicts"
+            f"not JSON: {error}; return plain numbers, strings, lists and dicts"
         ) from error
     if not isinstance(key, str):
         raise RewardError(
-            f"{where}: the reward function returned an entry named {shown(key)}, expected text"
+            f"{where}: the reward function returned an entry named {shown(key)}, expected a string"
         )

@@ -1,5 +1,5 @@
-"""A run in the object store: the names of its objects, its commits, plans, policies and attempts.
+"""A run in the object store: the names of its objects, its commits, plans and attempts.
 
-`keys` owns the names. Commit objects (*.json) have computable names; `commit` creates and reads
-them, `wait` waits for them.
+`keys` defines the names. Readers can compute the name of a commit object (*.json) without listing
+the store. `commit` creates and reads commits, and `wait` waits for them.
 """

@@ -1,8 +1,9 @@
-"""amendments/NNN.json: changes of a run's description by later attempts, with their reasons.
+"""amendments/NNN.json: changes that later attempts made to a run's description, with reasons.
 
-run.json is written once. An attempt that continues with mended inputs, or with other settings of
-the run's identity, writes an amendment before its workers start. It changes nothing that the run
-has made so far: steps before `from_step` keep the description that they were made with.
+run.json is written once. If an attempt continues the run with corrected inputs, or with different
+values of settings that belong to the run's identity, it writes an amendment before its workers
+start. The amendment does not affect finished work: the earlier description still applies to the
+steps before `from_step`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,25 +40,28 @@ _AMENDABLE: Mapping[str, Callable[[Any], Any]] = {
 
 
 class AmendedError(StoreError):
-    """The run was amended since this worker read its description: it must not commit any more."""
+    """The run was amended after this worker read the description. The worker must not commit."""
 
 
 @dataclass(frozen=True)
 class Amendment:
-    """A change to a run's description. Example: Amendment(0, 'reward mended', 12, {...})."""
+    """A change to a run's description. Example: Amendment(0, 'reward fixed', 12, {...})."""
 
     number: int
     reason: str
     """Free text."""
     from_step: int
-    """The first step made with the changes."""
+    """The first step to which the changes apply."""
     changes: Mapping[str, Any]
-    """Settings by dotted key, such as trainer.nnodes, and inputs: inputs.prompts,
-    inputs.val_prompts and inputs.reward are a staged file (DataFile; the last two may be None),
-    inputs.model and inputs.functions are staged files by name."""
+    """New values, keyed by the dotted key of a setting, such as trainer.nnodes, or by the name of
+    an input, such as inputs.prompts.
+
+    The value of inputs.prompts is a staged file (DataFile). The value of inputs.val_prompts or
+    inputs.reward is a staged file or None. The value of inputs.model or inputs.functions is a
+    mapping of staged files, keyed by name."""
 
     def files(self) -> list[DataFile]:
-        """The staged files among the changes."""
+        """Return the staged files among the changes."""
         found: list[DataFile] = []
         for name in self.inputs:
             value = self.changes[_INPUTS + name]
@@ -72,30 +76,33 @@ class Amendment:
 
     @property
     def inputs(self) -> frozenset[str]:
-        """The changed inputs, as StagedInputs names them."""
+        """The names of the changed inputs, as in StagedInputs."""
         names = (name for name in self.changes if name.startswith(_INPUTS))
         return frozenset(name.removeprefix(_INPUTS) for name in names)
 
 
 def description_at(store: Store, step: int) -> RunDescription:
-    """Read the run's description that holds for a step.
+    """Read the description of the run that applies to a step.
 
-    Raises ObjectMissingError when there is no run; CorruptObjectError.
+    Raises ObjectMissingError if the run does not exist. Also raises CorruptObjectError.
     """
     amendments = [one for one in read_amendments(store) if one.from_step <= step]
     return amended(read_created(store), amendments)
 
 
 def description_now(store: Store) -> RunDescription:
-    """Read the run's description after all amendments, which attempts and workers use.
+    """Read the run's description with all amendments, as attempts and workers use it.
 
-    Raises ObjectMissingError when there is no run; CorruptObjectError.
+    Raises ObjectMissingError if the run does not exist. Also raises CorruptObjectError.
     """
     return amended(read_created(store), read_amendments(store))
 
 
 def find_description(store: Store) -> RunDescription | None:
-    """Do the same as `description_now`; None when there is no run. Raises CorruptObjectError."""
+    """Read the same description as `description_now`; return None if the run does not exist.
+
+    Raises CorruptObjectError.
+    """
     try:
         return description_now(store)
     except ObjectMissingError:
@@ -103,24 +110,28 @@ def find_description(store: Store) -> RunDescription | None:
 
 
 def read_amendments(store: Store) -> list[Amendment]:
-    """Read all amendments, ascending. Raises CorruptObjectError, also when one is missing."""
+    """Read all amendments, in ascending order.
+
+    Raises CorruptObjectError if an amendment is damaged, or if one is missing although a later one
+    exists.
+    """
     found: list[Amendment] = []
     for info in store.list(keys.amendments()):
         key = keys.amendment(len(found))
         if info.key != key:
             raise CorruptObjectError(
-                f"{key} in {store.uri}: no such object, but {info.key} is there; restore it"
+                f"{key} in {store.uri}: no such object, but {info.key} exists; restore it"
             )
         found.append(parse_amendment(read_commit(store, key), found, store.uri))
     return found
 
 
 def write_amendment(store: Store, amendment: Amendment) -> bool:
-    """Write an amendment, unless another process has written one of that number: False.
+    """Write an amendment; return False if another process wrote one with the same number.
 
-    The run's workers must have ended. Raises ValueError for an amendment that readers would refuse,
-    or when a step before `from_step` is not sealed yet: an attempt has one description, which must
-    hold for all steps that it makes.
+    The run's workers must have ended. Raises ValueError for an amendment that readers would refuse.
+    Also raises ValueError if a step before `from_step` is not sealed yet, because an attempt has
+    only one description, which must apply to all steps that the attempt produces.
     """
     from_step = amendment.from_step
     if from_step and store.size(keys.manifest(from_step - 1)) is None:
@@ -140,20 +151,22 @@ def write_amendment(store: Store, amendment: Amendment) -> bool:
 
 
 def refuse_amended(store: Store, amendments: int) -> None:
-    """Raise AmendedError if the run has more amendments than a worker knew when it started.
+    """Raise AmendedError if the run has more than `amendments` amendments.
 
-    Asked right before a commit: the attempt of such a worker is over, but it may not know yet.
+    Workers call this function right before a commit, with the number of amendments that existed
+    when they started. The check is needed because a worker may not have noticed that its attempt
+    has ended.
     """
     key = keys.amendment(amendments)
     if store.size(key) is not None:
         raise AmendedError(
-            f"{key} in {store.uri}: the run was amended after this worker had started, by a later "
-            "start of the run, which has workers of its own; nothing more is committed here"
+            f"{key} in {store.uri}: a later start of the run, which has its own workers, amended "
+            "the run after this worker had started; nothing more is committed here"
         )
 
 
 def amended(run: RunDescription, amendments: Iterable[Amendment]) -> RunDescription:
-    """Apply amendments to a description, in their order. Raises CorruptObjectError."""
+    """Apply amendments to a description, in order. Raises CorruptObjectError."""
     for one in amendments:
         inputs = {name: value for name, value in one.changes.items() if name.startswith(_INPUTS)}
         settings = {name: value for name, value in one.changes.items() if name not in inputs}
@@ -170,7 +183,16 @@ def amended(run: RunDescription, amendments: Iterable[Amendment]) -> RunDescript
 
 
 def parse_amendment(body: Mapping[str, Any], earlier: list[Amendment], uri: str) -> Amendment:
-    """Parse the amendment after the earlier ones. Raises CorruptObjectError when it is wrong."""
+    """Parse an amendment.
+
+    Args:
+        body: The stored object.
+        earlier: All amendments with lower numbers.
+        uri: The store's URI, for error messages.
+
+    Raises:
+        CorruptObjectError: The object is not the amendment that follows the earlier ones.
+    """
     key = keys.amendment(len(earlier))
     try:
         found = Amendment(

@@ -1,9 +1,9 @@
-"""One start of a run: its operational settings in the store, and the object that ends it.
+"""An attempt of a run: its operational settings in the store, and the object that ends it.
 
     settings of the flow ─► attempts/NNN.json ─► in_force(run's settings) ─► settings of workers
 
-The settings themselves mark what may change between attempts. Those that workers read are stored
-with the attempt, under the last part of their dotted key.
+The settings tree marks the settings that may change between attempts. Of these, the attempt's
+object stores the settings that workers read, each under the last part of its dotted key.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +16,14 @@ from pipeline.config.keys import Key, setting_keys, value_at
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.run import keys, parse
-from pipeline.run.commit import CorruptObjectError, commit, new_write_id, read_commit
+from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id, read_commit
 from pipeline.run.description import with_settings
 from pipeline.store import Store
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run, for its workers. Example: Attempt(0, 1, 1, 1, (0, 8), {...})."""
+    """One start of a run, as its workers see it. Example: Attempt(0, 1, 1, 1, (0, 8), {...})."""
 
     number: int
     rollout_workers: int
@@ -31,12 +31,12 @@ class Attempt:
     """Number of shards in each step that this attempt plans."""
     training_ranks: int
     validations: tuple[int, ...]
-    """Policy versions to validate, ascending."""
+    """Policy versions to validate, in ascending order."""
     settings: Mapping[str, Any]
-    """The settings that `in_force` overlays, by dotted key."""
+    """The settings that `in_force` applies, keyed by dotted key."""
 
     def body(self) -> dict[str, Any]:
-        """The attempt's fields in the commit object."""
+        """Return the fields of the attempt's commit object."""
         return {
             "number": self.number,
             "rollout_workers": self.rollout_workers,
@@ -48,29 +48,35 @@ class Attempt:
 
 
 def in_force(config: RunConfig, attempt: Attempt) -> RunConfig:
-    """A run's settings in an attempt: those of the run, with the attempt's operational ones.
+    """Return the run's settings with the operational settings of an attempt.
 
-    Raises CorruptObjectError when the attempt has values that the settings cannot have.
+    Raises CorruptObjectError if the attempt contains invalid values.
     """
     settings = with_settings(config.model_dump(mode="json"), attempt.settings)
     try:
         return RunConfig.model_validate(settings)
     except ValidationError as error:
         raise CorruptObjectError(
-            f"{keys.attempt(attempt.number)}: settings that cannot be: {error}; restore the object"
+            f"{keys.attempt(attempt.number)}: invalid settings: {error}; restore the object"
         ) from error
 
 
 def read_attempt(store: Store, number: int) -> Attempt:
-    """Read an attempt. Raises ObjectMissingError, CorruptObjectError."""
+    """Read an attempt. Raises ObjectMissingError and CorruptObjectError."""
     key = keys.attempt(number)
     return parse_attempt(read_commit(store, key), key, store.uri)
 
 
 def parse_attempt(body: Mapping[str, Any], key: str, uri: str) -> Attempt:
-    """Parse an attempt's commit object; unknown keys are ignored.
+    """Parse an attempt's commit object, ignoring unknown keys.
 
-    Raises CorruptObjectError, naming what is missing or wrong.
+    Args:
+        body: The stored object.
+        key: Its key, for error messages.
+        uri: The store's URI, for error messages.
+
+    Raises:
+        CorruptObjectError: A field is missing or invalid; the message names it.
     """
     try:
         return Attempt(
@@ -88,7 +94,10 @@ def parse_attempt(body: Mapping[str, Any], key: str, uri: str) -> Attempt:
 
 
 def begin_attempt(store: Store, config: RunConfig) -> Attempt:
-    """Write attempts/NNN.json with the next free number. The attempt ends with its process."""
+    """Write attempts/NNN.json with the next free number, for a flow with local workers.
+
+    The attempt has no owner, because these workers end when the flow's process ends.
+    """
     number = attempt_count(store)
     while (attempt := _take(store, config, number, None)) is None:
         number += 1
@@ -98,10 +107,19 @@ def begin_attempt(store: Store, config: RunConfig) -> Attempt:
 def continue_attempt(
     owner: str, is_over: Callable[[str], bool], store: Store, config: RunConfig
 ) -> Attempt:
-    """Return the running attempt of the flow run `owner`, or begin a new one for it.
+    """Return the running attempt of the flow run `owner`, or begin a new attempt for it.
 
-    The attempt of another flow run is ended first if `is_over` for it. Raises InputError while that
-    flow run is not over: a run has one flow at a time.
+    A run has one flow at a time. If the running attempt belongs to another flow run, and that flow
+    run is over, this function first ends the attempt.
+
+    Args:
+        owner: Id of the flow run.
+        is_over: Returns whether the flow run with a given id is over.
+        store: The run.
+        config: The settings of the attempt to begin.
+
+    Raises:
+        InputError: Another flow run owns the running attempt and is not over.
     """
     while True:
         newest = attempt_count(store) - 1
@@ -118,13 +136,14 @@ def continue_attempt(
         taken = _take(store, config, newest + 1, owner)
         if taken is not None:
             return taken
-        # Another flow run took the number first: look at its attempt.
+        # Another process took the number first. The next iteration checks that process's attempt.
 
 
 def end_attempts(store: Store) -> None:
-    """End every attempt of a run that has not ended: its workers must make nothing any more.
+    """End every running attempt of a run, so that the run's workers stop.
 
-    For flows of one machine, whose workers end with them: one that was killed left no stop object.
+    Flows that run on one machine call this function, because a killed flow leaves its attempt
+    without a stop object. The workers of a killed flow have ended with it.
     """
     for number in range(attempt_count(store)):
         if store.size(keys.stop(number)) is None:
@@ -135,9 +154,18 @@ def end_attempts(store: Store) -> None:
 def end_attempts_of(
     config: RunConfig, owner: str, is_over: Callable[[str], bool], store: Store
 ) -> None:
-    """Do the same for the flow run `owner`, whose own attempt is ended too.
+    """End every running attempt of a run on behalf of the flow run `owner`.
 
-    Raises InputError while another flow run is not over.
+    `owner` may have begun some of these attempts itself.
+
+    Args:
+        config: The run's settings, for error messages.
+        owner: Id of the flow run.
+        is_over: Returns whether the flow run with a given id is over.
+        store: The run.
+
+    Raises:
+        InputError: Another flow run owns a running attempt and is not over.
     """
     for number in range(attempt_count(store)):
         other = read_commit(store, keys.attempt(number)).get("owner")
@@ -148,7 +176,7 @@ def end_attempts_of(
 
 
 def _take(store: Store, config: RunConfig, number: int, owner: str | None) -> Attempt | None:
-    """Write the attempt with this number; None: another process has written it."""
+    """Write the attempt with this number; return None if another process wrote it first."""
     attempt = attempt_of(config, number)
     body = attempt.body() | {"owner": owner}
     return attempt if commit(store, keys.attempt(number), body, new_write_id()).ours else None
@@ -156,18 +184,18 @@ def _take(store: Store, config: RunConfig, number: int, owner: str | None) -> At
 
 def _at_work(config: RunConfig, flow_run: str) -> str:
     return (
-        f"trainer.experiment_name: the run {config.trainer.run_name!r} is at work in flow "
-        f"run {flow_run}; wait for it, cancel it, or choose another name"
+        f"trainer.experiment_name: the run {config.trainer.run_name!r} is in progress in "
+        f"flow run {flow_run}; wait for the flow run, cancel it, or choose a different name"
     )
 
 
 def attempt_count(store: Store) -> int:
-    """How many attempts a run has had."""
+    """Return how many attempts a run has had so far."""
     return sum(1 for info in store.list(keys.attempts()) if not info.key.endswith(".stop.json"))
 
 
 def attempt_of(config: RunConfig, number: int) -> Attempt:
-    """The attempt that follows from a config."""
+    """Return an attempt with the given number and a config's operational settings."""
     launch, trainer = config.launch, config.trainer
     replayed = config.actor_rollout_ref.actor.router_replay.replay_file is not None
     workers = launch.rollout_workers
@@ -184,7 +212,10 @@ def attempt_of(config: RunConfig, number: int) -> Attempt:
 
 
 def validations_of(config: RunConfig) -> tuple[int, ...]:
-    """Versions to validate: 0 (val_before_train), every test_freq-th, and the last."""
+    """Return the policy versions to validate.
+
+    These are version 0 (val_before_train), every test_freq-th version, and the last version.
+    """
     trainer = config.trainer
     if config.data.val_files is None:
         return ()
@@ -198,9 +229,25 @@ def validations_of(config: RunConfig) -> tuple[int, ...]:
 
 
 def end_attempt(store: Store, attempt: Attempt, reason: str, message: str) -> dict[str, Any]:
-    """Make the attempt's workers exit; reason is 'finished', 'failed' or 'cancelled'."""
+    """End an attempt, so that its workers exit.
+
+    Args:
+        store: The run.
+        attempt: The attempt to end.
+        reason: 'finished', 'failed' or 'cancelled'.
+        message: Free text for human readers.
+
+    Returns:
+        The stored object; if another process ended the attempt first, the object that it wrote.
+    """
     body = {"reason": reason, "message": message}
     return commit(store, keys.stop(attempt.number), body, new_write_id()).body
+
+
+def has_finished(store: Store, number: int) -> bool:
+    """Return whether an attempt ended because the run was finished."""
+    stop = find_commit(store, keys.stop(number))
+    return stop is not None and stop.get("reason") == "finished"
 
 
 def _worker_settings() -> list[Key]:
@@ -214,7 +261,7 @@ def _stored_name(key: Key) -> str:
 def _stored_value(body: Mapping[str, Any], key: Key) -> Any:
     name = _stored_name(key)
     if name not in body and key.is_new:
-        return key.former  # an older version's flow is at work
+        return key.former  # an older version of Retrace wrote the attempt
     return parse.field(body, name, lambda value: value)
 
 

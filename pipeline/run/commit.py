@@ -1,9 +1,9 @@
-"""Commit objects: small JSON objects with computable names, created once.
+"""Commit objects: small JSON objects with predictable names, created once.
 
-A commit lists its data files by key, size and SHA-256. Data files carry a random write id in their
-names, so two writers of one thing never overwrite each other: the first commit wins, and the files
-of the other one are debris, which `retrace traces sweep` removes. A commit carries the SHA-256 of
-its own content, so that later changes to it are detected.
+A commit lists each of its data files with key, size and SHA-256. The names of data files contain a
+random write id, so two writers never overwrite each other's files. If two writers try to create the
+same commit, the first one succeeds. The other writer's files are then debris, which `retrace traces
+sweep` removes. A commit contains the SHA-256 of its content, so that readers detect later changes.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ CONTENT_SHA256 = "content_sha256"
 
 
 MOST_BYTES = 128 << 20
-"""Bytes of the largest commit: a million ranges of trace files."""
+"""Maximum size of a commit in bytes, enough for a million ranges of trace files."""
 
 _WRITE_ID = "attempt"
-"""The key of a write id in a commit; the stored name is older than the term."""
+"""The key of the write id in a commit. This stored name is older than the term *write id*."""
 _RESTORE = "restore the object or remake the step"
 
 
@@ -45,7 +45,7 @@ class CorruptObjectError(StoreError, LastingError):
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file of a commit. Keys are relative to the root of the run."""
+    """A data file that a commit lists. Its key is relative to the root of the run."""
 
     key: str
     size: int
@@ -55,88 +55,123 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Committed:
-    """The commit object that the store holds."""
+    """A commit object in the store."""
 
     ours: bool
-    """False: another writer was first, and `body` is that writer's."""
+    """False if another writer committed first; `body` is then that writer's commit."""
     body: dict[str, Any]
 
 
 def write_id_of(body: Mapping[str, Any]) -> str:
-    """The write id of a commit; empty: it has none."""
+    """Return the write id of a commit; an empty string if it has none."""
     return str(body.get(_WRITE_ID, ""))
 
 
 def new_write_id() -> str:
-    """A new write id, the random part of data file names: 8 hex digits."""
+    """Return a new write id, the random part of data file names: 8 hex digits."""
     return secrets.token_hex(4)
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """Hex SHA-256 of bytes."""
+    """Return the hex SHA-256 of bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_of_file(path: Path) -> str:
-    """Hex SHA-256 of a local file."""
+    """Return the hex SHA-256 of a local file."""
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def put_file(store: Store, key: str, path: Path) -> DataFile:
-    """Write a data file from a local file and return its entry for the commit."""
+    """Create a data file in the store from a local file.
+
+    Args:
+        store: The run.
+        key: The key to create.
+        path: The local file.
+
+    Returns:
+        The data file's entry for the commit.
+    """
     digest = sha256_of_file(path)
     store.create_from_file(key, path)
     return DataFile(key, path.stat().st_size, digest)
 
 
 def read_data(store: Store, file: DataFile) -> bytes:
-    """Read and check a whole data file. Raises CorruptObjectError, ObjectMissingError."""
+    """Read and check an entire data file. Raises CorruptObjectError and ObjectMissingError."""
     try:
         data = store.read(file.key, file.size)
     except UnreadableError as error:
-        raise CorruptObjectError(
-            f"{error}: its commit says {file.size} bytes; {_RESTORE}"
-        ) from error
+        fix = f": its commit records {file.size} bytes; {_RESTORE}"
+        raise CorruptObjectError(_with_fix(error, fix)) from error
     if len(data) != file.size or sha256(data) != file.sha256:
         raise CorruptObjectError(
             f"{file.key} in {store.uri}: {len(data)} bytes with SHA-256 {sha256(data)[:16]}..., "
-            f"its commit says {file.size} bytes with {file.sha256[:16]}...; {_RESTORE}"
+            f"its commit records {file.size} bytes with {file.sha256[:16]}...; {_RESTORE}"
         )
     return data
 
 
-def fetch_file(store: Store, file: DataFile, target: Path, fix: str = _RESTORE) -> None:
-    """Download and check a data file in bounded memory; after an error there is no `target`.
+def _with_fix(error: UnreadableError, fix: str) -> str:
+    """Return an error's text, with `fix` added unless the text already names a fix."""
+    return str(error) if str(error).endswith("; remove it") else f"{error}{fix}"
 
-    `fix` ends the text of errors. Raises CorruptObjectError, ObjectMissingError, StoreError.
+
+def fetch_file(store: Store, file: DataFile, target: Path, fix: str = _RESTORE) -> None:
+    """Download and check a data file in bounded memory. After an error, `target` does not exist.
+
+    Args:
+        store: The run.
+        file: The data file's entry in its commit.
+        target: The local file to create.
+        fix: What the user should do after an error; error messages end with this text.
+
+    Raises:
+        CorruptObjectError: The object differs from its entry.
+        ObjectMissingError: The object does not exist.
+        StoreError: The download failed.
     """
     name = f"{file.key} in {store.uri}"
     size = store.size(file.key)
     if size is None:
         raise ObjectMissingError(f"read {name}: no such object; {fix}")
     if size != file.size:
-        raise CorruptObjectError(f"{name}: {size} bytes, its commit says {file.size}; {fix}")
+        raise CorruptObjectError(f"{name}: {size} bytes, but its commit records {file.size}; {fix}")
     with downloaded(store, file.key, file.size, target) as found:
         if found != file.sha256:
             raise CorruptObjectError(
-                f"{name}: SHA-256 {found[:16]}..., its commit says {file.sha256[:16]}...; {fix}"
+                f"{name}: SHA-256 {found[:16]}..., but its commit records "
+                f"{file.sha256[:16]}...; {fix}"
             )
 
 
 def commit(store: Store, key: str, body: dict[str, Any], write_id: str) -> Committed:
     """Create a commit object, or read the one that already exists.
 
-    `write_id` (as "attempt") and the digest of the content are added to the body: when the answer
-    to a successful create was lost, the retry recognises its own commit by the write id.
+    Args:
+        store: The run.
+        key: The commit's key.
+        body: The content; this function adds the write id (as "attempt") and the content's digest.
+        write_id: The writer's id. If the response to a successful create is lost, the retry
+            recognises its own commit by this id.
+
+    Returns:
+        The stored commit, and whether this call wrote it.
+
+    Raises:
+        UnreadableError: The commit is larger than readers accept.
+        CorruptObjectError: The existing commit is damaged.
+        StoreError: The store failed.
     """
     body = {**body, _WRITE_ID: write_id}
     body[CONTENT_SHA256] = content_digest(body)
     data = to_json(body)
     if len(data) > MOST_BYTES:
         raise UnreadableError(
-            f"create {key} in {store.uri}: {len(data)} bytes of JSON, readers take at most "
-            f"{MOST_BYTES}; make more and smaller shards"
+            f"create {key} in {store.uri}: {len(data)} bytes of JSON, readers accept at most "
+            f"{MOST_BYTES}; configure more and smaller shards"
         )
     try:
         store.create(key, data)
@@ -147,14 +182,23 @@ def commit(store: Store, key: str, body: dict[str, Any], write_id: str) -> Commi
 
 
 def read_commit(store: Store, key: str) -> dict[str, Any]:
-    """Read a commit's body and compare it with its own digest, if it has one.
+    """Read a commit's body and check it against the commit's own digest, if present.
 
-    `verify` requires a digest. Raises ObjectMissingError, CorruptObjectError.
+    Only `verify` requires that a commit contains its digest. Raises ObjectMissingError
+    and CorruptObjectError.
+    """
+    return read_commit_file(store, key)[1]
+
+
+def read_commit_file(store: Store, key: str) -> tuple[DataFile, dict[str, Any]]:
+    """Read a commit as `read_commit` does; return its entry as a data file, and its body.
+
+    Another commit can use this entry to list this commit among its files.
     """
     try:
         data = store.read(key, MOST_BYTES)
     except UnreadableError as error:
-        raise CorruptObjectError(f"{error}; restore the object") from error
+        raise CorruptObjectError(_with_fix(error, "; restore the object")) from error
     try:
         body, as_stored = parse_numbers(data)
     except ValueError as error:
@@ -164,14 +208,14 @@ def read_commit(store: Store, key: str) -> dict[str, Any]:
     found = content_digest(as_stored)
     if body.get(CONTENT_SHA256, found) != found:
         raise CorruptObjectError(
-            f"{key} in {store.uri}: its content has SHA-256 {str(found)[:16]}..., it says "
-            f"{str(body[CONTENT_SHA256])[:16]}...; restore the object or remake what it commits"
+            f"{key} in {store.uri}: its content has SHA-256 {str(found)[:16]}..., expected its own "
+            f"digest {str(body[CONTENT_SHA256])[:16]}...; restore the object or remake its content"
         )
-    return body
+    return DataFile(key, len(data), sha256(data)), body
 
 
 def find_commit(store: Store, key: str) -> dict[str, Any] | None:
-    """Read a commit object's body; None if it does not exist yet."""
+    """Read a commit's body; return None if the commit does not exist yet."""
     try:
         return read_commit(store, key)
     except ObjectMissingError:
@@ -180,7 +224,7 @@ def find_commit(store: Store, key: str) -> dict[str, Any] | None:
 
 @contextmanager
 def parsing(store: Store, key: str) -> Iterator[None]:
-    """Raise CorruptObjectError, naming the object, for what the block finds wrong in its JSON."""
+    """Turn a TypeError or ValueError in the block into a CorruptObjectError that names the key."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -188,38 +232,38 @@ def parsing(store: Store, key: str) -> Iterator[None]:
 
 
 def to_json(body: dict[str, Any]) -> bytes:
-    """The JSON form of all commit objects: sorted keys, one to a line, NaN refused.
+    """Return the JSON form in which commits are stored: sorted keys, one per line.
 
-    An item of a list has a line of its own, and what is in it has none: Python's encoder that
-    indents everything takes 5 times as long.
+    Each item of a list is also written on one line. Indenting everything would take Python's
+    encoder 5 times as long. Raises ValueError for NaN.
     """
     lines = (f" {_line(key)}: {_lines(body[key])}" for key in sorted(body))
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def content_digest(body: dict[str, Any]) -> str:
-    """Hex SHA-256 of the canonical form of a commit without its own digest.
+    """Return the hex SHA-256 of a commit's canonical form, without the digest itself.
 
-    Numbers that were read must be as they stood (`parse_numbers`).
+    Numbers in a body that was read from the store must be spelled as stored (`parse_numbers`).
     """
     rest = {key: value for key, value in body.items() if key != CONTENT_SHA256}
     return sha256(canonical(rest).encode())
 
 
 def file_list(files: Iterable[DataFile]) -> list[dict[str, Any]]:
-    """The entries of data files in a commit."""
+    """Return the entries of data files for a commit."""
     return [asdict(file) for file in files]
 
 
 def files_in(body: dict[str, Any]) -> list[DataFile]:
-    """The data files that a commit lists. Raises CorruptObjectError when its list is none."""
+    """Return the data files that a commit lists. Raises CorruptObjectError for an invalid list."""
     try:
         return [
             DataFile(parse.key(f["key"]), parse.number(f["size"]), parse.text(f["sha256"]))
             for f in parse.items(body["files"])
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptObjectError(f"its list of files is not one: {error!r}") from error
+        raise CorruptObjectError(f"its list of files is invalid: {error!r}") from error
 
 
 def _lines(value: Any) -> str:

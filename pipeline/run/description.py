@@ -1,7 +1,7 @@
 """run.json: the description of a run, written once by the flow when the run is created.
 
-Later attempts may amend it: `amendments` has the description that holds now, or held for a step.
-`run_config` makes the typed settings of a description.
+Later attempts may amend the description. `amendments` reads the description that applies now, or
+the one that applies to a step. `run_config` returns a description's settings as typed settings.
 """
 
 import copy
@@ -22,20 +22,20 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class StagedInputs:
-    """The input files of a run, in its own store."""
+    """The input files of a run, as copied into its own store."""
 
     prompts: DataFile
     val_prompts: DataFile | None
-    """None: the run validates nothing."""
+    """None if the run has no validations."""
     reward: DataFile | None
-    """None: the built-in scorers, or samples of a recorded set, which have their rewards."""
+    """None if the run uses built-in scorers or replays a recorded set with rewards."""
     model: Mapping[str, DataFile]
-    """Weights, config and tokenizer of policy 0, by file name."""
+    """Weights, config and tokenizer of policy 0, keyed by file name."""
     functions: Mapping[str, DataFile] = field_of(default_factory=dict)
-    """Files of users' estimators and losses, by the setting that names the function."""
+    """Files with users' estimators and losses, keyed by the setting that names the function."""
 
     def files(self) -> list[DataFile]:
-        """All staged files."""
+        """Return all staged files."""
         single = (self.prompts, self.val_prompts, self.reward)
         known = (file for file in single if file is not None)
         return [*known, *self.model.values(), *self.functions.values()]
@@ -50,16 +50,19 @@ class RunDescription:
     """All settings with their values, as JSON; stored under "config"."""
     inputs: StagedInputs
     geometry: Geometry | None
-    """None: a dense model."""
+    """None for a dense model."""
     versions: Mapping[str, str]
     """Versions of Retrace, Python and the packages in the flow's environment."""
 
     def setting(self, name: str) -> Any:
-        """The value of a dotted key. Raises CorruptObjectError when it is missing."""
+        """Return the value of the setting with the given dotted key.
+
+        Raises CorruptObjectError if the setting is missing.
+        """
         value: Any = self.settings
         for part in name.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                raise CorruptObjectError(f"{keys.run_json()}: config: it has no setting {name}")
+                raise CorruptObjectError(f"{keys.run_json()}: config: {name} is missing")
             value = value[part]
         return value
 
@@ -67,19 +70,19 @@ class RunDescription:
 def create_description(store: Store, ours: RunDescription) -> RunDescription:
     """Create run.json, or read the one that another flow created first.
 
-    Returns the stored description. Raises StoreError, CorruptObjectError.
+    Returns the stored description. Raises StoreError and CorruptObjectError.
     """
     body = commit(store, keys.run_json(), description_json(ours), new_write_id()).body
     return parse_description(body, store.uri)
 
 
 def read_created(store: Store) -> RunDescription:
-    """Read the original description of a run. Raises ObjectMissingError, CorruptObjectError."""
+    """Read the original description of a run. Raises ObjectMissingError and CorruptObjectError."""
     return parse_description(read_commit(store, keys.run_json()), store.uri)
 
 
 def description_json(run: RunDescription) -> dict[str, Any]:
-    """The stored form of a description."""
+    """Return the stored form of a description."""
     return {
         "format": FORMAT,
         "name": run.name,
@@ -93,12 +96,13 @@ def description_json(run: RunDescription) -> dict[str, Any]:
 def parse_description(body: Mapping[str, Any], uri: str) -> RunDescription:
     """Parse the stored description of the run in the store `uri`.
 
-    Raises CorruptObjectError, naming what is missing or wrong, also for another format version.
+    Raises CorruptObjectError if a field is missing or invalid (the message names it), or if the
+    description has a different format version.
     """
     try:
         found = field(body, "format", number)
         if found != FORMAT:
-            raise ValueError(f"format {found}, expected {FORMAT}: another version made it")
+            raise ValueError(f"format {found}, expected {FORMAT}")
         return RunDescription(
             name=field(body, "name", key),
             settings=field(body, "config", mapping),
@@ -109,12 +113,12 @@ def parse_description(body: Mapping[str, Any], uri: str) -> RunDescription:
     except ValueError as error:
         raise CorruptObjectError(
             f"{keys.run_json()} in {uri}: not the description of a run: {error}; restore the "
-            "object, or use the version of retrace that made it"
+            "object, or use the version of retrace that wrote it"
         ) from error
 
 
 def parse_file(value: Any) -> DataFile:
-    """Parse a data file's entry in a JSON object. Raises TypeError, ValueError."""
+    """Parse a data file's entry in a JSON object. Raises TypeError and ValueError."""
     body = mapping(value)
     return DataFile(
         field(body, "key", key), field(body, "size", number), field(body, "sha256", text)
@@ -122,20 +126,20 @@ def parse_file(value: Any) -> DataFile:
 
 
 def parse_optional_file(value: Any) -> DataFile | None:
-    """Parse the entry of a data file that may be absent (null). Raises TypeError, ValueError."""
+    """Parse the entry of a data file that may be absent (null). Raises TypeError and ValueError."""
     return None if value is None else parse_file(value)
 
 
 def parse_files(value: Any) -> dict[str, DataFile]:
-    """Parse entries of data files by name. Raises TypeError, ValueError."""
+    """Parse the entries of data files, keyed by name. Raises TypeError and ValueError."""
     body = mapping(value)
     return {name: field(body, name, parse_file) for name in body}
 
 
 def with_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy settings with other values, by dotted key.
+    """Return a copy of settings, with new values for the dotted keys in `changes`.
 
-    Raises ValueError for a key whose path leads through a value.
+    Raises ValueError if a part of a dotted key names a setting instead of a group.
     """
     changed: dict[str, Any] = copy.deepcopy(dict(settings))
     for name, value in changes.items():
@@ -161,5 +165,5 @@ def _inputs(value: Any) -> StagedInputs:
         val_prompts=field(body, "val_prompts", parse_optional_file),
         reward=field(body, "reward", parse_optional_file),
         model=field(body, "model", parse_files),
-        functions=parse_files(body.get("functions", {})),  # older runs have none
+        functions=parse_files(body.get("functions", {})),  # older runs lack the field
     )

@@ -1,7 +1,8 @@
-"""The names of all objects of a run: no other module spells a key.
+"""The names of all objects of a run. No other module spells out a key.
 
-Keys are relative to the run's own root: a run is opened as the store `<store>/<run>`, so a run (or
-a recorded set) can be copied elsewhere as a folder and stays readable.
+Each docstring describes the objects under the returned key or prefix. Keys are relative to the
+run's own root: a run is opened as the store `<store>/<run>`. A run or a recorded set therefore
+remains readable after it is copied elsewhere as a folder.
 """
 
 import re
@@ -13,7 +14,7 @@ def run_json() -> str:
 
 
 def removal() -> str:
-    """Says that the run is being removed: nothing attaches to it any more."""
+    """The marker of a run that is being removed. While it exists, no flow attaches to the run."""
     return "removal.json"
 
 
@@ -28,12 +29,12 @@ def input_file(sha256: str, name: str) -> str:
 
 
 def attempt(number: int) -> str:
-    """Operational settings of one start of the run."""
+    """An attempt: the operational settings of one start of the run."""
     return f"attempts/{number:03d}.json"
 
 
 def stop(number: int) -> str:
-    """Ends an attempt: its workers exit with 0."""
+    """The object that ends an attempt. Once it exists, the attempt's workers exit with 0."""
     return f"attempts/{number:03d}.stop.json"
 
 
@@ -48,7 +49,7 @@ def amendments() -> str:
 
 
 def amendment(number: int) -> str:
-    """A change of the run's identity by a later attempt."""
+    """A change to the run's identity, made by a later attempt."""
     return f"amendments/{number:03d}.json"
 
 
@@ -58,13 +59,30 @@ def policies() -> str:
 
 
 def policy(version: int) -> str:
-    """Commits a policy version."""
+    """The commit of a policy version."""
     return f"policies/{version:06d}/policy.json"
 
 
 def policy_file(version: int, write_id: str, name: str) -> str:
-    """A file of a policy version."""
+    """A file of a policy version.
+
+    Args:
+        version: The policy version.
+        write_id: The write id of the version's files.
+        name: The file's name.
+    """
     return f"policies/{version:06d}/{write_id}/{name}"
+
+
+def policy_share(version: int, write_id: str, rank: int) -> str:
+    """The share of one training rank in a policy version.
+
+    Args:
+        version: The policy version.
+        write_id: The write id of the version's files.
+        rank: The training rank.
+    """
+    return policy_file(version, write_id, f"share-{rank:05d}.json")
 
 
 def steps() -> str:
@@ -83,7 +101,7 @@ def plan(step: int) -> str:
 
 
 def sub_plan(step: int, number: int) -> str:
-    """A sub-plan of a step; the first one is its plan."""
+    """A sub-plan of a step. Sub-plan 0 is the step's plan."""
     return step_prefix(step) + f"plan.{number:05d}.json" if number else plan(step)
 
 
@@ -91,7 +109,10 @@ _SUB_PLAN = re.compile(r"steps/(\d{6})/plan(?:\.(\d{5}))?\.json")
 
 
 def sub_plan_number(key: str) -> int | None:
-    """The number of the sub-plan with a key: 'steps/000003/plan.00002.json' -> 2; None: none."""
+    """Return the number in a sub-plan's key; None for other keys.
+
+    Example: 'steps/000003/plan.00002.json' -> 2.
+    """
     match = _SUB_PLAN.fullmatch(key)
     if match is None or sub_plan(int(match[1]), int(match[2] or 0)) != key:
         return None
@@ -99,17 +120,24 @@ def sub_plan_number(key: str) -> int | None:
 
 
 def rollout(step: int, shard: int) -> str:
-    """Commits one rollout shard."""
+    """The commit of one rollout shard."""
     return step_prefix(step) + f"rollout/{shard:05d}.json"
 
 
 def rollout_file(step: int, shard: int, write_id: str, kind: str) -> str:
-    """A data file of a rollout shard; kind is 'samples' or 'routes'."""
+    """A data file of a rollout shard.
+
+    Args:
+        step: The step.
+        shard: The shard's number in its step.
+        write_id: The write id of the shard's files.
+        kind: 'samples' or 'routes'.
+    """
     return step_prefix(step) + f"rollout/{shard:05d}.{write_id}.{kind}.parquet"
 
 
 def manifest(step: int) -> str:
-    """Seals a step's samples and routes."""
+    """The manifest of a step, which seals its samples and routes."""
     return step_prefix(step) + "manifest.json"
 
 
@@ -124,7 +152,7 @@ def replays(step: int) -> str:
 
 
 def replayed(step: int, key: str) -> str:
-    """The key, in a step sealed from a recorded set, of an object with this key in the set."""
+    """The copy of a recorded set's object in a step that was sealed from the set."""
     return replays(step) + key.removeprefix(step_prefix(step))
 
 
@@ -134,20 +162,36 @@ def trainings(step: int) -> str:
 
 
 def training_set(step: int) -> str:
-    """Names the one training set of a step: the commits of the routes that its trainer recorded."""
+    """The object that names the training set of a step.
+
+    It lists the commits of the routes that the trainer recorded in the step.
+    """
     return step_prefix(step) + "training.json"
 
 
 def training(step: int, stage: int, dp_rank: int, set: str, cp_rank: int = 0) -> str:
-    """Commits the R2 routes of one pipeline stage and data-parallel rank in a training set.
+    """The commit of one rank's R2 routes in a training set.
 
-    Beyond the first, a context-parallel rank is a third number.
+    Args:
+        step: The step.
+        stage: The pipeline stage.
+        dp_rank: The data-parallel rank.
+        set: The write id of the training set.
+        cp_rank: The context-parallel rank. The key contains this rank unless the rank is 0.
     """
     return _training_part(step, stage, dp_rank, set, cp_rank) + ".json"
 
 
 def training_file(step: int, stage: int, dp_rank: int, set: str, cp_rank: int = 0) -> str:
-    """The R2 routes of the same."""
+    """The routes file of one rank in a training set.
+
+    Args:
+        step: The step.
+        stage: The pipeline stage.
+        dp_rank: The data-parallel rank.
+        set: The write id of the training set.
+        cp_rank: The context-parallel rank.
+    """
     return _training_part(step, stage, dp_rank, set, cp_rank) + ".routes.parquet"
 
 
@@ -157,22 +201,28 @@ def _training_part(step: int, stage: int, dp_rank: int, set: str, cp_rank: int) 
 
 
 def training_1_0(step: int, stage: int, dp_rank: int) -> str:
-    """Commits R2 routes in trace format 1.0, which had no training sets."""
+    """The commit of one rank's R2 routes in trace format 1.0, which had no training sets.
+
+    Args:
+        step: The step.
+        stage: The pipeline stage.
+        dp_rank: The data-parallel rank.
+    """
     return trainings(step) + f"{stage:03d}-{dp_rank:05d}.json"
 
 
 def is_training(step: int, key: str) -> bool:
-    """Whether a key is that of a training commit, or of its routes file, of a step."""
+    """Return whether a key names a commit or routes file of a training set of the step."""
     return key.startswith(trainings(step)) and _TRAINING.fullmatch(key) is not None
 
 
 def metrics(step: int) -> str:
-    """The step's metrics: the last thing the trainer writes in a step."""
+    """The step's metrics, which the trainer writes at the end of the step."""
     return step_prefix(step) + "metrics.json"
 
 
 def pruned(step: int) -> str:
-    """Marks a sealed step whose samples and routes were removed to free space."""
+    """The marker of a sealed step whose samples and routes were removed to free space."""
     return step_prefix(step) + "pruned.json"
 
 
@@ -182,13 +232,30 @@ def checkpoints() -> str:
 
 
 def checkpoint(version: int) -> str:
-    """Commits the training state of a policy version."""
+    """The commit of a checkpoint: the training state of a policy version."""
     return f"checkpoints/{version:06d}/checkpoint.json"
 
 
 def checkpoint_file(version: int, write_id: str, name: str) -> str:
-    """A file of a checkpoint."""
+    """A file of a checkpoint.
+
+    Args:
+        version: The policy version.
+        write_id: The write id of the checkpoint's files.
+        name: The file's name.
+    """
     return f"checkpoints/{version:06d}/{write_id}/{name}"
+
+
+def checkpoint_share(version: int, write_id: str, rank: int) -> str:
+    """The share of one training rank in a checkpoint.
+
+    Args:
+        version: The policy version.
+        write_id: The write id of the checkpoint's files.
+        rank: The training rank.
+    """
+    return checkpoint_file(version, write_id, f"share-{rank:05d}.json")
 
 
 def validations() -> str:
@@ -202,12 +269,18 @@ def validation_plan(version: int) -> str:
 
 
 def validation(version: int, shard: int) -> str:
-    """Commits one shard of a validation."""
+    """The commit of one shard of a validation."""
     return f"validations/{version:06d}/{shard:05d}.json"
 
 
 def validation_file(version: int, shard: int, write_id: str) -> str:
-    """The samples of one shard of a validation."""
+    """The samples of one shard of a validation.
+
+    Args:
+        version: The policy version.
+        shard: The shard's number in the validation.
+        write_id: The write id of the shard's files.
+    """
     return f"validations/{version:06d}/{shard:05d}.{write_id}.samples.parquet"
 
 
@@ -217,15 +290,26 @@ def clocks() -> str:
 
 
 def clock(write_id: str) -> str:
-    """An empty object, removed at once: its modification time is the store's time."""
+    """An empty object that is removed immediately. Its modification time is the store's time."""
     return clocks() + write_id
+
+
+_SHARE = re.compile(r"(?:policies|checkpoints)/\d{6}/[0-9a-f]{8}/share-\d{5}\.json")
+
+
+def is_share(key: str) -> bool:
+    """Return whether a key names a training rank's share of a policy version or checkpoint."""
+    return _SHARE.fullmatch(key) is not None
 
 
 _NUMBERED = re.compile(r"/(\d{6})/[^/]+\.json$")
 
 
 def number_of(key: str) -> int | None:
-    """The step or version in the key of a commit object: 'steps/000003/plan.json' -> 3."""
+    """Return the step or version in a commit's key: 'steps/000003/plan.json' -> 3.
+
+    Returns None for other keys.
+    """
     match = _NUMBERED.search("/" + key)
     return int(match.group(1)) if match else None
 
@@ -234,7 +318,10 @@ _ATTEMPT = re.compile(r"attempts/(\d{3,})\.json")
 
 
 def attempt_number(key: str) -> int | None:
-    """The number in the key of an attempt: 'attempts/002.json' -> 2; None: no attempt."""
+    """Return the number in an attempt's key; None for other keys.
+
+    Example: 'attempts/002.json' -> 2.
+    """
     match = _ATTEMPT.fullmatch(key)
     return int(match.group(1)) if match else None
 
@@ -243,7 +330,7 @@ _SHARD = re.compile(r"(?:steps/\d{6}/rollout|validations/\d{6})/\d{5}\.json")
 
 
 def commits_shard(key: str) -> bool:
-    """Whether a key is that of a committed shard, of a step or of a validation."""
+    """Return whether a key names the commit of a shard of a step or validation."""
     return _SHARD.fullmatch(key) is not None
 
 
@@ -251,7 +338,10 @@ _FOLDER = re.compile(r"^[a-z]+/(\d{6})/")
 
 
 def folder_number(key: str) -> int | None:
-    """The step or version of the folder an object is in: 'policies/000003/aa/x' -> 3."""
+    """Return the step or version of an object's folder: 'policies/000003/aa/x' -> 3.
+
+    Returns None for other keys.
+    """
     match = _FOLDER.match(key)
     return int(match.group(1)) if match else None
 
@@ -267,12 +357,13 @@ _TRAINING = re.compile(
 
 
 def maker_of(key: str) -> str | None:
-    """The part of a key that all objects of one write id share; None: not such an object.
+    """Return the part that a key shares with all other keys that contain the same write id.
 
-    These are data files, and the commits of a training set, which count when `training_set` names
-    them. Examples: 'steps/000003/rollout/00001.5f0c2a11.routes.parquet' ->
-    'steps/000003/rollout/00001.5f0c2a11'; 'steps/000003/training/001-00000.5f0c2a11.json' ->
-    'steps/000003/training/.5f0c2a11'.
+    Returns None if the key does not contain a write id. The keys of data files and of a training
+    set's commits contain one. These commits take effect only when the object under `training_set`
+    lists them. Examples:
+    'steps/000003/rollout/00001.5f0c2a11.routes.parquet' -> 'steps/000003/rollout/00001.5f0c2a11';
+    'steps/000003/training/001-00000.5f0c2a11.json' -> 'steps/000003/training/.5f0c2a11'.
     """
     if made := _MADE.fullmatch(key):
         found: str = next(filter(None, made.groups()))

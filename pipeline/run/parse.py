@@ -1,6 +1,7 @@
-"""Checks of values in commit objects, which a broken or hostile writer may have made.
+"""Checks of values in commit objects, whose writers may be broken or hostile.
 
-Each function returns the value, or raises TypeError or ValueError; the caller names the object.
+Each check returns the value, or raises TypeError or ValueError; its docstring describes a valid
+value. The caller adds the object's name to the error.
 """
 
 import math
@@ -15,9 +16,18 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def field(body: Mapping[str, Any], name: str, parse: Callable[[Any], _T]) -> _T:
-    """A field of a JSON object. Raises ValueError, naming it, when it is missing or wrong."""
+    """Parse a field of a JSON object.
+
+    Args:
+        body: The JSON object.
+        name: The field's name.
+        parse: Returns the parsed value; raises TypeError or ValueError.
+
+    Raises:
+        ValueError: The field is missing or invalid; the message names it.
+    """
     if name not in body:
-        raise ValueError(f"it has no {name!r}")
+        raise ValueError(f"the field {name!r} is missing")
     try:
         return parse(body[name])
     except (TypeError, ValueError) as error:
@@ -25,16 +35,16 @@ def field(body: Mapping[str, Any], name: str, parse: Callable[[Any], _T]) -> _T:
 
 
 def number(value: Any) -> int:
-    """A count, of bytes for example: an integer from 0 to 2^63 - 1."""
+    """A count, for example of bytes: an integer from 0 to 2^63 - 1."""
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{value!r} is no number of anything")
+        raise TypeError(f"{value!r} is not a count")
     return value
 
 
 def integer(value: Any) -> int:
-    """An integer of 64 bits, which may be negative."""
+    """A signed 64-bit integer."""
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise TypeError(f"{value!r} is no whole number of 64 bits")
+        raise TypeError(f"{value!r} is not a 64-bit integer")
     return value
 
 
@@ -43,20 +53,20 @@ def real(value: Any) -> float:
     if type(value) is int:
         value = integer(value)
     elif type(value) is not float or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a finite number")
     return float(value)
 
 
 def numbers(value: Any) -> dict[str, float | None]:
-    """Finite numbers by name; None: not measured."""
+    """Finite numbers, keyed by name; None for a number that was not measured."""
     body = mapping(value)
     return {name: None if body[name] is None else field(body, name, real) for name in body}
 
 
 def digest(value: Any) -> str:
-    """A SHA-256 in lower-case hexadecimal digits."""
+    """A SHA-256 digest, as 64 lower-case hexadecimal digits."""
     if not _DIGEST.fullmatch(text(value)):
-        raise ValueError(f"{value!r} is no SHA-256 in 64 lower-case hexadecimal digits")
+        raise ValueError(f"{value!r} is not a SHA-256 digest of 64 lower-case hexadecimal digits")
     return text(value)
 
 
@@ -68,7 +78,7 @@ def flag(value: Any) -> bool:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether a parsed JSON value is this one, integers as integers: 3.0 is not 3, nor true 1."""
+    """Return whether two JSON values have the same value and type: 3.0 is not 3, 1 is not true."""
     if type(found) is not type(expected):
         return False
     if isinstance(found, dict):
@@ -83,12 +93,12 @@ def same(found: Any, expected: Any) -> bool:
 def text(value: Any) -> str:
     """A string."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
 def key(value: Any) -> str:
-    """The key of an object."""
+    """The key of an object in the store."""
     try:
         check_key(text(value))
     except StoreError as error:
@@ -99,12 +109,12 @@ def key(value: Any) -> str:
 def items(value: Any) -> list[Any]:
     """A list."""
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
+        raise TypeError(f"{value!r} is not a list")
     return value
 
 
 def mapping(value: Any) -> dict[str, Any]:
     """A JSON object."""
     if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is no object")
+        raise TypeError(f"{value!r} is not an object")
     return value

@@ -1,6 +1,6 @@
-"""plan.json: what the rollout workers make for a step or for the validation of a policy version.
+"""plan.json: the samples that rollout workers generate for a step or a validation.
 
-The flow publishes a plan once. `planning` makes plans from settings.
+The flow publishes each plan once. `planning` makes plans from settings.
 """
 
 from abc import ABC, abstractmethod
@@ -24,17 +24,17 @@ from pipeline.run.parse import field, flag, integer, items, mapping, number, rea
 from pipeline.store.base import Store
 
 _OPTIONAL = ("sub_plan", "baseline")
-"""Stored where they say something."""
+"""Fields that are stored only if their value differs from the default."""
 
 
 @dataclass(frozen=True)
 class PlannedPrompt:
-    """A prompt of a plan. Example: PlannedPrompt(row=17, epoch=2)."""
+    """A prompt in a plan. Example: PlannedPrompt(row=17, epoch=2)."""
 
     row: int
-    """Row of the staged prompt table."""
+    """Row in the staged prompt table."""
     epoch: int
-    """0 in a validation."""
+    """Epoch of the prompt table; 0 in a validation."""
 
 
 @dataclass(frozen=True)
@@ -42,41 +42,44 @@ class Sampling:
     """Sampling parameters of a plan. Example: Sampling(1.0, 1.0, -1, 512)."""
 
     temperature: float
-    """0: greedy."""
+    """0 for greedy sampling."""
     top_p: float
     top_k: int
-    """-1: off."""
+    """-1 for no limit."""
     max_tokens: int
     """Maximum response length."""
 
 
 @dataclass(frozen=True)
 class Plan(ABC):
-    """The common part of a step's plan and a validation's plan."""
+    """The fields and methods that step plans and validation plans have in common."""
 
     policy_version: int
-    """The policy that makes the samples."""
+    """The policy version that generates the samples."""
     prompts: tuple[PlannedPrompt, ...]
     n: int
     """Samples per prompt."""
     sampling: Sampling
     routes: bool
-    """Whether the engine's routes are recorded."""
+    """Whether the engine records routes."""
     seed: int
-    """The run's sampling seed, from which each sample's own seed is made."""
+    """The run's sampling seed, from which each sample's own seed is derived."""
     shards: int
     """Number of shards; prompt i is in shard i mod shards."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for more than a step can be, as a few bytes can claim; for doubles."""
+        """Raise ValueError for duplicate prompts or for too many samples or shards.
+
+        The limits are needed because a few bytes of JSON can contain huge numbers.
+        """
         samples = self.group_samples * len(self.prompts)
         if samples > MOST_SAMPLES or self.shards > MOST_SHARDS:
             raise ValueError(
-                f"{samples} samples in {self.shards} shards, at most {MOST_SAMPLES} in "
-                f"{MOST_SHARDS} can be planned"
+                f"{samples} samples in {self.shards} shards, expected at most {MOST_SAMPLES} in "
+                f"{MOST_SHARDS}"
             )
         if len(set(self.prompts)) != len(self.prompts):
-            raise ValueError("a prompt stands there twice")
+            raise ValueError("a prompt is listed twice")
 
     @property
     @abstractmethod
@@ -85,76 +88,80 @@ class Plan(ABC):
 
     @abstractmethod
     def shard_key(self, shard: int) -> str:
-        """The key of the object that commits a shard."""
+        """Return the key of the object that commits a shard."""
 
     @property
     def group_samples(self) -> int:
-        """All samples of a prompt."""
+        """The number of samples per prompt."""
         return self.n
 
     def number_of(self, shard: int) -> int:
-        """The number that a shard of the plan has among all shards of its step."""
+        """Return a shard's number in its step, given its number in the plan."""
         return shard
 
     def prompts_of(self, shard: int) -> tuple[PlannedPrompt, ...]:
-        """The prompts of a shard, in the plan's order."""
+        """Return the prompts of a shard, in the plan's order."""
         return self.prompts[shard :: self.shards]
 
 
 @dataclass(frozen=True)
 class StepPlan(Plan):
-    """steps/NNNNNN/plan.json: the samples that a step is trained on.
+    """steps/NNNNNN/plan.json: the samples on which a step is trained.
 
-    With dynamic sampling there are more of a step, plan.00001.json and so on: its sub-plans. All
-    have as many shards, which are numbered through: those of sub-plan 1 follow those of sub-plan 0.
+    With dynamic sampling, a step can have several plans, which are called its sub-plans: plan.json,
+    plan.00001.json and so on. All sub-plans have the same number of shards. Shards are numbered
+    across sub-plans: the shards of sub-plan 1 follow those of sub-plan 0.
     """
 
     step: int
     sub_plan: int = 0
     """The plan's number among the sub-plans of its step."""
     baseline: bool = False
-    """Each prompt has one sample more, its last: greedy, and not trained on (ReMax)."""
+    """Whether each prompt has an additional last sample, which is generated greedily and not
+    trained on (ReMax)."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError as every plan does, and for more shards than a step can have."""
+        """Raise ValueError as `Plan` does, or if the step would have too many shards."""
         super().__post_init__()
         if (self.sub_plan + 1) * self.shards > MOST_SHARDS:
             raise ValueError(
-                f"sub-plan {self.sub_plan} of {self.shards} shards, at most {MOST_SHARDS} shards "
-                "can be planned for a step"
+                f"sub-plan {self.sub_plan} of {self.shards} shards, expected at most {MOST_SHARDS} "
+                "shards in a step"
             )
 
     @property
     def key(self) -> str:
-        """steps/NNNNNN/plan.json."""
+        """steps/NNNNNN/plan.json, or steps/NNNNNN/plan.KKKKK.json for sub-plan K >= 1."""
         return keys.sub_plan(self.step, self.sub_plan)
 
     @property
     def group_samples(self) -> int:
-        """All samples of a prompt: n, and its baseline."""
+        """The number of samples per prompt: n, plus 1 with a baseline."""
         return self.n + self.baseline
 
     def number_of(self, shard: int) -> int:
-        """The number that a shard of the plan has among all shards of its step."""
+        """Return a shard's number in its step, given its number in the plan."""
         return self.sub_plan * self.shards + shard
 
     def shard_key(self, shard: int) -> str:
-        """steps/NNNNNN/rollout/SSSSS.json."""
+        """Return steps/NNNNNN/rollout/SSSSS.json."""
         return keys.rollout(self.step, self.number_of(shard))
 
 
 @dataclass(frozen=True)
 class Window:
-    """The prompts that a step owns, and how many groups it is trained on."""
+    """The prompts that a step owns, and the number of groups on which the step is trained."""
 
     plans: tuple[StepPlan, ...]
-    """Its sub-plans, in the order in which they are made; without dynamic sampling one."""
+    """The step's sub-plans, in order of publication; a single plan if dynamic sampling is off."""
     groups: int
+    """Number of groups on which the step is trained."""
 
     def made(self, groups: int) -> tuple[StepPlan, ...]:
-        """The first sub-plans, which together have so many groups or more; all, if they have less.
+        """Return the sub-plans published by the time `groups` groups are accepted or rejected.
 
-        So many were made when `groups` were accepted or rejected.
+        The result contains the first sub-plans, but only as many as are needed for a total of at
+        least `groups` prompts. If the window contains fewer prompts, all sub-plans are returned.
         """
         sizes = list(accumulate(len(plan.prompts) for plan in self.plans))
         return self.plans[: bisect_left(sizes, groups) + 1]
@@ -170,26 +177,41 @@ class ValidationPlan(Plan):
         return keys.validation_plan(self.policy_version)
 
     def shard_key(self, shard: int) -> str:
-        """validations/NNNNNN/SSSSS.json."""
+        """Return validations/NNNNNN/SSSSS.json."""
         return keys.validation(self.policy_version, shard)
 
 
 @dataclass(frozen=True)
 class ValidationCounts:
-    """What a committed shard of a validation came to."""
+    """The counts and reward sums in a committed shard of a validation."""
 
     count: int
     """Samples with a reward."""
     without_reward: int
-    """Samples without one."""
+    """Samples without a reward."""
     reward_sum: float
     sources: Mapping[str, Mapping[str, tuple[float, int]]]
-    """By data source and name: the sum of the rewards, or of another number that the reward
-    function returned, and how many samples have it; {}: an older worker stored none."""
+    """A sum and a sample count for each value, keyed by data source, then by the value's name.
+
+    The values are the reward and the other numbers that the reward function returned. The count is
+    the number of samples that have the value. The mapping is empty if a worker of an older version
+    of Retrace wrote the shard."""
 
 
 def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None:
-    """Read a shard of a validation; None if it is not committed. Raises CorruptObjectError."""
+    """Read the reward counts of a validation shard.
+
+    Args:
+        store: The run.
+        plan: The plan of the validation.
+        shard: The shard's number in the plan.
+
+    Returns:
+        The counts; None if the shard is not committed.
+
+    Raises:
+        CorruptObjectError: The commit is damaged or invalid.
+    """
     body = find_commit(store, plan.shard_key(shard))
     if body is None:
         return None
@@ -198,7 +220,7 @@ def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None
 
 
 def parse_counts(body: Mapping[str, Any]) -> ValidationCounts:
-    """Parse what the commit of a validation's shard says of its rewards. Raises ValueError."""
+    """Parse the reward counts in the commit of a validation shard. Raises ValueError."""
     return ValidationCounts(
         field(body, "count", number),
         field(body, "masked", number),
@@ -218,30 +240,30 @@ def _sources(value: Any) -> dict[str, dict[str, tuple[float, int]]]:
 def _sum(value: Any) -> tuple[float, int]:
     pair = items(value)
     if len(pair) != 2:
-        raise ValueError(f"{value!r} is no sum with its number of samples")
+        raise ValueError(f"{value!r} is not a pair of a sum and a number of samples")
     return real(pair[0]), number(pair[1])
 
 
 def publish_plan(store: Store, plan: Plan) -> Plan:
     """Create a plan, or read the one that an earlier attempt published.
 
-    Returns the stored plan. Raises StoreError, CorruptObjectError.
+    Returns the stored plan. Raises StoreError and CorruptObjectError.
     """
     body = commit(store, plan.key, plan_json(plan), new_write_id()).body
     return parse_plan(body, plan.key, store.uri)
 
 
 def publish_step_plan(store: Store, plan: StepPlan) -> StepPlan:
-    """The same, of a step."""
+    """Create the plan of a step, or read the one that an earlier attempt published."""
     found = publish_plan(store, plan)
-    assert isinstance(found, StepPlan)  # by its key
+    assert isinstance(found, StepPlan)  # the key determines the type
     return found
 
 
 def find_step_plans(store: Store, step: int) -> list[StepPlan]:
-    """The sub-plans of a step that are published, in order; [] for none.
+    """Return the published sub-plans of a step, in order; the list may be empty.
 
-    Raises CorruptObjectError, also when one is missing that stands before another.
+    Raises CorruptObjectError if a sub-plan is damaged, or is missing although a later one exists.
     """
     prefix = keys.step_prefix(step) + "plan."
     found = [keys.sub_plan_number(info.key) for info in store.list(prefix)]
@@ -250,44 +272,53 @@ def find_step_plans(store: Store, step: int) -> list[StepPlan]:
         missing = next(number for number in range(len(numbers)) if number not in numbers)
         raise CorruptObjectError(
             f"{keys.sub_plan(step, missing)} in {store.uri}: no such object, but "
-            f"{keys.sub_plan(step, numbers[-1])} is there; restore the object"
+            f"{keys.sub_plan(step, numbers[-1])} exists; restore the object"
         )
     plans = [read_plan(store, keys.sub_plan(step, number)) for number in numbers]
     return [plan for plan in plans if isinstance(plan, StepPlan)]
 
 
 def read_plan(store: Store, key: str) -> Plan:
-    """Read the plan under a key. Raises ObjectMissingError, CorruptObjectError."""
+    """Read the plan under a key. Raises ObjectMissingError and CorruptObjectError."""
     return parse_plan(read_commit(store, key), key, store.uri)
 
 
 def find_plan(store: Store, key: str) -> Plan | None:
-    """Read the plan under a key; None if it does not exist yet. Raises CorruptObjectError."""
+    """Read the plan under a key; return None if it does not exist yet.
+
+    Raises CorruptObjectError.
+    """
     body = find_commit(store, key)
     return None if body is None else parse_plan(body, key, store.uri)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The stored form of a plan."""
+    """Return the stored form of a plan."""
     body = {
         **asdict(plan),
         "prompts": [asdict(prompt) for prompt in plan.prompts],
-        # A validation's plan repeats its policy version under this key.
+        # The plan of a validation repeats its policy version under this key.
         "step": plan.step if isinstance(plan, StepPlan) else plan.policy_version,
     }
-    # Plans without them are stored as they were before there were any.
+    # A plan that does not use the optional fields is stored as it was before these fields existed.
     return {name: body[name] for name in body if name not in _OPTIONAL or body[name]}
 
 
 def parse_plan(body: Mapping[str, Any], key: str, uri: str) -> Plan:
-    """Parse the stored plan under `key` in the store `uri`.
+    """Parse a stored plan.
 
-    Raises CorruptObjectError, naming the object and what is missing or wrong; ValueError when no
-    plan can have this key.
+    Args:
+        body: The stored object.
+        key: Its key, which determines the step and sub-plan, or the policy version.
+        uri: The store's URI, for error messages.
+
+    Raises:
+        CorruptObjectError: A field is missing, is invalid or contradicts the key.
+        ValueError: `key` is not the key of a plan.
     """
     folder, sub_plan = keys.folder_number(key), keys.sub_plan_number(key)
     if folder is None or (sub_plan is None and key != keys.validation_plan(folder)):
-        raise ValueError(f"{key}: no plan has this key")
+        raise ValueError(f"{key}: not the key of a plan")
     try:
         common: dict[str, Any] = {
             "policy_version": field(body, "policy_version", number),
@@ -310,7 +341,7 @@ def parse_plan(body: Mapping[str, Any], key: str, uri: str) -> Plan:
         return ValidationPlan(**common)
     except ValueError as error:
         raise CorruptObjectError(
-            f"{key} in {uri}: not the plan that it should be: {error}; restore the object"
+            f"{key} in {uri}: not the plan that belongs to this key: {error}; restore the object"
         ) from error
 
 

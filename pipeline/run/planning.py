@@ -1,7 +1,7 @@
-"""Plans: the prompts, policy version and sampling of a step, by pure functions.
+"""Pure functions that plan the prompts, policy version and sampling of a step.
 
-A plan depends only on settings, number of prompts and step, so a run that is attached again, and a
-run that replays another's recorded set, plan the same samples.
+A plan depends only on the settings, the number of prompts and the step. The same samples are
+therefore planned when a run is attached again, and when a run replays another run's recorded set.
 """
 
 import hashlib
@@ -24,26 +24,37 @@ class PromptCounts(Protocol):
 
     @property
     def prompt_count(self) -> int:
-        """Rows of the staged prompt table."""
+        """Number of rows in the staged prompt table."""
 
     @property
     def val_prompt_count(self) -> int:
-        """Rows of the staged validation table; 0 without one."""
+        """Number of rows in the staged validation table; 0 if the run does not have that table."""
 
 
 def make_plan(
     config: RunConfig, run: PromptCounts, step: int, shards: int, sub_plan: int = 0
 ) -> StepPlan:
-    """Make the plan of a step, or with dynamic sampling one of its sub-plans.
+    """Make the plan of a step or, with dynamic sampling, of one of its sub-plans.
 
-    A step owns a window of prompts, as many as its sub-plans together; they take from it in order.
-    Each attempt sets its own number of shards, but all sub-plans of a step have those of the first;
-    a plan that is only compared may have any. Raises ValueError for a sub-plan beyond the window.
+    A step owns a window of prompts, which is large enough for all its possible sub-plans. Sub-plans
+    take their prompts from the window in order.
+
+    Args:
+        config: The run's settings.
+        run: The prompt counts of the run's inputs.
+        step: The step.
+        shards: Number of shards. This number may differ between attempts, but all sub-plans of a
+            step use the number of shards of its first sub-plan. Any number will do for a plan that
+            is used only for comparison.
+        sub_plan: Number of the sub-plan.
+
+    Raises:
+        ValueError: The sub-plan is beyond the window.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     most = most_sub_plans(config)
     if not 0 <= sub_plan < most:
-        raise ValueError(f"step {step}: sub-plan {sub_plan}, a step has {most} at most")
+        raise ValueError(f"step {step}: sub-plan {sub_plan}, expected a number below {most}")
     size = sub_plan_prompts(config)
     first = (step * most + sub_plan) * size
     positions = range(first, first + size)
@@ -68,13 +79,13 @@ def make_plan(
 
 
 def most_sub_plans(config: RunConfig) -> int:
-    """How many sub-plans a step may have; 1 without dynamic sampling."""
+    """Return the maximum number of sub-plans in a step; 1 if dynamic sampling is off."""
     filters = config.algorithm.filter_groups
     return filters.max_num_gen_batches if filters.enable else 1
 
 
 def sub_plan_prompts(config: RunConfig) -> int:
-    """Prompts of each sub-plan."""
+    """Return the number of prompts in each sub-plan."""
     data = config.data
     if not config.algorithm.filter_groups.enable:
         return data.train_batch_size
@@ -82,7 +93,16 @@ def sub_plan_prompts(config: RunConfig) -> int:
 
 
 def make_window(config: RunConfig, run: PromptCounts, step: int) -> Window:
-    """All that a step may make, to be compared with what was made: its shards do not matter."""
+    """Return the plans that a step may publish, for comparison with the published plans.
+
+    Args:
+        config: The run's settings.
+        run: The prompt counts of the run's inputs.
+        step: The step.
+
+    Returns:
+        The window. Its plans use 1 as a placeholder for the number of shards.
+    """
     numbers = range(most_sub_plans(config))
     plans = tuple(make_plan(config, run, step, 1, number) for number in numbers)
     return Window(plans, config.data.train_batch_size)
@@ -91,7 +111,14 @@ def make_window(config: RunConfig, run: PromptCounts, step: int) -> Window:
 def make_validation_plan(
     config: RunConfig, run: PromptCounts, version: int, shards: int
 ) -> ValidationPlan:
-    """Make the plan of a policy version's validation."""
+    """Make the plan for validating a policy version.
+
+    Args:
+        config: The run's settings.
+        run: The prompt counts of the run's inputs.
+        version: The policy version.
+        shards: Number of shards.
+    """
     sampling = config.actor_rollout_ref.rollout.val_kwargs
     return ValidationPlan(
         policy_version=version,
@@ -110,18 +137,28 @@ def make_validation_plan(
 
 
 def policy_version(step: int, max_staleness: int) -> int:
-    """The policy version that a step's rollouts use."""
+    """Return the policy version that a step's rollouts use."""
     return max(0, step - max_staleness)
 
 
 def prompts_of_step(
     step: int, n_prompts: int, batch_size: int, shuffle: bool, seed: int
 ) -> list[tuple[int, int]]:
-    """Row and epoch of each prompt of a step.
+    """Return the row and epoch of each prompt of a step.
 
-    Epochs follow each other without a gap: a batch that an epoch does not fill is filled from the
-    next one, so no prompt is ever left out. Each epoch has its own order. A row may occur twice in
-    a step only with different epochs. Raises ValueError without prompts.
+    Epochs follow each other without a gap: if an epoch ends within a batch, the next epoch fills
+    the rest of the batch. Each epoch thus uses every prompt once, in the epoch's own order. A row
+    can occur twice in a step only if the two occurrences belong to different epochs.
+
+    Args:
+        step: The step.
+        n_prompts: Number of rows in the prompt table.
+        batch_size: Prompts per step.
+        shuffle: Whether epochs are shuffled; if not, rows are in the table's order.
+        seed: Seed for the shuffling.
+
+    Raises:
+        ValueError: The prompt table is empty.
     """
     positions = range(step * batch_size, (step + 1) * batch_size)
     return _prompts_at(step, positions, n_prompts, shuffle, seed)
@@ -130,9 +167,9 @@ def prompts_of_step(
 def _prompts_at(
     step: int, positions: Iterable[int], n_prompts: int, shuffle: bool, seed: int
 ) -> list[tuple[int, int]]:
-    """Row and epoch at some places of the endless sequence of all epochs."""
+    """Return the row and epoch at each given position in the endless sequence of epochs."""
     if n_prompts < 1:
-        raise ValueError(f"step {step}: there are no prompts to choose from")
+        raise ValueError(f"step {step}: the prompt table is empty")
     chosen = []
     for position in positions:
         epoch, place = divmod(position, n_prompts)
@@ -143,10 +180,11 @@ def _prompts_at(
 
 @lru_cache(maxsize=4)
 def _order(n_prompts: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The rows of an epoch, ordered by a hash of (seed, epoch, row).
+    """Return the rows of an epoch, ordered by a hash of (seed, epoch, row).
 
-    A hash (SplitMix64, Steele et al. 2014), not numpy's generator, whose stream may change between
-    versions: a restart with another numpy must plan the same steps.
+    The hash is SplitMix64 (Steele et al. 2014). numpy's generator is not used, because its output
+    may change between versions of numpy, and a restart with a different version must plan the same
+    steps.
     """
     salt = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
     z = (np.arange(1, n_prompts + 1, dtype=np.uint64) * _GOLDEN) + np.frombuffer(salt, "<u8")[0]

@@ -1,27 +1,32 @@
-"""How far a run has come, and the policy versions from which its training can restart."""
+"""The progress of a run, and the policy versions from which its training can restart."""
 
 from pipeline.run import keys
 from pipeline.store.base import Store
 
 KEPT = 2
-"""Checkpoints that stay, as the newest may turn out to be damaged: the trainer removes older ones,
-and `retrace traces prune` leaves the samples that a restart from the oldest of these needs."""
+"""Number of checkpoints to keep. One would not be enough, because the newest may be damaged. The
+trainer removes older checkpoints, and `retrace traces prune` keeps the samples that a restart from
+the oldest kept checkpoint needs."""
 
 
 def finished_steps(store: Store) -> int:
-    """How many steps are finished, from step 0 on. One listing; no object is read."""
+    """Return how many steps have finished, counted from step 0.
+
+    This function lists the store once, and does not read objects.
+    """
     finished = 0
-    for info in store.list(keys.steps()):  # in the order of steps, as the list is in key order
+    for info in store.list(keys.steps()):  # in step order, because keys are listed in order
         if info.key == keys.metrics(finished):
             finished += 1
     return finished
 
 
 def repeated_text(store: Store) -> str | None:
-    """Which finished steps are trained again when training starts anew, for people; None: none.
+    """Return a note about the finished steps that a restart repeats; None if there are none.
 
-    They are those since the last checkpoint, as a trainer's state is in its checkpoints alone.
-    Example: no checkpoint yet: training steps 0 to 2 again (3 steps) before step 3.
+    A restart repeats the steps since the last checkpoint, because only checkpoints contain the
+    trainer's state. Example: 'no checkpoint yet: training steps 0 to 2 again (3 steps) before step
+    3'.
     """
     first, finished = max(restarts(store), default=0), finished_steps(store)
     if first >= finished:
@@ -34,11 +39,11 @@ def repeated_text(store: Store) -> str | None:
 
 
 def restarts(store: Store) -> list[int]:
-    """Versions of the checkpoints at which a restart may begin, ascending.
+    """Return the versions of the checkpoints from which a restart may begin, in ascending order.
 
-    Metrics are the last commit of a step. A checkpoint of a step without metrics does not count:
-    that step must be trained again from the checkpoint before, or its metrics would never be
-    written.
+    The metrics are the last commit in a step. A checkpoint is omitted if the step that wrote it
+    has no metrics, because training must repeat that step from the previous checkpoint. If training
+    resumed after the step instead, the step's metrics would never be written.
     """
     found = (keys.number_of(info.key) for info in store.list(keys.checkpoints()))
     return sorted(

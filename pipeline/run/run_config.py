@@ -1,4 +1,7 @@
-"""The typed settings of a run description; in a module of its own, as traces need no pydantic."""
+"""The typed settings of a run description.
+
+This module is separate from `description` because traces must not depend on pydantic.
+"""
 
 from pipeline.config.stored import read_stored
 from pipeline.config.tree import RunConfig
@@ -7,8 +10,8 @@ from pipeline.run.description import RunDescription
 
 
 def config_of(run: RunDescription) -> RunConfig:
-    """The typed settings of a run, as its description has them.
+    """Return the typed settings in a run's description.
 
-    Raises InputError for settings that this version cannot accept.
+    Raises InputError for settings that this version of Retrace does not accept.
     """
     return read_stored(run.settings, f"{keys.run_json()} of the run {run.name!r}")

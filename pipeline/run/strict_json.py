@@ -1,6 +1,7 @@
-"""JSON as stored objects have it: RFC 8259 in UTF-8, and nothing that two readers may take apart.
+"""Strict JSON for stored objects: RFC 8259 in UTF-8.
 
-docs/trace-format.md has the rules; each function raises ValueError for a text that breaks one.
+Input that two readers might interpret differently is refused. docs/trace-format.md lists the rules.
+Each function raises ValueError for input that breaks a rule.
 """
 
 import json
@@ -9,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_DEPTH = 64
-"""How deep objects and lists may be nested."""
+"""Maximum nesting depth of objects and lists."""
 MOST_DIGITS = 100
-"""Characters of the longest number."""
+"""Maximum number of characters in a number."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it stands in the text. Example: Number('1e5')."""
+    """A number as it is spelled in the text. Example: Number('1e5')."""
 
     text: str
 
@@ -27,9 +28,10 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def parse_numbers(text: bytes | str) -> tuple[Any, Any]:
-    """Parse a text; also return what `canonical` takes: the same with numbers as they stand there.
+    """Parse a text; return its value twice, the second time with each number as a `Number`.
 
-    Where Python would write every number as the text does, both are one object. Raises ValueError.
+    The second value is for `canonical`. If Python would write every number exactly as it is spelled
+    in the text, no `Number` is needed, and both values are the same object. Raises ValueError.
     """
     plain, decoded = _Parser(), _decoded(text)
     value = plain.parse(decoded)
@@ -39,19 +41,19 @@ def parse_numbers(text: bytes | str) -> tuple[Any, Any]:
 
 
 def canonical(value: Any) -> str:
-    """The canonical form of a value, which digests are taken of.
+    """Return the canonical form of a value, from which digests are computed.
 
-    A float is written as Python writes it, a `Number` as it stood. Raises ValueError for NaN,
-    infinity and lone surrogates.
+    Floats are written as Python writes them, and each `Number` as spelled. Raises ValueError for
+    NaN, infinity and lone surrogates.
     """
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except TypeError:  # a Number: C's encoder knows only floats and integers
+    except TypeError:  # for a Number: the C encoder accepts only floats and integers
         return _written(value)
 
 
 class _Parser:
-    """One parse, which remembers whether a number stands otherwise than Python would write it."""
+    """A parser that records whether Python would write every number as the text spells it."""
 
     def __init__(self) -> None:
         self.exact = True
@@ -68,7 +70,7 @@ class _Parser:
         except RecursionError as error:
             raise ValueError(f"nested more than {MOST_DEPTH} deep") from error
         _check_depth(value)
-        if "\\u" in text:  # only an escape can stand for half of a surrogate pair
+        if "\\u" in text:  # only an escape can produce half of a surrogate pair
             _check_surrogates(value)
         return value
 
@@ -92,13 +94,13 @@ def _decoded(text: bytes | str) -> str:
     if isinstance(text, str):
         return text
     if text[:3] == b"\xef\xbb\xbf":
-        raise ValueError("it begins with a byte-order mark, expected UTF-8 without one")
+        raise ValueError("the text begins with a byte-order mark, expected UTF-8 without one")
     if text[:2] in (b"\xfe\xff", b"\xff\xfe") or text[:2].count(0):
-        raise ValueError("it is UTF-16 or UTF-32, expected UTF-8")
+        raise ValueError("the text is UTF-16 or UTF-32, expected UTF-8")
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8: {error}") from error
+        raise ValueError(f"the text is not UTF-8: {error}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -107,13 +109,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         rest = set(found)
         for name, _ in pairs:
             if name not in rest:
-                raise ValueError(f"an object has the key {_begin(name)!r} twice")
+                raise ValueError(f"an object contains the key {_begin(name)!r} twice")
             rest.remove(name)
     return found
 
 
 def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_depth(value: Any) -> None:
@@ -135,11 +137,14 @@ def _check_surrogates(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError("a text has half of a surrogate pair") from error
+        raise ValueError("a string contains half of a surrogate pair") from error
 
 
 def _written(value: Any) -> str:
-    """What C's encoder would write, with numbers as they stood. Its depth was checked."""
+    """Return the text that the C encoder would write, but with Numbers as spelled.
+
+    The caller must have checked the value's depth.
+    """
     if isinstance(value, Number):
         return value.text
     if isinstance(value, dict):

@@ -1,8 +1,10 @@
-"""What a run has made of its inputs so far: an input may be amended until a commit has used it.
+"""Uses of a run's inputs: an input may be amended until a commit uses it.
 
-Two sides meet here. Who amends a run ends its earlier attempts and looks for uses, last right
-before the commit of the amendment. Who makes a shard looks for amendments right before the commit
-of the shard, and says in it how many there were: what slips through between the two is found later.
+A start that amends the run may race with the workers of earlier attempts. The start ends those
+attempts and looks for uses of the inputs. It does so for the last time right before it commits the
+amendment. A worker looks for amendments right before it commits a shard, and records the number of
+amendments in the commit. These numbers later reveal a shard that was committed after the start's
+last check.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -13,35 +15,48 @@ from pipeline.run.commit import read_commit
 from pipeline.store.base import Store
 
 AMENDMENTS = "amendments"
-"""In a shard's commit: how many amendments its maker knew."""
+"""The key, in a shard's commit, of the number of amendments that its worker took into account."""
 
 
 def first_use(store: Store, name: str) -> str | None:
-    """The key of the first commit that an input of a run went into; None: it is not used yet.
+    """Return the key of the first commit that used an input; None if the input is still unused.
 
-    The reward scores every shard, of steps and of validations. Training prompts and the model go
-    into every shard too, and into steps that are sealed with a recorded set; the model into every
-    later policy. Validation prompts go into validations alone, users' estimators and losses into
-    later policies.
+    The shards of steps and validations use the reward function, the training prompts and the model.
+    A step that is sealed from a recorded set uses the training prompts and the model. Policy
+    versions after version 0 use the model and users' estimators and losses. Only the shards of
+    validations use the validation prompts.
     """
     return next(_uses(store, name), None)
 
 
 def outdated_by(store: Store, key: str, amendments: Sequence[Amendment]) -> Amendment | None:
-    """The first amendment that should have been known to the maker of a shard, but was not.
+    """Return the first amendment that a shard's worker should have applied but did not.
 
-    A worker looks for amendments right before it commits, so this takes a commit that was on its
-    way while a later start amended the run. Raises ObjectMissingError, CorruptObjectError.
+    A worker looks for amendments right before it commits. A shard is outdated if its commit was
+    still on its way to the store when a later start amended the run.
+
+    Args:
+        store: The run.
+        key: The shard's commit.
+        amendments: All amendments to the run, in ascending order.
+
+    Returns:
+        The amendment; None if the shard is not outdated.
+
+    Raises:
+        ObjectMissingError: The shard is not committed.
+        CorruptObjectError: The commit is damaged.
     """
     if not amendments:
         return None
     body = read_commit(store, key)
-    maker = body.get("maker", body)  # of a step's shard; a validation's has no part of its own
-    known = maker.get(AMENDMENTS, 0) if isinstance(maker, Mapping) else 0
+    maker = body.get("maker")  # in a step's shard, it contains the amendment count
+    known = body.get(AMENDMENTS, maker.get(AMENDMENTS, 0) if isinstance(maker, Mapping) else 0)
     own = "val_prompts" if key.startswith(keys.validations()) else "prompts"
     number = keys.folder_number(key) or 0
     for one in amendments[known:] if isinstance(known, int) else ():
-        # An amendment of validation prompts holds for all validations, as none is committed.
+        # An amendment to the validation prompts applies to all validations, because no validation's
+        # shard had been committed when the run was amended.
         holds = one.from_step <= number or own == "val_prompts" in one.inputs
         if holds and one.inputs & {"reward", "model", own}:
             return one
@@ -51,7 +66,16 @@ def outdated_by(store: Store, key: str, amendments: Sequence[Amendment]) -> Amen
 def outdated_shards(
     store: Store, amendments: Sequence[Amendment], left_out: Container[int] = ()
 ) -> Iterator[tuple[str, Amendment]]:
-    """Yield all outdated shards of steps, except those left out, and of validations."""
+    """Yield outdated shards.
+
+    Args:
+        store: The run.
+        amendments: All amendments to the run, in ascending order.
+        left_out: Steps to skip.
+
+    Yields:
+        The key of each outdated shard of a step or validation, and the amendment that outdates it.
+    """
     for prefix in (keys.steps(), keys.validations()) if amendments else ():
         for info in store.list(prefix):
             skipped = prefix == keys.steps() and keys.folder_number(info.key) in left_out
@@ -62,7 +86,7 @@ def outdated_shards(
 
 
 def refuse_outdated(store: Store, shards: Iterable[str]) -> None:
-    """Raise AmendedError if one of these shards was made with inputs that are amended."""
+    """Raise AmendedError if one of these shards is outdated."""
     amendments = read_amendments(store)
     for key in shards:
         one = outdated_by(store, key, amendments)
@@ -71,10 +95,11 @@ def refuse_outdated(store: Store, shards: Iterable[str]) -> None:
 
 
 def outdated_text(amendment: Amendment) -> str:
-    """What is wrong with a shard that an amendment has outdated."""
+    """Return a text that explains why a shard is outdated by an amendment."""
     return (
-        f"a worker of an earlier start committed it while {keys.amendment(amendment.number)} was "
-        "being written, so it is of other inputs than the run; begin a new run"
+        f"a worker of an earlier start committed this shard while "
+        f"{keys.amendment(amendment.number)} was being written, so the shard was made with inputs "
+        "that the run no longer uses; begin a new run"
     )
 
 

@@ -1,7 +1,8 @@
-"""The object store: the only thing that flow, rollout and training share.
+"""The object store, through which the flow, rollout and training exchange all data.
 
-Every object is written once. `schemes` lists the kinds of store and opens them; `base` defines what
-each must do. The names of a run's objects, commits and waiting are in pipeline.run.
+Every object is written once. `schemes` lists the kinds of store and opens them. `base` defines the
+interface of a backend. pipeline.run defines the names and commits of a run's objects, and waits for
+objects.
 """
 
 from pipeline.store.base import (

@@ -1,5 +1,6 @@
-"""The interface of the object store: what every backend must do, and the errors it must raise."""
+"""The interface that every backend of the object store must implement, and its errors."""
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,12 @@ from typing import BinaryIO, Protocol, Self
 
 from pipeline.errors import LastingError
 
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a full disk and of a used-up quota."""
+
 
 class StoreError(Exception):
-    """A store operation failed; the text names key, operation and store."""
+    """A store operation failed. The message names the operation, the key and the store."""
 
 
 class ObjectMissingError(StoreError):
@@ -20,16 +24,16 @@ class ObjectMissingError(StoreError):
 
 
 class ObjectExistsError(StoreError):
-    """A conditional create found that the object exists."""
+    """The object to create already exists."""
 
 
 class RefusedError(StoreError, LastingError):
-    """The request was refused, and would be again: credentials, permissions, a missing bucket, a
-    full disk."""
+    """The store refused the request and would refuse it again: invalid credentials, missing
+    permissions, a missing bucket or a full disk."""
 
 
 class UnreadableError(StoreError, LastingError):
-    """What lies under the key is not read: it is no regular file, or not of the expected size."""
+    """The object cannot be read: it is not a regular file, or does not have the expected size."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +42,38 @@ class ObjectInfo:
 
     key: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     modified_s: float
     """Seconds since the epoch, by the store's clock."""
     upload: str = ""
-    """For debris: id of the unfinished upload, where the key alone does not identify it."""
+    """For debris: the id of the unfinished upload, if the key does not identify the upload."""
     problem: str = ""
-    """Why this is no object, though something has its name: a FIFO, a link that leads nowhere, a
-    folder that cannot be read. Reading it is refused. Empty: it is an object."""
+    """Why this entry is not an object (for example, because it is a FIFO, a dangling link or an
+    unreadable folder); empty for an object. Reading an entry with a problem raises an error."""
 
 
 def check_key(key: str) -> None:
-    """Raise StoreError for a key that leaves the store or cannot be a file's path."""
+    """Raise StoreError for a key that leads out of the store or cannot be a file's path."""
     if any(part in ("", ".", "..") for part in key.split("/")):
         raise StoreError(f"object key {key!r}: empty or relative parts are not allowed")
     if not key.isprintable():
-        raise StoreError(f"object key {key!r}: only characters that can be printed are allowed")
+        raise StoreError(f"object key {key!r}: only printable characters are allowed")
 
 
 @contextmanager
 def file_pieces(path: Path, piece: int, what: str) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Give the size of a local file in bytes, and its content in pieces of at most `piece` bytes.
+    """Yield the size of a local file and an iterator over its content.
 
-    Raises StoreError, which begins with `what`, if the file cannot be read or gets shorter
-    meanwhile.
+    Args:
+        path: The file.
+        piece: Maximum number of bytes in each piece of the content.
+        what: The name of the operation; error messages begin with it.
+
+    Yields:
+        The size in bytes, and the pieces in order.
+
+    Raises:
+        StoreError: The file cannot be read, or it became shorter while it was being read.
     """
 
     def pieces(source: BinaryIO, size: int) -> Iterator[bytes]:
@@ -71,7 +83,9 @@ def file_pieces(path: Path, piece: int, what: str) -> Iterator[tuple[int, Iterat
             except OSError as error:
                 raise StoreError(f"{what}: {error}") from error
             if not data:
-                raise StoreError(f"{what}: {path} became {size} bytes shorter while it was read")
+                raise StoreError(
+                    f"{what}: {path} became {size} bytes shorter while it was being read"
+                )
             size -= len(data)
             yield data
 
@@ -87,15 +101,18 @@ def file_pieces(path: Path, piece: int, what: str) -> Iterator[tuple[int, Iterat
 class Upload(Protocol):
     """The upload of an object, written piece by piece in bounded memory.
 
-    It is a context manager: leaving the block without `finish` discards what was sent, and no
-    object is created.
+    An upload is a context manager. Leaving the block without `finish` discards the data and creates
+    no object.
     """
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append bytes and return their number; may wait until earlier ones are sent."""
+        """Append bytes and return how many there were.
+
+        The call may wait until earlier bytes have been sent.
+        """
 
     def finish(self) -> None:
-        """Create the object, durably, or raise ObjectExistsError and change nothing."""
+        """Create the object durably, or raise ObjectExistsError and change nothing."""
 
     def __enter__(self) -> Self: ...
 
@@ -108,66 +125,93 @@ class Upload(Protocol):
 
 
 class Store(Protocol):
-    """Flat objects under '/'-separated keys. Objects are written once and never changed.
+    """A flat set of objects under '/'-separated keys. Objects are written once and never changed.
 
-    Every method may raise StoreError, and no other exception.
+    Methods raise StoreError and no other exceptions.
     """
 
     uri: str
     """Canonical URI of the store's root, without a trailing slash."""
 
     def create(self, key: str, data: bytes) -> None:
-        """Create an object, durably, or raise ObjectExistsError and change nothing."""
+        """Create an object durably, or raise ObjectExistsError and change nothing."""
 
     def create_from_file(self, key: str, path: Path) -> None:
-        """Create an object from a local file, durably, or raise ObjectExistsError."""
+        """Durably create an object from a local file, or raise ObjectExistsError."""
 
     def upload(self, key: str) -> Upload:
-        """Create an object piece by piece. Nothing is visible before `finish`."""
+        """Create an object piece by piece. The object becomes visible only after `finish`."""
 
     def read(self, key: str, limit: int | None = None) -> bytes:
-        """Read the whole object.
+        """Read the entire object.
 
-        Raises ObjectMissingError; UnreadableError for more than `limit` bytes, and reads none.
+        Raises ObjectMissingError. For an object of more than `limit` bytes, raises UnreadableError
+        without reading it.
         """
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
-        """Read `length` bytes from `offset`. Raises ObjectMissingError; StoreError if too short."""
+        """Read `length` bytes of an object.
+
+        Args:
+            key: The object.
+            offset: First byte.
+            length: Number of bytes.
+
+        Raises:
+            ObjectMissingError: The object does not exist.
+            StoreError: The object ends before the range does.
+        """
 
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
     ) -> list[bytes]:
-        """Read exactly `length` bytes for each (offset, length), in the order given.
+        """Read several ranges of an object.
 
-        Where that is faster, neighbouring ranges are fetched together and requests run in parallel.
-        Raises the errors of read_range; UnreadableError for an object that has not `size` bytes,
-        before room is made for what the ranges ask for.
+        Neighbouring ranges may share a request, and requests may run in parallel, if this makes
+        reading faster.
+
+        Args:
+            key: The object.
+            ranges: Offset and length of each range, in bytes.
+            size: Expected size of the object in bytes; None allows any size.
+
+        Returns:
+            Exactly `length` bytes for each range, in the order of `ranges`.
+
+        Raises:
+            ObjectMissingError: The object does not exist.
+            UnreadableError: The object does not have `size` bytes. The size is checked before
+                memory for the ranges is allocated.
+            StoreError: The object ends before a range does.
         """
 
     def size(self, key: str) -> int | None:
-        """The object's size in bytes; None if it does not exist."""
+        """Return the object's size in bytes; None if it does not exist."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """List the objects whose keys start with the prefix, in key order.
 
-        What has such a name and is no object is listed too, see ObjectInfo.problem.
+        The list includes entries that are not objects; see ObjectInfo.problem.
         """
 
     def delete(self, key: str) -> None:
-        """Remove an object; nothing happens if it does not exist."""
+        """Remove an object. A missing object is not an error."""
 
     def debris(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List what unfinished uploads have left: no objects, but it takes space.
+        """List the remains of unfinished uploads, which are not objects but take up space.
 
-        `prefix` is empty or ends in '/'. Uploads in progress are listed too: only `modified_s`, the
-        time of the last write, distinguishes them.
+        `prefix` is empty or ends in '/'. The list includes uploads in progress; only `modified_s`,
+        the time of the last write, distinguishes these from abandoned uploads.
         """
 
     def discard(self, info: ObjectInfo) -> None:
-        """Remove an item of `debris`; nothing happens if it is gone or has been finished."""
+        """Remove an item that `debris` listed.
+
+        It is not an error if the item is gone or its upload has finished.
+        """
 
     def probe(self) -> None:
-        """Raise StoreError unless objects can be created here, each key once; leave nothing behind.
+        """Raise StoreError unless the store can create an object and refuses to create it again.
 
-        A folder that the first object would make is not made.
+        Leaves no objects behind, and creates no missing folders.
         """

@@ -1,4 +1,8 @@
-"""file:// store: a folder. Creation is write, fsync, link: atomic, durable and conditional."""
+"""The file:// store, which is a folder.
+
+Creating an object is atomic, durable and conditional: the store writes a temporary file, calls
+fsync, and links the file to the object's name.
+"""
 
 import contextlib
 import errno
@@ -11,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.store.base import (
+    NO_SPACE,
     ObjectExistsError,
     ObjectInfo,
     ObjectMissingError,
@@ -21,15 +26,15 @@ from pipeline.store.base import (
     file_pieces,
 )
 from pipeline.store.file_walk import not_regular, walk
+from pipeline.store.operations import operation
 
 _TEMPORARY = ".tmp-"
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_REFUSED = {*_FULL, errno.EACCES, errno.EPERM, errno.EROFS}
-"""What another try would meet again, until somebody mends it."""
+_REFUSED = {*NO_SPACE, errno.EACCES, errno.EPERM, errno.EROFS}
+"""Errors that recur until the user removes their cause."""
 
 
 class FileStore:
-    """Objects as files under one folder. Works on any file system with hard links (also NFS)."""
+    """Stores objects as files in a folder, on any file system with hard links (including NFS)."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -70,18 +75,28 @@ class FileStore:
                 return source.read(size)
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
-        """See Store.read_range."""
+        """See Store.read_range.
+
+        Args:
+            key: The object.
+            offset: First byte.
+            length: Number of bytes.
+        """
         return self.read_ranges(key, [(offset, length)])[0]
 
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
     ) -> list[bytes]:
-        """See Store.read_ranges."""
+        """See Store.read_ranges.
+
+        Args:
+            key: The object.
+            ranges: Offset and length of each range, in bytes.
+            size: Expected size of the object in bytes; None allows any size.
+        """
         with self._opened(key) as (descriptor, found):
             if size is not None and found != size:
-                raise UnreadableError(
-                    f"read {key} in {self.uri}: {found} bytes, expected {size} of them"
-                )
+                raise UnreadableError(f"read {key} in {self.uri}: {found} bytes, expected {size}")
             pieces = [
                 os.pread(descriptor, min(length, max(0, found - offset)), offset)
                 for offset, length in ranges
@@ -108,43 +123,45 @@ class FileStore:
         return self._files(prefix, temporary=False)
 
     def _files(self, prefix: str, temporary: bool) -> Iterator[ObjectInfo]:
-        # Walk only the deepest folder that holds every key of the prefix.
+        # Walk only the deepest folder that contains every key with the prefix.
         start = self._root.joinpath(*prefix.split("/")[:-1])
         found = []
-        for named in walk(self._root, start, follow=not temporary):
-            key = named.path.relative_to(self._root).as_posix()
-            if named.path.name.startswith(_TEMPORARY) == temporary and key.startswith(prefix):
-                found.append(ObjectInfo(key, named.size, named.modified_s, "", named.problem))
+        with operation(f"list {prefix} in {self.uri}"):
+            for named in walk(self._root, start, follow=not temporary):
+                key = named.path.relative_to(self._root).as_posix()
+                if named.path.name.startswith(_TEMPORARY) == temporary and key.startswith(prefix):
+                    found.append(ObjectInfo(key, named.size, named.modified_s, "", named.problem))
         yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
         """See Store.delete."""
-        path = self._path(key)
+        path, what = self._path(key), f"delete {key} in {self.uri}"
         try:
-            folder = path.parent.resolve()
-            if not folder.is_relative_to(self._root.resolve()):
-                raise StoreError(
-                    f"delete {key} in {self.uri}: a link leads out of the store, to {folder}; "
-                    "remove the link, or what is there, yourself"
-                )
-            path.unlink(missing_ok=True)
+            with operation(what):
+                folder = path.parent.resolve()
+                if not folder.is_relative_to(self._root.resolve()):
+                    raise StoreError(
+                        f"{what}: a link leads out of the store, to {folder}; remove the link or "
+                        "its target yourself"
+                    )
+                path.unlink(missing_ok=True)
         except NotADirectoryError:
-            return  # an object where a folder would be: nothing has this key
-        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-            raise StoreError(f"delete {key} in {self.uri}: {error}") from error
+            return  # a part of the key is an object, not a folder, so no object has this key
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+            raise StoreError(f"{what}: {error}") from error
 
     def debris(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See Store.debris: temporary files, in key order."""
+        """See Store.debris. The debris consists of temporary files, in key order."""
         return self._files(prefix, temporary=True)
 
     def discard(self, info: ObjectInfo) -> None:
         """See Store.discard."""
         if not info.key.rsplit("/", 1)[-1].startswith(_TEMPORARY):
-            raise StoreError(f"discard {info.key} in {self.uri}: it is an object, not debris")
+            raise StoreError(f"discard {info.key} in {self.uri}: this is an object, not debris")
         self.delete(info.key)
 
     def probe(self) -> None:
-        """See Store.probe. The test object is written to the nearest existing folder."""
+        """See Store.probe. Writes the test object to the nearest existing folder."""
         folder = self._root
         while not os.path.lexists(folder):
             folder = folder.parent
@@ -157,11 +174,12 @@ class FileStore:
 
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
-        """An object's descriptor and size in bytes. Nothing but a regular file is opened."""
+        """Yield an object's descriptor and size in bytes. Opens only regular files."""
         path = self._path(key)
         with self._reading(key):
             self._require_object(key, path.stat().st_mode)
-            # Should it have been replaced since: opening a FIFO does not wait for its writer.
+            # The file may have been replaced in the meantime. Because of O_NONBLOCK, opening a FIFO
+            # does not wait for its writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 status = os.fstat(descriptor)
@@ -171,7 +189,7 @@ class FileStore:
                 os.close(descriptor)
 
     def _require_object(self, key: str, mode: int) -> None:
-        if S_ISDIR(mode):  # the beginning of longer keys, not an object
+        if S_ISDIR(mode):  # the key is a prefix of longer keys, not an object
             raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
         if problem := not_regular(mode):
             raise UnreadableError(f"read {key} in {self.uri}: {problem}")
@@ -179,15 +197,21 @@ class FileStore:
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[None]:
         try:
-            yield
+            with operation(f"read {key} in {self.uri}"):
+                yield
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise ObjectMissingError(f"read {key} in {self.uri}: no such object") from error
         except OSError as error:
-            raise StoreError(f"read {key} in {self.uri}: {error}") from error
+            what = f"read {key} in {self.uri}"
+            if error.errno == errno.ELOOP:
+                raise UnreadableError(
+                    f"{what}: a link that leads nowhere: {error.strerror}; remove it"
+                ) from error
+            raise StoreError(f"{what}: {error}") from error
 
 
 class _FileUpload:
-    """A temporary file beside its target, linked to the target's name when it is complete."""
+    """A temporary file next to its target. Once complete, it is linked to the target's name."""
 
     def __init__(self, what: str, target: Path) -> None:
         self._what = what
@@ -210,7 +234,7 @@ class _FileUpload:
             try:
                 os.link(self._temporary, self._target)
             except FileExistsError as error:
-                raise ObjectExistsError(f"{self._what}: it exists already") from error
+                raise ObjectExistsError(f"{self._what}: the object already exists") from error
             _sync_folder(self._target.parent)
 
     def __enter__(self) -> Self:
@@ -222,7 +246,7 @@ class _FileUpload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(OSError):  # the full disk's error, again
+        with contextlib.suppress(OSError):  # the error of a full disk may recur here
             self._out.close()
         with contextlib.suppress(OSError):
             self._temporary.unlink(missing_ok=True)
@@ -230,10 +254,11 @@ class _FileUpload:
     @contextlib.contextmanager
     def _storing(self) -> Iterator[None]:
         try:
-            yield
-        except OSError as error:  # also FileExistsError: a file where a folder is needed
-            full = error.errno in _FULL
-            fix = "; what was committed is safe: free some space and start again" if full else ""
+            with operation(self._what):
+                yield
+        except OSError as error:  # includes FileExistsError, if a file exists in a folder's place
+            full = error.errno in NO_SPACE
+            fix = "; committed objects are safe: free some space and start again" if full else ""
             kind = RefusedError if error.errno in _REFUSED else StoreError
             raise kind(f"{self._what}: {error}{fix}") from error
 

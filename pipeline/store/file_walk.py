@@ -1,7 +1,8 @@
-"""Walking a folder store: every name below a folder, whatever it turns out to be.
+"""A walk over all names below a folder of a file store, including names of special files.
 
-A walk never opens a file, follows links to folders once, and ends: what cannot be an object is
-given with the reason, so that whoever lists objects can say so and go on.
+A walk never opens a file, visits each folder only once even if links lead to it, and always ends.
+For an entry that cannot be an object, it yields the reason, so that a listing can report the entry
+and continue.
 """
 
 import os
@@ -17,18 +18,18 @@ _Identity = tuple[int, int]
 
 @dataclass(frozen=True)
 class Named:
-    """A name below a folder that is no folder to walk. Example: Named(path, 1834, 1e9, '')."""
+    """A name that a walk yields. Example: Named(path, 1834, 1e9, '')."""
 
     path: Path
     size: int
-    """Bytes."""
+    """Size in bytes."""
     modified_s: float
     problem: str
-    """Why this is no object; empty for a regular file."""
+    """Why this entry is not an object; empty for a regular file."""
 
 
 def not_regular(mode: int) -> str:
-    """Why a file of this mode (`st_mode`) is no object; empty for a regular file."""
+    """Return why a file with this `st_mode` is not an object; empty for a regular file."""
     kinds = {
         stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket",
@@ -42,10 +43,16 @@ def not_regular(mode: int) -> str:
 
 
 def walk(root: Path, top: Path, follow: bool) -> Iterator[Named]:
-    """Yield all names below `top`, a folder of the store at `root`, folders aside, in no order.
+    """Yield all names below a folder of the store, in no particular order.
 
-    `follow`: links to folders too, after everything else, so that a folder is listed under its own
-    name if it has one. A folder that cannot be read, or is reached again, is given with a problem.
+    Folders are not yielded, except with a `problem`: unreadable folders, and folders that the walk
+    reaches a second time.
+
+    Args:
+        root: The folder of the store.
+        top: The folder to walk.
+        follow: Whether to also walk folders to which links lead. They are walked last, so that a
+            folder that also has a regular name in the store is listed under that name.
     """
     seen = _above(root) | _above(top)
     folders, links = deque([top]), deque[Path]()
@@ -55,7 +62,7 @@ def walk(root: Path, top: Path, follow: bool) -> Iterator[Named]:
         try:
             entries = [] if problem else list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
-            continue  # nothing there, or removed meanwhile
+            continue  # the folder does not exist, or was removed meanwhile
         except OSError as error:
             entries, problem = [], f"a folder that cannot be read: {error.strerror}"
         if problem:
@@ -68,7 +75,7 @@ def walk(root: Path, top: Path, follow: bool) -> Iterator[Named]:
                 if entry.is_symlink():
                     problem = f"a link that leads nowhere: {error.strerror}; remove it"
                     yield Named(path, 0, 0.0, problem)
-                continue  # else removed meanwhile
+                continue  # an entry that is not a link was removed meanwhile
             if not stat.S_ISDIR(status.st_mode):
                 problem = not_regular(status.st_mode)
                 yield Named(path, status.st_size, status.st_mtime, problem)
@@ -79,7 +86,10 @@ def walk(root: Path, top: Path, follow: bool) -> Iterator[Named]:
 
 
 def _reached_again(folder: Path, top: Path, seen: dict[_Identity, Path]) -> str:
-    """Why a folder is not listed here: it is, or will be, listed elsewhere; empty if it is not."""
+    """Return why a folder that the walk reached before is not listed again.
+
+    The text is empty if the walk reaches the folder for the first time.
+    """
     identity = _identity(folder)
     if identity is None or folder == top:
         return ""
@@ -88,7 +98,7 @@ def _reached_again(folder: Path, top: Path, seen: dict[_Identity, Path]) -> str:
 
 
 def _above(folder: Path) -> dict[_Identity, Path]:
-    """A folder and all that hold it."""
+    """Return the folder and all folders that contain it, keyed by identity."""
     try:
         real = folder.resolve()
     except (OSError, RuntimeError):  # a loop of links

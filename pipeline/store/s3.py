@@ -1,8 +1,8 @@
-"""s3:// store: objects below a prefix of a bucket.
+"""The s3:// store, which contains objects below a prefix of a bucket.
 
 create, upload    s3_upload: conditional PutObject, or multipart upload in bounded memory
-read_ranges       s3_ranges: neighbours as one request, several requests at once
-every request     s3_client: credentials, retries, errors; s3_errors: what a failure means
+read_ranges       s3_ranges: neighbouring ranges in one request, several requests in parallel
+every request     s3_client: credentials, retries, errors; s3_errors: classification of failures
 """
 
 import re
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _THREADS = 8
 _MUCH = 64 << 20
-"""Bytes of one call above which the object's size is asked for before the first of them."""
+"""Before reading more bytes than this, a call compares the object's size with the expected size."""
 _PROBE_PATIENCE_S = 10.0
 _SCHEME = "s3://"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -42,7 +42,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class S3Store:
-    """Objects in a bucket, each under `<prefix>/<key>`."""
+    """Stores objects in a bucket, each under `<prefix>/<key>`."""
 
     def __init__(self, uri: str, patience_s: float = PATIENCE_S) -> None:
         self._bucket, prefix = _parse(uri)
@@ -61,8 +61,8 @@ class S3Store:
         """See Store.create_from_file."""
         with file_pieces(path, PIECE, f"create {key} in {self.uri}") as (size, pieces):
             if size > PART and self.size(key) is not None:
-                # The server would refuse it too, but only after everything was sent.
-                raise ObjectExistsError(f"create {key} in {self.uri}: it exists already")
+                # The server would also refuse the upload, but only after receiving all of it.
+                raise ObjectExistsError(f"create {key} in {self.uri}: the object already exists")
             part_size = max(PART, -(-size // MAX_PARTS))
             with self._upload(key, part_size) as upload:
                 for piece in pieces:
@@ -94,18 +94,30 @@ class S3Store:
             raise UnreadableError(
                 f"read {key} in {self.uri}: {found} bytes, expected at most {limit}"
             )
-        return self.read_range(key, 0, found)  # large: in parallel requests
+        return self.read_range(key, 0, found)  # large objects are read in parallel requests
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
-        """See Store.read_range."""
+        """See Store.read_range.
+
+        Args:
+            key: The object.
+            offset: First byte.
+            length: Number of bytes.
+        """
         return self.read_ranges(key, [(offset, length)])[0]
 
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
     ) -> list[bytes]:
-        """See Store.read_ranges. Objects never change, so their pieces fit together."""
+        """See Store.read_ranges. Objects never change, so separately read pieces fit together.
+
+        Args:
+            key: The object.
+            ranges: Offset and length of each range, in bytes.
+            size: Expected size of the object in bytes; None allows any size.
+        """
         found = spans(ranges)
-        # A small read learns the size from the answer, without a request of its own.
+        # The response contains the size, so a small read needs only one request.
         if not found or (
             size is not None and sum(span.end - span.offset for span in found) > _MUCH
         ):
@@ -132,7 +144,7 @@ class S3Store:
     def _read_pieces(
         self, key: str, pieces: Sequence[tuple[int, int]], size: int | None
     ) -> Iterator[bytes]:
-        """Yield the bytes of each (offset, end), in order; fewer where the object ends."""
+        """Yield the bytes of each (offset, end), in order; fewer if the object ends earlier."""
         if len(pieces) == 1:
             yield self._read_piece(key, *pieces[0], size, None)
             return
@@ -142,7 +154,7 @@ class S3Store:
             for future in futures:
                 yield future.result()
         finally:
-            # After an error the other pieces are useless.
+            # After an error, the other pieces are not needed.
             stop.set()
             for future in futures:
                 future.cancel()
@@ -165,17 +177,15 @@ class S3Store:
         match = _CONTENT_RANGE.fullmatch(described)
         if match is None or int(match[1]) != offset or len(data) != int(match[2]) + 1 - offset:
             raise StoreError(
-                f"{what} in {self.uri}: asked for {wanted}, the server sent {len(data)} bytes as "
-                f"{described!r}; use a server that serves ranges"
+                f"{what} in {self.uri}: the server sent {len(data)} bytes as {described!r}, "
+                f"expected {wanted}; use a server that serves ranges"
             )
         self._require_size(key, int(match[3]), size)
         return data
 
     def _require_size(self, key: str, found: int, expected: int | None) -> None:
         if expected is not None and found != expected:
-            raise UnreadableError(
-                f"read {key} in {self.uri}: {found} bytes, expected {expected} of them"
-            )
+            raise UnreadableError(f"read {key} in {self.uri}: {found} bytes, expected {expected}")
 
     def size(self, key: str) -> int | None:
         """See Store.size."""
@@ -187,7 +197,7 @@ class S3Store:
         except ObjectMissingError:
             return None
         except RefusedError:
-            # The answer to HEAD holds no reason for the refusal; the answer to GET does.
+            # Only the response to GET, not the response to HEAD, contains the reason for a refusal.
             return self._size_by_get(key)
         return answer["ContentLength"]
 
@@ -236,22 +246,24 @@ class S3Store:
         )
 
     def debris(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See Store.debris: multipart uploads.
+        """See Store.debris. The debris consists of multipart uploads.
 
-        MinIO does not list uploads that were begun before its last start (it removes them itself
-        after a day).
+        MinIO does not list uploads that began before its last start, but removes them after a day.
         """
         return unfinished_uploads(self._client, self._root, prefix)
 
     def discard(self, info: ObjectInfo) -> None:
         """See Store.discard."""
         if not info.upload:
-            raise StoreError(f"discard {info.key} in {self.uri}: it is an object, not debris")
+            raise StoreError(f"discard {info.key} in {self.uri}: this is an object, not debris")
         discard_upload(self._client, self._full(info.key), info.upload)
 
     def probe(self) -> None:
-        """See Store.probe. A server that ignores If-None-Match is refused: the second of two
-        makers of a commit would silently replace the first."""
+        """See Store.probe. Raises StoreError if the server ignores If-None-Match.
+
+        Without If-None-Match, the second writer of a commit would silently replace the first
+        writer's commit.
+        """
         store = S3Store(self.uri, _PROBE_PATIENCE_S)
         key = f"probe.{secrets.token_hex(4)}"
         store.create(key, b"first")
@@ -267,8 +279,8 @@ class S3Store:
                         continue
                 raise StoreError(
                     f"create {key} in {self.uri}: {operation} with If-None-Match replaced an "
-                    "object; this server, or a proxy before it, ignores conditional writes, and "
-                    "two makers of one object would overwrite each other: use AWS S3, MinIO, or "
+                    "object: this server, or a proxy in front of it, ignores conditional writes, "
+                    "so two writers of an object would overwrite each other; use AWS S3, MinIO or "
                     "another server with conditional writes"
                 )
         finally:
@@ -280,28 +292,31 @@ class S3Store:
 
 
 def make_bucket(uri: str, patience_s: float) -> bool:
-    """Make the bucket of a store if it is missing; return whether it was. Raises StoreError."""
+    """Create a store's bucket if it is missing; return whether it was missing.
+
+    Raises StoreError.
+    """
     bucket, _ = _parse(uri)
     client = S3Client(bucket, uri, patience_s)
     try:
         client.call("look for the bucket", "HeadBucket", lambda s3: s3.head_bucket(Bucket=bucket))
     except ObjectMissingError:
-        client.call("make the bucket", "CreateBucket", lambda s3: s3.create_bucket(Bucket=bucket))
+        client.call("create the bucket", "CreateBucket", lambda s3: s3.create_bucket(Bucket=bucket))
         return True
     return False
 
 
 def _parse(uri: str) -> tuple[str, str]:
-    """Split a URI into bucket and prefix. Raises StoreError, without a part that may be secret."""
+    """Split a URI into bucket and prefix. Raises StoreError, without secrets in its message."""
     bucket, _, prefix = uri.removeprefix(_SCHEME).partition("/")
     if "@" in bucket:
         raise StoreError(
-            "store s3://...: there is an @ before the path; credentials are never part of a URI: "
-            "give them by environment or profile"
+            "store s3://...: found an @ before the path, but credentials are never part of a URI; "
+            "pass them in the environment or a profile"
         )
     if not _BUCKET.fullmatch(bucket):
         raise StoreError(
-            f"store {uri!r}: {bucket!r} is not the name of a bucket; write s3://BUCKET/PREFIX"
+            f"store {uri!r}: {bucket!r} is not a valid bucket name; use the form s3://BUCKET/PREFIX"
         )
     prefix = prefix.rstrip("/")
     if prefix:

@@ -1,8 +1,8 @@
-"""Requests to one S3 bucket: boto3's client, retries, credentials, complete error messages.
+"""Requests to one S3 bucket, with retries, new credentials if needed, and complete messages.
 
-Settings come from boto3's own sources (environment, profile, web identity), so that a worker needs
-nothing but its environment; see pipeline.store.settings for what `store.*` adds. botocore's own
-retries are off: this module alone decides how long to wait, and logs it.
+Settings come from boto3's own sources (environment, profile, web identity), so a worker needs only
+its environment. pipeline.store.settings describes the effect of the `store.*` settings. botocore's
+own retries are disabled, because this module decides how long to wait and logs each retry.
 """
 
 import logging
@@ -25,6 +25,7 @@ from pipeline.store.base import (
     RefusedError,
     StoreError,
 )
+from pipeline.store.operations import operation
 from pipeline.store.s3_errors import FAILURES, Kind, Verdict, judge
 from pipeline.store.settings import PATH_STYLE
 
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client as BotoClient
 
 log = logging.getLogger(__name__)
-# At INFO every new session logs where it found its credentials.
+# At level INFO, every new session logs where it found its credentials.
 logging.getLogger("botocore").setLevel(logging.WARNING)
 
 PATIENCE_S = 120.0
-"""How long a request is retried: enough for a server's restart or a short network failure."""
+"""How many seconds requests are retried: long enough for a server to restart, for example."""
 CONNECTIONS = 16
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -50,11 +51,11 @@ class RangeBeyondError(StoreError):
 
 
 class UploadGoneError(StoreError):
-    """The multipart upload was completed, aborted or swept."""
+    """The multipart upload was completed, aborted or removed."""
 
 
 class S3Client:
-    """A client of one bucket, safe for several threads. The first request makes the connection."""
+    """A thread-safe client for one bucket. The first request creates boto3's client."""
 
     def __init__(self, bucket: str, uri: str, patience_s: float = PATIENCE_S) -> None:
         self.bucket = bucket
@@ -66,31 +67,47 @@ class S3Client:
     def call(
         self,
         what: str,
-        operation: str,
+        name: str,
         request: Callable[["BotoClient"], _T],
         stop: threading.Event | None = None,
     ) -> _T:
-        """Repeat a request until it succeeds or cannot succeed.
+        """Send a request, and repeat it until it succeeds or cannot succeed.
 
-        `what` begins every error: 'read run.json'. `request` is called again after resets,
-        timeouts, throttling, 5xx and conflicts until `patience_s` seconds after the first failure,
-        and once with new credentials when the server rejects the old ones. `stop` ends the waiting.
-        Raises ObjectMissingError (404), ObjectExistsError (412), RangeBeyondError (416),
-        UploadGoneError, RefusedError (403 and the like), StoreError after `patience_s`.
+        After a reset, timeout, throttling, 5xx or conflict, the request is repeated until
+        `patience_s` seconds after the first failure. If the server refuses the credentials, the
+        request is repeated once with new credentials.
+
+        Args:
+            what: The operation, such as 'read run.json'; every error message begins with it.
+            name: S3's name for the operation.
+            request: Sends the request with the boto3 client; may be called several times.
+            stop: An event that ends the wait between tries.
+
+        Returns:
+            The result of `request`.
+
+        Raises:
+            ObjectMissingError: The server returned 404.
+            ObjectExistsError: The server returned 412.
+            RangeBeyondError: The server returned 416.
+            UploadGoneError: The multipart upload no longer exists.
+            RefusedError: The server returned 403, or a different error that would recur.
+            StoreError: The request did not succeed within `patience_s`.
         """
         tries, refreshed, first_failure = 0, False, 0.0
         while True:
             client = self._client(what)
             try:
-                answer = request(client)
+                with operation(f"{what} in {self._uri}: {name}"):
+                    answer = request(client)
             except FAILURES as error:
                 tries += 1
                 first_failure = first_failure or time.monotonic()
                 verdict = judge(error)
-                text = self._describe(what, operation, client, verdict)
+                text = self._describe(what, name, client, verdict)
                 if verdict.kind is Kind.CREDENTIALS and not refreshed:
                     refreshed = True
-                    log.warning("%s; fetching the credentials anew", text)
+                    log.warning("%s; fetching new credentials", text)
                     self._forget(client)
                     continue
                 if verdict.kind is not Kind.RETRY:
@@ -99,7 +116,7 @@ class S3Client:
             else:
                 if tries:
                     log.warning(
-                        "%s in %s: answered at try %d, %.1f s after the first failure",
+                        "%s in %s: answered on try %d, %.1f s after the first failure",
                         what,
                         self._uri,
                         tries + 1,
@@ -115,13 +132,13 @@ class S3Client:
         stop: threading.Event | None,
         error: Exception,
     ) -> None:
-        """Wait before the next try; raise StoreError when no time is left for one."""
+        """Wait before the next try. Raises StoreError if no time is left."""
         left_s = first_failure + self._patience_s - time.monotonic()
-        # Jitter: many workers must not return to a struggling server at the same moment.
+        # Jitter prevents many workers from returning to a struggling server at the same moment.
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (tries - 1)) * random.uniform(0.5, 1)
         if pause_s > left_s:
             raise StoreError(f"{text}; tried {tries} times in {self._patience_s:.0f} s") from error
-        log.warning("%s; try %d follows, given up in %.0f s", text, tries + 1, left_s)
+        log.warning("%s; retrying (try %d), giving up in %.0f s", text, tries + 1, left_s)
         if stop is None:
             time.sleep(pause_s)
         elif stop.wait(pause_s):
@@ -133,7 +150,7 @@ class S3Client:
                 try:
                     self._boto = _make_client()
                 except (BotoCoreError, ValueError) as error:
-                    # ValueError: the endpoint is not a URL. Neither text holds a secret.
+                    # ValueError: the endpoint is not a URL. Neither message contains a secret.
                     raise StoreError(
                         f"{what} in {self._uri}: {type(error).__name__}: {error}; correct the AWS "
                         "settings (environment, profile)"
@@ -141,7 +158,7 @@ class S3Client:
             return self._boto
 
     def _forget(self, client: "BotoClient") -> None:
-        """Make the next request build a new session, unless another thread has done so."""
+        """Make the next request create a new client, unless another thread has already done so."""
         with self._lock:
             if self._boto is client:
                 self._boto = None
@@ -150,7 +167,7 @@ class S3Client:
         if verdict.kind is Kind.MISSING:
             return f"{what} in {self._uri}: no such object (at {_host(client)})"
         if verdict.kind is Kind.EXISTS:
-            return f"{what} in {self._uri}: it exists already (at {_host(client)})"
+            return f"{what} in {self._uri}: the object already exists (at {_host(client)})"
         return (
             f"{what} in {self._uri}: {operation} in bucket {self.bucket} at {_host(client)}: "
             f"{verdict.text}; {verdict.fix}"
@@ -171,7 +188,7 @@ def _make_client() -> "BotoClient":
     session = boto3.session.Session()
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if bundle and not Path(bundle).exists():
-        # botocore would report it only while connecting, as an error that may be retried.
+        # botocore would report the missing file only while connecting, as an error to be retried.
         raise ValueError(f"AWS_CA_BUNDLE: found {bundle}, which does not exist")
     styles: dict[str, Literal["path", "virtual"]] = {"true": "path", "false": "virtual"}
     path_style = os.environ.get(PATH_STYLE)
@@ -179,7 +196,7 @@ def _make_client() -> "BotoClient":
         raise ValueError(f"{PATH_STYLE}: found {path_style!r}, expected true or false")
     return session.client(
         "s3",
-        # boto3 reads AWS_DEFAULT_REGION only; every other SDK reads AWS_REGION.
+        # boto3 reads only AWS_DEFAULT_REGION; all other SDKs read AWS_REGION.
         region_name=os.environ.get("AWS_REGION") or session.region_name or "us-east-1",
         config=Config(
             retries={"total_max_attempts": 1},
@@ -193,6 +210,6 @@ def _make_client() -> "BotoClient":
 
 
 def _host(client: "BotoClient") -> str:
-    """The endpoint without the credentials that its URL may contain."""
+    """Return the endpoint without the credentials that its URL may contain."""
     parts = urlsplit(client.meta.endpoint_url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

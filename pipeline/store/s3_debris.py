@@ -1,4 +1,4 @@
-"""Unfinished multipart uploads: no objects, but they take space."""
+"""Unfinished multipart uploads, which are not objects but take up space."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,8 +16,18 @@ if TYPE_CHECKING:
 
 
 def unfinished_uploads(client: S3Client, root: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield uploads of keys below `root + prefix`, with the size and last time of their parts."""
-    # List the whole bucket: MinIO treats a prefix as the full name of an object.
+    """Yield the unfinished uploads of keys below `root + prefix`.
+
+    Args:
+        client: Client of the bucket.
+        root: Prefix of the store in the bucket.
+        prefix: Prefix of the keys in the store.
+
+    Yields:
+        Each upload, with the total size of its parts and the time of its latest part.
+    """
+    # List the uploads of the whole bucket, because MinIO treats a prefix as the full name of an
+    # object.
     key_marker = upload_marker = ""
     while True:
         page = _uploads(client, prefix, key_marker, upload_marker)
@@ -30,7 +40,13 @@ def unfinished_uploads(client: S3Client, root: str, prefix: str) -> Iterator[Obj
 
 
 def discard_upload(client: S3Client, full_key: str, upload: str) -> None:
-    """Abort an upload; nothing happens if it is gone."""
+    """Abort an upload. It is not an error if the upload is gone.
+
+    Args:
+        client: Client of the bucket.
+        full_key: Key in the bucket.
+        upload: Id of the upload.
+    """
 
     def request(boto: "BotoClient") -> None:
         boto.abort_multipart_upload(Bucket=client.bucket, Key=full_key, UploadId=upload)
@@ -46,7 +62,7 @@ def _with_parts(client: S3Client, item: "MultipartUploadTypeDef", key: str) -> O
     while True:
         try:
             page = _parts(client, item, marker)
-        except (UploadGoneError, ObjectMissingError):  # ended since it was listed
+        except (UploadGoneError, ObjectMissingError):  # the upload has ended since it was listed
             break
         for part in page.get("Parts", ()):
             size += part["Size"]

@@ -1,4 +1,4 @@
-"""Judgement of failed requests to S3: what the client does next, and what the user can do."""
+"""Classification of failed S3 requests by the client's next action, and the user's fix for each."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,30 +8,30 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 FAILURES = (BotoCoreError, ClientError, HTTPError)
-"""All exceptions that a request may raise; the last one comes from reading an answer's body."""
+"""All exceptions that a request may raise. Reading a response's body raises HTTPError."""
 
 
 class Kind(Enum):
-    """Kinds of failure, by what must follow."""
+    """Kinds of failure, classified by their consequence."""
 
-    MISSING = "there is no such object"
-    EXISTS = "a condition did not hold: the object is there"
+    MISSING = "the object does not exist"
+    EXISTS = "a condition did not hold: the object exists"
     GONE = "the multipart upload was completed, aborted or swept"
-    BEYOND = "the range begins behind the object's end"
+    BEYOND = "the range begins beyond the object's end"
     RETRY = "the same request may succeed later"
-    CREDENTIALS = "it may succeed with credentials fetched anew"
+    CREDENTIALS = "it may succeed with new credentials"
     FATAL = "it will fail again"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A judged failure."""
+    """A classified failure."""
 
     kind: Kind
     text: str
-    """The server's or library's own message."""
+    """The message of the server or library."""
     fix: str
-    """What the user can do."""
+    """The user's next step."""
 
 
 _CREDENTIALS = {
@@ -43,14 +43,14 @@ _CREDENTIALS = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
 }
-# Damaged or cut off in transit: S3 answers 400, but the next try may arrive intact.
+# The request was damaged or cut off in transit. S3 returns 400, but the next try may succeed.
 _DAMAGED = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentChecksumMismatch"}
 _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
 
-_SERVER_FIX = "look whether the server runs and is reached (AWS_ENDPOINT_URL, store.endpoint)"
+_SERVER_FIX = "check that the server runs and is reachable (AWS_ENDPOINT_URL, store.endpoint)"
 _KEYS_FIX = (
-    "give valid credentials (environment, AWS_PROFILE or web identity), then run the same "
+    "pass valid credentials (environment, AWS_PROFILE or web identity), then run the same "
     "command again"
 )
 _PERMISSION_FIX = (
@@ -60,7 +60,7 @@ _PERMISSION_FIX = (
 
 
 def judge(error: Exception) -> Verdict:
-    """Judge one of FAILURES."""
+    """Classify an exception whose type is in FAILURES."""
     if isinstance(error, ClientError):
         return _judge_answer(error)
     text = f"{type(error).__name__}: {error}"
@@ -68,7 +68,7 @@ def judge(error: Exception) -> Verdict:
         return Verdict(Kind.FATAL, text, "name the CA file (AWS_CA_BUNDLE, store.ca_bundle)")
     if isinstance(
         error,
-        # Truncated or damaged answers, and all other connection errors.
+        # Truncated or damaged responses, and all other connection errors.
         boto.HTTPClientError
         | boto.ConnectionError
         | boto.IncompleteReadError
@@ -82,15 +82,15 @@ def judge(error: Exception) -> Verdict:
 
 
 def _judge_answer(error: ClientError) -> Verdict:
-    """Judge a server's answer. An answer to HEAD has a status but no code and no message."""
+    """Classify a server's response. A response to HEAD has a status, but no code or message."""
     answer = error.response
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code = answer.get("Error", {}).get("Code", "")
-    text = f"the server said {status} {code}: {answer.get('Error', {}).get('Message', '')}"
+    text = f"the server answered {status} {code}: {answer.get('Error', {}).get('Message', '')}"
     if code == "NoSuchBucket":
-        return Verdict(Kind.FATAL, text, "create the bucket, or name another one")
+        return Verdict(Kind.FATAL, text, "create the bucket, or name a different bucket")
     if code == "NoSuchUpload":
-        fix = "another process has completed or swept it: make the object again"
+        fix = "another process completed or swept this upload: write the object again"
         return Verdict(Kind.GONE, text, fix)
     if status == 404:
         return Verdict(Kind.MISSING, text, "")
@@ -103,11 +103,11 @@ def _judge_answer(error: ClientError) -> Verdict:
     if code in _CONFLICTS | _DAMAGED | _BUSY or status == 429:
         return Verdict(Kind.RETRY, text, _SERVER_FIX)
     if status == 501:  # the server does not implement the request
-        return Verdict(Kind.FATAL, text, "use a server with this part of S3")
+        return Verdict(Kind.FATAL, text, "use a server that implements this part of S3")
     if status >= 500:
         return Verdict(Kind.RETRY, text, _SERVER_FIX)
     if code == "RequestTimeTooSkewed":
         return Verdict(Kind.FATAL, text, "set this machine's clock")
     if status == 403:
         return Verdict(Kind.FATAL, text, _PERMISSION_FIX)
-    return Verdict(Kind.FATAL, text, "correct the place or the AWS settings")
+    return Verdict(Kind.FATAL, text, "correct the store's URI or the AWS settings")

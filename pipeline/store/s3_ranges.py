@@ -1,33 +1,38 @@
-"""The requests that fetch a set of byte ranges: neighbours together, large ranges in pieces."""
+"""Planning the requests for byte ranges: neighbours share a request, and large ranges are split."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 PIECE = 8 << 20
-"""Maximum bytes of one request. Larger ranges are fetched in pieces, several in parallel."""
+"""Maximum number of bytes per request. Larger ranges are fetched in several pieces in parallel."""
 _FREE_GAP = 4 << 10
 _GAP_SHARE = 20
-"""Gaps between neighbours are fetched too, up to 1/20 of the wanted bytes (or 4 KiB): another
-request would take longer, and reading a slice must fetch at most 1.1 x its own bytes."""
+"""Gaps between neighbours are also fetched, up to max(1/20 of the requested bytes, 4 KiB).
+
+A separate request would take longer than fetching the gap. However, reading a slice must not fetch
+more than 1.1 times the slice's own size."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring ranges, fetched as one. Example: Span(100, 400, ((2, 100, 50), ...))."""
+    """Neighbouring ranges, fetched together. Example: Span(100, 400, ((2, 100, 50), ...))."""
 
     offset: int
     end: int
     members: tuple[tuple[int, int, int], ...]
-    """Number, offset and length of each range."""
+    """Index, offset and length of each range."""
 
     def pieces(self) -> list[tuple[int, int]]:
-        """The (offset, end) of each request."""
+        """Return the (offset, end) of each request."""
         starts = range(self.offset, self.end, PIECE)
         return [(start, min(start + PIECE, self.end)) for start in starts]
 
 
 def spans(ranges: Sequence[tuple[int, int]]) -> list[Span]:
-    """The spans that cover each (offset, length), ascending; empty ranges need none."""
+    """Return the spans that together cover all (offset, length) ranges, sorted by offset.
+
+    Empty ranges need no span.
+    """
     found: list[Span] = []
     order = sorted((offset, length, n) for n, (offset, length) in enumerate(ranges) if length)
     wanted = wasted = 0

@@ -1,4 +1,4 @@
-"""The upload of one object to S3: a single PutObject if it is small, else a multipart upload."""
+"""The upload of an object to S3, by PutObject or, for a large object, by multipart upload."""
 
 import base64
 import logging
@@ -19,22 +19,54 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PART = 8 << 20
-"""Bytes of a part, and the maximum size of an object sent by one PutObject."""
+"""Size of a part in bytes, and the maximum size of an object sent with PutObject."""
 IN_FLIGHT = 4
-"""Parts sent in parallel. With the part being filled, and the eighth by which buffers grow ahead,
-an upload holds less than 64 MiB."""
+"""Maximum number of parts sent in parallel. An upload takes less than 64 MiB of memory, including
+the part being filled and the extra eighth that Python allocates for each buffer."""
 MAX_PARTS = 10_000
-"""S3's own limit."""
+"""S3's limit on the number of parts in a multipart upload."""
+_PIECE = 64 << 10
 _OWNER = "retrace-upload"
-"""Metadata key in every object we create, for the random name of the upload that made it."""
+"""The metadata key that contains the random name of the upload that created the object."""
+
+
+class _Body:
+    """A file object over bytes, read in pieces so that a send's time limit covers only one piece.
+
+    urllib3 sends plain bytes with one `sendall`, whose limit (the connection timeout) covers all
+    bytes. A store that accepts 1 MB/s would therefore never receive a complete part of an upload.
+    botocore reads the body twice, to compute its signature and to send it.
+    """
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes: at most `size`, and at most one piece; b"" at the end."""
+        end = len(self) if size < 0 else self._at + min(size, _PIECE)
+        piece = bytes(self._data[self._at : end])
+        self._at += len(piece)
+        return piece
+
+    def tell(self) -> int:
+        """Return the offset of the next read."""
+        return self._at
+
+    def seek(self, offset: int) -> None:
+        """Set the offset of the next read, relative to the start."""
+        self._at = offset
 
 
 class S3Upload:
-    """See Upload. Both ways of sending create conditionally, with If-None-Match.
+    """See Upload. PutObject and multipart uploads both create the object with If-None-Match.
 
-    When the answer to a successful creation is lost, the next try fails because our own object
-    exists. The object's metadata then identify it as ours. Commits, which another process may make
-    again, also hold their write id in their content.
+    If the response to a successful creation is lost, the next try fails because our own object
+    exists. The object's metadata then identifies the object as ours. Commits also contain their
+    writer's write id, because another process may try to write the same commit.
     """
 
     def __init__(
@@ -82,10 +114,10 @@ class S3Upload:
                 self._complete()
         except (ObjectExistsError, UploadGoneError) as error:
             self._require_ours(error)
-        self._upload_id = None  # there is nothing to abort
+        self._upload_id = None  # nothing to abort
 
     def begin(self) -> None:
-        """Begin a multipart upload, unless it has begun, so that no single PutObject is used."""
+        """Begin a multipart upload, unless one has begun; `finish` then completes it."""
         if self._upload_id is not None:
             return
         answer = self._client.call(
@@ -107,30 +139,29 @@ class S3Upload:
             lambda client: client.put_object(
                 Bucket=self._client.bucket,
                 Key=self._full_key,
-                Body=cast(bytes, self._buffer),
+                Body=cast(bytes, _Body(self._buffer)),
                 IfNoneMatch="*",
                 Metadata={_OWNER: self._token},
             ),
         )
 
     def _send(self) -> None:
-        """Send the buffer as a part, once fewer than IN_FLIGHT parts are being sent."""
+        """Send the buffer as a part as soon as fewer than IN_FLIGHT parts are being sent."""
         self.begin()
         if self._started == MAX_PARTS:
             raise StoreError(
                 f"{self._what}: more than {MAX_PARTS * self._part_size >> 30} GiB ({MAX_PARTS} "
-                "parts of a multipart upload); write it as several objects"
+                "parts of a multipart upload); split the content into several objects"
             )
         while len(self._sending) >= IN_FLIGHT:
             self._sent.append(self._sending.popleft().result())
         self._started += 1
-        # A bytearray is sent without a copy; boto3 copies bytes to append them to the header.
-        part, self._buffer = cast(bytes, self._buffer), bytearray()
+        part, self._buffer = self._buffer, bytearray()
         self._sending.append(self._pool.submit(self._send_part, self._started, part))
 
-    def _send_part(self, number: int, part: bytes) -> "CompletedPartTypeDef":
-        # Computed once from what the caller wrote; the server compares it with the part, and with
-        # the checksum in CompleteMultipartUpload.
+    def _send_part(self, number: int, part: bytearray) -> "CompletedPartTypeDef":
+        # The checksum is computed once, from the caller's bytes. The server compares it with the
+        # part, and with the checksum in CompleteMultipartUpload.
         checksum = base64.b64encode(zlib.crc32(part).to_bytes(4, "big")).decode()
         upload_id = self._upload_id
         assert upload_id is not None
@@ -142,7 +173,7 @@ class S3Upload:
                 Key=self._full_key,
                 UploadId=upload_id,
                 PartNumber=number,
-                Body=part,
+                Body=cast(bytes, _Body(part)),
                 ChecksumCRC32=checksum,
             ),
             self._stop,
@@ -165,7 +196,7 @@ class S3Upload:
         )
 
     def _require_ours(self, error: StoreError) -> None:
-        """Return if the existing object is ours; else raise `error` or ObjectExistsError."""
+        """Raise `error` or ObjectExistsError unless the existing object is ours."""
         try:
             found = self._client.call(
                 self._what,
@@ -178,7 +209,7 @@ class S3Upload:
             return
         if isinstance(error, ObjectExistsError):
             raise error
-        raise ObjectExistsError(f"{self._what}: it exists already") from error
+        raise ObjectExistsError(f"{self._what}: the object already exists") from error
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +226,7 @@ class S3Upload:
         self._stop.set()
         for future in self._sending:
             future.cancel()
-        wait(self._sending)  # a part that arrived after the abort would remain
+        wait(self._sending)  # parts that arrive after the abort would remain
         try:
             self._client.call(
                 self._what,
@@ -206,4 +237,4 @@ class S3Upload:
                 self._stop,
             )
         except StoreError as failure:
-            log.warning("%s; the unfinished upload is left for a sweep", failure)
+            log.warning("%s; `retrace traces sweep` can remove the unfinished upload", failure)

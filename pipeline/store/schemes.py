@@ -1,7 +1,7 @@
-"""The kinds of store, by the scheme of their URIs: one table, and what follows from it.
+"""The kinds of store, each identified by the scheme of its URIs.
 
-All differences between the kinds are columns of SCHEMES. Nothing outside pipeline.store names a
-remote scheme; docs/store.md explains how to add one.
+All differences between the kinds are columns of SCHEMES. No code outside pipeline.store names a
+remote scheme. docs/store.md explains how to add a scheme.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from pipeline.store.base import Store, StoreError
 from pipeline.store.file import FileStore
 
 DEFAULT_STORE = "outputs/store"
-"""Where runs lie if nothing else is said: a folder below the working directory."""
+"""The default store: a folder below the working directory."""
 
 EXAMPLE_STORE = "s3://team/runs"
-"""A store that every machine reaches, for examples in messages and help."""
+"""An example, for messages and help texts, of a store that every machine can reach."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _FILE_URI = re.compile(r"file:(?://(?P<host>[^/?#]*))?(?P<path>[^?#]*)", re.IGNORECASE)
@@ -28,18 +28,18 @@ _FILE_URI = re.compile(r"file:(?://(?P<host>[^/?#]*))?(?P<path>[^?#]*)", re.IGNO
 
 @dataclass(frozen=True)
 class Scheme:
-    """One kind of store. Example: Scheme('s3', 's3://BUCKET/PREFIX', 'as boto3 ...', ...)."""
+    """One kind of store. Example: Scheme('s3', 's3://BUCKET/PREFIX', 'where boto3 ...', ...)."""
 
     name: str
     """The part of a URI before the colon."""
     shape: str
-    """The form of such a store's URI, for messages and docs."""
+    """The form of the URIs of these stores, for messages and docs."""
     credentials: str
-    """How credentials are found, for docs; empty: none are needed."""
+    """Where credentials are found, for docs; empty if no credentials are needed."""
     remote: bool
-    """Whether every machine reaches the store under its URI, as pods must."""
+    """Whether every machine can reach the store at its URI, as a run with pods requires."""
     open: Callable[[str], Store]
-    """Opens the store at a URI without connecting to it. Raises StoreError for a wrong URI."""
+    """Opens the store at a URI without connecting to it. Raises StoreError for an invalid URI."""
     make_container: Callable[[str, float], bool]
     """See `make_container`."""
     remove_empty_folders: Callable[[str], None] = lambda uri: None
@@ -49,7 +49,7 @@ class Scheme:
 
 
 def _folder(uri: str) -> Path:
-    """The folder of a path or a file:// URI."""
+    """Return the folder that a path or a file:// URI names."""
     match = _FILE_URI.match(uri)
     return Path(unquote(match["path"])) if match else Path(uri)
 
@@ -58,15 +58,15 @@ def _open_folder(uri: str) -> Store:
     match = _FILE_URI.match(uri)
     if match and match["host"] not in (None, "", "localhost"):
         raise StoreError(
-            f"store {shown_uri(uri)!r}: found a host, expected none, as a file:// URI names a "
-            "folder of this machine; write file:///FOLDER"
+            f"store {shown_uri(uri)!r}: found a host, expected none, because a file:// URI names "
+            "a folder on this machine; use the form file:///FOLDER"
         )
     return FileStore(_folder(uri))
 
 
 def _remove_empty_folders(uri: str) -> None:
     for folder, _, _ in os.walk(_folder(uri), topdown=False):
-        with contextlib.suppress(OSError):  # something lies in it
+        with contextlib.suppress(OSError):  # the folder is not empty
             os.rmdir(folder)
 
 
@@ -77,7 +77,8 @@ def _free_on_disk(uri: str) -> int:
     return shutil.disk_usage(folder).free
 
 
-# Backends with their own clients are imported late: importing boto3 takes a third of a second.
+# Backends with their own clients are imported only when they are needed, because importing boto3
+# takes a third of a second.
 
 
 def _open_s3(uri: str) -> Store:
@@ -102,7 +103,7 @@ _FOLDER = Scheme(
     _remove_empty_folders,
     _free_on_disk,
 )
-_BOTO3 = "as boto3 finds them: environment, profile, web identity"
+_BOTO3 = "where boto3 looks for them: environment, profile, web identity"
 SCHEMES = (
     _FOLDER,
     Scheme("s3", "s3://BUCKET/PREFIX", _BOTO3, True, _open_s3, _make_bucket),
@@ -110,74 +111,76 @@ SCHEMES = (
 
 
 def one_of(words: list[str]) -> str:
-    """Join words for a sentence: a, b or c."""
+    """Join words as in a sentence: a, b or c."""
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 STORE_SHAPES = one_of([scheme.shape for scheme in SCHEMES])
-"""The forms of URI that `open_store` accepts (beside a folder's path), for messages and docs."""
+"""The forms of URI that `open_store` accepts in addition to a path, for messages and docs."""
 REMOTE_SHAPES = one_of([scheme.shape for scheme in SCHEMES if scheme.remote])
-"""The forms of URI that every machine reaches."""
+"""The forms of URI that every machine can reach."""
 REMOTE_URI = one_of([f"{scheme.name}://" for scheme in SCHEMES if scheme.remote]) + " URI"
-"""The same for a single object, whose URI has another form."""
+"""The kind of URI that names a single object, such as a file, in a place that every machine can
+reach."""
 CREDENTIALS = " ".join(
     f"Credentials for {scheme.name}:// are found {scheme.credentials}."
     for scheme in SCHEMES
     if scheme.credentials
 )
-"""How the credentials of each kind of store are found."""
+"""Where the credentials of each kind of store are found."""
 
 
 def open_store(uri: str) -> Store:
     """Open the store at a folder, or at a URI of one of SCHEMES, without connecting to it.
 
-    Endpoint, region and credentials come from the environment, see `settings`. Raises StoreError
-    for any other scheme or a wrong URI.
+    Endpoint, region and credentials come from the environment; see `settings`. Raises StoreError
+    for an unknown scheme or an invalid URI.
     """
     return _known_scheme(uri).open(uri)
 
 
 def make_container(uri: str, patience_s: float) -> bool:
-    """Make the container of a store's objects (a bucket) if it is missing; return whether it was.
+    """Create the container of a store's objects (a bucket) if it is missing.
 
-    Waits up to `patience_s` seconds for a server that does not answer. Folders are not made: the
-    first object makes them. Raises StoreError.
+    Returns whether the container was missing. Waits up to `patience_s` seconds for a server that
+    does not respond. Does not create folders, because writing the first object creates them. Raises
+    StoreError.
     """
     return _known_scheme(uri).make_container(uri, patience_s)
 
 
 def remove_empty_folders(uri: str) -> None:
-    """Remove the folders in which no object is left, where a store has folders."""
+    """Remove the empty folders of a store, if its kind of store has folders."""
     _known_scheme(uri).remove_empty_folders(uri)
 
 
 def free_bytes(uri: str) -> int | None:
-    """How many bytes the disk of a store still takes; None: its kind has no such limit.
+    """Return the number of free bytes on a store's disk; None if the capacity is not fixed.
 
-    A folder that the first object would make need not be there. Raises StoreError.
+    The store's folder may not exist yet. Raises StoreError.
     """
     return _known_scheme(uri).free_bytes(uri)
 
 
 def is_remote(place: str) -> bool:
-    """Whether a place is a URI that every machine reaches, not a path on this machine."""
+    """Return whether a place is a URI that every machine can reach, not a path on this machine."""
     scheme = _find(place)
     return scheme is not None and scheme.remote
 
 
 def place_in(store: Store, key: str) -> str:
-    """How a setting names an object in a store, or a folder of objects: by its path or its URI."""
+    """Return the path or URI that a setting uses to name an object or a folder of objects."""
     uri = f"{store.uri}/{key}"
     return str(_folder(uri)) if _find(uri) is _FOLDER else uri
 
 
 def same_place(one: str, other: str) -> bool:
-    """Whether two paths or URIs name the same store, judging by the names alone."""
+    """Return whether two paths or URIs name the same store. Only the texts are compared."""
     return _canonical(one) == _canonical(other)
 
 
 def shown_uri(uri: str) -> str:
-    """A URI that may be shown: without credentials that a user put into it."""
+    """Return a URI without the credentials that a user put into it."""
     return re.sub("//[^/@]*@", "//***@", uri)
 
 
@@ -196,7 +199,7 @@ def _known_scheme(uri: str) -> Scheme:
 
 
 def _find(uri: str) -> Scheme | None:
-    """The scheme of a place, `file` for a path; None if it is unknown."""
+    """Return the scheme of a place (`file` for a path); None if the scheme is unknown."""
     match = _SCHEME.match(uri)
     name = match[1].lower() if match else _FOLDER.name
     return next((scheme for scheme in SCHEMES if scheme.name == name), None)

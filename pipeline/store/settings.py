@@ -1,8 +1,8 @@
 """The `store.*` settings as environment variables, which reach every process of a run.
 
-A worker's only argument for the store is a URI; endpoint, region and credentials are in its
-environment, under the names that AWS's own tools use. Credentials are never settings: boto3 finds
-them in the environment, a profile or a web identity.
+The only argument that a worker receives for the store is a URI. Endpoint, region and credentials
+are in its environment, under the names that AWS's own tools use. Credentials are never settings:
+boto3 finds them in the environment, a profile or a web identity.
 """
 
 import os
@@ -10,11 +10,11 @@ from typing import Protocol
 
 ENDPOINT = "AWS_ENDPOINT_URL_S3"
 PATH_STYLE = "RETRACE_S3_PATH_STYLE"
-"""The only variable of our own: AWS defines none for this."""
+"""Our own variable, because AWS defines no variable for this setting."""
 
 
 class S3Settings(Protocol):
-    """The settings `store.*` that are used here; None: the environment decides."""
+    """The `store.*` settings used here. The environment determines a setting that is None."""
 
     @property
     def endpoint(self) -> str | None:
@@ -26,15 +26,15 @@ class S3Settings(Protocol):
 
     @property
     def path_style(self) -> bool | None:
-        """Whether the bucket is part of the URL's path, not of the host name."""
+        """Whether the bucket is part of the URL's path instead of its host name."""
 
     @property
     def ca_bundle(self) -> str | None:
-        """File with the CA certificates for checking the endpoint."""
+        """File with the CA certificates that verify the endpoint."""
 
 
 def environment(settings: S3Settings) -> dict[str, str]:
-    """The environment variables for the settings that are not None."""
+    """Return the environment variables for the settings that are not None."""
     path_style = settings.path_style
     found = {
         ENDPOINT: settings.endpoint,
@@ -46,5 +46,5 @@ def environment(settings: S3Settings) -> dict[str, str]:
 
 
 def use_settings(settings: S3Settings) -> None:
-    """Set the store's environment variables for this process and all that it starts."""
+    """Set the store's environment variables for this process and its child processes."""
     os.environ.update(environment(settings))

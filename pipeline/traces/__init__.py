@@ -1,16 +1,18 @@
-"""The trace format: which experts the router chose, for each token of a sample and MoE layer.
+"""Traces: the experts that the router chose for each token of a sample in each MoE layer.
 
-Specification: docs/trace-format.md; use as a library, through `import retrace`: docs/library.md.
-Arrays are numpy, files are Parquet; the package needs no engine, scheduler or tokenizer.
+docs/trace-format.md specifies the format. docs/library.md describes the library, `import retrace`.
+Arrays are numpy arrays and files are Parquet files. The package does not need an engine,
+scheduler or tokenizer.
 
-    write.library   samples from plain arrays, a step in one call
-    write.writer    shards of rollout workers, R2 routes of trainers   ─►  data files + commit
-    write.seal      joins a step's shards                              ─►  sealed manifest
-    format.manifest columns and rows of a sealed step                  ◄─  checked ranges
-    read.reader     samples, and slices of routes by sample and layer  ◄─  checked ranges
-    read.early      shards before their step is sealed
-    recorded_sets   copies a sealed step to a recorded set and back
-    read.peers      routes in the layout of other trainers
+    write.library:   creates samples from arrays, and writes a step in one call
+    write.writer:    writes rollout workers' shards                      ─►  data files + commit
+    write.training:  writes trainers' R2 routes                          ─►  data files + commit
+    write.seal:      joins a step's shards                               ─►  sealed manifest
+    format.manifest: reads columns and rows of a sealed step             ◄─  checked ranges
+    read.reader:     reads samples, and routes for each sample and layer ◄─  checked ranges
+    read.early:      reads shards before their step is sealed
+    recorded_sets:   copies a sealed step to a recorded set and back
+    read.peers:      converts routes to the layouts of other trainers
 """
 
 from pipeline.model.geometry import Geometry

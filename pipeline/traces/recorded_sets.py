@@ -1,8 +1,8 @@
-"""Recorded sets: sealed steps at a place of their own, and runs that replay them.
+"""Recorded sets: copies of sealed steps in a separate store. Runs can replay these copies.
 
-A recorded set is laid out like a run's steps: manifest, samples, routes. A run that replays a set
-copies each step's objects to steps/N/replay/ and seals the step with them, so the run stays
-complete when the set is deleted.
+The steps of a recorded set have the same layout as a run's steps: manifest, samples and routes. A
+run that replays a set copies each step's objects to steps/N/replay/ and seals the step with the
+copies. The run therefore remains complete even if the set is deleted.
 """
 
 import io
@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from pipeline.model.geometry import Geometry
+from pipeline.policies.versions import weights_of
 from pipeline.run import keys
 from pipeline.run.amendments import description_at
 from pipeline.run.commit import MOST_BYTES, CorruptObjectError, read_data, sha256
 from pipeline.run.plan import Window, find_step_plans
-from pipeline.run.policy import weights_of
 from pipeline.store import ObjectExistsError, ObjectMissingError, Store
 from pipeline.traces.format.digests import token_digest
 from pipeline.traces.format.ids import check_ids, expected_ids, named
@@ -38,25 +38,35 @@ _COMPARED = [*_COMPARED_PRUNED, "routes_digest"]
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run expects of a step of a recorded set."""
+    """The properties that a step of a recorded set must have to be replayed by a run."""
 
     prompt_tokens: Mapping[str, npt.NDArray[np.uint32]]
-    """Token ids of the staged prompts by row: '17' for the prompt ids '17' and '17.2'."""
+    """Token ids of the staged prompts, keyed by row of the prompt table. The prompt ids '17' and
+    '17.2' both have the key '17'."""
     window: Window | None
-    """What the run may make in the step; None: any samples, of any policy version."""
+    """The samples that the run may generate in the step; None allows any samples, from any policy
+    version."""
     geometry: Geometry | None
-    """The model's geometry; None: routes are not replayed."""
+    """The model's geometry; None if routes are not replayed."""
     kind: Kind | None
-    """The kind that router_replay.mode replays; None: routes are not replayed."""
+    """The kind of routes that router_replay.mode replays; None if routes are not replayed."""
     weights: str | None
-    """Weights digest of the run's policy 0; None: any."""
+    """Weights digest of the run's policy 0; None allows any weights."""
 
 
 def write_recorded_set(run: Store, target: Store, step: int) -> None:
     """Copy a sealed step, with the routes that its training used, to a recorded set.
 
-    Nothing happens when the set already holds the same step. Raises TraceError when the step has no
-    routes, the set holds another run's step, or the run pruned the step before the set had it.
+    Does nothing if the set already contains the same step.
+
+    Args:
+        run: Store of the run.
+        target: Store of the recorded set.
+        step: The step to copy.
+
+    Raises:
+        TraceError: The step has no routes, the set already contains a different step with this
+            number, or the run's step was pruned before it was copied.
     """
     if is_pruned(run, step):
         if target.size(keys.manifest(step)) is None:
@@ -65,20 +75,34 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
         return
     manifest = digested(run, used_routes(run, step))
     if manifest.geometry is None:
-        raise TraceError(f"step {step} of {run.uri}: no routes were recorded, so there is no set")
+        raise TraceError(
+            f"step {step} of {run.uri}: no routes were recorded, so it cannot be in a recorded set"
+        )
     _seal_copy(run, target, manifest, lambda key: key)
-    for plan in find_step_plans(run, step):  # they hold the sampling parameters
+    for plan in find_step_plans(run, step):  # plans contain the sampling parameters
         _put(target, plan.key, run.read(plan.key, MOST_BYTES))
 
 
 def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
-    """Check that a run may replay a step of a recorded set or of another run; return its manifest.
+    """Check that a run may replay a step of a recorded set or of another run.
 
-    Every token is compared. Raises ObjectMissingError when the set lacks this step or one of its
-    files; TraceError, naming the sample, both digests and the fix, when the set was made from other
-    prompts or with another tokenizer, and when samples, policy version, geometry or kind are not
-    the expected ones, and when policy 0 had other weights; CorruptObjectError when a file's size
-    differs from that in its commit.
+    The token digest of every sample is compared with the digest that results from this run's prompt
+    and tokenizer. If the digests differ, the error names the sample, both digests and the fix.
+
+    Args:
+        source: Store of the set or run to replay.
+        step: The step.
+        expected: The properties that the step must have.
+
+    Returns:
+        The step's manifest, with the routes that its training used.
+
+    Raises:
+        ObjectMissingError: The set lacks this step or one of its files.
+        CorruptObjectError: A file's size differs from the size in its commit.
+        TraceError: The set was recorded with different prompts or a different tokenizer; its
+            policy 0 has different weights; or its samples, policy version, geometry or kind of
+            routes are not as expected.
     """
     name = f"replay_file {source.uri}, step {step}"
     refuse_pruned(source, step)
@@ -88,7 +112,7 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
     theirs = (manifest.policies or {}).get(0)
     if expected.weights is not None and theirs not in (None, expected.weights):
         raise TraceError(
-            f"{name}: its policy 0 has the weights {theirs}, this run's has {expected.weights}; "
+            f"{name}: policy 0 has weights {theirs}, this run's policy 0 has {expected.weights}; "
             f"use the actor_rollout_ref.model.path of the set's run, or set {_OTHER_WEIGHTS}=True"
         )
     _check_routes(name, manifest, expected)
@@ -100,33 +124,44 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
             prompt = expected.prompt_tokens.get(row)
             if prompt is None:
                 raise TraceError(
-                    f"{name}: sample {sample.id} is of prompt {row}, which this run has not; "
-                    "use the data.train_files of the set's run"
+                    f"{name}: sample {sample.id} has prompt {row}, which is not in this "
+                    "run's prompt table; use the data.train_files of the set's run"
                 )
             ours = token_digest(np.concatenate([prompt, sample.response_tokens_G]))
             theirs = token_digest(sample.tokens_S)
             if ours != theirs:
                 raise TraceError(
-                    f"{name}: sample {sample.id} has token digest {theirs}, with this run's "
+                    f"{name}: sample {sample.id} has token digest {theirs}; with this run's "
                     f"prompt and tokenizer it is {ours}; use the data.train_files and "
-                    "actor_rollout_ref.model.path of the set's run, or another replay_file"
+                    "actor_rollout_ref.model.path of the set's run, or a different replay_file"
                 )
     return manifest
 
 
 def names_weights(source: Store, step: int) -> bool:
-    """Whether a sealed step says with which weights of policy 0 it was made."""
+    """Return whether a sealed step records the weights digest of policy 0."""
     return 0 in (open_manifest(source, step).head.policies or {})
 
 
 def seal_replay(
     run: Store, source: Store, step: int, window: Window | None, other_weights: bool = False
 ) -> Manifest:
-    """Seal a step of a run with the samples and routes of a recorded set or of another run.
+    """Seal a step of a run with the samples and routes from a recorded set or another run.
 
-    `window` is what the run may make, with which the samples are compared; None: they are not.
-    With `other_weights` the set's policy 0 may be another than the run's.
-    A step that is already sealed is returned unchanged. Raises the errors of `check_replay`.
+    Args:
+        run: Store of the run.
+        source: Store of the set or run to replay.
+        step: The step.
+        window: The samples that the run may generate; None accepts any samples.
+        other_weights: Whether the set's policy 0 may differ from the run's policy 0.
+
+    Returns:
+        The run's sealed manifest. A step that is already sealed remains unchanged.
+
+    Raises:
+        ObjectMissingError: The set lacks this step or one of its files.
+        CorruptObjectError: A file in the set is damaged.
+        TraceError: The run may not replay the step; see `check_replay`.
     """
     if run.size(keys.manifest(step)) is None:
         expected = expected_of(run, step, window)
@@ -138,9 +173,14 @@ def seal_replay(
 
 
 def expected_of(run: Store, step: int, window: Window | None) -> Expected:
-    """What a run expects of a replayed step, from its description and what it may make.
+    """Return the properties that a run requires of a replayed step.
 
-    Of weights, which only some steps name, it expects nothing.
+    The weights digest of policy 0 is left out, because not every step records it.
+
+    Args:
+        run: Store of the run, from which the run's description is read.
+        step: The step.
+        window: The samples that the run may generate; None allows any samples.
     """
     description = description_at(run, step)
     mode = description.setting(_MODE)
@@ -160,27 +200,27 @@ def expected_of(run: Store, step: int, window: Window | None) -> Expected:
 
 
 def _check_planned(name: str, manifest: Manifest, window: Window) -> None:
-    """Raise TraceError unless a step has the samples that a run would make, or would choose of."""
+    """Raise TraceError unless a step has exactly the samples on which the run could train."""
     version = window.plans[0].policy_version
     groups = set(manifest.rows["group"].to_pylist())
     rejected = {group.group for group in manifest.rejected}
     if len(window.plans) == 1 and rejected:
         raise TraceError(
-            f"{name}: {named('groups were made and not accepted', sorted(rejected))}, and this run "
-            "accepts all it makes; use the algorithm.filter_groups of the set's run"
+            f"{name}: {named('rejected groups', sorted(rejected))}; this run "
+            "accepts all of its groups; use the algorithm.filter_groups of the set's run"
         )
     made = [id for plan in window.made(len(groups | rejected)) for id in expected_ids(plan)]
     expected = [id for id in made if id.rpartition("/")[0] not in rejected]
     check_ids(name, manifest.ids, expected)
     if len(groups) != window.groups:
         raise TraceError(
-            f"{name}: {len(groups)} groups, this run trains on {window.groups}; use the "
+            f"{name}: {len(groups)} groups, but this run trains on {window.groups}; use the "
             "data.train_batch_size of the set's run"
         )
     if manifest.policy_versions != (version,):
         raise TraceError(
-            f"{name}: tokens of policy versions {manifest.policy_versions}, this run's plan says "
-            f"{version}; use the max_staleness of the set's run"
+            f"{name}: tokens from policy versions {manifest.policy_versions}, but this run's plan "
+            f"has {version}; use the max_staleness of the set's run"
         )
 
 
@@ -189,17 +229,17 @@ def _check_routes(name: str, manifest: Manifest, expected: Expected) -> None:
         return
     kind = manifest.provenance.kind if manifest.provenance else None
     if kind != expected.kind:
-        fix = f"set {_MODE}={kind}" if kind else "it cannot be replayed"
-        raise TraceError(f"{name}: its routes are of kind {kind}, not {expected.kind}; {fix}")
+        fix = f"set {_MODE}={kind}" if kind else "the step cannot be replayed"
+        raise TraceError(f"{name}: its routes are of kind {kind}, expected {expected.kind}; {fix}")
     if manifest.geometry != expected.geometry:
         raise TraceError(
-            f"{name}: made for {manifest.geometry}, this run's model has {expected.geometry}; "
-            "use the actor_rollout_ref.model.path of the set's run"
+            f"{name}: routes for {manifest.geometry}, but this run's model has "
+            f"{expected.geometry}; use the actor_rollout_ref.model.path of the set's run"
         )
 
 
 def _check_files(source: Store, manifest: Manifest) -> None:
-    """Raise unless every file of a step exists with its full size; contents are not read."""
+    """Raise an error unless every file of a step exists and has its full size. Reads no files."""
     for number in range(len(manifest.files)):
         file, _ = open_file(source, manifest, number)
         size = source.size(file.data.key)
@@ -207,7 +247,7 @@ def _check_files(source: Store, manifest: Manifest) -> None:
             raise ObjectMissingError(f"read {file.data.key} in {source.uri}: no such object")
         if size != file.data.size:
             raise CorruptObjectError(
-                f"{file.data.key} in {source.uri}: {size} bytes, its commit says "
+                f"{file.data.key} in {source.uri}: {size} bytes, but its commit records "
                 f"{file.data.size}; restore the object"
             )
 
@@ -215,7 +255,7 @@ def _check_files(source: Store, manifest: Manifest) -> None:
 def _seal_copy(
     source: Store, target: Store, manifest: Manifest, renamed: Callable[[str], str]
 ) -> None:
-    """Copy the objects of a manifest and seal the target's step with them."""
+    """Copy the objects that a manifest lists, and seal the target's step with the copies."""
     step = manifest.step
     if target.size(keys.manifest(step)) is None:
         refs = []
@@ -234,18 +274,18 @@ def _refuse_other(source: Store, target: Store, manifest: Manifest, columns: Seq
     there = read_manifest(target, step)
     if not there.rows.select(columns).equals(manifest.rows.select(columns)):
         raise TraceError(
-            f"{keys.manifest(step)} in {target.uri}: it has other samples or routes than "
-            f"{source.uri}; choose another record_file, or remove what is there"
+            f"{keys.manifest(step)} in {target.uri}: its samples or routes differ from those in "
+            f"{source.uri}; choose a different record_file, or remove the existing objects"
         )
 
 
 def _put(target: Store, key: str, data: bytes) -> None:
-    """Create an object, unless it exists with the same content."""
+    """Create an object, unless it already exists with the same content."""
     try:
         target.create(key, data)
     except ObjectExistsError as error:
         if target.size(key) != len(data) or sha256(target.read(key)) != sha256(data):
             raise TraceError(
-                f"{key} in {target.uri}: it is there with other content; choose another "
-                "record_file, or remove what is there"
+                f"{key} in {target.uri}: exists with different content; choose a different "
+                "record_file, or remove the existing objects"
             ) from error

@@ -1,6 +1,6 @@
-"""Rows of K ids, many at a time: put in order, or found to be in order.
+"""Sorts many rows of K ids at a time, and checks that rows are sorted.
 
-Letters: N rows, K ids.
+Dimensions: N is the number of rows, K the number of ids per row.
 """
 
 from functools import cache
@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 1 << 15
-"""Rows processed at once: they stay in the processor's cache."""
+"""Number of rows processed at a time; this many rows fit in the processor's cache."""
 
 
 def is_sorted(sets: npt.NDArray[Any]) -> bool:
-    """Whether each row's ids ascend, none of them twice."""
+    """Return whether each row's ids ascend without duplicates."""
     rows_NK = np.ascontiguousarray(sets).reshape(-1, sets.shape[-1])
     larger = np.empty(rows_NK[:BLOCK].shape, np.bool_)
     for start in range(0, len(rows_NK), BLOCK):
         ids = rows_NK[start : start + BLOCK].ravel()
-        # Compared as one long row: a row's first id may be less than the last id of the row before.
+        # Compare all rows as one long row. Where two rows meet, the ids may descend.
         found = larger.ravel()[: len(ids)]
         np.greater(ids[1:], ids[:-1], out=found[1:])
         found[:: sets.shape[-1]] = True
@@ -29,10 +29,11 @@ def is_sorted(sets: npt.NDArray[Any]) -> bool:
 
 
 def sort_rows(sets: npt.NDArray[Any]) -> bool:
-    """Sort each row in place; return False if some row has the same id twice.
+    """Sort each row in place; return False if a row contains the same id twice.
 
-    A network of minima and maxima over whole columns: np.sort calls a routine for each short row,
-    which is 10 times slower for K = 8; numba's code for the same network is no faster.
+    The rows are sorted by a sorting network, which takes minima and maxima of entire columns.
+    np.sort instead calls a routine for each short row, and is 10 times slower for K = 8. Compiling
+    the network with numba would not make it faster.
     """
     topk = sets.shape[-1]
     rows_NK = sets.reshape(-1, topk)
@@ -58,9 +59,10 @@ def sort_rows(sets: npt.NDArray[Any]) -> bool:
 
 @cache
 def _network(size: int) -> tuple[tuple[int, int], ...]:
-    """Pairs (i, j), i < j, to put in order one after the other: Batcher's odd-even merge sort.
+    """Return, in order, the pairs (i, j) with i < j that Batcher's odd-even merge sort compares.
 
-    For a size that is not a power of two: those pairs of the next power that lie within the size.
+    If the size is not a power of two, these are the pairs for the next power of two, except the
+    pairs in which j is not below the size.
     """
     pairs = []
     whole = 1 << max(size - 1, 0).bit_length()

@@ -1,4 +1,4 @@
-"""Sealing a training set: what the step's training.json names is the step's one set."""
+"""Seals training sets. A step has at most one, which the step's training.json describes."""
 
 from typing import Any
 
@@ -15,17 +15,28 @@ from pipeline.traces.write.training import NewTrainingSet
 
 
 def seal_training_set(store: Store, new: NewTrainingSet, geometry: Geometry) -> Committed:
-    """Seal a training set whose parts are all committed: write the step's training.json.
+    """Seal a training set, whose parts must all be committed, by writing the step's training.json.
 
-    `geometry` is the model's, with all MoE layers. `ours` is False when the step has a set already,
-    which stays. Raises TraceError unless the parts hold every sample of the manifest once in every
-    layer; ObjectMissingError; CorruptObjectError; StoreError.
+    Args:
+        store: The store that contains the run.
+        new: The training set to seal.
+        geometry: The model's geometry, with all MoE layers.
+
+    Returns:
+        The commit; its `ours` is False if the step already has a set, which remains unchanged.
+
+    Raises:
+        ObjectMissingError: The manifest or a part is missing.
+        CorruptObjectError: The manifest or a part is damaged.
+        StoreError: The store failed.
+        TraceError: The parts do not contain every sample of the manifest exactly once in every
+            layer.
     """
     manifest = open_manifest(store, new.manifest.step).all()
     if manifest.sha256 != new.manifest.sha256:
         raise TraceError(
             f"{keys.manifest(manifest.step)} in {store.uri}: content {manifest.sha256[:16]}..., "
-            f"the training set is of {new.manifest.sha256[:16]}..."
+            f"expected {new.manifest.sha256[:16]}... as in the training set"
         )
     found = [info.key for info in store.list(keys.trainings(manifest.step))]
     commits = [

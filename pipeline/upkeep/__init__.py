@@ -1,1 +1,1 @@
-"""Upkeep of stored runs: verify, measure, export and prune them, and sweep debris."""
+"""Upkeep of stored runs: listing, verification, statistics, export, pruning and removal."""

@@ -1,4 +1,4 @@
-"""Routes exported as plain arrays, for analysis with other tools and for other trainers."""
+"""Export of routes as plain arrays, for other tools and other trainers."""
 
 import importlib
 import json
@@ -22,47 +22,66 @@ from pipeline.traces.read.reader import read_routes, read_samples
 Format = Literal["npy", "pt"]
 """Formats with one file per sample."""
 Peer = Literal["verl", "slime"]
-"""Trainers for which each step becomes one file."""
+"""Trainers for which a step is exported as one file."""
 _AT_ONCE_BYTES = 64 << 20
-"""Routes that are read at a time, unless one sample has more."""
+"""Maximum number of bytes of routes that are read together, unless one sample has more."""
 _SAMPLES_AT_ONCE = 256
 
 _LOGPROBS = "rollout_log_probs"
-"""The field of both trainers."""
+"""The name that both trainers use for the log-probs field."""
 
 
 @dataclass(frozen=True)
 class ForPeer:
-    """What was written for a trainer."""
+    """The sample counts of a file that is exported for a trainer."""
 
     samples: int
-    """Samples in the file."""
+    """Number of samples in the file."""
     untrained: int
-    """Samples of them that are out of the loss: they have unknown rows or no reward."""
+    """Number of samples in the file that are excluded from the loss, because they have unknown
+    rows or no reward."""
     left_out: int
-    """Samples of the step that the trainer would reject, and that are not in the file."""
+    """Number of the step's samples that are not in the file because the trainer would reject
+    them."""
+    not_counted: int
+    """Number of the step's samples that are not in the file because their rewards are not among
+    their groups' rewards; for example, greedy baselines."""
     without_logprobs: int
-    """Samples with unknown log-probs where the loss counts; with any, no sample has the field."""
+    """Number of trained samples with unknown log-probs. If there are any, the log-probs field is
+    omitted from all samples."""
 
 
 def export(store: Store, step: int, folder: Path, form: Format) -> int:
-    """Write a step's routes to a folder, with samples.json as index; return the number of samples.
+    """Write a step's routes to a folder, with samples.json as an index.
 
-    npy: `NAME.npy` with the sets [T, L, K] and `NAME.valid.npy` with the validity [T]. pt: one
-    dict of the tensors `sets` and `valid` per sample. Held in memory: the manifest's rows, and the
-    routes of a few samples. Raises TraceError when the step has no routes, a file exists already,
-    the folder cannot be written to, or, for pt, torch is not installed.
+    In the npy format, each sample has a file `NAME.npy` with the sets [T, L, K], and a file
+    `NAME.valid.npy` with the validity [T]. In the pt format, each sample has one file `NAME.pt`, a
+    dict of the tensors `sets` and `valid`. Only the manifest's rows and the routes of a few samples
+    are in memory at the same time.
+
+    Args:
+        store: The run or recorded set.
+        step: A sealed step.
+        folder: The folder to write to; it is created if missing.
+        form: The format of the files.
+
+    Returns:
+        The number of samples.
+
+    Raises:
+        TraceError: The step has no routes, a file already exists, the folder is not writable, or
+            the format is pt and torch is not installed.
     """
     manifest = used_routes(store, step)
     if manifest.geometry is None:
         raise TraceError(
-            f"step {step} in {store.uri}: no routes were recorded; --format verl and slime write "
-            "samples without routes"
+            f"step {step} in {store.uri}: no routes were recorded; the formats verl and slime "
+            "contain samples without routes"
         )
     torch = _torch() if form == "pt" else None
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        # The index gets its name when all that it names is there.
+        # The index gets its final name only when all files that it names exist.
         part = folder / "samples.json.part"
         with _created(part) as out:
             head = {
@@ -76,7 +95,7 @@ def export(store: Store, step: int, folder: Path, form: Format) -> int:
                 out.write((", " if number else "").encode() + json.dumps(entry).encode())
             out.write(b"]}\n")
         if (folder / "samples.json").exists():
-            raise FileExistsError(None, "it is there already", str(folder / "samples.json"))
+            raise FileExistsError(None, "it already exists", str(folder / "samples.json"))
         part.rename(folder / "samples.json")
     return len(manifest.ids)
 
@@ -84,15 +103,32 @@ def export(store: Store, step: int, folder: Path, form: Format) -> int:
 def export_for(
     store: Store, step: int, folder: Path, peer: Peer, num_layers: int | None = None
 ) -> ForPeer:
-    """Write a step as `STEP.pt`, a torch file with the samples in a peer's in-memory form.
+    """Write a step as `STEP.pt`, a torch file with the samples in a trainer's in-memory form.
 
-    verl: `{"ids": [...], "samples": [...]}`, each sample with the fields of
-    AgentLoopOutput.as_dict. slime: `{"rollout_id": STEP, "samples": [...]}`, which its
-    `--load-debug-rollout-data` reads. `num_layers` is that of `peers.dense_routes`. Samples that
-    the peer rejects are left out: verl those without a response, whose reward has no token, and
-    slime those of one token, which have no row. The samples of the step are held in memory as the
-    peer has them. Raises the errors of `export`, but takes a step without routes; TraceError for
-    ids or layers that do not fit.
+    For verl, the file contains `{"ids": [...], "samples": [...]}`; each sample has the fields of
+    AgentLoopOutput.as_dict. For slime, it contains `{"rollout_id": STEP, "samples": [...]}`, which
+    slime's `--load-debug-rollout-data` reads.
+
+    Samples that the trainer would reject are omitted. For verl, these are samples without a
+    response, because no token can carry their reward. For slime, these are samples of one token,
+    because they have no routes. Samples that have a reward but are not trained on are also
+    omitted, because a trainer would count their rewards among their groups' rewards. All samples
+    are in memory at the same time.
+
+    Args:
+        store: The run or recorded set.
+        step: A sealed step, which may lack routes.
+        folder: The folder to write to; it is created if missing.
+        peer: The trainer.
+        num_layers: The number of the model's decoder layers, including dense ones; None counts
+            the layers up to the last MoE layer.
+
+    Returns:
+        The counts of exported and omitted samples.
+
+    Raises:
+        TraceError: Expert ids or layers do not fit into the trainer's form, all samples would be
+            omitted, the file already exists, the folder is not writable, or torch is not installed.
     """
     manifest = used_routes(store, step)
     torch = _torch()
@@ -100,12 +136,16 @@ def export_for(
     ids: list[str] = []
     groups: dict[str, int] = {}
     conversations: dict[str, int] = {}
-    untrained, unknown = 0, 0
+    untrained, unknown, not_counted, left_out = 0, 0, 0, 0
     not_trained = dict(zip(manifest.ids, manifest.rows["not_trained"].to_pylist(), strict=True))
     for sample in _samples(store, manifest):
-        if _rejects(peer, sample):
+        if not_trained[sample.id] is not None and sample.reward is not None:
+            not_counted += 1
             continue
-        trained = _trained(sample) and not_trained[sample.id] is None
+        if _rejects(peer, sample):
+            left_out += 1
+            continue
+        trained = _trained(sample)
         if peer == "verl":
             fields: dict[str, Any] = verl_sample(sample, trained, manifest.geometry, num_layers)
         else:
@@ -120,7 +160,13 @@ def export_for(
         ids.append(sample.id)
         untrained += not trained
         unknown += trained and unknown_logprobs(sample)
-    if unknown:  # both trainers look at the first sample for the fields that all have
+    if not samples:
+        raise TraceError(
+            f"step {step} in {store.uri}: no file for {peer}, because all {len(manifest.ids)} "
+            f"samples would be left out: {left_out} that {peer} rejects, {not_counted} whose "
+            "rewards do not count in their groups; use --format npy"
+        )
+    if unknown:  # both trainers infer the fields of all samples from the first sample
         for fields in samples:
             del fields[_LOGPROBS]
     named = {"ids": ids} if peer == "verl" else {"rollout_id": step}
@@ -128,20 +174,23 @@ def export_for(
         folder.mkdir(parents=True, exist_ok=True)
         with _created(folder / f"{step}.pt") as out:
             torch.save({**named, "samples": samples}, out)
-    return ForPeer(len(ids), untrained, len(manifest.ids) - len(ids), unknown)
+    return ForPeer(len(ids), untrained, left_out, not_counted, unknown)
 
 
 def _rejects(peer: Peer, sample: Sample) -> bool:
-    """Whether a peer rejects a batch with this sample.
+    """Return whether a trainer rejects a batch that contains this sample.
 
-    verl: AgentLoopOutput.as_dict puts the reward at the last response token. slime:
-    validate_rollout_routed_experts_for_replay wants a row of routes.
+    In verl, AgentLoopOutput.as_dict puts the reward at the last response token, so a response must
+    not be empty. In slime, validate_rollout_routed_experts_for_replay requires a row of routes.
     """
     return len(sample.response_tokens_G) == 0 if peer == "verl" else len(sample.tokens_S) == 1
 
 
 def _trained(sample: Sample) -> bool:
-    """Neither peer can mark a row as unknown, so its sample stays out of the loss."""
+    """Return whether the trainer's loss can include a sample.
+
+    Neither trainer can mark single rows as unknown, so a sample with unknown rows is excluded.
+    """
     known = sample.routes is None or bool(sample.routes.valid_T.all())
     return sample.reward is not None and known
 
@@ -151,7 +200,10 @@ def _tensor(value: Any, torch: Any) -> Any:
 
 
 def _samples(store: Store, manifest: Manifest) -> Iterator[Sample]:
-    """The samples of a manifest in its order, with their routes; a few are read at a time."""
+    """Yield a manifest's samples with their routes, in the manifest's order.
+
+    Only a few samples are read at a time.
+    """
     for ids in _batches(manifest):
         found: dict[str, Routes] = {}
         if manifest.geometry is not None:
@@ -182,28 +234,28 @@ def _row_bytes(geometry: Geometry | None) -> int:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    # Stores raise no OSError, so this one comes from the folder.
+    # Stores do not raise OSError, so an OSError comes from writing to the folder.
     try:
         yield
     except FileExistsError as error:
         raise TraceError(
-            f"cannot write {error.filename}: it is there already, and no file is written over; "
-            "give an empty folder, on a file system that tells a from A"
+            f"cannot write {error.filename}: it already exists, and no file is overwritten; "
+            "pass an empty folder on a case-sensitive file system"
         ) from error
     except OSError as error:
         raise TraceError(
-            f"cannot write to {folder}: {error.strerror or error}; give a folder that you may "
-            "write to, with room for the arrays"
+            f"cannot write to {folder}: {error.strerror or error}; pass a writable folder with "
+            "enough space for the arrays"
         ) from error
 
 
 def _created(path: Path) -> BinaryIO:
-    """A new file; one that exists is refused."""
+    """Create a file. Raises FileExistsError if it exists."""
     return path.open("xb")
 
 
 def _write_sample(sample: Sample, folder: Path, form: Format, torch: Any) -> dict[str, Any]:
-    """Write a sample's arrays; its entry for samples.json."""
+    """Write a sample's arrays, and return its entry for samples.json."""
     name = file_name(sample.id)
     if sample.routes is not None:
         _save(folder, name, sample.routes, torch)
@@ -229,8 +281,8 @@ def _save(folder: Path, name: str, routes: Routes, torch: Any) -> None:
 
 
 def _torch() -> Any:
-    # By name: `pipeline` must not depend on torch, as an import contract checks. Only .pt files
-    # need it.
+    # Only .pt files need torch. It is imported by name, because an import contract checks that
+    # `pipeline` does not depend on torch.
     try:
         return importlib.import_module("torch")
     except ImportError as error:

@@ -1,4 +1,7 @@
-"""Findings of a check of stored objects: a list, so that one bad object does not hide the next."""
+"""The report of a check of stored objects, which lists all findings.
+
+One damaged object therefore does not hide the problems in other objects.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +10,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from pipeline.errors import LastingError
+from pipeline.policies.weights import WeightsFile
 from pipeline.run.commit import CorruptObjectError, DataFile
-from pipeline.run.weights import WeightsFile
 from pipeline.store import StoreError
 
 _UNFORESEEN = (
@@ -22,12 +25,12 @@ _UNFORESEEN = (
     ValueError,
     pa.ArrowException,
 )
-"""What Python, Arrow and others raise when they are given what is none of theirs."""
+"""Errors that Python, Arrow and other libraries raise for malformed data."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong. Example: Problem('steps/000000/manifest.json', None, 'not JSON: ...')."""
+    """A defect. Example: Problem('steps/000000/manifest.json', None, 'not JSON: ...')."""
 
     key: str
     """Key of the object."""
@@ -35,36 +38,40 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        """The problem as one line: 'steps/000000/plan.json: not JSON: ...'."""
+        """Return the problem as one line: 'steps/000000/plan.json: not JSON: ...'."""
         named = self.sample is None or self.sample in self.text
         return f"{self.key}: {self.text}" if named else f"{self.key}: {self.sample}: {self.text}"
 
 
 @dataclass
 class Report:
-    """What a check has covered and found in the store at `uri`."""
+    """The coverage and findings of a check of the store at `uri`."""
 
     uri: str
     steps: int = 0
-    """Sealed steps."""
+    """Number of sealed steps."""
     pruned: int = 0
-    """Sealed steps whose samples and routes were removed; their other objects are checked."""
+    """Number of sealed steps whose samples and routes were removed. Their other objects are
+    checked."""
     samples: int = 0
-    """Samples of the sealed steps."""
+    """Number of samples in the sealed steps."""
     inputs: int = 0
-    """Staged files that run.json and amendments name."""
+    """Number of staged files that run.json and amendments list."""
     policies: int = 0
     checkpoints: int = 0
     validations: int = 0
-    """Committed shards of validations."""
+    """Number of committed shards of validations."""
     seen: dict[str, DataFile] = field(default_factory=dict)
-    """The data files that were read in full, by key."""
+    """The data files that were read in full, keyed by object key."""
     weights: dict[str, WeightsFile] = field(default_factory=dict)
-    """Those of them that hold a policy's weights."""
+    """The weights files among those in `seen`, keyed by object key."""
     problems: list[Problem] = field(default_factory=list)
+    found: int = 0
+    """How often a problem was found, including repeats, which `problems` does not list again. A
+    check was successful if it left this number unchanged."""
     _added: set[Problem] = field(default_factory=set)
     notes: list[Problem] = field(default_factory=list)
-    """What could not be checked, or is odd but not wrong."""
+    """Findings that are not problems: oddities, and data that could not be checked."""
 
     @property
     def files(self) -> int:
@@ -73,30 +80,43 @@ class Report:
 
     @property
     def size(self) -> int:
-        """Bytes of the data files."""
+        """The total size, in bytes, of the data files that were read in full."""
         return sum(file.size for file in self.seen.values())
 
     def add(self, key: str, text: str, sample: str | None = None) -> None:
-        """Record a problem of an object once, without the object's name at the text's start."""
+        """Record a problem, unless it is already recorded.
+
+        Args:
+            key: The object's key.
+            text: The problem. If the text begins with the key, the key is removed.
+            sample: Id of the affected sample; None for a problem that affects the whole object.
+        """
         for place in (f"read {key} in {self.uri}: ", f"{key} in {self.uri}: ", f"{key}: "):
             text = text.removeprefix(place)
         problem = Problem(key, sample, text)
-        # The set makes ten thousand problems quick; the list may have been cut since.
+        self.found += 1
+        # The set keeps this fast for ten thousand problems. The list is also searched, because
+        # callers may have removed the problem from it.
         if problem not in self._added or problem not in self.problems:
             self._added.add(problem)
             self.problems.append(problem)
 
+    def take(self, other: "Report") -> None:
+        """Record the problems of another report."""
+        for problem in other.problems:
+            self.add(problem.key, problem.text, problem.sample)
+
     def note(self, key: str, text: str) -> None:
-        """Record what is no problem, once."""
+        """Record a finding that is not a problem, unless it is already recorded."""
         if (noted := Problem(key, None, text)) not in self.notes:
             self.notes.append(noted)
 
     @contextmanager
     def noting(self, key: str, sample: str | None = None) -> Iterator[None]:
-        """Record an error of the block as a problem of this object.
+        """If the block raises an error, record it as a problem with an object.
 
-        Also one that nobody foresaw: stored things can make any library fail, and what comes after
-        them is still to be checked.
+        Unexpected errors are also recorded, because damaged objects can make any library fail, and
+        the check must continue.
         """
         try:
             yield
@@ -107,11 +127,11 @@ class Report:
 
     @contextmanager
     def parsing(self, key: str) -> Iterator[None]:
-        """Do the same as `noting` for a block that reads a JSON object of unchecked form."""
+        """Record errors as `noting` does, for a block that reads unchecked fields of JSON."""
         with self.noting(key):
             try:
                 yield
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise CorruptObjectError(
-                    f"{key}: it does not say what it must: {error!r}"
+                    f"{key}: a field is missing or wrong: {error!r}"
                 ) from error

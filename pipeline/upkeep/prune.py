@@ -1,8 +1,9 @@
-"""Pruning: remove the samples and routes of old steps, which steps/N/pruned.json records.
+"""Pruning, which removes the samples and routes of old steps.
 
-A pruned step keeps its plan, manifest with rows (ids, lengths, rewards, digests), commits and
-metrics. pruned.json is written first, so that removed files do not count as lost; the next call
-removes what an interrupted call left.
+A pruned step keeps its plan, its manifest with rows (ids, lengths, rewards, digests), its commits
+and its metrics. The object steps/N/pruned.json lists the removed files. It is written first, so
+that these files are not reported as missing. If a call is interrupted, the next call removes the
+remaining files.
 """
 
 from collections.abc import Iterator
@@ -22,21 +23,31 @@ from pipeline.traces.read.training import find_training_set
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a call removed of a step, or would remove."""
+    """The data files that a call removed from a step, or would have removed without `dry_run`."""
 
     step: int
     files: int
     size: int
-    """Bytes."""
+    """The size of these files in bytes."""
 
 
 def prune(store: Store, keep_steps: int, dry_run: bool = False) -> Iterator[Pruned]:
-    """Remove samples and routes of all sealed steps but the last `keep_steps`, oldest first.
+    """Remove the samples and routes of all sealed steps except the last `keep_steps`, oldest first.
 
-    Yields each step as soon as it is done, except steps of which nothing was left. Raises
-    TraceError, before removing anything, when a restart of the run would need one of the steps or
-    its record_file does not have one yet; CorruptObjectError when a step names files outside of
-    its folder; StoreError.
+    Args:
+        store: The run or recorded set.
+        keep_steps: Number of sealed steps to keep.
+        dry_run: Whether to yield the steps without removing anything.
+
+    Yields:
+        The result for each step, as soon as the step's files are removed. Steps without files to
+        remove are skipped.
+
+    Raises:
+        TraceError: A restart of the run would need one of the steps, or the recorded set in the
+            run's record_file lacks one of them. In both cases, nothing was removed.
+        CorruptObjectError: A step's commits name files outside the step's folder.
+        StoreError: The store failed.
     """
     steps = sealed_steps(store)
     chosen = steps[: max(0, len(steps) - keep_steps)]
@@ -60,14 +71,14 @@ def _refuse_needed(store: Store, steps: list[int], new: list[int], keep_steps: i
     if not new or store.size(keys.run_json()) is None:
         return
     checkpoints = restarts(store)
-    # Allow for a damaged newest checkpoint: a restart then begins at the one before.
+    # If the newest checkpoint is damaged, a restart begins at the previous one.
     first = checkpoints[-KEPT:][0] if checkpoints else 0
     if new[-1] >= first:
         needed = sum(step >= first for step in steps)
         begin = f"the checkpoint of policy {first}" if checkpoints else "the first step"
         raise TraceError(
             f"--keep-steps {keep_steps}: a restart from {begin} needs the samples of step {first} "
-            f"and all after it; keep at least {needed} steps"
+            f"and all later steps; keep at least {needed} steps"
         )
 
 
@@ -83,13 +94,13 @@ def _refuse_unrecorded(store: Store, new: list[int]) -> None:
     missing = [step for step in new if target.size(keys.manifest(step)) is None]
     if missing:
         raise TraceError(
-            f"step {missing[0]}: the recorded set {record_file} has not got it yet, and the run "
-            "would fail to write it; let the run write it, or keep the step"
+            f"step {missing[0]} is not in the recorded set {record_file} yet, and the run "
+            "could no longer write it there; let the run write it first, or keep the step"
         )
 
 
 def _left(store: Store, step: int) -> dict[str, int]:
-    """Sizes in bytes, by key, of a step's data files that still exist."""
+    """Return the sizes in bytes of a step's data files that still exist, keyed by object key."""
     body = find_commit(store, keys.pruned(step))
     if body is None:
         named = {ref["key"] for ref in read_header(store, keys.manifest(step)).body["data"]}

@@ -1,7 +1,8 @@
-"""Removing a whole run.
+"""Removal of runs.
 
-A mark comes first and goes last, so that a run whose removal was interrupted is recognised: it is
-listed as half removed, nothing attaches to it, and removing it again completes the work.
+An object that marks the removal is written first and removed last. Therefore, a run whose removal
+was interrupted is listed as half removed, no flow attaches to it, and removing the run again
+completes the removal.
 """
 
 from pathlib import Path
@@ -15,9 +16,10 @@ from pipeline.upkeep.run_list import ListedRun, find_run, missing_run
 
 
 def removable_run(uri: str, force: bool = False) -> ListedRun:
-    """The run at a folder or URI, if it may be removed; `force`: also one that may be at work.
+    """Return the run at a folder or URI if it may be removed.
 
-    Raises InputError: no run there, or one at work as far as its records can tell; StoreError.
+    With `force`, a run may be removed even if its records show that it is in progress. Raises
+    StoreError, and raises InputError if no run exists there or if the run may not be removed.
     """
     run = find_run(uri)
     if run is None or run.state in ("no run", "recorded set"):
@@ -27,14 +29,14 @@ def removable_run(uri: str, force: bool = False) -> ListedRun:
         raise InputError(
             [
                 f"{uri}: expected a run, found {found}; list runs with `retrace runs ls STORE`, "
-                "and remove other things by the store's own tools"
+                "and remove other things with the store's own tools"
             ]
         )
     if run.state == "running" and not force:
         raise InputError(
             [
-                f"{uri}: the run is at work: its last attempt has not ended, and it wrote "
-                "something not long ago; end it first (Ctrl-C, or cancel its flow run), or, if it "
+                f"{uri}: the run is in progress: its last attempt has not ended, and wrote objects "
+                "recently; end it first (Ctrl-C, or cancel its flow run), or, if it "
                 "was killed, remove it with --force"
             ]
         )
@@ -42,11 +44,12 @@ def removable_run(uri: str, force: bool = False) -> ListedRun:
 
 
 def remove_run(run: str | Path, force: bool = False) -> int:
-    """Remove the run at a folder or URI with everything in it; return the freed bytes.
+    """Remove the run at a folder or URI with all its objects; return the number of freed bytes.
 
-    `force` removes a run too whose records say that it is at work, as they do for a while after a
-    kill -9; workers that are still there would write on. What was interrupted may be repeated.
-    Raises InputError as above, StoreError.
+    With `force`, a run is removed even if its records show that it is in progress, as they do for a
+    while after the run was killed with SIGKILL. Workers that are still running would continue to
+    write objects. An interrupted removal may be repeated. Raises InputError like `removable_run`,
+    and StoreError.
     """
     uri = str(run)
     size = removable_run(uri, force).size

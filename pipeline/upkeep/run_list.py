@@ -1,7 +1,7 @@
-"""The runs of a store: what each is, how far it came, what it takes.
+"""The runs of a store: their states, progress and sizes.
 
-One listing of the store, and a few small reads for each run. Reads no settings tree, as users of
-traces have none.
+The store is listed once, and a few small objects of each run are read. This module does not use the
+settings tree, because an installation that only reads traces lacks the packages for it.
 """
 
 import re
@@ -32,42 +32,44 @@ State = Literal[
     "damaged",
     "no run",
 ]
-"""Running or killed: the newest attempt has no end. It is taken for killed once nothing was written
-for longer than its time limits (launch.start_timeout_s, launch.step_timeout_s) allow."""
+"""The state of a run or folder. In the states "running" and "killed", the newest attempt has no
+stop object. A run is treated as killed if nothing was written for longer than both of its time
+limits (launch.start_timeout_s and launch.step_timeout_s)."""
 
 _RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")
 _TOTAL = "trainer.total_training_steps"
 _REWARD = "critic/rewards/mean"
 _LIMITS = ("start_timeout_s", "step_timeout_s")
-"""Stored in an attempt: what waits for an object for longer gives up."""
+"""Settings that an attempt stores: the time limits for waiting for an object."""
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", "cancelled": "cancelled"}
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run of a store, or something else that lies among them."""
+    """A run in a store, or a folder next to the runs that is not a run."""
 
     name: str
-    """Its folder in the store."""
+    """The name of its folder in the store."""
     state: State
     message: str
-    """Why it failed or was cancelled, what is damaged; empty: nothing to say."""
+    """The reason for a failure or cancellation, or the damage; may be empty."""
     finished_steps: int
     total_steps: int | None
-    """As its newest attempt wants; None: not known."""
+    """The total number of steps that its newest attempt sets; None if the number is unknown."""
     reward: float | None
-    """Mean of the last finished step; None: no step is finished, or no sample has a reward."""
+    """Mean reward of the last finished step; None if no step is finished or no reward is known."""
     size: int
-    """Bytes of all its objects."""
+    """The total size of all its objects in bytes."""
     created_s: float
-    """Seconds since the epoch, as all times by the store's clock: its first object."""
+    """When its first object was written, in seconds since the epoch, according to the store's
+    clock."""
     modified_s: float
-    """Its last object."""
+    """When its last object was written, in the same unit and according to the same clock."""
 
 
 @dataclass
 class _Folder:
-    """What a listing shows of one folder of a store."""
+    """The result of listing one folder of a store."""
 
     name: str
     size: int = 0
@@ -76,10 +78,10 @@ class _Folder:
     finished: int = 0
     newest_attempt: int | None = None
     has: set[str] = field(default_factory=set)
-    """'run', 'removal', 'step': which of these objects were seen."""
+    """The kinds of objects that were listed: any of 'run', 'removal' and 'step'."""
 
     def add(self, info: ObjectInfo, key: str) -> None:
-        """Take an object; they come in key order."""
+        """Count an object. Callers must add the objects in key order."""
         self.size += info.size
         self.first_s = min(self.first_s, info.modified_s)
         self.last_s = max(self.last_s, info.modified_s)
@@ -96,10 +98,10 @@ class _Folder:
 
 
 def list_runs(store: str | Path = DEFAULT_STORE) -> Iterator[ListedRun]:
-    """What lies in the store of runs at a folder or URI, by name.
+    """Yield the runs and other folders in the store at a folder or URI, sorted by name.
 
-    What is damaged, or no run, is named with the reason. Raises InputError when a run, a recorded
-    set or a file is there itself; StoreError when the store cannot be listed.
+    Folders that are not runs, and damaged runs, are included with a message. Raises InputError if
+    the place is itself a run, a recorded set or a file, and StoreError if listing fails.
     """
     uri = str(store).rstrip("/")
     opened = open_store(uri)
@@ -110,9 +112,9 @@ def list_runs(store: str | Path = DEFAULT_STORE) -> Iterator[ListedRun]:
 
 
 def find_run(uri: str) -> ListedRun | None:
-    """The run, or whatever else lies, at a folder or URI; None: there is no object.
+    """Return the run or other folder at a path or URI; None if nothing is stored there.
 
-    Raises StoreError when it cannot be listed.
+    Raises StoreError if listing fails.
     """
     folder = _Folder(uri.rstrip("/").rpartition("/")[2])
     for info in open_store(uri).list(""):
@@ -121,30 +123,31 @@ def find_run(uri: str) -> ListedRun | None:
 
 
 def missing_run(uri: str) -> str | None:
-    """What lies where a run is missing, and what to give instead; None: nothing that is known.
+    """Describe what exists at a place that is not a run, and give a fix.
 
-    It knows a store of runs and a settings file. Raises StoreError when it cannot be listed.
+    Returns None unless the place is a store of runs or a settings file. Raises StoreError if
+    listing fails.
     """
     if Path(uri).suffix in (".yaml", ".yml") and Path(uri).is_file():
         return (
-            f"found a settings file, expected a run; give its run, such as {DEFAULT_STORE}/NAME, "
-            f"which `retrace check {uri}` names"
+            f"found a settings file, expected a run; pass its run, such as {DEFAULT_STORE}/NAME, "
+            f"which `retrace check {uri}` prints"
         )
     objects = (info.key for info in open_store(uri).list(""))
     names = sorted({key.split("/")[0] for key in objects if _RUN_OBJECT.fullmatch(key)})
     runs = [f"{uri.rstrip('/')}/{name}" for name in names]
     if len(runs) == 1:
-        return f"a store of 1 run; give that one: {runs[0]}"
-    return f"a store of {len(runs)} runs; give one of them: {', '.join(runs)}" if runs else None
+        return f"a store of 1 run; pass that run: {runs[0]}"
+    return f"a store of {len(runs)} runs; pass one of them: {', '.join(runs)}" if runs else None
 
 
 def _no_store(uri: str, store: Store) -> str | None:
-    """What lies at a place itself that was taken for a store of runs, and what to do."""
+    """Return why a place is not a store of runs, with a fix; None if it may be one."""
     if store.size(keys.run_json()) is not None:
         return f"a run, expected a store of runs; list its parent: retrace runs ls {_parent(uri)}"
     if sealed_steps(store):
         return f"a recorded set, expected a store of runs; list its steps: retrace traces ls {uri}"
-    return "a file, expected a folder or URI that holds runs" if Path(uri).is_file() else None
+    return "a file, expected a folder or URI with runs" if Path(uri).is_file() else None
 
 
 def _parent(uri: str) -> str:
@@ -155,7 +158,10 @@ def _parent(uri: str) -> str:
 
 
 def _folders(store: Store) -> Iterator[_Folder]:
-    """The folders of a store, one at a time: their objects come in key order."""
+    """Yield a store's folders one at a time.
+
+    The store lists objects in key order, so the objects of a folder are next to each other.
+    """
     folder: _Folder | None = None
     for info in store.list(""):
         name, _, key = info.key.partition("/")
@@ -172,7 +178,7 @@ def _listed(uri: str, folder: _Folder) -> ListedRun:
     found = ListedRun(
         name=folder.name,
         state="no run",
-        message=f"neither {keys.run_json()} nor a sealed step is there",
+        message=f"no {keys.run_json()} and no sealed step",
         finished_steps=folder.finished,
         total_steps=None,
         reward=None,
@@ -185,14 +191,17 @@ def _listed(uri: str, folder: _Folder) -> ListedRun:
     if "run" in folder.has:
         try:
             return _read(open_store(uri), folder, found)
-        # A damaged run must not hide the others.
+        # A damaged run must not hide the other runs.
         except (StoreError, TypeError, ValueError) as error:
             return replace(found, state="damaged", message=str(error))
     return replace(found, state="recorded set", message="") if "step" in folder.has else found
 
 
 def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
-    """The run, with what its small objects say. Raises StoreError, ValueError for damaged ones."""
+    """Return `found` with the values from a run's small objects.
+
+    Raises StoreError or ValueError if one of these objects is damaged.
+    """
     total = parse.number(description_now(store).setting(_TOTAL))
     reward = None
     if folder.finished:
@@ -207,7 +216,7 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
         found,
         state=state,
         message=message,
-        # The stored name of a setting that may change with each start is its last part.
+        # An attempt stores a setting under the last part of the setting's key.
         total_steps=parse.number(attempt.get(_TOTAL.rpartition(".")[2], total)),
         reward=reward,
     )
@@ -216,7 +225,7 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
 def _state(
     stop: Mapping[str, Any] | None, attempt: Mapping[str, Any], last_s: float
 ) -> tuple[State, str]:
-    """How an attempt is, or how it ended, and why."""
+    """Return the state of the newest attempt, and the reason why the attempt ended."""
     if stop is not None:
         reason = parse.field(stop, "reason", parse.text)
         if reason not in _ENDS:
@@ -225,5 +234,5 @@ def _state(
     limits = [parse.field(attempt, name, parse.real) for name in _LIMITS if name in attempt]
     quiet_s = time.time() - last_s
     if quiet_s > max(limits, default=0.0):
-        return "killed", "it did not say that it ended, and nothing was written for too long"
+        return "killed", "its last attempt has no stop object, and nothing was written for too long"
     return "running", ""

@@ -1,6 +1,7 @@
-"""Statistics of a step's routes: expert load by layer, agreement of two recordings, size.
+"""Statistics of a step's routes: expert load per layer, agreement of two recordings, and size.
 
-Letters: T rows of a sample, L MoE layers, K experts per row, E experts.
+Dimensions: T is the number of rows in a sample, L the number of MoE layers, K the number of experts
+    per row, and E the number of experts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,21 +28,27 @@ _SAMPLES_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class LayerStats:
-    """Statistics of one MoE layer. A load is a share of the layer's choices; 1 / E is even."""
+    """Statistics of one MoE layer.
+
+    A load is an expert's share of the layer's choices. If the loads are even, each is 1 / E.
+    """
 
     layer: int | None
-    """None: all layers of a step; extremes of load_min to load_max_over_mean, else means."""
+    """The layer's number; None for all layers of a step together. In that case, `load_min`,
+    `load_max` and `load_max_over_mean` are extremes over the layers, and the other fields are
+    means."""
     load_min: float
     load_max: float
     load_max_over_mean: float
-    """1: even; E / K: always the same K experts."""
+    """1 if the loads are even; E / K if every row chose the same K experts."""
     load_entropy: float
-    """Entropy of the loads, as a share of log E; 1: even."""
+    """Entropy of the loads, as a share of log E; 1 if the loads are even."""
     agreement: float | None
-    """Share of rows for which the engine (R3) and the trainer (R2) recorded the same set; None:
-    only one of them recorded."""
+    """Share of rows for which the engine (R3) and the trainer (R2) recorded the same set; None
+    unless both recorded routes."""
     agreement_in_training: float | None
-    """Share of rows for which the trainer's own choice was the replayed one, from its metrics."""
+    """Share of rows for which the trainer would have chosen the replayed set itself; taken from the
+    step's metrics."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +59,25 @@ class StepStats:
     kind: Kind
     samples: int
     not_trained: int
-    """Samples of them that are not trained on."""
+    """Number of the step's samples that are not trained on."""
     rejected: int
-    """Groups that were made and not accepted; nothing here is of them."""
+    """Number of rejected groups. Of these statistics, only `bytes_per_token_layer` includes their
+    samples."""
     rows_total: int
     rows_valid: int
     bytes_per_token_layer: float
-    """Compressed bytes of the coded columns, divided by the samples' rows times layers."""
+    """Compressed size in bytes of the coded columns, divided by (rows of the samples x layers).
+
+    The routes of rejected groups are in the same files, so the bytes include these groups, but the
+    rows do not."""
     layers: tuple[LayerStats, ...]
 
     @property
     def total(self) -> LayerStats:
-        """All layers. Loads are not summed: expert 3 of one layer is not expert 3 of another."""
+        """The statistics of all layers together.
+
+        Loads are not summed, because the experts of different layers are unrelated.
+        """
         return LayerStats(
             layer=None,
             load_min=min(layer.load_min for layer in self.layers),
@@ -78,12 +92,13 @@ class StepStats:
 def step_stats(store: Store, step: int) -> StepStats:
     """Compute statistics over the valid rows of a step's routes.
 
-    Raises TraceError when the step has no routes.
+    Raises TraceError if the step has no routes.
     """
     sealed = read_manifest(store, step)
     training = find_training_set(store, sealed)
     trained = sealed if training is None else joined(store, sealed, training)
-    # If both were recorded, the loads are the engine's, and the trainer's routes are compared.
+    # If the engine and the trainer both recorded routes, the loads are computed from the engine's
+    # routes, and the trainer's routes are compared with these.
     manifest = trained if sealed.geometry is None else sealed
     if manifest.geometry is None or manifest.provenance is None:
         raise TraceError(f"step {step} in {store.uri}: no routes were recorded")
@@ -113,7 +128,11 @@ def step_stats(store: Store, step: int) -> StepStats:
 
 
 def _mean(shares: Iterable[float | None]) -> float | None:
-    """The mean over layers and rows: every layer has the same rows."""
+    """Return the mean of the shares that are known; None if no share is known.
+
+    The mean over layers is also the mean over rows, because all layers have the same number of
+    rows.
+    """
     known = [share for share in shares if share is not None]
     return fmean(known) if known else None
 
@@ -121,7 +140,7 @@ def _mean(shares: Iterable[float | None]) -> float | None:
 def _loads(
     store: Store, manifest: Manifest, geometry: Geometry
 ) -> tuple[list[npt.NDArray[np.float64]], int]:
-    """By layer, the share [E] of its choices that fell on each expert; the number of valid rows."""
+    """Return each layer's loads [E], one per expert, and the number of valid rows."""
     rows_valid = 0
     counts_LE = np.zeros((len(geometry.layers), geometry.experts), np.int64)
     for ids in _batches(manifest):
@@ -134,10 +153,13 @@ def _loads(
 
 
 def _agreement(store: Store, one: Manifest, other: Manifest) -> list[float | None]:
-    """By layer, the share of rows valid in both that have equal sets; None: no row is."""
+    """Return, for each layer, the share of rows with equal sets in two recordings.
+
+    The share is None if no row is valid in both recordings.
+    """
     if one.geometry is None or one.geometry != other.geometry:
         raise TraceError(
-            f"step {one.step} in {store.uri}: one recording is of {one.geometry}, the other of "
+            f"step {one.step} in {store.uri}: one recording has {one.geometry}, the other "
             f"{other.geometry}"
         )
     equal_L = np.zeros(len(one.geometry.layers), np.int64)
@@ -170,7 +192,7 @@ def _layer(
         load_min=float(load_E.min()),
         load_max=float(load_E.max()),
         load_max_over_mean=float(load_E.max() * len(load_E)),
-        # With one expert the load is even, but log E is 0.
+        # With only one expert, the load is even, but log E is 0.
         load_entropy=float(entropy / np.log(len(load_E))) if len(load_E) > 1 else 1.0,
         agreement=agreement,
         agreement_in_training=in_training,

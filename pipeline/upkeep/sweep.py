@@ -1,10 +1,14 @@
-"""Removal of debris: what killed workers and losers of races left, and no commit names.
+"""Removal of debris, the files that no commit names.
 
-A commit may be about to name a file, so only debris older than a limit is removed, by the store's
-own clock. All files with one write id are as old as the newest of them, and a folder with an upload
-in progress is left alone. Staged inputs can be debris only once run.json exists, and objects copied
-from a recorded set, whose names are not random, only once their step is sealed: until then a
-restarted flow continues with them.
+Workers leave debris if they are killed, or if another worker commits first.
+
+The commit that names a file may not have been written yet. Therefore only debris older than a limit
+is removed; its age is measured with the store's own clock. All files with the same write id are
+considered as old as the newest of them. Folders with an upload in progress are skipped.
+
+Staged inputs can be debris only once run.json exists. Objects that were copied from a recorded set
+do not have random names, so a flow that restarts before their step is sealed still uses them. They
+can be debris only once the step is sealed.
 """
 
 import re
@@ -24,30 +28,42 @@ _MANIFEST, _METRICS, _PRUNED = "manifest.json", "metrics.json", "pruned.json"
 _TRAINING_SET = "training.json"
 _NAME_NOTHING = re.compile(r"plan(\.\d{5})?\.json|metrics\.json|pruned\.json")
 _TAKEN_OVER = re.compile(r"steps/\d{6}/replay/")
-"""Commits copied from a recorded set name the set's files; the manifest names the copies."""
+"""Matches the keys of objects that were copied from a recorded set. Copied commits name the files
+of the set, and only the manifest names the copies."""
 
 
 @dataclass(frozen=True)
 class Debris:
-    """An object or upload that was removed, or would be."""
+    """An object or upload that was removed, or would have been removed without `dry_run`."""
 
     key: str
     size: int
-    """Bytes."""
+    """The size in bytes."""
     age_s: float
-    """Seconds since it was last written to."""
+    """Seconds since the last write."""
     what: str
-    """'no commit names it' or 'an unfinished upload'."""
+    """The kind of debris: 'no commit names it' or 'an unfinished upload'."""
 
 
 def sweep(
     store: Store, older_than_s: float, report: Report, dry_run: bool = False
 ) -> Iterator[Debris]:
-    """Remove the debris of a run or recorded set that is older than a limit, and yield it.
+    """Remove the debris of a run or recorded set.
 
-    Where a commit cannot be read, or names a missing file, the right content of its folder is
-    unknown: nothing in that folder is removed, and `report` receives the problem. `dry_run` removes
-    nothing. Raises StoreError.
+    If a commit is unreadable or names a missing file, the correct content of its folder is unknown.
+    In that case, nothing in that folder is removed.
+
+    Args:
+        store: The run or recorded set.
+        older_than_s: Minimum age, in seconds, of the debris to remove.
+        report: Receives the problem with each folder that is not swept.
+        dry_run: Whether to yield the debris without removing it.
+
+    Yields:
+        Each object or upload, as soon as it is removed.
+
+    Raises:
+        StoreError: The store failed.
     """
     now_s = _now_s(store)
     busy = set()
@@ -66,11 +82,11 @@ def sweep(
 
 
 _Old = Callable[[Iterable[ObjectInfo]], list[ObjectInfo]]
-"""Selects the objects that are old enough."""
+"""A function that returns only the objects that are old enough to be removed."""
 
 
 def _now_s(store: Store) -> float:
-    """The time of the store's clock."""
+    """Return the time of the store's clock."""
     key = keys.clock(new_write_id())
     store.create(key, b"")
     (info,) = store.list(key)
@@ -92,7 +108,7 @@ def _old(infos: Iterable[ObjectInfo], before_s: float, busy: set[str]) -> list[O
 
 
 def _unnamed(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
-    """Yield the objects that are old enough and that no commit names, folder by folder."""
+    """Yield, folder by folder, the objects that are old enough and that no commit names."""
     yield from old(store.list(keys.clocks()))
     for prefix in (keys.steps(), keys.validations(), keys.policies(), keys.checkpoints()):
         for folder, group in groupby(store.list(prefix), lambda info: _numbered(info.key)):
@@ -102,7 +118,7 @@ def _unnamed(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
 
 
 def _candidates(folder: str, infos: Sequence[ObjectInfo], old: _Old) -> list[ObjectInfo]:
-    """The objects that are debris if no commit of the folder names them."""
+    """Return the old objects that are debris if no commit in the folder names them."""
     found = [info for info in infos if keys.maker_of(info.key) is not None]
     number = keys.folder_number(folder)
     if number is not None and any(info.key == keys.manifest(number) for info in infos):
@@ -117,16 +133,22 @@ def _checked(
     candidates: Sequence[ObjectInfo],
     report: Report,
 ) -> list[ObjectInfo]:
-    """The candidates that no commit of their folder names; none when that is uncertain."""
+    """Return the candidates that no commit in their folder names.
+
+    The result is empty if a problem with the folder prevents a reliable answer.
+    """
     left = {info.key: info for info in candidates}
     there = {info.key for info in infos}
-    # The files named by a pruned step's commits are gone, as they should be. In a sealed step only
-    # those that its manifest names must exist: a recorded set omits routes that are not replayed.
+    # The files that a pruned step's commits name are gone, as expected. In a sealed step, only the
+    # files that its manifest names must exist, because a recorded set omits routes that are not
+    # replayed.
     pruned, sealed = folder + _PRUNED in there, folder + _MANIFEST in there
     commits = [info.key for info in infos if _is_commit(info.key)]
-    before = len(report.problems)
+    before = report.found
     _check_training(store, folder, there, list(left), report)
-    # A step's manifest names most of its files, so the other commits are seldom read.
+    if left and folder.startswith(keys.policies()):
+        _check_base(store, folder, there, report)
+    # The manifest is read first. It names most of a step's files, so other commits are rarely read.
     for key in sorted(commits, key=lambda key: key != folder + _MANIFEST):
         if not left:
             break
@@ -136,17 +158,17 @@ def _checked(
             lost = [] if optional else [name for name in names - there if store.size(name) is None]
             if lost and store.size(key) is not None:  # a trainer may just have removed the policy
                 raise CorruptObjectError(
-                    f"{key}: it names {min(lost)}, which is not there; {folder} is not swept"
+                    f"{key}: it names {min(lost)}, which does not exist; {folder} is not swept"
                 )
             for name in names:
                 left.pop(name, None)
-    return [] if len(report.problems) > before else list(left.values())
+    return [] if report.found > before else list(left.values())
 
 
 def _check_training(
     store: Store, folder: str, there: set[str], candidates: Sequence[str], report: Report
 ) -> None:
-    """Report a trained step that has lost what names its training set: that is no debris."""
+    """Report a trained step without training.json, because its training files are not debris."""
     if folder + _METRICS not in there or folder + _TRAINING_SET in there:
         return
     if any(key.startswith(folder + "training/") for key in candidates):
@@ -158,11 +180,27 @@ def _check_training(
                 )
 
 
+def _check_base(store: Store, folder: str, there: set[str], report: Report) -> None:
+    """Report a policy that has no commit although the next version is a difference based on it."""
+    number = keys.folder_number(folder)
+    if number is None or (lost := keys.policy(number)) in there:
+        return
+    following = keys.policy(number + 1)
+    with report.parsing(following):
+        body = find_commit(store, following)
+        # A trainer may have committed both versions since the folder was listed.
+        if body is not None and "difference" in body and store.size(lost) is None:
+            report.add(
+                lost,
+                f"no such object, but {following} is the difference from it; {folder} is not swept",
+            )
+
+
 def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
     left = {info.key: info for info in old(store.list(keys.inputs()))}
     if not left:
         return
-    before = len(report.problems)
+    before = report.found
     run = None
     with report.noting(keys.run_json()):
         run = find_signed_description(store)
@@ -172,7 +210,7 @@ def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectI
         for file in files:
             if file.key not in left and store.size(file.key) is None:
                 report.add(
-                    key, f"it names {file.key}, which is not there; {keys.inputs()} is not swept"
+                    key, f"it names {file.key}, which does not exist; {keys.inputs()} is not swept"
                 )
             left.pop(file.key, None)
     for info in store.list(keys.policies()) if left else ():
@@ -180,12 +218,12 @@ def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectI
             with report.parsing(info.key):
                 for name in _names(store, info.key):
                     left.pop(name, None)
-    if len(report.problems) == before:
+    if report.found == before:
         yield from left.values()
 
 
 def _names(store: Store, key: str) -> set[str]:
-    """The keys of the files and commits that a commit object names."""
+    """Return the keys of the files, shares and commits that a commit object names."""
     if _NAME_NOTHING.fullmatch(key.rpartition("/")[2]) or _TAKEN_OVER.match(key):
         return set()
     body: dict[str, Any] | None
@@ -195,7 +233,7 @@ def _names(store: Store, key: str) -> set[str]:
         body = find_commit(store, key)
     if body is None:  # removed since it was listed
         return set()
-    named = {file["key"] for file in body["files"]}
+    named = {file["key"] for file in (*body["files"], *body.get("tensors", ()))}
     if key.endswith("/" + _TRAINING_SET):
         for commit in body["commits"]:
             files = read_header(store, commit["key"]).files
@@ -208,7 +246,7 @@ def _is_commit(key: str) -> bool:
 
 
 def _numbered(key: str) -> str:
-    """The folder of a step or version: 'steps/000003/'."""
+    """Return the folder of a step or version, for example 'steps/000003/'."""
     return "/".join(key.split("/")[:2]) + "/"
 
 

@@ -1,1 +1,1 @@
-"""Comparison of the algorithms with verl's own functions: `python -m scripts.compare_with_verl`."""
+"""Comparison of our algorithms with verl's functions: `python -m scripts.compare_with_verl`."""

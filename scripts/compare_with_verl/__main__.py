@@ -1,15 +1,17 @@
 """Compare estimators, losses and corrections with verl's own functions.
 
-`python -m scripts.compare_with_verl [CHECKOUT]` prints a table: which of verl's functions was
-called, and the largest difference over random batches. CHECKOUT is a folder of verl's sources;
-without it verl is the installed one. verl needs packages that this project does not (ray,
-transformers, tensordict, omegaconf, codetiming, orjson, ...): make an environment of its own with
-them, torch and pydantic, and run the program in it, from this repository's root.
+`python -m scripts.compare_with_verl [CHECKOUT]` prints a table of verl's functions. For each
+function, the table shows the largest difference from Retrace's function over random batches.
+CHECKOUT is a folder with verl's sources; without it, the program uses the installed verl. verl
+needs packages that this project does not need (ray, transformers, tensordict, omegaconf,
+codetiming, orjson, ...). Create a separate environment with these packages, torch and pydantic. Run
+the program in this environment, from this repository's root.
 
-Both sides get the same numbers in float64, where verl's functions take them: what is compared is
-the arithmetic, not the rounding. Batches are ragged, and some of their tokens do not count. They
-leave out what is decided otherwise here (docs/algorithms.md): groups of one sample, and responses
-whose last token does not count. A difference above 1e-6 ends the program with 1.
+Both functions receive the same numbers, in float64 if verl's function accepts it, so that the
+comparison is not affected by rounding. Responses differ in length, and some of their tokens are
+masked. The batches leave out two cases in which Retrace deliberately differs from verl
+(docs/algorithms.md): groups of one sample, and responses whose last token is masked. If a
+difference exceeds 1e-6, the exit code is 1.
 """
 
 import importlib
@@ -28,7 +30,7 @@ TOLERANCE = 1e-6
 
 
 def main(checkout: str | None = None) -> int:
-    """Print the table; 1 where a function differs."""
+    """Print the table and return the exit code: 1 if a function differs."""
     if checkout is not None:
         sys.path.insert(0, checkout)
     core = importlib.import_module("verl.trainer.ppo.core_algos")
@@ -36,7 +38,7 @@ def main(checkout: str | None = None) -> int:
     actor = importlib.import_module("verl.workers.config").ActorConfig
     print(f"verl {importlib.import_module('verl').__version__}{_commit(checkout)}, ", end="")
     print(f"{BATCHES} random batches\n")
-    print("| here | forms | verl's function | largest difference |\n|---|---|---|---|")
+    print("| in Retrace | variants | verl's function | largest difference |\n|---|---|---|---|")
     worst = 0.0
     rows = (
         *estimators(core),

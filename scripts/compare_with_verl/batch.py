@@ -1,6 +1,7 @@
-"""Random batches, and what is compared of them.
+"""Random batches, and rows of the comparison.
 
-Letters: B samples, L longest response, T tokens of all responses in a row.
+Dimensions: B is the number of samples, L the length of the longest response, and T the total number
+of tokens in all responses.
 """
 
 from collections.abc import Callable
@@ -15,13 +16,13 @@ Array = Any
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples in padded rows, [B, L]; what stands in the padding is 0."""
+    """Samples in rows that are padded with 0, [B, L]."""
 
     groups_B: Array
     real_BL: Array
-    """Bool: a token of a response, not padding."""
+    """Whether each position holds a response token, not padding (bool)."""
     mask_BL: Array
-    """Bool: it counts."""
+    """Whether each token is included in the loss, not masked (bool)."""
     scores_BL: Array
     baseline_B: Array
     new_BL: Array
@@ -33,18 +34,18 @@ class Batch:
     weights_BL: Array
 
     def flat(self, values_BL: Array) -> Array:
-        """Responses in a row, [T]."""
+        """Return the values of all responses, concatenated: [T]."""
         return values_BL[self.real_BL]
 
     def padded(self, values_T: Array) -> Array:
-        """Responses in rows, [B, L]."""
+        """Return the values of all responses, in padded rows: [B, L]."""
         values_BL = np.zeros(self.real_BL.shape)
         values_BL[self.real_BL] = values_T
         return values_BL
 
 
 def make_batch(seed: int) -> Batch:
-    """Groups of 2 to 5 samples of 1 to 12 tokens."""
+    """Return four groups of 2 to 5 samples with 1 to 12 tokens."""
     random = np.random.default_rng(seed)
     groups = np.repeat(np.arange(4), random.integers(2, 6, 4))
     lengths = random.integers(1, 13, len(groups))
@@ -76,21 +77,24 @@ def make_batch(seed: int) -> Batch:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table."""
+    """One comparison. Several comparisons of the same function share a line of the table."""
 
     ours: str
     theirs: str
     form: str
-    """Which of several forms it is; they share a line."""
+    """Name of the variant that is compared, if several variants share a line."""
     difference: Callable[[Batch], float]
 
 
 def apart(ours: Array, theirs: Array) -> float:
-    """The largest difference, relative where numbers are large."""
+    """Return the largest difference.
+
+    If the absolute value of verl's number exceeds 1, the difference is relative to it.
+    """
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     return float(np.max(np.abs(a - b) / np.maximum(1.0, np.abs(b)), initial=0.0))
 
 
 def tensor(values: Array) -> torch.Tensor:
-    """A float64 tensor; bools become 0 and 1."""
+    """Return a float64 tensor; bools become 0 and 1."""
     return torch.from_numpy(np.asarray(values, np.float64).copy())

@@ -1,6 +1,6 @@
-"""Mismatch corrections and their metrics beside verl's.
+"""Comparison of mismatch corrections and their metrics with verl's.
 
-The numbers are float32's here, as log-probs are where corrections are made.
+Log-probs are rounded to float32, as in the trainer.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from scripts.compare_with_verl.batch import Array, Batch, Row, apart
 
 
 def corrections(helper: Any) -> Iterator[Row]:
-    """Weights, rejections and the metrics of both."""
+    """Yield comparisons of importance weights, of rejections, and of the metrics of both."""
     for level in ("token", "sequence"):
         for threshold in ("1.5", "0.5_2.0"):
             for batch_normalize in (False, True):
@@ -66,7 +66,7 @@ def _rejection(helper: Any, form: str) -> Row:
 
 
 def _arguments(batch: Batch) -> dict[str, torch.Tensor]:
-    """The log-probs as float32's, in float64."""
+    """Return the arguments for verl's function: log-probs rounded to float32, as float64."""
     old, engine = _floats(batch.old_BL), _floats(batch.engine_BL)
     return {
         "old_log_prob": torch.from_numpy(old.astype(np.float64)),
@@ -91,7 +91,7 @@ def _correct(batch: Batch, correction: Correction) -> Corrected:
 
 
 def _metrics(found: Corrected, correction: Correction, theirs: dict[str, float]) -> float:
-    """The largest difference of the metrics that both know."""
+    """Return the largest difference between metrics that Retrace and verl both compute."""
     ours = correction_metrics(correction, found.tally)
     names = ours.keys() & theirs.keys()
     return max(apart(ours[name], theirs[name]) for name in names)

@@ -1,4 +1,4 @@
-"""Advantages and KL penalties beside verl's."""
+"""Comparison of advantages and KL penalties with verl's."""
 
 import importlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from scripts.compare_with_verl.batch import Batch, Row, apart, tensor
 
 
 def rollouts_of(batch: Batch) -> Rollouts:
-    """The batch as one rank that has all samples knows it."""
+    """Return the batch as rollouts of a single rank that holds all samples."""
     return Rollouts(
         rewards_N=batch.scores_BL.sum(axis=1),
         groups_N=batch.groups_B,
@@ -30,7 +30,7 @@ def rollouts_of(batch: Batch) -> Rollouts:
 
 
 def estimators(core: Any) -> Iterator[Row]:
-    """Advantages (and GAE's returns) of the tokens that count."""
+    """Yield comparisons of the advantages (for GAE, also the returns) of unmasked tokens."""
     dictionary = importlib.import_module("omegaconf").DictConfig
     for name, by_std in [("grpo", False), *((name, True) for name in ESTIMATORS)]:
         config = dictionary({"norm_adv_by_std_in_grpo": by_std, "gamma": 0.95})
@@ -68,7 +68,7 @@ def estimators(core: Any) -> Iterator[Row]:
 
 
 def kl_rows(core: Any) -> Iterator[Row]:
-    """KL estimates, and the controller of the penalty's coefficient."""
+    """Yield comparisons of KL estimates and of the controller for the penalty's coefficient."""
     for name in ("kl", "abs", "mse", "low_var_kl"):
 
         def difference(batch: Batch, name: Any = name) -> float:

@@ -1,4 +1,4 @@
-"""Policy losses and the value loss beside verl's."""
+"""Comparison of policy losses and the value loss with verl's."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ SCALE = 64
 
 
 class Samples:
-    """The samples of a batch, which is one micro-batch."""
+    """The samples of a batch, all in one micro-batch."""
 
     counts_samples = True
 
@@ -31,16 +31,16 @@ class Samples:
         self.tokens_S = self.sum(torch.ones(len(self._mask_T), dtype=torch.float64))
 
     def sum(self, values_T: torch.Tensor) -> torch.Tensor:
-        """Sums by sample."""
+        """Return the sum over each sample: [S]."""
         counted_T = torch.where(self._mask_T, values_T, 0)
         return counted_T.new_zeros(self._number).index_add(0, self._sample_T, counted_T)
 
     def mean(self, values_T: torch.Tensor) -> torch.Tensor:
-        """Means by sample."""
+        """Return the mean over each sample: [S]."""
         return self.sum(values_T) / self.tokens_S.clamp(min=1.0)
 
     def spread(self, values_S: torch.Tensor) -> torch.Tensor:
-        """Each sample's value at its tokens."""
+        """Return each sample's value at each of its tokens: [T]."""
         return values_S[self._sample_T]
 
 
@@ -50,11 +50,15 @@ LOSS_SETTINGS: Any = SimpleNamespace(
         clip_cov_ratio=1.0, clip_cov_lb=0.1, clip_cov_ub=2.0, kl_cov_ratio=0.1, ppo_kl_coef=0.7
     ),
 )  # fmt: skip
-"""clip_cov_ratio=1 takes every token between the bounds, where verl draws some at random."""
+"""Settings for the losses. With clip_cov_ratio=1, Retrace and verl both select every token between
+the bounds. With a smaller ratio, verl would select some of these tokens at random."""
 
 
 def losses(core: Any, actor: Any) -> Iterator[Row]:
-    """Losses and their gradients by log-probs, with importance weights."""
+    """Yield comparisons of losses and of their gradients with respect to log-probs.
+
+    The losses and the gradients include importance weights.
+    """
     for name, loss in LOSSES.items():
         function = core.get_policy_loss_fn(name)
         for mode in MODES if loss.aggregation is None else (loss.aggregation,):
@@ -93,7 +97,16 @@ def losses(core: Any, actor: Any) -> Iterator[Row]:
 
 
 def our_loss(batch: Batch, name: str, mode: Any) -> tuple[float, Array]:
-    """The loss, and its derivative by each token's log-prob, [T]."""
+    """Compute Retrace's loss and its gradient.
+
+    Args:
+        batch: Batch of samples.
+        name: Name of the loss.
+        mode: Aggregation of the loss.
+
+    Returns:
+        The loss, and its derivative with respect to each token's log-prob, [T].
+    """
     loss = LOSSES[name]
     new_T = tensor(batch.flat(batch.new_BL)).requires_grad_()
     mask_T = batch.flat(batch.mask_BL)
@@ -119,7 +132,7 @@ def our_loss(batch: Batch, name: str, mode: Any) -> tuple[float, Array]:
 
 
 def values(core: Any) -> Iterator[Row]:
-    """The critic's clipped loss, its gradient and the share that is clipped."""
+    """Yield the comparison of the critic's clipped loss, its gradient and the clipped share."""
 
     def difference(batch: Batch) -> float:
         predicted = tensor(batch.values_BL).requires_grad_()

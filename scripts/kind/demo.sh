@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Install the chart for a trial, train the quickstart, show what came of it.
+# Install the chart for a trial, train the quickstart, and show the run's traces.
 #   demo.sh [RUN_NAME [key.path=value ...]]
-# On any cluster that holds the images: that of CONTEXT (`make kind-demo` names kind's), or kubectl's
-# present one.
+# This works on any cluster whose nodes have the images. CONTEXT selects kubectl's context (`make
+# kind-demo` selects the kind cluster's); without it, the current context is used.
 source "$(dirname "$0")/settings.sh"
 need kubectl helm
 
@@ -22,12 +22,12 @@ helm upgrade --install "$RELEASE" charts/retrace ${CONTEXT:+--kube-context "$CON
   --values charts/retrace/ci/trial-values.yaml --reset-then-reuse-values --wait --timeout 5m >/dev/null
 
 say "training the preset quickstart as the run $run"
-# Of the events, those of the run and its stages: its progress is an artifact, renewed all the time.
+# Show only the events of the run and its tasks, because the progress artifact is updated constantly.
 prefect deployment run retrace/retrace --watch --watch-interval 5 \
   --param preset=quickstart --param "run_name=$run" --param "overrides=$overrides" |
   grep --line-buffered --invert-match --extended-regexp 'prefect\.(artifact|worker|task-run\.Pending)|heartbeat'
 
-say "what its store holds, read by a pod"
+say "reading the run's traces from the store, in a pod"
 in_namespace delete pod retrace-show --ignore-not-found >/dev/null
 sed "s/@RUN@/$run/" scripts/kind/show.yaml | in_namespace apply --filename - >/dev/null
 in_namespace wait pod/retrace-show --for=jsonpath='{.status.phase}'=Succeeded --timeout=120s >/dev/null ||
@@ -39,5 +39,5 @@ password=$(in_namespace get secret "$RELEASE-auth" --output go-template='{{index
 cat <<END
 
 The Prefect UI: ${kubectl[*]} --namespace $NAMESPACE port-forward service/$RELEASE-server 4200
-  http://127.0.0.1:4200 asks for: $password
+  Log in at http://127.0.0.1:4200 with: $password
 END

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Remove the kind cluster, with all runs in it. Docker keeps the images.
+# Delete the kind cluster with all its runs. Docker keeps the images.
 source "$(dirname "$0")/settings.sh"
 need kind
 kind delete cluster --name "$CLUSTER"

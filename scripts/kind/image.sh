@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `docker build` with the same arguments, then the image named by -t is loaded into the kind cluster:
-# the BUILD of `make images` and `make e2e-images`.
+# Run `docker build` with the same arguments, then load the image that -t names into the kind cluster.
+# `make images` and `make e2e-images` use this script as BUILD.
 source "$(dirname "$0")/settings.sh"
 need docker kind
 
@@ -13,7 +13,7 @@ while (($#)); do
   esac
   shift
 done
-[ -n "$tag" ] || { echo "image.sh: name the image with -t" >&2; exit 2; }
+[ -n "$tag" ] || { echo "image.sh: no image name given; add -t NAME" >&2; exit 2; }
 docker build "${arguments[@]}"
 say "loading $tag"
 kind load docker-image --name "$CLUSTER" "$tag"

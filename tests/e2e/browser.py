@@ -1,4 +1,4 @@
-"""A headless Chromium, and the few things of Prefect's UI that the tests touch."""
+"""A headless Chromium, and functions for the parts of Prefect's UI that the tests use."""
 
 import contextlib
 import shutil
@@ -21,9 +21,9 @@ CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
-    """Debian's Chromium with an empty profile, which asks nobody but the pages it is shown.
+    """Yield Debian's Chromium with an empty profile. It loads only the pages that a test opens.
 
-    Skips where it is not installed.
+    Skip the test if Chromium is not installed.
     """
     missing = [path for path in (CHROMIUM, DRIVER) if shutil.which(path) is None]
     if missing:
@@ -51,7 +51,7 @@ def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
 
 
 def find(browser: webdriver.Chrome, xpath: str) -> WebElement:
-    """The first visible element, as soon as there is one."""
+    """Wait until a matching element is visible, and return the first such element."""
 
     def look() -> WebElement | None:
         with contextlib.suppress(StaleElementReferenceException):
@@ -67,19 +67,22 @@ def find(browser: webdriver.Chrome, xpath: str) -> WebElement:
 
 
 def press(browser: webdriver.Chrome, xpath: str) -> None:
-    """Click a button or link; also one that still moves, as those of messages do."""
+    """Click a button or link, even one that is still moving, such as those in notifications."""
     browser.execute_script("arguments[0].click()", find(browser, xpath))
 
 
 def log_in(browser: webdriver.Chrome, url: str, auth: str) -> None:
-    """Open the UI, and give the page that asks for it the API's user:password."""
+    """Open the UI, and enter the API's user:password on its login page."""
     browser.get(f"{url}/login")
     find(browser, "//input[@type='password']").send_keys(auth, Keys.ENTER)
     find(browser, "//a[normalize-space()='Deployments']")
 
 
 def field_of(browser: webdriver.Chrome, name: str) -> WebElement:
-    """The part of the run form that belongs to a parameter; it is drawn anew when it changes."""
+    """Return the section of the run form for a parameter.
+
+    The form replaces this element whenever the parameter changes.
+    """
     return find(
         browser,
         "//*[contains(concat(' ', @class, ' '), ' schema-form-property ')]"
@@ -88,23 +91,23 @@ def field_of(browser: webdriver.Chrome, name: str) -> WebElement:
 
 
 def description(browser: webdriver.Chrome, name: str) -> str:
-    """What the form says of a parameter."""
+    """Return the form's description of a parameter."""
     field = field_of(browser, name)
     return field.find_element(By.CLASS_NAME, "schema-form-property__description").text
 
 
 def drop_down(browser: webdriver.Chrome, name: str) -> Select:
-    """A parameter that is chosen from a list."""
+    """Return the drop-down list for a parameter."""
     return Select(field_of(browser, name).find_element(By.TAG_NAME, "select"))
 
 
 def write(browser: webdriver.Chrome, name: str, text: str) -> None:
-    """Fill in a parameter that is a text."""
+    """Fill in a text parameter."""
     field_of(browser, name).find_element(By.TAG_NAME, "textarea").send_keys(text)
 
 
 def write_number(browser: webdriver.Chrome, name: str, number: int) -> None:
-    """Fill in a parameter that is a number or none."""
+    """Fill in an optional number."""
     field_of(browser, name).find_element(By.XPATH, ".//button[normalize-space()='int']").click()
     box = ".//input"
     WebDriverWait(browser, PATIENCE_S).until(

@@ -1,6 +1,6 @@
-"""One installation of the chart for all tests of this folder, on the cluster of KUBECONFIG.
+"""One installation of the chart for all tests in this folder, on the cluster of KUBECONFIG.
 
-The tests kill pods, patch Secrets and fill the cluster: use one that nobody needs.
+The tests kill pods, patch Secrets and fill the cluster, so use a disposable cluster.
 """
 
 import os
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def cluster() -> None:
-    """Skips where there is no cluster; `make e2e` fails before it comes to this."""
+    """Skip the tests if there is no cluster; `make e2e` fails earlier in this case."""
     why = why_no_cluster(os.environ.get("KUBECONFIG"))
     if why is not None:
         pytest.skip(why)
@@ -32,15 +32,15 @@ def cluster() -> None:
 
 @pytest.fixture(scope="package")
 def namespace(cluster: None) -> Iterator[Namespace]:
-    with new_namespace() as made:
-        yield made
+    with new_namespace() as created:
+        yield created
 
 
 @pytest.fixture(scope="package")
 def installed(namespace: Namespace) -> Installation:
-    """The chart with MinIO, two rollout and two training pods a run."""
-    # More runs at once than by default, and an early end for flow pods that cannot start: here
-    # that takes seconds, a minute when many start on two cores.
+    """Install the chart with MinIO, and with two rollout and two training pods per run."""
+    # Allow more simultaneous runs than the default, and give up early on flow pods that cannot
+    # start. Starting takes seconds here, or a minute if many pods start on two cores.
     settings = ("worker.maxRuns=12", "flow.startTimeoutSeconds=120")
     installation = Installation(namespace, "retrace", settings)
     installation.helm("install")
@@ -55,7 +55,7 @@ def prefect(installed: Installation) -> Iterator[Prefect]:
 
 @pytest.fixture(scope="package")
 def s3(installed: Installation) -> Iterator[dict[str, str]]:
-    """This process's environment reaches the installation's store."""
+    """Point this process's environment at the installation's store."""
     with installed.store() as environment, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
@@ -68,7 +68,7 @@ def s3(installed: Installation) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="package")
 def main_run(prefect: Prefect) -> FlowRun:
-    """The quickstart at its smallest size, done: 2 steps, 2 rollout pods, 2 training pods."""
+    """Run the smallest quickstart to completion: 2 steps, 2 rollout pods, 2 training pods."""
     run = prefect.start("main", SMALL, steps=2)
     run.completes(within_s=800)
     return run

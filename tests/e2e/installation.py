@@ -1,4 +1,4 @@
-"""An installation of the chart: install, upgrade, reach its Prefect server and its store."""
+"""An installation of the chart: install and upgrade it, and reach its Prefect server and store."""
 
 import contextlib
 import secrets
@@ -15,40 +15,43 @@ TRIAL = CHART / "ci/trial-values.yaml"
 
 @dataclass(frozen=True)
 class Installation:
-    """A release in a namespace of its own."""
+    """A Helm release in a separate namespace."""
 
     namespace: Namespace
     release: str
     settings: tuple[str, ...]
-    """key=value of `helm --set`, above the trial's values."""
+    """Values for `helm --set`, as key=value. They override the trial's values."""
 
     @property
     def fullname(self) -> str:
-        """Prefix of its objects' names, as the chart makes it."""
+        """The prefix of the release's object names, as the chart builds it."""
         return self.release if "retrace" in self.release else f"{self.release}-retrace"
 
     def helm(self, verb: str, *settings: str) -> str:
-        """`helm install` or `helm upgrade`, done when everything is ready."""
+        """Run `helm install` or `helm upgrade`, and wait until everything is ready."""
         chosen = [word for pair in (*self.settings, *settings) for word in ("--set", pair)]
         try:
-            what = [verb, self.release, str(CHART), "--values", str(TRIAL), *chosen]
-            return self.namespace.helm(*what, "--wait", "--timeout", "5m")
+            line = [verb, self.release, str(CHART), "--values", str(TRIAL), *chosen]
+            return self.namespace.helm(*line, "--wait", "--timeout", "5m")
         except CommandError as error:
             raise AssertionError(
                 f"{error}\n{self.namespace.describe_trouble()}\n"
-                "Are the images in the cluster? `make e2e` says how they get there."
+                "Does the cluster hold the images? `make e2e-images TAG=test` builds them."
             ) from error
 
     @contextlib.contextmanager
     def prefect(self) -> Iterator[Prefect]:
-        """Its Prefect API."""
+        """Yield the installation's Prefect API."""
         auth = self.namespace.secret(f"{self.fullname}-auth")["auth-string"]
         with self.namespace.forward(f"{self.fullname}-server", 4200) as port:
             yield Prefect(f"http://127.0.0.1:{port}", auth)
 
     @contextlib.contextmanager
     def store(self) -> Iterator[dict[str, str]]:
-        """Environment that reaches its store from here; runs are in s3://retrace/runs."""
+        """Yield environment variables that let this machine reach the installation's store.
+
+        Runs are in s3://retrace/runs.
+        """
         credentials = self.namespace.secret(f"{self.fullname}-store")
         with self.namespace.forward(f"{self.fullname}-minio", 9000) as port:
             yield {
@@ -59,21 +62,21 @@ class Installation:
             }
 
     def jobs(self, run: FlowRun) -> list[Object]:
-        """The rollout and training Jobs of a flow run."""
+        """Return the rollout and training Jobs of a flow run."""
         return self.namespace.get("jobs", f"retrace.dev/flow-run={run.id}")
 
     def pods(self, run: FlowRun, component: str) -> list[Object]:
-        """Its rollout or training pods."""
+        """Return the rollout or training pods of a flow run."""
         chosen = f"retrace.dev/flow-run={run.id},app.kubernetes.io/component={component}"
         return self.namespace.get("pods", chosen)
 
     def flow_pods(self, run: FlowRun) -> list[Object]:
-        """Its flow pods."""
+        """Return the flow pods of a flow run."""
         return self.namespace.get("pods", f"prefect.io/flow-run-id={run.id}")
 
 
 def live_pods(pods: list[Object]) -> list[str]:
-    """Names of the pods with a container that runs."""
+    """Return the names of the pods that have a running container."""
     return [
         pod["metadata"]["name"]
         for pod in pods
@@ -83,7 +86,7 @@ def live_pods(pods: list[Object]) -> list[str]:
 
 @contextlib.contextmanager
 def new_namespace() -> Iterator[Namespace]:
-    """An empty namespace whose pods must be restricted; it is removed with all that is in it."""
+    """Yield an empty namespace that enforces `restricted`, and remove it with its contents."""
     namespace = Namespace(f"retrace-e2e-{secrets.token_hex(3)}")
     namespace.kubectl("create", "namespace", namespace.name)
     try:

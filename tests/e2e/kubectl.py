@@ -1,4 +1,4 @@
-"""kubectl and helm as a user has them, bound to one namespace."""
+"""The user's kubectl and helm, bound to one namespace."""
 
 import contextlib
 import json
@@ -16,11 +16,11 @@ Object = dict[str, Any]
 
 
 class CommandError(Exception):
-    """A command ended with an error; the text is what it printed."""
+    """The failure of a command; the message contains the command's output."""
 
 
 def command(*arguments: str, timeout_s: float = PATIENCE_S, stdin: str | None = None) -> str:
-    """What a command prints. Raises CommandError."""
+    """Run a command and return its output. Raises CommandError."""
     done = subprocess.run(
         arguments,
         input=stdin,
@@ -35,12 +35,13 @@ def command(*arguments: str, timeout_s: float = PATIENCE_S, stdin: str | None = 
 
 
 def why_no_cluster(kubeconfig: str | None) -> str | None:
-    """Why the tests have no cluster; None: they have one.
+    """Return why the tests have no cluster, or None if they have one.
 
-    KUBECONFIG must be set: the cluster of a forgotten ~/.kube/config is none to kill pods in.
+    KUBECONFIG must be set, because the tests must not kill pods in a cluster that is configured
+    only in a forgotten ~/.kube/config.
     """
     if kubeconfig is None:
-        return "KUBECONFIG is not set; `make e2e` says how to get a cluster"
+        return "KUBECONFIG is not set; CONTRIBUTING.md shows how to create a cluster"
     missing = [name for name in ("kubectl", "helm") if shutil.which(name) is None]
     if missing:
         return f"not on PATH: {' and '.join(missing)}"
@@ -60,28 +61,28 @@ class Namespace:
     def kubectl(
         self, *arguments: str, timeout_s: float = PATIENCE_S, stdin: str | None = None
     ) -> str:
-        """What kubectl prints. Raises CommandError."""
+        """Run kubectl in this namespace and return its output. Raises CommandError."""
         line = ("kubectl", "--namespace", self.name, *arguments)
         return command(*line, timeout_s=timeout_s, stdin=stdin)
 
     def helm(self, *arguments: str, timeout_s: float = 400) -> str:
-        """What helm prints. Raises CommandError."""
+        """Run helm in this namespace and return its output. Raises CommandError."""
         return command("helm", *arguments, "--namespace", self.name, timeout_s=timeout_s)
 
     def get(self, kind: str, selector: str = "") -> list[Object]:
-        """All objects of a kind, or those with these labels."""
+        """Return the objects of a kind that match a label selector; by default, all objects."""
         answer = self.kubectl("get", kind, "--selector", selector, "--output", "json")
         items: list[Object] = json.loads(answer)["items"]
         return items
 
     def secret(self, name: str) -> dict[str, str]:
-        """A Secret's texts."""
+        """Return the decoded values of a Secret, keyed by name."""
         template = r'{{range $k, $v := .data}}{{$k}}{{"\t"}}{{base64decode $v}}{{"\n"}}{{end}}'
         text = self.kubectl("get", "secret", name, "--output", f"go-template={template}")
         return dict(line.split("\t", 1) for line in text.splitlines())
 
     def describe_trouble(self) -> str:
-        """What stands in the namespace, for the message of a test that failed."""
+        """Return the namespace's pods, Jobs and events, for a test's failure message."""
         parts = []
         for arguments in (
             ("get", "pods", "--output", "wide"),
@@ -94,7 +95,7 @@ class Namespace:
 
     @contextlib.contextmanager
     def forward(self, service: str, port: int) -> Iterator[int]:
-        """A local port that leads to a Service, also after its pod was replaced."""
+        """Yield a local port that leads to a Service, even after its pod has been replaced."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             local: int = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Start and watch runs through Prefect's REST API, as the UI does."""
+"""Functions that start and watch runs through Prefect's REST API, as the UI does."""
 
 import base64
 import http.client
@@ -14,8 +14,8 @@ from tests.patience import PATIENCE_S, eventually
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
-# The smallest useful size of the quickstart, as in tests/integration/run/retrace_runs.py: 2 rollout
-# pods and 2 training pods are the preset's. One thread each, for all share two cores.
+# The smallest useful size of the quickstart, as in tests/integration/run/retrace_runs.py. The
+# preset sets 2 rollout pods and 2 training pods. All pods share two cores, so each has one thread.
 SMALL = (
     "trainer.test_freq=-1",
     "data.val_files=null",
@@ -26,27 +26,39 @@ SMALL = (
 )
 # One pod of each kind.
 SINGLE = ("launch.rollout_workers=1", "trainer.nnodes=1")
-# More processors than any node has: pods that never start, so no engine is loaded.
+# Pods that request more processors than any node has. They never start, so no engine is loaded.
 NO_ROLLOUT = "launch.kubernetes.rollout.cpu='9999'"
 NO_TRAINING = "launch.kubernetes.training.cpu='9999'"
 
 
 class RefusedError(Exception):
-    """The API refused a request; the text is its answer."""
+    """The API refused a request; the message contains the response."""
 
 
 @dataclass
 class Prefect:
-    """The API of an installation's server."""
+    """The API of an installation's Prefect server."""
 
     url: str
-    """Of the server, without /api."""
+    """The server's URL, without /api."""
     auth: str
     """user:password."""
     _deployment: str | None = field(default=None, init=False)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One request, repeated while the server cannot be reached. Raises RefusedError."""
+        """Send a request, and repeat it while the server cannot be reached.
+
+        Args:
+            method: The HTTP method.
+            path: The path below /api.
+            body: The request's content, which is sent as JSON; None for no content.
+
+        Returns:
+            The parsed JSON of the response; None if the response is empty.
+
+        Raises:
+            RefusedError: The API refused the request.
+        """
         request = urllib.request.Request(
             f"{self.url}/api{path}",
             None if body is None else json.dumps(body).encode(),
@@ -63,16 +75,16 @@ class Prefect:
                     text = answer.read()
                 return json.loads(text) if text else None
             except urllib.error.HTTPError as error:
-                said = f"{method} {path}: {error.code} {error.read().decode()}"
+                reason = f"{method} {path}: {error.code} {error.read().decode()}"
                 if error.code < 500:
-                    raise RefusedError(said) from error
+                    raise RefusedError(reason) from error
             except (OSError, http.client.HTTPException) as error:
-                said = repr(error)
-            assert time.monotonic() < deadline_s, f"the Prefect server does not answer: {said}"
+                reason = repr(error)
+            assert time.monotonic() < deadline_s, f"the Prefect server does not answer: {reason}"
             time.sleep(0.5)
 
     def deployment(self) -> dict[str, Any]:
-        """The deployment retrace/retrace."""
+        """Return the deployment retrace/retrace."""
         found: dict[str, Any] = self.call("GET", "/deployments/name/retrace/retrace")
         return found
 
@@ -85,7 +97,21 @@ class Prefect:
         preset: str = "quickstart",
         job_variables: dict[str, str] | None = None,
     ) -> "FlowRun":
-        """Start a run as the form does. Raises RefusedError."""
+        """Start a run as the form does.
+
+        Args:
+            name: The run's name.
+            overrides: Settings as key.path=value.
+            steps: The number of training steps; None for the preset's default.
+            preset: The preset's name.
+            job_variables: Job variables that override the defaults for the flow's Job.
+
+        Returns:
+            The scheduled flow run.
+
+        Raises:
+            RefusedError: The API refused the parameters.
+        """
         if self._deployment is None:
             self._deployment = self.deployment()["id"]
         body = {
@@ -98,11 +124,11 @@ class Prefect:
             "state": {"type": "SCHEDULED"},
             "job_variables": job_variables or {},
         }
-        made = self.call("POST", f"/deployments/{self._deployment}/create_flow_run", body)
-        return FlowRun(self, name, made["id"])
+        created = self.call("POST", f"/deployments/{self._deployment}/create_flow_run", body)
+        return FlowRun(self, name, created["id"])
 
     def flow_runs(self) -> list[str]:
-        """Ids of all flow runs."""
+        """Return the sorted ids of all flow runs."""
         return sorted(run["id"] for run in self.call("POST", "/flow_runs/filter", {}))
 
 
@@ -112,22 +138,22 @@ class FlowRun:
 
     prefect: Prefect
     name: str
-    """Of the Retrace run."""
+    """The Retrace run's name."""
     id: str
 
     @property
     def state(self) -> dict[str, Any]:
-        """Its state now: type, name, message, timestamp."""
+        """The run's current state: type, name, message, timestamp."""
         state: dict[str, Any] = self.prefect.call("GET", f"/flow_runs/{self.id}")["state"]
         return state
 
     def at_work(self) -> bool:
-        """True; AssertionError once it has ended."""
+        """Return True. Raises AssertionError if the run has ended."""
         assert self.state["type"] not in FINAL, f"{self.name} has ended: {self.describe()}"
         return True
 
     def end(self, within_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Its final state."""
+        """Wait for the run's final state and return it."""
 
         def look() -> dict[str, Any] | None:
             state = self.state
@@ -136,19 +162,19 @@ class FlowRun:
         return eventually(look, lambda: f"the end of {self.name}: {self.describe()}", within_s)
 
     def completes(self, within_s: float = PATIENCE_S) -> None:
-        """Wait for its end, which must be COMPLETED."""
+        """Wait for the run's final state, which must be COMPLETED."""
         state = self.end(within_s)
         assert state["type"] == "COMPLETED", self.describe()
 
     def cancel(self) -> None:
-        """What the UI's Cancel does."""
+        """Cancel the run, as the UI's Cancel button does."""
         body = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False}
         answer = self.prefect.call("POST", f"/flow_runs/{self.id}/set_state", body)
-        # A run that has not been submitted yet is cancelled at once.
+        # Prefect immediately cancels a run that has not been submitted yet.
         assert answer["state"]["type"] in ("CANCELLING", "CANCELLED"), answer
 
     def logs(self) -> list[dict[str, Any]]:
-        """Its log, and that of its tasks."""
+        """Return the log lines of the run and its tasks, oldest first."""
         found: list[dict[str, Any]] = []
         while True:
             body = {
@@ -163,11 +189,11 @@ class FlowRun:
                 return found
 
     def log_text(self) -> str:
-        """The messages of its log."""
+        """Return the messages of the run's log, one per line."""
         return "\n".join(line["message"] for line in self.logs())
 
     def says(self, text: str) -> dict[str, Any]:
-        """The first line of its log that contains a text."""
+        """Wait for a log line that contains a text, and return the first one."""
 
         def look() -> dict[str, Any] | None:
             return next((line for line in self.logs() if text in line["message"]), None)
@@ -175,12 +201,12 @@ class FlowRun:
         return eventually(look, lambda: f"{text!r} in the log: {self.describe()}")
 
     def artifacts(self) -> dict[str, dict[str, Any]]:
-        """The newest of its artifacts under each key."""
+        """Return the run's newest artifact for each key."""
         body = {"artifacts": {"flow_run_id": {"any_": [self.id]}}}
         found = self.prefect.call("POST", "/artifacts/latest/filter", body)
         return {artifact["key"]: artifact for artifact in found}
 
     def describe(self) -> str:
-        """State and log, for the message of a test that failed."""
+        """Return the run's state and the end of its log, for a test's failure message."""
         state = self.state
         return f"{state['name']}: {state['message']}\n{self.log_text()[-6000:]}"

@@ -1,4 +1,4 @@
-"""A run started from the form in Prefect's UI, as a user does, seen to its end there."""
+"""Runs that a user starts from the form in Prefect's UI and watches or cancels there."""
 
 import contextlib
 import os
@@ -31,9 +31,9 @@ BADGE = "//header//*[contains(concat(' ', @class, ' '), ' state-badge ')]"
 
 
 def open_the_run(browser: webdriver.Chrome) -> None:
-    """From the message that the run was created, or from the deployment's list of runs.
+    """Open the run's page from the notification of its start, or from the deployment's run list.
 
-    The message goes after some seconds, and the page that it lies over may still be changing.
+    The notification disappears after a few seconds, and the page below it may still be changing.
     """
 
     def look() -> bool:
@@ -47,15 +47,14 @@ def open_the_run(browser: webdriver.Chrome) -> None:
 
 @pytest.fixture
 def screenshots(tmp_path: Path) -> Path:
-    """Where pictures go: RETRACE_SCREENSHOTS=docs/images makes those of the docs anew."""
+    """The folder for screenshots; RETRACE_SCREENSHOTS=docs/images replaces the ones in the docs."""
     return Path(os.environ.get("RETRACE_SCREENSHOTS", tmp_path))
 
 
-def test_a_run_from_the_form(
+def test_a_run_started_from_the_form_completes(
     prefect: Prefect, s3: dict[str, str], tmp_path: Path, screenshots: Path
 ):
-    """Presets are a list to choose from, every field is described, and the run that is started
-    completes with its steps in the log."""
+    """The form lists the presets and describes every field. The run page shows the steps' log."""
     with chromium(tmp_path / "profile") as browser:
         log_in(browser, prefect.url, prefect.auth)
         browser.get(f"{prefect.url}/deployments")
@@ -89,8 +88,9 @@ def test_a_run_from_the_form(
         browser.save_screenshot(str(screenshots / "run-page.png"))
 
 
-def test_the_cancel_button(installed: Installation, prefect: Prefect, tmp_path: Path):
-    """It deletes the run's Jobs."""
+def test_the_cancel_button_deletes_the_jobs_of_the_run(
+    installed: Installation, prefect: Prefect, tmp_path: Path
+):
     run = prefect.start("cancel-button", NEVER_STARTS)
     when_jobs_exist(installed, run)
     with chromium(tmp_path / "profile") as browser:

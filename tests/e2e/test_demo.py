@@ -1,4 +1,4 @@
-"""`make kind-demo` but for the cluster and the images: the same script, on any cluster."""
+"""The script of `make kind-demo`, on any cluster that already holds the images."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from tests.e2e.prefect_api import SINGLE, SMALL
 
 
 def test_the_demo_trains_and_shows_traces(installed: Installation):
-    """It upgrades the installation, starts a run, waits for its end, and lists its traces."""
+    """The demo upgrades the installation, starts a run, waits for its end and lists its traces."""
     done = subprocess.run(
         [ROOT / "scripts/kind/demo.sh", "demo", *SMALL, *SINGLE, "trainer.total_training_steps=1"],
         env={**os.environ, "NAMESPACE": installed.namespace.name},
@@ -23,4 +23,4 @@ def test_the_demo_trains_and_shows_traces(installed: Installation):
     assert "artifact" not in printed, printed
     assert "s3://retrace/runs/demo" in printed, printed
     assert "all good; checked: 1 sealed steps, 32 samples" in printed, printed
-    assert "http://127.0.0.1:4200 asks for: admin:" in printed
+    assert "Log in at http://127.0.0.1:4200 with: admin:" in printed

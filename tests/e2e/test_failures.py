@@ -1,5 +1,7 @@
-"""What a user sees of runs that cannot work. None of them loads an engine, and most wait for
-something, so all are started at once."""
+"""The messages that a user sees for runs that cannot work.
+
+None of these runs loads an engine, and most of them only wait, so all are started at the same time.
+"""
 
 import base64
 import datetime
@@ -25,12 +27,12 @@ CANNOT_WORK: dict[str, tuple[str, ...]] = {
     "no-image": (
         f"launch.kubernetes.rollout.image={NO_IMAGE}",
         f"launch.kubernetes.training.image={NO_IMAGE}",
-        "launch.start_timeout_s=45",  # a pull that fails takes its time
+        "launch.start_timeout_s=45",  # a failing pull takes a while
     ),
     "no-memory": ("launch.kubernetes.rollout.memory=200Mi", "launch.max_restarts=0", NO_TRAINING),
     "no-node": (NO_ROLLOUT, NO_TRAINING, "launch.start_timeout_s=20"),
     "no-such-gpus": ("launch.kubernetes.training.gpus=2",),
-    # The flow image has no engine.
+    # The flow image contains no engine.
     "no-engine": (
         "launch.kubernetes.rollout.image=docker.io/retrace/flow:test",
         "launch.max_restarts=0",
@@ -42,14 +44,14 @@ CANNOT_WORK: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def runs(prefect: Prefect) -> dict[str, FlowRun]:
-    """Runs that cannot work, all started."""
+    """Start all runs that cannot work."""
     started = {name: prefect.start(name, [*SINGLE, *more]) for name, more in CANNOT_WORK.items()}
     started["no-flow"] = prefect.start("no-flow", job_variables={"image": NO_IMAGE})
     return started
 
 
 def failed(run: FlowRun) -> str:
-    """The message of a run that must have failed."""
+    """Wait for a run to end, check that it failed, and return its message."""
     state = run.end()
     assert state["type"] == "FAILED", run.describe()
     message: str = state["message"]
@@ -57,7 +59,10 @@ def failed(run: FlowRun) -> str:
 
 
 def said_in_time(run: FlowRun, text: str, pods: list[Object]) -> None:
-    """The log had the text soon after the pods' containers ended, or were first refused."""
+    """Check that the log showed a text soon after the first of the pods' containers ended.
+
+    If no container has ended, the time is measured from the start of the first pod.
+    """
     line = run.says(text)
     times = [
         status["state"]["terminated"]["finishedAt"]
@@ -69,7 +74,7 @@ def said_in_time(run: FlowRun, text: str, pods: list[Object]) -> None:
 
 
 def said_after_event(installed: Installation, run: FlowRun, reason: str, text: str) -> None:
-    """The log had the text soon after the cluster itself said what is wrong with a pod."""
+    """Check that the log showed a text soon after the cluster's first event with this reason."""
     line = run.says(text)
     times = [
         event["eventTime"] or event["firstTimestamp"]
@@ -88,8 +93,13 @@ def _time(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def test_an_image_that_is_not_there(installed: Installation, runs: dict[str, FlowRun]):
-    """May heal, so it is said at once and fails the run only after launch.start_timeout_s."""
+def test_a_missing_image_fails_the_run_after_a_wait(
+    installed: Installation, runs: dict[str, FlowRun]
+):
+    """The image may still appear, so the run fails only after launch.start_timeout_s.
+
+    The log reports the problem immediately.
+    """
     run = runs["no-image"]
     message = failed(run)
     assert "ImagePull" in message
@@ -101,24 +111,29 @@ def test_an_image_that_is_not_there(installed: Installation, runs: dict[str, Flo
     said_after_event(installed, run, "Failed", "does not start: ")
 
 
-def test_a_pod_that_needs_more_memory(installed: Installation, runs: dict[str, FlowRun]):
+def test_the_message_about_a_pod_out_of_memory_names_the_setting(
+    installed: Installation, runs: dict[str, FlowRun]
+):
     run = runs["no-memory"]
     message = failed(run)
     assert "rollout worker 0 (pod no-memory-" in message
     assert "OOMKilled (exit code 137)" in message
-    assert "limit, 200Mi; raise launch.kubernetes.rollout.memory" in message
+    assert "limit of 200Mi; raise launch.kubernetes.rollout.memory" in message
     said_in_time(run, "OOMKilled", installed.pods(run, "rollout"))
 
 
-def test_other_gpus_than_are_used(installed: Installation, runs: dict[str, FlowRun]):
-    """Refused before any Job, like all that settings alone can tell."""
+def test_a_wrong_number_of_gpus_is_refused_before_any_job(
+    installed: Installation, runs: dict[str, FlowRun]
+):
     run = runs["no-such-gpus"]
     assert "launch.kubernetes.training.gpus: found 2 " in failed(run)
     assert not installed.jobs(run)
 
 
-def test_more_processors_than_any_node_has(installed: Installation, runs: dict[str, FlowRun]):
-    """The scheduler's own reason, and which setting says how long to wait."""
+def test_a_request_for_more_processors_than_any_node_has_fails_the_run(
+    installed: Installation, runs: dict[str, FlowRun]
+):
+    """The message contains the scheduler's reason and the setting that limits the wait."""
     run = runs["no-node"]
     message = failed(run)
     said_after_event(installed, run, "FailedScheduling", "does not start: Unschedulable: ")
@@ -128,7 +143,7 @@ def test_more_processors_than_any_node_has(installed: Installation, runs: dict[s
 
 @contextmanager
 def more_gpus(node: str) -> Iterator[None]:
-    """A node says for a while that it has GPUs; it needs none for that."""
+    """Make a node report two GPUs during the block, even if it has none."""
     path = "/status/capacity/nvidia.com~1gpu"
 
     def patch(operation: Object) -> None:
@@ -144,9 +159,11 @@ def more_gpus(node: str) -> Iterator[None]:
         patch({"op": "remove"} if had is None else {"op": "add", "value": had})
 
 
-def test_a_node_that_comes_later(installed: Installation, prefect: Prefect):
-    """As an autoscaler brings it: what could not be scheduled starts, and the run goes on. Until
-    then no node has a GPU.
+def test_pods_start_when_a_suitable_node_appears(installed: Installation, prefect: Prefect):
+    """Unschedulable pods start when a node with GPUs appears, and the run continues.
+
+    The test makes a node report GPUs, as if an autoscaler had added one. Until then, no node has
+    enough GPUs.
     """
     gpus = [f"launch.kubernetes.{part}.gpus=1" for part in ("rollout", "training")]
     run = prefect.start("later", [*SINGLE, *gpus])
@@ -161,8 +178,10 @@ def test_a_node_that_comes_later(installed: Installation, prefect: Prefect):
     run.end()
 
 
-def test_a_worker_that_ends_in_error(installed: Installation, runs: dict[str, FlowRun]):
-    """Pod, index, exit code and the end of its log."""
+def test_a_failed_worker_is_named_with_exit_code_and_log(
+    installed: Installation, runs: dict[str, FlowRun]
+):
+    """The message contains the worker's pod, index and exit code, and the end of its log."""
     run = runs["no-engine"]
     message = failed(run)
     assert "rollout worker 0 (pod no-engine-" in message
@@ -172,8 +191,8 @@ def test_a_worker_that_ends_in_error(installed: Installation, runs: dict[str, Fl
     said_in_time(run, lacks, installed.pods(run, "rollout"))
 
 
-def test_overrides_that_are_wrong(installed: Installation, runs: dict[str, FlowRun]):
-    """The words of `retrace check`, all at once, and no Job."""
+def test_invalid_overrides_are_reported_together(installed: Installation, runs: dict[str, FlowRun]):
+    """The run fails with all messages of `retrace check`, and creates no Job."""
     run = runs["no-setting"]
     message = failed(run)
     with pytest.raises(InputError) as refused:
@@ -196,8 +215,8 @@ def test_overrides_that_are_wrong(installed: Installation, runs: dict[str, FlowR
         ({"preset": "quickstart"}, "run_name"),
     ],
 )
-def test_what_the_form_refuses(prefect: Prefect, parameters: Object, complaint: str):
-    """No flow run is made of parameters that the schema does not allow."""
+def test_the_form_refuses_invalid_parameters(prefect: Prefect, parameters: Object, complaint: str):
+    """The API creates no flow run for parameters that the schema does not allow."""
     path = f"/deployments/{prefect.deployment()['id']}/create_flow_run"
     before = prefect.flow_runs()
     with pytest.raises(RefusedError, match=r": 4(09|22) ") as refused:
@@ -206,8 +225,10 @@ def test_what_the_form_refuses(prefect: Prefect, parameters: Object, complaint: 
     assert prefect.flow_runs() == before
 
 
-def test_a_flow_pod_whose_image_is_not_there(runs: dict[str, FlowRun], installed: Installation):
-    """Nobody is in the run to say so: an automation ends it, and its flow pod goes."""
+def test_an_automation_ends_a_run_whose_flow_image_is_missing(
+    runs: dict[str, FlowRun], installed: Installation
+):
+    """The flow cannot start and report the problem, so an automation ends the run as crashed."""
     run = runs["no-flow"]
     state = run.end()
     assert state["type"] == "CRASHED", run.describe()
@@ -218,7 +239,7 @@ def test_a_flow_pod_whose_image_is_not_there(runs: dict[str, FlowRun], installed
 
 @contextmanager
 def wrong_credentials(installed: Installation) -> Iterator[None]:
-    """The store's Secret holds another password for a while."""
+    """Put a wrong password into the store's Secret during the block."""
     name = f"{installed.fullname}-store"
     right = installed.namespace.secret(name)["AWS_SECRET_ACCESS_KEY"]
 
@@ -234,15 +255,18 @@ def wrong_credentials(installed: Installation) -> Iterator[None]:
         patch(right)
 
 
-def test_wrong_credentials_of_the_store(
+def test_wrong_store_credentials_fail_the_run(
     installed: Installation, prefect: Prefect, runs: dict[str, FlowRun]
 ):
-    """403 and what to look at; no Job. The others have their pods by now, with the right ones."""
+    """The message contains status 403 and the fix, and the run creates no Job.
+
+    All other runs end before the credentials change, so the wrong password does not affect them.
+    """
     for run in runs.values():
         run.end()
     with wrong_credentials(installed):
         run = prefect.start("no-access")
         message = failed(run)
     assert "403" in message
-    assert "give valid credentials" in message
+    assert "pass valid credentials" in message
     assert not installed.jobs(run)

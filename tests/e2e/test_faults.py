@@ -1,4 +1,4 @@
-"""Every part of a run is killed while it works; the run completes, and verifies."""
+"""A run completes with correct traces, even though each of its parts is killed in turn."""
 
 import contextlib
 import json
@@ -18,8 +18,8 @@ from tests.integration.run.retrace_runs import command
 from tests.patience import eventually
 
 STEPS = 12
-# One answer at a time, one question a shard, and one answer a micro-batch: rollouts and updates
-# take seconds, so that a pod can be killed in the middle.
+# With one response at a time, one prompt per shard and one response per micro-batch, rollouts and
+# updates take seconds, so that the test can kill a pod in the middle of a rollout or an update.
 SLOW = (
     *SMALL,
     "actor_rollout_ref.rollout.n=8",
@@ -28,8 +28,9 @@ SLOW = (
     "launch.rollout_shards=8",
 )
 
-# The kernel's OOM killer takes PID 1, which no signal from inside of its container can end: this is
-# how a pod dies by SIGKILL on any cluster. Many processes hold the memory, each less than PID 1.
+# No signal from inside a container can end its PID 1, but the kernel's OOM killer can. A pod can
+# therefore be killed with SIGKILL on any cluster. The memory is taken by many processes, so that
+# each of them holds less than PID 1.
 KILL_PID_1 = """
 import os, time
 open("/proc/1/oom_score_adj", "w").write("1000")
@@ -53,7 +54,7 @@ def uids(objects: list[Object]) -> set[str]:
 
 
 def starts(installed: Installation, run: FlowRun) -> set[tuple[str, str, int]]:
-    """Of every worker pod that runs: uid of its Job, its own, and restarts of its container."""
+    """Return (Job uid, pod uid, container restarts) for each running worker pod."""
     return {
         (job["metadata"]["uid"], pod["metadata"]["uid"], status["restartCount"])
         for job in installed.jobs(run)
@@ -72,22 +73,27 @@ def kill_by_oom(namespace: Namespace, pod: str, container: str) -> None:
 
 
 def evict(namespace: Namespace, pod: str) -> None:
-    """What `kubectl drain` does to each pod of a node."""
+    """Evict a pod, as `kubectl drain` does with each pod on a node."""
     path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     namespace.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(body))
 
 
 @pytest.mark.timeout(1500)
-def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3: dict[str, str]):
-    """A rollout pod in mid-step, a training rank in mid-update, a training pod by a drain, the flow
-    pod by SIGTERM and by SIGKILL, the server. The first three are made anew; the workers do not
-    notice the rest."""
+def test_a_run_survives_the_death_of_each_part_in_turn(
+    installed: Installation, prefect: Prefect, s3: dict[str, str]
+):
+    """A run completes after the deaths of its workers, its flow pod and the Prefect server.
+
+    The test kills a rollout pod within a step and a training rank within an update, and evicts a
+    training pod. The launcher replaces these workers. The test then ends the flow pod, first with
+    SIGTERM, then with SIGKILL, and kills the server. Meanwhile, the workers continue.
+    """
     namespace = installed.namespace
     run = prefect.start("faults", SLOW, steps=STEPS)
     store = open_store(f"{RUNS}/faults")
     with never_two_at_once(installed, run) as two_at_once:
-        # A rollout pod, lost with all grace denied.
+        # Delete a rollout pod without a grace period.
         wait_for(store, keys.metrics(0), run)
         pod = next(
             p["metadata"]["name"]
@@ -96,24 +102,27 @@ def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3
         )
         wait_for(store, keys.plan(1), run)
         namespace.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
-        assert store.size(keys.rollout(1, 7)) is None, "killed too late to test anything"
+        assert store.size(keys.rollout(1, 7)) is None, "killed after the end of the rollout"
 
-        # A training rank: SIGKILL of the process below torchrun's agent.
+        # Kill a training rank: send SIGKILL to the process below torchrun's agent.
         wait_for(store, keys.manifest(2), run)
         pod = live_pods(installed.pods(run, "training"))[-1]
         kill_rank = "import psutil\nfor rank in psutil.Process(1).children(): rank.kill()"
         namespace.kubectl("exec", pod, "--container", "training", "--", "python", "-c", kill_rank)
-        assert store.size(keys.metrics(2)) is None, "killed too late to test anything"
+        assert store.size(keys.metrics(2)) is None, "killed after the end of the step"
         run.says(f"(pod {pod}) failed: exit code")
-        run.says("making the next one: restart 1 of 3")
+        run.says("creating the next one: restart 1 of 3")
 
-        # A training pod, as `kubectl drain` does it: no fault of the run, so no restart is counted.
+        # Evict a training pod. An eviction does not count as a restart, because it is not the run's
+        # fault. The launcher reports it for the running pod or, if the container has already ended,
+        # for the failed pod.
         wait_for(store, keys.manifest(3), run)
         evict(namespace, live_pods(installed.pods(run, "training"))[-1])
-        run.says("is taken away: Eviction API")
-        run.says("making the next one: a disruption does not count")
+        run.says("Eviction API: evict")
+        run.says("creating the next one: a disruption does not count")
 
-        # The flow pod, by SIGTERM and, as soon as it is back, by SIGKILL.
+        # End the flow pod with SIGTERM and, as soon as its successor runs, the successor with
+        # SIGKILL.
         wait_for(store, keys.plan(4), run)
         workers = starts(installed, run)
         assert len(workers) == 4
@@ -125,7 +134,7 @@ def test_every_part_killed_in_turn(installed: Installation, prefect: Prefect, s3
         kill_by_oom(namespace, pod, "prefect-job")
         run.says("start 3 of flow run")
 
-        # The server's container.
+        # Kill the server's container.
         wait_for(store, keys.plan(len(all_metrics(store)) + 1), run)
         assert starts(installed, run) == workers
         [pod] = live_pods(namespace.get("pods", "app.kubernetes.io/component=server"))

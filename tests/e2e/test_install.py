@@ -1,4 +1,4 @@
-"""What `helm install` says of values that name what the cluster does not have. Nothing is made."""
+"""Errors from `helm install` about values that the cluster refuses; nothing is installed."""
 
 import pytest
 
@@ -9,22 +9,25 @@ LABELS = "jobs.labels.team=a b"
 DRY = ("--values", str(TRIAL), "--dry-run=server")
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["namespace", "--create-namespace"])
-def test_a_secret_that_is_not_there(cluster: None, there: bool):
-    """Helm creates a namespace only after it has rendered the chart."""
+@pytest.mark.parametrize("exists", [True, False], ids=["namespace", "--create-namespace"])
+def test_a_missing_secret_is_refused(cluster: None, exists: bool):
+    """The check works with --create-namespace, although the namespace does not exist yet."""
     database = "prefect.server.database.existingSecret=no-such-secret"
     install = ("install", "retrace", str(CHART), *DRY, "--set", database)
-    with new_namespace() as made:
-        namespace = made if there else Namespace(f"{made.name}-none")
+    with new_namespace() as created:
+        namespace = created if exists else Namespace(f"{created.name}-none")
         with pytest.raises(CommandError) as refused:
-            namespace.helm(*install, *(() if there else ("--create-namespace",)))
-    said = str(refused.value)
-    assert 'prefect.server.database.existingSecret: found "no-such-secret"' in said
-    assert f"namespace {namespace.name} has no such Secret; create it first" in said
+            namespace.helm(*install, *(() if exists else ("--create-namespace",)))
+    message = str(refused.value)
+    assert 'prefect.server.database.existingSecret: found "no-such-secret"' in message
+    expected = (
+        f"expected the name of a Secret in namespace {namespace.name}; create the Secret first"
+    )
+    assert expected in message
 
 
-def test_labels_that_kubernetes_refuses(cluster: None):
-    """The pods of runs are made later; their fields are shown to the API server before."""
+def test_labels_that_kubernetes_refuses_fail_the_installation(cluster: None):
+    """The API server already checks the fields of run pods during installation."""
     with new_namespace() as namespace, pytest.raises(CommandError) as refused:
         namespace.helm("install", "retrace", str(CHART), "--values", str(TRIAL), "--set", LABELS)
     assert "a valid label must be" in str(refused.value)

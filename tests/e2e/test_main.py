@@ -1,4 +1,4 @@
-"""The main job on a cluster: started through Prefect's API, watched there, its traces verified."""
+"""A run on a cluster is started and watched through Prefect's API; `verify` accepts its traces."""
 
 import json
 from pathlib import Path
@@ -16,13 +16,15 @@ def test_the_helm_test_passes(installed: Installation):
     assert "Phase:          Succeeded" in printed
 
 
-def test_traces_verify_from_here(main_store: Store):
+def test_traces_verify_from_this_machine(main_store: Store):
     command("traces", "verify", main_store.uri)
 
 
-def test_metrics_are_those_of_a_local_run(main_store: Store, tmp_path: Path):
-    """Every step has the metrics that two ranks and two workers on one machine have, and all rows
-    were replayed."""
+def test_metrics_have_the_names_of_a_local_run(main_store: Store, tmp_path: Path):
+    """Every step reports the same metrics as a local run with two ranks and two workers.
+
+    All rows are replayed.
+    """
     steps = all_metrics(main_store)
     assert len(steps) == 2
     run(*small(tmp_path, "local", "launch.rollout_workers=2", "trainer.n_gpus_per_node=2"))
@@ -37,7 +39,7 @@ def test_metrics_are_those_of_a_local_run(main_store: Store, tmp_path: Path):
 
 
 def test_states_and_artifacts_are_shown(main_run: FlowRun, main_store: Store):
-    """What the UI shows: starting, loading, running, steps; progress, table of steps, report."""
+    """The UI shows the pods' phases, the steps, the progress, the metrics and the report."""
     log = main_run.log_text()
     for text in (
         "loading the model",
@@ -63,8 +65,11 @@ def test_states_and_artifacts_are_shown(main_run: FlowRun, main_store: Store):
 
 
 def test_worker_pods_ran_restricted_and_without_a_token(main_run: FlowRun, installed: Installation):
-    """Two pods of each kind ran to exit code 0 in a namespace that enforces `restricted`; their
-    Jobs stay until their time to live is over; they had no Kubernetes or Prefect credentials."""
+    """Two pods of each kind succeeded in a namespace that enforces `restricted`.
+
+    Their Jobs remain until their time to live expires. The pods had no credentials for Kubernetes
+    or Prefect.
+    """
     for component in ("rollout", "training"):
         pods = installed.pods(main_run, component)
         assert len(pods) == 2, installed.namespace.describe_trouble()

@@ -1,4 +1,4 @@
-"""Prefect's history in PostgreSQL: it outlives the server's pod, and the installation."""
+"""Prefect's run history in PostgreSQL outlives the server's pod and the installation."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ DATABASE = Path(__file__).parent / "postgres/database.yaml"
 
 @pytest.fixture(scope="module")
 def on_postgres(cluster: None) -> Iterator[Installation]:
-    """A second installation, in a namespace of its own, with its database."""
+    """A second installation, in a separate namespace with a database."""
     with new_namespace() as namespace:
         namespace.kubectl("apply", "--filename", str(DATABASE))
         namespace.kubectl(
@@ -26,8 +26,10 @@ def on_postgres(cluster: None) -> Iterator[Installation]:
 
 
 def test_history_outlives_pod_and_installation(on_postgres: Installation):
-    """A run that is refused stays in the history when the server's pod is replaced, and when the
-    release is uninstalled and installed again; so does the API's password."""
+    """A refused run stays in the history when the server's pod is replaced.
+
+    The history and the passwords also survive uninstalling the release and installing it again.
+    """
     namespace = on_postgres.namespace
     with on_postgres.prefect() as prefect:
         run = prefect.start("refused", ["trainer.no_such_key=1"])

@@ -1,4 +1,4 @@
-"""`helm upgrade` while a run is at work."""
+"""`helm upgrade` in the middle of a run."""
 
 from tests.e2e.installation import Installation
 from tests.e2e.prefect_api import Prefect
@@ -7,7 +7,7 @@ from tests.patience import eventually
 
 
 def test_an_upgrade_keeps_secrets_history_and_runs(installed: Installation, prefect: Prefect):
-    """A new preset is offered in the form; Secrets, history and the Jobs at work stay."""
+    """The form offers the new preset; Secrets, the run history and the run's Jobs remain."""
     namespace = installed.namespace
     names = (f"{installed.fullname}-auth", f"{installed.fullname}-store")
     run = prefect.start("upgraded", NEVER_STARTS)
@@ -24,6 +24,7 @@ def test_an_upgrade_keeps_secrets_history_and_runs(installed: Installation, pref
     assert run.state["type"] == "RUNNING", run.describe()
     schema = prefect.deployment()["parameter_openapi_schema"]
     assert schema["properties"]["preset"]["enum"] == ["other", "quickstart"]
-    eventually(lambda: "does not start" in run.log_text(), run.describe)  # it is still watched
+    # The flow still watches the run's pods.
+    eventually(lambda: "does not start" in run.log_text(), run.describe)
     cancel(installed, run)
     ends_cancelled(installed, run)

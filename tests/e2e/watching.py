@@ -1,4 +1,4 @@
-"""Watching what must never be: two flow pods, or two training gangs, of one run at work at once."""
+"""A watcher that detects simultaneous flow pods, or simultaneous training gangs, of one run."""
 
 import contextlib
 import threading
@@ -11,13 +11,16 @@ from tests.e2e.prefect_api import FlowRun
 
 @contextlib.contextmanager
 def never_two_at_once(installation: Installation, run: FlowRun) -> Iterator[list[str]]:
-    """Looks about twice a second; what it saw of two at once is in the result, empty at best."""
+    """Yield a list to which a thread adds each pair of pods or gangs that ran simultaneously.
+
+    The thread checks about twice a second. The list must stay empty.
+    """
     seen: list[str] = []
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.3):
-            with contextlib.suppress(CommandError):  # a look that failed; the next one counts
+            with contextlib.suppress(CommandError):  # the next check follows soon
                 flow = live_pods(installation.flow_pods(run))
                 if len(flow) > 1:
                     seen.append(f"flow pods {', '.join(flow)}")

@@ -1,17 +1,18 @@
-"""The hostile campaign: stores that were damaged or forged in every way we know, and what every
-reader, `verify` and the commands make of them.
+"""The hostile campaign: readers, `verify` and the commands on damaged and forged stores.
 
     python -m tests.hostile [--all] [--only NAME]
 
-    worlds      undamaged stores, made by the project's own writers, and twins of them
-    case        a case: its name, what becomes of which object, what must be said of it
-    remake      level L1: all digests that an attacker could recompute, recomputed
-    families    the cases, one module a family
-    judge       what readers, verify and commands make of a case, and whether that is right
-    pool        child processes with bounds on time and memory
-    campaign    all of it together, and the table that it prints
-    known       what nobody can notice, and why; what is still open
+    worlds      Undamaged stores, written by the project's own writers, and their twins.
+    newer       Stores with the additions of format 1.1; `worlds` lists them.
+    case        A case: its name, its changes, and the expected reaction.
+    remake      Level L1: recomputation of all digests that an attacker can recompute.
+    families    The cases, one module per family.
+    judge       The verdict on the results from readers, `verify` and the commands.
+    pool        Child processes with limits on time and memory.
+    campaign    The list of all cases, samples of this list, and the printed table.
+    known       The undetectable cases, with reasons, and the open cases.
 
-A case is named `family/object/what/level`. Level L0: no digest was recomputed. L1: an attacker, or
-a bug, recomputed every digest of files, of their ranges and of JSON objects up to the root.
+A case is named `family/object/what/level`. At level L0 no digest is recomputed. At L1 the case
+recomputes every digest of files, their ranges and JSON objects, up to the root, as an attacker or a
+bug could.
 """

@@ -1,4 +1,4 @@
-"""All cases, a sample of them, and the table of what came of them."""
+"""The list of all cases, samples of this list, and the table of verdicts."""
 
 import re
 from collections import Counter, defaultdict
@@ -10,6 +10,7 @@ from hashlib import sha256
 from tests.hostile.case import Case
 from tests.hostile.families import (
     bombs,
+    chains,
     columns,
     damaged,
     json_texts,
@@ -22,27 +23,32 @@ from tests.hostile.families import (
 from tests.hostile.judge import Verdict
 from tests.hostile.known import OPEN, open_pattern
 from tests.hostile.pool import tried
+from tests.hostile.worlds import NEWER
 
 FAMILIES: dict[Callable[[str], Iterator[Case]], Sequence[str]] = {
-    json_values.cases: ("r3", "r2", "set", "r2set", "r2-1.0"),
+    json_values.cases: ("r3", "r2", "set", "r2set", "policies", "r2-1.0", *NEWER),
     json_texts.cases: ("r2", "r3-1.0"),
-    columns.cases: ("r3", "r2", "set", "r2set", "wide", "r3-1.0", "r2-1.0"),
-    rows.cases: ("r3", "r2", "set", "r2set", "r2-1.0"),
-    layers.cases: ("r3", "r2", "set", "r2set", "wide", "r3-1.0", "r2-1.0"),
-    moved.cases: ("r3", "r2", "set", "r2set", "r3-1.0", "r2-1.0", "audited-1.0", "replayed-1.0"),
-    damaged.cases: ("r3", "r2"),
+    columns.cases: ("r3", "r2", "set", "r2set", "wide", "r3-1.0", "r2-1.0", *NEWER),
+    rows.cases: ("r3", "r2", "set", "r2set", "r2-1.0", *NEWER),
+    layers.cases: ("r3", "r2", "set", "r2set", "wide", "r3-1.0", "r2-1.0", *NEWER),
+    moved.cases: (
+        *("r3", "r2", "set", "r2set", "r3-1.0", "r2-1.0", "audited-1.0", "replayed-1.0"),
+        *NEWER,
+    ),
+    damaged.cases: ("r3", "r2", "filtered", "cut"),
+    chains.cases: ("policies",),
     places.cases: ("r3", "r2", "set"),
     bombs.cases: ("r3", "r2"),
 }
-"""The worlds on which each family is tried."""
+"""The worlds to which each family is applied."""
 
 SAMPLE = 1_200
-"""Cases of a sample, some of which turn out to change nothing."""
+"""The number of cases in a sample. Some of them change nothing and give no verdict."""
 
 
 @cache
 def all_cases() -> list[Case]:
-    """Every case, always in this order."""
+    """Return every case, always in the same order."""
     found = [case for cases, worlds in FAMILIES.items() for name in worlds for case in cases(name)]
     names = [case.name for case in found]
     assert len(set(names)) == len(names), [n for n in names if names.count(n) > 1][:3]
@@ -50,8 +56,12 @@ def all_cases() -> list[Case]:
 
 
 def sampled(count: int) -> list[int]:
-    """Numbers of cases: every way in which something is done, where a case of a way may change
-    nothing twice; every object to which; then of each family the share of its root."""
+    """Return the numbers of about `count` cases, in order.
+
+    The sample covers every object once, and every kind of change twice, because a case may change
+    nothing. The remaining cases are divided among the families in proportion to the square
+    roots of their sizes.
+    """
     by_family: dict[str, list[int]] = defaultdict(list)
     for number, case in enumerate(all_cases()):
         by_family[case.family + case.level].append(number)
@@ -72,11 +82,11 @@ def sampled(count: int) -> list[int]:
 
 
 _COSTLY = {"bombs"}
-"""Families of which each way is tried once in a sample, on whichever object."""
+"""Families whose changes are tried only once each in a sample, on any object."""
 
 
 def way_of(case: Case) -> str:
-    """What is done, at which level: 'json/null/L1', 'damaged/cut/L0'."""
+    """Return the case's kind of change and its level: 'json/null/L1', 'damaged/cut/L0'."""
     what = case.name.rsplit("/", 2)[1]
     return (
         f"{case.family}/{what.rstrip(' 0123') if case.family == 'damaged' else what}/{case.level}"
@@ -84,7 +94,7 @@ def way_of(case: Case) -> str:
 
 
 def target_of(case: Case) -> str:
-    """The world and object to which it is done, without the numbers in its name."""
+    """Return the world and object that the case changes, with each number replaced by 0."""
     world, _, rest = case.name.split("/", 1)[1].partition(":")
     key = rest.rsplit("/", 2)[0].partition(":")[0]
     return f"{case.family}/{world}:{_NUMBER.sub('0', key)}/{case.level}"
@@ -94,7 +104,7 @@ _NUMBER = re.compile("[0-9]+")
 
 
 def _covering(numbers: Sequence[int], of: Callable[[Case], str], times: int) -> Iterator[int]:
-    """The first cases of each of something."""
+    """Yield the first `times` cases of each group, where `of` returns a case's group."""
     seen: Counter[str] = Counter()
     for number in numbers:
         name = of(all_cases()[number])
@@ -104,7 +114,7 @@ def _covering(numbers: Sequence[int], of: Callable[[Case], str], times: int) -> 
 
 
 def _spread(numbers: Sequence[int]) -> list[int]:
-    """In an order in which what is done, then to what, comes round again as late as possible."""
+    """Return the cases in an order that repeats kinds of change and objects as late as possible."""
     cases = all_cases()
     seen: Counter[str] = Counter()
     ranked = []
@@ -117,13 +127,13 @@ def _spread(numbers: Sequence[int]) -> list[int]:
 
 @dataclass
 class Outcome:
-    """What a run of the campaign found."""
+    """The verdicts of one run of the campaign, keyed by case name."""
 
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     @property
     def failed(self) -> dict[str, list[str]]:
-        """By case what is not as it must be, and not known."""
+        """The failures of each failed case that OPEN does not list, keyed by case name."""
         return {
             name: verdict.bad
             for name, verdict in self.verdicts.items()
@@ -132,7 +142,7 @@ class Outcome:
 
     @property
     def mended(self) -> list[str]:
-        """Patterns of OPEN under which cases were tried, all of which came out right."""
+        """The patterns in OPEN whose cases were tried and all passed."""
         bad: dict[str, bool] = {}
         for name, verdict in self.verdicts.items():
             pattern = open_pattern(name)
@@ -141,8 +151,12 @@ class Outcome:
         return [pattern for pattern in OPEN if bad.get(pattern) is False]
 
     def table(self) -> str:
-        """By family and level: cases, accepted wrongly, unnamed, tracebacks, hangs, the worst
-        memory (MB) and time (s), and all CPU time."""
+        """Return a table with a row per family and level.
+
+        The first columns count cases: all of them, and those that were refused, were wrongly
+        accepted, were not reported by verify, ended in a traceback, or hung. The other columns are
+        the peak memory (MB), the longest time (s) and the total CPU time (s).
+        """
         counts: dict[str, list[Verdict]] = defaultdict(list)
         for name, verdict in self.verdicts.items():
             counts[f"{name.split('/')[0]} {name[-2:]}"].append(verdict)
@@ -172,7 +186,18 @@ def run(
     limit_s: float = 60.0,
     seen: Callable[[str, Verdict], None] = lambda name, verdict: None,
 ) -> Outcome:
-    """Try cases by number; `whole`: with every reader and command, not only some of them each."""
+    """Try cases and return their verdicts.
+
+    Args:
+        numbers: Numbers of cases in `all_cases`.
+        whole: Whether to try each case with every slow reader and command, not only with one.
+        processes: The number of child processes.
+        limit_s: The limit on CPU time per case, in seconds.
+        seen: Called after each case, with the case's name and verdict.
+
+    Returns:
+        The verdicts of all cases that change something.
+    """
     outcome = Outcome()
     for number, verdict in tried(numbers, whole, processes, limit_s):
         assert isinstance(verdict, Verdict)

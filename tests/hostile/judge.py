@@ -1,4 +1,4 @@
-"""What readers, `verify` and the commands make of a case, and whether that is right."""
+"""The results from readers, `verify` and the commands for a case, and the verdict on them."""
 
 import json
 import tempfile
@@ -38,35 +38,36 @@ from tests.hostile.worlds import world
 from tests.memory_store import MemoryStore
 
 Item = tuple[str, Any]
-"""What a reader returns: a name such as 'routes of 000000/1/0', and a plain value."""
+"""One result of a reader: a name such as 'routes 000000/1/0', and a plain value."""
 
 
 @dataclass
 class Verdict:
-    """What a case came to."""
+    """The results of one case."""
 
     wrong: list[str] = field(default_factory=list)
-    """Readers and commands that took it for the truth, or refused what is right."""
+    """Readers and commands that accepted incorrect content or refused correct content."""
     tracebacks: list[str] = field(default_factory=list)
-    """What ended with another error than TraceError or StoreError."""
+    """Readers and commands that raised an error other than TraceError and StoreError."""
     unnamed: bool = False
-    """`verify` named nothing."""
+    """Whether `verify` reported no problem although it should have reported one."""
     refused: int = 0
-    """Readers that refused."""
+    """The number of readers that refused the store."""
     problems: list[str] = field(default_factory=list)
-    """What `verify` said."""
+    """The problems that `verify` reported."""
     memory_mb: float = 0.0
-    """How much the process grew at its peak."""
+    """The peak growth of the process's memory."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """Of the judged process, the building of the case included."""
+    """The child process's CPU time in seconds, including the time to build the case."""
     impossible: bool = False
-    """The case changes nothing."""
+    """Whether the case changes nothing."""
     hung: bool = False
+    """Whether the case exceeded its time limit."""
 
     @property
     def bad(self) -> list[str]:
-        """What is not as it must be; empty: all is well."""
+        """The failures of the case; empty if it passed."""
         found = [*self.wrong, *self.tracebacks]
         if self.unnamed:
             found.append("verify names nothing")
@@ -76,7 +77,7 @@ class Verdict:
 
 
 class Placed:
-    """A world in a folder, in which one case after the other is tried."""
+    """A world in a folder, to which cases are applied one after another."""
 
     def __init__(self, name: str, root: Path) -> None:
         self.name, self.root = name, root / name / "store"
@@ -85,7 +86,7 @@ class Placed:
 
     @contextmanager
     def damaged(self, changes: Mapping[str, Any]) -> Iterator[Store]:
-        """The store with these changes."""
+        """Yield the store with these changes, and restore the world afterwards."""
         try:
             for key in changes:
                 removed(self.root / key)
@@ -117,7 +118,14 @@ class Placed:
 
 
 def judge(case: Case, placed: Placed, changes: Mapping[str, Any], turn: int | None) -> Verdict:
-    """Try a case. `turn` chooses one of the commands and slow readers; None: all of them."""
+    """Try a case and return its verdict.
+
+    Args:
+        case: The case.
+        placed: The case's world in a folder.
+        changes: The changes that the case makes.
+        turn: Selects one of the commands and one of the slow readers; None selects all of them.
+    """
     verdict = Verdict()
     steps = {keys.folder_number(key) for key in changes if key.startswith("steps/")}
     only = all(key.startswith("steps/") for key in changes) and len(steps) == 1
@@ -130,12 +138,12 @@ def judge(case: Case, placed: Placed, changes: Mapping[str, Any], turn: int | No
         try:
             report = verify(store, step)
             verdict.problems = [str(problem) for problem in report.problems]
-        except Exception as error:  # noqa: BLE001 - what else may come out is what is asked
+        except Exception as error:  # noqa: BLE001 - the verdict reports unexpected errors
             verdict.tracebacks.append(f"verify: {_said(error)}")
         else:
             verdict.unnamed = case.expect == NAMED and not verdict.problems
             if case.expect == HARMLESS and verdict.problems:
-                verdict.wrong.append(f"verify names what is right: {verdict.problems[0][:300]}")
+                verdict.wrong.append(f"verify names a false problem: {verdict.problems[0][:300]}")
         blind = not_noticed(case)
         for number in steps & {0, 1} or {0}:
             _read(case, store, number or 0, verdict, turn, blind)
@@ -152,7 +160,7 @@ def _read(
     right = truth(case.world, step)
     for name, reader in {**READERS, **_chosen(SLOW_READERS, turn)}.items():
         if name not in right:
-            continue  # it refuses the undamaged step, too: one without routes
+            continue  # the reader also refuses the undamaged step, perhaps because it has no routes
         found: dict[str, Any] = {}
         try:
             for item, value in reader(store, step, case.level):
@@ -160,9 +168,9 @@ def _read(
         except (TraceError, StoreError):
             verdict.refused += 1
             if case.expect == HARMLESS:
-                verdict.wrong.append(f"{name} refuses what is right")
+                verdict.wrong.append(f"{name} refuses right content")
             continue
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - the verdict reports unexpected errors
             verdict.tracebacks.append(f"{name}: {_said(error)}")
             continue
         if name != "slices" or case.level == "L0":
@@ -180,16 +188,17 @@ def _compare(
     for item in sorted(set(found) | set(expected)):
         whole = item.startswith(("sample ", "routes "))
         if case.level == "L1" and case.expect != HARMLESS and (not whole or item not in found):
-            continue  # a manifest says what it says; verify compares it
+            continue  # readers accept the values of an L1 manifest; only verify compares them
         if name == "run" and item not in found:
-            continue  # without run.json it is a recorded set, which has steps alone
+            continue  # without run.json the store is a recorded set, which has only steps
         if blind is not None and not (item in found and item in expected):
             continue
         known = verdict.problems or case.expect == FREE
         if name == "run" and known and _is_less(found[item], expected[item]):
-            continue  # without a seal or plan it is not finished; verify names what came after it
+            continue  # a step without its seal or plan is unfinished; verify reports later objects
         if item not in found or item not in expected:
-            verdict.wrong.append(f"{name}: {item} is {'there' if item in found else 'missing'}")
+            unexpected = "not in the undamaged world" if item in found else "missing"
+            verdict.wrong.append(f"{name}: {item} is {unexpected}")
             return
         if found[item] != expected[item]:
             where = differing(found[item], expected[item])
@@ -205,7 +214,7 @@ def _is_less(found: Any, expected: Any) -> bool:
 
 
 def differing(found: Any, expected: Any) -> list[str]:
-    """The fields that differ."""
+    """Return the names of the fields that differ; ['value'] for values without fields."""
     if isinstance(found, dict) and isinstance(expected, dict):
         return [n for n in sorted({*found, *expected}) if found.get(n) != expected.get(n)]
     return ["value"]
@@ -225,7 +234,7 @@ def _said(error: BaseException) -> str:
 
 
 def vars_of(sample: Sample) -> dict[str, Any]:
-    """The fields of a sample as plain values, in which NaN equals NaN."""
+    """Return the fields of a sample as plain values, in which NaN equals NaN."""
     values = {n: v for n, v in vars(sample).items() if n not in ("routes", "tokenizer")}
     found = {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in values.items()}
     found["extras"] = json.dumps(found["extras"], sort_keys=True)
@@ -233,7 +242,7 @@ def vars_of(sample: Sample) -> dict[str, Any]:
 
 
 def lists_of(routes: Routes) -> tuple[Any, ...]:
-    """Routes as plain values."""
+    """Return routes as plain values."""
     return routes.sets_TLK.shape, routes.sets_TLK.tobytes(), routes.valid_T.tolist()
 
 
@@ -261,7 +270,7 @@ def _used(store: Store, step: int, _level: str) -> Iterator[Item]:
 
 
 def _slices(store: Store, step: int, level: str) -> Iterator[Item]:
-    """Layers of samples; of files whose digests were remade a slice cannot notice all."""
+    """Yield layers of samples; nothing at L1, because a slice does not reveal every change."""
     if level == "L1":
         return
     used = used_routes(store, step)
@@ -273,8 +282,8 @@ def _slices(store: Store, step: int, level: str) -> Iterator[Item]:
 
 def _streams(store: Store, step: int, _level: str) -> Iterator[Item]:
     sealed = open_manifest(store, step)
-    # All rows: in an L1 manifest whose rows were moved, the first is another sample's. A manifest
-    # may claim billions.
+    # Select all rows, because the first row of an L1 manifest with moved rows belongs to a
+    # different sample. The limit is for manifests that claim billions of rows.
     share = sealed.select(range(min(sealed.samples, 64)))
     used = used_routes(store, step)
     with closing(SampleStream(store, share)) as samples:
@@ -309,7 +318,7 @@ def _replay(store: Store, step: int, _level: str) -> Iterator[Item]:
 
 
 def _run(store: Store, _step: int, _level: str) -> Iterator[Item]:
-    """What a run has beside steps."""
+    """Yield the run's steps and its other content: metrics, policies, validations."""
     run = retrace.open_run(store.uri)
     yield "steps", run.steps()
     if not run.recorded_set:
@@ -332,7 +341,7 @@ SLOW_READERS: dict[str, Reader] = {
     "check_replay": _replay,
     "run": _run,
 }
-"""Of these one is tried a case in a sample, and all in the whole."""
+"""Slow readers. In a sample, each case is tried with only one; in the full campaign, with all."""
 
 
 def _chosen(of: dict[str, Any], turn: int | None) -> dict[str, Any]:
@@ -342,7 +351,10 @@ def _chosen(of: dict[str, Any], turn: int | None) -> dict[str, Any]:
 
 @cache
 def truth(name: str, step: int) -> dict[str, dict[str, Any]]:
-    """By reader what it returns of the undamaged world; without readers that refuse it."""
+    """Return each reader's results for the undamaged world, keyed by reader and item.
+
+    Readers that refuse the world are left out.
+    """
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(folder)
@@ -397,7 +409,7 @@ def _command(case: Case, command: str, placed: Placed, verdict: Verdict, blind: 
     if error is not None:
         verdict.tracebacks.append(f"{name}: {_said(error)}")
     elif code not in (0, 1, 2) or not text.strip():
-        verdict.wrong.append(f"{name}: exit code {code}, said {text[:100]!r}")
+        verdict.wrong.append(f"{name}: exit code {code}, printed {text[:100]!r}")
     if _CONTROL & set(text):
         verdict.wrong.append(f"{name}: control characters reach the terminal")
     if "Traceback" in text:
@@ -409,19 +421,19 @@ def _command(case: Case, command: str, placed: Placed, verdict: Verdict, blind: 
         return
     if code != 0 or error is not None or blind is not None:
         if case.expect == HARMLESS and code != right_code:
-            verdict.wrong.append(f"{name}: exit code {code} for what is right")
+            verdict.wrong.append(f"{name}: exit code {code} for right content")
         return
     if right_code == 0 and files != right_files:
         changed = sorted(n for n in {*files, *right_files} if files.get(n) != right_files.get(n))
         changed = [n for n in changed if case.level == "L0" or (n in files and n.endswith(".npy"))]
         if changed:
-            verdict.wrong.append(f"{name}: exit code 0 and other arrays: {changed[:3]}")
+            verdict.wrong.append(f"{name}: exit code 0, but wrong arrays: {changed[:3]}")
     if case.level == "L0" and ":run.json/" not in case.name and text != right_text:
-        verdict.wrong.append(f"{name}: exit code 0 and another text")
+        verdict.wrong.append(f"{name}: exit code 0, but a different text")
 
 
 @cache
 def right_command(placed: Placed, command: str) -> tuple[int, str, Any]:
-    """What a command says of the undamaged world, which lies there now."""
+    """Return a command's exit code, text and files for the world, which must still be undamaged."""
     code, text, _, files = _run_command(COMMANDS[command], placed.root)
     return code, text, files

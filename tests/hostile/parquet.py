@@ -1,4 +1,4 @@
-"""Parquet files taken apart, changed and put together again, with their row groups."""
+"""Functions that read a Parquet file, change it, and write it with the same row groups."""
 
 import io
 from collections.abc import Callable
@@ -11,14 +11,14 @@ Change = Callable[[pa.Table], pa.Table | None]
 
 
 def table_of(data: bytes) -> pa.Table:
-    """All columns and rows of a file."""
+    """Return all columns and rows of a file."""
     return pq.read_table(io.BytesIO(data), use_threads=False)
 
 
 def rewritten(data: bytes, change: Change) -> bytes | None:
-    """A file with its rows changed; None: the change is not possible, or changes nothing.
+    """Return a file with changed rows; None if the change is impossible or changes nothing.
 
-    Row groups hold as many rows as they held, as long as there are rows.
+    Row groups keep their sizes as long as enough rows remain.
     """
     try:
         before = table_of(data)
@@ -29,11 +29,11 @@ def rewritten(data: bytes, change: Change) -> bytes | None:
         sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         return written(after, sizes)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeError):
-        return None  # no Parquet file can hold it
+        return None  # a Parquet file cannot hold the changed values
 
 
 def _same(one: pa.Table, other: pa.Table) -> bool:
-    """Equal names, types, values and metadata, whether columns may hold nulls or not."""
+    """Compare names, types, values and metadata, but not whether columns may contain nulls."""
     return (
         one.column_names == other.column_names
         and (one.schema.metadata or {}) == (other.schema.metadata or {})
@@ -45,7 +45,7 @@ def _same(one: pa.Table, other: pa.Table) -> bool:
 
 
 def written(table: pa.Table, sizes: list[int]) -> bytes:
-    """A file of a table in row groups of these sizes; what is left goes to one more."""
+    """Return a table as a file with row groups of these sizes, and one for the remaining rows."""
     out, at = io.BytesIO(), 0
     plain = table.schema.remove_metadata()
     with pq.ParquetWriter(out, plain, compression="zstd", store_schema=False) as writer:
@@ -58,12 +58,12 @@ def written(table: pa.Table, sizes: list[int]) -> bytes:
 
 
 def with_values(table: pa.Table, name: str, values: list[Any], kind: pa.DataType) -> pa.Table:
-    """Another column in the place of one."""
+    """Return the table with new values of type `kind` in the column `name`."""
     field = table.schema.field(name).with_nullable(True).with_type(kind)
     return table.set_column(table.schema.get_field_index(name), field, pa.array(values, kind))
 
 
 def with_metadata(table: pa.Table, changes: dict[bytes, bytes | None]) -> pa.Table:
-    """Other key-value metadata; None: without that key."""
+    """Return the table with changed key-value metadata; None removes a key."""
     found = {**(table.schema.metadata or {}), **changes}
     return table.replace_schema_metadata({k: v for k, v in found.items() if v is not None})

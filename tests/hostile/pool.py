@@ -1,4 +1,4 @@
-"""Child processes that try cases: a hang ends the child, memory is bounded and measured."""
+"""Child processes that try cases, with limits on time and memory. A hanging child is killed."""
 
 import gc
 import math
@@ -19,23 +19,37 @@ from pipeline.orphans import die_with_parent
 from tests.hostile.case import Case
 
 MEMORY_MB = 768
-"""How much address space a child may take more for a case: no claim of a length is believed. Two
-copies of what a row group may become (256 MB and more), and what an allocator adds."""
+"""The additional address space that a child may use for one case.
+
+The limit detects readers that trust a claimed length. It is enough for two copies of the largest
+content of a row group (256 MB and more), and for the allocator's overhead.
+"""
 LIMIT_S = 60.0
-"""Processor seconds for a case, which takes a tenth of one."""
+"""CPU seconds per case; a case usually takes a tenth of a second."""
 _WAITED = 10
-"""By the clock a case may take so many times as long: on a busy machine, too."""
+"""The limit on elapsed time, as a multiple of the limit on CPU time.
+
+The multiple is high because the machine may be busy.
+"""
 
 
 def tried(
     numbers: Sequence[int], whole: bool, processes: int = 2, limit_s: float = LIMIT_S
 ) -> Iterator[tuple[int, object]]:
-    """Try cases by their numbers in `all_cases`; yield number and verdict as they come."""
+    """Try cases in child processes, and yield their numbers and verdicts in order of completion.
+
+    Args:
+        numbers: Numbers of cases in `all_cases`.
+        whole: Whether to try each case with every slow reader and command, not only with one.
+        processes: The number of child processes.
+        limit_s: The limit on CPU time per case, in seconds.
+    """
     from tests.hostile.campaign import all_cases
     from tests.hostile.judge import Verdict
 
     cases = all_cases()
-    # Mixed, but world by world, from both ends: a child builds few worlds.
+    # Shuffle the cases within each world. Children take cases from both ends of the list, so that
+    # each child builds few worlds.
     mixed = {n: (cases[n].world, sha256(cases[n].name.encode()).digest()) for n in numbers}
     waiting = deque(sorted(numbers, key=mixed.__getitem__))
     children: dict[Connection, _Child] = {}
@@ -81,7 +95,7 @@ def tried(
 
 
 class _Child:
-    """A process, and the case that it tries; it dies with this one."""
+    """A child process and its current case. The child ends with this process."""
 
     def __init__(self, whole: bool, in_front: bool) -> None:
         self.in_front = in_front
@@ -94,7 +108,7 @@ class _Child:
         self._cpu_s = 0.0
 
     def give(self, number: int) -> None:
-        """A case to try: its time begins. Making its world is in the time of the first."""
+        """Send the child a case and start its clocks. The first case also builds its world."""
         self.number, self._given, self._cpu_s = number, time.monotonic(), self._used_s()
         self.pipe.send(number)
 
@@ -103,7 +117,7 @@ class _Child:
         return self._used_s() - self._cpu_s > limit_s or waited_s > _WAITED * limit_s
 
     def _used_s(self) -> float:
-        """Processor seconds of the child so far; infinite once it is gone."""
+        """Return the child's CPU seconds so far; infinity after it has ended."""
         try:
             fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -124,13 +138,13 @@ class _Child:
 
 
 def _work(pipe: Connection, whole: bool) -> None:
-    """Try the cases whose numbers come, until None comes."""
+    """Try the cases whose numbers arrive in the pipe, until None arrives."""
     die_with_parent()
     from tests.hostile.campaign import all_cases
     from tests.hostile.judge import Placed
 
     cases = all_cases()
-    # What stays for good is looked at no more by the collection before each case.
+    # Exclude permanent objects from garbage collection before each case.
     gc.collect()
     gc.freeze()
     shm = Path("/dev/shm")
@@ -157,7 +171,7 @@ def _tried(case: Case, placed: object, turn: int | None) -> object:
     with _bounded():
         try:
             verdict = judge(case, placed, changes, turn)  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001 - a fault of the campaign is shown, too
+        except Exception:  # noqa: BLE001 - the verdict also reports errors of the campaign itself
             verdict = Verdict(tracebacks=[f"campaign: {traceback.format_exc()[-600:]}"])
     verdict.wall_s, verdict.cpu_s = time.monotonic() - started, time.process_time() - began
     verdict.memory_mb = max(0.0, _status_mb("VmHWM") - before)
@@ -165,7 +179,7 @@ def _tried(case: Case, placed: object, turn: int | None) -> object:
 
 
 class _bounded:  # noqa: N801
-    """Address space beyond what is used now: MEMORY_MB."""
+    """A context that limits the address space to the current use plus MEMORY_MB."""
 
     def __enter__(self) -> None:
         self._old = resource.getrlimit(resource.RLIMIT_AS)
@@ -184,9 +198,9 @@ def _status_mb(name: str) -> float:
 
 
 def _reset_peak_mb() -> float:
-    """Forget the peak of memory; return what is used now."""
+    """Reset the process's peak memory, and return its current memory in MiB."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        sys.stderr.write("the peak of memory cannot be reset here\n")
+        sys.stderr.write("the peak memory cannot be reset on this machine\n")
     return _status_mb("VmRSS")

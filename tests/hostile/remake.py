@@ -1,8 +1,8 @@
-"""Level L1: whoever changed an object recomputes all digests that follow from it.
+"""Level L1: recomputation of all digests that depend on a changed object.
 
-A change of a data file changes its size, digest and ranges in commits; one of a commit its own
-digest, and those that other objects give of it, up to the root. What else a commit says stays
-as the case made it. Digests of tokens and routes by sample are content: they stay, too.
+A changed data file gets a new size, digest and ranges in its commits. A changed commit gets a new
+digest of its own content, in itself and in the objects that name it, up to the root. All other
+fields stay as the case set them. Digests of a sample's tokens and routes are content and stay too.
 """
 
 import json
@@ -18,23 +18,23 @@ from tests.hostile.worlds import Objects
 
 
 def signed(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with the digest of its content."""
+    """Return the object with the digest of its content."""
     rest = {name: value for name, value in body.items() if name != CONTENT_SHA256}
     return {**rest, CONTENT_SHA256: digest(rest)}
 
 
 def digest(body: Any) -> str:
-    """The content digest as the page says it, of hostile values, too."""
+    """Return the content digest that docs/trace-format.md defines, even of hostile values."""
     return sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
 
 
 def text(body: Any) -> bytes:
-    """JSON as a foreign writer would lay it out; also of what is none of ours (NaN, surrogates)."""
+    """Return JSON in another writer's layout; values may be invalid, such as NaN or surrogates."""
     return json.dumps(body).encode()
 
 
 def remade(objects: Objects, changes: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The changes with all digests that follow from them."""
+    """Return the changes, along with the objects whose digests depend on them."""
     found = dict(changes)
     now = {**objects, **changes}
     for key, data in changes.items():
@@ -59,7 +59,7 @@ def remade(objects: Objects, changes: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def content_of(data: bytes) -> str:
-    """The content digest that an object gives of itself, or has."""
+    """Return a JSON object's content digest or, for any other object, the digest of its bytes."""
     body = _object("x.json", data)
     if body is None:
         return sha256(data)
@@ -77,7 +77,10 @@ def _object(key: str, data: bytes) -> dict[str, Any] | None:
 
 
 def _refer(value: Any, holder: str, changed: str, objects: Objects, now: Objects) -> None:
-    """Bring what an object says of a changed one up to date."""
+    """Update the entries about a changed object within the value of another object.
+
+    An entry contains the size, digests or ranges of the changed object.
+    """
     if isinstance(value, list):
         for inner in value:
             _refer(inner, holder, changed, objects, now)
@@ -98,10 +101,10 @@ def _refer(value: Any, holder: str, changed: str, objects: Objects, now: Objects
 
 
 def _is_tied(holder: str, changed: str, objects: Objects) -> bool:
-    """Whether what changed is the manifest of the holder's step, whose digest the holder gave.
+    """Return whether the changed object is the manifest whose digest the holder contains.
 
-    In a recorded set it gave that of the run's manifest. The set's own names the holder by its
-    digest, so neither could ever have the other's.
+    In a recorded set, the holder contains the digest of the run's manifest. The set's own manifest
+    contains the holder's digest, so the holder cannot contain the manifest's.
     """
     step = keys.folder_number(holder)
     if step is None or changed != keys.manifest(step):
@@ -112,7 +115,7 @@ def _is_tied(holder: str, changed: str, objects: Objects) -> bool:
 
 
 def described(key: str, content: bytes, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The ranges of a file as a commit gives them; of what is no Parquet file those that it had."""
+    """Return the new ranges of a file's entry in a commit; {} if it is not a Parquet file."""
     try:
         file = describe(content, DataFile(key, len(content), sha256(content)), entry["role"])
     except (pa.ArrowException, OSError):

@@ -1,4 +1,4 @@
-"""Undamaged stores, and twins of them: other runs of the same ids and lengths."""
+"""Undamaged stores, and their twins: other runs with the same ids and lengths."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,21 +15,23 @@ from pipeline.store import Store
 from pipeline.traces import Geometry, Routes, Sample, VersionSpan
 from pipeline.traces.recorded_sets import write_recorded_set
 from pipeline.traces.write.library import write_step
+from tests.hostile import newer
 from tests.memory_store import MemoryStore
 from tests.old_stores import old_objects
-from tests.samples import GEOMETRY, R3, make_samples, random_sets
+from tests.policies import write_chain
+from tests.samples import GEOMETRY, R3, make_samples, random_sets, write_run
 from tests.stored_runs import SAMPLES, whole_run
 from tests.stored_runs import write_step as run_step
 
 Objects = Mapping[str, bytes]
 
 WIDE = Geometry(300, 5, (0, 3))
-"""Of more than 256 experts: two bytes an id."""
+"""A geometry with more than 256 experts, so that each id takes two bytes."""
 
 
 @contextmanager
 def _small_and_repeatable() -> Iterator[None]:
-    """Small files get several row groups each; write ids are counted, so that names stay."""
+    """Give small files several row groups. Number the write ids, so that names stay the same."""
     numbers = itertools.count(1)
     with ExitStack() as patches:
         for name in ("segments", "rows"):
@@ -41,8 +43,13 @@ def _small_and_repeatable() -> Iterator[None]:
 
 
 def redrawn(samples: Sequence[Sample], tokens: bool, geometry: Geometry = GEOMETRY) -> list[Sample]:
-    """The samples of another run: the same ids, lengths and validity; other routes and rewards,
-    and with `tokens` other tokens, log-probs and masks, too."""
+    """Return the samples of another run, with the same ids, lengths and validity.
+
+    Args:
+        samples: The samples of the first run.
+        tokens: Whether tokens, log-probs and loss masks also differ, not only routes and rewards.
+        geometry: The geometry of the routes.
+    """
     rng = np.random.default_rng(99)
     found = []
     for sample in samples:
@@ -67,7 +74,7 @@ def redrawn(samples: Sequence[Sample], tokens: bool, geometry: Geometry = GEOMET
 
 
 def _run(mode: str, change: Callable[[Sequence[Sample]], Sequence[Sample]] = list) -> Objects:
-    """A run of two steps of `mode`; the second has the engine's routes, too."""
+    """Return a run with two steps in `mode`; the second step also has the engine's routes."""
     store = MemoryStore()
     with TemporaryDirectory() as scratch, patch("tests.stored_runs.SAMPLES", change(SAMPLES)):
         whole_run(store, Path(scratch), mode)
@@ -78,7 +85,10 @@ def _run(mode: str, change: Callable[[Sequence[Sample]], Sequence[Sample]] = lis
 
 
 def _varied(geometry: Geometry) -> list[Sample]:
-    """Samples of a library's writer: masked, aborted, of several versions, of one token."""
+    """Return samples as a library user writes them.
+
+    Some are masked, aborted, from several policy versions, or only one token long.
+    """
     samples = make_samples(prompts=4, geometry=geometry, seed=3)
     G = len(samples[0].response_tokens_G)
     spans = (VersionSpan(0, 0, G - 1), VersionSpan(1, G - 1, G))
@@ -115,8 +125,16 @@ def _recorded(run: Objects) -> Objects:
     return target.objects
 
 
+def _policies() -> Objects:
+    """Return a run before its first step, with a whole policy version and two differences."""
+    store = MemoryStore()
+    write_run(store, SAMPLES, "R3", b"{}")
+    write_chain(store, 3, 3)
+    return store.objects
+
+
 def _old(name: str) -> Objects:
-    """A store of format 1.0, without its policies, whose weights are none."""
+    """Return a store in format 1.0 without its policies, which have no real weights."""
     return {k: data for k, data in old_objects(name).items() if not k.startswith("policies/")}
 
 
@@ -126,12 +144,21 @@ _MADE: dict[str, Callable[[], Objects]] = {
     "set": lambda: _library(GEOMETRY),
     "wide": lambda: _library(WIDE),
     "r2set": lambda: _recorded(world("r2")),
+    "filtered": lambda: newer.filtered("R3"),
+    "filteredset": lambda: _recorded(newer.filtered("R2")),
+    "branched": newer.branched,
+    "cut": newer.cut,
+    "policies": _policies,
     "r3-1.0": lambda: _old("r3"),
     "r2-1.0": lambda: _old("r2"),
     "audited-1.0": lambda: _old("audited"),
     "replayed-1.0": lambda: _old("replayed"),
 }
 WORLDS = tuple(_MADE)
+NEWER = ("filtered", "filteredset", "branched", "cut")
+"""The worlds that use the additions of format 1.1."""
+WITH_REJECTED = ("filtered", "filteredset")
+"""The worlds in which all samples of shards 1 and 3 are rejected."""
 
 _TWINS: dict[tuple[str, bool], Callable[[], Objects]] = {
     (name, tokens): make
@@ -140,23 +167,26 @@ _TWINS: dict[tuple[str, bool], Callable[[], Objects]] = {
         "r3": lambda tokens=tokens: _run("R3", lambda s: redrawn(s, tokens)),
         "r2": lambda tokens=tokens: _run("R2", lambda s: redrawn(s, tokens)),
         "set": lambda tokens=tokens: _library(GEOMETRY, lambda s: redrawn(s, tokens)),
+        "filtered": lambda tokens=tokens: newer.filtered("R3", lambda s: redrawn(s, tokens)),
+        "branched": lambda tokens=tokens: newer.branched(lambda s: redrawn(s, tokens)),
+        "cut": lambda tokens=tokens: newer.cut(lambda s: redrawn(s, tokens)),
     }.items()
 }
+WITH_TWINS = frozenset(name for name, _ in _TWINS)
 
 
 @cache
 def world(name: str) -> Objects:
-    """An undamaged store by its name in WORLDS."""
+    """Return the objects of the undamaged store with this name in WORLDS."""
     with _small_and_repeatable():
         return dict(_MADE[name]())
 
 
 @cache
 def twin(name: str, tokens: bool) -> Objects:
-    """Another run of the same ids and lengths: other routes and rewards, with `tokens` other
-    tokens, too.
+    """Return another run with the same keys, sample ids and lengths as the world.
 
-    Its objects have the names that the world's have.
+    Its routes and rewards differ; if `tokens` is true, its tokens also differ.
     """
     with _small_and_repeatable():
         return dict(_TWINS[name, tokens]())

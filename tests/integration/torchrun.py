@@ -1,4 +1,4 @@
-"""Start a program on several ranks of this machine, as the trainer's launcher does."""
+"""Functions that start a program as several ranks on this machine, like the trainer's launcher."""
 
 import os
 import signal
@@ -13,19 +13,34 @@ from tests.paths import ROOT
 
 
 def start_ranks(
-    program: str | Path, ranks: int, *arguments: str | Path, node: Sequence[str] = ("--standalone",)
+    program: str | Path,
+    ranks: int,
+    *arguments: str | Path,
+    node: Sequence[str] = ("--standalone",),
+    guarded_by: int | None = None,
 ) -> subprocess.Popen[str]:
-    """Start `program` (a module's name or a file) under torchrun, in a process group of its own.
+    """Start a program under torchrun, in its own process group.
 
-    `node` are torchrun's arguments about nodes; `ranks` are those of this one.
+    Args:
+        program: The name of a module, or a file that ends in .py.
+        ranks: The number of ranks on this node.
+        arguments: The program's arguments.
+        node: torchrun's node arguments.
+        guarded_by: The reading end of a pipe. The program then runs under the launcher's guard
+            until the other end is closed. If None, there is no guard.
+
+    Returns:
+        The torchrun process, with stdout and stderr in one pipe.
     """
     name = str(program)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *node]
+    guard = [] if guarded_by is None else [sys.executable, "-m", "pipeline.launch.guard"]
+    torchrun = [*guard, sys.executable, "-m", "torch.distributed.run", *node]
     what = [name] if name.endswith(".py") else ["-m", name]
     return subprocess.Popen(
         [*torchrun, "--nproc-per-node", str(ranks), *what, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdin=guarded_by,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -33,18 +48,57 @@ def start_ranks(
     )
 
 
+def run_killed(program: str | Path, ranks: int, *arguments: str | Path, timeout_s: float) -> str:
+    """Run a program in which one rank kills itself, and return its output.
+
+    A killed rank can leave behind a process that it has forked to write a checkpoint, and this
+    process keeps the pipe open. The ranks therefore run under the launcher's guard, which ends all
+    of their processes.
+
+    Args:
+        program: The name of a module, or a file that ends in .py.
+        ranks: The number of ranks.
+        arguments: The program's arguments.
+        timeout_s: The limit for the program, in seconds.
+    """
+    held, open_end = os.pipe()  # the guard ends when all copies of the other end are closed
+    try:
+        process = start_ranks(program, ranks, *arguments, guarded_by=held)
+        output, _ = process.communicate(timeout=timeout_s)
+    finally:
+        os.close(held)
+        os.close(open_end)
+    assert process.returncode != 0, output[-3000:]
+    return output
+
+
 def run_ranks(
     program: str | Path, ranks: int, *arguments: str | Path, timeout_s: float = 600
 ) -> str:
-    """Run `program` to its end and return what it printed; a failing rank fails the test."""
+    """Run a program to completion and return its output; a failing rank fails the test.
+
+    Args:
+        program: The name of a module, or a file that ends in .py.
+        ranks: The number of ranks.
+        arguments: The program's arguments.
+        timeout_s: The limit for the program, in seconds.
+    """
     return _finished([start_ranks(program, ranks, *arguments)], timeout_s)
 
 
 def run_nodes(
     program: str | Path, ranks: int, *arguments: str | Path, timeout_s: float = 600
 ) -> str:
-    """Like run_ranks, on two nodes of this machine that find each other over TCP, as the pods of a
-    training Job do."""
+    """Do the same as run_ranks, but on two nodes that connect over TCP, as training pods do.
+
+    Both nodes are on this machine.
+
+    Args:
+        program: The name of a module, or a file that ends in .py.
+        ranks: The number of ranks on both nodes together.
+        arguments: The program's arguments.
+        timeout_s: The limit for the program, in seconds.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -59,7 +113,7 @@ def run_nodes(
 
 
 def _finished(processes: list[subprocess.Popen[str]], timeout_s: float) -> str:
-    """What they printed. A node that fails ends the others: their ranks wait for it."""
+    """Return the output of processes that must succeed; on an error or timeout, kill them all."""
     try:
         with ThreadPoolExecutor(len(processes)) as readers:
             outputs = list(readers.map(lambda p: p.communicate(timeout=timeout_s)[0], processes))

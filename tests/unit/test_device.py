@@ -1,4 +1,4 @@
-"""On what a run computes, and what is said of GPUs that cannot be used."""
+"""The choice of a run's device, and the errors about unusable GPUs."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_with_gpus_auto_is_cuda(gpus):
 
 
 @pytest.mark.parametrize("hidden", [None, ""])
-def test_cuda_without_gpus(no_gpu, monkeypatch: pytest.MonkeyPatch, hidden: str | None):
+def test_cuda_without_gpus_is_refused(no_gpu, monkeypatch: pytest.MonkeyPatch, hidden: str | None):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
@@ -47,8 +47,8 @@ def test_cuda_without_gpus(no_gpu, monkeypatch: pytest.MonkeyPatch, hidden: str 
         choose_device("cuda", not_asked)
     why = "" if hidden is None else " (CUDA_VISIBLE_DEVICES is '')"
     assert caught.value.problems == (
-        f"trainer.device: found cuda, but this machine has no NVIDIA GPU{why}; use one, or compute "
-        "on the CPU: trainer.device=cpu",
+        f"trainer.device: found cuda, but this machine has no NVIDIA GPU{why}; use a machine with "
+        "GPUs, or compute on the CPU: trainer.device=cpu",
     )
 
 
@@ -57,8 +57,8 @@ def test_cuda_without_gpus(no_gpu, monkeypatch: pytest.MonkeyPatch, hidden: str 
     [
         (
             TorchFindings("2.13.0+cpu", None, 0, None),
-            "torch 2.13.0+cpu is built without CUDA; install what GPUs need (in a checkout: make "
-            "clean install DEVICE=cuda)",
+            "torch 2.13.0+cpu is built without CUDA; install the packages for GPUs (in a checkout: "
+            "make clean install DEVICE=cuda)",
         ),
         (
             TorchFindings("2.13.0", "13.0", 0, OLD_DRIVER),
@@ -67,12 +67,13 @@ def test_cuda_without_gpus(no_gpu, monkeypatch: pytest.MonkeyPatch, hidden: str 
         ),
         (
             TorchFindings("2.13.0", "13.0", 1, None),
-            "torch 2.13.0 sees 1; look at CUDA_VISIBLE_DEVICES and at what the container is given",
+            "torch 2.13.0 sees 1; check CUDA_VISIBLE_DEVICES and the GPUs that the container is "
+            "given",
         ),
     ],
 )
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
-def test_gpus_that_cannot_be_used_are_an_error(gpus, found: TorchFindings, says: str, wanted):
+def test_gpus_that_cannot_be_used_raise_an_error(gpus, found: TorchFindings, says: str, wanted):
     with pytest.raises(InputError) as caught:
         choose_device(wanted, lambda: found)
     assert caught.value.problems == (
@@ -81,7 +82,7 @@ def test_gpus_that_cannot_be_used_are_an_error(gpus, found: TorchFindings, says:
     )
 
 
-def test_torch_is_asked_in_a_process_of_its_own():
+def test_a_separate_process_queries_torch():
     import torch
 
     found = probe_torch()
@@ -97,7 +98,9 @@ def test_torch_is_asked_in_a_process_of_its_own():
         ("import time; time.sleep(60)", "did not start within 0 s"),
     ],
 )
-def test_a_torch_that_does_not_start(monkeypatch: pytest.MonkeyPatch, program: str, says: str):
+def test_a_torch_that_does_not_start_is_refused(
+    monkeypatch: pytest.MonkeyPatch, program: str, says: str
+):
     run = subprocess.run
     monkeypatch.setattr(
         subprocess, "run", lambda _, **kwargs: run([sys.executable, "-c", program], **kwargs)
@@ -108,8 +111,8 @@ def test_a_torch_that_does_not_start(monkeypatch: pytest.MonkeyPatch, program: s
         probe_torch()
 
 
-def test_a_process_kept_to_the_cpu_sees_no_gpu(gpus, monkeypatch: pytest.MonkeyPatch):
-    """Megatron and vLLM would take what torch sees."""
+def test_a_process_restricted_to_the_cpu_sees_no_gpu(gpus, monkeypatch: pytest.MonkeyPatch):
+    """Megatron and vLLM would use the GPUs that torch sees."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert keep_to("cpu") == "cpu"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""

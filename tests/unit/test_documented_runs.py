@@ -1,4 +1,4 @@
-"""Commands that the docs and the help print for runs are accepted as printed."""
+"""The `retrace run` commands in the docs and in the help are accepted as printed."""
 
 import re
 import shlex
@@ -19,14 +19,15 @@ RUN = re.compile(r"retrace run (?:my|examples/quickstart)\.yaml ([^`#)\n]*=[^`#)
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Each page, and the help of `retrace run`."""
+    """Yield the name and text of each page, and of the help of `retrace run`."""
     yield "--help", typer.main.get_command(_app).commands["run"].epilog
     for page in PAGES:
         yield page, (ROOT / page).read_text()
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Page and settings of each `retrace run FILE KEY=VALUE...`; a command may be continued."""
+    """Yield the page and the settings of each command `retrace run FILE KEY=VALUE...`. A command
+    may span several lines."""
     for page, text in pages():
         yield from ((page, found) for found in RUN.findall(re.sub(r"\\\n\s*", "", text)))
 
@@ -34,15 +35,17 @@ def commands() -> Iterator[tuple[str, str]]:
 COMMANDS = list(commands())
 
 
-def test_they_are_found():
+def test_each_page_has_a_command():
     assert {page for page, _ in COMMANDS} == {"--help", *PAGES}
     assert any("replay_file" in settings for _, settings in COMMANDS)
 
 
 @pytest.mark.parametrize(("page", "settings"), COMMANDS)
-def test_a_printed_run_is_accepted(page: str, settings: str):
-    """As settings, and beside the finished run of the same file: what a run may not change about
-    itself has another run's name."""
+def test_a_printed_command_is_accepted(page: str, settings: str):
+    """The settings are valid, even after a finished run of the unchanged file.
+
+    If a command changes settings that are fixed for a run, it must also give a new run name.
+    """
     plain = load_config(EXAMPLE, []).config
     asked = load_config(EXAMPLE, shlex.split(settings)).config
     assert config_problems(asked, None) == [], page

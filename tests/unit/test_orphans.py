@@ -1,4 +1,4 @@
-"""A worker whose guard is killed ends too, with the ranks that torchrun started for it."""
+"""A worker ends if its guard is killed, together with the ranks that torchrun started for it."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.patience import PATIENCE_S
 
 SLEEP = "import time; time.sleep(600)"
 RANK = f"from pipeline.orphans import die_with_parent; die_with_parent(); print('up'); {SLEEP}"
-# Starts a rank in a session of its own, as torchrun does.
+# Start a rank in a separate session, as torchrun does.
 TORCHRUN = (
     "import subprocess, sys\n"
     f"command = [sys.executable, '-u', '-c', {RANK!r}]\n"
@@ -20,7 +20,7 @@ TORCHRUN = (
 
 
 def test_kill_9_of_the_guard_ends_torchrun_and_its_ranks():
-    """Nobody holds the pipe to which they write any more."""
+    """The guard's output reaches its end, which shows that no process still holds the pipe."""
     guard = [sys.executable, "-m", "pipeline.launch.guard", sys.executable, "-c", TORCHRUN]
     with subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"up\n"
@@ -32,7 +32,7 @@ def test_kill_9_of_the_guard_ends_torchrun_and_its_ranks():
     assert not alive
 
 
-def test_a_rank_whose_guard_has_ended_already_does_not_start():
+def test_a_rank_whose_guard_has_already_ended_does_not_start():
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait(PATIENCE_S)
     done = subprocess.run(
@@ -47,7 +47,7 @@ def test_a_rank_whose_guard_has_ended_already_does_not_start():
     assert f"process {gone.pid}, has ended" in done.stderr
 
 
-def test_a_rank_of_a_pod_has_no_guard():
+def test_a_rank_in_a_pod_needs_no_guard():
     environment = {name: value for name, value in os.environ.items() if name != GUARD}
     program = RANK.removesuffix(SLEEP)
     done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=PATIENCE_S)

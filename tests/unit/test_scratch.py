@@ -1,4 +1,4 @@
-"""Scratch folders: what a killed process leaves goes, whatever belongs to others stays."""
+"""Scratch folders: those of killed processes are removed, all others stay."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture
 def holder(temporary):
-    """Another process with a scratch folder, and that folder."""
+    """Another process, and its scratch folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD],
         stdin=subprocess.PIPE,
@@ -56,7 +56,7 @@ def left_by(owner: Owner, purpose: str = "policy", random: str = "abcd1234") -> 
 
 
 def ended() -> Owner:
-    """A process of this host that has ended."""
+    """Return the identity of a process that ran on this host and has ended."""
     return replace(this_process(), started=this_process().started + 1)
 
 
@@ -78,8 +78,8 @@ def test_a_live_process_keeps_its_folder(holder):
 
 
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
-def test_the_next_folder_replaces_a_killed_process_s(holder, temporary, reaped):
-    """Also while its parent has not asked for its exit code: it is a zombie then."""
+def test_creating_a_folder_removes_that_of_a_killed_process(holder, temporary, reaped):
+    """The killed process may still be a zombie, whose parent has not collected its exit code."""
     process, folder = holder
     process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -91,7 +91,7 @@ def test_the_next_folder_replaces_a_killed_process_s(holder, temporary, reaped):
 
 
 def test_a_reused_pid_is_not_the_owner(temporary):
-    """The number is that of a live process, which started at another time."""
+    """A live process has the owner's pid, but it started at a different time."""
     folder = left_by(ended())
     remove_abandoned()
     assert not folder.exists()
@@ -100,7 +100,7 @@ def test_a_reused_pid_is_not_the_owner(temporary):
     assert list(temporary.iterdir()) == [mine]
 
 
-def test_folders_of_before_a_reboot_are_removed():
+def test_folders_from_an_earlier_boot_are_removed():
     folder = left_by(replace(this_process(), boot="00000000"))
     remove_abandoned()
     assert not folder.exists()
@@ -111,13 +111,13 @@ def test_folders_of_before_a_reboot_are_removed():
     [{"host": "00000000"}, {"host": "00000000", "boot": "00000000"}, {"namespace": 1}],
     ids=["host", "host and boot", "container"],
 )
-def test_what_cannot_be_judged_from_here_stays(other):
+def test_folders_of_other_hosts_and_containers_stay(other):
     folder = left_by(replace(ended(), **other))
     remove_abandoned()
     assert folder.exists()
 
 
-def test_what_names_no_owner_stays(temporary):
+def test_entries_without_an_owner_in_their_names_stay(temporary):
     names = [
         "retrace-inputs",
         "retrace-policy-abcd1234",
@@ -151,8 +151,8 @@ def test_links_in_a_folder_are_not_followed(temporary):
     assert (temporary / "kept" / "file").exists()
 
 
-def test_several_may_remove_at_once(temporary, caplog):
-    """Each folder is removed once, and nobody stumbles over another's removal."""
+def test_several_threads_may_remove_folders_simultaneously(temporary, caplog):
+    """Each folder is removed once, and no thread fails because of another thread."""
     caplog.set_level("INFO", scratch.__name__)
     folders = {left_by(ended(), random=f"{number:08x}") for number in range(200)}
     with ThreadPoolExecutor(8) as pool:
@@ -162,15 +162,26 @@ def test_several_may_remove_at_once(temporary, caplog):
     assert sorted(told) == sorted(map(str, folders))
 
 
-def test_a_remover_that_is_killed_is_an_owner_too(temporary):
-    """What it had taken over, and not removed yet, is removed by the next one."""
+def test_a_folder_whose_remover_was_killed_is_removed(temporary):
+    """A process that removes a folder renames it first, and is the folder's owner from then on."""
     folder = left_by(ended(), purpose="abandoned")
     remove_abandoned()
     assert not folder.exists()
 
 
-def test_no_module_makes_temporary_folders_of_its_own():
-    """The only ones that are cleaned up after a kill are scratch folders."""
+def test_scratch_folders_in_another_place_are_cleaned_up_there(temporary):
+    parent = temporary / "copy"
+    parent.mkdir()
+    left = left_by(ended())
+    abandoned = left.rename(parent / left.name)
+    with scratch_folder("fetch", parent) as folder:
+        assert folder.parent == parent
+        assert not abandoned.exists()
+    assert list(parent.iterdir()) == []
+
+
+def test_modules_use_only_scratch_folders():
+    """Other temporary folders would remain after a kill."""
     makers = re.compile(r"TemporaryDirectory|mkdtemp|NamedTemporaryFile|mkstemp")
     found = [
         str(path.relative_to(ROOT))

@@ -11,7 +11,7 @@ class WeightVersionSpan:
 
 class CompletionOutput:
     token_ids: list[int]
-    # With flat_logprobs, as we ask for them.
+    # The type if flat_logprobs=True, which the rollout engine sets.
     logprobs: FlatLogprobs | None
     routed_experts: npt.NDArray[np.integer[Any]] | None
     finish_reason: str | None

@@ -1,1 +1,1 @@
-"""Micro-batches of a sealed step: the ranks' samples, and the positions of tokens and routes."""
+"""Micro-batches of a sealed step: each rank's samples, and the positions of tokens and routes."""

@@ -1,6 +1,8 @@
-"""Preparation of the next step while this one is trained; with staleness it may be sealed already.
+"""Loads the next step while the trainer works on the current one.
 
-This module only reads the store. Elsewhere, the ranks decide together whether a step is trained.
+If the settings allow staleness, the next step may already be sealed. This module only reads the
+store; it does not decide whether to train a step, because all ranks must make that decision
+together.
 """
 
 from collections.abc import Callable
@@ -13,12 +15,15 @@ _PAUSE_S = 0.5
 
 
 class Ahead:
-    """Loads steps, the next one ahead in a thread of its own.
-
-    `load` reads a sealed step; `is_sealed` returns whether a step is sealed yet.
-    """
+    """Loads the next step in a separate thread, before the trainer needs it."""
 
     def __init__(self, load: Callable[[int], StepData], is_sealed: Callable[[int], bool]) -> None:
+        """Create the thread.
+
+        Args:
+            load: A function that loads a sealed step.
+            is_sealed: A function that returns whether a step is already sealed.
+        """
         self._load = load
         self._is_sealed = is_sealed
         self._thread = ThreadPoolExecutor(1, "next-step")
@@ -26,12 +31,12 @@ class Ahead:
         self._wanted_now = Event()
 
     def prepare(self, step: int) -> None:
-        """Start loading a step as soon as it is sealed."""
+        """Load a step in the background as soon as the flow has sealed it."""
         self._wanted_now = Event()
         self._next = (step, self._thread.submit(self._load_when_sealed, step, self._wanted_now))
 
     def take(self, step: int) -> StepData:
-        """Return a sealed step; raises what loading it raised."""
+        """Return the data for a sealed step. Raises the error if loading failed."""
         prepared, self._next = self._next, None
         self._wanted_now.set()
         if prepared is not None and prepared[0] == step:
@@ -41,7 +46,7 @@ class Ahead:
         return self._load(step)
 
     def close(self) -> None:
-        """Discard what is prepared."""
+        """Stop the thread and discard the prepared step."""
         self._wanted_now.set()
         self._thread.shutdown()
         if self._next is not None and self._next[1].exception() is None:
@@ -50,7 +55,10 @@ class Ahead:
                 data.close()
 
     def _load_when_sealed(self, step: int, wanted_now: Event) -> StepData | None:
-        """Load a step once it is sealed; None if `take` is called first, which then loads it."""
+        """Load a step once it is sealed.
+
+        Returns None if `take` is called before that; `take` then loads the step itself.
+        """
         while not self._is_sealed(step):
             if wanted_now.wait(_PAUSE_S):
                 return None

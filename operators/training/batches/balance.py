@@ -1,4 +1,4 @@
-"""Cutting samples into parts of nearly equal numbers of tokens."""
+"""Divides samples into parts with nearly equal numbers of tokens."""
 
 import heapq
 
@@ -9,10 +9,17 @@ Lengths = npt.NDArray[np.int64]
 
 
 def cut_evenly(lengths_N: Lengths, parts: int) -> list[slice]:
-    """Cut a row of samples into neighbouring parts so that the longest part is as short as can be.
+    """Cut samples into contiguous parts so that the longest part is as short as possible.
 
-    Parts may be empty at the end. The linear partition problem: the bound on a part's tokens is
-    found by bisection, because first-fit in order needs the fewest parts for a bound.
+    This is the linear partition problem. Bisection finds the smallest feasible limit on tokens per
+    part. A limit is tested by filling the parts in order, because this needs the fewest parts.
+
+    Args:
+        lengths_N: Number of tokens in each sample.
+        parts: Number of parts.
+
+    Returns:
+        The samples of each part, in order. The last parts may be empty.
     """
     low, high = int(lengths_N.max(initial=0)), int(lengths_N.sum())
     while low < high:
@@ -26,7 +33,7 @@ def cut_evenly(lengths_N: Lengths, parts: int) -> list[slice]:
 
 
 def _fitted(lengths_N: Lengths, most: int) -> list[int]:
-    """The ends of the parts when each takes samples in order, up to `most` tokens."""
+    """Return the ends of the parts when each part takes samples in order, up to `most` tokens."""
     ends, tokens = [], 0
     for i, length in enumerate(lengths_N.tolist()):
         if tokens and tokens + length > most:
@@ -37,11 +44,19 @@ def _fitted(lengths_N: Lengths, most: int) -> list[int]:
 
 
 def bins(lengths_N: Lengths, count: int, most_samples: int | None) -> list[list[int]]:
-    """Put samples into `count` bins of nearly equal tokens; return their indices, ascending.
+    """Distribute samples over bins with nearly equal numbers of tokens.
 
-    Longest first, each into the bin that is shortest so far: at most 4/3 of the best possible
-    longest bin (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969). A bin holds at
-    most `most_samples`. The fullest bin comes first.
+    Samples are placed longest first, each in the bin with the fewest tokens so far. The fullest bin
+    then holds at most 4/3 of the smallest possible maximum (R. L. Graham, Bounds on multiprocessing
+    timing anomalies, 1969).
+
+    Args:
+        lengths_N: Number of tokens in each sample.
+        count: Number of bins.
+        most_samples: Maximum number of samples per bin; None for no limit.
+
+    Returns:
+        The indices of each bin's samples, ascending; the bin with the most tokens comes first.
     """
     open_bins = [(0, number) for number in range(count)]
     found: list[list[int]] = [[] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Random numbers that follow from a name and a number, on every machine and in every layout."""
+"""Derives pseudo-random numbers that are the same on every machine and in every layout."""
 
 import hashlib
 
@@ -7,16 +7,16 @@ import numpy.typing as npt
 
 
 def salt(*names: object) -> int:
-    """A 64-bit number of some names. Example: salt(seed, step, epoch)."""
+    """Return a 64-bit number derived from `names`. Example: salt(seed, step, epoch)."""
     text = "/".join(str(name) for name in names)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def hashes(numbers: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each number, different for different ones: splitmix64 (Steele, Lea, Flood
-    2014), seeded by a salt.
+    """Return a 64-bit hash of each number; different numbers get different hashes.
 
-    Not a numpy generator, whose stream may change between versions.
+    The function is splitmix64 (Steele, Lea, Flood 2014), seeded by a salt. We do not use a numpy
+    generator, because its stream may change between numpy versions.
     """
     mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed += np.uint64(seed)

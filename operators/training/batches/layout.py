@@ -1,20 +1,23 @@
-"""The layout: which rank trains which sample in which micro-batch, from manifest and config alone.
+"""The layout, which assigns samples to ranks and micro-batches.
 
-Samples are named by their rows in the manifest, whose order is that of the step's files: shard
-after shard, a group's samples next to each other.
+The layout depends only on the manifest and the config.
 
-Mini-batches of epoch 0: of each M neighbouring groups (M: the number of mini-batches), every
-mini-batch gets one, chosen by a hash of (seed, step). So every mini-batch draws evenly from the
-step's files, and none depends on the parallel layout. Within a mini-batch the rows stay in order
-and are cut into neighbouring ranges, one per data-parallel rank: a rank's samples of the whole step
-lie together in the files, so it fetches few other row groups. Packed micro-batches are about
-tokens, so the ranges have nearly equal tokens; padded ones about samples.
+A sample is identified by its row in the manifest. The rows are in the order of the step's files:
+shard after shard, with the samples of a group next to each other.
 
-A sample stays on its data-parallel rank for the whole step, so that old log-probs and R2 routes are
-where they are needed. In later epochs each rank reorders its own samples by a hash that includes
-the epoch, as verl does.
+In epoch 0, the step's groups are taken in order, M at a time. Each of these M groups goes to a
+different mini-batch. A hash of (seed, step) determines which group goes to which mini-batch. Each
+mini-batch therefore draws evenly from the step's files and does not depend on the parallel sizes.
+Within a mini-batch the rows stay in order and are cut into contiguous ranges, one per data-parallel
+rank. A rank's samples are thus close together in the files, and few of the row groups that the rank
+fetches also hold other ranks' samples. The ranges contain nearly equal numbers of tokens if
+micro-batches are packed, and nearly equal numbers of samples if they are padded.
 
-Letters: N samples of a step, D data-parallel ranks, M mini-batches.
+A sample stays on its data-parallel rank for the entire step, so that its old log-probs and R2
+routes are on the rank that needs them. In later epochs each rank reorders its own samples, as in
+verl. The order is determined by a hash that includes the epoch.
+
+Dimensions: N samples in a step, D data-parallel ranks, M mini-batches.
 """
 
 import hashlib
@@ -30,7 +33,7 @@ from operators.training.batches.hashing import hashes, salt
 from operators.training.batches.zigzag import sequence_multiple
 
 LENGTH_MULTIPLE = 8
-"""Padded lengths are multiples of this, so that shapes repeat and suit tensor cores."""
+"""Padded lengths are multiples of this number, so that shapes repeat and suit tensor cores."""
 
 Rows = npt.NDArray[np.int64]
 """Rows of the manifest."""
@@ -38,74 +41,75 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LayoutRules:
-    """The settings that decide the layout."""
+    """The settings that determine the layout."""
 
     seed: int
     mini_batch_groups: int
-    """Maximum prompts per optimizer step, over all ranks; a prompt's samples stay together."""
+    """Maximum number of groups per optimizer step, over all ranks; a group is never split."""
     micro_batch_samples: int | None
-    """Largest number of samples per micro-batch on one data-parallel rank; None: any number."""
+    """Maximum number of samples per micro-batch on a data-parallel rank; None for no limit."""
     epochs: int
     data_parallel: int
     micro_batch_multiple: int = 1
-    """Virtual pipeline stages need a multiple of PP micro-batches."""
+    """The number of micro-batches is a multiple of this number: PP with virtual stages, else 1."""
     sequence_slices: int = 1
-    """Sequence parallelism cuts each row into this many equal slices."""
+    """Number of equal slices into which sequence parallelism cuts each row."""
     context_parallel: int = 1
-    """Ranks that hold a part of each sequence; rows are those of all of them together."""
+    """Number of ranks that share each sequence; rows in the layout span all of these ranks."""
     packed: bool = False
-    """Samples lie back to back in one row; False: each in a row of its own, padded."""
+    """Whether samples are packed into one row; otherwise each sample has a separate, padded row."""
     max_tokens: int | None = None
-    """Largest number of positions of a packed micro-batch, padding aside; None: any number."""
+    """Maximum number of positions in a packed micro-batch, excluding padding; None for no limit."""
     same_shape: Literal["no", "ranks", "all"] = "no"
-    """Which micro-batches of a mini-batch must have one shape: each rank's i-th (expert parallelism
-    gathers over ranks that hold different samples), or all (pipeline stages exchange tensors)."""
+    """The micro-batches of a mini-batch that must have the same shape. "ranks": the i-th
+    micro-batches of all ranks, because expert parallelism gathers across ranks with different
+    samples. "all": all micro-batches, because pipeline stages exchange tensors of one shape."""
 
 
 @dataclass(frozen=True)
 class MicroRows:
-    """The samples of a micro-batch and where they lie in the flattened [B, N]."""
+    """The samples of a micro-batch and their places in the flattened array [B, N]."""
 
     rows: tuple[int, ...]
     """Rows of the manifest."""
     starts: tuple[int, ...]
-    """By sample: the index of its first position."""
+    """Index of each sample's first position."""
     shape: tuple[int, int]
-    """B and N."""
+    """The number of rows, B, and the number of positions per row, N."""
     packed: bool
     """Whether samples share a row."""
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The samples of one optimizer step, by data-parallel rank and micro-batch.
+    """The samples of one optimizer step, divided into each data-parallel rank's micro-batches.
 
     Every rank has the same number of micro-batches.
     """
 
     epoch: int
     shares: tuple[tuple[MicroRows, ...], ...]
-    """By data-parallel rank."""
+    """The micro-batches of each data-parallel rank."""
 
     def rows(self, dp_rank: int) -> Rows:
-        """The samples of one data-parallel rank, in the order of their use."""
+        """Return the samples of one data-parallel rank, in the order in which they are used."""
         share = self.shares[dp_rank]
         return np.array([row for micro_batch in share for row in micro_batch.rows], np.int64)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The mini-batches of a step, in the order of training."""
+    """The mini-batches of a step, in training order."""
 
     rules: LayoutRules
     mini_batches: tuple[MiniBatch, ...]
 
     def epoch(self, epoch: int) -> list[MiniBatch]:
-        """The mini-batches of one epoch."""
+        """Return the mini-batches of one epoch."""
         return [batch for batch in self.mini_batches if batch.epoch == epoch]
 
     def rows(self, dp_rank: int) -> Rows:
-        """A data-parallel rank's samples in this step, in the order of epoch 0."""
+        """Return a data-parallel rank's samples in this step, in the order of epoch 0."""
         return np.concatenate([batch.rows(dp_rank) for batch in self.epoch(0)])
 
     @property
@@ -119,7 +123,7 @@ class Layout:
 
     @property
     def sha256(self) -> str:
-        """Digest of the whole layout."""
+        """Digest of the rules and all mini-batches."""
         digest = hashlib.sha256(repr(self.rules).encode())
         digest.update(repr(self.mini_batches).encode())
         return digest.hexdigest()
@@ -132,18 +136,25 @@ def make_layout(
     rules: LayoutRules,
     rank_N: npt.NDArray[np.int64] | None = None,
 ) -> Layout:
-    """The layout of a step, from columns of its manifest.
+    """Lay out a step from columns of its manifest.
 
-    `groups_N` holds a number per sample, equal for neighbours of the same group; `lengths_N` holds
-    numbers of positions (S - 1); `rank_N` says on which data-parallel rank a sample is already;
-    None: each mini-batch is cut evenly. Raises ValueError without samples, and for a sample that is
-    longer than a micro-batch may be.
+    Args:
+        step: Number of the step.
+        groups_N: For each sample, the number of its group; a group's samples are adjacent.
+        lengths_N: Number of positions in each sample (S - 1).
+        rules: The settings that determine the layout.
+        rank_N: For each sample, the data-parallel rank that already has it; None cuts each
+            mini-batch evenly.
+
+    Raises:
+        ValueError: The manifest has no samples, or a sample is too long for a micro-batch.
     """
     if not len(groups_N):
-        raise ValueError(f"step {step}: the manifest has no samples, there is nothing to train on")
+        raise ValueError(f"step {step}: the manifest has no samples to train on")
     if rules.max_tokens is not None and (longest := int(lengths_N.max())) > rules.max_tokens:
         raise ValueError(
-            f"step {step}: a sample of {longest} positions, at most {rules.max_tokens}"
+            f"step {step}: a sample has {longest} positions; a micro-batch holds at most "
+            f"{rules.max_tokens}"
         )
     cuts = _mini_batch_rows(step, groups_N, rules)
     if rank_N is None:
@@ -163,7 +174,7 @@ def make_layout(
 
 
 def _mini_batch_rows(step: int, groups_N: npt.NDArray[np.int64], rules: LayoutRules) -> list[Rows]:
-    """The rows of each mini-batch in epoch 0, ascending."""
+    """Return the rows of each mini-batch in epoch 0, ascending."""
     begins_N = np.concatenate([[True], groups_N[1:] != groups_N[:-1]])
     group_N = np.cumsum(begins_N) - 1
     count = int(group_N[-1]) + 1
@@ -178,14 +189,14 @@ def _mini_batch_rows(step: int, groups_N: npt.NDArray[np.int64], rules: LayoutRu
 
 
 def _reshuffled(rows: list[Rows], of_epoch: int) -> list[Rows]:
-    """One rank's samples in a new order, cut into shares of the same sizes as before."""
+    """Reorder one rank's samples, and cut them into mini-batches of the same sizes as before."""
     together = np.concatenate(rows)
     order = np.argsort(hashes(together, of_epoch), kind="stable")
     return np.split(together[order], np.cumsum([len(share) for share in rows])[:-1])
 
 
 def _shares(rows: Rows, lengths_N: npt.NDArray[np.int64], rules: LayoutRules) -> list[Rows]:
-    """Cut a mini-batch's rows into neighbouring ranges, one per data-parallel rank."""
+    """Cut a mini-batch's rows into contiguous ranges, one per data-parallel rank."""
     if not rules.packed:
         return np.array_split(rows, rules.data_parallel)
     return [rows[part] for part in cut_evenly(lengths_N[rows], rules.data_parallel)]
@@ -221,7 +232,7 @@ def _mini_batch(
 def _packs(
     share: Sequence[Rows], lengths_N: npt.NDArray[np.int64], rules: LayoutRules
 ) -> list[list[Rows]]:
-    """Cut each rank's rows into equally many packs within the limits of samples and tokens."""
+    """Cut every rank's rows into the same number of packs, within the sample and token limits."""
     most, budget = rules.micro_batch_samples, rules.max_tokens
     fewest = 1
     for rows in share:
@@ -230,7 +241,7 @@ def _packs(
         if budget is not None:
             fewest = max(fewest, -(-int(lengths_N[rows].sum()) // budget))
     count = _up(fewest, rules.micro_batch_multiple)
-    while True:  # ends at the latest when each sample has a pack of its own
+    while True:  # ends with one sample per pack at the latest
         packs = [[rows[i] for i in bins(lengths_N[rows], count, most)] for rows in share]
         if budget is None or all(lengths_N[r].sum() <= budget for p in packs for r in p):
             return packs
@@ -240,10 +251,10 @@ def _packs(
 def _padded(
     share: Sequence[Rows], lengths_N: npt.NDArray[np.int64], rules: LayoutRules
 ) -> list[list[Rows]]:
-    """Cut each rank's rows, longest first, so that neighbours in length share a micro-batch."""
+    """Cut each rank's rows, longest first, into micro-batches of samples with similar lengths."""
     most = max(len(rows) for rows in share)
     count = _up(-(-most // (rules.micro_batch_samples or most)), rules.micro_batch_multiple)
-    size = -(-most // count)  # as even as possible, for the fewest fillers
+    size = -(-most // count)  # as even as possible, to minimise padding
     by_length = [rows[np.argsort(-lengths_N[rows], kind="stable")] for rows in share]
     return [[rows[size * i : size * (i + 1)] for i in range(count)] for rows in by_length]
 
@@ -254,7 +265,7 @@ def _width(lengths: npt.NDArray[np.int64], rules: LayoutRules) -> int:
 
 
 def _taken(lengths: npt.NDArray[np.int64], rules: LayoutRules) -> npt.NDArray[np.int64]:
-    """Positions that samples take in a packed row, each with its own padding."""
+    """Return how many positions each sample takes in a packed row, including its own padding."""
     multiple = sequence_multiple(rules.context_parallel, rules.sequence_slices)
     return -(-lengths // multiple) * multiple
 
@@ -262,7 +273,10 @@ def _taken(lengths: npt.NDArray[np.int64], rules: LayoutRules) -> npt.NDArray[np
 def _placed(
     rows: Rows, lengths: npt.NDArray[np.int64], width: int, rules: LayoutRules, most: int
 ) -> MicroRows:
-    """Place samples in a row, or each in one of its own; `most` is the mini-batch's most rows."""
+    """Place all samples in one row, or each sample in a separate row.
+
+    `most` is the largest number of samples in any micro-batch of the mini-batch.
+    """
     if rules.packed:
         taken = _taken(lengths, rules)
         starts, batch = np.cumsum(taken) - taken, 1

@@ -1,19 +1,22 @@
-"""The model's input on a rank: tokens, labels, masks and routes of a micro-batch, laid out at once.
+"""The model's input on a rank: tokens, labels, masks and routes of a micro-batch.
 
-One function lays out tokens and routes together, so they cannot drift apart. The trainer feeds
-tokens[:-1]; row t of a sample's routes belongs to position t. Megatron's routers see the
-micro-batch as [sequence, batch] flattened, so row s * B + b is position s of row b; under sequence
-parallelism each tensor-parallel rank sees a contiguous slice of the sequence. Context-parallel
-ranks each hold some positions of every row (`zigzag`). A micro-batch is laid out whole and cut, so
-a rank has the labels of all its positions, also where the next token lies on another rank.
+One function lays out tokens and routes together, so that they cannot drift apart. The trainer feeds
+tokens[:-1] to the model, and row t of a sample's routes belongs to position t. Megatron's routers
+see the micro-batch as a flattened array [sequence, batch], so row s * B + b is position s of row b.
+Under sequence parallelism each tensor-parallel rank sees a contiguous slice of the sequence. Each
+context-parallel rank holds some positions of every row (`zigzag`). A micro-batch is first laid out
+for all ranks and then cut, so that a rank has the labels of all its positions, even if the next
+token is on another rank.
 
-Samples lie back to back in one row (packed), or each in a row of its own (padded): the layout says
-where each begins, and everything here follows from that.
+Samples are either packed one after another into one row, or padded, each in a separate row. The
+layout gives the start of each sample; this module derives the rest.
 
-Letters: B rows of a micro-batch, N positions of a row, M those that this rank holds (N / CP), L MoE
-layers of this rank, K experts per token, R rows that this rank's routers see: M * B, or M / TP * B
-under sequence parallelism; U response tokens of a micro-batch, T those whose positions this rank
-holds, or positions of a sample.
+Dimensions: B rows in a micro-batch; N positions in a row; M positions in a row that this rank holds
+(N / CP); L MoE layers on this rank; K experts per token; R rows that this rank's routers see (M * B
+or, under sequence parallelism, M / TP * B); U response tokens in a micro-batch; S tokens in a
+sample, of which P are in the prompt and G in the response. T has two meanings. It is usually
+the number of response tokens, out of U, that this rank's positions predict. In arrays for one
+sample, it is the number of the sample's positions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +32,8 @@ from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes, Sample, TraceError
 
 REPLAYED, NATIVE, PADDING = 0, 1, 2
-"""Kinds of positions: routed to the recorded experts; by the router's own choice, because the
-recording is not valid there; by the router's own choice, because the position is padding."""
+"""Kinds of positions. REPLAYED positions are routed to the recorded experts. The router itself
+chooses experts for NATIVE positions, which have no valid recording, and for PADDING."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Slice:
     count: int = 1
 
     def rows(self, array_BNx: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert [B, N, ...] to the routers' view [R, ...]."""
+        """Convert an array [B, N, ...] to the routers' view [R, ...]."""
         array_NBx = array_BNx.swapaxes(0, 1)
         part = array_NBx.shape[0] // self.count
         sliced = array_NBx[self.index * part : (self.index + 1) * part]
@@ -58,39 +61,40 @@ class RouterRows:
     kinds_R: npt.NDArray[np.uint8]
     """REPLAYED, NATIVE or PADDING."""
     parts_R: npt.NDArray[np.int32]
-    """Of which sample a row is: 2i, or 2i + 1 from the first response token on, for the i-th of
-    `places`; -1: padding."""
+    """A code for each row's sample and part: 2i for the prompt of the i-th sample in `places`,
+    2i + 1 for its response, and -1 for padding."""
     sets_LRK: npt.NDArray[Any] | None
-    """The recorded experts by layer of this rank, ascending; None when nothing is replayed. Rows
-    that are not REPLAYED hold 0, without meaning."""
+    """The recorded experts in each layer of this rank, ascending; None if nothing is replayed. Rows
+    that are not REPLAYED hold meaningless zeros."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sample lies in whole rows. Example: Place('000003/17/2', 0, 120, 64)."""
+    """The place of a sample in the uncut rows. Example: Place('000003/17/2', 0, 120, 64)."""
 
     id: str
     b: int
+    """Index of the row."""
     n: int
-    """Row and first position."""
+    """The first position in the row."""
     positions: int
-    """T = S - 1."""
+    """Number of positions: T = S - 1."""
 
     @property
     def cells(self) -> tuple[int, slice]:
-        """The index of its positions in an array [B, N, ...]."""
+        """Index of the sample's positions in an array [B, N, ...]."""
         return self.b, slice(self.n, self.n + self.positions)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch on a rank; what no sample takes is padding."""
+    """A micro-batch on a rank; positions without a sample are padding."""
 
     places: tuple[Place, ...]
     packed: bool
     ends: npt.NDArray[np.int32]
-    """0, and the end of each sequence in the whole row; padded: the row is one sequence. Packed:
-    padding is sequences of its own, none longer than the longest sample's."""
+    """0, followed by the end of each sequence in an uncut row. A padded row is one sequence. In a
+    packed row the padding forms separate sequences, at most as long as the longest sample."""
     context: Zigzag
     """The part of each sequence that this rank holds."""
     tokens_BM: npt.NDArray[np.int64]
@@ -103,63 +107,70 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class ResponseTokens:
-    """The response tokens of a micro-batch in a row, sample after sample: the loss is on these.
+    """The response tokens on which a micro-batch's loss is computed, sample by sample.
 
-    A context-parallel rank has those that its positions predict.
+    A context-parallel rank holds the tokens that its positions predict.
     """
 
     ids: tuple[str, ...]
-    """Samples in their order."""
+    """The samples, in order."""
     lengths: tuple[int, ...]
-    """G of each sample; they add up to U."""
+    """G for each sample; the sum is U."""
     own_T: npt.NDArray[np.int64]
-    """This rank's tokens among the U of all context-parallel ranks, ascending."""
+    """Indices of this rank's tokens among the U tokens of all context-parallel ranks, ascending."""
     places_T: npt.NDArray[np.int64]
-    """The position that predicts each token, as an index of the flattened [B, M]."""
+    """The position that predicts each token, as an index into the flattened array [B, M]."""
     labels_T: npt.NDArray[np.int64]
-    """The tokens."""
+    """The token ids."""
     loss_mask_T: npt.NDArray[np.bool_]
-    """Whether a token counts."""
+    """Whether each token is included in the loss."""
 
     @property
     def sample_T(self) -> npt.NDArray[np.int64]:
-        """The sample of each token, as an index of `ids`."""
+        """The sample of each token, as an index into `ids`."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)[self.own_T]
 
     def joined(
         self, values: Mapping[str, npt.NDArray[Any]], dtype: type = np.float32
     ) -> npt.NDArray[Any]:
-        """Put values of response tokens, [G] by sample, in a row: [T] of this rank's."""
+        """Join the values [G] of all samples' response tokens, and return this rank's part [T]."""
         return _joined(dtype, [values[id] for id in self.ids])[self.own_T]
 
     def split(self, values_U: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        """Values by sample, [G], from those of all context-parallel ranks."""
+        """Split the values [U] of all context-parallel ranks into arrays [G], by sample id."""
         ends = np.cumsum(self.lengths)[:-1]
         return dict(zip(self.ids, np.split(values_U, ends), strict=True)) if self.ids else {}
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The data from which a rank lays out micro-batches, by sample id."""
+    """The data from which a rank lays out micro-batches, keyed by sample id."""
 
     samples: Mapping[str, Sample]
     untrained: frozenset[str] = frozenset()
     """Samples that are not trained on."""
     routes: Mapping[str, Routes] | None = None
-    """Routes of this rank's layers; None: nothing is replayed, every real position is NATIVE."""
+    """Routes of this rank's layers; None if nothing is replayed and all positions are NATIVE."""
     geometry: Geometry | None = None
-    """Geometry of the routes; None without routes."""
+    """Geometry of the routes; None if there are no routes."""
     sequence: Slice = WHOLE
     context: Zigzag = ALL
     without_loss: frozenset[str] = frozenset({"abort"})
-    """Finish reasons of samples whose tokens do not count."""
+    """Finish reasons of samples whose tokens are excluded from the loss."""
 
 
 def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -> MicroBatch:
-    """Lay out a micro-batch; `ids` names the samples by their rows in the manifest.
+    """Lay out a micro-batch for this rank.
 
-    A sample that is not trained on has no loss. Raises TraceError if a sample's routes do not have
-    S - 1 rows of the geometry, KeyError if a sample is missing.
+    Args:
+        micro_rows: The samples of the micro-batch and their places.
+        ids: Sample ids, keyed by row of the manifest.
+        contents: Tokens and routes of the samples. Tokens of samples that are not trained on are
+            excluded from the loss.
+
+    Raises:
+        TraceError: A sample's routes do not have S - 1 rows in the geometry's shape.
+        KeyError: A sample is missing from the contents.
     """
     samples, (B, N) = contents.samples, micro_rows.shape
     places = tuple(
@@ -203,7 +214,7 @@ def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -
 
 
 def _ends(places: Sequence[Place], N: int, multiple: int) -> npt.NDArray[np.int32]:
-    """The ends of a packed row's sequences; of padding behind the last sample, as of sequences."""
+    """Return the ends of a packed row's sequences; padding sequences follow the samples."""
 
     def up(positions: int) -> int:
         return -(-positions // multiple) * multiple
@@ -217,7 +228,16 @@ def _ends(places: Sequence[Place], N: int, multiple: int) -> npt.NDArray[np.int3
 def counting(
     sample: Sample, untrained: frozenset[str], without_loss: frozenset[str]
 ) -> npt.NDArray[np.bool_]:
-    """The response tokens of a sample that count, [G]; see `Contents`."""
+    """Return whether each response token of a sample is included in the loss.
+
+    Args:
+        sample: The sample.
+        untrained: Ids of samples that are not trained on.
+        without_loss: Finish reasons of samples whose tokens are excluded from the loss.
+
+    Returns:
+        bool [G].
+    """
     trained = sample.id not in untrained and sample.finish_reason not in without_loss
     return sample.loss_mask_G & trained
 
@@ -225,7 +245,7 @@ def counting(
 def _response(
     places: Sequence[Place], row: tuple[int, npt.NDArray[np.int64]], contents: Contents
 ) -> ResponseTokens:
-    """`row` is the length of a whole row, and the positions of it that this rank holds."""
+    """Lay out the response tokens; `row` contains N and the positions [M] that this rank holds."""
     N, held_M = row
     samples = [contents.samples[place.id] for place in places]
     firsts = [
@@ -264,7 +284,7 @@ def _joined(dtype: type, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def _padding(
     shape: tuple[int, int], places: Sequence[Place], samples: Mapping[str, Sample]
 ) -> npt.NDArray[np.int64]:
-    """Tokens where there is no sample: they repeat the text, to spread over experts as it does."""
+    """Return padding rows that repeat the samples' tokens, to give the experts a realistic load."""
     if not places:
         return np.zeros(shape, np.int64)
     texts = [samples[place.id].tokens_S for place in places]
@@ -275,7 +295,10 @@ def _padding(
 def _lay_out_routes(
     places: Sequence[Place], contents: Contents, kinds_BN: npt.NDArray[np.uint8]
 ) -> npt.NDArray[Any] | None:
-    """Lay out the recorded experts; set `kinds_BN` to REPLAYED where a recording is valid."""
+    """Lay out the recorded experts.
+
+    The function also marks positions with a valid recording as REPLAYED in `kinds_BN`.
+    """
     routes, geometry = contents.routes, contents.geometry
     if routes is None or geometry is None:
         return None
@@ -289,9 +312,14 @@ def _lay_out_routes(
 
 
 def take_up(places: Sequence[Place], sets_BNLK: npt.NDArray[Any]) -> dict[str, Routes]:
-    """Reverse `lay_out` for routes: the choices of routers, by sample.
+    """Return the routers' choices for each sample: the reverse of `lay_out` for routes.
 
-    Each sample gets its own S - 1 rows, all valid.
+    Args:
+        places: The samples and their places.
+        sets_BNLK: Expert ids that the routers chose.
+
+    Returns:
+        Routes, keyed by sample id: S - 1 rows each, all valid.
     """
     return {
         place.id: Routes(
@@ -305,8 +333,8 @@ def take_up(places: Sequence[Place], sets_BNLK: npt.NDArray[Any]) -> dict[str, R
 def _checked(id: str, routes: Routes, shape: tuple[int, ...]) -> Routes:
     if routes.sets_TLK.shape != shape or routes.valid_T.shape != shape[:1]:
         raise TraceError(
-            f"sample {id}: routes of shape {routes.sets_TLK.shape} with {len(routes.valid_T)} "
-            f"validity bits, its tokens and this rank's layers need {shape} (one row per position "
-            "0..S-2); record the step again"
+            f"sample {id}: routes have shape {routes.sets_TLK.shape} and {len(routes.valid_T)} "
+            f"validity bits; the sample's tokens and this rank's layers need {shape}, one row per "
+            "position 0..S-2. Record the step again"
         )
     return routes

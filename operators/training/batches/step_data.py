@@ -1,11 +1,12 @@
-"""A rank's data of a sealed step: its own samples, and their routes in its own layers.
+"""A rank's data for a sealed step: its own samples, and their routes in the rank's layers.
 
-From the manifest's other rows it reads narrow columns only: the layout needs groups and lengths,
-advantages need all rewards, and a group's samples may lie on several ranks.
+For the samples of other ranks, the rank reads only a few small columns of the manifest. The layout
+needs the groups and lengths of all samples. Advantages need all rewards, because a group's samples
+may be on several ranks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -34,38 +35,49 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class CriticLayouts:
-    """How the critic's passes cut the samples that lie on the ranks of the actor's."""
+    """Layouts for the critic's passes.
+
+    Each sample stays on the rank to which the actor's layout assigns it.
+    """
 
     updates: Layout
     values: Layout
-    """Of the pass that computes values: the same mini-batches, in micro-batches of its own."""
+    """Layout of the value pass: the same mini-batches, cut into different micro-batches."""
 
 
 @dataclass(frozen=True)
 class StepData:
-    """One rank's data of a sealed step."""
+    """One rank's data for a sealed step."""
 
     manifest: Manifest
-    """Rows of this data-parallel rank's samples, in the order of the layout."""
+    """Manifest rows of this data-parallel rank's samples, in the order of the layout."""
     columns: pa.Table
-    """Columns of all samples, those of _COLUMNS."""
+    """The columns listed in _COLUMNS, for all samples."""
+    rewards_N: npt.NDArray[np.float64]
+    """Rewards of all samples; NaN if the sample is not trained on."""
+    groups_N: npt.NDArray[np.int64]
+    """For each sample, the number of its group."""
     layout: Layout
-    """Of the updates."""
+    """Layout of the updates."""
     logprob_layout: Layout
-    """Of the log-prob pass of the trained model, the first to read samples: the same samples in
-    the same mini-batches and ranks, in micro-batches of its own."""
+    """Layout of the trained model's log-prob pass, which is the first pass to read the samples. The
+    pass has the same mini-batches on the same ranks as the updates, cut into different
+    micro-batches."""
     reference_layout: Layout | None
-    """None: no reference."""
+    """Layout of the reference's log-prob pass; None if there is no reference."""
     critic: CriticLayouts | None
-    """None: no critic."""
+    """Layouts for the critic's passes; None if there is no critic."""
     ids: Mapping[int, str]
-    """Ids of this rank's samples, by row of the manifest."""
+    """Ids of this rank's samples, keyed by row of the manifest."""
     samples: SampleStream
-    """This data-parallel rank's samples, read ahead of use."""
+    """This data-parallel rank's samples, which a thread prefetches."""
     untrained: frozenset[str]
-    """This data-parallel rank's samples that are not trained on."""
+    """Ids of this data-parallel rank's samples that are not trained on."""
     routes: RouteStream | None
-    """Recorded routes to replay in this rank's layers, read ahead of use; None: none are read."""
+    """Recorded routes to replay in this rank's layers, which a thread prefetches; None if nothing
+    is replayed."""
+    read_rows: set[int] = field(default_factory=set)
+    """Manifest rows whose routes have reached the ranks that need them."""
 
     @property
     def step(self) -> int:
@@ -74,11 +86,11 @@ class StepData:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that look-ups of samples and routes have waited."""
+        """Seconds that sample and route look-ups have spent waiting for reads."""
         return self.samples.wait_s + (self.routes.wait_s if self.routes else 0.0)
 
     def close(self) -> None:
-        """Stop the reading of samples and routes."""
+        """Stop reading samples and routes."""
         self.samples.close()
         if self.routes is not None:
             self.routes.close()
@@ -92,11 +104,23 @@ def load_step(
     dp_rank: int,
     geometry: Geometry | None,
 ) -> StepData:
-    """Load a rank's share of a sealed step; on return, samples and routes are still being read.
+    """Load a rank's part of a sealed step.
 
-    `geometry` names the MoE layers of this rank; routes are read if the config replays recorded
-    ones. Raises ReplayError if the manifest has no routes, or those of another model; InputError if
-    a sample is longer than a micro-batch may be; StoreError and TraceError from reading.
+    Samples and routes are still being read in the background when this function returns.
+
+    Args:
+        store: The run's store.
+        sealed: The manifest of the sealed step.
+        config: The settings in force.
+        rules: The layout rules for the updates.
+        dp_rank: Index of this data-parallel rank.
+        geometry: MoE layers of this rank; None for a dense model.
+
+    Raises:
+        ReplayError: The manifest has no routes, or its routes belong to a different model.
+        InputError: A sample is too long for a micro-batch.
+        StoreError: The store cannot be read.
+        TraceError: Stored data are damaged.
     """
     replays = config.actor_rollout_ref.actor.router_replay.replays_recorded
     if replays and geometry is not None:
@@ -121,10 +145,12 @@ def load_step(
     routes = None
     if replays and geometry is not None:
         routes = RouteStream(store, manifest, geometry.layers, commits)
-    untrained_N = np.isnan(trained_rewards(columns))
+    rewards_N = trained_rewards(columns)
     return StepData(
         manifest=manifest,
         columns=columns,
+        rewards_N=rewards_N,
+        groups_N=groups_N,
         layout=layout,
         logprob_layout=logprob_layout,
         reference_layout=layouts[of_pass["reference"]] if "reference" in of_pass else None,
@@ -133,28 +159,34 @@ def load_step(
         else None,
         ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
         samples=SampleStream(store, manifest, commits),
-        untrained=frozenset(np.array(manifest.ids, object)[untrained_N[rows]]),
+        untrained=frozenset(np.array(manifest.ids, object)[np.isnan(rewards_N[rows])]),
         routes=routes,
     )
 
 
 def trained_rewards(columns: pa.Table) -> npt.NDArray[np.float64]:
-    """Rewards of all samples; NaN: the sample is not trained on."""
+    """Return the rewards of all samples, float64 [N]; NaN if the sample is not trained on."""
     rewards_N: npt.NDArray[np.float64] = columns["reward"].to_numpy(zero_copy_only=False)
     rewards_N = rewards_N.astype(np.float64)
     rewards_N[pc.is_valid(columns["not_trained"]).to_numpy()] = np.nan
     return rewards_N
 
 
-def group_baselines(columns: pa.Table) -> npt.NDArray[np.float64] | None:
-    """By sample, the reward of its group's greedy sample; NaN: that has none; None: none was made.
+def group_baselines(
+    columns: pa.Table, groups_N: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64] | None:
+    """Return, for each sample, the baseline of its group: the reward of the group's greedy sample.
 
-    float64 [N].
+    Args:
+        columns: Columns of all samples.
+        groups_N: For each sample, the number of its group.
+
+    Returns:
+        float64 [N]; NaN if the group has no baseline reward. None if the step has no baselines.
     """
     greedy_N = pc.equal(columns["not_trained"], BASELINE).fill_null(False).to_numpy()
     if not greedy_N.any():
         return None
-    groups_N = group_codes(columns)
     rewards_N = columns["reward"].to_numpy(zero_copy_only=False).astype(np.float64)
     of_group = np.full(groups_N.max() + 1, np.nan)
     of_group[groups_N[greedy_N]] = rewards_N[greedy_N]
@@ -165,7 +197,10 @@ def group_baselines(columns: pa.Table) -> npt.NDArray[np.float64] | None:
 def _check_lengths(
     sealed: SealedManifest, lengths_N: npt.NDArray[np.int64], rules: LayoutRules, key: str
 ) -> None:
-    """Refuse a sample that no micro-batch can hold: a replayed one of another run's settings."""
+    """Raise InputError for a sample that is too long for a micro-batch.
+
+    A sample can be too long only if it was recorded by a run with different settings.
+    """
     if rules.max_tokens is None or (longest := int(lengths_N.max(initial=0))) <= rules.max_tokens:
         return
     (id,) = sealed.select([int(lengths_N.argmax())]).ids
@@ -173,22 +208,22 @@ def _check_lengths(
     each = f" on each of {ranks} context-parallel ranks" if ranks > 1 else ""
     raise InputError(
         [
-            f"step {sealed.head.step}, sample {id}: {longest} positions, but a micro-batch has at "
-            f"most {key}={rules.max_tokens // ranks}{each}; start a new run with "
-            f"{-(-longest // ranks)} or more"
+            f"step {sealed.head.step}, sample {id}: it has {longest} positions, but a micro-batch "
+            f"holds at most {key}={rules.max_tokens // ranks}{each}; start a new run with "
+            f"{key}={-(-longest // ranks)} or more"
         ]
     )
 
 
 def group_codes(columns: pa.Table) -> npt.NDArray[np.int64]:
-    """Number each sample's group."""
+    """Return, for each sample, the number of its group: int64 [N]."""
     combined = columns["group"].unify_dictionaries().combine_chunks()
     codes: npt.NDArray[np.int64] = combined.indices.to_numpy().astype(np.int64)
     return codes
 
 
 def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
-    """The rules of the updates' layout in a config."""
+    """Return the layout rules that a config sets for the updates."""
     actor = config.actor_rollout_ref.actor
     megatron = actor.megatron
     limits = budget(config, "update")
@@ -210,7 +245,13 @@ def layout_rules(config: RunConfig, data_parallel: int) -> LayoutRules:
 
 
 def pass_rules(rules: LayoutRules, config: RunConfig, of: Pass) -> LayoutRules:
-    """The rules of a pass: micro-batches of its own, and the critic's mini-batches and epochs."""
+    """Return the layout rules for a pass.
+
+    Args:
+        rules: The layout rules for the updates.
+        config: Settings; each pass has its own micro-batch limits.
+        of: The pass; the rules for the critic's passes use the critic's mini-batches and epochs.
+    """
     limits = budget(config, of)
     rules = replace(rules, micro_batch_samples=limits.samples, max_tokens=limits.tokens)
     if of not in OF_CRITIC:
@@ -226,13 +267,13 @@ def _same_shape(megatron: Megatron) -> Literal["no", "ranks", "all"]:
 
 
 def without_loss(config: RunConfig) -> frozenset[str]:
-    """Finish reasons of samples whose tokens do not count: what was not finished is not judged."""
+    """Return the finish reasons of incomplete samples, whose tokens are excluded from the loss."""
     cut = {"length"} if config.algorithm.mask_truncated_samples else set()
     return frozenset({"abort", *cut})
 
 
 def valid_rows(columns: pa.Table) -> tuple[int, int]:
-    """The numbers of rows with a valid recording, and of all rows, in the whole step."""
+    """Return the number of rows with a valid recording and the total number of rows."""
     valid, total = (pc.sum(columns[name]).as_py() or 0 for name in ("rows_valid", "rows_total"))
     return valid, total
 
@@ -241,9 +282,9 @@ def _check_geometry(manifest: Manifest, geometry: Geometry) -> None:
     found = manifest.geometry
     if found is None:
         raise ReplayError(
-            f"step {manifest.step}: the manifest has no routes to replay; start a new "
-            "run (another trainer.experiment_name) with "
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay=True, or "
+            f"step {manifest.step}: the manifest has no routes to replay; start a new run (another "
+            "trainer.experiment_name) with either "
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=True or "
             "actor_rollout_ref.actor.router_replay.mode=disabled"
         )
     missing = sorted(set(geometry.layers) - set(found.layers))
@@ -251,5 +292,6 @@ def _check_geometry(manifest: Manifest, geometry: Geometry) -> None:
         raise ReplayError(
             f"step {manifest.step}: the routes have {found.experts} experts, top-{found.topk}, "
             f"layers {list(found.layers)}; this rank's routers have {geometry.experts} experts, "
-            f"top-{geometry.topk}, layers {list(geometry.layers)}: the routes are another model's"
+            f"top-{geometry.topk}, layers {list(geometry.layers)}. The routes belong to a "
+            "different model"
         )

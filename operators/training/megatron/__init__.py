@@ -1,1 +1,1 @@
-"""Everything that depends on Megatron-core and mbridge: model, weights, optimizer, schedules."""
+"""All code that depends on Megatron-core and mbridge: model, weights, optimizer, schedules."""

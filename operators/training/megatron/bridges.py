@@ -1,10 +1,11 @@
-"""mbridge 0.15.1's bridges to the families that are trained, corrected.
+"""The bridges of mbridge 0.15.1 for the model families that Retrace trains, with corrections.
 
-A bridge turns an HF config into Megatron's TransformerConfig and HF weights into Megatron's and
-back. The corrections are of two kinds: class attributes and methods where mbridge's names or code
-are wrong, and `_..._settings`, fields of TransformerConfig that mbridge fixes or leaves out. Each
-has its reason in its docstring. `training_problems` of pipeline/model/families.py refuses models of
-which a bridge would silently ignore a part.
+A bridge converts an HF config to Megatron's TransformerConfig, and converts weights between the HF
+format and the Megatron format. There are two kinds of corrections. Class attributes and methods
+correct mistakes in mbridge's names or code. The `_..._settings` functions set fields of
+TransformerConfig that mbridge hard-codes or omits. The docstring of each correction gives its
+reason. `training_problems` in pipeline/model/families.py refuses a model if a bridge would silently
+ignore a part of it.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ HfConfig = Any
 
 
 class _Corrected(LLMBridge):
-    """Corrections for every family; listed before mbridge's class among the bases."""
+    """Corrections for every family; this class comes before mbridge's class among the bases."""
 
     def _get_transformer_layer_spec(
         self, vp_stage: int | None = None
@@ -43,16 +44,22 @@ class _Corrected(LLMBridge):
         return local_block_spec(self.config, vp_stage)
 
     def _adjust_mapping_for_shared_weights(self) -> None:
-        """At PP > 1 the last stage has its own copy of tied embeddings, without its own name in the
-        file. mbridge handles this for dense Qwen only, and there it changes the class, so that a
-        later untied model in the same process is treated as tied."""
+        """Map the last stage's copy of tied embeddings (PP > 1) to the embeddings in the file.
+
+        The copy does not have its own name in the file. mbridge handles this only for dense Qwen,
+        by changing the class itself, so that a later untied model in the same process would be
+        treated as tied.
+        """
         if self.hf_config.tie_word_embeddings:
             embeddings = "model.embed_tokens.weight"
             self._DIRECT_MAPPING = {**self._DIRECT_MAPPING, "output_layer.weight": embeddings}
 
     def _get_safetensor_io(self, weights_path: str) -> SafeTensorIO:
-        """DeepSeek's reader in mbridge converts FP8 on a GPU and refuses float32. FP8 checkpoints
-        are refused earlier, and everything else is read like any other model."""
+        """Return the ordinary safetensors reader for all families.
+
+        mbridge's reader for DeepSeek converts FP8 on a GPU and refuses float32. Retrace refuses FP8
+        checkpoints earlier, and other DeepSeek checkpoints do not need a special reader.
+        """
         return SafeTensorIO(weights_path)
 
 
@@ -69,7 +76,8 @@ class _Llama(_Corrected, LLaMABridge):
 
 
 _DENSE_LAYER = Qwen2Bridge._MLP_MAPPING
-"""mbridge's Qwen MoE bridges lack dense layers (mlp_only_layers, decoder_sparse_step)."""
+"""Names of the weights in dense MLP layers, which an MoE model contains if mlp_only_layers lists
+any layer or decoder_sparse_step is above 1. mbridge's Qwen MoE bridges lack these names."""
 
 
 class _Qwen2Moe(_Corrected, Qwen2MoEBridge):
@@ -85,13 +93,16 @@ class _Mixtral(_Corrected, MixtralBridge):
 
 
 def _mla_config(max_position_embeddings: int, **fields: Any) -> MLATransformerConfig:
-    """Megatron-core renamed max_position_embeddings; _deepseek_settings sets the new field."""
+    """Return the config without max_position_embeddings, a field that Megatron-core renamed.
+
+    `_deepseek_settings` sets the new field.
+    """
     return MLATransformerConfig(**fields)
 
 
 class _DeepseekV3(_Corrected, DeepseekV3Bridge):
     TransformerConfigClass = staticmethod(_mla_config)
-    # Models with q_lora_rank null (Moonlight) have a plain query projection.
+    # Models whose q_lora_rank is null (Moonlight) have a plain query projection.
     _ATTENTION_MAPPING: ClassVar = {
         **DeepseekV3Bridge._ATTENTION_MAPPING,
         "self_attention.linear_q_proj.weight": [
@@ -102,7 +113,11 @@ class _DeepseekV3(_Corrected, DeepseekV3Bridge):
 
 class _Glm4Moe(_Corrected, GLM4MoEBridge):
     def _get_gptmodel_args(self) -> dict[str, Any]:
-        """transformers 5 keeps partial_rotary_factor in rope_parameters."""
+        """Return mbridge's arguments for the model.
+
+        transformers 5 keeps partial_rotary_factor in rope_parameters; mbridge reads it from the
+        config.
+        """
         rope = self.hf_config.rope_parameters
         self.hf_config.partial_rotary_factor = rope.get("partial_rotary_factor", 1.0)
         arguments: dict[str, Any] = super()._get_gptmodel_args()
@@ -114,8 +129,11 @@ def _no_settings(hf: HfConfig) -> dict[str, Any]:
 
 
 def _qwen_moe_settings(hf: HfConfig) -> dict[str, Any]:
-    """mbridge fixes for each Qwen family whether the chosen weights are normalised, and treats
-    every layer as a MoE layer."""
+    """Read from the config which layers have experts, and whether expert weights are normalised.
+
+    mbridge hard-codes the normalisation for each Qwen family, and treats every layer as an MoE
+    layer.
+    """
     dense = set(hf.mlp_only_layers or [])
     step = hf.decoder_sparse_step
     return {
@@ -128,17 +146,17 @@ def _qwen_moe_settings(hf: HfConfig) -> dict[str, Any]:
 
 
 def _qwen2_moe_settings(hf: HfConfig) -> dict[str, Any]:
-    """mbridge maps the shared expert's gate but does not turn it on in Megatron."""
+    """Enable the shared expert's gate, which mbridge maps but does not enable in Megatron."""
     return {**_qwen_moe_settings(hf), "moe_shared_expert_gate": True}
 
 
 def _mixtral_settings(hf: HfConfig) -> dict[str, Any]:
-    """Mixtral normalises the chosen weights; mbridge sets that it does not."""
+    """Normalise the chosen experts' weights as Mixtral does; mbridge disables this."""
     return {"moe_router_pre_softmax": False}
 
 
 def _group_settings(hf: HfConfig) -> dict[str, Any]:
-    """mbridge leaves out group-limited routing."""
+    """Set group-limited routing, which mbridge omits."""
     grouped = (hf.n_group or 1) > 1
     return {
         "moe_router_num_groups": hf.n_group if grouped else None,
@@ -147,8 +165,11 @@ def _group_settings(hf: HfConfig) -> dict[str, Any]:
 
 
 def _glm_settings(hf: HfConfig) -> dict[str, Any]:
-    """mbridge takes one shared expert and biased projections for granted, and has an auxiliary
-    loss. The multi-token-prediction layer is not trained."""
+    """Set shared experts, projection biases and group-limited routing; omit the auxiliary loss.
+
+    mbridge assumes one shared expert and biased projections, and sets an auxiliary loss. The
+    multi-token-prediction layer is not trained.
+    """
     return {
         **_group_settings(hf),
         "add_qkv_bias": hf.attention_bias,
@@ -160,17 +181,19 @@ def _glm_settings(hf: HfConfig) -> dict[str, Any]:
 
 
 def _deepseek_settings(hf: HfConfig) -> dict[str, Any]:
-    """mbridge reads RoPE scaling from a place that
-    transformers 5 does not use, so that YaRN is lost. The multi-token-prediction layer is not
-    trained."""
+    """Set RoPE scaling from transformers 5's rope_parameters, and group-limited routing.
+
+    mbridge reads RoPE scaling from a place that transformers 5 does not use, and therefore ignores
+    YaRN. The multi-token-prediction layer is not trained.
+    """
     rope = hf.rope_parameters
     settings = {
         **_group_settings(hf),
         "mtp_num_layers": None,
-        # head_dim in the HF config is the rotary part alone; see _LatentDotProductAttention.
+        # head_dim in the HF config is only the rotary part; see _LatentDotProductAttention.
         "kv_channels": hf.v_head_dim,
         "rope_type": "rope",
-        # Only YaRN scales the softmax; another value would scale it with plain RoPE too.
+        # Only YaRN scales the softmax; a value other than 1.0 would also scale it with plain RoPE.
         "rotary_scaling_factor": 1.0,
     }
     if rope["rope_type"] == "yarn":
@@ -191,7 +214,7 @@ class Bridge:
     """The bridge of one model_type."""
 
     make: Callable[..., LLMBridge]
-    """Makes the bridge from the HF config and the weights' dtype."""
+    """The bridge's constructor, which takes the HF config and the weights' dtype."""
     settings: Callable[[HfConfig], dict[str, Any]] = _no_settings
 
 
@@ -205,4 +228,4 @@ BRIDGES = {
     "qwen3": Bridge(_Qwen3),
     "qwen3_moe": Bridge(_Qwen3Moe, _qwen_moe_settings),
 }
-"""Bridges by model_type, for the trained families of pipeline/model/families.py."""
+"""Bridges, keyed by model_type, for the trained families in pipeline/model/families.py."""

@@ -1,8 +1,8 @@
-"""Adaptation of Megatron-core 0.16.1 to run without CUDA. It does nothing where CUDA is available.
+"""Adapts Megatron-core 0.16.1 to run without CUDA. It does nothing if CUDA is available.
 
-Megatron has no CPU mode: it names CUDA devices, streams and generators unconditionally. Each
-function below undoes one assumption, which its docstring names. The layers that need no Transformer
-Engine are in local_layers.
+Megatron does not have a CPU mode; it uses CUDA devices, streams and generators unconditionally.
+Each function below removes one assumption, which its docstring names. The layers that do not need
+Transformer Engine are in local_layers.
 """
 
 import contextlib
@@ -35,17 +35,18 @@ CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {
     # Grouped GEMM is a CUDA kernel.
     "moe_grouped_gemm": False,
-    # The all-to-all dispatcher passes its split sizes as tensors, which gloo refuses.
+    # The all-to-all dispatcher passes its split sizes as tensors, which Gloo refuses.
     "moe_token_dispatcher_type": "allgather",
-    # Refused with that dispatcher; without it, stages use the lengths given to each schedule.
+    # Megatron refuses this field with the all-gather dispatcher. When the field is off, stages use
+    # the lengths that each schedule receives.
     "variable_seq_lengths": False,
-    # Works with the all-to-all dispatcher and CUDA streams only.
+    # This field works only with the all-to-all dispatcher and CUDA streams.
     "moe_shared_expert_overlap": False,
     "moe_permute_fusion": False,
-    # The field chooses among Transformer Engine's kernels by environment variables, which a second
-    # model of another family in the process would find set.
+    # This field selects Transformer Engine's kernels through environment variables. The variables
+    # would still be set for a second model of a different family in the same process.
     "attention_backend": AttnBackend.auto,
-    # Fusions and kernels of CUDA, Apex or Transformer Engine.
+    # Fusions and kernels from CUDA, Apex or Transformer Engine.
     "persist_layer_norm": False,
     "gradient_accumulation_fusion": False,
     "bias_activation_fusion": False,
@@ -59,7 +60,7 @@ _adapted = False
 
 
 def adapt() -> None:
-    """Make Megatron-core run on CPU, once per process; do nothing where CUDA is available."""
+    """Make Megatron-core run on CPU, once per process; do nothing if CUDA is available."""
     global _adapted
     if _adapted or not ON_CPU:
         return
@@ -75,7 +76,7 @@ def adapt() -> None:
 
 
 class _NoStream:
-    """Replaces torch.cuda.Stream and Event: on CPU every operation is already ordered."""
+    """Replaces torch.cuda.Stream and Event; does nothing, because CPU operations run in order."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
@@ -85,7 +86,7 @@ class _NoStream:
 
 
 class _CudaFactoriesOnCpu(TorchFunctionMode):
-    """Redirects Megatron's literals device='cuda' and .cuda() to the CPU."""
+    """Redirects Megatron's hard-coded device='cuda' and .cuda() to the CPU."""
 
     def __torch_function__(
         self,
@@ -102,7 +103,7 @@ class _CudaFactoriesOnCpu(TorchFunctionMode):
 
 
 def _send_cuda_calls_to_cpu() -> None:
-    """Megatron's calls of CUDA devices, streams and generators are unconditional."""
+    """Replace the CUDA devices, streams and generators, which Megatron uses unconditionally."""
     cuda: Patched = torch.cuda
     cuda.current_device = lambda: CPU
     cuda.synchronize = cuda.empty_cache = lambda *args, **kwargs: None
@@ -120,9 +121,12 @@ def _send_cuda_calls_to_cpu() -> None:
 
 
 def _mark_transformer_engine_missing() -> None:
-    """Two modules do not notice that TE is missing: moe_utils tests `te_general_gemm is not None`
-    but defines it only when TE imports, and multi_latent_attention mistakes the wrappers' import
-    for TE's, then calls isinstance(..., None)."""
+    """Mark Transformer Engine (TE) as missing in two modules that do not detect its absence.
+
+    moe_utils tests `te_general_gemm is not None`, but defines the name only if TE can be imported.
+    multi_latent_attention assumes that TE is installed if Megatron's wrappers for TE can be
+    imported, and then calls isinstance(..., None).
+    """
     utils: Patched = moe_utils
     if not hasattr(utils, "te_general_gemm"):
         utils.te_general_gemm = None
@@ -130,20 +134,26 @@ def _mark_transformer_engine_missing() -> None:
 
 
 def _make_causal_masks_on_cpu() -> None:
-    """Attention makes its mask on device='cuda'. Recomputation does so inside
-    torch.autograd.backward, where _CudaFactoriesOnCpu is off: a mode is not active within its own
-    handler, which handles every call of a torch function."""
+    """Create attention's causal mask on the CPU; Megatron creates it on device='cuda'.
+
+    Recomputation creates the mask inside torch.autograd.backward. _CudaFactoriesOnCpu is inactive
+    there, because it handles the call to that function itself, and a mode is not active within its
+    own handler.
+    """
     fused_softmax.get_default_causal_mask = _causal_mask
 
 
 def _causal_mask(length: int) -> torch.Tensor:
-    """A mask [length, length], True above the diagonal, which attention must not read."""
+    """Return a mask [length, length], True above the diagonal, where attention must not read."""
     return torch.ones(length, length).triu(1).bool()
 
 
 def _cut_rotary_embeddings_on_cpu() -> None:
-    """Context-parallel ranks take their part of padded rows' rotary embeddings by an index that
-    Megatron pins in memory for a GPU. Latent attention does so in recomputation too."""
+    """For padded rows, select a context-parallel rank's rotary embeddings without pinned memory.
+
+    Megatron's own function pins the index in memory for a GPU. Latent attention also calls this
+    function during recomputation.
+    """
     for module in (rotary_pos_embedding, yarn_rotary_pos_embedding):
         changed: Patched = module
         changed.get_pos_emb_on_this_cp_rank = _part_of_rotary_embedding
@@ -152,15 +162,18 @@ def _cut_rotary_embeddings_on_cpu() -> None:
 def _part_of_rotary_embedding(
     embedding: torch.Tensor, dimension: int, group: ProcessGroup
 ) -> torch.Tensor:
-    """The positions of this context-parallel rank along a dimension of whole rows."""
+    """Select this context-parallel rank's positions along the given dimension of an embedding."""
     part = Zigzag(group.rank(), group.size())
     held = part.held(np.array([0, embedding.shape[dimension]], np.int32))
     return embedding.index_select(dimension, torch.from_numpy(held))
 
 
 def _allow_torch_norm_under_sequence_parallel() -> None:
-    """WrappedTorchNorm refuses sequence parallelism; it lacks only the mark on its weight by which
-    finalize_model_grads sums the gradient over the tensor-parallel group."""
+    """Let WrappedTorchNorm run under sequence parallelism, which Megatron's class refuses.
+
+    The norm lacks only a mark on its weight. The mark makes finalize_model_grads sum the gradient
+    over the tensor-parallel group.
+    """
 
     def marked_norm(
         cls: type[WrappedTorchNorm],
@@ -171,9 +184,10 @@ def _allow_torch_norm_under_sequence_parallel() -> None:
     ) -> torch.nn.Module:
         if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
             raise ValueError(
-                f"normalization: found {config.normalization} with zero-centred weights "
-                f"{config.layernorm_zero_centered_gamma}, expected RMSNorm without, the only one "
-                "of torch that is made to work on CPU; train this model on GPUs"
+                f"normalization: found {config.normalization} with "
+                f"layernorm_zero_centered_gamma={config.layernorm_zero_centered_gamma}, expected "
+                "RMSNorm with False, the only normalization that works on CPU; train this model "
+                "on GPUs"
             )
         norm = torch.nn.RMSNorm(hidden_size, eps=eps)
         weight: Patched = norm.weight
@@ -185,10 +199,12 @@ def _allow_torch_norm_under_sequence_parallel() -> None:
 
 
 def _let_optimizer_accept_cpu_tensors() -> None:
-    """The optimizer distinguishes fp32 from bf16 by Tensor.type(), whose string names the device
-    (optimizer.py, distrib_optimizer.py, clip_grads.py: 'torch.cuda.FloatTensor'). It reads nothing
-    else from that string, so CPU tensors return the CUDA spelling. A call with a dtype is a
-    conversion and stays unchanged."""
+    """Make Tensor.type() return CUDA's type names for fp32 and bf16 tensors on the CPU.
+
+    The optimizer distinguishes the types by this string, which contains the device (optimizer.py,
+    distrib_optimizer.py, clip_grads.py: 'torch.cuda.FloatTensor'), and uses the string for nothing
+    else. A call to type() with a dtype is a conversion, which stays unchanged.
+    """
     spelling = {
         torch.float32: "torch.cuda.FloatTensor",
         torch.bfloat16: "torch.cuda.BFloat16Tensor",

@@ -1,8 +1,8 @@
-"""The output layer, applied by the loss instead of the model, so that [T, vocabulary] never exists.
+"""The output layer, applied by the loss instead of the model, to avoid logits [T, vocabulary].
 
-Within `without_logits` the last stage's chunk returns its final hidden states; `passes.logprobs`
-multiplies them with `output_weight`, a chunk of tokens at a time. A value head stays in the model:
-its output is one number per position.
+Within `without_logits` the last chunk of the model returns its final hidden states.
+`passes.logprobs` multiplies them by `output_weight`, a limited number of tokens at a time. A value
+head stays in the model, because its output is only one number per position.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from operators.training.megatron.value_head import ValueHead
 
 @contextlib.contextmanager
 def without_logits(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Have the chunk that holds the output layer return hidden states [B, M, H], not logits.
+    """Make the chunk with the output layer return hidden states [B, M, H] instead of logits.
 
-    One with a value head returns values, [B, M, 1]. Every rank of a tensor-parallel group gets the
-    whole hidden states, and their gradient is the sum over the group, as the output layer itself
-    arranges it.
+    A chunk with a value head still returns values, [B, M, 1]. Every rank of a tensor-parallel group
+    receives the hidden states of all positions. Their gradient is summed over the group, as in the
+    output layer itself.
     """
     outputs: list[Any] = [bare(c).output_layer for c in chunks if bare(c).post_process]
     layers = [layer for layer in outputs if not isinstance(layer, ValueHead)]
@@ -36,11 +36,11 @@ def without_logits(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the class's own
+            del layer.forward  # restores the method of the class
 
 
 def output_weight(chunks: Sequence[torch.nn.Module]) -> torch.Tensor | None:
-    """This rank's part of the output layer's weight, [V, H]; None off the last stage."""
+    """Return this rank's part of the output layer's weight, [V, H]; None on earlier stages."""
     for chunk in chunks:
         model: Any = bare(chunk)
         if model.post_process:

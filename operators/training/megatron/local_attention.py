@@ -1,9 +1,9 @@
-"""Megatron's local core attention for packed sequences and context parallelism, on CPU only.
+"""Megatron's local core attention for packed sequences and context parallelism, used only on CPU.
 
-Transformer Engine's attention has kernels for both.
+With CUDA, Transformer Engine's attention supports packed sequences and context parallelism.
 
-Letters: N positions of a row or longest sequence, M those of them that this rank holds, B sequences
-that are computed together, S sequences of a row, X width of the result.
+Dimensions: N positions in a row or in the longest sequence, M positions that this rank holds, B
+sequences that are computed together, S sequences in a row, X the width of the result.
 """
 
 import copy
@@ -21,19 +21,21 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from operators.training.batches.zigzag import Zigzag
 
 _PADDING = 1.25
-"""How much longer sequences that are computed together may be with padding than without."""
+"""Maximum ratio of all tokens, including padding, to real tokens in a group of sequences that are
+computed together."""
 
 
 class GatheringDotProductAttention(DotProductAttention):
-    """Megatron's local core attention, made to know packed and distributed sequences.
+    """Megatron's local core attention with support for packed and distributed sequences.
 
-    Sequences of similar lengths are computed together, padded on the right, which causal attention
-    does not see. Context-parallel ranks gather the keys and values of whole sequences, whose
-    gradients are summed over the ranks and scattered; each attends with its own queries.
+    Sequences of similar lengths are computed together. They are padded on the right, so causal
+    attention never reads the padding. Context-parallel ranks gather the keys and values of entire
+    sequences, and each rank attends with its own queries. The gradients of keys and values are
+    summed over the ranks and scattered.
     """
 
     def __init__(self, config: TransformerConfig, *args: object, **kwargs: object) -> None:
-        # Megatron's class refuses context parallelism; it uses the field for nothing else.
+        # Megatron's class refuses a size above 1, but does not use this field for anything else.
         alone = copy.copy(config)
         alone.context_parallel_size = 1
         super().__init__(alone, *args, **kwargs)
@@ -49,8 +51,19 @@ class GatheringDotProductAttention(DotProductAttention):
         packed_seq_params: PackedSeqParams | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Attend within each sequence: [M, heads, width] -> [M, 1, heads * width] in packed rows,
-        [M, B, heads, width] -> [M, B, heads * width] in padded ones.
+        """Attend within each sequence.
+
+        Args:
+            query: [M, heads, width] in packed rows, [M, B, heads, width] in padded rows.
+            key: Like `query`.
+            value: Like `query`.
+            attention_mask: The mask for padded rows; unused in packed rows and with CP > 1.
+            *args: Passed to Megatron's class.
+            packed_seq_params: The sequences of a packed row; None for padded rows.
+            **kwargs: Passed to Megatron's class.
+
+        Returns:
+            [M, 1, heads * width] in packed rows, [M, B, heads * width] in padded rows.
         """
         part = Zigzag(self.context.rank(), self.context.size())
         if packed_seq_params is not None:
@@ -65,7 +78,8 @@ class GatheringDotProductAttention(DotProductAttention):
             attended: torch.Tensor = super().forward(query, key, value, mask, *args, **kwargs)
             return attended
         places, results = [], []
-        # A rank's queries are grouped as the sequences are: all lengths are divided by CP.
+        # A rank's queries form the same groups as the keys, because all lengths are multiples of
+        # CP.
         for of_keys, of_queries in zip(_alike(ends), _alike(ends // part.count), strict=True):
             (keys_NB, _), (queries_MB, real_MB) = of_keys, of_queries
             mask = None
@@ -78,7 +92,7 @@ class GatheringDotProductAttention(DotProductAttention):
         return torch.cat(results)[order_M, None]
 
     def _whole(self, part_Mx: torch.Tensor, ends: npt.NDArray[np.int32]) -> torch.Tensor:
-        """Gather keys or values [M, ...] of all context-parallel ranks, in order of position."""
+        """Gather the keys or values [M, ...] of all context-parallel ranks in position order."""
         count = self.context.size()
         gathered = gather_from_sequence_parallel_region(part_Mx, group=self.context)
         held = np.concatenate([Zigzag(index, count).held(ends) for index in range(count)])
@@ -86,16 +100,16 @@ class GatheringDotProductAttention(DotProductAttention):
 
 
 def _not_before(positions_MB: npt.NDArray[np.int64], keys: int) -> torch.Tensor:
-    """A mask [B, 1, n, keys], True where a key comes after the query of such a position."""
+    """Return a mask [B, 1, M, keys], True where a key comes after the query's position."""
     positions_BM = torch.from_numpy(positions_MB.T.copy())
     return (torch.arange(keys) > positions_BM[..., None])[:, None]
 
 
 def _alike(ends: npt.NDArray[np.int32]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Groups of sequences of similar lengths, longest first.
+    """Yield groups of sequences with similar lengths, longest first.
 
-    Of each group: the positions of its B sequences in the row, padded to the longest's N, [N, B],
-    and which of them are real. `ends` is that of MicroBatch.
+    Each group consists of the row positions of its B sequences, [N, B], padded to the length N of
+    the longest, and a mask [N, B] that marks the real positions. `ends` is `MicroBatch.ends`.
     """
     starts_S, lengths_S = ends[:-1], np.diff(ends)
     left = np.argsort(-lengths_S, kind="stable")

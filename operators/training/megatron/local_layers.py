@@ -1,6 +1,7 @@
-"""Megatron's own layers in place of Transformer Engine's, and the names that mbridge expects.
+"""Megatron's own layers instead of Transformer Engine's, and the names that mbridge expects.
 
-Used on CPU only; with CUDA, models have Transformer Engine's layers, as mbridge expects.
+Only models on CPU use these layers and need their parameters renamed. With CUDA, models have
+Transformer Engine's layers, which mbridge expects.
 """
 
 import re
@@ -17,11 +18,11 @@ from operators.training.megatron.local_attention import GatheringDotProductAtten
 
 
 class _LatentDotProductAttention(GatheringDotProductAttention):
-    """Accepts the widths of keys and values that multi-latent attention passes to core attention.
+    """Core attention that accepts the widths of keys and values from multi-latent attention.
 
-    Local core attention has no such arguments. It takes both widths from its inputs, except for the
-    width of its output, TransformerConfig.kv_channels, which must be the width of a value head.
-    (Megatron builds core attention twice, the first time without the widths.)
+    Local core attention does not accept these widths as arguments; it takes them from its inputs.
+    The width of the output is TransformerConfig.kv_channels, which must equal the width of the
+    values in each head. (Megatron builds core attention twice, the first time without the widths.)
     """
 
     def __init__(
@@ -36,12 +37,12 @@ class _LatentDotProductAttention(GatheringDotProductAttention):
         if v_channels not in (None, self.hidden_size_per_attention_head):
             raise ValueError(
                 f"kv_channels is {self.hidden_size_per_attention_head}; local multi-latent "
-                f"attention needs the width of a value head, {v_channels}"
+                f"attention requires the width of a value head, {v_channels}"
             )
 
 
 def local_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-    """The decoder's layers of this pipeline stage, without Transformer Engine."""
+    """Return the decoder layers of this pipeline stage, without Transformer Engine."""
     spec = get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
     )
@@ -60,21 +61,22 @@ _LOCAL_NAMES = (
         "self_attention.linear_kv_up_proj.layer_norm_weight",
     ),
 )
-"""Names in the local layers -> names in Transformer Engine's, which mbridge expects."""
+"""Names in the local layers, and the names in Transformer Engine's layers, which mbridge uses."""
 _STANDARD_ATTENTION = r"(\.layers\.\d+\.)input_layernorm\.weight$"
 _LATENT = "linear_kv_up_proj"
 
 
 class NamedForBridge:
-    """A model chunk under the parameter names that mbridge expects.
+    """A model chunk whose parameters have the names that mbridge expects.
 
-    mbridge splits, gathers and renames by these names only, so its tensor- and expert-parallel code
-    works unchanged on local layers. The state dict is kept: mbridge reads it once per weight, which
-    would otherwise be quadratic, on a GPU too.
+    mbridge decides from these names alone how to split, gather and rename tensors, so its tensor-
+    and expert-parallel code works unchanged on local layers. The object keeps the state dict,
+    because mbridge reads it once per weight. Building it again for each weight would take quadratic
+    time in total, on a GPU as well as on a CPU.
     """
 
     def __init__(self, model: GPTModel, left_out: Collection[str] = ()) -> None:
-        """`left_out` are parameters that the bridge does not see."""
+        """Hide the parameters named in `left_out` from the bridge."""
         self.decoder = model.decoder
         self._model = model
         state = {
@@ -86,11 +88,11 @@ class NamedForBridge:
         self._state = {self._names[name]: tensor for name, tensor in state.items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Tensors by mbridge's names; they share memory with the model."""
+        """Return the tensors under mbridge's names; they share memory with the model."""
         return self._state
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Parameters by mbridge's names."""
+        """Return the parameters under mbridge's names."""
         return (
             (self._names[name], parameter)
             for name, parameter in self._model.named_parameters()
@@ -99,11 +101,11 @@ class NamedForBridge:
 
 
 def bridge_names(names: list[str]) -> dict[str, str]:
-    """Map names in the local layers to mbridge's.
+    """Map the names in the local layers to mbridge's names.
 
-    Transformer Engine fuses a norm into the linear layer after it: the input norm of standard
-    attention (latent attention keeps it separate and has qk_norms instead), and the norm before a
-    dense MLP (not before experts).
+    Transformer Engine fuses two norms, each into the linear layer that follows it: the input norm
+    of standard attention, and the norm before a dense MLP (not before experts). Latent attention
+    keeps the input norm separate; its fused norms are the q and kv norms.
     """
     latent = any(_LATENT in name for name in names)
     dense = {name.split(".mlp.")[0] for name in names if ".mlp.linear_fc1.weight" in name}

@@ -1,4 +1,4 @@
-"""Models on this rank: HF folder -> Megatron chunks, weights, optimizer; their routers."""
+"""Builds this rank's part of a model from an HF folder: Megatron chunks, weights and optimizer."""
 
 import json
 import logging
@@ -37,40 +37,46 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model's part on this rank, with its weights."""
+    """This rank's part of a model, with its weights."""
 
     chunks: Sequence[torch.nn.Module]
     """Chunks for Megatron's schedules: one, or one per virtual pipeline stage."""
     config: TransformerConfig
     bridge: LLMBridge
-    """Maps names and partitions of the weights."""
+    """The bridge that maps the weights' names and partitions."""
 
     @property
     def bare_chunks(self) -> list[GPTModel]:
-        """The GPTModels without their wrappers."""
+        """The chunks' GPTModels, without wrappers."""
         return [bare(chunk) for chunk in self.chunks]
 
 
 @dataclass(frozen=True)
 class TrainedModel(LoadedModel):
-    """A model with optimizer, for training."""
+    """A model with its optimizer, for training."""
 
     chunks: Sequence[DistributedDataParallel]
     optimizer: MegatronOptimizer
 
 
 def build_model(folder: Path, actor: Actor) -> TrainedModel:
-    """Read an HF folder into Megatron, in the layout made by parallel.start. Collective.
+    """Load an HF folder into Megatron in `parallel.start`'s layout; every rank must call this.
 
-    Raises InputError, naming the cause, for a model or setting that cannot be trained.
+    Raises InputError, naming the cause, if the model or a setting does not allow training.
     """
     return _wrapped(_load(folder, actor), actor)
 
 
 def build_critic(folder: Path, settings: Actor, seed: int) -> TrainedModel:
-    """Build the same model with a value head, drawn from a seed, as its output layer. Collective.
+    """Build the model with a value head as its output layer; every rank must call this.
 
-    `settings` are the critic's, as `over_actor` gives them. Raises InputError.
+    Args:
+        folder: The HF model.
+        settings: The critic's settings in the actor's form (`over_actor`).
+        seed: The seed from which the value head is drawn.
+
+    Raises:
+        InputError: The model or a setting does not allow training.
     """
     return _wrapped(_load(folder, settings, value_seed=seed), settings)
 
@@ -81,7 +87,7 @@ def _wrapped(model: LoadedModel, actor: Actor) -> TrainedModel:
 
 
 def build_reference(folder: Path, actor: Actor) -> LoadedModel:
-    """Build the reference policy: the same without gradients and optimizer. Collective."""
+    """Build the reference policy, without gradients or an optimizer; every rank must call this."""
     model = _load(folder, actor)
     for chunk in model.chunks:
         chunk.eval().requires_grad_(False)
@@ -89,7 +95,7 @@ def build_reference(folder: Path, actor: Actor) -> LoadedModel:
 
 
 def _load(folder: Path, actor: Actor, value_seed: int | None = None) -> LoadedModel:
-    """Make the chunks and load their weights; `value_seed`: with a value head drawn from it."""
+    """Create chunks and load their weights; `value_seed` adds a value head drawn from the seed."""
     has_values = value_seed is not None
     bridge = _make_bridge(folder, actor, tied=False if has_values else None)
     count_tokens_without_padding()
@@ -102,10 +108,10 @@ def _load(folder: Path, actor: Actor, value_seed: int | None = None) -> LoadedMo
 
 
 def routers(model: LoadedModel) -> dict[int, TopKRouter]:
-    """The MoE routers of this rank by model index of their layer (0-based, over all stages).
+    """Return this rank's MoE routers, keyed by their layer's index in the model (from 0).
 
-    The search covers the decoders: dense layers have no router, and a multi-token-prediction layer
-    is not in a decoder.
+    The search covers only the decoders, so it leaves out multi-token-prediction layers. Dense
+    layers do not have a router.
     """
     found = {}
     for chunk in model.bare_chunks:
@@ -117,27 +123,31 @@ def routers(model: LoadedModel) -> dict[int, TopKRouter]:
 
 
 def bare(chunk: torch.nn.Module) -> GPTModel:
-    """The GPTModel inside DistributedDataParallel and Float16Module."""
+    """Return the GPTModel inside DistributedDataParallel and Float16Module."""
     while hasattr(chunk, "module"):
         chunk = cast(torch.nn.Module, chunk.module)
     return cast(GPTModel, chunk)
 
 
 def _make_bridge(folder: Path, actor: Actor, tied: bool | None) -> LLMBridge:
-    """`tied`: whether the output layer is the embedding; None: as the model's config says."""
+    """Create the bridge for a model.
+
+    `tied` determines whether the output layer shares the embedding's weight; None keeps the
+    config's setting.
+    """
     hf = _read_config(folder)
     if tied is not None:
         hf.tie_word_embeddings = tied
     tp = actor.megatron.tensor_model_parallel_size
     if hf.vocab_size % tp:
-        # With a padded vocabulary, padding would take a share of every softmax.
+        # If the vocabulary were padded, the padding would take a share of every softmax.
         raise InputError(
             [
                 f"{folder}/config.json has vocab_size={hf.vocab_size}, expected a multiple of "
-                f"{MEGATRON}.tensor_model_parallel_size={tp}; write a smaller one"
+                f"{MEGATRON}.tensor_model_parallel_size={tp}; use a smaller parallel size"
             ]
         )
-    # transformers 5 keeps rope_theta in rope_parameters; mbridge 0.15.1 reads the old place.
+    # transformers 5 keeps rope_theta in rope_parameters; mbridge 0.15.1 reads it from the config.
     hf.rope_theta = hf.rope_parameters["rope_theta"]
     of_family = BRIDGES[hf.model_type]
     overrides = actor.megatron.override_transformer_config
@@ -147,14 +157,15 @@ def _make_bridge(folder: Path, actor: Actor, tied: bool | None) -> LLMBridge:
         **of_family.settings(hf),
         "sequence_parallel": actor.megatron.sequence_parallel and tp > 1,
         "calculate_per_token_loss": True,
-        # With mbridge's 0.001, a fixed expert bias would drift away from the engine's.
+        # With mbridge's value of 0.001, the expert bias would drift away from the engine's fixed
+        # bias.
         "moe_router_bias_update_rate": 0.0,
         **overrides,
     }
     if cpu_megatron.ON_CPU:
         ignored = sorted(k for k, v in overrides.items() if cpu_megatron.SETTINGS.get(k, v) != v)
         if ignored:
-            _log.warning("%s: %s have another value on CPU", OVERRIDE, ", ".join(ignored))
+            _log.warning("%s: on CPU, fixed values replace %s", OVERRIDE, ", ".join(ignored))
         settings |= cpu_megatron.SETTINGS
     try:
         bridge = of_family.make(hf, dtype=_DTYPES[actor.megatron.dtype])
@@ -166,7 +177,7 @@ def _make_bridge(folder: Path, actor: Actor, tied: bool | None) -> LLMBridge:
                 f"Megatron-core refuses the combination: {error}"
             ]
         ) from error
-    # Megatron-core's own fields, whether from settings, config.json or mbridge.
+    # Check Megatron-core's resulting fields, which come from settings, config.json or mbridge.
     if problems := field_problems(vars(bridge.config), actor.router_replay):
         raise InputError(problems)
     return bridge
@@ -175,7 +186,8 @@ def _make_bridge(folder: Path, actor: Actor, tied: bool | None) -> LLMBridge:
 def _read_config(folder: Path) -> HfConfig:
     """Read the transformers config of a model. Raises InputError if it cannot be trained."""
     path = folder / "config.json"
-    # The file as written comes first: transformers refuses families that it does not know.
+    # The file itself is checked first, because transformers refuses families that it does not
+    # support.
     problems = training_problems(json.loads(path.read_text()))
     if not problems:
         hf = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -186,9 +198,9 @@ def _read_config(folder: Path) -> HfConfig:
 
 
 def _make_chunks(bridge: LLMBridge, changes: list[Callable[..., None]]) -> list[torch.nn.Module]:
-    """Make chunks with uninitialised weights; load_weights loads all and checks that it does.
+    """Create chunks with uninitialised weights; load_weights checks that it loads all of them.
 
-    `changes` are called with each GPTModel, as mbridge calls them.
+    mbridge calls each of `changes` with each GPTModel.
     """
     stages: Sequence[int | None] = range(
         parallel_state.get_virtual_pipeline_model_parallel_world_size() or 0

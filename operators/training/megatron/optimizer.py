@@ -1,4 +1,4 @@
-"""Megatron's data parallelism and optimizer around model chunks."""
+"""Wraps model chunks in Megatron's data parallelism, and creates and steps its optimizer."""
 
 import math
 from collections.abc import Sequence
@@ -39,12 +39,19 @@ _DTYPES = {
 def wrap_for_training(
     chunks: Sequence[torch.nn.Module], config: TransformerConfig, actor: Actor
 ) -> tuple[list[DistributedDataParallel], MegatronOptimizer]:
-    """Wrap chunks in DistributedDataParallel, and make Megatron's optimizer for them.
+    """Wrap chunks in DistributedDataParallel, and create Megatron's optimizer for them.
 
-    Gradients are summed over data-parallel ranks, in fp32 unless the settings differ, and divided
-    by the number of tokens that the loss function reports (config.calculate_per_token_loss).
-    `Rates` sets learning rate and weight decay of the parameter groups, before each update. Raises
-    InputError for options that Megatron-core refuses, or that this device does not have.
+    Gradients are summed over data-parallel ranks, by default in fp32, and divided by the number of
+    tokens that the loss function reports (config.calculate_per_token_loss). `Rates` sets the
+    learning rate and weight decay of the parameter groups before each update.
+
+    Args:
+        chunks: The model's chunks on this rank.
+        config: The model's config, which receives the hooks for Megatron's schedules.
+        actor: Settings of the actor, or of the critic in the same form.
+
+    Raises:
+        InputError: Megatron-core refuses an option, or this device does not support it.
     """
     problems = option_problems(actor)
     if cpu_megatron.ON_CPU:
@@ -53,7 +60,9 @@ def wrap_for_training(
         raise InputError(problems)
     settings = ddp_config(actor)
     wrapped = [
-        # Buckets overlap communication with the first chunk's backward pass.
+        # Buckets let communication overlap with the backward pass of the same chunk. Only the first
+        # chunk needs them: its backward pass runs last, whereas the communication of the other
+        # chunks overlaps with the backward passes that follow.
         DistributedDataParallel(config, settings, chunk, disable_bucketing=index > 0)
         for index, chunk in enumerate(chunks)
     ]
@@ -70,7 +79,7 @@ def wrap_for_training(
 
 
 def ddp_config(actor: Actor) -> DistributedDataParallelConfig:
-    """Megatron's options of data parallelism."""
+    """Return Megatron's options for data parallelism."""
     in_fp32 = not (precision_aware(actor) and actor.optim.main_grads_dtype == "bf16")
     return DistributedDataParallelConfig(
         **{
@@ -82,7 +91,10 @@ def ddp_config(actor: Actor) -> DistributedDataParallelConfig:
 
 
 def optimizer_config(actor: Actor) -> OptimizerConfig:
-    """Megatron's options of the optimizer. Raises InputError for what Megatron-core refuses."""
+    """Return Megatron's options for the optimizer.
+
+    Raises InputError for options that Megatron-core refuses.
+    """
     optim = actor.optim
     options: dict[str, Any] = {
         "optimizer": "adam",
@@ -112,20 +124,21 @@ def optimizer_config(actor: Actor) -> OptimizerConfig:
 
 @dataclass(frozen=True)
 class Rates:
-    """The learning rate and weight decay of each step, by Megatron-core's OptimizerParamScheduler.
+    """Each step's learning rate and weight decay, from Megatron-core's OptimizerParamScheduler.
 
-    A pure function of settings and step: a checkpoint holds no state of it.
+    Both are pure functions of the settings and the step, so checkpoints do not store them.
     """
 
     scheduler: OptimizerParamScheduler
     on_norms: bool
-    """Whether norms and biases decay too."""
+    """Whether weight decay also applies to norms and biases."""
 
     def set(self, step: int) -> float:
-        """Set the rates of all parameter groups for a step, counted from 0; return its lr.
+        """Set the rates of all parameter groups for a step (from 0); return the learning rate.
 
-        Megatron puts parameters of one dimension (norms, biases) into groups of their own, whose
-        decay only this scheduler multiplies by 0: the optimizer by itself decays them too.
+        Megatron puts one-dimensional parameters (norms, biases) into separate groups. The
+        scheduler multiplies the decay of these groups by 0, although the optimizer itself would
+        decay them.
         """
         self.scheduler.num_steps = step
         self.scheduler.step(0)
@@ -136,10 +149,11 @@ class Rates:
 
 
 def make_rates(optimizer: MegatronOptimizer, optim: Optim) -> Rates:
-    """Make the schedule; the settings' lr_decay_steps are resolved unless the rate is constant."""
+    """Create the schedule; unless the rate is constant, lr_decay_steps must already be resolved."""
     horizon = optim.lr_decay_steps
     if horizon is None or optim.lr_decay_style == "constant":
-        horizon = optim.lr_warmup_steps + 1  # has no effect, but Megatron asserts that it is larger
+        # Megatron asserts that the decay ends after the warm-up; the value has no other effect.
+        horizon = optim.lr_warmup_steps + 1
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=optim.lr_warmup_init,
@@ -159,11 +173,12 @@ def make_rates(optimizer: MegatronOptimizer, optim: Optim) -> Rates:
 
 
 def checked_step(optimizer: MegatronOptimizer) -> tuple[bool, float]:
-    """Step unless the gradients are not finite, and return whether it did, and the gradient norm.
+    """Step if the gradients are finite; return whether a step was taken, and the gradient norm.
 
-    Megatron would step with them where there is no loss scale, and without clipping it would not
-    even compute the norm. Both calls copy the same gradients, so a step is bit by bit Megatron's.
-    The norm is summed over all ranks that hold a part of the model, so all decide alike.
+    Megatron itself would also step with non-finite gradients if no loss scale is used, and without
+    clipping it would not compute the norm. Both calls to prepare_grads copy the same gradients, so
+    a step is bit-identical to Megatron's. The norm is summed over all ranks that hold a part of the
+    model, so all ranks make the same decision.
     """
     overflow = optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
@@ -174,7 +189,7 @@ def checked_step(optimizer: MegatronOptimizer) -> tuple[bool, float]:
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """The single optimizers: Megatron chains one for dense and one for expert-parallel weights."""
+    """Return the chained optimizers: Megatron has one for dense and one for expert weights."""
     if isinstance(optimizer, ChainedOptimizer):
         return list(optimizer.chained_optimizers)
     return [optimizer]

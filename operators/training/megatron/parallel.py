@@ -1,21 +1,46 @@
-"""Process group, Megatron's parallel groups and random numbers: start, stop, rank position."""
+"""Creates and destroys the process group and Megatron's parallel groups."""
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 
+from operators.training.agree import await_ranks, make_group
 from operators.training.batches.micro_batch import Slice
 from operators.training.batches.zigzag import Zigzag
 from operators.training.megatron import cpu_megatron
 from pipeline.config.actor import Megatron
+from pipeline.config.launch import Launch
 from pipeline.config.rules.layout import expert_tensor_parallel_size, size_problems
 from pipeline.errors import InputError
 
 _SEED = 1
+_LATER_S = 300.0
+"""Seconds added to the timeouts of ranks that wait for another rank. A rank that waits for an
+object then times out before the ranks that wait for it, and the first error names the object. A
+failing request to the store is retried for less time than this."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Timeouts of ranks that wait for each other, in seconds. Example: Limits(3600.0, 4800.0)."""
+
+    pass_s: float
+    """The limit in a pass, where no rank waits for the store."""
+    store_s: float
+    """The limit while a rank starts or waits for the store."""
+
+
+def limits_of(launch: Launch) -> Limits:
+    """Return the limits for a run's process groups; they exceed the waits that settings allow."""
+    return Limits(
+        pass_s=launch.step_timeout_s,
+        store_s=launch.start_timeout_s + launch.step_timeout_s + _LATER_S,
+    )
 
 
 @dataclass(frozen=True)
@@ -25,9 +50,9 @@ class RankPosition:
     dp_rank: int
     data_parallel: int
     stage: int
-    """Pipeline stage."""
+    """The pipeline stage."""
     last_stage: bool
-    """Logits, losses and log-probs exist on the last stage only."""
+    """Whether this is the last stage, the only one with logits, losses and log-probs."""
     tensor_rank: int
     tensor_group: ProcessGroup
     sequence: Slice
@@ -35,41 +60,51 @@ class RankPosition:
     context: Zigzag
     """The positions of each sequence that this rank holds."""
     context_group: ProcessGroup
-    """The ranks that hold the other positions of the same samples."""
+    """The context-parallel ranks, which share the positions of the same samples."""
     samples_group: ProcessGroup
-    """The data-parallel ranks, which hold the step's other samples."""
+    """The data-parallel ranks, which share the step's samples."""
     data_group: ProcessGroup
-    """The ranks over which gradients are summed: data- and context-parallel ones."""
+    """The ranks over which gradients are summed: the data- and context-parallel ranks."""
 
     @property
     def speaks_for_rows(self) -> bool:
-        """Whether this rank counts its router rows, which no other counting rank has."""
+        """Whether this rank counts its router rows, so that each row is counted once."""
         return self.sequence.count > 1 or self.tensor_rank == 0
 
     @property
     def speaks_for_tokens(self) -> bool:
-        """Whether this rank reports results of the tokens that it holds."""
+        """Whether this rank reports the results for the tokens that it holds."""
         return self.last_stage and self.tensor_rank == 0
 
     @property
     def speaks_for_samples(self) -> bool:
-        """Whether this rank reports the results of its data-parallel share's whole samples."""
+        """Whether this rank reports its data-parallel rank's results for entire samples."""
         return self.speaks_for_tokens and self.context.index == 0
 
 
-def start(megatron: Megatron) -> RankPosition:
-    """Join the process group (once per process) and make Megatron's groups for this layout.
+def start(megatron: Megatron, limits: Limits | None = None) -> RankPosition:
+    """Join the process group (once per process) and create Megatron's groups for this layout.
 
-    Rank and world size come from torchrun's environment; the backend is Gloo on CPU, NCCL on CUDA.
-    The random number tracker is the one that never forks the generator: all weights are loaded, and
-    build_model refuses dropout, so nothing draws random numbers.
+    Rank and world size are read from torchrun's environment. The backend is Gloo on CPU and NCCL on
+    CUDA. `limits` applies to the groups; None selects the limits from the default settings.
+
+    The random number tracker is Megatron's variant for inference, which never forks the generator.
+    This variant is sufficient because no random numbers are drawn. All weights are loaded, and
+    build_model refuses dropout.
+
     Raises InputError if the layout does not fit the ranks.
     """
     cpu_megatron.adapt()
+    limits = limits or limits_of(Launch())
     if not torch.distributed.is_initialized():
         if not cpu_megatron.ON_CPU:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.distributed.init_process_group("gloo" if cpu_megatron.ON_CPU else "nccl")
+        torch.distributed.init_process_group(
+            "gloo" if cpu_megatron.ON_CPU else "nccl", timeout=timedelta(seconds=limits.store_s)
+        )
+        make_group(limits.store_s)
+        # All ranks have joined. From here on, only collectives in passes use this group.
+        distributed_c10d._set_pg_timeout(timedelta(seconds=limits.pass_s))
     world = torch.distributed.get_world_size()
     if problems := size_problems(megatron, world, f"training ranks: found {world}"):
         raise InputError(problems)
@@ -80,6 +115,7 @@ def start(megatron: Megatron) -> RankPosition:
         context_parallel_size=megatron.context_parallel_size,
         expert_model_parallel_size=megatron.expert_model_parallel_size,
         expert_tensor_parallel_size=expert_tensor_parallel_size(megatron),
+        distributed_timeout_minutes=limits.pass_s / 60,
     )
     initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
     torch.manual_seed(_SEED)
@@ -87,11 +123,12 @@ def start(megatron: Megatron) -> RankPosition:
 
 
 def stop() -> None:
-    """Destroy Megatron's groups, so that this process can start another layout. Collective.
+    """Destroy Megatron's groups, so that this process can start another layout.
 
-    Megatron itself only drops its references to most of them, and their threads and sockets stay.
+    Every rank must call this. Megatron itself only drops its references to most groups, and their
+    threads and sockets would remain.
     """
-    torch.distributed.barrier()
+    await_ranks()
     for group in parallel_state._global_process_group_list:
         if group is not None:  # None: the default group
             torch.distributed.destroy_process_group(group)
@@ -99,7 +136,7 @@ def stop() -> None:
 
 
 def leave() -> None:
-    """Stop and leave the process group; the process cannot start again."""
+    """Stop, and leave the process group for good: this process cannot call `start` again."""
     stop()
     torch.distributed.destroy_process_group()
 

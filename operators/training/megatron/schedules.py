@@ -1,9 +1,10 @@
-"""Passes of the model over a mini-batch: Megatron's schedules, our batches and our results.
+"""Runs a model over a mini-batch, with Megatron's schedules and our batches and results.
 
     forward_pass   log-probs (and the routers' choices, if recorders are bound); no gradients
     training_pass  losses and gradients, left in the model's gradient buffers
 
-Both run every pipeline schedule (none, 1F1B, interleaved); results exist on the last stage only.
+Both support every pipeline schedule (none, 1F1B, interleaved). Results exist only on the last
+stage.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ Chunk = torch.nn.Module
 """A model chunk for Megatron's schedules (DDP or Float16Module around GPTModel)."""
 T = TypeVar("T")
 Loss = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
-"""(index of the micro-batch, hidden_BMH) -> (sum over tokens, number of tokens, report)."""
+"""(index of the micro-batch, hidden_BMH) -> (weighted sum over tokens, its divisor, report)."""
 Finish = Callable[..., object]
-"""Called by Megatron with a micro-batch's hidden states, for its loss or its collected result."""
+"""A function that Megatron calls with a micro-batch's hidden states, for its loss or result."""
 
 
 def forward_pass(
@@ -36,7 +37,17 @@ def forward_pass(
     result: Callable[[int, torch.Tensor], T],
     with_padding_mask: bool,
 ) -> list[T]:
-    """Return `result(index, hidden_BMH)` of every micro-batch on the last stage; elsewhere []."""
+    """Run the model without gradients and return one result per micro-batch.
+
+    Args:
+        chunks: The model's chunks.
+        batches: This data-parallel rank's micro-batches.
+        result: Called with a micro-batch's index and its hidden_BMH on the last stage.
+        with_padding_mask: Whether to pass a padding mask to the model.
+
+    Returns:
+        The return values of `result` on the last stage; [] elsewhere.
+    """
     for chunk in chunks:
         chunk.eval()
     try:
@@ -54,9 +65,19 @@ def training_pass(
     with_padding_mask: bool,
     auxiliary_scale: float = 1.0,
 ) -> list[dict[str, torch.Tensor]]:
-    """Compute gradients of the mini-batch's mean loss per token; return reports (last stage).
+    """Compute the gradients of a mini-batch's loss.
 
-    `auxiliary_scale`: factor of the routers' auxiliary losses.
+    The loss is the weighted sum over tokens, divided by the sum of the micro-batches' divisors.
+
+    Args:
+        chunks: The trained model's chunks.
+        batches: This data-parallel rank's micro-batches.
+        loss: The loss of a micro-batch.
+        with_padding_mask: Whether to pass a padding mask to the model.
+        auxiliary_scale: Factor for the routers' auxiliary losses.
+
+    Returns:
+        The reports of `loss`, one per micro-batch, on the last stage; [] elsewhere.
     """
     for chunk in chunks:
         chunk.zero_grad_buffer()
@@ -66,10 +87,11 @@ def training_pass(
 
 @contextlib.contextmanager
 def _scaled_auxiliary(chunk: Chunk, scale: float) -> Iterator[None]:
-    """Scale auxiliary losses in a pass, and leave the main loss.
+    """Scale the auxiliary losses in a pass, but not the main loss.
 
-    Megatron calls grad_scale_func with the main loss, which requires a gradient, and with a
-    constant 1, whose result is the scale of the auxiliary losses (forward_step_calc_loss).
+    Megatron calls grad_scale_func with the main loss, which requires a gradient. Megatron also
+    calls the function with a constant 1, and uses that result as the scale for the auxiliary losses
+    (forward_step_calc_loss).
     """
     config = cast(TransformerConfig, get_attr_wrapped_model(chunk, "config"))
     original = config.grad_scale_func
@@ -100,7 +122,7 @@ def _run(
     def forward_step(indices: Iterator[int], chunk: Chunk) -> tuple[torch.Tensor, Finish]:
         index = next(indices)
         batch = batches[index]
-        # Causal attention makes its own mask; no sample's token sees the padding on the right.
+        # Causal attention creates its own mask; tokens do not attend to the padding on the right.
         output = chunk(
             torch.from_numpy(batch.tokens_BM).to(device),
             torch.from_numpy(batch.positions_BM).to(device),
@@ -126,13 +148,13 @@ def _run(
 
 
 def _sequences(batch: MicroBatch, device: torch.device) -> PackedSeqParams:
-    """The sequences of a packed micro-batch.
+    """Return the sequences of a packed micro-batch.
 
-    `max_seqlen` must be the longest sequence's: with the length of the whole row Megatron takes
-    rotary embeddings by the position in the row (_apply_rotary_pos_emb_thd in rope_utils.py). With
-    context parallelism all ranks pass the whole row's sequences, whose padding counts as theirs:
-    no token looks at the padding behind it, and `_padded` says the same, because Transformer Engine
-    wants it said.
+    `max_seqlen` must be the length of the longest sequence. If it were the length of the row,
+    Megatron would choose rotary embeddings by position in the row (_apply_rotary_pos_emb_thd in
+    rope_utils.py). With context parallelism, all ranks pass the sequences of the entire row, each
+    including its padding, which no token attends to. Transformer Engine also requires the `_padded`
+    ends, which here equal the other ends.
     """
     ends = torch.from_numpy(batch.ends).to(device)
     longest = int(np.diff(batch.ends).max())
@@ -149,9 +171,9 @@ def _sequences(batch: MicroBatch, device: torch.device) -> PackedSeqParams:
 
 
 def _padding_mask(batch: MicroBatch, chunk: Chunk) -> torch.Tensor:
-    """True for padding, [B, M], which Megatron excludes from expert bias and auxiliary loss.
+    """Return a mask [B, M], True for padding, which expert bias and auxiliary loss must exclude.
 
-    The model's first chunk slices the mask along the sequence itself; other chunks expect a slice.
+    The model's first chunk slices the mask along the sequence; other chunks expect a slice.
     """
     if get_attr_wrapped_model(chunk, "pre_process"):
         return torch.from_numpy(batch.padding_BM)

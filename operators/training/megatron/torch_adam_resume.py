@@ -1,8 +1,9 @@
 """Patches for Megatron-core 0.16.1's DistributedOptimizer, which cannot resume torch.optim.AdamW.
 
-Its three faults occur when neither Apex nor Transformer Engine is installed, that is, on CPU. With
-Transformer Engine's FusedAdam the step count is in the parameter groups and no fault occurs. The
-plain (not distributed) optimizer has none of the faults. Elsewhere both functions do nothing.
+The docstrings below describe three faults. They occur only without Apex and Transformer Engine,
+which are missing on CPU. Transformer Engine's FusedAdam avoids the faults, because it keeps the
+step count in the parameter groups. The plain (not distributed) optimizer does not have these
+faults. With FusedAdam or the plain optimizer, the functions do nothing.
 """
 
 from megatron.core.optimizer import MegatronOptimizer, distrib_optimizer
@@ -17,12 +18,13 @@ _original = DistributedOptimizer._set_main_param_and_optimizer_states
 
 
 def prepare_loading(optimizer: MegatronOptimizer) -> None:
-    """Prepare the loading of a state: allocate Adam's state, and allow `step` to be missing.
+    """Prepare to load a state: allocate Adam's state, and allow `step` to be missing.
 
     1. state_dict() reads the step count from Adam's state even when that state is about to be
-       loaded, and a new process has none: `assert len(steps) == 1`. A step with zero gradients
-       allocates it; loading then overwrites all of it, master weights included.
-    2. Loading writes every entry of Adam's state, but its callers do not pass `step`:
+       loaded. A new process does not have a state yet, so `assert len(steps) == 1` fails. A step
+       with zero gradients allocates the state. Loading then overwrites all of it, including master
+       weights.
+    2. Loading writes every entry of Adam's state, but its callers do not pass `step`. The result is
        KeyError: 'step'. The patch passes the existing step.
     """
     for part in _faulty(optimizer):
@@ -35,12 +37,13 @@ def prepare_loading(optimizer: MegatronOptimizer) -> None:
 
 
 def finish_loading(optimizer: MegatronOptimizer) -> None:
-    """Complete the loading of a state: give each parameter its own step.
+    """Finish loading a state: give each parameter its own step.
 
-    3. Silent: load_state_dict() puts one step tensor into the state of every parameter. AdamW adds
-       one to it per parameter, so in the next update each parameter has another bias correction,
-       and the resumed run deviates from an uninterrupted one. (A 162nd step instead of a third, in
-       a model of 159 parameters: a comparison of states must include `step`.)
+    3. The third fault is silent. load_state_dict() puts the same step tensor into the state of
+       every parameter. AdamW adds one to it for each parameter, so in the next update every
+       parameter has a different bias correction. The resumed run deviates from an uninterrupted
+       one. In a model with 159 parameters, the step was 162 instead of 3. A comparison of states
+       must therefore include `step`.
     """
     for part in _faulty(optimizer):
         require_source(DistributedOptimizer.load_state_dict, "15f257b4c4f9a7ef", "finish_loading")

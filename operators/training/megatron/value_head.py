@@ -1,10 +1,12 @@
-"""The value head of PPO's critic, in the place of a model's output layer.
+"""The value head of PPO's critic, which replaces a model's output layer.
 
-As in mbridge's make_value_model: a linear layer to one number, without a bias, which every
-tensor-parallel rank holds whole. Under sequence parallelism each of these ranks computes the values
-of its positions, and Megatron sums the weight's gradient over them. Two things differ: products are
-in float32, not in the weights' type, and the weight is drawn from a seed, not from the process's
-generator, so that it is the same in every layout.
+The value head follows mbridge's make_value_model: a linear layer with one output and no bias.
+Every tensor-parallel rank holds the entire layer. Under sequence parallelism each rank computes the
+values of its positions, and Megatron sums the weight's gradient over the ranks.
+
+Two things differ from mbridge. Products are computed in float32 instead of the weights' dtype. The
+weight is drawn from a seed instead of the process's generator, so that it is the same in every
+layout.
 """
 
 import math
@@ -16,16 +18,16 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer import TransformerConfig
 
 NAME = "output_layer.weight"
-"""The value head's weight among the parameters of the last chunk."""
+"""The name of the value head's weight among the parameters of the last chunk."""
 
 
 class ValueHead(torch.nn.Linear):
-    """One value of each position: [M, B, H] -> [M, B, 1], float32."""
+    """A layer that computes one value per position: [M, B, H] -> [M, B, 1], float32."""
 
     def __init__(self, config: TransformerConfig, seed: int, group: Any) -> None:
         """Draw the weight from U(-1/sqrt(H), 1/sqrt(H)), as torch's Linear does by default.
 
-        `group` holds the tensor-parallel ranks.
+        `group` is the group of tensor-parallel ranks.
         """
         super().__init__(config.hidden_size, 1, bias=False, dtype=config.params_dtype)
         bound = 1 / math.sqrt(config.hidden_size)
@@ -41,7 +43,7 @@ class ValueHead(torch.nn.Linear):
     def forward(  # type: ignore[override]
         self, hidden_MBH: torch.Tensor, **_: object
     ) -> tuple[torch.Tensor, None]:
-        """Values, and None in the place of a bias, as Megatron's output layer returns them."""
+        """Return the values, and None in place of a bias, as Megatron's output layer does."""
         values_MB1 = torch.nn.functional.linear(hidden_MBH.float(), self.weight.float())
         if self.sequence_parallel:
             values_MB1 = gather_from_sequence_parallel_region(
@@ -51,7 +53,7 @@ class ValueHead(torch.nn.Linear):
 
 
 def with_value_head(seed: int) -> Callable[..., None]:
-    """What mbridge calls with each chunk that it has made: put a value head into the last."""
+    """Return a function that puts a value head into the last chunk; mbridge passes all chunks."""
 
     def put(model: Any, *, post_process: bool, config: TransformerConfig, **_: object) -> None:
         if post_process:

@@ -1,4 +1,4 @@
-"""Loading of HF weights into Megatron's model, and the weights in an HF folder."""
+"""Loads HF weights into a Megatron model, and lists the weights in an HF folder."""
 
 import json
 import re
@@ -17,18 +17,25 @@ from pipeline.errors import InputError
 
 _INDEX = "model.safetensors.index.json"
 _OUTPUT = "lm_head.weight"
-"""The output layer's weight in an HF folder; a model with tied embeddings has none."""
+"""The output layer's weight in an HF folder; absent if the embeddings are tied."""
 
 
 def load_weights(
     bridge: LLMBridge, bare_chunks: Sequence[GPTModel], folder: Path, with_output: bool = True
 ) -> None:
-    """Load every weight of the model from an HF folder. Collective.
+    """Load every weight of the model from an HF folder; every rank must call this.
 
-    Without `with_output` the model has a value head, which stays as it is, and the folder's output
-    layer is not read. Raises InputError if a weight of the model is not in the folder, or if one in
-    the folder has no place in the model (a bias that Megatron's layer lacks, for example), except
-    those of a multi-token-prediction layer, which is not trained.
+    Weights of a multi-token-prediction layer are ignored, because that layer is not trained.
+
+    Args:
+        bridge: The bridge of the model's family.
+        bare_chunks: This rank's chunks, without wrappers.
+        folder: The HF model.
+        with_output: Whether to load the output layer. False keeps the value head of a critic.
+
+    Raises:
+        InputError: A weight of the model is missing from the folder, or a weight in the folder is
+            not part of the model (for example, a bias that Megatron's layer lacks).
     """
     left_out = () if with_output else (value_head.NAME,)
     views = [NamedForBridge(chunk, left_out) for chunk in bare_chunks]
@@ -42,11 +49,11 @@ def load_weights(
     )
     problems = []
     if missing:
-        problems.append(f"{folder}: {len(missing)} weights are missing, the first is {missing[0]}")
+        problems.append(f"{folder}: {len(missing)} weights are missing; the first is {missing[0]}")
     if surplus:
         problems.append(
-            f"{folder}: {len(surplus)} weights have no place in Megatron's "
-            f"{bridge.hf_config.model_type} model, the first is {surplus[0]}"
+            f"{folder}: {len(surplus)} weights are not part of Megatron's "
+            f"{bridge.hf_config.model_type} model; the first is {surplus[0]}"
         )
     if problems:
         raise InputError(problems)
@@ -74,7 +81,10 @@ def _hf_names(bridge: LLMBridge, view: NamedForBridge) -> Iterator[str]:
 
 
 def _everywhere(names: set[str]) -> set[str]:
-    """The union over stages and expert-parallel ranks; tensor-parallel ranks have equal names."""
+    """Return the union of the names on all stages and expert-parallel ranks.
+
+    The names are the same on all tensor-parallel ranks.
+    """
     groups = [
         parallel_state.get_pipeline_model_parallel_group(),
         parallel_state.get_expert_model_parallel_group(),
@@ -87,6 +97,9 @@ def _everywhere(names: set[str]) -> set[str]:
 
 
 def of_untrained_layer(name: str, layers: int) -> bool:
-    """Whether a weight is in a multi-token-prediction layer, numbered after the decoder's."""
+    """Return whether a weight is in a multi-token-prediction layer.
+
+    These layers are numbered from `layers` on, after the decoder's own layers.
+    """
     match = re.match(r"model\.layers\.(\d+)\.", name)
     return match is not None and int(match.group(1)) >= layers

@@ -1,1 +1,1 @@
-"""Passes over a step's samples: log-prob passes, updates, and the loss."""
+"""Passes over a step's samples: log-prob passes, value passes and updates, with the loss."""

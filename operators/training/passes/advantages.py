@@ -1,7 +1,9 @@
-"""Advantages of a step: what an estimator gets on a rank, and what it may return.
+"""Computes a step's advantages: prepares an estimator's inputs on a rank, and checks its result.
 
-On the last pipeline stage, after the log-prob passes. Letters: N samples of the step, X samples of
-this rank, T their response tokens, sample after sample.
+The ranks of the last pipeline stage compute the advantages, after the log-prob passes.
+
+Dimensions: N samples in the step, X samples on this rank, T response tokens in this rank's samples,
+concatenated sample by sample.
 """
 
 from collections.abc import Sequence
@@ -12,12 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from operators.training.batches.step_data import (
-    StepData,
-    group_baselines,
-    group_codes,
-    trained_rewards,
-)
+from operators.training.batches.step_data import StepData, group_baselines
 from operators.training.errors import UpdateError
 from operators.training.rank import Rank
 from pipeline.rl.custom import shown
@@ -31,29 +28,42 @@ _ESTIMATOR = "algorithm.adv_estimator"
 
 @dataclass(frozen=True)
 class Tokens:
-    """The response tokens of this rank's samples, as the step knows them before advantages."""
+    """The response tokens of this rank's samples, before advantages are computed."""
 
     ids: Sequence[str]
-    """Of the samples."""
+    """Sample ids."""
     lengths_X: npt.NDArray[np.int64]
+    """Number of response tokens in each sample."""
     mask_T: npt.NDArray[np.bool_]
-    """Whether a token counts."""
+    """Whether each token is included in the loss."""
     old_T: Floats
-    """The trainer's log-probs at the step's start, or the engine's (bypass_mode)."""
+    """The trainer's log-probs at the start of the step, or the engine's (bypass_mode)."""
     reference_T: Floats | None
-    """The reference's; None: there is no reference model."""
+    """The reference model's log-probs; None if there is no reference model."""
     values_T: Floats | None
-    """The critic's; None: there is no critic."""
+    """The critic's values; None if there is no critic."""
 
 
 def estimate_advantages(
     rank: Rank, data: StepData, tokens: Tokens, kl_coef: float
 ) -> tuple[Estimate, StepKl | None]:
-    """Make the advantages of a step, and the KL that was taken from its scores; None: none was.
+    """Compute the advantages for a step. All data-parallel ranks must call this collective.
 
-    `kl_coef` weighs that KL. The data-parallel ranks call together. Raises UpdateError, naming the
-    sample or the function, for log-probs or advantages that are not finite, for a user's function
-    that raises or returns something else, and where ReMax has no greedy samples.
+    Args:
+        rank: This training rank: settings and users' functions.
+        data: This rank's data for the step.
+        tokens: The response tokens of this rank's samples.
+        kl_coef: Coefficient of the KL to the reference. The KL times this coefficient is subtracted
+            from the scores if algorithm.use_kl_in_reward is set.
+
+    Returns:
+        Advantages and returns, float64 [T], 0 for tokens that the loss excludes; and the step's KL
+        to the reference, or None if the KL is not subtracted.
+
+    Raises:
+        UpdateError: A log-prob, advantage or return is not finite; a user's function raised an
+            error or returned a value of the wrong type or shape; or greedy samples are missing for
+            ReMax.
     """
     settings = rank.config.algorithm
     rollouts = _rollouts(rank, data, tokens)
@@ -66,9 +76,9 @@ def estimate_advantages(
     function = rank.functions.get(_ESTIMATOR)
     if function is None and needs_baseline(settings.adv_estimator) and rollouts.baseline_N is None:
         raise UpdateError(
-            f"step {data.step}: {_ESTIMATOR}={settings.adv_estimator} compares with a greedy "
-            "sample of each prompt, but the step has none: its samples were made for another "
-            "estimator; start a new run with that one, such as rloo"
+            f"step {data.step}: {_ESTIMATOR}={settings.adv_estimator} requires a greedy sample for "
+            "each prompt, but the step has no greedy samples, because it was sampled for a "
+            "different estimator; start a new run with that estimator, such as rloo"
         )
     if function is None:
         estimate = ESTIMATORS[settings.adv_estimator].function(rollouts, settings)
@@ -85,30 +95,29 @@ def estimate_advantages(
 
 
 def _rollouts(rank: Rank, data: StepData, tokens: Tokens) -> Rollouts:
-    rewards_N = trained_rewards(data.columns)
     rows_X = np.array(list(data.ids), np.int64)
     scores_T = np.zeros(len(tokens.mask_T))
-    # A sample without a response token has no place for its reward, and nothing to train.
+    # A sample without response tokens has no loss, and no token to carry its reward.
     some_X = tokens.lengths_X > 0
     ends_X = np.cumsum(tokens.lengths_X)[some_X] - 1
-    scores_T[ends_X] = np.nan_to_num(rewards_N[rows_X][some_X])
+    scores_T[ends_X] = np.nan_to_num(data.rewards_N[rows_X][some_X])
     return Rollouts(
-        rewards_N=rewards_N,
-        groups_N=group_codes(data.columns),
+        rewards_N=data.rewards_N,
+        groups_N=data.groups_N,
         rows_X=rows_X,
         lengths_X=tokens.lengths_X,
         mask_T=tokens.mask_T,
         scores_T=scores_T,
         ranks=data_parallel_ranks(rank),
-        baseline_N=group_baselines(data.columns),
+        baseline_N=group_baselines(data.columns, data.groups_N),
         values_T=tokens.values_T,
     )
 
 
 def _kl(rank: Rank, tokens: Tokens) -> Floats:
-    """KL(policy || reference) at each token; 0 where a token does not count."""
+    """Return KL(policy || reference) at each token; 0 for tokens that the loss excludes."""
     if tokens.reference_T is None:
-        raise ValueError("algorithm.use_kl_in_reward needs the reference's log-probs")
+        raise ValueError("algorithm.use_kl_in_reward requires the reference's log-probs")
     kl_T: Floats = kl_estimate(
         torch.from_numpy(tokens.old_T),
         torch.from_numpy(tokens.reference_T),
@@ -120,7 +129,7 @@ def _kl(rank: Rank, tokens: Tokens) -> Floats:
 def _of_user(
     rank: Rank, step: int, tokens: Tokens, function: EstimatorFunction, rollouts: Rollouts
 ) -> Estimate:
-    """Call a user's estimator, and check what it returns. Raises UpdateError."""
+    """Call a user's estimator, and check its result. Raises UpdateError."""
     name = rank.config.algorithm.adv_estimator
     where = f"step {step}: {_ESTIMATOR}={name}"
     many = f"{len(tokens.mask_T)} tokens of {len(tokens.ids)} samples"
@@ -130,31 +139,35 @@ def _of_user(
         made = function(rollouts, rank.config.algorithm)
     except Exception as error:  # users' code may raise anything
         raise UpdateError(
-            f"{where}: it raised {type(error).__name__}: {shown(error, str)}, with {many}; nothing "
-            "of the step is trained. Mend the function and start the run again"
+            f"{where} raised {type(error).__name__}: {shown(error, str)}, for {many}; the step was "
+            "not trained. Fix the function and start the run again"
         ) from error
     if not isinstance(made, Estimate):
         raise UpdateError(
-            f"{where}: it returned {type(made).__name__}, expected an Estimate "
-            "(pipeline.rl.estimators.types); mend the function"
+            f"{where} returned {type(made).__name__}, expected an Estimate "
+            "(pipeline.rl.estimators.types); fix the function"
         )
     returns_T = None
     if made.returns_T is not None:
-        returns_T = _numbers(made.returns_T, tokens, f"{where}: it returned returns_T of", many)
-    advantages_T = _numbers(
-        made.advantages_T, tokens, f"{where}: it returned advantages_T of", many
-    )
+        returns_T = _numbers(made.returns_T, tokens, f"{where} returned returns_T of", many)
+    advantages_T = _numbers(made.advantages_T, tokens, f"{where} returned advantages_T of", many)
     return Estimate(advantages_T, returns_T)
 
 
 def _numbers(values: npt.ArrayLike, tokens: Tokens, where: str, many: str) -> Floats:
-    """Values of a user's estimator, a number per token. Raises UpdateError for anything else."""
-    array = np.asarray(values)
+    """Convert a user's values to float64 [T]. Raises UpdateError unless each token has a number."""
+    expected = f"expected a number for each of this rank's {many}"
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # lists of lists, and objects of users' code
+        raise UpdateError(
+            f"{where} type {type(values).__name__}, {expected}, but numpy cannot convert it: "
+            f"{shown(error, str)}; fix the function"
+        ) from error
     if array.shape == tokens.mask_T.shape and array.dtype.kind in "fiu":
         return array.astype(np.float64)
     raise UpdateError(
-        f"{where} shape {array.shape} and type {array.dtype}, expected a number for each of this "
-        f"rank's {many}; mend the function"
+        f"{where} shape {array.shape} and type {array.dtype}, {expected}; fix the function"
     )
 
 
@@ -167,8 +180,8 @@ def _refuse(step: int, tokens: Tokens, values_T: Floats, what: str) -> None:
     token = int(wrong[0] - tokens.lengths_X[:sample].sum())
     raise UpdateError(
         f"step {step}, sample {tokens.ids[sample]}, response token {token}: {what} is "
-        f"{values_T[wrong[0]]}, expected a finite number ({len(wrong)} of {len(values_T)} tokens "
-        "on this rank are not); nothing of the step is trained"
+        f"{values_T[wrong[0]]}, expected a finite number ({len(wrong)} of this rank's "
+        f"{len(values_T)} tokens have no finite value); the step was not trained"
     )
 
 
@@ -185,5 +198,5 @@ class _DataParallelRanks:
 
 
 def data_parallel_ranks(rank: Rank) -> Ranks:
-    """The ranks that share a step's samples."""
+    """Return the data-parallel ranks, which share the samples of a step."""
     return _DataParallelRanks(rank.position.samples_group, next(rank.chunks[0].parameters()).device)

@@ -1,6 +1,9 @@
-"""The tokens of a mini-batch that a loss treats apart (Clip-Cov, KL-Cov), before it is trained.
+"""Chooses, from a mini-batch, the tokens that a loss drops (Clip-Cov) or penalises (KL-Cov).
 
-Letters: T response tokens of the mini-batch on this data-parallel rank, sample after sample.
+The choice is made before the update of the mini-batch.
+
+Dimensions: T response tokens in the mini-batch on this data-parallel rank, sample by sample; G
+response tokens in a sample.
 """
 
 from collections.abc import Sequence
@@ -27,9 +30,18 @@ def chosen_tokens(
     choose: ChoiceFunction,
     current: LogProbs,
 ) -> BySample:
-    """Whether a token is chosen, bool [G] by sample. The data-parallel ranks call together.
+    """Return the chosen tokens of a mini-batch. All data-parallel ranks must call this collective.
 
-    `current` are log-probs by the weights that the mini-batch is about to change.
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        mini_batch: The mini-batch.
+        compared: Old log-probs, advantages and the loss mask.
+        choose: The loss's function that chooses tokens.
+        current: Log-probs for the mini-batch's samples before its update.
+
+    Returns:
+        Whether each response token is chosen, bool [G], keyed by sample id.
     """
     rows = mini_batch.rows(rank.position.dp_rank)
     ids = [data.ids[row] for row in rows.tolist()]
@@ -47,7 +59,8 @@ def chosen_tokens(
 
 
 def _drawn(rank: Rank, data: StepData, epoch: int, rows: Rows, lengths: Sequence[int]) -> Keys:
-    """A random number of each token, by its sample's row in the manifest and its place there."""
+    """Return a pseudo-random number per token, derived from the sample's row and the token's index
+    in the response."""
     of_epoch = salt(rank.config.trainer.seed, data.step, epoch, "tokens")
     places = [row << 32 | np.arange(G) for row, G in zip(rows.tolist(), lengths, strict=True)]
     return hashes(joined(np.int64, places), of_epoch)

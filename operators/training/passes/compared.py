@@ -1,7 +1,10 @@
-"""What the updates compare with: old log-probs, reference, advantages, corrections, per token.
+"""Per-token inputs of the updates: old log-probs, reference, advantages and corrections.
 
-Made once per step, after the log-prob passes, for this data-parallel rank's whole samples. Letters:
-N samples of the step, X samples of this rank, T their response tokens, sample after sample.
+The inputs are computed once per step, after the log-prob passes. They cover entire samples of this
+data-parallel rank, including the tokens of all its context-parallel ranks.
+
+Dimensions: X samples on this rank, T response tokens in these samples, sample by sample; U response
+tokens in a micro-batch; G response tokens in a sample.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,12 @@ import torch
 from operators.training.batches.micro_batch import ResponseTokens, counting
 from operators.training.batches.step_data import StepData, without_loss
 from operators.training.passes.advantages import Tokens, estimate_advantages
-from operators.training.passes.corrected import correct_batch, correct_step, engine_logprobs
+from operators.training.passes.corrected import (
+    correct_batch,
+    correct_samples,
+    correct_step,
+    engine_logprobs,
+)
 from operators.training.passes.flat import BySample, joined, split
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.rank import Rank
@@ -25,26 +33,29 @@ from pipeline.rl.estimators.reward_kl import StepKl
 
 @dataclass(frozen=True)
 class Compared:
-    """Values by sample; all empty off the last pipeline stage, which alone has a loss."""
+    """Values of the response tokens, [G] each, keyed by sample id.
+
+    All fields are empty except on the last pipeline stage, because only this stage has a loss.
+    """
 
     old: LogProbs
-    """The trainer's log-probs at the step's start, or the engine's (bypass_mode); float32."""
+    """The trainer's log-probs at the start of the step, or the engine's (bypass_mode); float32."""
     reference: LogProbs | None
-    """Float32; None: no reference model."""
+    """The reference's log-probs, float32; None if there is no reference model."""
     advantages: BySample = field(default_factory=dict)
-    """Float32."""
+    """Advantages, float32."""
     mask: BySample = field(default_factory=dict)
-    """Bool: whether a token counts."""
+    """Whether each token is included in the loss, bool."""
     weights: BySample | None = None
-    """Importance weights, float32; None: there are none, or they are made in each update."""
+    """Importance weights, float32; None if not configured, or if each update computes them."""
     tally: Tally | None = None
-    """What the corrections found, of this rank's samples; None: they are made in each update."""
+    """Statistics on the corrections to this rank's samples; None if each update computes them."""
     kl: StepKl | None = None
-    """The KL to the reference that was taken from the scores; None: none was."""
+    """The KL to the reference that was subtracted from the scores; None if not subtracted."""
     values: BySample | None = None
-    """The critic's at the step's start, float32; None: there is no critic."""
+    """The critic's values at the start of the step, float32; None if there is no critic."""
     returns: BySample | None = None
-    """What the critic learns to predict, float32; None: the estimator makes none."""
+    """Returns, the critic's targets, float32; None if the estimator does not compute them."""
 
 
 def compare(
@@ -55,10 +66,19 @@ def compare(
     kl_coef: float = 0.0,
     values: BySample | None = None,
 ) -> Compared:
-    """Make corrections and advantages of a step. The data-parallel ranks call together.
+    """Compute corrections and advantages for a step. All data-parallel ranks must call this.
 
-    `old` are the trainer's log-probs; None: the engine's take their place, and corrections are made
-    in each update. `kl_coef` weighs the KL to the reference in the reward. Raises UpdateError.
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        old: The trainer's log-probs; None uses the engine's, and computes corrections in
+            each update (bypass_mode).
+        reference: The reference's log-probs; None if there is no reference model.
+        kl_coef: Coefficient of the KL to the reference in the reward.
+        values: The critic's values; None if there is no critic.
+
+    Raises:
+        UpdateError: A value is not finite, or a user's estimator failed.
     """
     if not rank.position.last_stage:
         return Compared(old or {}, reference)
@@ -105,6 +125,23 @@ def _of_all(values: BySample | None, ids: Sequence[str]) -> npt.NDArray[np.float
     return None if values is None else joined(np.float64, [values[id] for id in ids])
 
 
+def without_rejected(rank: Rank, data: StepData, current: LogProbs, compared: Compared) -> Compared:
+    """Leave out the tokens that the update of a mini-batch will reject (bypass_mode).
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        current: Log-probs for the mini-batch's samples before its update.
+        compared: The inputs of the step's updates.
+
+    Returns:
+        `compared` with a mask that covers only the mini-batch's samples.
+    """
+    kept_T = correct_samples(rank, data, current, compared.mask).mask_T
+    lengths = [len(current[id]) for id in current]
+    return replace(compared, mask=split(list(current), lengths, kept_T))
+
+
 def corrected_batch(
     rank: Rank,
     data: StepData,
@@ -112,9 +149,20 @@ def corrected_batch(
     logprobs_T: torch.Tensor,
     compared: Compared,
 ) -> tuple[Compared, Tally]:
-    """The part of `compared` that a micro-batch needs, corrected by its update's log-probs.
+    """Correct a micro-batch, using the log-probs that its own update computes (bypass_mode).
 
-    The context-parallel ranks call together.
+    All context-parallel ranks must call this collective.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        response: The response tokens of the micro-batch.
+        logprobs_T: Log-probs of this rank's response tokens.
+        compared: The inputs of the step's updates.
+
+    Returns:
+        `compared` with a mask and weights that cover only the micro-batch's samples; and the
+        statistics of the corrections.
     """
     corrected = correct_batch(rank, data, response, logprobs_T, compared.mask)
     weights_U = corrected.weights_T

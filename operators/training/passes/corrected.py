@@ -1,6 +1,6 @@
-"""Corrections of the mismatch on a rank: once per step, or, bypassing old log-probs, per update.
+"""Corrects the mismatch between engine and trainer, per step or, in bypass_mode, per update.
 
-Letters: X samples, T response tokens, sample after sample.
+Dimensions: X samples, T response tokens, concatenated sample by sample.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,18 @@ Masks = Mapping[str, npt.NDArray[np.bool_]]
 
 
 def correct_step(rank: Rank, data: StepData, old: LogProbs, mask: Masks) -> Corrected:
-    """Correct this data-parallel rank's whole samples, [T]; those of the last stage call together.
+    """Correct the samples of this data-parallel rank, each with all its tokens.
 
-    `old` are the trainer's log-probs and `mask` the tokens that count, in one order of samples.
+    All data-parallel ranks of the last pipeline stage must call this collective.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        old: The trainer's log-probs at the start of the step.
+        mask: The loss mask; the result keeps its order of samples.
+
+    Returns:
+        Weights and mask, [T] each, and their statistics.
     """
     correction = rank.config.algorithm.rollout_correction.correction
     corrected = _correct(correction, data, old, mask)
@@ -45,13 +54,39 @@ def correct_batch(
     logprobs_T: torch.Tensor,
     mask: Masks,
 ) -> Corrected:
-    """Correct a micro-batch by the log-probs of its update, of all context-parallel ranks' tokens.
+    """Correct a micro-batch, using the log-probs that its own update computes (bypass_mode).
 
-    It waits for the device, as the pass that bypass_mode saves would have.
+    All context-parallel ranks must call this collective. The call waits for the device; so would
+    the log-prob pass that bypass_mode skips.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        response: The response tokens of the micro-batch.
+        logprobs_T: Log-probs of this rank's response tokens.
+        mask: The loss mask before the correction.
+
+    Returns:
+        Weights and mask for the tokens of all context-parallel ranks.
     """
     current = response.split(of_all_ranks(rank, response, logprobs_T.detach()).cpu().numpy())
+    return correct_samples(rank, data, current, mask)
+
+
+def correct_samples(rank: Rank, data: StepData, current: LogProbs, mask: Masks) -> Corrected:
+    """Correct samples, using their log-probs under the weights before an update.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        current: The log-probs of the samples to correct.
+        mask: The loss mask before the correction.
+
+    Returns:
+        Weights and mask, [T] each, in the order of `current`.
+    """
     correction = rank.config.algorithm.rollout_correction.correction
-    return _correct(correction, data, current, {id: mask[id] for id in response.ids})
+    return _correct(correction, data, current, {id: mask[id] for id in current})
 
 
 def _correct(correction: Correction, data: StepData, trainer: LogProbs, mask: Masks) -> Corrected:
@@ -66,7 +101,7 @@ def _correct(correction: Correction, data: StepData, trainer: LogProbs, mask: Ma
 
 
 def engine_logprobs(data: StepData, mask: Masks) -> LogProbs:
-    """The engine's log-probs, 0 for tokens that do not count, as those may be unknown."""
+    """Return the engine's log-probs; 0 for tokens outside the mask, which may lack log-probs."""
     return {
         id: np.where(mask[id], data.samples[id].logprobs_G, 0).astype(np.float32) for id in mask
     }

@@ -1,8 +1,10 @@
-"""The critic's passes over a step's samples: the values of their response tokens, and its updates.
+"""The critic's passes over a step's samples: values of the response tokens, and updates.
 
-A value stands at the position that predicts the token: it is the value of the text before it.
-Letters: B rows of a micro-batch, M positions that this rank holds, T response tokens that these
-predict.
+The value of a token is computed at the position that predicts the token. It is the value of
+the text before that token.
+
+Dimensions: B rows in a micro-batch, M positions that this rank holds, T response tokens that these
+positions predict, U response tokens on all context-parallel ranks, G response tokens in a sample.
 """
 
 import logging
@@ -41,16 +43,18 @@ RoutesBySample = Mapping[str, Routes]
 
 @dataclass
 class ValuePass:
-    """The values of this rank's samples, and how their routers were replayed."""
+    """The values of this rank's samples, and the replay counts."""
 
     values: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
-    """Of the response tokens, [G] by sample id; empty except on the last pipeline stage."""
+    """Values of the response tokens, [G] each, keyed by sample id; empty except on the last
+    pipeline stage."""
     counts: Counts = field(default_factory=dict)
+    """Replay counts, keyed by layer."""
 
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The tokens of a micro-batch that an aggregation weighs."""
+    """The tokens of a micro-batch over which the loss is aggregated."""
 
     mask_T: torch.Tensor
     samples: Samples
@@ -59,7 +63,14 @@ class _Tokens:
 def values_pass(
     rank: Rank, critic: TrainedCritic, data: StepData, routes: RoutesBySample | None
 ) -> ValuePass:
-    """Compute the values of a step's response tokens; `routes` are replayed; None: native."""
+    """Compute the values of a step's response tokens.
+
+    Args:
+        rank: This training rank.
+        critic: The critic on this rank.
+        data: This rank's data for the step.
+        routes: Routes to replay, keyed by sample id; None for native routing.
+    """
     found = ValuePass()
     for mini_batch in progress.counted(layouts_of(data).values.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
@@ -70,7 +81,7 @@ def values_pass(
 
 
 def layouts_of(data: StepData) -> CriticLayouts:
-    """The layouts of the critic's passes."""
+    """Return the layouts for the critic's passes."""
     if data.critic is None:
         raise ValueError(f"step {data.step} was loaded for a run without a critic")
     return data.critic
@@ -98,7 +109,7 @@ def _values(
 
 
 def _of_response(response: ResponseTokens, values_BM1: torch.Tensor) -> torch.Tensor:
-    """This rank's response tokens' values, float32 [T]."""
+    """Return the values of this rank's response tokens, float32 [T]."""
     places_T = torch.from_numpy(response.places_T).to(values_BM1.device)
     return values_BM1.flatten().index_select(0, places_T).float()
 
@@ -118,9 +129,18 @@ def update_critic(
     compared: Compared,
     routes: RoutesBySample | None,
 ) -> Updates:
-    """Train the critic on a step's samples, as `update` trains the policy.
+    """Train the critic on a step's samples, in the same way as `update` trains the policy.
 
-    Raises UpdateError, ReplayError.
+    Args:
+        rank: This training rank.
+        critic: The critic on this rank.
+        data: This rank's data for the step.
+        compared: Values at the start of the step, returns, and the loss mask.
+        routes: Routes to replay in each pass, keyed by sample id; None for native routing.
+
+    Raises:
+        UpdateError: Gradients are not finite, and the settings forbid skipping the mini-batch.
+        ReplayError: A pass did not use its routes exactly once.
     """
     updates = Updates(lr=critic.rates.set(data.step))
     mini_batches = layouts_of(data).updates.mini_batches
@@ -146,9 +166,19 @@ def critic_gradients(
     compared: Compared,
     routes: RoutesBySample | None,
 ) -> tuple[list[Report], Counts]:
-    """Run forward and backward of a mini-batch, leaving gradients in the critic's buffers.
+    """Run forward and backward passes for a mini-batch; leave gradients in the critic's buffers.
 
-    Returns reports by micro-batch (last stage) and the counts of replay.
+    Args:
+        rank: This training rank.
+        critic: The critic on this rank.
+        data: This rank's data for the step.
+        mini_batch: The mini-batch.
+        compared: Values at the start of the step, returns, and the loss mask.
+        routes: Routes to replay, keyed by sample id; None for native routing.
+
+    Returns:
+        The reports of the micro-batches, empty except on the last pipeline stage; and the
+        replay counts.
     """
     batches = lay_out_share(rank, data, mini_batch, routes)
     replayers = _replayers(rank, batches, routes)
@@ -168,12 +198,12 @@ def critic_gradients(
 def _loss_and_report(
     rank: Rank, response: ResponseTokens, compared: Compared, values_BM1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, Report]:
-    """Weighted sum over tokens, its divisor (int32) and report, as Megatron's schedules expect."""
+    """Return the weighted loss (summed over tokens), its divisor (int32) and a report."""
     assert rank.critic is not None
     settings, own = rank.critic.settings, rank.config.critic
 
     def uploaded(values: BySample | None, dtype: type = np.float32) -> torch.Tensor:
-        assert values is not None, "GAE makes values and returns"
+        assert values is not None, "GAE computes values and returns"
         array_T: npt.NDArray[Any] = response.joined(values, dtype)
         return torch.from_numpy(array_T).to(values_BM1.device)
 

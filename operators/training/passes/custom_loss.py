@@ -1,24 +1,32 @@
-"""A user's loss: how it is called, and what it may return. Letters: T response tokens."""
+"""Calls a user's loss, and checks its result. T is the number of response tokens."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from operators.training.batches.micro_batch import ResponseTokens
 from operators.training.errors import UpdateError
 from pipeline.rl.custom import shown
+from pipeline.rl.losses.ratio import log_ratio
 from pipeline.rl.losses.types import LossFunction, LossSettings, LossTokens, PolicyLoss
 
 OWN_REPORTS = frozenset({"tokens", "divisor", "entropy", "policy", "kl"})
-"""Sums that every loss has, whose names a user's reports may not have."""
+"""Names of the sums that every loss reports; a user's reports must not use these names."""
 
 
 def checked(function: LossFunction, where: str, response: ResponseTokens) -> LossFunction:
-    """A user's loss for the tokens of a micro-batch; `where` names the step and the function.
+    """Wrap a user's loss in checks on its result, for the tokens of a micro-batch.
 
-    What it returns raises UpdateError, which names the sample where one is to blame: for an
-    exception, for a loss or report that is not a tensor of [T], for a loss that does not follow
-    from the log-probs or is not finite on a token that counts.
+    The wrapper also adds the log-ratio, which all losses report, to the reports. It raises
+    UpdateError if the function raises an error, if the loss or a report is not a tensor [T], if the
+    loss has no gradient, or if a value is not finite for a token that the loss includes. In the
+    last case the error names the sample.
+
+    Args:
+        function: The user's loss.
+        where: The step and the function, for error messages.
+        response: The response tokens of the micro-batch.
     """
 
     def loss(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
@@ -29,29 +37,31 @@ def checked(function: LossFunction, where: str, response: ResponseTokens) -> Los
             made = function(tokens, settings)
         except Exception as error:  # users' code may raise anything
             raise UpdateError(
-                f"{where}: it raised {type(error).__name__}: {shown(error, str)}, with {many}; "
-                "nothing of the step is stored. Mend the function and start another run"
+                f"{where} raised {type(error).__name__}: {shown(error, str)}, for {many}; the step "
+                "was not stored. Fix the function and start another run"
             ) from error
-        _check_form(made, tokens, f"{where}: it returned", many)
+        _check_form(made, tokens, f"{where} returned", many)
         _check_numbers(made, tokens, where, response)
-        return made
+        return replace(made, reports={"log_ratio": log_ratio(tokens), **made.reports})
 
     return loss
 
 
 def _check_form(made: object, tokens: LossTokens, where: str, many: str) -> None:
-    """Refuse what is not a loss and reports by token."""
+    """Raise UpdateError unless `made` has a loss and reports, each with one number per token."""
     if not isinstance(made, PolicyLoss):
         raise UpdateError(
             f"{where} {type(made).__name__}, expected a PolicyLoss (pipeline.rl.losses.types); "
-            "mend the function"
+            "fix the function"
         )
     if not isinstance(made.reports, Mapping) or not all(isinstance(n, str) for n in made.reports):
         raise UpdateError(
-            f"{where} reports {shown(made.reports)}, expected tensors by name; mend the function"
+            f"{where} reports {shown(made.reports)}, expected a dict of tensors; fix the function"
         )
     if names := sorted(OWN_REPORTS & made.reports.keys()):
-        raise UpdateError(f"{where} reports called {', '.join(names)}, which exist; rename them")
+        raise UpdateError(
+            f"{where} reports with the reserved names {', '.join(names)}; rename the reports"
+        )
     for name, values_T in {"loss_T": made.loss_T, **made.reports}.items():
         if not isinstance(values_T, torch.Tensor) or values_T.shape != tokens.mask_T.shape:
             found = (
@@ -60,7 +70,7 @@ def _check_form(made: object, tokens: LossTokens, where: str, many: str) -> None
                 else f"of type {type(values_T).__name__}"
             )
             raise UpdateError(
-                f"{where} {name} {found}, expected a tensor with a number for each of {many}; mend "
+                f"{where} {name} {found}, expected a tensor with a number for each of {many}; fix "
                 "the function"
             )
 
@@ -68,18 +78,18 @@ def _check_form(made: object, tokens: LossTokens, where: str, many: str) -> None
 def _check_numbers(
     made: PolicyLoss, tokens: LossTokens, where: str, response: ResponseTokens
 ) -> None:
-    """Refuse a loss without a gradient, and numbers that are not finite on a token that counts."""
+    """Raise UpdateError if the loss has no gradient, or an included token's value is not finite."""
     if not made.loss_T.requires_grad:
         raise UpdateError(
-            f"{where}: its loss has no gradient, so it does not follow from tokens.logprobs_T; "
-            "mend the function"
+            f"{where} returned a loss without a gradient, expected one that depends on "
+            "tokens.logprobs_T; fix the function"
         )
     for name, values_T in {"loss": made.loss_T, **made.reports}.items():
         wrong = torch.nonzero(tokens.mask_T & ~values_T.detach().isfinite())[:, 0].tolist()
         if wrong:
             sample = response.ids[int(response.sample_T[wrong[0]])]
             raise UpdateError(
-                f"{where}, sample {sample}: its {name} is {float(values_T[wrong[0]].detach())}, "
-                f"expected a finite number ({len(wrong)} of {len(values_T)} tokens of the "
-                "micro-batch are not); nothing of the step is stored"
+                f"{where}, sample {sample}: {name} is {float(values_T[wrong[0]].detach())}, "
+                f"expected a finite number ({len(wrong)} of the micro-batch's {len(values_T)} "
+                "tokens have no finite value); the step was not stored"
             )

@@ -1,6 +1,6 @@
-"""One forward pass over a step's samples, in the mini-batches of epoch 0: log-probs per token.
+"""Forward passes that compute log-probs for a step's samples, in the mini-batches of epoch 0.
 
-Micro-batches are cut by the pass's own settings.
+Each kind of pass has its own settings, which determine its micro-batches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,25 +33,31 @@ from pipeline import progress
 from pipeline.traces.format.types import Routes
 
 LogProbs = dict[str, npt.NDArray[np.float32]]
-"""Log-probs of the response tokens, [G] by sample id."""
+"""Log-probs of the response tokens, [G] each, keyed by sample id."""
 
 
 @dataclass
 class LogProbPass:
-    """The results of a pass for this rank's samples."""
+    """The results of a log-prob pass for this rank's samples."""
 
     logprobs: LogProbs = field(default_factory=dict)
-    """Empty except on the last pipeline stage."""
+    """Log-probs; empty except on the last pipeline stage."""
     routes: dict[str, Routes] = field(default_factory=dict)
-    """Recorded routes of this rank's layers."""
+    """Routes of this rank's layers, keyed by sample id; empty unless the pass records."""
     counts: Counts = field(default_factory=dict)
-    """Counts of replay."""
+    """Replay counts, keyed by layer."""
     samples: SampleCounts = field(default_factory=dict)
-    """Counts of replay by sample."""
+    """Replay counts, keyed by sample id."""
 
 
 def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbPass:
-    """Compute log-probs of the trained model or the reference, with native routing."""
+    """Compute log-probs with native routing.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        chunks: The chunks of the trained model or of the reference.
+    """
     found = LogProbPass()
     own = data.reference_layout if chunks is rank.reference else None
     for mini_batch in progress.counted((own or data.logprob_layout).epoch(0)):
@@ -61,7 +67,7 @@ def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbP
 
 
 def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
-    """Compute log-probs of the trained model with native routing, and record its routes (R2)."""
+    """Compute log-probs of the trained model with native routing, and record the routes (R2)."""
     found = LogProbPass()
     for mini_batch in progress.counted(data.logprob_layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
@@ -82,7 +88,16 @@ def _route_groups(rank: Rank) -> RouteGroups:
 
 
 def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> LogProbPass:
-    """Compute log-probs of the trained model with recorded routes."""
+    """Compute log-probs of the trained model with recorded routes.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        routes: Routes to replay, keyed by sample id.
+
+    Raises:
+        ReplayError: The pass did not use its routes exactly once.
+    """
     found = LogProbPass()
     for mini_batch in progress.counted(data.logprob_layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
@@ -98,7 +113,16 @@ def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> 
 def logprobs_of(
     rank: Rank, batches: Sequence[MicroBatch], routes: Mapping[str, Routes] | None
 ) -> LogProbs:
-    """Log-probs of the trained model in micro-batches that were laid out with `routes`."""
+    """Compute log-probs of the trained model for the given micro-batches.
+
+    Args:
+        rank: This training rank.
+        batches: The micro-batches, laid out with `routes`.
+        routes: Routes to replay, keyed by sample id; None for native routing.
+
+    Returns:
+        float32 [G] each, keyed by sample id, on the last pipeline stage; an empty dict elsewhere.
+    """
     found = LogProbPass()
     replayers: Mapping[int, Replayer] = {}
     if routes is not None and rank.geometry is not None:

@@ -1,10 +1,10 @@
-"""Log-probs and entropy of tokens from final hidden states, a chunk of tokens at a time.
+"""Computes log-probs and entropy from final hidden states, one chunk of tokens at a time.
 
-The logits of a whole micro-batch never exist, neither here nor for the backward pass, which
-computes each chunk's again. The vocabulary may be split over tensor-parallel ranks.
+The logits of an entire micro-batch are never all in memory at the same time. The backward pass
+recomputes the logits of each chunk. The vocabulary may be split over tensor-parallel ranks.
 
-Letters: T tokens, C tokens of a chunk, H width of the model, V the part of the vocabulary that this
-rank holds.
+Dimensions: T tokens, C tokens in a chunk, B tokens in a block of a chunk, H the model's width, V
+the size of the part of the vocabulary that this rank holds.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at once: large enough for an efficient product of matrices."""
+"""Number of tokens in a chunk: large enough for an efficient matrix product."""
 
 _BLOCKS = 8
-"""A chunk's exponentials are made in so many parts, each of which is a temporary tensor."""
+"""Number of blocks into which a chunk is divided for exponentiation, so that temporary tensors are
+no larger than one block."""
 
 Context = Any
-"""torch's context, which holds whatever the two passes of a function share."""
+"""torch's context object, which passes values from the forward to the backward function."""
 
 
 def logprobs_and_entropy(
@@ -33,15 +34,24 @@ def logprobs_and_entropy(
     group: ProcessGroup,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p(label) and the entropy of each token, float32 [T], equal on all ranks of `group`.
+    """Return log p(label) and the entropy of each token.
 
-    p = softmax(hidden @ weight / temperature) over the whole vocabulary, of which each rank of the
-    tensor-parallel `group` holds an equal contiguous part, in rank order. Products are computed in
-    the weight's dtype, the rest in float32. The log-probs have gradients; the entropy has them only
-    with `entropy_gradient`.
+    p = softmax(hidden @ weight.T / temperature) over the full vocabulary. Matrix products are
+    computed in the dtype of the weight, and everything else in float32. In addition to the inputs
+    and their gradients, the function needs at most 1.5 times the memory of one chunk's float32
+    logits.
 
-    Beside the inputs and their gradients, at most 1.5 times the float32 logits of CHUNK_TOKENS
-    tokens are held.
+    Args:
+        hidden_TH: Final hidden states.
+        weight_VH: This rank's part of the output layer. The ranks of `group` hold contiguous parts
+            of the vocabulary, which have equal sizes and are in rank order.
+        labels_T: Token ids.
+        temperature: Divisor of the logits.
+        group: The tensor-parallel group, whose ranks must call this together.
+        entropy_gradient: Whether the entropy has a gradient; the log-probs always have one.
+
+    Returns:
+        Log-probs and entropy (nats), float32 [T], equal on all ranks of `group`.
     """
     apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Chunked.apply
     logprobs_T, entropy_T = apply(
@@ -61,8 +71,10 @@ class _How:
 
 
 class _Chunked(torch.autograd.Function):
-    """With x = logits / temperature, p = softmax(x): d log p(y) / dx_j = [j = y] - p_j, and
-    dH / dx_j = -p_j (log p_j + H).
+    """Log-probs and entropy with gradients, chunk by chunk.
+
+    With x = logits / temperature and p = softmax(x), the gradients are
+    d log p(y) / dx_j = [j = y] - p_j and dH / dx_j = -p_j (log p_j + H), where H is the entropy.
     """
 
     @staticmethod
@@ -86,14 +98,14 @@ class _Chunked(torch.autograd.Function):
             dist.all_reduce(largest_C, op=dist.ReduceOp.MAX, group=how.group)
             x_CV -= largest_C[:, None]
             label_C = x_CV.gather(-1, local_T[chunk, None])[:, 0] * here_T[chunk]
-            # One exchange for the three sums over the vocabulary.
+            # One collective computes all three sums over the vocabulary.
             sums_3C = torch.stack([*_sums(x_CV), label_C])
             dist.all_reduce(sums_3C, group=how.group)
             log_z_C = sums_3C[0].log()
             logprobs_T[chunk] = sums_3C[2] - log_z_C
             entropy_T[chunk] = log_z_C - sums_3C[1] / sums_3C[0]
             log_z_T[chunk] = log_z_C + largest_C
-            del x_CV  # before the next chunk's logits are made
+            del x_CV  # before the next chunk's logits are computed
         ctx.save_for_backward(hidden_TH, weight_VH, local_T, here_T, log_z_T, entropy_T)
         ctx.how = how
         return logprobs_T, entropy_T
@@ -120,7 +132,7 @@ class _Chunked(torch.autograd.Function):
             del logp_CV
             grad_hidden_TH[chunk] = grad_CV @ weight_VH
             grad_weight_VH += grad_CV.T @ hidden_TH[chunk]
-            del grad_CV  # before the next chunk's logits are made
+            del grad_CV  # before the next chunk's logits are computed
         return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None
 
 
@@ -130,8 +142,9 @@ def _to_gradients(
     grad_entropy_C: torch.Tensor,
     entropy_C: torch.Tensor,
 ) -> None:
-    """Replace log p by the gradient of x that does not depend on the label, in place:
-    -p (grad_logprobs + grad_entropy (log p + H)).
+    """Replace log p in place with the part of x's gradient that does not depend on the label.
+
+    This part is -p (grad_logprobs + grad_entropy (log p + H)).
     """
     for block_BV, rows in _blocks(logp_CV):
         p_BV = block_BV.exp()
@@ -147,7 +160,7 @@ def _chunks(tokens: int) -> Iterator[slice]:
 
 
 def _blocks(x_CV: torch.Tensor) -> Iterator[tuple[torch.Tensor, slice]]:
-    """Cut a chunk into blocks of rows, views of it."""
+    """Cut a chunk into blocks of rows; yield a view of each block, and its rows."""
     size = -(-len(x_CV) // _BLOCKS)
     return (
         (x_CV[start : start + size], slice(start, start + size))
@@ -156,13 +169,13 @@ def _blocks(x_CV: torch.Tensor) -> Iterator[tuple[torch.Tensor, slice]]:
 
 
 def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The logits of a chunk divided by the temperature, float32."""
+    """Return a chunk's logits divided by the temperature, float32."""
     logits_CV: torch.Tensor = hidden_CH @ weight_VH.T
     return logits_CV.float().div_(temperature)
 
 
 def _sums(x_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of exp(x) and of exp(x) x over the vocabulary; x is at most 0."""
+    """Return the sums of exp(x) and of exp(x) x over this rank's vocabulary; x is at most 0."""
     sums = []
     for block_BV, _ in _blocks(x_CV):
         exp_BV = block_BV.exp()

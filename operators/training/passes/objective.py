@@ -1,6 +1,6 @@
-"""The loss of a micro-batch: policy loss, KL to the reference and entropy, made one number.
+"""The loss of a micro-batch: a weighted sum of policy loss, KL to the reference and entropy.
 
-Letters: T response tokens of a micro-batch, in a row.
+T is the number of response tokens in a micro-batch. The tokens are concatenated sample by sample.
 """
 
 from dataclasses import dataclass
@@ -16,41 +16,54 @@ from pipeline.rl.losses.reinforce import reinforce
 from pipeline.rl.losses.types import LossFunction, LossTokens, Samples
 
 Report = dict[str, torch.Tensor]
-"""Sums over the tokens of a micro-batch, by name; `tokens` is their number."""
+"""Sums over the micro-batch's tokens that the loss includes, keyed by name; `tokens` is the number
+of these tokens."""
 
 
 @dataclass(frozen=True)
 class Objective:
     """The quantity to minimise: policy + kl_loss_coef * KL - entropy_coeff * entropy.
 
-    KL and entropy become one number as loss_agg_mode has it, the policy loss by its own mode.
+    The KL and the entropy are aggregated over tokens as loss_agg_mode prescribes, and the policy
+    loss as `mode` prescribes.
     """
 
     actor: Actor
     loss: LossFunction
     mode: AggregationMode
-    """How the policy loss becomes one number: loss_agg_mode, or the loss's own mode."""
+    """Aggregation of the policy loss over tokens: the loss's own mode if it has one, else
+    loss_agg_mode."""
     scale_factor: float
-    """Divisor of a sample's sum in seq-mean-token-sum-norm."""
+    """Divisor for a sample's sum in the mode seq-mean-token-sum-norm."""
+
+    @property
+    def has_other_divisor(self) -> bool:
+        """Whether the KL or entropy is divided by a different number than the policy loss."""
+        of_tokens = {mode == "token-mean" for mode in (self.mode, self.actor.loss_agg_mode)}
+        return len(of_tokens) > 1 and (self.actor.use_kl_loss or self.actor.entropy_coeff != 0)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The values that the loss compares with, float32 [T], and the tokens that count."""
+    """The inputs of the loss other than the model's output; float32 [T] unless noted."""
 
     mask_T: torch.Tensor
+    """Whether each token is included in the loss, bool."""
     advantages_T: torch.Tensor
     old_T: torch.Tensor
-    """The trainer's log-probs at the step's start, or the engine's (bypass_mode)."""
+    """The trainer's log-probs at the start of the step, or the engine's (bypass_mode)."""
     reference_T: torch.Tensor | None
+    """The reference's log-probs; None if there is no reference model."""
     weights_T: torch.Tensor | None
+    """Importance weights of a mismatch correction; None if not configured."""
     samples: Samples
+    """The samples to which the tokens belong."""
     chosen_T: torch.Tensor | None
-    """The tokens that the loss treats apart; None: it chooses none."""
+    """Whether the loss drops or penalises each token, bool; None if the loss chooses no tokens."""
 
 
 def loss_of(config: RunConfig, own: LossFunction | None = None) -> Loss:
-    """The loss of a config; `own` is the user's function that it names, if it names one."""
+    """Return the loss that a config selects; `own` is the user's loss, if the config names one."""
     correction = config.algorithm.rollout_correction
     if correction.bypass_mode and correction.loss_type == "reinforce":
         return Loss(reinforce)
@@ -60,7 +73,7 @@ def loss_of(config: RunConfig, own: LossFunction | None = None) -> Loss:
 
 
 def objective_of(config: RunConfig, own: LossFunction | None = None) -> Objective:
-    """The objective of a config; `own` is the user's loss that it names, if it names one."""
+    """Return a config's objective; `own` is the user's loss, if the config names one."""
     actor = config.actor_rollout_ref.actor
     loss = loss_of(config, own)
     return Objective(
@@ -78,10 +91,21 @@ def loss_and_report(
     logprobs_T: torch.Tensor,
     entropy_T: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, Report]:
-    """Weighted sum over tokens, its divisor (int32) and report, as Megatron's schedules expect.
+    """Return the loss and report for a micro-batch, as Megatron's schedules expect them.
 
-    `totals` are those of the mini-batch. Megatron divides by the divisors of the policy loss, so
-    KL and entropy are multiplied by them where theirs are others.
+    Megatron divides the sum of all losses by the sum of the policy loss's divisors. If KL
+    and entropy have a different divisor, they are first multiplied by the ratio of the two
+    divisors.
+
+    Args:
+        objective: The quantity to minimise.
+        targets: The other inputs of the loss.
+        totals: Numbers of tokens and samples in the mini-batch that the loss includes.
+        logprobs_T: Log-probs of the response tokens, with a gradient.
+        entropy_T: Entropy at each response token.
+
+    Returns:
+        The weighted sum over tokens; its divisor, int32; and the report.
     """
     actor, mask_T = objective.actor, targets.mask_T
     tokens = LossTokens(

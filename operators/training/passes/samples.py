@@ -1,4 +1,4 @@
-"""Sums over the samples of a micro-batch, also where context-parallel ranks share them."""
+"""Sums over the tokens of each sample, even if context-parallel ranks share the sample."""
 
 from functools import cached_property
 from typing import Any
@@ -11,10 +11,19 @@ from operators.training.rank import Rank
 
 
 class SamplesOfBatch:
-    """The samples of a micro-batch on a rank: S samples, T response tokens (`Samples`)."""
+    """The samples of a micro-batch on a rank (see the protocol `Samples`).
+
+    Dimensions: S samples, T response tokens on this rank.
+    """
 
     def __init__(self, rank: Rank, response: ResponseTokens, mask_T: torch.Tensor) -> None:
-        """`mask_T`: whether a token counts."""
+        """Prepare the sums over the samples of a micro-batch.
+
+        Args:
+            rank: This training rank.
+            response: The response tokens of the micro-batch.
+            mask_T: Whether each token is included in the sums, bool.
+        """
         self._context = rank.position.context
         self._group = rank.position.context_group
         self._mask_T = mask_T
@@ -24,11 +33,11 @@ class SamplesOfBatch:
 
     @cached_property
     def tokens_S(self) -> torch.Tensor:
-        """Tokens of each sample that count, float32."""
+        """Number of included tokens in each sample, float32."""
         return self.sum(torch.ones_like(self._mask_T, dtype=torch.float32))
 
     def sum(self, values_T: torch.Tensor) -> torch.Tensor:
-        """Sum over the tokens of each sample that count: [S]."""
+        """Return the sum over each sample's included tokens, [S]."""
         counted_T = torch.where(self._mask_T, values_T, 0)
         sums_S = counted_T.new_zeros(self._count).index_add(0, self._sample_T, counted_T)
         if self._context.count == 1:
@@ -37,16 +46,16 @@ class SamplesOfBatch:
         return summed
 
     def mean(self, values_T: torch.Tensor) -> torch.Tensor:
-        """Mean over the tokens of each sample that count, 0 without any: [S]."""
+        """Return the mean over each sample's included tokens, [S]; 0 if there are none."""
         return self.sum(values_T) / self.tokens_S.clamp(min=1.0)
 
     def spread(self, values_S: torch.Tensor) -> torch.Tensor:
-        """Repeat a value of each sample for its tokens: [T]."""
+        """Repeat each sample's value for each of its tokens, [T]."""
         return values_S.index_select(0, self._sample_T)
 
 
 class _Sum(torch.autograd.Function):
-    """A sum over ranks that each go on with the whole: so their gradients add up as well."""
+    """A sum over ranks. Gradients are also summed over ranks, because each rank uses the sum."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A rank's micro-batches of a mini-batch, laid out on first access; log-probs of their tokens."""
+"""A rank's micro-batches in a mini-batch, laid out on first access, and their tokens' log-probs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from operators.training.agree import await_ranks
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import Contents, MicroBatch, ResponseTokens, lay_out
 from operators.training.batches.step_data import StepData, without_loss
@@ -22,10 +23,19 @@ from pipeline.traces.format.types import Routes
 def lay_out_share(
     rank: Rank, data: StepData, mini_batch: MiniBatch, routes: Mapping[str, Routes] | None
 ) -> "Share[MicroBatch]":
-    """This rank's micro-batches of a mini-batch, with the routes to replay, if any.
+    """Return this rank's micro-batches in a mini-batch, which are laid out on first access.
 
-    A pipeline stage without MoE layers has no routes to replay.
+    All ranks must call this, because it is a collective while routes are still being read.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        mini_batch: The mini-batch.
+        routes: Routes to replay, keyed by sample id; None if nothing is replayed. A pipeline stage
+            without MoE layers ignores the routes.
     """
+    if routes is not None and routes is data.routes:
+        _await_routes(rank, data, mini_batch)
     if rank.geometry is not None and not rank.geometry.layers:
         routes = None
 
@@ -44,13 +54,29 @@ def lay_out_share(
     )
 
 
+def _await_routes(rank: Rank, data: StepData, mini_batch: MiniBatch) -> None:
+    """Wait until every rank has its routes for a mini-batch, unless an earlier call already has.
+
+    Without this wait, ranks that have their routes would enter a collective in the pass, and wait
+    there for a rank that is still reading. Collectives in passes time out sooner than this wait
+    does.
+    """
+    rows = {row for share in mini_batch.shares for micro in share for row in micro.rows}
+    if data.routes is None or rows <= data.read_rows:
+        return
+    if rank.geometry is not None and rank.geometry.layers:
+        data.routes.await_all([data.ids[row] for row in mini_batch.rows(rank.position.dp_rank)])
+    await_ranks()
+    data.read_rows.update(rows)
+
+
 T = TypeVar("T")
 
 
 class Share(Sequence[T]):
-    """A sequence whose items are made on first access and kept, such as micro-batches.
+    """A sequence whose items, such as micro-batches, are created on first access and kept.
 
-    So the routes of the next micro-batch may still be arriving while this one is computed.
+    A pass therefore holds only the items that it has reached.
     """
 
     def __init__(self, count: int, made: Callable[[int], T]) -> None:
@@ -77,7 +103,7 @@ class Share(Sequence[T]):
 
 
 def make_replayers(geometry: Geometry, batches: Sequence[MicroBatch]) -> dict[int, Replayer]:
-    """Make a replayer for each layer of this rank, from micro-batches laid out with routes."""
+    """Create a replayer for each MoE layer of this rank; `batches` were laid out with routes."""
     kinds_R = Share(len(batches), lambda batch: batches[batch].rows.kinds_R)
 
     def sets_of(column: int) -> Share[npt.NDArray[Any]]:
@@ -91,7 +117,7 @@ def make_replayers(geometry: Geometry, batches: Sequence[MicroBatch]) -> dict[in
 
 def _sets_LRK(batch: MicroBatch) -> npt.NDArray[Any]:
     if batch.rows.sets_LRK is None:
-        raise ValueError(f"micro-batch of {batch.response.ids}: it was laid out without routes")
+        raise ValueError(f"the micro-batch of {batch.response.ids} was laid out without routes")
     return batch.rows.sets_LRK
 
 
@@ -102,9 +128,17 @@ def response_logprobs(
     hidden_BMH: torch.Tensor,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropy of this rank's response tokens, float32 [T], on the last stage.
+    """Return log-probs and entropy for this rank's response tokens, on the last pipeline stage.
 
-    `chunks` are those of the trained model or of the reference, `hidden_BMH` what they returned.
+    Args:
+        rank: This training rank.
+        chunks: The chunks of the trained model or of the reference.
+        response: The response tokens of the micro-batch.
+        hidden_BMH: The final hidden states of the model.
+        entropy_gradient: Whether the entropy has a gradient.
+
+    Returns:
+        Log-probs and entropy, float32 [T] each.
     """
     weight_VH = output_weight(chunks)
     if weight_VH is None:
@@ -121,9 +155,19 @@ def response_logprobs(
 
 
 def of_all_ranks(rank: Rank, response: ResponseTokens, values_T: torch.Tensor) -> torch.Tensor:
-    """Values of all response tokens of a micro-batch, [U], from each context-parallel rank's [T].
+    """Join the context-parallel ranks' values for all response tokens in a micro-batch.
 
-    Another micro-batch may cut the samples elsewhere. The ranks of the context-parallel group call.
+    The joined values do not depend on how the tokens are divided among context-parallel ranks. This
+    matters because the division may differ in another micro-batch that contains the same sample.
+    All context-parallel ranks must call this collective.
+
+    Args:
+        rank: This training rank.
+        response: The response tokens of the micro-batch.
+        values_T: Values of this rank's response tokens.
+
+    Returns:
+        Values [U] of all response tokens, sample by sample.
     """
     if rank.position.context.count == 1:
         return values_T

@@ -1,4 +1,4 @@
-"""What a mini-batch holds, over all ranks and micro-batches, before any of them is laid out."""
+"""Totals for a mini-batch over all ranks, computed before any of its micro-batches is laid out."""
 
 import torch
 
@@ -12,9 +12,19 @@ from pipeline.rl.losses.aggregate import Totals
 def totals_of(
     rank: Rank, data: StepData, mini_batch: MiniBatch, compared: Compared
 ) -> tuple[Totals, int]:
-    """The tokens and samples that count, and the positions of all samples, prompts too.
+    """Count the tokens, samples and positions of a mini-batch.
 
-    All ranks call, and all get the same. Routes of the mini-batch may still be arriving.
+    All ranks must call this collective. The routes of the mini-batch may still be arriving.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        mini_batch: The mini-batch.
+        compared: The loss mask.
+
+    Returns:
+        The numbers of tokens and samples that the loss includes, and the number of positions in all
+        samples, including prompts. They are the same on all ranks.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=next(rank.chunks[0].parameters()).device)
     if rank.position.speaks_for_samples:

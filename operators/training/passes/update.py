@@ -18,11 +18,12 @@ from operators.training.errors import UpdateError
 from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import training_pass
 from operators.training.passes.chosen import chosen_tokens
-from operators.training.passes.compared import Compared, corrected_batch
+from operators.training.passes.compared import Compared, corrected_batch, without_rejected
 from operators.training.passes.custom_loss import checked
 from operators.training.passes.flat import BySample
 from operators.training.passes.logprob_pass import logprobs_of
 from operators.training.passes.objective import (
+    Objective,
     Report,
     Targets,
     loss_and_report,
@@ -45,7 +46,9 @@ logger = logging.getLogger(__name__)
 
 _LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 MOST_SKIPPED = 3
-"""Mini-batches in a row whose gradients may be not finite; after more the weights are to blame."""
+"""Maximum number of consecutive mini-batches without finite gradients.
+
+More than this indicates broken weights."""
 
 
 @dataclass
@@ -53,31 +56,42 @@ class Updates:
     """The results of a step's updates on this rank."""
 
     sums: list[dict[str, float]] = field(default_factory=list)
-    """Per mini-batch that was not skipped: sums over this data-parallel rank's tokens; [{}, ...]
-    off the last stage."""
+    """Sums over this data-parallel rank's tokens, for each mini-batch that was not skipped; on
+    stages before the last, empty dicts."""
     grad_norms: list[float] = field(default_factory=list)
-    """Per mini-batch that was not skipped, before clipping, of the whole model."""
+    """Gradient norm over all ranks before clipping, for each mini-batch that was not skipped."""
     skipped: int = 0
-    """Mini-batches whose gradients were not finite."""
+    """Number of mini-batches whose gradients were not finite."""
     empty: int = 0
-    """Mini-batches without a token that counts, skipped as well."""
+    """Number of mini-batches whose loss includes no tokens; they are also skipped."""
     counts: list[Counts] = field(default_factory=list)
-    """Counts of replay, by epoch."""
+    """Replay counts of each epoch."""
     lr: float = 0.0
     """The step's learning rate."""
     tallies: list[Tally] = field(default_factory=list)
-    """What the corrections of each micro-batch found, where they are made here (bypass_mode)."""
+    """Statistics of each micro-batch's corrections, which updates compute only in bypass_mode."""
 
 
 def update(
     rank: Rank, data: StepData, compared: Compared, routes: Mapping[str, Routes] | None
 ) -> Updates:
-    """Train on a step's samples; every pass replays `routes`; None: native routing.
+    """Train the policy on a step's samples.
 
-    A mini-batch whose gradients are not finite is skipped where the settings allow it: weights and
-    optimizer stay as they are, and it is no part of the sums. Raises UpdateError where they do not,
-    or for too many in a row; ReplayError when a pass did not use its routes exactly once. One
-    without a token that counts is always skipped: momentum and weight decay would change weights.
+    A skipped mini-batch changes neither the weights nor the optimizer state, and is left out of the
+    sums. A mini-batch without finite gradients is skipped if the settings allow it. A mini-batch
+    whose loss includes no tokens is always skipped, because momentum and weight decay would
+    otherwise change the weights.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        compared: The inputs of the updates.
+        routes: Routes to replay in each pass, keyed by sample id; None for native routing.
+
+    Raises:
+        UpdateError: A mini-batch's gradients were not finite and the settings forbid skipping it,
+            or the gradients of too many consecutive mini-batches were not finite.
+        ReplayError: A pass did not use its routes exactly once.
     """
     updates = Updates(lr=rank.rates.set(data.step))
     optim = rank.config.actor_rollout_ref.actor.optim
@@ -95,15 +109,15 @@ def update(
 
 @dataclass(frozen=True)
 class SteppedModel:
-    """The model that optimizer steps change: the policy or its critic."""
+    """The model that optimizer steps change: the policy or the critic."""
 
     optimizer: MegatronOptimizer
     skipped: Skipped
     optim: Optim
     name: str
-    """Of the settings in `optim`."""
+    """The settings key that `optim` was read from, for error messages."""
     place: str
-    """How a message names a mini-batch; {} stands for its number."""
+    """Template for a mini-batch's name in messages; {} is replaced by the mini-batch's number."""
 
 
 def optimizer_steps(
@@ -113,9 +127,19 @@ def optimizer_steps(
     model: SteppedModel,
     updates: Updates,
 ) -> None:
-    """Make gradients and an optimizer step of each mini-batch, and add them to `updates`.
+    """Compute the gradients of each mini-batch and take its optimizer step.
 
-    See `update` for what is skipped. Raises UpdateError, ReplayError.
+    Args:
+        rank: This training rank.
+        mini_batches: The mini-batches, in order.
+        gradients_of: A function that computes the gradients of a mini-batch, and returns its
+            reports and its replay counts.
+        model: The model to change.
+        updates: The results; this function adds each mini-batch's results to them.
+
+    Raises:
+        UpdateError: Gradients were not finite, and skipping is not allowed (see `update`).
+        ReplayError: A pass did not use its routes exactly once.
     """
     of_epoch: dict[int, list[Counts]] = defaultdict(list)
     for number, mini_batch in enumerate(progress.counted(mini_batches)):
@@ -137,8 +161,11 @@ def optimizer_steps(
 
 
 def _any_token(rank: Rank, reports: Sequence[Report]) -> bool:
-    """Whether a token of the mini-batch counts, on any rank. All ranks call, and all get the same:
-    only the last stage has reports."""
+    """Return whether any rank has a token that this mini-batch's loss includes.
+
+    Every rank must call this collective, because only the last pipeline stage has reports, but all
+    ranks need the same answer.
+    """
     tokens = torch.tensor(
         sum(int(report["tokens"]) for report in reports),
         device=next(rank.chunks[0].parameters()).device,
@@ -148,21 +175,22 @@ def _any_token(rank: Rank, reports: Sequence[Report]) -> bool:
 
 
 def _skip(skipped: Skipped, optim: Optim, name: str, what: str) -> None:
-    """Count a skipped mini-batch, equally on all ranks; `name`: of the settings in `optim`.
+    """Count a mini-batch without finite gradients; every rank counts the same mini-batches.
 
-    Raises UpdateError.
+    `name` is the settings key that `optim` was read from; `what` names the mini-batch and its
+    gradient norm. Raises UpdateError unless the mini-batch may be skipped.
     """
     skipped.in_a_row += 1
     if optim.skip_nonfinite:
         if skipped.in_a_row <= MOST_SKIPPED:
-            logger.warning("%s; it is skipped (counted as update/skipped)", what)
+            logger.warning("%s; the mini-batch is skipped (counted as update/skipped)", what)
             return
-        reason = f"the last {skipped.in_a_row} mini-batches had none that is finite"
+        reason = f"the last {skipped.in_a_row} mini-batches had no finite gradients"
     else:
-        reason = f"{name}.skip_nonfinite=False"
+        reason = f"{name}.skip_nonfinite=False does not allow skipping it"
     raise UpdateError(
-        f"{what}, {reason}; nothing of the step is stored. Start a new run with a smaller learning "
-        "rate, and look at the rewards and log-probs of this step"
+        f"{what}, expected a finite number; {reason}, so the step was not stored. Check the "
+        "rewards and log-probs of this step, and start a new run with a smaller learning rate"
     )
 
 
@@ -174,17 +202,30 @@ def gradients(
     routes: Mapping[str, Routes] | None,
     tallies: list[Tally] | None = None,
 ) -> tuple[list[Report], Counts]:
-    """Run forward and backward of a mini-batch, leaving gradients in the model's buffers.
+    """Run the forward and backward passes for a mini-batch; leave gradients in the model's buffers.
 
-    Returns reports by micro-batch (last stage) and the counts of replay; what corrections of a
-    micro-batch find is appended to `tallies`. With bypass_mode tokens are rejected after their
-    forward pass: totals are of those that counted before.
+    In bypass_mode, tokens are rejected after their forward pass. If the number of rejected tokens
+    is needed earlier, an additional forward pass computes it.
+
+    Args:
+        rank: This training rank.
+        data: This rank's data for the step.
+        mini_batch: The mini-batch.
+        compared: The inputs of the updates.
+        routes: Routes to replay, keyed by sample id; None for native routing.
+        tallies: A list to which the statistics of each micro-batch's corrections are appended.
+
+    Returns:
+        The reports of the micro-batches, empty except on the last pipeline stage; and the
+        replay counts.
     """
     batches = lay_out_share(rank, data, mini_batch, routes)
     own = rank.functions.get(_LOSS)
     objective = objective_of(rank.config, own)
-    totals, positions = totals_of(rank, data, mini_batch, compared)
-    chosen = _chosen(rank, data, mini_batch, compared, batches, routes)
+    counted, chosen = _known_before(
+        rank, data, mini_batch, compared, batches, routes, objective=objective
+    )
+    totals, positions = totals_of(rank, data, mini_batch, counted)
     replayers: dict[int, Replayer] = {}
     if routes is not None and rank.geometry is not None:
         replayers = make_replayers(rank.geometry, batches)
@@ -218,38 +259,59 @@ def gradients(
 
 
 def auxiliary_scale(divisor: int, positions: int) -> float:
-    """The factor of the routers' auxiliary losses, from a mini-batch's divisor and positions.
+    """Return the factor for the routers' auxiliary losses in a mini-batch.
 
-    Megatron sums auxiliary losses times the tokens that they count (prompts too, without padding),
-    and divides by the divisor as it does the loss. With this factor the mini-batch's auxiliary loss
-    is the mean of its micro-batches', weighed by their tokens, however the loss is averaged.
+    Megatron multiplies the auxiliary loss of each micro-batch by the micro-batch's number of
+    tokens, including prompts but not padding. It divides the sum of these products by the divisor
+    of the main loss. With this factor, the mini-batch's auxiliary loss is the mean over its
+    micro-batches, weighted by their numbers of tokens, regardless of how the main loss is averaged.
 
-    Megatron-core 0.16.1 counts the tokens of all ranks that share a micro-batch only where it has a
-    padding mask (reduce_from_tensor_model_parallel_region then changes the rank's own counts in
-    place), else the rank's own alone. It always has one here: Rank.with_padding_mask.
+    With a padding mask, Megatron-core 0.16.1 counts the tokens of all ranks that share a
+    micro-batch, because reduce_from_tensor_model_parallel_region changes the rank's own counts in
+    place. Without a mask it counts only the rank's own tokens. Models with auxiliary losses always
+    receive a mask (see Rank.with_padding_mask).
+
+    Args:
+        divisor: The divisor of the mini-batch's loss: a number of tokens or samples.
+        positions: The number of positions in the mini-batch's samples, including prompts.
     """
     return divisor / positions
 
 
-def _chosen(
+def _known_before(
     rank: Rank,
     data: StepData,
     mini_batch: MiniBatch,
     compared: Compared,
     batches: Sequence[MicroBatch],
     routes: Mapping[str, Routes] | None,
-) -> BySample | None:
-    """The tokens that the loss treats apart, from one more forward pass. All ranks call.
+    *,
+    objective: Objective,
+) -> tuple[Compared, BySample | None]:
+    """Find the tokens that a mini-batch's loss includes, and the tokens that it chooses.
 
-    None: the loss chooses none, or this is not the last pipeline stage.
+    All ranks must call this collective. Either result may require an additional forward pass. The
+    tokens that bypass_mode will reject are found here only if gradients depend on their number.
+
+    Returns:
+        `compared` without the rejected tokens; and, keyed by sample id, whether each token is
+        chosen. The second result is None if the loss does not choose tokens or if this is not the
+        last stage.
     """
+    correction = rank.config.algorithm.rollout_correction
     choose = loss_of(rank.config, rank.functions.get(_LOSS)).choose
-    if choose is None:
-        return None
+    rejects = correction.bypass_mode and correction.rejects
+    counts = objective.has_other_divisor or rank.with_auxiliary_loss
+    if choose is None and not (rejects and counts):
+        return compared, None
     current = logprobs_of(rank, batches, routes)
     if not rank.position.last_stage:
-        return None
-    return chosen_tokens(rank, data, mini_batch, compared, choose, current)
+        return compared, None
+    if rejects:
+        compared = without_rejected(rank, data, current, compared)
+    if choose is None:
+        return compared, None
+    return compared, chosen_tokens(rank, data, mini_batch, compared, choose, current)
 
 
 def _targets(
@@ -276,7 +338,7 @@ def _targets(
 
 
 def _sums(reports: Sequence[Report]) -> dict[str, float]:
-    """The sums of a mini-batch's reports, by name."""
+    """Add up, for each name, the numbers that the micro-batches of a mini-batch report."""
     sums: dict[str, float] = {}
     for report in reports:
         for name, value in report.items():

@@ -1,1 +1,1 @@
-"""Routing replay: the objects at the routers, their counts and their checks."""
+"""Routing replay: recorders and replayers for the routers, counts of replayed rows, and checks."""

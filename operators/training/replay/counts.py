@@ -1,4 +1,4 @@
-"""Counts of replay, per layer."""
+"""Counts of replayed rows, for each layer and each sample."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from operators.training.replay.hooks import Replayer
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """Numbers of rows that a layer's router saw. Example: LayerCounts(900, 20, 104, 871)."""
+    """Counts of rows that a layer's router saw. Example: LayerCounts(900, 20, 104, 871)."""
 
     replayed: int = 0
     native: int = 0
-    """Rows with the router's own choice, because the recording is not valid there."""
+    """Rows without a valid recording, routed by the router's own choice."""
     padding: int = 0
     agreeing: int = 0
-    """Replayed rows where the router's own choice is the recorded one."""
+    """Replayed rows for which the router itself would have chosen the recorded experts."""
 
     def __add__(self, other: "LayerCounts") -> "LayerCounts":
         return LayerCounts(
@@ -32,14 +32,15 @@ class LayerCounts:
 
 
 Counts = dict[int, LayerCounts]
-"""Counts by model index of the layer."""
+"""Counts, keyed by the layer's index in the model."""
 
 SampleCounts = dict[str, npt.NDArray[np.int64]]
-"""By sample id: replayed and agreeing rows, added over layers, of its prompt and its response."""
+"""Row counts, int64 [2, 2] for each sample id, summed over layers. The first index selects the
+prompt or the response, the second index the replayed or the agreeing rows."""
 
 
 def counts_of(replayers: Mapping[int, Replayer]) -> Counts:
-    """The counts of a pass's replayers."""
+    """Return the counts of a pass's replayers, keyed by layer."""
     return {
         layer: LayerCounts(
             replayed=int(replayer.rows[REPLAYED]),
@@ -54,7 +55,12 @@ def counts_of(replayers: Mapping[int, Replayer]) -> Counts:
 def sample_counts_of(
     replayers: Mapping[int, Replayer], batches: Sequence[MicroBatch]
 ) -> SampleCounts:
-    """The counts of a pass's replayers by sample; `batches` are the pass's micro-batches."""
+    """Return the counts of a pass's replayers, keyed by sample id.
+
+    Args:
+        replayers: Replayers, keyed by layer; empty if nothing was replayed.
+        batches: The pass's micro-batches.
+    """
     found: SampleCounts = {}
     for i, batch in enumerate(batches if replayers else ()):
         parts_R = batch.rows.parts_R
@@ -69,7 +75,7 @@ def sample_counts_of(
 
 
 def added(many: Iterable[Counts]) -> Counts:
-    """The sum by layer: over mini-batches, or over ranks that see different rows."""
+    """Add up the counts of each layer, over mini-batches or over ranks that see different rows."""
     total: Counts = {}
     for counts in many:
         for layer, count in counts.items():
@@ -80,21 +86,29 @@ def added(many: Iterable[Counts]) -> Counts:
 def check_passes(
     step: int, passes: Mapping[str, Counts], layers: Iterable[int], valid: int, rows: int
 ) -> None:
-    """Check that in each pass every MoE layer replayed exactly the valid rows of the step.
+    """Check that every MoE layer replayed exactly the valid rows of the step, in each pass.
 
-    `passes` holds the counts over all ranks, by name of the pass. `valid` and `rows` are those of
-    the sealed step. Raises ReplayError.
+    Args:
+        step: Number of the step.
+        passes: Counts over all ranks, keyed by the pass's name.
+        layers: The MoE layers to check, by their index in the model.
+        valid: Number of rows in the sealed step that have a valid recording.
+        rows: Total number of rows in the sealed step.
+
+    Raises:
+        ReplayError: A count differs from the expected number, no row is valid, or no pass replayed
+            anything.
     """
     if valid == 0:
         raise ReplayError(
-            f"step {step}: none of the {rows} rows has a valid recording, so replay would do "
-            "nothing; look at `retrace traces stats`, or start a new run (another "
-            "trainer.experiment_name) with actor_rollout_ref.actor.router_replay.mode=disabled"
+            f"step {step}: none of the {rows} rows has a valid recording, so replay would have no "
+            "effect. See `retrace traces stats`, or start a new run, under another "
+            "trainer.experiment_name, with actor_rollout_ref.actor.router_replay.mode=disabled"
         )
     if not passes:
         raise ReplayError(
-            f"step {step}: no pass had routes to replay, although {valid} rows have a valid "
-            "recording: the trainer did not read them"
+            f"step {step}: no pass replayed routes, although {valid} rows have a valid recording; "
+            "the trainer did not read them"
         )
     for name, counts in passes.items():
         for layer in layers:
@@ -102,6 +116,6 @@ def check_passes(
             if (found.replayed, found.native) != (valid, rows - valid):
                 raise ReplayError(
                     f"step {step}, {name}, layer {layer}: {found.replayed} rows were replayed and "
-                    f"{found.native} routed natively; the step's recordings ask for {valid} and "
-                    f"{rows - valid}"
+                    f"{found.native} routed natively; expected {valid} and {rows - valid}, "
+                    "according to the step's recordings"
                 )

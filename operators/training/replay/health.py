@@ -1,9 +1,9 @@
-"""Whether recorded routes fit the model that replays them, judged before a weight is touched.
+"""A check that recorded routes fit the model that replays them, before any weight changes.
 
-Routes can be wrong at their source while every digest fits: shifted by a token or a layer, or of
-another sample. Then the router's own choice is hardly ever the recorded one, and replay moves the
-trainer away from the engine instead of towards it. docs/design.md has the measurements behind the
-thresholds.
+Routes can be incorrect at their source even if every digest matches. For example, they may be
+shifted by a token or a layer, or taken from a different sample. The router's own choice then rarely
+agrees with the recording, and replay moves the trainer away from the engine instead of towards it.
+docs/design.md describes the measurements behind the thresholds.
 """
 
 import math
@@ -16,48 +16,50 @@ from operators.training.replay.counts import Counts, LayerCounts, SampleCounts, 
 from pipeline.rl.mismatch import Mismatch, total_mismatch
 
 LEAST_TOKENS = 512
-"""Response tokens that a step needs for a verdict on its layers and its KL."""
+"""Minimum number of response tokens for a verdict on a step's layers and KL."""
 LEAST_ROWS = 32
-"""Replayed rows that a sample, its prompt or its response, needs for a verdict on it."""
+"""Minimum number of replayed rows for a verdict on a sample, its prompt or its response."""
 SAMPLE_SHARE = 0.5
-"""Least agreement of a sample, as a share of the step's median: samples of one step agree alike."""
+"""Minimum agreement of a sample, as a share of the median over the step's samples.
+
+The agreement is normally similar for all samples of a step."""
 KL_FACTOR, KL_MARGIN = 10.0, 1e-3
-"""KL with replay may be this many times the native one, plus the margin."""
+"""The KL with replay may be at most KL_FACTOR times the native KL, plus KL_MARGIN."""
 
 _SHOWN = 4
-"""Layers and samples that a text names."""
+"""Maximum number of layers or samples that a finding lists."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one rank knows of a replaying log-prob pass; rows and tokens of others are left out."""
+    """One rank's results from a log-prob pass with replay, for its own rows and tokens."""
 
     counts: Counts = field(default_factory=dict)
     samples: SampleCounts = field(default_factory=dict)
     replayed: Mismatch | None = None
-    """None: reported by another rank."""
+    """Mismatch with replay; None if another rank reports it."""
     native: Mismatch | None = None
-    """Without replay; None: not measured, or reported by another rank."""
+    """Mismatch without replay; None if not measured, or if another rank reports it."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """The verdict on a step's routes, equal on all ranks."""
+    """The verdict on a step's recorded routes, the same on all ranks."""
 
     findings: tuple[str, ...]
-    """What speaks against the routes; empty: nothing does."""
+    """Reasons to refuse the routes; empty if the routes are healthy."""
     judged: bool
-    """False: too few tokens for a verdict on layers and KL."""
+    """False if the step has too few tokens for a verdict on layers and KL."""
     tokens: int
-    """Response tokens that count."""
+    """Number of response tokens that the KL is measured on."""
     layer: float | None
-    """Agreement of the worst layer."""
+    """Agreement of the worst layer; None if no layer replayed a row."""
     sample: float | None
-    """Agreement of the worst sample; None: none has LEAST_ROWS rows."""
+    """Agreement of the worst sample; None if every sample has fewer than LEAST_ROWS rows."""
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Metrics of the step."""
+        """The step's metrics, keyed by name."""
         count = len(self.findings)
         return {
             "replay/unhealthy": count if self.judged or count else None,
@@ -67,11 +69,16 @@ class Health:
 
 
 NOT_REPLAYED = Health((), False, 0, None, None)
-"""Of a step that replays nothing, or what it has just recorded."""
+"""The health of a step that replays nothing, or only the routes that it has just recorded."""
 
 
 def judge(of_ranks: Sequence[Evidence], floor: float) -> Health:
-    """Judge a step by the evidence of all ranks; `floor` is the least agreement."""
+    """Return the verdict on a step's routes.
+
+    Args:
+        of_ranks: The results of all ranks.
+        floor: Minimum agreement of a layer or sample.
+    """
     counts = added(one.counts for one in of_ranks)
     replayed = total_mismatch(one.replayed for one in of_ranks) or Mismatch(0, 0.0, 0)
     native = total_mismatch(one.native for one in of_ranks)
@@ -80,20 +87,22 @@ def judge(of_ranks: Sequence[Evidence], floor: float) -> Health:
     judged = replayed.tokens >= LEAST_TOKENS
     findings = []
     if judged and (low := {name: share for name, share in by_layer.items() if share < floor}):
-        findings.append(f"agreement of {len(low)} of {len(by_layer)} layers: layer {_listed(low)}")
+        findings.append(
+            f"agreement too low in {len(low)} of {len(by_layer)} layers: layer {_listed(low)}"
+        )
     median = float(np.median([*by_sample.values()])) if by_sample else 0.0
     of_sample = max(floor, SAMPLE_SHARE * median)
     if low_samples := {name: share for name, share in by_sample.items() if share < of_sample}:
         findings.append(
-            f"agreement of {len(low_samples)} samples: {_listed(low_samples)} (expected at least "
-            f"{of_sample:.1%}, median {median:.1%})"
+            f"agreement too low in {len(low_samples)} of {len(by_sample)} samples: "
+            f"{_listed(low_samples)} (median {median:.1%}, expected at least {of_sample:.1%})"
         )
     kl, kl_native = replayed.kl, None if native is None else native.kl
     if judged and kl is not None and kl_native is not None:
         limit = KL_FACTOR * kl_native + KL_MARGIN
         if not math.isfinite(kl) or kl > limit:
             findings.append(
-                f"KL between engine and trainer {kl:.2g} with replay, {kl_native:.2g} without "
+                f"KL between engine and trainer is {kl:.2g} with replay, {kl_native:.2g} without "
                 f"(expected at most {limit:.2g})"
             )
     return Health(
@@ -110,10 +119,11 @@ def _share(count: LayerCounts) -> float:
 
 
 def _by_sample(of_ranks: Sequence[SampleCounts], layers: int) -> dict[str, float]:
-    """Agreement by sample, the lowest of its own, its prompt's and its response's.
+    """Return each sample's lowest agreement: in its prompt, its response, or both together.
 
-    A pipeline stage has counted its own layers, so a row counts once for each layer. Two samples
-    of a group share a prompt and its routes: where they were exchanged, only the response shows it.
+    Each pipeline stage counts its own layers, so a row is counted once for each layer. Samples of a
+    group share a prompt and its routes. If the routes of two such samples were swapped, only the
+    agreement of the responses would be low.
     """
     total: dict[str, np.ndarray] = {}
     for samples in of_ranks:
@@ -129,7 +139,7 @@ def _by_sample(of_ranks: Sequence[SampleCounts], layers: int) -> dict[str, float
 
 
 def _listed(low: Mapping[str, float] | Mapping[int, float]) -> str:
-    """The lowest first. Example: '2 0.4%, 5 0.6%, ...'."""
+    """Return the lowest agreements as text, in ascending order. Example: '2 0.4%, 5 0.6%, ...'."""
     lowest = sorted(low.items(), key=lambda item: item[1])
     more = ", ..." if len(lowest) > _SHOWN else ""
     return ", ".join(f"{name} {share:.1%}" for name, share in lowest[:_SHOWN]) + more

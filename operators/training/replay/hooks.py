@@ -1,18 +1,19 @@
 """Routing replay: one small object per MoE router, bound for the duration of one pass.
 
-Megatron-core's TopKRouter gets its top-k from the object at its `router_replay`, if there is one
-(topk_routing_with_score_function in moe_utils.py). We use that hook and not Megatron's own
-RouterReplay, whose class-level registry is never emptied, and whose queues survive from a
-forward-only pass into the next one.
+If the attribute `router_replay` of a Megatron-core TopKRouter holds an object, this object computes
+the router's top-k (topk_routing_with_score_function in moe_utils.py). We use this hook instead of
+Megatron's own RouterReplay, because the class-level registry of RouterReplay is never emptied, and
+its queues survive a forward-only pass into the next pass.
 
-A pass: bind objects to routers -> forwards (and recomputations) of all micro-batches -> check that
-every micro-batch was used exactly once -> unbind, on any exit.
+A pass has four parts: bind the objects to the routers, run the forwards (and recomputations) of all
+micro-batches, unbind the objects on any exit, and check that each micro-batch was used exactly
+once.
 
-Megatron runs the forwards of one model chunk in micro-batch order, and its recomputations too, but
-interleaves the two. A checkpointed forward runs without gradients and its recomputation with them,
-so each has its own cursor, chosen by torch.is_grad_enabled().
+Megatron runs the forwards of a model chunk in micro-batch order. It also runs the recomputations in
+this order, but interleaves them with the forwards. A checkpointed forward runs without gradients
+and its recomputation with gradients, so torch.is_grad_enabled() selects one of two cursors.
 
-Letters: R rows that this rank's router sees in a micro-batch, K experts per token, E experts.
+Dimensions: R rows that this rank's router sees in a micro-batch, K experts per token, E experts.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from operators.training.errors import ReplayError
 
 ScoresTopK = tuple[torch.Tensor, torch.Tensor]
 TopK = Callable[[torch.Tensor, int, int | None, int | None], ScoresTopK]
-"""(scores [R, E], K, number of groups, groups to choose from) -> (scores, ids) of the chosen."""
+"""(scores [R, E], K, number of groups, groups to select) -> (chosen scores [R, K], ids [R, K])."""
 
 
 class Router(Protocol):
@@ -38,7 +39,7 @@ class Router(Protocol):
 
 
 class _Cursors:
-    """A router's current micro-batch, with separate cursors without and with gradients."""
+    """A router's current micro-batch; calls with and without gradients have separate cursors."""
 
     def __init__(self, layer: int, micro_batches: int) -> None:
         self.layer = layer
@@ -47,12 +48,15 @@ class _Cursors:
         self.with_grad = 0
 
     def next(self) -> tuple[int, bool]:
-        """The micro-batch of this call, and whether it is the first call (no recomputation)."""
+        """Return this call's micro-batch, and whether this is the first call for it.
+
+        A recomputation is the second call.
+        """
         with_grad = torch.is_grad_enabled()
         index = self.with_grad if with_grad else self.without_grad
         if index >= self.micro_batches:
             raise ReplayError(
-                f"layer {self.layer}: the router was called for a micro-batch beyond the "
+                f"layer {self.layer}: the router was called for more micro-batches than the "
                 f"{self.micro_batches} of this pass (gradients {'on' if with_grad else 'off'})"
             )
         if with_grad:
@@ -62,14 +66,15 @@ class _Cursors:
         return index, not with_grad or self.without_grad == 0
 
     def finish(self, forward_only: bool) -> None:
-        """Check that every micro-batch was used once, and once more with recomputation."""
+        """Check that each micro-batch was used once, or twice with recomputation."""
         used = (self.without_grad, self.with_grad)
         all_ = self.micro_batches
         if used not in ([(all_, 0)] if forward_only else [(0, all_), (all_, all_)]):
             raise ReplayError(
                 f"layer {self.layer}: the router ran {used[0]} times without and {used[1]} times "
                 f"with gradients in a {'forward-only' if forward_only else 'training'} pass of "
-                f"{all_} micro-batches; each must run once (and once more when recomputed)"
+                f"{all_} micro-batches; expected one run each, or one without and one with "
+                "gradients if recomputed"
             )
 
 
@@ -80,7 +85,7 @@ class Recorder:
         self._cursors = _Cursors(layer, micro_batches)
         self._dtype = dtype
         self.sets_RK: list[torch.Tensor] = []
-        """Ascending expert ids, per micro-batch."""
+        """Expert ids of each micro-batch, ascending within each row."""
 
     def get_replay_topk(
         self,
@@ -90,7 +95,18 @@ class Recorder:
         group_topk: int | None,
         default_compute_topk: TopK,
     ) -> ScoresTopK:
-        """Megatron's hook: the router's own top-k."""
+        """Record and return the router's own top-k (Megatron's hook).
+
+        Args:
+            scores: The router's scores [R, E].
+            topk: K.
+            num_groups: Number of groups of experts; None if experts are not grouped.
+            group_topk: Number of groups to select; None if experts are not grouped.
+            default_compute_topk: Megatron's own top-k.
+
+        Returns:
+            Scores and ids of the chosen experts, [R, K] each.
+        """
         values_RK, ids_RK = default_compute_topk(scores, topk, num_groups, group_topk)
         _, first_time = self._cursors.next()
         if first_time:
@@ -105,8 +121,8 @@ class Recorder:
 class Replayer:
     """Imposes the recorded experts on one router.
 
-    Only the choice is replayed: the router's live scores of those experts are the weights, so
-    gradients reach the router. Each row without a valid recording gets the router's own choice.
+    Only the choice is replayed. The router's live scores give the weights of the chosen experts, so
+    gradients reach the router. Rows without a valid recording keep the router's own choice.
     """
 
     def __init__(
@@ -116,19 +132,28 @@ class Replayer:
         kinds_R: Sequence[npt.NDArray[np.uint8]],
         sets_RK: Sequence[npt.NDArray[Any]],
     ) -> None:
-        """Both sequences are by micro-batch; an item is read when the router reaches it."""
+        """Create the replayer for a pass.
+
+        Args:
+            layer: The layer's index in the model.
+            experts: Number of experts in the layer.
+            kinds_R: REPLAYED, NATIVE or PADDING for each row of each micro-batch. An item is read
+                when the router reaches its micro-batch, as with `sets_RK`.
+            sets_RK: Recorded expert ids, ascending, for each micro-batch.
+        """
         self._cursors = _Cursors(layer, len(kinds_R))
         self._experts = experts
         self._kinds_R = kinds_R
         self._sets_RK = sets_RK
         self.rows = np.zeros(3, np.int64)
-        """Rows seen in the pass so far, by kind: REPLAYED, NATIVE, PADDING."""
+        """Number of rows seen in the pass so far, by kind: REPLAYED, NATIVE, PADDING."""
         self.agreeing_R: list[torch.Tensor] = []
-        """By micro-batch: the REPLAYED rows where the router's own choice is the recorded one."""
+        """For each micro-batch, bool [R]: REPLAYED rows for which the router itself would choose
+        the same experts."""
 
     @property
     def agreeing(self) -> int:
-        """The number of rows in `agreeing_R`."""
+        """Number of agreeing rows in all micro-batches so far."""
         return sum(int(rows_R.sum()) for rows_R in self.agreeing_R)
 
     def get_replay_topk(
@@ -139,11 +164,21 @@ class Replayer:
         group_topk: int | None,
         default_compute_topk: TopK,
     ) -> ScoresTopK:
-        """Megatron's hook: the recorded experts in the order of Megatron's own top-k.
+        """Return the recorded experts in the order of Megatron's own top-k (Megatron's hook).
 
-        Megatron normalises the K weights in the order of the given ids. With ids sorted by live
-        score, descending, the result is bit-identical to native routing whenever the choice is the
-        same; sorted by id, 20-50% of rows would differ in the last bit.
+        Megatron normalises the K weights in the order of the given ids. The ids are sorted by live
+        score, descending, so the result is bit-identical to native routing wherever the choice is
+        the same. If they were sorted by id, 20-50% of rows would differ in the last bit.
+
+        Args:
+            scores: The router's scores [R, E].
+            topk: K.
+            num_groups: Number of groups of experts; None if experts are not grouped.
+            group_topk: Number of groups to select; None if experts are not grouped.
+            default_compute_topk: Megatron's own top-k.
+
+        Returns:
+            Scores and ids of the chosen experts, [R, K] each.
         """
         micro_batch, first_time = self._cursors.next()
         kinds, recorded_RK = self._kinds_R[micro_batch], self._sets_RK[micro_batch]
@@ -168,8 +203,8 @@ class Replayer:
         if sets_RK.shape != expected or scores.shape[1] != self._experts:
             raise ReplayError(
                 f"layer {self._cursors.layer}, micro-batch {micro_batch}: the router scores "
-                f"{scores.shape[0]} tokens x {scores.shape[1]} experts and takes {topk}; the "
-                f"routes laid out for it are {sets_RK.shape} of {self._experts} experts"
+                f"{scores.shape[0]} tokens x {scores.shape[1]} experts and selects {topk}; its "
+                f"routes have shape {sets_RK.shape}, for {self._experts} experts"
             )
 
     def finish(self, forward_only: bool) -> None:
@@ -180,19 +215,29 @@ class Replayer:
 def _uploaded(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy an array to the device without waiting for the GPU's pending work.
 
-    The array may be freed at once: unless its memory is pinned, the copy has already read it.
+    Unless the array is in pinned memory, it has been read completely when this function returns, so
+    the caller may free it immediately.
     """
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def check_sets(layer: int, sets_RK: npt.NDArray[Any], experts: int) -> None:
-    """Refuse sets that a router cannot have chosen. Raises ReplayError."""
+    """Check that a router could have chosen the recorded sets.
+
+    Args:
+        layer: The layer's index in the model.
+        sets_RK: Recorded expert ids.
+        experts: Number of experts in the layer.
+
+    Raises:
+        ReplayError: An id is too large, or the ids of a row are not strictly ascending.
+    """
     if sets_RK.size == 0:
         return
     if (largest := int(sets_RK.max())) >= experts:
         raise ReplayError(
-            f"layer {layer}: a recorded expert id is {largest}, the model has {experts} experts; "
-            "the routes belong to another model"
+            f"layer {layer}: a recorded expert id is {largest}, expected less than {experts}, the "
+            "number of experts; the routes belong to another model"
         )
     if not (sets_RK[:, 1:] > sets_RK[:, :-1]).all():
         raise ReplayError(
@@ -207,24 +252,33 @@ def bound(
     objects: Mapping[int, Recorder | Replayer],
     forward_only: bool,
 ) -> Iterator[None]:
-    """Bind each layer's object to its router for the duration of the block, and check the pass.
+    """Bind each layer's object to its router for the duration of a `with` block; check the pass.
 
-    Layers are looked up by model index, never by position. Every exit unbinds all objects; after an
-    exception they are not checked, because their pass failed. Raises ReplayError if the layers
-    differ, or a router is already bound.
+    Every exit unbinds all objects. After an exception in the block, the pass is not checked,
+    because it has already failed.
+
+    Args:
+        routers: This rank's routers, keyed by the layer's index in the model (not by its position).
+        objects: A recorder or replayer for each of these layers.
+        forward_only: Whether the pass has no backward pass.
+
+    Raises:
+        ReplayError: The layers of routers and objects differ, a router is already bound, or a
+            micro-batch was not used exactly once.
     """
     if routers.keys() != objects.keys():
         missing = sorted(routers.keys() - objects.keys())
         surplus = sorted(objects.keys() - routers.keys())
         raise ReplayError(
-            f"this rank's MoE layers are {sorted(routers)}; without routes: {missing}, routes "
-            f"without a router: {surplus}. The trace belongs to another model or stage"
+            f"this rank's MoE layers are {sorted(routers)}; layers without routes: {missing}, "
+            f"routes without a layer: {surplus}. The trace belongs to another model or pipeline "
+            "stage"
         )
     taken = [layer for layer, router in routers.items() if router.router_replay is not None]
     if taken:
         raise ReplayError(
-            f"layers {taken}: something is at router_replay already; leave "
-            "moe_enable_routing_replay unset, and bind one pass at a time"
+            f"layers {taken}: router_replay is already set; leave moe_enable_routing_replay unset, "
+            "and bind one pass at a time"
         )
     try:
         for layer, router in routers.items():

@@ -1,1 +1,1 @@
-"""verl's own files as settings files of ours: scripts, YAML with `defaults`, interpolation."""
+"""Conversion of verl's scripts, and of YAML with `defaults` or interpolation, to our settings."""

@@ -1,6 +1,6 @@
-"""verl's YAML files: Hydra composes `defaults` and overrides, OmegaConf resolves `${...}`.
+"""verl's YAML files: Hydra composes `defaults` and overrides, and OmegaConf resolves `${...}`.
 
-Hydra and OmegaConf are the extra `verl`, and are imported where they are needed.
+Hydra and OmegaConf belong to the extra `verl` and are imported only where they are used.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from pipeline.extras import need
 
 
 def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The resolved content of a Hydra file with overrides of its command line.
+    """Return the resolved content of a Hydra file, with overrides from the command line.
 
-    Values that the file leaves open (`???`) are left out. Raises InputError: the extra is not
-    installed, Hydra refuses the file or an override, a value cannot be resolved.
+    Values that the file leaves open (`???`) are omitted. Raises InputError if the extra is not
+    installed, if Hydra refuses the file or an override, or if a value cannot be resolved.
     """
     need("verl", f"`retrace import-verl` of {path} with `defaults` or `${{...}}`")
     from hydra import compose as hydra_compose
@@ -24,7 +24,7 @@ def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     if not path.is_file():
-        raise InputError([f"{path}: the settings file cannot be read: it is not there"])
+        raise InputError([f"{path}: the settings file does not exist; give the path to a file"])
     try:
         with initialize_config_dir(config_dir=str(path.parent.resolve()), version_base=None):
             composed = hydra_compose(path.stem, overrides=list(overrides))
@@ -34,7 +34,7 @@ def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def resolve(settings: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Settings with every `${...}` resolved. Raises InputError as `compose` does."""
+    """Return the settings with every `${...}` resolved. Raises InputError as `compose` does."""
     need("verl", f"`retrace import-verl` of {origin} with `${{...}}`")
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -50,7 +50,7 @@ def _resolved(composed: Any) -> dict[str, Any]:
 
     content = OmegaConf.to_container(composed, resolve=True)
     if not isinstance(content, dict):
-        raise InputError([f"found a {type(content).__name__} at the top, expected a group"])
+        raise InputError([f"found a {type(content).__name__} at the top level, expected a group"])
     return {str(key): value for key, value in _without_open(content).items()}
 
 
@@ -63,12 +63,12 @@ def _without_open(group: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _said(error: Exception) -> str:
-    """What the library says, in one line, with its cause: Hydra's own text often only wraps it."""
+    """Return the library's message on one line, with the cause that a Hydra error often wraps."""
     texts = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
     said = "; ".join(" ".join(text.split()) for text in texts if text)
     if "Could not load" not in said:
         return said
     return (
-        f"{said}; where it is a file of verl itself, install verl or add its folder to the file: "
-        "hydra: {searchpath: [file:///.../verl/trainer/config]}"
+        f"{said}; if this file belongs to verl, install verl or add verl's folder to the settings "
+        "file: hydra: {searchpath: [file:///.../verl/trainer/config]}"
     )

@@ -1,4 +1,4 @@
-"""verl's defaults where ours differ: what a verl script means that leaves a setting out."""
+"""verl's defaults that differ from ours; they supply the settings that a verl script omits."""
 
 from typing import Any
 
@@ -14,35 +14,38 @@ VERL_DEFAULTS: dict[str, Any] = {
     "trainer.n_gpus_per_node": 8,
     "trainer.save_freq": -1,
 }
-"""As of verl 0.9. clip_ratio has no effect in verl: these two replace it unless they are null."""
+"""Defaults of verl 0.9.
+
+With these values of clip_ratio_low and clip_ratio_high, clip_ratio has no effect, as in verl.
+"""
 
 OTHER_DEFAULTS: dict[str, str] = {
-    "data.train_files": "an example's file",
-    "data.val_files": "an example's file",
-    "data.seed": "null in verl; here it seeds the prompt order",
-    "actor_rollout_ref.model.path": "an example's model",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl refuses to start without one",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps": "-1 means none, or lr_warmup_steps_ratio",
-    "actor_rollout_ref.actor.megatron.override_transformer_config": "attention_backend=flash, and "
-    "no recomputation",
+    "data.train_files": "an example file",
+    "data.val_files": "an example file",
+    "data.seed": "verl's default is null; the default here fixes the prompt order",
+    "actor_rollout_ref.model.path": "an example model",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl refuses to start without it",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": "-1 means that lr_warmup_steps_ratio applies",
+    "actor_rollout_ref.actor.megatron.override_transformer_config": "verl's values are "
+    "attention_backend=flash and no recomputation",
     **dict.fromkeys(
         (
             f"actor_rollout_ref.{group}.log_prob_{name}"
             for group in ("rollout", "ref")
             for name in ("use_dynamic_bsz", "max_token_len_per_gpu")
         ),
-        "the actor's, as verl's interpolation says",
+        "null here and verl's interpolation both mean the actor's value",
     ),
-    "actor_rollout_ref.ref.megatron.param_offload": "the actor's, as verl's interpolation says",
-    "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout and training have GPUs of their "
-    "own",
-    "actor_rollout_ref.rollout.enforce_eager": "null is verl's value where there are GPUs",
-    "critic.optim.lr_warmup_steps": "-1 means none, or lr_warmup_steps_ratio",
-    "critic.forward_max_token_len_per_gpu": "ppo_max_token_len_per_gpu, as verl's interpolation "
-    "says",
+    "actor_rollout_ref.ref.megatron.param_offload": "null here and verl's "
+    "interpolation both mean the actor's value",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout and training have separate GPUs",
+    "actor_rollout_ref.rollout.enforce_eager": "null means verl's value on GPUs",
+    "critic.optim.lr_warmup_steps": "-1 means that lr_warmup_steps_ratio applies",
+    "critic.forward_max_token_len_per_gpu": "null here and verl's interpolation both mean "
+    "ppo_max_token_len_per_gpu",
     **dict.fromkeys(
         (f"critic.megatron.{name}_offload" for name in ("param", "grad", "optimizer")),
-        "the actor's where it is null",
+        "null means the actor's value",
     ),
     **dict.fromkeys(
         (
@@ -56,14 +59,15 @@ OTHER_DEFAULTS: dict[str, str] = {
                 "loss_scale_factor",
             )
         ),
-        "the actor's, as verl's interpolation says",
+        "null here and verl's interpolation both mean the actor's value",
     ),
-    "custom_reward_function.name": "compute_score in verl too, under reward.custom_reward_function",
-    "trainer.experiment_name": "an example's name",
-    "trainer.project_name": "an example's name",
-    "trainer.total_training_steps": "trainer.total_epochs decides in verl",
-    "trainer.device": "auto is cuda where there are GPUs",
-    "trainer.logger": "wandb is an extra and wants an account; [console,wandb] has it",
-    "trainer.default_local_dir": "checkpoints lie in store.uri; this is for logs",
+    "custom_reward_function.name": "verl has the same default in reward.custom_reward_function",
+    "trainer.experiment_name": "an example name",
+    "trainer.project_name": "an example name",
+    "trainer.total_training_steps": "verl computes it from trainer.total_epochs",
+    "trainer.device": "auto means cuda on machines with GPUs",
+    "trainer.logger": "wandb is an extra and needs an account; [console,wandb] enables it",
+    "trainer.default_local_dir": "checkpoints are in store.uri; this folder is for logs",
 }
-"""Other settings whose defaults differ, and why an import does not write verl's."""
+"""For each other setting whose default differs, the reason why an import does not write verl's
+default."""

@@ -1,4 +1,4 @@
-"""Importing a verl job: a shell script, or a YAML file of Hydra, becomes a settings file of ours.
+"""Import of a verl job: a shell script or a Hydra YAML file becomes our settings file.
 
 script ─► bash ─► key=value ─┐
                              ├─► verl's defaults below them ─► sorted ─► YAML with TODO comments
@@ -21,7 +21,7 @@ from pipeline.config.reading.spellings import least_rate
 from pipeline.errors import InputError
 
 _OWN_NAMES = ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_megatron_trainer")
-"""Hydra files of verl itself, whose defaults are those of VERL_DEFAULTS."""
+"""The names of verl's own Hydra files. For scripts that use them, VERL_DEFAULTS applies."""
 _OPTIONS = {
     "--config-path": "path", "-cp": "path", "--config-dir": "path", "-cd": "path",
     "--config-name": "name", "-cn": "name",
@@ -29,11 +29,17 @@ _OPTIONS = {
 
 
 def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    """The settings file of a verl script (.sh), or of a YAML file for verl.
+    """Return our settings file for a verl script (.sh) or a verl YAML file.
 
-    `arguments` are further ones of verl's command line; with `--config-name=NAME` among them the
-    source is a folder, as after verl's `--config-path`. `variables` are the script's environment.
-    Raises InputError: what cannot be read, with its line or key.
+    Args:
+        source: The script or YAML file. If the arguments contain `--config-name=NAME`, it is a
+            folder, as in verl's `--config-path`.
+        arguments: Additional arguments from verl's command line.
+        variables: The environment of the script.
+
+    Raises:
+        InputError: The source, or a line or key in it, cannot be read. The error names that
+            source, line or key.
     """
     options, overrides = _options(arguments)
     if (problem := _source_problem(source, "name" in options)) is not None:
@@ -54,27 +60,30 @@ def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, 
     result = sort_settings({k: v for k, v in given.items() if k not in unknown})
     result.refused.update({key: (given[key], text) for key, text in unknown.items()})
     for key in result.kept.keys() & defaults.keys() - settings.keys():
-        what = result.notes.get(key) or f"here it would be {_our_default(key)}"
+        what = result.notes.get(key) or f"the default here is {_our_default(key)}"
         result.notes[key] = f"verl's default; {what}"
     return render(result, origin, notes)
 
 
 def _source_problem(source: Path, named: bool) -> str | None:
-    """Why no job can be read from there; `named`: an option of verl names the file in a folder."""
+    """Return the reason why no job can be read from a path, or None.
+
+    `named` is true if the arguments name a file in the folder (`--config-name`).
+    """
     files = "expected verl's shell script (.sh) or YAML file (.yaml)"
     if not source.exists():
         return f"no such {'file or folder' if named else 'file'} (from {Path.cwd()}); {files}"
     if source.is_dir():
-        return None if named else f"found a folder, {files}, or --config-name=NAME beside it"
+        return None if named else f"found a folder, {files}; for a folder, add --config-name=NAME"
     if source.suffix not in (".sh", ".yaml", ".yml"):
         return files
     if named and source.suffix != ".sh":
-        return "found a file beside --config-name, expected its folder; leave the option out"
+        return "found a file and --config-name, expected a folder; leave the option out"
     return None
 
 
 def _of_command(source: Path, arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a command line of verl, and the defaults below them."""
+    """Return the settings on a verl command line, and the defaults of the other settings."""
     options, overrides = _options(arguments)
     name = Path(options.get("name", _OWN_NAMES[0])).stem
     if name not in _OWN_NAMES:
@@ -95,7 +104,7 @@ def _of_file(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_overrides(source: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The settings by dotted key; the last of several for one key counts."""
+    """Return the settings by dotted key; for each key, the last override applies."""
     settings: dict[str, Any] = {}
     problems: list[str] = []
     for override in overrides:
@@ -103,7 +112,7 @@ def _of_overrides(source: Path, overrides: Sequence[str]) -> dict[str, Any]:
             settings.pop(override[1:].partition("=")[0], None)
             continue
         key, _, text = override.partition("=")
-        if unknown_part(text):  # it need not be YAML
+        if unknown_part(text):  # the text may not be YAML
             settings[key.lstrip("+")] = text
             continue
         try:
@@ -123,9 +132,9 @@ def _of_overrides(source: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Hydra's options that say which file is meant, and the overrides.
+    """Return the Hydra options that select the file, and the overrides.
 
-    Raises InputError for other options, which would be lost.
+    Raises InputError for any other option, because its effect would be lost.
     """
     options: dict[str, str] = {}
     overrides: list[str] = []
@@ -137,8 +146,8 @@ def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         elif argument.startswith("-"):
             raise InputError(
                 [
-                    f"{argument}: no option that is read of verl's command line; write settings as "
-                    "key.path=value, or leave it out"
+                    f"{argument}: this option of verl's command line is not supported; give "
+                    "settings as key.path=value, or leave the option out"
                 ]
             )
         else:

@@ -1,4 +1,4 @@
-"""Sorted settings as a YAML file that reads well: ours in our order, with what is to be decided."""
+"""Render sorted settings as a YAML file, in our order, with TODO lines for open decisions."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,23 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class _Entry:
-    """A line of the file: a setting, or one that is to be decided, which is a comment."""
+    """A line of the file: a setting, or a comment for a setting that is still undecided."""
 
     key: str
     value: Any
     comment: str
-    """Behind a setting; the reason of a TODO."""
+    """The comment on a setting, or the reason for a TODO."""
     todo: bool = False
 
 
 def render(settings: SortedSettings, origin: str, notes: Sequence[str]) -> str:
-    """The file; `notes` stand at its top."""
+    """Return the content of the file.
+
+    Args:
+        settings: verl's settings, sorted by their treatment here.
+        origin: Name of the imported file.
+        notes: Remarks to write at the top of the file.
+    """
     entries = [
         _Entry(key, value, settings.notes.get(key, "")) for key, value in settings.kept.items()
     ]
@@ -49,17 +55,17 @@ def _head(settings: SortedSettings, origin: str, notes: Sequence[str]) -> Iterat
     dropped = sum(map(len, settings.ignored.values()))
     todos = len(settings.refused) + len(settings.missing)
     yield f"{IMPORTED} {origin}."
-    decide = f"to be decided, see TODO: {todos}" if todos else "nothing is to be decided"
+    decide = f"Undecided settings (marked TODO): {todos}" if todos else "Undecided settings: 0"
     yield from _comment(
-        f"Settings: {len(settings.kept)}; without effect here, listed at the end: {dropped}; "
-        f"{decide}. Every key: docs/config.md."
+        f"Settings: {len(settings.kept)}. Settings without effect here (listed at the end): "
+        f"{dropped}. {decide}. docs/config.md explains all keys."
     )
     for note in notes:
         yield from _comment(f"- {note}")
 
 
 def _elsewhere(todos: Sequence[_Entry]) -> Iterator[str]:
-    """Those without a group among the settings, one reason once."""
+    """Yield the TODO lines whose group contains no kept setting; each reason appears once."""
     by_reason: dict[str, list[_Entry]] = {}
     for todo in todos:
         by_reason.setdefault(todo.comment, []).append(todo)
@@ -90,7 +96,7 @@ def _body(entries: Sequence[_Entry]) -> Iterator[str]:
 
 
 def _setting(entry: _Entry, line: str, indent: str) -> Iterator[str]:
-    """A setting with its comment, which stands above it where it is long."""
+    """Yield a setting and its comment; the comment goes above it if the line would be too long."""
     if not entry.comment:
         yield line
     elif len(f"{line} # {entry.comment}") <= _WIDTH:
@@ -112,9 +118,9 @@ def _shown(value: Any) -> str:
 def _tail(ignored: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     if ignored:
         yield ""
-        yield "# Left out, as it has no effect here:"
+        yield "# Left out because they have no effect here:"
     for reason, settings in ignored.items():
-        # Markers of Hydra's classes would be half of the list.
+        # Hydra's `_target_` entries, which name classes, would make up half of the list.
         shown = [f"{k}={_yaml(v)}" for k, v in settings.items() if not k.endswith("_target_")]
         if shown:
             yield from _comment(f"{', '.join(shown)}: {reason}", "# - ", "#   ")
@@ -142,7 +148,7 @@ def _groups(key: str) -> Iterator[str]:
 
 
 def _place(key: str) -> tuple[int, bool]:
-    """By the nearest setting of ours: a key itself, or the end of the group it would belong to."""
+    """Return the sort key: the position of a key, or the end of the group for an unknown key."""
     for nearest in (key, *reversed(list(_groups(key)))):
         if nearest in all_keys():
             below = [n for n, name in enumerate(all_keys()) if f"{name}.".startswith(f"{nearest}.")]

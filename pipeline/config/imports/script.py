@@ -1,9 +1,9 @@
-"""A verl shell script: the arguments that it gives to verl's trainer.
+"""Read a verl shell script: find the arguments that it passes to verl's trainer.
 
-bash itself evaluates the script, so that `${VAR:-default}`, arrays, `case` and arithmetic mean what
-they mean; but no program is started. bash runs in its restricted mode, which writes no files, with
-an empty PATH, and a function takes down each command that is then not found. The trainer's command
-is one of them.
+bash evaluates the script, so that `${VAR:-default}`, arrays, `case` and arithmetic keep their
+meaning. It writes no files and starts no programs, because it runs in restricted mode with an empty
+PATH. bash calls a function for each command that it does not find, and this function records the
+command. The command that starts the trainer is therefore recorded, too.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from pipeline.scratch import scratch_folder
 
 _MODULE = "verl.trainer.main_ppo"
 _MODULES = (_MODULE, "recipe.dapo.main_dapo")
-"""The second is DAPO's trainer of verl's recipes, which adds dynamic sampling to the first."""
+"""Modules of verl's trainers. The second module, from the DAPO recipe, adds dynamic sampling."""
 _LONGEST_S = 20.0
-"""For a script that loops, waiting for what no program does."""
+"""Time limit in seconds. A script that waits in a loop for a program would not end on its own."""
 
 _PROLOGUE = r"""
 command_not_found_handle() {
@@ -49,19 +49,19 @@ _COMPLAINT = re.compile(r"^.*?: line (?P<line>\d+): (?P<text>.*)$")
 
 @dataclass(frozen=True)
 class TrainerCommand:
-    """What a script gives to verl's trainer."""
+    """The command with which a script starts verl's trainer."""
 
     arguments: tuple[str, ...]
-    """`key=value`, and options such as `--config-name=...`."""
+    """Settings as `key=value`, and options such as `--config-name=...`."""
     notes: tuple[str, ...]
-    """Programs that the script would have run before or around it."""
+    """One note for each other program that the script would have run."""
 
 
 def read_script(path: Path, variables: Mapping[str, str]) -> TrainerCommand:
-    """The command of a script that starts verl's trainer, `verl.trainer.main_ppo` or DAPO's.
+    """Return the command with which a script starts `verl.trainer.main_ppo` or DAPO's trainer.
 
-    `variables` are those of its environment. Raises InputError, naming lines: the script cannot be
-    read, bash refuses a line of it, no or several trainers are started.
+    `variables` is the script's environment. Raises InputError if the script cannot be read, if bash
+    refuses one of its lines, or if it does not start exactly one trainer.
     """
     bash = shutil.which("bash")
     if bash is None:
@@ -71,7 +71,7 @@ def read_script(path: Path, variables: Mapping[str, str]) -> TrainerCommand:
     except OSError as error:
         raise InputError([f"{path}: the script cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
-        raise InputError([f"{path}: the script cannot be read: it is no text"]) from error
+        raise InputError([f"{path}: the script cannot be read: the file is not text"]) from error
     records, complaints = _evaluate(bash, path, text, variables)
     commands = [(line, found) for line, *command in records if (found := _trainer(command))]
     if complaints:
@@ -87,19 +87,23 @@ def read_script(path: Path, variables: Mapping[str, str]) -> TrainerCommand:
 
 
 def unknown_part(value: str) -> str | None:
-    """Why a value is not known: it has the output of a program that was not run. None: it is."""
+    """Return why a value is unknown, or None if it is known.
+
+    A value is unknown if it contains the output of a program, because no program is run.
+    """
     found = _UNKNOWN.search(value)
     if found is None:
         return None
     return (
-        f"line {found['line']} of the script takes it from `{found['command']}`, which was not run"
+        f"line {found['line']} of the script takes this value from `{found['command']}`, which was "
+        "not run"
     )
 
 
 def _evaluate(
     bash: str, path: Path, text: str, variables: Mapping[str, str]
 ) -> tuple[list[list[str]], list[str]]:
-    """The commands that were not found, each after its line, and bash's complaints."""
+    """Return the commands that were not found, each with its line number, and bash's errors."""
     with scratch_folder("import") as folder, tempfile.TemporaryFile() as record:
         known = _harmless(variables)
         script, prologue = folder / "script.sh", folder / "prologue.sh"
@@ -115,7 +119,7 @@ def _evaluate(
             )
         except subprocess.TimeoutExpired as error:
             raise InputError(
-                [f"{path}: the script does not end by itself when no program is run"]
+                [f"{path}: the script does not end on its own when no program is run"]
             ) from error
         record.seek(0)
         written = record.read().decode(errors="replace").replace(str(script), str(path))
@@ -125,8 +129,11 @@ def _evaluate(
 
 
 def _records(written: str) -> list[list[str]]:
-    """The commands from their words, each of which stands behind the process that wrote it: the
-    parts of a pipe write at once."""
+    """Assemble the commands from their words.
+
+    Each word follows the id of the process that wrote it, because the parts of a pipe write at the
+    same time.
+    """
     records: list[list[str]] = []
     begun: dict[str, list[str]] = {}
     for process, _, word in (entry.partition(":") for entry in written.split("\0")[:-1]):
@@ -138,10 +145,10 @@ def _records(written: str) -> list[list[str]]:
 
 
 def _said_by(command: Sequence[str], environment: Mapping[str, str], record: int) -> str:
-    """What bash writes to stderr. Raises TimeoutExpired.
+    """Return bash's output to stderr. Raises TimeoutExpired.
 
-    Its process group is its own, for scripts that end theirs (`trap "kill 0" EXIT`), and ends with
-    it, as loops in subshells would go on.
+    bash gets its own process group, because some scripts kill their group (`trap "kill 0" EXIT`).
+    The group is killed at the end, because loops in subshells would continue.
     """
     with subprocess.Popen(
         command, env=environment, pass_fds=[record], start_new_session=True,
@@ -150,13 +157,17 @@ def _said_by(command: Sequence[str], environment: Mapping[str, str], record: int
         try:
             _, said = bash.communicate(timeout=_LONGEST_S)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+            with contextlib.suppress(ProcessLookupError):  # no process of the group is left
                 os.killpg(bash.pid, signal.SIGKILL)
     return said.decode(errors="replace")
 
 
 def _probes(text: str) -> str:
-    """The lines with `$(PROGRAM && echo yes || echo no)`, as words: none succeeds."""
+    """Return the numbers of the lines whose result may depend on whether a program succeeds.
+
+    An example is `$(PROGRAM && echo yes || echo no)`. No program is run, so PROGRAM always fails.
+    The result is a list in quotes, for bash.
+    """
     lines = [
         str(number)
         for number, line in enumerate(text.splitlines(), start=1)
@@ -166,9 +177,9 @@ def _probes(text: str) -> str:
 
 
 def _without_redirections(text: str) -> str:
-    """The script without output to files, which the restricted mode refuses.
+    """Return the script without redirections to files, which restricted mode refuses.
 
-    Lines stay where they are. A `>` that may be a comparison or stand in quotes is left alone.
+    Line numbers do not change. A `>` that may be a comparison, or may be in quotes, is kept.
     """
     return "\n".join(_without_redirection(line) for line in text.split("\n"))
 
@@ -186,7 +197,7 @@ def _in_quotes(before: str) -> bool:
 
 
 def _harmless(variables: Mapping[str, str]) -> dict[str, str]:
-    """Without what would make bash, or the loader of programs, run something else first."""
+    """Return the variables, except those that make bash or the dynamic loader run other code."""
     refused = ("BASH", "LD_", "SHELLOPTS", "ENV", "PS4", "PROMPT_COMMAND")
     return {name: value for name, value in variables.items() if not name.startswith(refused)}
 
@@ -199,14 +210,14 @@ def _complaint(line: str) -> str:
         name = text.partition(":")[0]
         fix = f"set it before the command: {name}=... retrace import-verl ..."
     elif "restricted" in text or "not-known" in text:
-        fix = "no program is run and no file written or sourced here; write the value itself"
+        fix = "no program is run, and no file is written or sourced; write the value itself"
     else:
         fix = "correct the script"
     return f"line {found['line']}: {_UNKNOWN.sub(lambda u: f'`{u[2]}`', text)}; {fix}"
 
 
 def _trainer(command: list[str]) -> list[str]:
-    """The command from the trainer's name on; empty if it starts something else."""
+    """Return the command starting at the trainer's name, or an empty list for any other command."""
     for place, argument in enumerate(command):
         if argument in _MODULES or argument.endswith("verl/trainer/main_ppo.py"):
             return command[place:]
@@ -220,8 +231,11 @@ def _not_one(path: Path, records: list[list[str]], lines: list[str]) -> str:
             "the script"
         )
     others = [command[i + 1] for _, *command in records for i in _modules(command)]
-    found = f"it starts {', '.join(dict.fromkeys(others))}" if others else "it starts no module"
-    return f"{path}: {found}, expected python3 -m {_MODULE}; other trainers cannot be imported"
+    started = ", ".join(dict.fromkeys(others)) if others else "no module"
+    return (
+        f"{path}: the script starts {started}, expected python3 -m {_MODULE}; other trainers "
+        "cannot be imported"
+    )
 
 
 def _modules(command: list[str]) -> list[int]:

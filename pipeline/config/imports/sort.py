@@ -1,4 +1,4 @@
-"""verl's settings by what becomes of them here: kept, without effect, refused, missing."""
+"""Sort verl's settings by their treatment here: kept, ignored, refused or missing."""
 
 import re
 from collections.abc import Mapping
@@ -15,30 +15,37 @@ _PROBLEM = re.compile(
     r"(?P<key>[\w.-]+)(?: \(written as (?P<written>[\w.-]+)\))?: (?P<text>.*)", re.DOTALL
 )
 _VALUE = re.compile(r"^(item \d+: )?found .*?(; |, (?=expected))", re.DOTALL)
-"""What a problem says of the value, which stands beside it."""
+"""The part of a problem's text that repeats the value. It is removed, because the file shows the
+value."""
 _ROUNDS = 10
-"""Each takes out what was refused; what hid behind it shows in the next."""
+"""Maximum number of rounds. Each round removes the settings that are refused, so that the next
+round finds problems that they had hidden."""
 
 
 @dataclass
 class SortedSettings:
-    """What becomes of each setting. Keys are ours in `kept` and `missing`, verl's elsewhere."""
+    """The treatment of each setting.
+
+    `kept`, `missing` and `notes` contain our keys; the other mappings contain verl's keys.
+    """
 
     kept: dict[str, Any] = field(default_factory=dict)
     ignored: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By reason: the keys without effect here, with their values."""
+    """The keys that have no effect here, with their values, grouped by reason."""
     refused: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """The value, and the reason with the fix."""
     missing: dict[str, str] = field(default_factory=dict)
-    """What must be added, and what is expected."""
+    """The settings that must be added, with the expected values."""
     notes: dict[str, str] = field(default_factory=dict)
-    """What the reader notes on settings that are kept, such as another value that it takes."""
+    """Notes from pipeline.config.reading on kept settings, such as the value that is used
+    instead."""
 
 
 def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
-    """Sort settings, by dotted key, as the reader of settings treats them.
+    """Sort settings by their treatment in pipeline.config.reading.
 
-    A null that is refused says nothing, and counts as without effect.
+    A null that pipeline.config.reading refuses counts as ignored here, because a null has no effect
+    in verl. `settings` is keyed by dotted key.
     """
     result = SortedSettings()
     left = dict(settings)
@@ -59,17 +66,17 @@ def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
         if foreign is None and _is_ours(ours):
             result.kept[ours] = value
         else:
-            reason = foreign.reason if foreign is not None else "accepted, and without effect"
+            reason = foreign.reason if foreign is not None else "accepted, but without effect"
             result.ignored.setdefault(reason, {})[key] = value
     result.notes = _comments(result)
     return result
 
 
 def _comments(result: SortedSettings) -> dict[str, str]:
-    """The reader's notes, by key, on what is kept; anything stands for what is missing."""
+    """Return the notes on kept settings, by key; missing settings get a placeholder."""
     try:
         loaded = load_config({}, [*result.kept.items(), *((key, "x") for key in result.missing)])
-    except InputError:  # a missing setting that takes no such text
+    except InputError:  # a missing setting does not accept the placeholder
         return {}
     found = [_PROBLEM.fullmatch(note) for note in loaded.notes]
     return {note["key"]: note["text"] for note in found if note and note["key"] in result.kept}
@@ -77,13 +84,13 @@ def _comments(result: SortedSettings) -> dict[str, str]:
 
 def _take_out(result: SortedSettings, key: str, value: Any, text: str) -> None:
     if value is None:
-        result.ignored.setdefault("null, and so not set", {})[key] = value
+        result.ignored.setdefault("null, which means not set", {})[key] = value
     else:
         result.refused[key] = (value, _VALUE.sub("", text))
 
 
 def _problems(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the reader says, by the key as the user wrote it."""
+    """Return the problems with the settings, keyed by the user's spelling of each setting."""
     try:
         load_config({}, list(settings.items()))
     except InputError as error:
@@ -101,7 +108,7 @@ def _is_below(key: str, group: str) -> bool:
 
 
 def _is_ours(key: str) -> bool:
-    """Whether it is a setting, or lies within one whose value is a mapping."""
+    """Return whether the key is a setting, or is inside a setting whose value is a mapping."""
     parts = key.split(".")
     prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
     return any(name in all_keys() and all_keys()[name].section is None for name in prefixes)

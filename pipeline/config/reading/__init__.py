@@ -1,1 +1,1 @@
-"""Reading settings: from a YAML file and overrides to the typed tree, one sentence per problem."""
+"""Readers of settings: a YAML file and overrides become the typed tree, or a list of problems."""

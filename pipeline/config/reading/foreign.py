@@ -1,7 +1,8 @@
-"""What is known of a setting of verl's that is not ours, and when it may be ignored.
+"""The treatment of verl settings that Retrace does not have.
 
-Nothing that alters a number is ignored. Each entry of the table (pipeline.config.reading.verl) says
-by its concern why ignoring it is harmless, and tests hold it to that.
+Apart from seeds and sample orders, no setting that would change results is ignored. Each entry of
+the table (pipeline.config.reading.verl) has a concern, which states why ignoring the setting is
+harmless. Tests check these statements.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,33 +15,38 @@ from pipeline.config.tree import RunConfig
 
 
 class Concern(Enum):
-    """Why a setting of verl's has no counterpart here; each value is a sentence for readers."""
+    """The kinds of verl settings that have no counterpart here.
 
-    SPEED = "how fast, in how much memory or in which place, not what is computed"
-    RECORDS = "what is logged, saved or named"
-    RANDOM = "seeds and orders, which only verl's own generators repeat"
-    UNREAD = "verl reads it only with a value of another setting that is refused here"
-    SAME = "only the values that do in verl what happens here"
-    ELSEWHERE = "only what another setting says already"
+    The text of each kind describes which values of a setting are ignored. docs/config.md quotes
+    these texts.
+    """
+
+    SPEED = "any value; the setting affects speed, memory use or placement, not results"
+    RECORDS = "any value; the setting determines what is logged or saved, and under which name"
+    RANDOM = "any value; the effect of a seed or sample order depends on verl's random generators"
+    UNREAD = "any value; verl reads it only if another setting has a value that Retrace refuses"
+    SAME = "values that match Retrace's fixed behaviour"
+    ELSEWHERE = "values that another setting already determines"
     REFUSED = "no value"
 
 
 IGNORED = (Concern.SPEED, Concern.RECORDS, Concern.RANDOM, Concern.UNREAD)
-"""Settings of these are ignored whatever their value is."""
+"""Concerns whose settings are ignored regardless of their values."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What other settings must say for a value to change nothing."""
+    """The condition on other settings under which a value may be ignored."""
 
     accepts: Callable[[RunConfig, str, Any], bool]
-    """Called with the settings, the key and its value."""
+    """Returns whether the condition is met; called with the settings, the key and its value."""
     fix: str
+    """The fix for a value that does not meet the condition, as the end of an error message."""
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """Settings of verl that are not ours.
+    """One entry of the table: verl settings that Retrace does not have.
 
     Example: Foreign('trainer.resume_mode', Concern.SAME, 'the same name resumes', ('auto',)).
     """
@@ -52,14 +58,15 @@ class Foreign:
     harmless: tuple[Any, ...] = ()
     """SAME: the values that are accepted with a note."""
     guard: str = ""
-    """UNREAD: the key whose refused values would make verl read this one."""
+    """UNREAD: the key whose refused values would make verl read this setting."""
     agreement: Agreement | None = None
-    """ELSEWHERE: the condition for a value."""
+    """ELSEWHERE: the condition under which a value may be ignored."""
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is accepted without effect, as far as the value alone can tell.
+        """Return whether a value may be ignored, as far as this entry alone can decide.
 
-        Null and an empty group say nothing, in verl too.
+        `accepts_with` compares the value with other settings. Null and an empty group are always
+        accepted, because they have no effect in verl either.
         """
         if (
             value is None
@@ -68,31 +75,37 @@ class Foreign:
             or self.concern is Concern.ELSEWHERE
         ):
             return True
-        # True == 1 in Python, but not in a settings file.
+        # In Python True == 1, but in a settings file they differ.
         return any(
             value == h and isinstance(value, bool) == isinstance(h, bool) for h in self.harmless
         )
 
     def accepts_with(self, config: RunConfig, key: str, value: Any) -> bool:
-        """Whether the other settings say the same, where that matters."""
+        """Return whether the value meets this entry's condition on other settings, if it has one.
+
+        Args:
+            config: All settings of the run.
+            key: The dotted key of verl's setting.
+            value: The setting's value; null and an empty group always meet the condition.
+        """
         if self.agreement is None or value is None or value == {}:
             return True
         return self.agreement.accepts(config, key, value)
 
     @property
     def outcome(self) -> str:
-        """The treatment of the setting, in the words of docs/config.md."""
+        """The treatment of the setting, as docs/config.md shows it."""
         if self.concern in IGNORED:
             return "ignored"
         if self.concern is Concern.ELSEWHERE:
-            return "ignored where it agrees, else refused"
+            return "ignored if the value agrees; otherwise refused"
         if not self.harmless:
             return "refused"
-        return f"{_values(self.harmless)} ignored, else refused"
+        return f"ignored if {_values(self.harmless)}; otherwise refused"
 
     @property
     def refusal(self) -> str:
-        """Reason and fix of a refusal."""
+        """The reason for a refusal, and the fix."""
         if self.agreement is not None:
             return f"{self.reason}; {self.agreement.fix}"
         if self.harmless:
@@ -101,7 +114,7 @@ class Foreign:
 
 
 def same_value(*keys: str) -> Agreement:
-    """The value is the sum of what these settings say."""
+    """Return the condition that a value equals the sum of the values of `keys`."""
     named = " + ".join(keys)
     return Agreement(
         lambda config, _, value: bool(value == sum(value_at(config, key) for key in keys)),

@@ -1,6 +1,6 @@
-"""Loading settings: a YAML file, overrides on top, validated at once, all problems shown together.
+"""Load settings: read a YAML file, apply overrides, validate everything and report all problems.
 
-file ─► merge overrides ─► one spelling per setting ─► verl's keys sorted out ─► typed tree
+file ─► merge overrides ─► one spelling per setting ─► verl's keys taken out ─► typed tree
                                                                   └─► must agree with ─┘
 """
 
@@ -24,18 +24,20 @@ from pipeline.errors import InputError
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """Settings, with notes for the user."""
+    """Valid settings, with notes for the user."""
 
     config: RunConfig
     notes: tuple[str, ...]
-    """What was read in another way than written, and a line per group of keys without effect."""
+    """Notes on values that are not used as written, and one note for each reason why keys are
+    ignored."""
 
 
 class SettingsError(InputError):
-    """Settings that cannot be used; the others of them can still be checked.
+    """Settings that cannot be used, although the valid ones among them may still be checked.
 
-    `rest` are the settings with those in `wrong`, by dotted key, left out (their defaults, or a
-    placeholder, in their place); None: nothing can be said about the others.
+    `wrong` contains the dotted keys of the invalid settings. `rest` contains all settings, with
+    defaults or placeholders in place of the invalid ones. It is None if even the valid settings
+    cannot be checked.
     """
 
     def __init__(
@@ -51,14 +53,18 @@ def load_config(
     overrides: Sequence[str | tuple[str, Any]] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> LoadedConfig:
-    """Read CONFIG.yaml, or take a mapping as its content, apply overrides in order, and validate.
+    """Read settings from a file or mapping, apply the overrides in order, and validate the result.
 
-    An override is the text `key.path=value`, or a dotted key with its value. `defaults`, by dotted
-    key, apply where neither the file nor an override sets a value.
+    Relative paths in the settings are relative to the working directory, not to the file. This
+    function does not check rules that involve several settings; pipeline.config.rules.check does.
 
-    Relative paths among the settings are relative to the working directory, not to the file.
-    Rules across settings are not checked here: see pipeline.config.rules.check.
-    Raises InputError with all problems.
+    Args:
+        source: Path of a YAML file, or a mapping in place of the file's content.
+        overrides: Strings of the form `key.path=value`, or pairs of a dotted key and its value.
+        defaults: Values, by dotted key, for settings that neither the source nor an override sets.
+
+    Raises:
+        InputError: The settings cannot be used; the error lists all problems.
     """
     problems: list[str] = []
     settings = read_mapping(source) if isinstance(source, Mapping) else read_file(Path(source))
@@ -71,13 +77,13 @@ def load_config(
         except InputError as error:
             problems += error.problems
     if isinstance(others := settings.get("defaults"), list) and others:
-        # The other files of the list have the rest, so nothing more can be said of this one.
+        # The listed files contain the other settings, so this file cannot be checked on its own.
         file = "CONFIG.yaml" if isinstance(source, Mapping) else source
         raise InputError(
             [
                 *problems,
-                f"defaults: found {others!r}, Hydra's list of other files; make one file "
-                f"of all: retrace import-verl {file} -o my.yaml",
+                f"defaults: found {others!r}, Hydra's list of other files; combine the files into "
+                f"one: retrace import-verl {file} -o my.yaml",
             ]
         )
     if not isinstance(source, Mapping):
@@ -91,7 +97,7 @@ def _read(override: str | tuple[str, Any]) -> tuple[list[str], Any]:
 
 def _load(settings: dict[str, Any], problems: list[str]) -> LoadedConfig:
     for key, value in list(leaves(settings)):
-        if value == "???":  # Hydra's mark of a value that is still to be written
+        if value == "???":  # Hydra's marker for a required value
             take(settings, key)
     written = one_spelling(settings, problems)
     notes = plain_values(settings)
@@ -113,7 +119,7 @@ def _load(settings: dict[str, Any], problems: list[str]) -> LoadedConfig:
 
 
 def _take_out_foreign(settings: dict[str, Any]) -> list[tuple[str, Any, Foreign]]:
-    """Remove verl's keys that are not ours; return them with their values."""
+    """Remove verl's keys that are not in our tree; return each with its value and table entry."""
     found = []
     for key, value in list(leaves(settings)):
         foreign = find_foreign(key)
@@ -126,7 +132,11 @@ def _take_out_foreign(settings: dict[str, Any]) -> list[tuple[str, Any, Foreign]
 def _take_out_interpolated(
     settings: dict[str, Any], foreign: list[tuple[str, Any, Foreign]], problems: list[str]
 ) -> set[str]:
-    """Refuse values that Hydra would compute, unless they have no effect; return their keys."""
+    """Refuse values that Hydra would compute, unless their keys are ignored anyway.
+
+    Remove the refused values from `settings` and `foreign`. Return the keys of those removed from
+    `settings`.
+    """
     ours = {key: value for key, value in leaves(settings) if is_interpolated(value)}
     theirs = [one for one in foreign if is_interpolated(one[1]) and one[2].concern not in IGNORED]
     for one in theirs:
@@ -139,13 +149,13 @@ def _take_out_interpolated(
         more = f" and {len(found) - 1} more such values" if len(found) > 1 else ""
         problems.append(
             f"{key}: found {value!r}{more}; interpolation is not supported; write the value "
-            "itself, or let `retrace import-verl` resolve the file"
+            "itself, or resolve the file with `retrace import-verl`"
         )
     return set(ours)
 
 
 def _notes_on(foreign: list[tuple[str, Any, Foreign]], problems: list[str]) -> list[str]:
-    """Notes on verl's keys that are harmless, one per reason; add problems of the others."""
+    """Return one note per reason for ignoring verl's keys; add the refused keys to `problems`."""
     ignored: dict[str, list[str]] = {}
     for key, value, entry in foreign:
         if entry.accepts(value):
@@ -156,7 +166,7 @@ def _notes_on(foreign: list[tuple[str, Any, Foreign]], problems: list[str]) -> l
 
 
 def _disagreements(config: RunConfig, foreign: list[tuple[str, Any, Foreign]]) -> list[str]:
-    """Problems of verl's keys that contradict settings of ours."""
+    """Return a problem for each of verl's keys whose value contradicts our settings."""
     return [
         f"{key}: found {value!r}; {entry.refusal}"
         for key, value, entry in foreign
@@ -167,7 +177,7 @@ def _disagreements(config: RunConfig, foreign: list[tuple[str, Any, Foreign]]) -
 def _without_wrong(
     settings: dict[str, Any], error: ValidationError
 ) -> tuple[frozenset[str], RunConfig | None]:
-    """The keys that are wrong, and the settings without them: the rest can be checked."""
+    """Return the invalid keys, and the other settings (None if they cannot be checked)."""
     wrong = {wrong_key(details) for details in error.errors()}
     for key in wrong:
         take(settings, key)
@@ -182,8 +192,11 @@ def _without_wrong(
 
 
 def _drop_what_is_none(settings: dict[str, Any]) -> None:
-    """Drop verl's forms of none: `algorithm.rollout_correction: null`, `filter_groups: null`, and
-    of no reward function: `custom_reward_function: {path: null, ...}`."""
+    """Remove groups that verl's files set to null, and a reward function without a path.
+
+    These are `algorithm.rollout_correction: null`, `filter_groups: null` and
+    `custom_reward_function: {path: null, ...}`.
+    """
     for name in ("rollout_correction", "filter_groups"):
         if get(settings, f"algorithm.{name}") is None:
             take(settings, f"algorithm.{name}")

@@ -1,14 +1,16 @@
-"""Pydantic's errors as sentences: the key, what was found, what was expected, the fix."""
+"""Pydantic's errors as sentences: the key, the value found, the values expected and the fix."""
 
 import difflib
 import typing
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from pipeline.config.keys import Key, all_keys, named_in
-from pipeline.config.reading.verl import EMPTY_HINTS, HINTS, NEAREST
+from pipeline.config.reading.hints import EMPTY_HINTS, HINTS, NEAREST, REFUSED_VALUES
+from pipeline.errors import shown
 
 _TYPES = {
     bool: "true/false",
@@ -21,9 +23,12 @@ _TYPES = {
 
 
 def problems_of(error: ValidationError, written: dict[str, str], skip: set[str]) -> list[str]:
-    """One sentence per key, except for the keys in `skip`.
+    """Return one sentence per invalid key, except for the keys in `skip`.
 
-    `written` maps our keys to the user's spelling of them.
+    Args:
+        error: Pydantic's errors for the settings.
+        written: The user's spelling of each setting whose spelling differs from ours, by our key.
+        skip: Dotted keys to leave out.
     """
     found: dict[str, str] = {}
     for details in error.errors():
@@ -34,23 +39,30 @@ def problems_of(error: ValidationError, written: dict[str, str], skip: set[str])
 
 
 def wrong_key(details: ErrorDetails) -> str:
-    """The dotted key that an error of the settings tree is about, as it is in the settings."""
+    """Return the dotted key of the setting to which an error from the settings tree refers."""
     if details["type"] in ("extra_forbidden", "invalid_key", "missing"):
         return ".".join(str(part) for part in details["loc"])
     return _locate(details["loc"])[0].name
 
 
 def nearest_key(unknown: str) -> str | None:
-    """The known key that the user most likely meant: the same name elsewhere, or a similar one."""
+    """Return the known key that the user most likely meant: one with the same or a similar name."""
     group, _, name = unknown.rpartition(".")
     known = list(all_keys())
-    same_name = [
-        key for key in known if key.rpartition(".")[2] == name and not unknown.startswith(f"{key}.")
-    ]
-    if same_name:
-        return difflib.get_close_matches(unknown, same_name, 1, 0.0)[0]
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == group}
-    elsewhere = {key.rpartition(".")[2]: key for key in known if not unknown.startswith(f"{key}.")}
+    others = [
+        key
+        for key in sorted(known, key=lambda key: _is_secondary(key, unknown))
+        if not unknown.startswith(f"{key}.") and key.rpartition(".")[2] != "enable"
+    ]
+    same_name = [key for key in others if key.rpartition(".")[2] == name]
+    is_below = any(key.startswith(f"{group}.") for key in same_name)
+    if group and not is_below and (longer := _with_words(name, siblings)) is not None:
+        return siblings[longer]
+    if same_name:
+        likely = [key for key in same_name if not _is_secondary(key, unknown)]
+        return difflib.get_close_matches(unknown, likely or same_name, 1, 0.0)[0]
+    elsewhere = {key.rpartition(".")[2]: key for key in reversed(others)}
     for candidates, cutoff in ((siblings, 0.6), (elsewhere, 0.75)):
         close = difflib.get_close_matches(name, candidates, 1, cutoff)
         if close:
@@ -58,8 +70,23 @@ def nearest_key(unknown: str) -> str | None:
     return None
 
 
+def _with_words(name: str, others: Iterable[str]) -> str | None:
+    """Return the first of the other names that contains all words of a name: `max_len` has two."""
+    words = set(name.split("_"))
+    return next((other for other in others if words <= set(other.split("_"))), None)
+
+
+def _is_secondary(key: str, unknown: str) -> bool:
+    """Return whether a key repeats an actor or rollout key, and `unknown` is in another group."""
+    groups = ("critic.", "launch.", "actor_rollout_ref.ref.")
+    return any(key.startswith(group) and not unknown.startswith(group) for group in groups)
+
+
 def _sentences(details: ErrorDetails) -> list[tuple[str, str]]:
-    """Dotted keys and texts; several when a whole group with required settings is missing."""
+    """Return pairs of a dotted key and a text.
+
+    A missing group results in one pair for each of its required settings.
+    """
     if details["type"] in ("extra_forbidden", "invalid_key"):
         unknown = ".".join(str(part) for part in details["loc"])
         return [(unknown, _unknown(unknown))]
@@ -69,14 +96,15 @@ def _sentences(details: ErrorDetails) -> list[tuple[str, str]]:
             (name, f"missing, expected {all_keys()[name].expected}; {_how_to_add(name)}")
             for name in _required_below(key)
         ]
-    finite = ", which is finite" if details["type"] == "finite_number" else ""
-    text = f"found {_found(details['input'])}, expected {key.expected}{finite}"
+    finite = ", not infinity or NaN" if details["type"] == "finite_number" else ""
+    expected = key.expected_item if place else key.expected
+    text = f"found {_found(details['input'])}, expected {expected}{finite}"
     fix = _fix(key, details["input"])
     return [(key.name, f"{place}{text}; {fix}")]
 
 
 def _how_to_add(name: str) -> str:
-    """What may be copied: in a file the groups are nested."""
+    """Return the fix for a missing setting, ready to copy; in a file, the groups are nested."""
     *groups, last = name.split(".")
     nested = f"{last}: ..."
     for group in reversed(groups):
@@ -86,17 +114,20 @@ def _how_to_add(name: str) -> str:
 
 def _unknown(unknown: str) -> str:
     if unknown in all_keys():
-        return "a key with dots in a YAML file; nest it, or give it on the command line"
+        return (
+            "found a key with dots, expected nested groups; nest the key, or set it on the command "
+            "line"
+        )
     nearest = nearest_key(unknown)
     if nearest is None:
         group = unknown.rpartition(".")[0]
         names = [key.rpartition(".")[2] for key in all_keys() if key.rpartition(".")[0] == group]
-        return f"unknown key; {group or 'at the top'} has {', '.join(names)}"
+        return f"unknown key; {group or 'the top level'} contains {', '.join(names)}"
     return f"unknown key; did you mean {nearest}?"
 
 
 def _locate(loc: tuple[int | str, ...]) -> tuple[Key, str]:
-    """The key of a pydantic location, and the place inside its value ('item 1: ')."""
+    """Return the key at a pydantic location, and the place inside its value ('item 1: ')."""
     name, place = "", ""
     for part in loc:
         longer = f"{name}.{part}" if name else str(part)
@@ -104,12 +135,12 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[Key, str]:
             name = longer
         elif isinstance(part, int):
             place = f"item {part}: "
-        # Other parts name the branch of a union, which the user did not write.
+        # Other parts name the branch of a union; they are not part of the user's text.
     return all_keys()[name], place
 
 
 def _required_below(key: Key) -> list[str]:
-    """The key itself, or the required settings of a group."""
+    """Return the key's name, or the names of the required settings of a group."""
     if key.section is None:
         return [key.name]
     return [
@@ -120,37 +151,62 @@ def _required_below(key: Key) -> list[str]:
 
 
 def _found(value: Any) -> str:
-    if value is None:
-        return "null"
-    return f"{value!r} ({_TYPES.get(type(value), type(value).__name__)})"
+    kind = "" if value is None else f" ({_TYPES.get(type(value), type(value).__name__)})"
+    return shown(value) + kind
 
 
 def _fix(key: Key, value: Any) -> str:
     if key.section is not None:
-        return "write its settings below it"
+        return _fix_of_group(key, value)
     if value in (None, "") and key.name in EMPTY_HINTS:
         return EMPTY_HINTS[key.name]
+    if isinstance(value, str) and (fix := _fix_of_text(key, value)) is not None:
+        return fix
     if key.name in HINTS:
         return HINTS[key.name]
-    if isinstance(value, str):
-        if value.lower() == "none" and "null" in key.expected:
-            return "write null"
-        if meant := NEAREST.get(key.name, {}).get(value.lower()):
-            return f"did you mean {meant}?"
-        table = named_in(key.field)
-        allowed = list(table.table) if table else _literals(key.field.annotation)
-        close = difflib.get_close_matches(value.lower(), [a.lower() for a in allowed], 1, 0.5)
-        if close:
-            meant = next(a for a in allowed if a.lower() == close[0])
-            return f"did you mean {meant}?"
-    elif isinstance(value, list) and key.expected.startswith("text"):
-        return f"""write one text: {key.name}='{",".join(map(str, value))}'"""
-    elif value is not None and key.expected.startswith("text"):
-        return f"""put it in quotes: {key.name}='"{value}"'"""
+    if key.expected.startswith("text") and not isinstance(value, str | None):
+        if not isinstance(value, list):
+            return f"""quote it: {key.name}='"{value}"'"""
+        if "a list" not in key.expected:
+            return f"""write one text: {key.name}='{",".join(map(str, value))}'"""
     default = key.field.default
     if default not in (None, PydanticUndefined):
         return f"the default is {default!r}"
     return "correct it or leave it out" if not key.field.is_required() else "correct it"
+
+
+def _fix_of_group(group: Key, value: Any) -> str:
+    """Return the fix for a value where a group belongs: the setting in the group that it fits."""
+    below = [key for name, key in all_keys().items() if name.rpartition(".")[0] == group.name]
+    for key in below:
+        if value in _allowed(key) or (value is True and key.name.endswith(".enable")):
+            return f"write {key.name}={value}"
+    example = next((key for key in below if key.field.is_required()), below[0])
+    return f"write its settings below it, such as {example.name}=..."
+
+
+def _fix_of_text(key: Key, value: str) -> str | None:
+    """Return the fix for a wrong text if it is known, or is almost one of the setting's options."""
+    lower = value.lower()
+    if lower == "none" and "null" in key.expected:
+        return "write null"
+    if fix := REFUSED_VALUES.get(key.name, {}).get(lower):
+        return fix
+    if named_in(key.field) and value.endswith(".py"):
+        return f"add the name of its function: {value}:my_function"
+    meant = NEAREST.get(key.name, {}).get(lower)
+    if meant is None:
+        options = {option.lower(): option for option in _allowed(key)}
+        likeness = 0.75 if key.name in HINTS else 0.5
+        close = difflib.get_close_matches(lower, options, 1, likeness)
+        meant = options[close[0]] if close else None
+    return None if meant is None else f"did you mean {meant}?"
+
+
+def _allowed(key: Key) -> list[str]:
+    """Return the texts that a setting with a fixed choice accepts; none for other settings."""
+    table = named_in(key.field)
+    return list(table.table) if table else _literals(key.field.annotation)
 
 
 def _literals(annotation: Any) -> list[str]:

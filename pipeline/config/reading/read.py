@@ -1,4 +1,4 @@
-"""Sources of settings: a YAML file, overrides in verl's form `key.path=value`, Python values."""
+"""Readers of settings from a YAML file, overrides (verl's `key.path=value`) or Python values."""
 
 import re
 from collections.abc import Hashable, Mapping
@@ -13,7 +13,7 @@ _OVERRIDE = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_][\w.-]*)=(?P<value>.*)$", re.D
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML like OmegaConf (1e-6 is a number, dates stay text); refuses duplicate keys."""
+    """Read YAML as OmegaConf does (1e-6 is a number, dates stay text); refuse duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[str, int] = {}
@@ -23,8 +23,8 @@ class _Loader(yaml.SafeLoader):
             line = key_node.start_mark.line + 1
             if key_node.value in seen and key_node.tag != "tag:yaml.org,2002:merge":
                 raise yaml.MarkedYAMLError(
-                    problem=f"key {key_node.value!r} is there twice, in line "
-                    f"{seen[key_node.value]} and in line {line}; remove one",
+                    problem=f"key {key_node.value!r} appears twice, on line "
+                    f"{seen[key_node.value]} and on line {line}; remove one",
                     problem_mark=key_node.start_mark,
                 )
             seen[key_node.value] = line
@@ -35,11 +35,23 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-# YAML 1.1, which PyYAML implements, requires a dot and a sign in a float: 1e-6 and 1.0e6 would be
-# text.
+# YAML 1.1 ignores underscores, so it would read 0.5_2, the bounds 0.5 and 2, as 0.52. Here, numbers
+# may contain underscores only as thousands separators; any other value with an underscore is text.
+_THOUSANDS = r"(?!.*_(?!\d{3}(?:\D|$)))(?!.*\.\d*_)"
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, re.compile(_THOUSANDS + f"(?:{regexp.pattern})", regexp.flags))
+        if tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        else (tag, regexp)
+        for tag, regexp in resolvers
+    ]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+# PyYAML implements YAML 1.1, where a float in exponent notation requires a dot and a signed
+# exponent. Without this resolver, 1e-6 and 1.0e6 would be text.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    re.compile(_THOUSANDS + r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
 
@@ -48,18 +60,21 @@ _TYPES = {list: "a list", str: "text", int: "a number", float: "a number"}
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read the settings in a YAML file. Raises InputError: missing, not YAML, not a mapping."""
+    """Read the settings in a YAML file.
+
+    Raises InputError if the file is missing, is not YAML or does not contain a mapping.
+    """
     if path.name.startswith("--config"):
         raise InputError([_verl_option(str(path))])
     if _is_override(path):
         key = str(path).partition("=")[0]
-        fix = f"expected a settings file before it, such as: retrace check my.yaml {key}=..."
+        fix = f"expected a settings file before it, as in: retrace check my.yaml {key}=..."
         raise InputError([f"{path}: found a setting, {fix}"])
     if path.suffix == ".sh":
         raise InputError(
             [
-                f"{path}: found a shell script, expected a settings file; make one of a script for "
-                f"verl: retrace import-verl {path} -o my.yaml"
+                f"{path}: found a shell script, expected a settings file; to import a verl script, "
+                f"run: retrace import-verl {path} -o my.yaml"
             ]
         )
     try:
@@ -67,15 +82,15 @@ def read_file(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise InputError(
             [
-                f"{path}: the settings file cannot be read: it is not there (from {Path.cwd()}); "
-                "write the path of a YAML file, such as examples/quickstart.yaml"
+                f"{path}: the settings file does not exist (searched from {Path.cwd()}); give the "
+                "path to a YAML file, such as examples/quickstart.yaml"
             ]
         ) from error
     except (IsADirectoryError, UnicodeDecodeError) as error:
-        found = "a folder" if path.is_dir() else "no text"
+        found = "a folder" if path.is_dir() else "not text"
         raise InputError(
             [
-                f"{path}: the settings file cannot be read: it is {found}; write the path of a "
+                f"{path}: the settings file cannot be read: it is {found}; give the path to a "
                 "YAML file"
             ]
         ) from error
@@ -86,7 +101,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         tab = "'\\t'" in str(error.problem)
-        fix = "indent with spaces, not with tabs" if tab else "correct the YAML there, or above it"
+        fix = "indent with spaces, not with tabs" if tab else "fix the YAML on or above this line"
         twice = "remove one" in str(error.problem)
         raise InputError(
             [f"{path}{line}: {error.problem}" + ("" if twice else f"; {fix}")]
@@ -98,7 +113,7 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(
             [
-                f"{path}: found {_TYPES.get(type(content), 'a value')} at the top, expected "
+                f"{path}: found {_TYPES.get(type(content), 'a value')} at the top level, expected "
                 "`key: value` lines"
             ]
         )
@@ -106,20 +121,20 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _is_override(path: Path) -> bool:
-    """Whether it is a setting, not a file: the name of a file, too, may have a `=`."""
+    """Return whether an argument is a setting, not the path of a file whose name contains `=`."""
     is_setting = _OVERRIDE.match(str(path)) is not None
     return is_setting and path.suffix not in (".yaml", ".yml") and not path.exists()
 
 
 def _verl_option(text: str) -> str:
     return (
-        f"{text}: an option of verl's command line, which names a folder or file of settings; make "
-        "one file of them: retrace import-verl FOLDER/NAME.yaml -o my.yaml"
+        f"{text}: this is an option of verl's command line that names a settings folder or file; "
+        "import the settings into one file: retrace import-verl FOLDER/NAME.yaml -o my.yaml"
     )
 
 
 def read_mapping(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """Copy settings given as Python values, in the form of a YAML file's content.
+    """Copy settings given as Python values; convert them to the types that a YAML file yields.
 
     Raises InputError for a key that is not text.
     """
@@ -131,7 +146,10 @@ def read_mapping(settings: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def read_pair(key: str, value: Any) -> tuple[list[str], Any]:
-    """The path and value of an override given in Python. Raises InputError."""
+    """Return the path and value of an override given in Python.
+
+    Raises InputError if `key` is not a dotted key.
+    """
     if not isinstance(key, str) or "" in (parts := key.split(".")):
         raise InputError([f"{key!r}: expected the dotted key of a setting, such as trainer.seed"])
     return parts, _plain(value)
@@ -146,10 +164,10 @@ def _plain(value: Any) -> Any:
 
 
 def read_override(text: str) -> tuple[list[str], Any]:
-    """The path and value of `key.path=value`. Raises InputError.
+    """Return the path and value of `key.path=value`. Raises InputError for any other text.
 
-    Hydra's `+` and `++` before the key are accepted and have no effect: every key must be known
-    anyway. The value is YAML, so mode="R2", mode=R2 and mode='R2' are the same.
+    Hydra's `+` and `++` before the key are accepted and have no effect, because every key must be
+    known anyway. The value is YAML, so mode="R2", mode=R2 and mode='R2' are equivalent.
     """
     match = _OVERRIDE.match(text)
     if text.startswith("--config"):
@@ -165,10 +183,10 @@ def read_override(text: str) -> tuple[list[str], Any]:
 
 def _override_hint(text: str) -> str:
     if text.startswith("~"):
-        return "; a setting is removed by not writing it"
+        return "; to remove a setting, leave it out"
     if text.startswith("-") and _OVERRIDE.match(text.lstrip("-")):
         return "; leave out the " + "-" * (len(text) - len(text.lstrip("-")))
-    return ", without spaces around =, such as trainer.total_training_steps=200"
+    return ", without spaces around =, for example trainer.total_training_steps=200"
 
 
 def _read_value(key: str, value: str) -> Any:
@@ -177,16 +195,16 @@ def _read_value(key: str, value: str) -> Any:
     try:
         parsed = yaml.load(value, _Loader)
     except yaml.YAMLError as error:
-        if value[0] in "[{" and "<stream end>" in str(error):  # a shell cut it at a space
+        if value[0] in "[{" and "<stream end>" in str(error):  # a shell split it at a space
             whole = "[a, b]" if value[0] == "[" else "{a: 1, b: 2}"
             raise InputError(
                 [
-                    f"{key}: found {value!r}, which ends too early; put the whole setting into "
+                    f"{key}: found {value!r}, which ends too early; quote the whole setting in "
                     f"single quotes: '{key}={whole}'"
                 ]
             ) from error
         raise InputError(
-            [f"{key}: found {value}, which is not a YAML value; put it in quotes: {key}='\"...\"'"]
+            [f"{key}: found {value}, which is not a YAML value; quote it: {key}='\"...\"'"]
         ) from error
     if isinstance(parsed, dict) and any(v is None and ":" in str(k) for k, v in parsed.items()):
         raise InputError([f"{key}: found {value}; write a space after each colon: {{a: 1, b: 2}}"])

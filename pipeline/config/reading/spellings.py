@@ -1,7 +1,7 @@
-"""verl's other ways of writing our settings: second names, and values that mean a default.
+"""verl's alternative ways to write our settings: second names, and values that mean a default.
 
-Two names with two values are an error, unless one of the values only says the default, as verl's
-own files do for everything.
+A setting must not have different values under its two names. Null and the default are exceptions,
+because verl's own files contain the defaults of all settings.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,10 @@ _OPTIMS = ("actor_rollout_ref.actor.optim", "critic.optim")
 _MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 _DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
 
+_KL = ("actor_rollout_ref.actor.kl_loss_type", "algorithm.kl_penalty")
+_KL_NAMES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
+"""Our name of each estimator of the KL, keyed by verl's other name."""
+
 _UNSET = {
     "trainer.total_training_steps": "",
     **{
@@ -26,13 +30,13 @@ _UNSET = {
         for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
     },
     "custom_reward_function.name": "",
-    "data.seed": "data.seed: null, so it is the default",
+    "data.seed": "data.seed: null means the default here",
 }
-"""Settings whose null in verl means that they are not written, and what is said of it."""
+"""Settings for which null means "not set" in verl, each with a note (may be empty)."""
 
 
 def our_spelling(key: str) -> str:
-    """A dotted key in our spelling, if it lies in a group that verl spells otherwise."""
+    """Return our spelling of a dotted key, which may contain verl's spelling of a group."""
     for other, ours in ALIASES.items():
         if f"{key}.".startswith(f"{other}."):
             return ours + key.removeprefix(other)
@@ -40,7 +44,7 @@ def our_spelling(key: str) -> str:
 
 
 def one_spelling(settings: dict[str, Any], problems: list[str]) -> dict[str, str]:
-    """Move settings from verl's other spellings to ours; return the user's spelling by our key."""
+    """Move settings from verl's spellings to ours; return the user's spellings, keyed by ours."""
     written: dict[str, str] = {}
     for other, ours in ALIASES.items():
         group = take(settings, other)
@@ -68,7 +72,7 @@ def one_spelling(settings: dict[str, Any], problems: list[str]) -> dict[str, str
 
 
 def _says_nothing(key: str, value: Any) -> bool:
-    """Whether a value is null or the default, as in files that write every setting."""
+    """Return whether a value is null or the default, as in files that contain every setting."""
     known = all_keys().get(key)
     if value is None or known is None or known.section is not None:
         return value is None
@@ -77,7 +81,7 @@ def _says_nothing(key: str, value: Any) -> bool:
 
 
 def plain_values(settings: dict[str, Any]) -> list[str]:
-    """Take out values that mean "not written" in verl; return notes where that is worth one."""
+    """Remove values that mean "not set" in verl, and convert some others; return notes on both."""
     notes = [
         note
         for key, note in _UNSET.items()
@@ -85,28 +89,31 @@ def plain_values(settings: dict[str, Any]) -> list[str]:
     ]
     for warmup in (f"{optim}.lr_warmup_steps" for optim in _OPTIMS):
         steps = get(settings, warmup)
-        if type(steps) is int and steps == -1:  # verl then takes the ratio, whose default is 0
+        if type(steps) is int and steps == -1:  # verl then uses the ratio, whose default is 0
             take(settings, warmup)
     every = get(settings, "trainer.save_freq")
     if _is_below(every, 1):
         take(settings, "trainer.save_freq")
         default = all_keys()["trainer.save_freq"].field.default
         notes.append(
-            f"trainer.save_freq: {every} means every {default} steps here, as a restart needs "
-            "checkpoints; only the newest stay"
+            f"trainer.save_freq: {every} means every {default} steps here, because a restart needs "
+            "checkpoints; only the newest checkpoints are kept"
         )
     for key, least in least_rate(dict(leaves(settings))).items():
         put(settings, key.split("."), least)
     if get(settings, _MICRO) is None and get(settings, _DYNAMIC) is True:
         take(settings, _MICRO)
+    for key in _KL:
+        if isinstance(name := get(settings, key), str):
+            put(settings, key.split("."), _KL_NAMES.get(name.lower(), name))
     return notes + _loggers(settings)
 
 
 def least_rate(settings: Mapping[str, Any]) -> dict[str, float]:
-    """optim.min_lr, by its key, where verl's min_lr_ratio says it: the ratio times optim.lr.
+    """Return each optim.min_lr that verl's min_lr_ratio implies: the ratio times optim.lr.
 
-    FSDP's cosine falls to that rate as Megatron's does. A min_lr that is written stays, and must
-    agree. `settings` are by dotted key.
+    FSDP's cosine schedule falls to this rate, as Megatron's does. If min_lr is also set, its value
+    is kept and must agree with the ratio. `settings` and the result are keyed by dotted key.
     """
     found = {}
     for optim in _OPTIMS:
@@ -122,7 +129,7 @@ def _is_number(value: Any) -> bool:
 
 
 _ELSEWHERE = ("vemlp_wandb", "clearml", "rl_insight")
-"""Loggers of verl that are not built yet."""
+"""verl's loggers that are not implemented yet."""
 
 
 def _loggers(settings: dict[str, Any]) -> list[str]:
@@ -138,8 +145,8 @@ def _loggers(settings: dict[str, Any]) -> list[str]:
     if not missing:
         return []
     return [
-        f"{key}: {', '.join(missing)} is not supported yet; metrics go to "
-        f"{', '.join(map(str, rest)) or 'console'}, and all of them are in the store"
+        f"{key}: found {', '.join(missing)}, which is not supported yet; metrics are written to "
+        f"{', '.join(map(str, rest)) or 'console'}, and the store contains all of them"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What `retrace import-verl` left to be decided, as comments of the file that it wrote."""
+"""Settings that `retrace import-verl` left to the user, as comments in the file that it wrote."""
 
 import re
 from pathlib import Path
@@ -8,27 +8,28 @@ from pipeline.config.dotted import ABSENT, get
 from pipeline.config.reading.spellings import our_spelling
 
 IMPORTED = "# Settings of a Retrace run, imported from verl's"
-"""How the first line of such a file begins."""
+"""The start of the first line of an imported file."""
 TODO = "# TODO "
-"""What a dotted key and its value in verl stand behind."""
+"""The start of a TODO line, which continues with a dotted key and its value in verl."""
 UNKNOWN = "..."
-"""The value of a setting that must be added; the reader of settings refuses the file without it."""
+"""The placeholder for a setting that must be added; until it is added, the file is refused."""
 
 _LINE = re.compile(rf"^\s*{TODO}(?P<key>[\w.-]+): (?P<value>.*)$")
 
 
 def undecided(path: Path, settings: dict[str, Any]) -> list[str]:
-    """A problem for each line that says what is to be decided, unless its key has a value by now.
+    """Return a problem for each TODO line whose key has no value yet.
 
-    Without it the run would silently go by our default, or without what verl would have done.
+    Without this check, the run would silently use our default, or lack an effect that the setting
+    has in verl.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or not lines[0].startswith(IMPORTED):
         return []
     found = [(number, _LINE.match(line)) for number, line in enumerate(lines, start=1)]
     return [
-        f"{path}, line {number}: {todo['key']} is to be decided; write the setting in place of the "
-        "line or on the command line, or remove the line to go on without it"
+        f"{path}, line {number}: {todo['key']} is undecided; replace the line with the setting, "
+        "give the setting on the command line, or remove the line to run without the setting"
         for number, todo in found
         if todo is not None
         and todo["value"] != UNKNOWN

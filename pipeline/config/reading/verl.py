@@ -1,7 +1,8 @@
-"""verl's settings that are not ours: which are accepted without effect, which are refused, and why.
+"""verl's settings that Retrace does not have: which are ignored, which are refused, and why.
 
-Users of verl can use their files. A setting without meaning here is accepted with a note; one that
-would make the run differ from what the user asked for is refused with the reason.
+Users can therefore keep the settings files that they wrote for verl. A setting that has no meaning
+here is ignored with a note. A setting is refused, with the reason, if the run would not do what the
+setting asks for.
 """
 
 from fnmatch import fnmatchcase
@@ -28,92 +29,70 @@ ALIASES = {
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.overlong_buffer": "reward.reward_kwargs.overlong_buffer_cfg",
 }
-"""Other spellings of a group, and ours. Two spellings with different values are an error."""
+"""Our spelling of each group, keyed by another accepted spelling.
 
-_NO_HALF = "float16 would need its losses scaled, which is not supported; write bfloat16"
-
-HINTS = {
-    "actor_rollout_ref.actor.strategy": "FSDP is not supported: routing is replayed in "
-    "Megatron-core; write megatron, or leave the key out",
-    "actor_rollout_ref.rollout.name": "only vLLM is supported so far; write vllm, or leave the "
-    "key out",
-    "actor_rollout_ref.rollout.dtype": _NO_HALF,
-    "actor_rollout_ref.actor.megatron.dtype": _NO_HALF,
-    "actor_rollout_ref.actor.optim.lr_warmup_steps": "write 0 for no warm-up",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl asks for it too: write 1 or "
-    "more, as many samples as fit at once",
-    "algorithm.rollout_correction.rollout_is": "write token, sequence, geometric or null",
-    "trainer.device": "only NVIDIA's GPUs and CPUs are supported; write auto",
-    "trainer.logger": "write some of console, tensorboard, file, wandb, mlflow, swanlab, trackio",
-    "trainer.total_training_steps": "write the number of steps of the run",
-}
-"""The fix for a value that verl accepts and we do not, by key."""
-
-EMPTY_HINTS = {"trainer.experiment_name": "write a name, such as my-run"}
-"""The fix where a text is empty or null, by key."""
-
-NEAREST = {
-    "algorithm.adv_estimator": {
-        "ppo": "gae",
-        "dapo": "grpo",
-        "dr_grpo": "grpo",
-        "grpo_vectorized": "grpo",
-        "rloo_vectorized": "rloo",
-    },
-    "actor_rollout_ref.actor.policy_loss.loss_mode": {
-        "ppo": "vanilla",
-        "grpo": "vanilla",
-        "dapo": "vanilla",
-        "gmpo": "geo_mean",
-    },
-}
-"""What people call what has another name here, where another name looks nearer, by key."""
+A file that sets both spellings to different values is refused.
+"""
 
 _ESTIMATOR = "algorithm.adv_estimator"
 _PATH = "actor_rollout_ref.model.path"
 
 _DATALOADER = "prompts are staged into the store once, not loaded by a data loader"
-_GRPO_ONLY = "GRPO does not use it"
+_GRPO_ONLY = "PF-PPO is not supported"
 _NO_DISTILLATION = "distillation is not supported"
-_NO_PROFILER = "there is no profiler here"
+_NO_PROFILER = "Retrace has no profiler"
 _NO_RAY = "Ray is not used"
-_NO_TEMPLATE_ARGUMENTS = "the chat template gets no further arguments"
-_ONE_REWARD = "rewards come from custom_reward_function, or from scorers of data sources"
-_EACH_SAMPLE = "each sample is scored by itself, in processes beside the engine"
+_NO_TEMPLATE_ARGUMENTS = "arguments of the chat template are not supported"
+_ONE_REWARD = "rewards come from custom_reward_function or from the built-in scorers"
+_EACH_SAMPLE = "each sample is scored separately, in processes next to the engine"
 _MANAGERS = ("naive", "dapo", "prime")
-_PARQUET = "prompts are Parquet files"
-_SYNCHRONOUS = "steps follow each other; trainer.max_staleness=1 overlaps rollout and training"
+_PARQUET = "prompts are read from Parquet files, without custom classes or tools"
+_SYNCHRONOUS = "steps run one after another; trainer.max_staleness=1 overlaps rollout and training"
 
 _DATA = with_prefix(
     "data",
-    same("train_max_samples val_max_samples", "all prompts are used; make a smaller file", -1),
-    same("tokenizer", "the tokenizer is the model's"),
-    unread("trust_remote_code", "code that comes with a model is never run", _PATH),
+    same(
+        "train_max_samples val_max_samples",
+        "all prompts of the files are used; for fewer prompts, write a smaller file",
+        -1,
+    ),
+    same("tokenizer", "the model's own tokenizer is used"),
+    unread("trust_remote_code", "a model's own code is never run", _PATH),
     same("custom_cls.* sampler.* datagen.* *tool_config_path function_tool_path", _PARQUET),
     refused("apply_chat_template_kwargs apply_chat_template_kwargs.*", _NO_TEMPLATE_ARGUMENTS),
     off("continuous_token.enable", "rollouts have one turn"),
     unread("continuous_token.*", "rollouts have one turn", "data.continuous_token.enable"),
-    unread("image_* video_* audio_* mm_processor_kwargs*", "models are of text alone", _PATH),
-    unread("return_multi_modal_inputs", "models are of text alone", _PATH),
+    unread("image_* video_* audio_* mm_processor_kwargs*", "only text models are supported", _PATH),
+    unread("return_multi_modal_inputs", "only text models are supported", _PATH),
     speed("return_raw_* return_full_prompt", _DATALOADER),
     speed("use_shm dataloader_num_workers filter_overlong_prompts_workers", _DATALOADER),
-    speed("val_batch_size validation_shuffle", "a validation takes all its prompts at once"),
+    speed(
+        "val_batch_size validation_shuffle",
+        "each validation generates the responses to all its prompts together",
+    ),
 )
 
 _ALGORITHM = with_prefix(
     "algorithm",
+    unread("gdpo_reward_*", "used only by an estimator that is not supported", _ESTIMATOR),
     off("use_pf_ppo", _GRPO_ONLY),
     unread("pf_ppo.*", _GRPO_ONLY, "algorithm.use_pf_ppo"),
-    speed("filter_groups.max_inflight_gen_batches", "as many as the step surely needs"),
+    speed(
+        "filter_groups.max_inflight_gen_batches",
+        "a step generates, at the same time, all batches that it is certain to need",
+    ),
     same(
         "rollout_correction.rollout_is_threshold_lower",
-        "write both in rollout_is_threshold, such as 0.5_5.0",
+        "give both bounds in rollout_is_threshold, such as 0.5_5.0",
     ),
     same(
         "rollout_correction.rollout_rs_threshold_lower",
-        "write both in rollout_rs_threshold, such as 0.5_2.0",
+        "give both bounds in rollout_rs_threshold, such as 0.5_2.0",
     ),
-    off("rollout_correction.use_policy_gradient", "write bypass_mode and loss_type=reinforce"),
+    off(
+        "rollout_correction.use_policy_gradient",
+        "the equivalent is rollout_correction.bypass_mode=True with loss_type=reinforce",
+    ),
     off("rollout_is", "use algorithm.rollout_correction.rollout_is"),
     same("rollout_is_threshold", "use algorithm.rollout_correction.rollout_is_threshold"),
     unread("rollout_is_*", "use algorithm.rollout_correction", "algorithm.rollout_is"),
@@ -121,18 +100,21 @@ _ALGORITHM = with_prefix(
 
 _TRAINER = with_prefix(
     "trainer",
-    same("resume_mode", "the same experiment_name resumes; another starts anew", "auto"),
-    same("resume_from_path", "the run's state lies in store.uri"),
-    records("default_hdfs_dir", "the run's state lies in store.uri"),
-    off("val_only", "use val_before_train with a run of its own"),
+    same("resume_mode", "the same experiment_name resumes a run; a new name starts one", "auto"),
+    same("resume_from_path", "the run's state is in store.uri"),
+    records("default_hdfs_dir", "the run's state is in store.uri"),
+    off("val_only", "use val_before_train in a separate run"),
     records(
         "max_*_ckpt_to_keep del_local_ckpt_after_load esi_redundant_time",
-        "the store keeps what a restart needs",
+        "the store keeps everything that a restart needs",
     ),
     records(
         "rollout_data_dir validation_data_dir log_val_generations", "all samples are in the store"
     ),
-    seeds("balance_batch", "ranks get samples of a mini-batch by trainer.seed, not by length"),
+    seeds(
+        "balance_batch",
+        "the assignment of a mini-batch's samples to ranks depends on trainer.seed, not on length",
+    ),
     speed("ray_* use_legacy_worker_impl use_v1", _NO_RAY),
     same("v1.trainer_mode", _SYNCHRONOUS, "sync"),
     same("v1.sampler.custom_sampler.path", _PARQUET),
@@ -169,24 +151,25 @@ _REWARD = [
         unread("sandbox_fusion.*", _ONE_REWARD, "reward.sandbox_fusion.url"),
         elsewhere(
             "reward_kwargs.max_resp_len",
-            "it is data.max_response_length",
+            "data.max_response_length determines this value",
             same_value("data.max_response_length"),
         ),
         records(
             "reward_kwargs.overlong_buffer_cfg.log", "the penalty is always stored with the sample"
         ),
     ),
-    *same("*sandbox_fusion.url", "code is not run in a sandbox of its own"),
-    *unread("*sandbox_fusion.*", "code is not run in a sandbox", "sandbox_fusion.url"),
+    *same("*sandbox_fusion.url", "code is not run in a separate sandbox"),
+    *unread("*sandbox_fusion.*", "code is not run in a separate sandbox", "sandbox_fusion.url"),
 ]
 
 FOREIGN: Entries = [
-    *records("*_target_", "Hydra's marker of classes means nothing here"),
+    *records("*_target_", "Hydra's class marker has no effect here"),
     *records("hydra.*", "Hydra is not used"),
     *refused(
-        "defaults", "Hydra's list of other files: `retrace import-verl` makes one file of all"
+        "defaults",
+        "Hydra's list of other files is not read; `retrace import-verl` combines the files",
     ),
-    *same("model_engine", "training is done by Megatron-core", "megatron"),
+    *same("model_engine", "Megatron-core does the training", "megatron"),
     *_DATA,
     *POLICY,
     *_ALGORITHM,
@@ -198,13 +181,18 @@ FOREIGN: Entries = [
     *off("distillation.enabled", _NO_DISTILLATION),
     *unread("distillation.*", _NO_DISTILLATION, "distillation.enabled"),
     *off("skip.*.enable", "see actor_rollout_ref.actor.router_replay.replay_file"),
-    *unread("skip.*", "see skip.rollout.enable", "skip.rollout.enable"),
+    *unread(
+        "skip.*", "see actor_rollout_ref.actor.router_replay.replay_file", "skip.rollout.enable"
+    ),
 ]
-"""In the order of matching: entries for single keys come before those for their group."""
+"""The table of verl's settings.
+
+The first entry that matches applies, so entries for single keys precede those for their group.
+"""
 
 
 def find_foreign(key: str) -> Foreign | None:
-    """The first entry of the table that matches a key of verl; None: not in the table."""
+    """Return the first entry of FOREIGN that matches one of verl's keys, or None."""
     return next((entry for entry in FOREIGN if _matches(key, entry.pattern)), None)
 
 

@@ -1,4 +1,4 @@
-"""verl's settings under actor_rollout_ref that are not ours: model, actor, reference, rollout."""
+"""verl's settings under actor_rollout_ref that Retrace does not have."""
 
 from dataclasses import replace
 from math import isclose
@@ -28,18 +28,18 @@ _OVERRIDE = f"{_ACTOR}.megatron.override_transformer_config"
 _PATH = f"{_MODEL}.path"
 
 _ADAM = "the optimizer is Adam"
-_NO_CODE = "code that comes with a model is never run: config.json and tokenizer.json decide"
-_NO_CUT = "batches of the engine are its own affair"
-_NO_FSDP = "for FSDP, which is not used here"
+_NO_CODE = "a model's own code is never run; config.json and tokenizer.json are read instead"
+_NO_CUT = "the engine schedules its own batches"
+_NO_FSDP = "used only with FSDP, which is not supported"
 _NO_LORA = "adapters are not supported; all weights are trained"
 _NO_MTP = "multi-token prediction is not supported"
-_NO_PROFILER = "there is no profiler here"
+_NO_PROFILER = "Retrace has no profiler"
 _NO_QAT = "quantized training is not supported"
-_OTHER_ENGINE = "for another engine"
-_ONE_MODEL = "the model's config is used as it is"
+_OTHER_ENGINE = "used only with a different engine"
+_ONE_MODEL = "the model's config cannot be changed"
 _RESIDENT = "rollout and training are separate processes, each with its own memory"
 _SINGLE_TURN = "rollouts have one turn, without tools"
-_STORE = "weights come through the store"
+_STORE = "weights are transferred through the store"
 
 _SPEED_FIELDS = (
     "recompute_granularity",
@@ -51,7 +51,7 @@ _SPEED_FIELDS = (
     "attention_backend",
     "use_flash_attn",
 )
-"""Fields of TransformerConfig that change no number of a forward pass but its rounding."""
+"""Fields of TransformerConfig that change the results of a forward pass only by rounding."""
 
 
 def _long_enough(config: RunConfig, _: str, length: int) -> bool:
@@ -67,7 +67,7 @@ def _logged(config: RunConfig, _: str, logged: bool) -> bool:
 
 
 def _as_the_actor(config: RunConfig, key: str, value: Any) -> bool:
-    """The reference's model counts only where there is one, and is the actor's."""
+    """Return whether the field has the actor's value, or the run has no reference policy."""
     actor = config.actor_rollout_ref.actor
     name = key.rpartition(".")[2]
     return not config.has_reference or value == actor.megatron.override_transformer_config.get(name)
@@ -78,7 +78,10 @@ def _one_dtype(config: RunConfig, _: str, value: Any) -> bool:
 
 
 def _least_rate(config: RunConfig, key: str, ratio: Any) -> bool:
-    """Whether verl's ratio for FSDP, which `plain_values` turns into min_lr, is what holds."""
+    """Return whether min_lr is verl's ratio times lr.
+
+    If the user did not set min_lr, `plain_values` has already computed it from the ratio.
+    """
     optim = value_at(config, key.rpartition(".")[0])
     return isinstance(ratio, int | float) and isclose(optim.min_lr, ratio * optim.lr)
 
@@ -88,7 +91,7 @@ def _decay_style(config: RunConfig, key: str, value: Any) -> bool:
 
 
 def _no_reference(config: RunConfig, _: str, value: Any) -> bool:
-    """Without a reference nothing is read of its settings."""
+    """Return whether the value is False, or the run has no reference policy to read it."""
     return value is False or not config.has_reference
 
 
@@ -99,10 +102,10 @@ _LENGTH = Agreement(
 _ENGINE: Entries = [
     *speed("use_mbridge vanilla_mbridge", "weights are converted by mbridge"),
     *speed("pad_* entropy_from_logits_*", "logits are computed in chunks of tokens"),
-    *speed("dist_ckpt_* distrib_optim_*", "checkpoints have a form of their own"),
-    *off("dynamic_context_parallel", "all sequences are cut over context_parallel_size ranks"),
-    *unread("max_seqlen_per_dp_cp_rank", "see that setting", "dynamic_context_parallel"),
-    *off("use_megatron_fsdp", "Megatron-FSDP is not supported; weights are cut by TP, PP and EP"),
+    *speed("dist_ckpt_* distrib_optim_*", "checkpoints have their own format"),
+    *off("dynamic_context_parallel", "all sequences are split over context_parallel_size ranks"),
+    *unread("max_seqlen_per_dp_cp_rank", "only with dynamic CP", "dynamic_context_parallel"),
+    *off("use_megatron_fsdp", "Megatron-FSDP is not supported; weights are split by TP, PP and EP"),
     *unread("dist_checkpointing_*", "see use_dist_checkpointing", "use_dist_checkpointing"),
     *refused("override_mcore_model_config override_mcore_model_config.*", _ONE_MODEL),
     *off("qat.enable", _NO_QAT),
@@ -112,7 +115,7 @@ _ENGINE: Entries = [
 
 
 def engine(prefix: str) -> Entries:
-    """The settings of Megatron of the actor, the reference or the critic."""
+    """Return the entries for Megatron's settings of the actor, the reference or the critic."""
     return [
         replace(one, guard=f"{prefix}.{one.guard}" if one.guard else "")
         for one in with_prefix(prefix, _ENGINE)
@@ -120,12 +123,12 @@ def engine(prefix: str) -> Entries:
 
 
 def optimizer(prefix: str) -> Entries:
-    """The settings of the optimizer of the actor or the critic."""
+    """Return the entries for the optimizer settings of the actor or the critic."""
     return with_prefix(
         prefix,
         same(
             "weight_decay_incr_style",
-            "verl gives it one weight decay, to begin and to end with",
+            "in verl, weight decay begins and ends with the same value",
             "constant",
             "linear",
             "cosine",
@@ -138,15 +141,15 @@ def optimizer(prefix: str) -> Entries:
         ),
         elsewhere(
             "lr_scheduler_type warmup_style",
-            "it is lr_decay_style",
+            "this setting is called lr_decay_style here",
             Agreement(_decay_style, f"write it as {prefix}.lr_decay_style, or leave it out"),
         ),
-        same("num_cycles", "a cosine falls once", 0.5),
+        same("num_cycles", "the cosine falls only once", 0.5),
         unread("muon_* use_layer_wise_distributed_optimizer", _ADAM, f"{prefix}.optimizer"),
-        off("use_checkpoint_opt_param_scheduler", "the schedule follows from the step"),
+        off("use_checkpoint_opt_param_scheduler", "the step number determines the learning rate"),
         unread(
             "total_training_steps",
-            "verl writes trainer.total_training_steps there",
+            "verl sets it to trainer.total_training_steps",
             "trainer.total_training_steps",
         ),
     )
@@ -157,21 +160,21 @@ POLICY: Entries = [
     *speed("actor_rollout_ref.nccl_timeout", "see launch.step_timeout_s"),
     *with_prefix(
         _MODEL,
-        same("hf_config_path tokenizer_path", "config and tokenizer lie in the model's folder"),
-        same("custom_chat_template", "the chat template is the tokenizer's"),
+        same("hf_config_path tokenizer_path", "config and tokenizer come from the model's folder"),
+        same("custom_chat_template", "the tokenizer's own chat template is used"),
         unread("trust_remote_code", _NO_CODE, _PATH),
-        same("external_lib", "no further module is imported"),
-        off("override_config.moe_config.freeze_moe_router", "the router is trained"),
+        same("external_lib", "no other module is imported"),
+        off("override_config.moe_config.freeze_moe_router", "the router is always trained"),
         elsewhere(
             "override_config.max_position_embeddings "
             "override_config.model_config.max_position_embeddings",
-            "samples are no longer than data allows, and config.json must allow it too",
+            "samples never exceed the limits in data, and config.json must allow samples this long",
             _LENGTH,
         ),
         same(
             "override_config.attention_dropout override_config.embd_pdrop "
             "override_config.resid_pdrop",
-            "there is no dropout",
+            "training uses no dropout",
             0.0,
         ),
         refused("override_config override_config.*", _ONE_MODEL),
@@ -181,7 +184,9 @@ POLICY: Entries = [
         unread("lora.*", _NO_LORA, f"{_MODEL}.lora.rank"),
         off("mtp.enable", _NO_MTP),
         unread("mtp.*", _NO_MTP, f"{_MODEL}.mtp.enable"),
-        speed("tiled_mlp.* use_liger enable_activation_offload", "the model is Megatron-core's"),
+        speed(
+            "tiled_mlp.* use_liger enable_activation_offload", "Megatron-core implements the model"
+        ),
         speed(
             "enable_gradient_checkpointing",
             "see actor.megatron.override_transformer_config.recompute_granularity",
@@ -193,68 +198,66 @@ POLICY: Entries = [
     ),
     *with_prefix(
         _ACTOR,
-        same("model_engine", "training is done by Megatron-core", "megatron"),
+        same("model_engine", "Megatron-core does the training", "megatron"),
         same("ppo_micro_batch_size", f"use {_ACTOR}.ppo_micro_batch_size_per_gpu"),
         speed(
             "ppo_infer_max_token_len_per_gpu",
             "see rollout.log_prob_max_token_len_per_gpu and ref.log_prob_max_token_len_per_gpu",
         ),
-        unread("grad_clip", "for FSDP: see optim.clip_grad", f"{_ACTOR}.strategy"),
+        unread("grad_clip", "used only with FSDP; see actor.optim.clip_grad", f"{_ACTOR}.strategy"),
         unread("fsdp_config.* ulysses_sequence_parallel_size", _NO_FSDP, f"{_ACTOR}.strategy"),
         unread(
             "policy_loss.dro_beta policy_loss.rollout_correction.*",
-            "for losses that are not supported",
+            "used only by losses that are not supported",
             f"{_ACTOR}.policy_loss.loss_mode",
         ),
         same("tis_imp_ratio_cap", "use algorithm.rollout_correction.rollout_is_threshold", -1),
-        off("use_rollout_log_probs", "old log-probs are the trainer's own"),
+        off("use_rollout_log_probs", "see algorithm.rollout_correction.bypass_mode"),
         speed("use_prefix_grouper", "samples of a group are not packed together"),
         same("load_weight", "training starts from the model's weights", True),
-        records("checkpoint.*", "a checkpoint holds everything that a restart needs"),
-        seeds("shuffle data_loader_seed", "mini-batches are drawn by trainer.seed"),
-        elsewhere("rollout_n", "it is rollout.n", same_value(f"{_ROLLOUT}.n")),
+        records("checkpoint.*", "a checkpoint contains everything that a restart needs"),
+        seeds("shuffle data_loader_seed", "trainer.seed determines the mini-batches"),
+        elsewhere("rollout_n", "rollout.n determines this value", same_value(f"{_ROLLOUT}.n")),
         records("calculate_entropy", "see entropy_coeff"),
-        unread(
-            "calculate_sum_pi_squared", "for another advantage estimator", "algorithm.adv_estimator"
-        ),
-        speed("use_torch_compile use_fused_kernels entropy_*checkpointing", "for FSDP's actor"),
-        speed("entropy_from_logits_*", "for FSDP's actor"),
-        unread("freeze_vision_tower", "models are of text alone", _PATH),
+        unread("calculate_sum_pi_squared", "for unsupported estimators", "algorithm.adv_estimator"),
+        speed("use_torch_compile use_fused_kernels entropy_*checkpointing", "used only with FSDP"),
+        speed("entropy_from_logits_*", "used only with FSDP"),
+        unread("freeze_vision_tower", "only text models are supported", _PATH),
         off("qat.enable", _NO_QAT),
         unread("qat.*", _NO_QAT, f"{_ACTOR}.qat.enable"),
         records("profiler.* profile.*", _NO_PROFILER),
     ),
     *optimizer(f"{_ACTOR}.optim"),
     *engine(f"{_ACTOR}.megatron"),
-    *off(f"{_ACTOR}.megatron.forward_only", "the actor is trained"),
+    *off(f"{_ACTOR}.megatron.forward_only", "the actor is always trained"),
     *off(
         f"{_ACTOR}.megatron.use_dist_checkpointing",
-        "the model starts from the HF weights of model.path",
+        "the model starts from the Hugging Face weights of model.path",
     ),
     *with_prefix(
         "actor_rollout_ref.ref",
-        same("strategy model_engine", "the reference is computed by Megatron-core", "megatron"),
+        same("strategy model_engine", "Megatron-core computes the reference", "megatron"),
         same("load_weight", "the reference is policy 0", True),
-        same("*router_replay.mode", "the reference routes by its own choice", "disabled"),
+        same("*router_replay.mode", "the reference's own routers choose the experts", "disabled"),
         unread(
             "*router_replay.*",
             "see actor.router_replay",
             "actor_rollout_ref.ref.router_replay.mode",
         ),
-        elsewhere("rollout_n", "it is rollout.n", same_value(f"{_ROLLOUT}.n")),
+        elsewhere("rollout_n", "rollout.n determines this value", same_value(f"{_ROLLOUT}.n")),
         same("log_prob_micro_batch_size", f"use {_REF}.log_prob_micro_batch_size_per_gpu"),
         speed("entropy_from_logits_*", "logits are computed in chunks of tokens"),
-        speed("use_torch_compile", "for FSDP"),
+        speed("use_torch_compile", "used only with FSDP"),
         unread("fsdp_config.* ulysses_sequence_parallel_size", _NO_FSDP, f"{_ACTOR}.strategy"),
         records("profiler.*", _NO_PROFILER),
     ),
     *with_prefix(
         "actor_rollout_ref.ref.megatron",
         speed("*_parallel_size sequence_parallel", "the reference has the actor's layout"),
-        speed("grad_offload optimizer_offload", "the reference has weights alone"),
+        speed("grad_offload optimizer_offload", "the reference has no gradients and no optimizer"),
         speed("use_distributed_optimizer forward_only", "the reference is not trained"),
         speed("override_ddp_config override_ddp_config.*", "the reference has no gradients"),
-        speed("use_remove_padding", "the reference has the actor's micro-batches"),
+        speed("use_remove_padding", "the reference packs micro-batches as the actor does"),
         elsewhere(
             "use_dist_checkpointing",
             "the reference is policy 0",
@@ -262,77 +265,85 @@ POLICY: Entries = [
         ),
         elsewhere(
             "dtype",
-            "the reference has the actor's type",
+            "the reference has the actor's data type",
             Agreement(_one_dtype, f"change {_ACTOR}.megatron.dtype, or leave the key out"),
         ),
         *(
-            speed(f"override_transformer_config.{name}", "the reference is computed as the actor")
+            speed(f"override_transformer_config.{name}", "the reference is computed like the actor")
             for name in _SPEED_FIELDS
         ),
         elsewhere(
             "override_transformer_config.*",
-            "the reference is computed as the actor",
+            "the reference is computed like the actor",
             Agreement(_as_the_actor, f"write the same in {_OVERRIDE}, or leave the key out"),
         ),
     ),
     *engine("actor_rollout_ref.ref.megatron"),
     *with_prefix(
         _ROLLOUT,
-        speed("mode nnodes n_gpus_per_node", "engines run by themselves: see launch"),
+        speed("mode nnodes n_gpus_per_node", "engines are separate processes; see launch"),
         elsewhere(
-            "prompt_length", "it is data.max_prompt_length", same_value("data.max_prompt_length")
+            "prompt_length",
+            "data.max_prompt_length determines this value",
+            same_value("data.max_prompt_length"),
         ),
         elsewhere(
             "response_length",
-            "it is data.max_response_length",
+            "data.max_response_length determines this value",
             same_value("data.max_response_length"),
         ),
-        elsewhere("max_model_len", "responses would be cut before their length", _LENGTH),
+        elsewhere("max_model_len", "a smaller value would cut responses short", _LENGTH),
         elsewhere(
             "calculate_log_probs",
             "the engine's log-probs are always recorded, and rollout_correction uses them",
             Agreement(_logged, "write True, or no correction in algorithm.rollout_correction"),
         ),
-        same("logprobs_mode", "of the distribution sampled from", "processed_logprobs"),
+        same(
+            "logprobs_mode",
+            "log-probs refer to the distribution from which the engine samples",
+            "processed_logprobs",
+        ),
         same("log_prob_micro_batch_size", f"use {_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
-        off("ignore_eos", "responses end at the end token"),
+        off("ignore_eos", "responses end at the end-of-sequence token"),
         same("do_sample", "the actor's rollouts are sampled", True),
         elsewhere(
             "val_kwargs.do_sample",
-            "the temperature decides: 0 is greedy",
+            "val_kwargs.temperature determines this value; 0 means greedy",
             Agreement(
                 _greedy_or_sampled,
                 "write actor_rollout_ref.rollout.val_kwargs.temperature=0 for greedy, "
                 "or do_sample=True",
             ),
         ),
-        seeds("seed full_determinism", "each sample has a seed of its own, from trainer.seed"),
+        seeds("seed full_determinism", "trainer.seed determines the seed of each sample"),
         speed("data_parallel_size", "use launch.rollout_workers for more engines"),
-        speed("expert_parallel_size moe_tensor_parallel_size", "an engine's experts are cut by TP"),
+        speed("expert_parallel_size moe_tensor_parallel_size", "experts are split by TP"),
         same("pipeline_model_parallel_size", "engines have one pipeline stage", 1),
-        speed("disaggregation.*", "engines do prefill and decoding both"),
-        same("over_sample_rate", "each plan names its samples", 0),
-        off("skip_rollout skip.enable", "see router_replay.replay_file"),
-        unread("skip.*", "see router_replay.replay_file", f"{_ROLLOUT}.skip.enable"),
-        unread("skip_dump_dir", "see router_replay.replay_file", f"{_ROLLOUT}.skip_rollout"),
+        speed("disaggregation.*", "each engine does both prefill and decoding"),
+        same("over_sample_rate", "a step generates exactly the samples of its plan", 0),
+        off("skip_rollout skip.enable", "see actor.router_replay.replay_file"),
+        unread("skip.*", "see actor.router_replay.replay_file", f"{_ROLLOUT}.skip.enable"),
+        unread("skip_dump_dir", "see actor.router_replay.replay_file", f"{_ROLLOUT}.skip_rollout"),
         same("quantization quantization_config_file", "quantized rollouts are not supported"),
         off("qat.enable", _NO_QAT),
         unread("qat.*", _NO_QAT, f"{_ROLLOUT}.qat.enable"),
-        unread("limit_images", "models are of text alone", _PATH),
-        elsewhere("engine_kwargs.vllm.max_model_len", "responses would be cut", _LENGTH),
+        unread("limit_images", "only text models are supported", _PATH),
+        elsewhere(
+            "engine_kwargs.vllm.max_model_len", "a smaller value would cut responses short", _LENGTH
+        ),
         speed("engine_kwargs.vllm.disable_mm_preprocessor_cache", _NO_CUT),
         unread("engine_kwargs.sglang.* engine_kwargs.trtllm.*", _OTHER_ENGINE, f"{_ROLLOUT}.name"),
         off("multi_turn.enable", _SINGLE_TURN),
         same("multi_turn.*_path agent.agent_loop_config_path", _SINGLE_TURN),
         unread("multi_turn.*", _SINGLE_TURN, f"{_ROLLOUT}.multi_turn.enable"),
         same("agent.default_agent_loop", _SINGLE_TURN, "single_turn_agent"),
-        same("agent.custom_async_server.path", "the engine is vLLM as it is"),
+        same("agent.custom_async_server.path", "the engine is unmodified vLLM"),
         unread(
             "agent.custom_async_server.name",
-            "the engine is vLLM as it is",
+            "the engine is unmodified vLLM",
             f"{_ROLLOUT}.agent.custom_async_server.path",
         ),
-        speed("agent.num_workers", "engines run by themselves: see launch"),
+        speed("agent.num_workers", "engines are separate processes; see launch"),
         off("mtp.enable", _NO_MTP),
         unread("mtp.*", _NO_MTP, f"{_ROLLOUT}.mtp.enable"),
         speed("load_format layered_summon checkpoint_engine.* update_weights_*", _STORE),
@@ -346,4 +357,4 @@ POLICY: Entries = [
         records("profiler.*", _NO_PROFILER),
     ),
 ]
-"""In the order of matching: entries for single keys come before those for their group."""
+"""The first entry that matches applies, so single keys precede their group."""

@@ -1,1 +1,1 @@
-"""Rules across settings, as pure functions of the tree and the model's config.json."""
+"""Rules that involve several settings: pure functions of the settings and config.json."""

@@ -1,6 +1,7 @@
-"""Rules of activations that are recomputed or kept on the host: fields of TransformerConfig.
+"""Rules for the fields of TransformerConfig that recompute activations or keep them on the host.
 
-Megatron-core refuses some combinations only when a rank builds its model, and ignores others.
+Megatron-core refuses some invalid combinations only when a rank builds its model, and ignores
+others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 
 from pipeline.config.actor import Megatron
 from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE
-from pipeline.errors import shown
+from pipeline.errors import nearest, shown
 
 _OFFLOADED = (
     "attn_norm",
@@ -19,7 +20,7 @@ _OFFLOADED = (
     "moe_act",
     "qkv_linear",
 )
-"""Modules whose input Megatron-core 0.16.1 can keep on the host."""
+"""Modules whose inputs Megatron-core 0.16.1 can keep on the host."""
 
 
 def activation_problems(megatron: Megatron) -> Iterator[str]:
@@ -31,13 +32,14 @@ def activation_problems(megatron: Megatron) -> Iterator[str]:
 
 
 def activation_notes(megatron: Megatron) -> Iterator[str]:
-    """Yield a note on modules that are not recomputed."""
+    """Yield a note if recompute_modules has no effect."""
     override = megatron.override_transformer_config
     granularity = override.get("recompute_granularity")
     if override.get("recompute_modules") and granularity != "selective":
         yield (
             f"{OVERRIDE}.recompute_modules: {override['recompute_modules']} has no effect with "
-            f"recompute_granularity={granularity or 'null'}; selective recomputes them"
+            f"recompute_granularity={granularity or 'null'}; write selective to recompute these "
+            "modules"
         )
 
 
@@ -49,7 +51,8 @@ def _recompute_problems(override: Mapping[str, Any]) -> Iterator[str]:
         if granularity == "full" and value is None:
             write = "uniform" if name == "method" else "1"
             yield (
-                f"{key}_{name}: found null, but recompute_granularity=full needs it; write {write}"
+                f"{key}_{name}: found null, but recompute_granularity=full requires a value; "
+                f"write {write}"
             )
     if granularity == "selective" and parts["num_layers"] is not None:
         yield (
@@ -59,8 +62,8 @@ def _recompute_problems(override: Mapping[str, Any]) -> Iterator[str]:
     if granularity is None and any(value is not None for value in parts.values()):
         found = ", ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
         yield (
-            f"{key}_granularity: found null with {found}, which has no effect; write full, or "
-            "leave both out"
+            f"{key}_granularity: found null with {found}, so this has no effect; write full, or "
+            "leave these settings out"
         )
 
 
@@ -72,7 +75,7 @@ def _layer_offload_problems(megatron: Megatron, override: Mapping[str, Any]) -> 
         yield (
             f"{found} with {MEGATRON}.pipeline_model_parallel_size="
             f"{megatron.pipeline_model_parallel_size}, which Megatron-core does not support; "
-            "write one stage, or fine_grained_activation_offloading in its place"
+            "write 1, or fine_grained_activation_offloading instead"
         )
     if override.get("recompute_granularity") is not None:
         yield (
@@ -83,7 +86,7 @@ def _layer_offload_problems(megatron: Megatron, override: Mapping[str, Any]) -> 
         found = shown(override.get("cpu_offloading_num_layers"))
         yield (
             f"{OVERRIDE}.cpu_offloading_num_layers: found {found}, so no layer would be offloaded; "
-            "write how many, fewer than the model has"
+            "write a number smaller than the model's number of layers"
         )
 
 
@@ -91,12 +94,12 @@ def _module_offload_problems(override: Mapping[str, Any]) -> Iterator[str]:
     key = f"{OVERRIDE}.offload_modules"
     modules = override.get("offload_modules")
     named = modules if isinstance(modules, list) else []
-    expected = f"expected some of {', '.join(_OFFLOADED)}"
+    expected = f"expected one or more of {', '.join(_OFFLOADED)}"
     if override.get("fine_grained_activation_offloading") is not True:
         if named:
             yield (
                 f"{key}: found {named}, which has no effect without "
-                "fine_grained_activation_offloading; write that too, or leave it out"
+                "fine_grained_activation_offloading; set both, or leave offload_modules out"
             )
         return
     if override.get("cpu_offloading") is True:
@@ -105,12 +108,12 @@ def _module_offload_problems(override: Mapping[str, Any]) -> Iterator[str]:
             "one of the two out"
         )
     if not named:
-        yield f"{key}: found {shown(modules)}, {expected}; write which"
+        yield f"{key}: found {shown(modules)}, {expected}; list the modules"
     for module in named:
         if module not in _OFFLOADED:
-            yield f"{key}: found {module!r}, {expected}"
+            yield f"{key}: found {shown(module)}, {expected}; {nearest(module, _OFFLOADED)}"
     if "attn_proj" in named and "core_attn" not in named:
         yield (
-            f"{key}: found attn_proj without core_attn, whose output is its input; write both, or "
-            "leave it out"
+            f"{key}: found attn_proj without core_attn, whose output is the input of attn_proj; "
+            "list both, or leave attn_proj out"
         )

@@ -1,7 +1,7 @@
-"""How the micro-batches of each pass are cut: by samples, or by tokens.
+"""The limits of each pass's micro-batches: a number of samples or a number of tokens.
 
-The log-prob passes hold no gradients, so they may take larger ones than the updates; what their own
-settings leave open is the actor's, as in verl.
+Log-prob passes keep no gradients, so their micro-batches may be larger than those of the updates.
+As in verl, the actor's settings apply to a pass that does not have separate settings.
 """
 
 from collections.abc import Iterator
@@ -19,22 +19,23 @@ _OWN = {"log_prob": "actor_rollout_ref.rollout", "reference": "actor_rollout_ref
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a pass's micro-batches; of the two one is None.
+    """The limits of a pass's micro-batches: a number of either samples or tokens.
 
     Example: Budget(None, 16384, 'actor_rollout_ref.actor.ppo_max_token_len_per_gpu', ...).
     """
 
     samples: int | None
+    """The limit in samples, or None."""
     tokens: int | None
-    """Of all ranks that hold a part of the same sequences."""
+    """The limit in tokens, or None. It is the total for all ranks that share sequences."""
     tokens_key: str
-    """The setting that the tokens are from."""
+    """The setting that limits the tokens."""
     dynamic_key: str
-    """The setting that chooses between samples and tokens."""
+    """The setting that selects samples or tokens."""
 
 
 def passes_of(config: RunConfig) -> tuple[Pass, ...]:
-    """The passes of a step; the reference's and the critic's only with one."""
+    """Return the passes of a step, including those of any reference and critic."""
     reference: tuple[Pass, ...] = ("reference",)
     return (
         *("update", "log_prob"),
@@ -44,7 +45,7 @@ def passes_of(config: RunConfig) -> tuple[Pass, ...]:
 
 
 def budget(config: RunConfig, of: Pass) -> Budget:
-    """The limits of a pass."""
+    """Return the limits of a pass."""
     if of in OF_CRITIC:
         return _of_critic(config, of)
     actor = config.actor_rollout_ref.actor
@@ -62,7 +63,7 @@ def budget(config: RunConfig, of: Pass) -> Budget:
         if own.log_prob_use_dynamic_bsz is not None:
             dynamic = own.log_prob_use_dynamic_bsz
             dynamic_key = f"{_OWN[of]}.log_prob_use_dynamic_bsz"
-    tokens *= actor.megatron.context_parallel_size  # the setting is for a GPU, as in verl
+    tokens *= actor.megatron.context_parallel_size  # as in verl, the setting is for one GPU
     return Budget(
         None if dynamic else samples, tokens if dynamic else None, tokens_key, dynamic_key
     )
@@ -88,13 +89,16 @@ def _of_critic(config: RunConfig, of: Pass) -> Budget:
 
 
 def budget_problems(config: RunConfig) -> list[str]:
-    """Token budgets without packing, and those that the longest sample exceeds; each key once."""
+    """Return problems with token budgets that are used without packing or are too small.
+
+    A budget must be large enough for the longest sample. Each setting is reported only once.
+    """
     limits = [budget(config, one) for one in passes_of(config)]
     return list(dict.fromkeys(text for one in limits for text in _problems(config, one)))
 
 
 def budget_notes(config: RunConfig) -> Iterator[str]:
-    """Yield a note on each token budget of a pass that is cut by samples."""
+    """Yield a note on each token budget that is set for micro-batches split by sample count."""
     limits = [budget(config, one) for one in passes_of(config)]
     used = {one.tokens_key for one in limits if one.tokens is not None}
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -107,8 +111,8 @@ def budget_notes(config: RunConfig) -> Iterator[str]:
     for key, is_written in written.items():
         if is_written and key not in used:
             yield (
-                f"{key}: it has no effect on micro-batches that are cut by samples; "
-                f"{_ACTOR}.use_dynamic_bsz=true cuts by tokens"
+                f"{key}: this setting has no effect, because micro-batches are formed by number of "
+                f"samples; write {_ACTOR}.use_dynamic_bsz=true to form them by token count"
             )
 
 
@@ -117,7 +121,7 @@ def _problems(config: RunConfig, limits: Budget) -> Iterator[str]:
         return
     if not config.actor_rollout_ref.actor.megatron.use_remove_padding:
         yield (
-            f"{limits.dynamic_key}: found true with {_ACTOR}.megatron.use_remove_padding=false, "
+            f"{limits.dynamic_key}: found True with {_ACTOR}.megatron.use_remove_padding=false, "
             "expected packed micro-batches; write use_remove_padding=true, or "
             f"{limits.dynamic_key.rpartition('.')[2]}=false"
         )
@@ -126,9 +130,9 @@ def _problems(config: RunConfig, limits: Budget) -> Iterator[str]:
     if limits.tokens < longest:
         ranks = config.actor_rollout_ref.actor.megatron.context_parallel_size
         least = -(-longest // ranks)
-        over = f" over {_ACTOR}.megatron.context_parallel_size={ranks}" if ranks > 1 else ""
+        over = f" divided by {_ACTOR}.megatron.context_parallel_size={ranks}" if ranks > 1 else ""
         yield (
             f"{limits.tokens_key}: found {limits.tokens // ranks}, expected at least {least}, the "
-            "tokens of the longest sample (data.max_prompt_length + data.max_response_length)"
+            "length of the longest sample (data.max_prompt_length + data.max_response_length)"
             f"{over}; write {least} or more"
         )

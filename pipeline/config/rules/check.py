@@ -1,6 +1,7 @@
-"""Rules across settings, checked before anything starts: pure functions of config and model.
+"""Rules that involve several settings: pure functions, which are called before a run starts.
 
-Each rule function returns problems as sentences and raises nothing, so that all are shown together.
+Rule functions return problems as sentences instead of raising errors, so that users see all
+problems together.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config.rules.activation_rules import activation_notes, activation_problems
-from pipeline.config.rules.algorithms.corrections import correction_problems
+from pipeline.config.rules.algorithms.corrections import correction_notes, correction_problems
 from pipeline.config.rules.algorithms.critics import critic_notes, critic_problems
 from pipeline.config.rules.algorithms.estimators import estimator_notes, estimator_problems
 from pipeline.config.rules.budget import budget_notes, budget_problems
@@ -39,10 +40,16 @@ def config_problems(
     hf_config: Mapping[str, Any] | None,
     on_cluster: InstalledGpus | None = None,
 ) -> list[str]:
-    """All contradictions among the settings, and with the model or the workers' place.
+    """Return contradictions among the settings, or with the model or the workers' machines.
 
-    `hf_config` is the model's config.json; None skips the rules that need it. `on_cluster` holds
-    the installation's GPUs when workers are pods; None: workers are processes on this machine.
+    Args:
+        config: The settings.
+        hf_config: The model's config.json; None skips the rules that need it.
+        on_cluster: The installation's GPUs if workers are pods; None if they are processes on this
+            machine.
+
+    Returns:
+        One sentence per problem.
     """
     megatron = config.actor_rollout_ref.actor.megatron
     geometry: Geometry | None = None
@@ -50,7 +57,7 @@ def config_problems(
     if hf_config is not None:
         known = hf_config.get("model_type") in FAMILIES
         try:
-            # Of a model that cannot be trained, no other field needs mending.
+            # If the model cannot be trained, problems with its other fields do not matter.
             geometry = moe_geometry(hf_config) if known else None
         except InputError as error:
             problems += error.problems
@@ -88,7 +95,7 @@ def config_problems(
 
 
 def config_notes(config: RunConfig) -> list[str]:
-    """Notes on settings that are accepted, but may not have the effect that the user expects."""
+    """Return notes on accepted settings that may not have the effect that the user expects."""
     megatron = config.actor_rollout_ref.actor.megatron
     return [
         *_name_notes(config),
@@ -100,29 +107,32 @@ def config_notes(config: RunConfig) -> list[str]:
         *critic_notes(config),
         *_reference_notes(config),
         *estimator_notes(config),
+        *correction_notes(config),
+        *_store_notes(config),
         *(cuda_notes(megatron) if config.trainer.device == "cpu" else ()),
     ]
 
 
 def rank_notes(config: RunConfig) -> list[str]:
-    """Notes on settings of nodes where all workers are processes of one machine."""
+    """Return notes on trainer.nnodes for runs whose workers are all processes on one machine."""
     trainer = config.trainer
     if trainer.nnodes == 1:
         return []
     return [
-        f"trainer.nnodes: {trainer.nnodes} nodes of {trainer.n_gpus_per_node} are "
+        f"trainer.nnodes: {trainer.nnodes} nodes with {trainer.n_gpus_per_node} ranks each mean "
         f"{trainer.nnodes * trainer.n_gpus_per_node} ranks, all on this machine; several nodes "
-        "need Kubernetes (docs/kubernetes.md)"
+        "require Kubernetes (docs/kubernetes.md)"
     ]
 
 
 def _name_notes(config: RunConfig) -> list[str]:
     name, folder = config.trainer.experiment_name, config.trainer.run_name
-    return [] if name == folder else [f"trainer.experiment_name: {name!r} has the folder {folder}"]
+    text = f"trainer.experiment_name: the folder of the run {name!r} is {folder}"
+    return [] if name == folder else [text]
 
 
 def _reference_notes(config: RunConfig) -> Iterator[str]:
-    """Yield a note on settings of a reference that the run does not have."""
+    """Yield notes on settings for a reference policy in runs without one."""
     policy = config.actor_rollout_ref
     if config.has_reference:
         return
@@ -134,10 +144,19 @@ def _reference_notes(config: RunConfig) -> Iterator[str]:
     for name, value in found.items():
         if value:
             yield (
-                f"actor_rollout_ref.{name}: {value} has no effect: without "
+                f"actor_rollout_ref.{name}: {value} has no effect, because without "
                 "actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward there is no "
                 "reference policy"
             )
+
+
+def _store_notes(config: RunConfig) -> Iterator[str]:
+    deltas = config.store.policy_deltas
+    if deltas.enable is False and deltas.every != type(deltas)().every:
+        yield (
+            f"store.policy_deltas.every: {deltas.every} has no effect with "
+            "store.policy_deltas.enable=false"
+        )
 
 
 def _batch_problems(config: RunConfig) -> list[str]:
@@ -156,30 +175,30 @@ def _batch_problems(config: RunConfig) -> list[str]:
     name, size = sampled_at_once(config)
     if shards is not None and shards > size:
         problems.append(
-            f"launch.rollout_shards: found {shards}, expected at most {name}={size}; a shard has "
-            "at least one prompt"
+            f"launch.rollout_shards: found {shards}, expected at most {name}={size}; each shard "
+            "needs at least one prompt"
         )
     workers = config.launch.rollout_workers or 1
     if shards is not None and shards < workers:
         problems.append(
             f"launch.rollout_shards: found {shards}, expected at least "
-            f"launch.rollout_workers={workers}; a worker without a shard would never have work"
+            f"launch.rollout_workers={workers}; a worker without a shard would always be idle"
         )
     return problems
 
 
 def _limit_problems(config: RunConfig) -> Iterator[str]:
-    """Yield problems of steps and samples that are larger than what can be stored."""
+    """Yield problems with steps and samples that exceed the limits of the stored formats."""
     data, n = config.data, config.actor_rollout_ref.rollout.n
     if (samples := data.train_batch_size * n) > MOST_SAMPLES:
         yield (
-            f"data.train_batch_size: found {data.train_batch_size}, with actor_rollout_ref.rollout."
-            f"n={n} that is {samples} samples a step, expected at most {MOST_SAMPLES}"
+            f"data.train_batch_size: found {data.train_batch_size}, which with actor_rollout_ref."
+            f"rollout.n={n} gives {samples} samples per step, expected at most {MOST_SAMPLES}"
         )
     if (tokens := data.max_prompt_length + data.max_response_length) > MOST_TOKENS:
         yield (
-            f"data.max_response_length: found {data.max_response_length}, with "
-            f"data.max_prompt_length={data.max_prompt_length} that is {tokens} tokens a sample, "
+            f"data.max_response_length: found {data.max_response_length}, which with "
+            f"data.max_prompt_length={data.max_prompt_length} gives {tokens} tokens per sample, "
             f"expected at most {MOST_TOKENS}"
         )
 
@@ -192,7 +211,7 @@ def _cluster_problems(config: RunConfig) -> list[str]:
         f"{_REPLAY}.replay_file": replay.replay_file,
     }
     return [
-        f"{key}: found {place}, expected {REMOTE_SHAPES}: pods share no folder"
+        f"{key}: found {place}, expected {REMOTE_SHAPES}, because pods share no folder"
         for key, place in places.items()
         if place is not None and not is_remote(place)
     ]
@@ -204,19 +223,20 @@ def _input_problems(config: RunConfig) -> list[str]:
     if not config.data.train_files:
         problems.append(
             "data.train_files: found nothing, expected Parquet file(s) with prompts; "
-            "add the line data.train_files=PATH"
+            "add data.train_files=PATH"
         )
     overlong = config.reward.reward_kwargs.overlong_buffer_cfg
     longest = config.data.max_response_length
     if overlong.enable and not 1 <= overlong.len <= longest:
         problems.append(
             f"reward.reward_kwargs.overlong_buffer_cfg.len: found {overlong.len}, expected 1 to "
-            f"data.max_response_length={longest}; write over how many tokens the penalty grows"
+            f"data.max_response_length={longest}; write the number of tokens over "
+            "which the penalty grows"
         )
     if config.launch.rollout_workers == 0 and replay_file is None:
         problems.append(
             "launch.rollout_workers: found 0, but without "
-            f"{_REPLAY}.replay_file a step needs rollouts; write 1 or more"
+            f"{_REPLAY}.replay_file a step requires rollout workers; write 1 or more"
         )
     return problems
 
@@ -227,14 +247,17 @@ def _store_problems(config: RunConfig) -> list[str]:
         return []
     parts = urlsplit(endpoint)
     if "@" in parts.netloc:
-        # The message does not repeat the URL, which holds a password.
+        # The message does not repeat the URL, because it contains a password.
         return [
             "store.endpoint: found a URL with credentials, which would be written into run.json; "
-            "write https://HOST[:PORT], and give credentials by environment or profile"
+            "write https://HOST[:PORT], and set credentials in the environment or a profile"
         ]
     if parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
         return []
-    return [f"store.endpoint: found {endpoint!r}, expected https://HOST[:PORT] or http://..."]
+    return [
+        f"store.endpoint: found {endpoint!r}, expected https://HOST[:PORT] or "
+        "http://HOST[:PORT]; correct it"
+    ]
 
 
 def _recorded_set_problems(config: RunConfig) -> list[str]:
@@ -250,34 +273,36 @@ def _recorded_set_problems(config: RunConfig) -> list[str]:
             )
         if same_place(place, config.run_uri):
             problems.append(
-                f"{_REPLAY}.{name}: found {place}, which is the run itself "
-                "(store.uri/trainer.experiment_name); choose another place"
+                f"{_REPLAY}.{name}: found {place}, which is the run's own place "
+                "(store.uri/trainer.experiment_name); write a different place"
             )
     if replay.replay_file is None:
         return problems
     if replay.record_file is not None and same_place(replay.record_file, replay.replay_file):
         problems.append(
-            f"{_REPLAY}.record_file: found {replay.record_file}, the same as replay_file; a set "
-            "cannot be written where it is read: choose another place, or leave record_file out"
+            f"{_REPLAY}.record_file: found {replay.record_file}, the same as replay_file; a "
+            "recorded set cannot be overwritten while it is replayed; write a different place, or "
+            "leave record_file out"
         )
     if config.launch.rollout_workers:
         problems.append(
             f"launch.rollout_workers: found {config.launch.rollout_workers}, but with "
-            f"{_REPLAY}.replay_file no rollout runs; write 0, or leave one of the two out"
+            f"{_REPLAY}.replay_file no rollout takes place; write 0, or leave one of the two out"
         )
     if config.data.val_files:
         problems.append(
             f"data.val_files: found {config.data.val_files}, but with {_REPLAY}.replay_file no "
-            "rollout worker runs that could validate; write data.val_files=null, or leave "
+            "rollout worker is started for validation; write data.val_files=null, or leave "
             "replay_file out"
         )
     return problems
 
 
 def positions_of(hf_config: Mapping[str, Any]) -> int | None:
-    """The most tokens of a sample; None: not known.
+    """Return the maximum number of tokens in a sample, or None if it is unknown.
 
-    With a scaled RoPE the limit is higher than config.json's number; the engine checks it.
+    If RoPE is scaled, the maximum is higher than max_position_embeddings. The function then returns
+    None, and the engine checks the length.
     """
     longest = hf_config.get("max_position_embeddings")
     scaled = rope_type(hf_config) != "default"
@@ -291,13 +316,13 @@ def _length_problems(config: RunConfig, hf_config: Mapping[str, Any]) -> list[st
         return []
     if prompt >= longest:
         return [
-            f"data.max_prompt_length: found {prompt}, but the model has {longest} positions, of "
-            f"which a response needs some; write at most {max(longest - response, longest // 2)}"
+            f"data.max_prompt_length: found {prompt}, but the model has only {longest} positions "
+            f"for prompt and response; write at most {max(longest - response, longest // 2)}"
         ]
     return [
-        f"data.max_response_length: found {response}, with data.max_prompt_length={prompt} that is "
-        f"{prompt + response} tokens, but the model has {longest} positions; write at most "
-        f"{longest - prompt}, or shorten data.max_prompt_length"
+        f"data.max_response_length: found {response}, which with data.max_prompt_length={prompt} "
+        f"gives {prompt + response} tokens, but the model has {longest} positions; write at most "
+        f"{longest - prompt}, or reduce data.max_prompt_length"
     ]
 
 

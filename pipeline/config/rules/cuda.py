@@ -1,4 +1,4 @@
-"""Settings that do nothing, or cannot be, without CUDA: refused on CPU, not ignored."""
+"""Rules for settings that require CUDA: on CPU they are refused, not ignored."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,10 +8,11 @@ from pipeline.config.rules.megatron_options import DDP, OPTIMIZER, precision_awa
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.rules.transformer_rules import OVERRIDE
 from pipeline.config.tree import RunConfig
+from pipeline.errors import shown
 from pipeline.model.geometry import Geometry
 
-_IN_MEMORY = "on CPU the optimizer's state is in the host's memory already"
-_ENGINE = "it is Transformer Engine's, which needs CUDA"
+_IN_MEMORY = "on CPU the optimizer's state is already in host memory"
+_ENGINE = "this option belongs to Transformer Engine, which requires CUDA"
 _OF_OPTIMIZER = {
     "optimizer_cpu_offload": _IN_MEMORY,
     "pin_cpu_grads": _IN_MEMORY,
@@ -21,11 +22,11 @@ _OF_OPTIMIZER = {
     "use_torch_optimizer_for_cpu_offload": _IN_MEMORY,
 }
 _OF_DDP = {
-    "nccl_ub": "on CPU ranks talk by Gloo",
-    "pad_buckets_for_high_nccl_busbw": "on CPU ranks talk by Gloo",
-    "overlap_grad_reduce": "on CPU nothing runs beside the backward pass, and an expert without "
-    "tokens has no gradient to wait for",
-    "reduce_scatter_with_fp32_accumulation": "on CPU ranks talk by Gloo",
+    "nccl_ub": "on CPU ranks communicate through Gloo",
+    "pad_buckets_for_high_nccl_busbw": "on CPU ranks communicate through Gloo",
+    "overlap_grad_reduce": "on CPU nothing runs in parallel with the backward pass, and an expert "
+    "without tokens has no gradient to wait for",
+    "reduce_scatter_with_fp32_accumulation": "on CPU ranks communicate through Gloo",
 }
 REPLACED = {
     "moe_grouped_gemm": False,
@@ -41,17 +42,48 @@ REPLACED = {
     "masked_softmax_fusion": False,
     "apply_rope_fusion": False,
 }
-"""Fields of TransformerConfig that have a fixed value on CPU, and that value."""
+"""Fields of TransformerConfig that have a fixed value on CPU, and their values."""
 
 _OF_KERNELS = 32
-_OF_MODEL = {"cpu_offloading": _ENGINE, "fine_grained_activation_offloading": _ENGINE}
+_KERNELS = "this option selects kernels that require CUDA"
+_GRAPH = "CUDA graphs require CUDA"
+_STREAMS = "on CPU nothing runs in parallel with the passes"
+_OF_MODEL = {
+    "batch_invariant_mode": _KERNELS,
+    "cpu_offloading": _ENGINE,
+    "cuda_graph_impl": _GRAPH,
+    "defer_embedding_wgrad_compute": _KERNELS,
+    "delay_wgrad_compute": _ENGINE,
+    "disable_bf16_reduced_precision_matmul": _KERNELS,
+    "enable_autocast": "Megatron-core casts automatically only on CUDA devices",
+    "enable_cuda_graph": _GRAPH,
+    "external_cuda_graph": _GRAPH,
+    "fine_grained_activation_offloading": _ENGINE,
+    "fp4": _ENGINE,
+    "fp8": _ENGINE,
+    "fused_single_qkv_rope": _ENGINE,
+    "memory_efficient_layer_norm": _KERNELS,
+    "moe_enable_deepep": _KERNELS,
+    "moe_router_fusion": _ENGINE,
+    "overlap_moe_expert_parallel_comm": _STREAMS,
+    "symmetric_ar_type": _ENGINE,
+    "tp_comm_overlap": _ENGINE,
+    "use_kitchen": _KERNELS,
+    "use_kitchen_attention": _KERNELS,
+    "use_te_activation_func": _ENGINE,
+    "use_te_rng_tracker": _ENGINE,
+}
+"""Fields of TransformerConfig that the layers on CPU ignore, or with which these layers cannot be
+built, and the reasons."""
+_OFF = (None, False, "none")
+"""The values of fields that are not in use."""
 
 
 def cuda_problems(actor: Actor) -> Iterator[str]:
-    """Yield what a run on CPU must leave out."""
+    """Yield problems with settings that a run on CPU cannot use."""
     if precision_aware(actor):
         yield (
-            f"{OPTIM}.use_precision_aware_optimizer: found true, but {_ENGINE}; write false, or "
+            f"{OPTIM}.use_precision_aware_optimizer: found True, but {_ENGINE}; write false, or "
             "train on GPUs"
         )
     for key, values, only in (
@@ -60,8 +92,10 @@ def cuda_problems(actor: Actor) -> Iterator[str]:
         (OVERRIDE, actor.megatron.override_transformer_config, _OF_MODEL),
     ):
         for name, why in only.items():
-            if values.get(name) is True:
-                yield f"{key}.{name}: found True, but {why}; leave it out, or train on GPUs"
+            if (value := values.get(name)) not in _OFF:
+                yield (
+                    f"{key}.{name}: found {shown(value)}, but {why}; leave it out, or train on GPUs"
+                )
     if actor.megatron.override_transformer_config.get("cp_comm_type") == "p2p":
         yield (
             f"{OVERRIDE}.cp_comm_type: found 'p2p', but on CPU context-parallel ranks gather keys "
@@ -70,24 +104,30 @@ def cuda_problems(actor: Actor) -> Iterator[str]:
 
 
 def cuda_notes(megatron: Megatron) -> Iterator[str]:
-    """Yield a note on each field whose value is another one on CPU."""
+    """Yield a note on each field that has a different value on CPU."""
     for name, value in megatron.override_transformer_config.items():
         if value is not None and REPLACED.get(name, value) != value:
-            yield f"{OVERRIDE}.{name}: {value} needs CUDA; on CPU it is {REPLACED[name]}"
+            yield f"{OVERRIDE}.{name}: {value} requires CUDA; on CPU the value is {REPLACED[name]}"
 
 
 def cpu_engine_problems(
     config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
 ) -> Iterator[str]:
-    """Yield what vLLM's CPU build cannot do with a model's experts, if the run has an engine.
+    """Yield problems with the model's experts in vLLM's CPU build, if the run has an engine.
 
-    Its kernels (CPUUnquantizedExperts and its subclasses) take multiples of 32: they refuse another
-    hidden size, and pad another width of experts, of which no later policy can be loaded.
+    vLLM's CPU kernels (CPUUnquantizedExperts and its subclasses) require multiples of 32. They
+    refuse any other hidden size. They pad experts of any other width, after which no later policy
+    can be loaded.
+
+    Args:
+        config: The settings.
+        hf_config: The model's config.json; None if it is not known.
+        geometry: The model's geometry; None if it has no MoE layers.
     """
     policy = config.actor_rollout_ref
     if hf_config is None or geometry is None or policy.actor.router_replay.replay_file is not None:
         return
-    # Mixtral names the width of its experts as other models name that of their dense layers.
+    # Mixtral's config gives the expert width under the key that others use for dense layers.
     width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
     whole_experts = policy.rollout.engine_kwargs.vllm.get("enable_expert_parallel") is True
     tp = 1 if whole_experts else policy.rollout.tensor_model_parallel_size
@@ -96,7 +136,7 @@ def cpu_engine_problems(
         if isinstance(found, int) and found % multiple:
             cut = f" ({_OF_KERNELS} times rollout.tensor_model_parallel_size={tp})"
             yield (
-                f"actor_rollout_ref.model.path: config.json has {name}={found}, but vLLM's kernels "
-                f"of experts on CPU need a multiple of {multiple}"
+                f"actor_rollout_ref.model.path: config.json has {name}={found}, but vLLM's CPU "
+                f"kernels for experts require a multiple of {multiple}"
                 f"{cut if multiple > _OF_KERNELS else ''}; use another model, or GPUs"
             )

@@ -1,12 +1,14 @@
-"""Rules of engine_kwargs.vllm: which of vLLM 0.32.0's engine arguments a run may set.
+"""Rules for engine_kwargs.vllm: the engine arguments of vLLM 0.32.0 that a run may set.
 
-A copy of EngineArgs' names, because `pipeline` does not import vLLM: a test compares it with the
-original. What is refused would make routes or log-probs wrong, or has a setting of its own.
+The names of EngineArgs are copied here, because `pipeline` does not import vLLM; a test compares
+them with the original. An argument is refused if it would lead to incorrect routes or log-probs, or
+if it has its own setting.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pipeline.errors import nearest, shown
 
 KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -23,39 +25,39 @@ OWNED = {
     "seed": "trainer.seed",
     "tensor_parallel_size": f"{_ROLLOUT}.tensor_model_parallel_size",
 }
-"""Arguments with a setting of their own, and its name."""
+"""Arguments that have their own setting, and the setting's name."""
 
-_MODEL_FOLDER = "model, tokenizer and their configuration are those of actor_rollout_ref.model.path"
+_MODEL_FOLDER = "model, tokenizer and their configuration come from actor_rollout_ref.model.path"
 _REASONS: dict[str, str] = {
-    "routes are stored in blocks beside those of the prefix cache, which is always on": (
+    "routes are stored in blocks next to those of the prefix cache, which is always on": (
         "enable_prefix_caching"
     ),
-    "it switches the recording of routes": "aux_output_config",
-    "rows of a batch that is cut in two overwrite one another's routes": (
+    "this argument turns the recording of routes on or off": "aux_output_config",
+    "the rows of a batch that is split in two overwrite each other's routes": (
         "enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold"
     ),
-    "keys and values that are loaded from elsewhere come without their rows' routes": (
+    "keys and values that are loaded from elsewhere lack the routes of their rows": (
         "kv_transfer_config kv_offloading_size kv_offloading_backend ec_transfer_config "
         "ec_manager_config"
     ),
-    "prompt rows would skip layers, and have no routes there": "kv_sharing_fast_prefill",
-    "engines have one pipeline stage and no context parallelism, with which no routes are "
+    "prompt rows would skip layers and have no routes there": "kv_sharing_fast_prefill",
+    "engines have one pipeline stage and no context parallelism; with more, no routes would be "
     "recorded": (
         "pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size "
         "dcp_comm_backend dcp_q_replicate dcp_kv_cache_interleave_size cp_kv_cache_interleave_size"
     ),
-    "drafted tokens are accepted many at a time, and rejected ones leave routes behind": (
+    "drafted tokens are accepted several at a time, and rejected ones leave routes behind": (
         "speculative_config spec_method spec_model spec_tokens diffusion_config"
     ),
-    "the engine would compute with other weights than the trainer's, and other log-probs": (
+    "the engine's weights and log-probs would differ from the trainer's": (
         "quantization quantization_config allow_deprecated_quantization model_impl "
         "model_class_overrides hf_overrides"
     ),
-    "keys and values of less precision move log-probs away from the trainer's": (
+    "keys and values of lower precision shift log-probs away from the trainer's": (
         "kv_cache_dtype kv_cache_dtype_skip_layers"
     ),
-    "log-probs are those of the distribution that is sampled from": "logprobs_mode",
-    "it changes what is sampled, and the trainer does not know how": (
+    "log-probs must refer to the distribution from which the engine samples": "logprobs_mode",
+    "the argument changes how tokens are sampled, which the trainer cannot reproduce": (
         "logits_processors watermark_config generation_config override_generation_config "
         "return_sampling_mask enable_trace_replay"
     ),
@@ -64,7 +66,7 @@ _REASONS: dict[str, str] = {
         "lora_dtype lora_target_modules enable_tower_connector_lora specialize_active_lora "
         "enable_mixed_moe_lora_format enable_moe_shared_loras max_lora_cls_labels"
     ),
-    "policies are loaded in place, from the store; weights that lie elsewhere would stay old": (
+    "policies are loaded in place, from the store; weights kept elsewhere would not change": (
         "weight_transfer_config load_format model_loader_extra_config ignore_patterns "
         "pt_load_map_location offload_backend cpu_offload_gb cpu_offload_params "
         "offload_group_size offload_num_in_group offload_prefetch_step offload_params "
@@ -75,20 +77,20 @@ _REASONS: dict[str, str] = {
         "skip_tokenizer_init tokenizer_mode trust_remote_code config_format revision code_revision "
         "hf_token tokenizer_revision download_dir"
     ),
-    "classes that record routes are in their place": (
+    "Retrace uses its own classes here, to record routes": (
         "worker_cls worker_extension_cls scheduler_cls"
     ),
-    "each engine is one process group on one machine; launch.rollout_workers makes more": (
+    "each engine is one process group on one machine; add engines with launch.rollout_workers": (
         "data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local "
         "data_parallel_address data_parallel_rpc_port data_parallel_hybrid_lb "
         "data_parallel_external_lb data_parallel_multi_port_external_lb data_parallel_backend "
         "enable_elastic_ep elastic_ep_max_dp_size nnodes node_rank master_addr master_port "
         "_api_process_count _api_process_rank"
     ),
-    "the launcher gives each engine its GPUs": "device_ids",
+    "the launcher assigns each engine its GPUs": "device_ids",
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-"""Arguments that no run may set, and why."""
+"""Arguments that no run may set, and the reasons."""
 
 _ACCEPTED = """
 additional_config aggregate_engine_logging all2all_backend allowed_local_media_path
@@ -129,18 +131,17 @@ stream_interval structured_outputs_config swa_bounded_replay tokens_only use_fp6
 use_replayssm use_tqdm_on_load video_pruning_method video_pruning_rate watermark
 """
 ACCEPTED = tuple(_ACCEPTED.split())
-"""Arguments that reach the engine as they are."""
+"""Arguments that are passed to the engine unchanged."""
 
 
 def engine_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield arguments of the engine that a run may not set, and names that vLLM does not have."""
+    """Yield problems with arguments that a run may not set, and with names unknown to vLLM."""
     for name, value in arguments.items():
-        found = f"{KWARGS}.{name}: found {value!r}"
+        found = f"{KWARGS}.{name}: found {shown(value)}"
         if name in OWNED:
-            yield f"{found}, which has a setting of its own; write {OWNED[name]} instead"
+            yield f"{found}, which has its own setting; use {OWNED[name]} instead"
         elif name in REFUSED:
             yield f"{found}; {REFUSED[name]}; leave it out"
         elif name not in ACCEPTED:
-            near = difflib.get_close_matches(name, (*ACCEPTED, *OWNED, *REFUSED), 1)
-            hint = f"did you mean {near[0]}?" if near else "leave it out"
-            yield f"{KWARGS}.{name}: no engine argument of vLLM 0.32.0; {hint}"
+            fix = nearest(name, (*ACCEPTED, *OWNED, *REFUSED))
+            yield f"{KWARGS}.{name}: not an engine argument of vLLM 0.32.0; {fix}"

@@ -1,4 +1,4 @@
-"""Rules of parallel sizes: with each other, with the number of ranks and with the model."""
+"""Rules for parallel sizes: they must be compatible with each other, the ranks and the model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,16 @@ _COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipe
 def layout_problems(
     config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
 ) -> list[str]:
-    """Parallel sizes that do not divide the ranks or the model, or that Megatron gets wrong."""
+    """Return problems with parallel sizes that do not fit together or that Megatron mishandles.
+
+    Args:
+        config: The settings.
+        hf_config: The model's config.json; None skips the rules that need it.
+        geometry: The model's geometry; None if it has no MoE layers.
+
+    Returns:
+        One sentence per problem.
+    """
     megatron = config.actor_rollout_ref.actor.megatron
     problems = _rank_problems(config, megatron)
     if hf_config is not None:
@@ -34,7 +43,7 @@ def layout_problems(
 
 
 def expert_tensor_parallel_size(megatron: Megatron) -> int:
-    """The expert-TP in effect: the setting if there is one, else TP when EP is 1, else 1."""
+    """Return the effective expert-TP: the setting or, if it is null, TP if EP is 1, else 1."""
     if megatron.expert_tensor_parallel_size is not None:
         return megatron.expert_tensor_parallel_size
     one_group = megatron.expert_model_parallel_size == 1
@@ -42,12 +51,20 @@ def expert_tensor_parallel_size(megatron: Megatron) -> int:
 
 
 def size_problems(megatron: Megatron, ranks: int, found: str) -> list[str]:
-    """Check parallel sizes with each other and with the ranks, whose origin `found` names.
+    """Check parallel sizes against each other and against the number of ranks.
 
-    At EP1 Megatron-core 0.16.1 treats expert weights as dense ones and sums their gradients over
-    the dense data-parallel group only (tensor_parallel/layers.py: allreduce = not (is_expert and
-    EP > 1)). With expert-TP 1 under TP each rank would train its own copy of the experts on its own
-    part of the tokens, and the copies would drift apart without an error.
+    At EP 1, Megatron-core 0.16.1 treats expert weights as dense weights, and sums their gradients
+    only over the dense data-parallel group (tensor_parallel/layers.py: allreduce = not (is_expert
+    and EP > 1)). With expert-TP 1 and TP > 1, each rank would train its own copy of the experts on
+    its own part of the tokens. The copies would drift apart without an error.
+
+    Args:
+        megatron: The parallel sizes.
+        ranks: Number of training ranks.
+        found: Start of the message, with the settings that determine the number of ranks.
+
+    Returns:
+        One sentence per problem.
     """
     tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
     ep, etp = megatron.expert_model_parallel_size, expert_tensor_parallel_size(megatron)
@@ -66,8 +83,9 @@ def size_problems(megatron: Megatron, ranks: int, found: str) -> list[str]:
         )
     if ep == 1 and etp != tp:
         problems.append(
-            f"{_ETP}: found {etp}, expected {tp} like {_TP}: with {_EP}=1 Megatron-core would "
-            f"train each tensor-parallel rank's experts apart, silently; write {tp} or null"
+            f"{_ETP}: found {etp}, expected {tp}, the same as {_TP}; with {_EP}=1 Megatron-core "
+            "would silently train separate experts on each tensor-parallel rank; write "
+            f"{tp} or null"
         )
     if pp == 1 and megatron.virtual_pipeline_model_parallel_size is not None:
         problems.append(
@@ -92,7 +110,7 @@ def _rank_problems(config: RunConfig, megatron: Megatron) -> list[str]:
     if ranks % shared == 0 and samples < ranks // shared:
         problems.append(
             "actor_rollout_ref.actor.ppo_mini_batch_size: found "
-            f"{config.actor_rollout_ref.actor.ppo_mini_batch_size}, with rollout.n that is "
+            f"{config.actor_rollout_ref.actor.ppo_mini_batch_size}, which with rollout.n gives "
             f"{samples} samples for {ranks // shared} data-parallel ranks; "
             "write more, or use fewer ranks"
         )
@@ -122,7 +140,7 @@ def _model_problems(
 
 
 def _stage_problems(megatron: Megatron, hf_config: Mapping[str, Any]) -> list[str]:
-    """Check that Megatron can cut the layers into stages and chunks, evenly or as asked for."""
+    """Check that Megatron can split the layers into stages and chunks, evenly or as requested."""
     pp, vpp = megatron.pipeline_model_parallel_size, megatron.virtual_pipeline_model_parallel_size
     override, layers = megatron.override_transformer_config, hf_config["num_hidden_layers"]
     ends = {name: override[name] for name in _ENDS if type(override.get(name)) is int}
@@ -133,20 +151,20 @@ def _stage_problems(megatron: Megatron, hf_config: Mapping[str, Any]) -> list[st
     shown = ", ".join([*(f"{name}={ends[name]}" for name in ends), *counted])
     found = f"{OVERRIDE}: found {shown} with {_PP}={pp} and num_hidden_layers={layers}"
     if ends and counted:
-        return [f"{found}, expected one way to cut the layers; leave {counted[0]} out"]
+        return [f"{found}, expected one way to split the layers; leave {counted[0]} out"]
     if ends and pp == 1:
         return [f"{found}, which is one stage; leave {next(iter(ends))} out, or write more stages"]
     stages, rest = pp - len(ends), layers + len(counted) - sum(ends.values())
     if stages < 0 or (rest if stages == 0 else rest < stages or rest % stages):
         return [
             f"{found}, which leaves {rest} layers for {max(stages, 0)} stages; write numbers that "
-            "leave each of them equally many"
+            "leave the same number of layers for each stage"
         ]
     sizes = [*ends.values(), *([rest // stages] if stages else [])]
     if vpp is not None and any(size % vpp for size in sizes):
         return [
-            f"{found}, stages of {', '.join(map(str, sizes))} layers, expected multiples of "
-            f"{_VPP}={vpp}; write other numbers, or null for {_VPP}"
+            f"{found}, which gives stages of {', '.join(map(str, sizes))} layers, expected "
+            f"multiples of {_VPP}={vpp}; write different numbers, or null for {_VPP}"
         ]
     return []
 
@@ -159,10 +177,10 @@ def _moe_problems(
         if ep == 1:
             return []
         return [f"{_EP}: found {ep}, but the model has no MoE layers; write 1"]
-    # Mixtral names the width of its experts as other models name that of their dense layers.
+    # Mixtral's config gives the expert width under the key that others use for dense layers.
     width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
     unset = megatron.expert_tensor_parallel_size is None
-    origin = " (null: as tensor_model_parallel_size)" if unset else ""
+    origin = " (null: the same as tensor_model_parallel_size)" if unset else ""
     return [
         *_indivisible(_ETP, expert_tensor_parallel_size(megatron), [width], hf_config, origin),
         *_indivisible(_EP, ep, ["experts"], {"experts": geometry.experts}),
@@ -172,7 +190,7 @@ def _moe_problems(
 def _indivisible(
     key: str, size: int, names: Sequence[str], hf_config: Mapping[str, Any], origin: str = ""
 ) -> list[str]:
-    """The model's numbers that a size does not divide; `origin`: where the size is from."""
+    """Return a problem if a size does not divide every one of the model's dimensions in `names`."""
     wholes = {name: whole for name in names if isinstance(whole := hf_config.get(name), int)}
     broken = [f"{name}={whole}" for name, whole in wholes.items() if whole % size]
     if not broken:

@@ -1,4 +1,4 @@
-"""Rules of the policy loss and of how losses of tokens become one number."""
+"""Rules for the policy loss and its aggregation over tokens."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,18 +13,19 @@ NORM = "seq-mean-token-sum-norm"
 
 
 def loss_problems(actor: Actor) -> Iterator[str]:
-    """Yield settings of a loss that contradict each other."""
+    """Yield contradictions among the settings of the loss."""
     chosen = actor.policy_loss
     if chosen.clip_cov_lb >= chosen.clip_cov_ub:
         yield (
             f"{_ACTOR}.policy_loss.clip_cov_lb: found {chosen.clip_cov_lb}, expected less than "
-            f"clip_cov_ub={chosen.clip_cov_ub}: no token lies between them; write less"
+            f"clip_cov_ub={chosen.clip_cov_ub}, so that the values of some tokens can "
+            "be between the two bounds; write a smaller value"
         )
     if actor.loss_scale_factor is not None and actor.loss_agg_mode != NORM:
         yield (
             f"{_ACTOR}.loss_scale_factor: found {actor.loss_scale_factor}, but only "
-            f"{_ACTOR}.loss_agg_mode={NORM} divides by it, and it is {actor.loss_agg_mode}; write "
-            f"null, or that mode"
+            f"{_ACTOR}.loss_agg_mode={NORM} divides by it, and the mode is {actor.loss_agg_mode}; "
+            f"write null, or loss_agg_mode={NORM}"
         )
 
 
@@ -32,7 +33,7 @@ def loss_notes(actor: Actor) -> Iterator[str]:
     """Yield notes on settings that the loss does not read."""
     loss = LOSSES.get(actor.policy_loss.loss_mode)
     if loss is None:
-        return  # a function of users reads what it likes
+        return  # a user's function may read any setting
     read = {name for one in LOSSES.values() for name in one.reads} - {*loss.reads}
     values, defaults = actor.model_dump(), Actor().model_dump()
     for name in sorted(read):
@@ -44,14 +45,14 @@ def loss_notes(actor: Actor) -> Iterator[str]:
     both = None not in (actor.clip_ratio_low, actor.clip_ratio_high)
     if both and "clip_ratio" in loss.reads and actor.clip_ratio != defaults["clip_ratio"]:
         yield (
-            f"{_ACTOR}.clip_ratio: {actor.clip_ratio} has no effect beside clip_ratio_low and "
-            "clip_ratio_high"
+            f"{_ACTOR}.clip_ratio: {actor.clip_ratio} has no effect, because clip_ratio_low and "
+            "clip_ratio_high are set"
         )
     yield from _mode_notes(actor, loss.aggregation)
 
 
 def _mode_notes(actor: Actor, aggregation: Any) -> Iterator[str]:
-    """Yield a note where a loss is averaged in its own mode, as in verl."""
+    """Yield a note if, as in verl, the loss has a fixed mode that overrides loss_agg_mode."""
     if aggregation is None or aggregation == actor.loss_agg_mode:
         return
     others = [
@@ -59,8 +60,8 @@ def _mode_notes(actor: Actor, aggregation: Any) -> Iterator[str]:
         for name, used in (("entropy", actor.entropy_coeff), ("KL loss", actor.use_kl_loss))
         if used
     ]
-    rest = f"; {actor.loss_agg_mode} holds for the {' and the '.join(others)}" if others else ""
+    rest = f"; {actor.loss_agg_mode} applies to the {' and the '.join(others)}" if others else ""
     yield (
-        f"{_ACTOR}.loss_agg_mode: the loss {actor.policy_loss.loss_mode} is always averaged by "
-        f"{aggregation}, as in verl{rest}"
+        f"{_ACTOR}.loss_agg_mode: the loss {actor.policy_loss.loss_mode} is always aggregated "
+        f"with {aggregation}, as in verl{rest}"
     )

@@ -1,11 +1,10 @@
-"""Rules of override_optimizer_config and override_ddp_config: what passes through to Megatron-core.
+"""Rules for override_optimizer_config and override_ddp_config: options of Megatron-core.
 
-Every field of Megatron-core 0.16.1's OptimizerConfig and DistributedDataParallelConfig is either
-passed through, has a setting of its own, or is refused with a reason; a test compares the tables
-with the originals, because `pipeline` does not import Megatron.
+Each field of Megatron-core 0.16.1's OptimizerConfig and DistributedDataParallelConfig is passed
+through, has its own setting, or is refused with a reason. A test compares the tables with the
+originals, because `pipeline` does not import Megatron.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,30 +14,31 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pipeline.config.actor import Actor, Megatron
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.rules.transformer_rules import MEGATRON
-from pipeline.errors import shown
+from pipeline.errors import nearest, shown
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _ADAM = "the optimizer is Adam"
-_BF16 = "losses are not scaled: weights are bfloat16 or float32"
+_BF16 = "losses are not scaled, because weights are bfloat16 or float32"
 _FP8 = "weights are bfloat16 or float32"
-_FSDP = "Megatron-FSDP is not supported: weights are cut by TP, PP and EP"
-_LOGS = "for Megatron's own training loop"
+_FSDP = "Megatron-FSDP is not supported; weights are split by TP, PP and EP"
+_LOGS = "this option belongs to Megatron's own training loop"
 _ONE_RATE = "all weights have one learning rate"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What becomes of the fields of a dataclass of Megatron-core's."""
+    """The treatment of the fields of one of Megatron-core's dataclasses."""
 
     key: str
-    """The setting with the values."""
+    """The setting that contains the values."""
     megatron_name: str
+    """The name of the dataclass."""
     types: Mapping[str, Any]
     """Fields that are passed through, and the types of their values."""
     owned: Mapping[str, str]
-    """Fields with a setting of their own, and that setting."""
+    """Fields that have their own setting, and the setting's name."""
     refused: Mapping[str, str]
-    """Fields without, and the reason."""
+    """Fields that are refused, and the reasons."""
 
 
 OPTIMIZER = Options(
@@ -86,10 +86,10 @@ OPTIMIZER = Options(
             ),
             _ADAM,
         ),
-        "main_params_dtype": "the weights that Adam updates are float32, as checkpoints hold them",
+        "main_params_dtype": "the weights that Adam updates are float32, as in checkpoints",
         **dict.fromkeys(
             ("overlap_param_gather", "overlap_param_gather_with_optimizer_step"),
-            "weights are gathered before anything reads them",
+            "weights are gathered before they are read",
         ),
         **dict.fromkeys(
             ("log_num_zeros_in_grad", "barrier_with_L1_time", "timers", "config_logger_dir"), _LOGS
@@ -120,8 +120,8 @@ DDP = Options(
             "would not wait for it",
         ),
         "average_in_collective": "losses are means over tokens, not over ranks",
-        "delay_wgrad_compute": "it needs a schedule of Megatron's own training loop",
-        "num_distributed_optimizer_instances": "optimizer state is cut over all data-parallel "
+        "delay_wgrad_compute": "this option requires a schedule of Megatron's own training loop",
+        "num_distributed_optimizer_instances": "optimizer state is split over all data-parallel "
         "ranks",
         **dict.fromkeys(
             ("fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag", "keep_fp8_transpose_cache"),
@@ -140,7 +140,7 @@ DDP = Options(
 
 
 def option_problems(actor: Actor) -> list[str]:
-    """Fields that users may not set, unknown names, wrong types, and what contradicts itself."""
+    """Return problems with refused fields, unknown names, wrong types and contradictions."""
     return [
         *_field_problems(OPTIMIZER, actor.optim.override_optimizer_config),
         *_field_problems(DDP, actor.megatron.override_ddp_config),
@@ -152,7 +152,7 @@ def option_problems(actor: Actor) -> list[str]:
 
 
 def precision_aware(actor: Actor) -> bool:
-    """Whether the optimizer may keep gradients and moments in bfloat16; two settings turn it on."""
+    """Return whether either of two settings allows gradients and moments in bfloat16."""
     override = actor.optim.override_optimizer_config
     return actor.optim.use_precision_aware_optimizer or bool(
         override.get("use_precision_aware_optimizer", False)
@@ -163,21 +163,19 @@ def _field_problems(options: Options, values: Mapping[str, Any]) -> Iterator[str
     for name, value in values.items():
         found = f"{options.key}.{name}: found {shown(value)}"
         if name in options.owned:
-            yield f"{found}, which has a setting of its own; write {options.owned[name]} instead"
+            yield f"{found}, which has its own setting; use {options.owned[name]} instead"
         elif name in options.refused:
             yield f"{found}, but {options.refused[name]}; leave it out"
         elif name not in options.types:
-            near = difflib.get_close_matches(name, options.types, 1)
-            hint = f"did you mean {near[0]}?" if near else "leave it out"
             yield (
-                f"{options.key}.{name}: no field of Megatron-core 0.16.1's "
-                f"{options.megatron_name}; {hint}"
+                f"{options.key}.{name}: not a field of Megatron-core 0.16.1's "
+                f"{options.megatron_name}; {nearest(name, options.types)}"
             )
         elif not _fits(options.types[name], value):
             expected = {bool: "true or false", float: "a number"}.get(
                 options.types[name], "an integer or null"
             )
-            yield f"{found}, expected {expected}"
+            yield f"{found}, expected {expected}; correct it or leave it out"
 
 
 def _fits(kind: Any, value: Any) -> bool:
@@ -192,7 +190,10 @@ def _precision_problems(actor: Actor) -> Iterator[str]:
     on = f"{OPTIM}.use_precision_aware_optimizer"
     for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         if getattr(actor.optim, name) != "fp32" and not precision_aware(actor):
-            yield f"{OPTIM}.{name}: found bf16, expected fp32 unless {on}; write {on}=true, or fp32"
+            yield (
+                f"{OPTIM}.{name}: found bf16, expected fp32 unless {on}=true; write {on}=true, "
+                "or fp32"
+            )
     override = f"{OPTIMIZER.key}.use_precision_aware_optimizer"
     if (
         actor.optim.use_precision_aware_optimizer
@@ -202,17 +203,17 @@ def _precision_problems(actor: Actor) -> Iterator[str]:
     if not precision_aware(actor):
         return
     if actor.megatron.dtype != "bfloat16":
-        yield f"{on}: found true, but {MEGATRON}.dtype is {actor.megatron.dtype}; write false"
+        yield f"{on}: found True, but {MEGATRON}.dtype is {actor.megatron.dtype}; write false"
     if not actor.megatron.use_distributed_optimizer:
         yield (
-            f"{on}: found true, but {MEGATRON}.use_distributed_optimizer is false; write true "
+            f"{on}: found True, but {MEGATRON}.use_distributed_optimizer is false; write true "
             "there, or false here"
         )
     reduced = actor.megatron.override_ddp_config.get("grad_reduce_in_fp32")
     if reduced is not None and reduced is not (actor.optim.main_grads_dtype == "fp32"):
         yield (
             f"{DDP.key}.grad_reduce_in_fp32: found {reduced}, but {OPTIM}.main_grads_dtype="
-            f"{actor.optim.main_grads_dtype} decides it with {on}; leave it out"
+            f"{actor.optim.main_grads_dtype} determines it with {on}; leave it out"
         )
 
 
@@ -231,7 +232,7 @@ def _adam_problems(override: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _bucket_problems(megatron: Megatron) -> Iterator[str]:
-    """Yield sizes and buffers of gradients that Megatron-core would ignore or lose."""
+    """Yield problems with bucket sizes, and with gradient buffers that must not be freed."""
     override = megatron.override_ddp_config
     size = override.get("bucket_size")
     if type(size) is int and size < 1:
@@ -239,11 +240,11 @@ def _bucket_problems(megatron: Megatron) -> Iterator[str]:
     elif type(size) is int and override.get("overlap_grad_reduce") is not True:
         yield (
             f"{DDP.key}.bucket_size: found {size}, which has no effect without "
-            "overlap_grad_reduce; write that too, or leave it out"
+            "overlap_grad_reduce; write overlap_grad_reduce=true, or leave it out"
         )
     if megatron.grad_offload and override.get("nccl_ub") is True:
         yield (
-            f"{MEGATRON}.grad_offload: found true with {DDP.key}.nccl_ub, whose buffers are "
+            f"{MEGATRON}.grad_offload: found True with {DDP.key}.nccl_ub, whose buffers are "
             "registered with NCCL and must not be freed; leave one of the two out"
         )
 
@@ -252,7 +253,7 @@ def _offload_problems(override: Mapping[str, Any]) -> Iterator[str]:
     share = override.get("optimizer_offload_fraction")
     key = f"{OPTIMIZER.key}.optimizer_offload_fraction"
     if isinstance(share, int | float) and not 0 <= share <= 1:
-        yield f"{key}: found {share}, expected a share from 0 to 1; write 1.0 for all of it"
+        yield f"{key}: found {share}, expected a share from 0 to 1; write 1.0 for all the state"
     elif override.get("optimizer_cpu_offload") is True and not share:
         yield (
             f"{key}: found {shown(share)}, but optimizer_cpu_offload offloads this share of the "

@@ -1,6 +1,5 @@
-"""Rules of override_transformer_config: which fields users may set, and to which values."""
+"""Rules for override_transformer_config: the fields that users may set, and their values."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,35 +13,38 @@ from pipeline.config.rules.transformer_rules import (
     OVERRIDE,
     OWNED,
 )
-from pipeline.errors import shown
+from pipeline.errors import nearest, shown
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _RECOMPUTED = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 
 def override_problems(override: Mapping[str, Any]) -> Iterator[str]:
-    """Yield fields that users may not set, unknown names, wrong types and refused values."""
+    """Yield problems with fields that users may not set, unknown names and mistyped values."""
     for name, value in override.items():
         found = f"{OVERRIDE}.{name}: found {shown(value)}"
         if name in OWNED:
             setting = f"{MEGATRON}.{OWNED[name]}"
-            yield f"{found}, which has a setting of its own; write {setting} instead"
+            yield f"{found}, which has its own setting; use {setting} instead"
         elif name in OF_THE_MODEL:
-            yield f"{found}, which the model's config.json decides; leave it out"
+            yield f"{found}, which the model's config.json determines; leave it out"
         elif name in FIXED:
             yield f"{found}, which {FIXED[name]}; leave it out"
         if name not in FIELDS:
-            near = difflib.get_close_matches(name, FIELDS, 1)
-            hint = f"did you mean {near[0]}?" if near else "leave it out"
-            yield f"{OVERRIDE}.{name}: no field of Megatron-core 0.16.1's TransformerConfig; {hint}"
+            yield (
+                f"{OVERRIDE}.{name}: not a field of Megatron-core 0.16.1's TransformerConfig; "
+                f"{nearest(name, FIELDS)}"
+            )
         elif not _fits(FIELDS[name], value):
-            yield f"{found}, expected {_text(FIELDS[name])}"
+            expected = _text(FIELDS[name])
+            fix = nearest(value, expected.split(" or "), "correct it or leave it out")
+            yield f"{found}, expected {expected}; {fix}"
     modules = override.get("recompute_modules")
     for module in modules if isinstance(modules, list) else ():
         if module not in _RECOMPUTED:
             yield (
-                f"{OVERRIDE}.recompute_modules: found {module!r}, expected some of "
-                f"{', '.join(_RECOMPUTED)}"
+                f"{OVERRIDE}.recompute_modules: found {shown(module)}, expected one or more of "
+                f"{', '.join(_RECOMPUTED)}; {nearest(module, _RECOMPUTED)}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Rules of pods on a cluster: a pod has as many GPUs as its worker uses."""
+"""Rules for pods on a cluster: a pod must have as many GPUs as its worker uses."""
 
 from dataclasses import dataclass
 
@@ -8,22 +8,23 @@ from pipeline.config.tree import RunConfig
 
 @dataclass(frozen=True)
 class InstalledGpus:
-    """The installation's GPUs per pod, for runs that set none; None: as many as the run implies."""
+    """GPUs per pod if the run sets no number; None means the number that the layout implies."""
 
     rollout: int | None = None
     training: int | None = None
 
 
 def gpus_of(settings: PodSettings, installed: int | None) -> int | None:
-    """The GPUs of a pod: the run's setting, else the installation's; None: as the run implies."""
+    """Return a pod's number of GPUs, set by the run or the installation; None if unset."""
     return installed if settings.gpus is None else settings.gpus
 
 
 def gpu_problems(config: RunConfig, installed: InstalledGpus) -> list[str]:
-    """Find pods with fewer GPUs than are used, which fail late, or with more, which stay idle.
+    """Return problems with pods that have fewer or more GPUs than their workers use.
 
-    0 is right: a pod without GPUs computes on its CPUs, unless trainer.device is cuda. With cpu
-    any other number stays idle.
+    With too few GPUs, a run fails late; surplus GPUs stay idle. A pod without GPUs computes on its
+    CPUs, which is valid unless trainer.device is cuda. If trainer.device is cpu, all GPUs of a pod
+    stay idle.
     """
     pods, rollout = config.launch.kubernetes, config.actor_rollout_ref.rollout
     problems = _unlike(
@@ -50,7 +51,7 @@ def _against_device(key: str, gpus: int, config: RunConfig) -> list[str]:
         return []
     expected = "0" if gpus else "more than 0"
     return [
-        f"{key}: found {gpus} (of the run, or else of the installation), but trainer.device is "
+        f"{key}: found {gpus} (from the run or the installation), but trainer.device is "
         f"{config.trainer.device}; write {expected}, or trainer.device=auto"
     ]
 
@@ -59,6 +60,6 @@ def _unlike(key: str, found: int | None, used_by: str, used: int) -> list[str]:
     if found in (None, 0, used):
         return []
     return [
-        f"{key}: found {found} (of the run, or else of the installation), expected {used} like "
+        f"{key}: found {found} (from the run or the installation), expected {used}, the same as "
         f"{used_by}, or 0 for a run on CPU; write {key}={used}, or {used_by}={found}"
     ]

@@ -1,4 +1,4 @@
-"""Rules of the learning rate's schedule, which Megatron-core asserts without naming a setting."""
+"""Rules for the learning-rate schedule. Megatron-core's own assertions do not name settings."""
 
 from collections.abc import Iterator
 
@@ -9,17 +9,17 @@ _WSD = f"{OPTIM}.lr_wsd_decay_steps"
 
 
 def rate_problems(optim: Optim) -> Iterator[str]:
-    """Yield rates that contradict each other, and steps that lack or have no meaning."""
+    """Yield problems with rates that contradict each other, and with WSD's number of steps."""
     for name, value in (("min_lr", optim.min_lr), ("lr_warmup_init", optim.lr_warmup_init)):
         if value > optim.lr:
             yield (
                 f"{OPTIM}.{name}: found {value}, expected at most {OPTIM}.lr={optim.lr}; write "
-                "less, or a larger lr"
+                "a smaller rate, or a larger lr"
             )
     if optim.lr_decay_style == "WSD" and optim.lr_wsd_decay_steps is None:
         yield (
-            f"{_WSD}: found null, but {OPTIM}.lr_decay_style=WSD decays in the last of "
-            f"{OPTIM}.lr_decay_steps; write how many"
+            f"{_WSD}: found null, but {OPTIM}.lr_decay_style=WSD decays only in the last steps of "
+            f"{OPTIM}.lr_decay_steps; write the number of these last steps"
         )
     elif optim.lr_decay_style != "WSD" and optim.lr_wsd_decay_steps is not None:
         yield (
@@ -29,11 +29,11 @@ def rate_problems(optim: Optim) -> Iterator[str]:
 
 
 def rate_notes(optim: Optim, steps: int) -> Iterator[str]:
-    """Yield notes on rates that a run of so many steps never reaches."""
+    """Yield notes on rates that have no effect, or that a run of `steps` steps never reaches."""
     if optim.lr_warmup_steps >= steps:
         yield (
-            f"{OPTIM}.lr_warmup_steps: {optim.lr_warmup_steps} are all of the run's {steps} steps "
-            f"or more, so no step has {OPTIM}.lr"
+            f"{OPTIM}.lr_warmup_steps: {optim.lr_warmup_steps} steps of warm-up cover all {steps} "
+            f"steps of the run, so no step uses the full {OPTIM}.lr"
         )
     if optim.min_lr and optim.lr_decay_style == "constant":
         yield (
@@ -43,9 +43,12 @@ def rate_notes(optim: Optim, steps: int) -> Iterator[str]:
 
 
 def decay_notes(optim: Optim) -> Iterator[str]:
-    """Yield a note on a horizon of no schedule, before the run's length becomes the horizon."""
+    """Yield a note if lr_decay_steps is set but the schedule does not use it.
+
+    Call this function before the run's length replaces a null lr_decay_steps.
+    """
     if optim.lr_decay_steps is not None and optim.lr_decay_style == "constant":
-        share = "" if not optim.lr_warmup_steps_ratio else " but on lr_warmup_steps_ratio"
+        share = "" if not optim.lr_warmup_steps_ratio else " except on lr_warmup_steps_ratio"
         yield (
             f"{OPTIM}.lr_decay_steps: {optim.lr_decay_steps} has no effect{share} with "
             f"{OPTIM}.lr_decay_style=constant"
@@ -53,7 +56,7 @@ def decay_notes(optim: Optim) -> Iterator[str]:
 
 
 def decay_problems(optim: Optim) -> Iterator[str]:
-    """Yield parts of the schedule that do not fit into lr_decay_steps, once these are known."""
+    """If lr_decay_steps is not null, yield problems with a schedule that does not fit into it."""
     steps = optim.lr_decay_steps
     if steps is None or optim.lr_decay_style == "constant":
         return
@@ -75,6 +78,6 @@ def decay_problems(optim: Optim) -> Iterator[str]:
         if optim.lr_wsd_decay_steps > most:
             yield (
                 f"{_WSD}: found {optim.lr_wsd_decay_steps}, expected at most {most}: "
-                f"{OPTIM}.lr_decay_steps={steps} (null: the run's steps) less "
+                f"{OPTIM}.lr_decay_steps={steps} (null: the run's steps) minus "
                 f"{OPTIM}.lr_warmup_steps={optim.lr_warmup_steps}; write fewer"
             )

@@ -1,6 +1,7 @@
-"""Rules of replay and recording, with other settings and the model; reasons in docs/replay.md.
+"""Rules for replay and recording: which settings and models they are compatible with.
 
-transformer_rules.py has the fields of Megatron-core that are incompatible with replay.
+docs/replay.md gives the reasons. transformer_rules.py lists the fields of Megatron-core that are
+incompatible with replay.
 """
 
 from collections.abc import Mapping
@@ -19,21 +20,31 @@ _MODE = f"{_ACTOR}.router_replay.mode"
 def replay_problems(
     config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
 ) -> list[str]:
-    """Problems that prevent replay (or recording) with these settings and this model."""
+    """Return problems that prevent replay or recording with these settings and this model.
+
+    Args:
+        config: The settings.
+        hf_config: The model's config.json; None if it is not known.
+        geometry: The model's geometry; None if it has no MoE layers.
+
+    Returns:
+        One sentence per problem.
+    """
     replay = config.actor_rollout_ref.actor.router_replay
     recording = config.actor_rollout_ref.rollout.enable_rollout_routing_replay
     problems = []
     if replay.mode == "R3" and not recording:
         problems.append(
-            f"{_RECORD}: found False, but {_MODE}=R3 replays what the rollout engine chose; "
-            f"add the line {_RECORD}=True"
+            f"{_RECORD}: found False, but {_MODE}=R3 replays the routes of the rollout engine; "
+            f"add {_RECORD}=True"
         )
     if (replay.mode != "disabled" or recording) and hf_config is not None and geometry is None:
         key, value = (_MODE, replay.mode) if replay.mode != "disabled" else (_RECORD, "True")
         off = "disabled" if key == _MODE else "False"
         problems.append(
             f"{key}: found {value}, but the model (model_type {hf_config.get('model_type')!r}) "
-            f"has no MoE layers, so there are no routes; write {off}, or take a model of "
+            f"has no MoE layers, so there are no routes; write {off}, or use a model of one of "
+            "the families "
             f"{', '.join(name for name, family in FAMILIES.items() if family.moe)}"
         )
     if replay.mode != "disabled":
@@ -42,7 +53,7 @@ def replay_problems(
 
 
 def replay_notes(config: RunConfig) -> list[str]:
-    """Notes on health that is hard to reach, and on routes that are recorded but not replayed."""
+    """Return notes on a high min_agreement, and on recorded routes that are not replayed."""
     return [*_agreement_notes(config), *_unreplayed_notes(config)]
 
 
@@ -51,8 +62,8 @@ def _agreement_notes(config: RunConfig) -> list[str]:
     if replay.mode == "disabled" or replay.min_agreement <= 0.5:
         return []
     return [
-        f"{_ACTOR}.router_replay.min_agreement: {replay.min_agreement} is high: numerics alone "
-        "make routers disagree, so right routes may be found unhealthy"
+        f"{_ACTOR}.router_replay.min_agreement: {replay.min_agreement} is high; rounding alone "
+        "makes routers disagree, so correct routes may count as unhealthy"
     ]
 
 
@@ -61,15 +72,15 @@ def _unreplayed_notes(config: RunConfig) -> list[str]:
     if not config.actor_rollout_ref.rollout.enable_rollout_routing_replay or mode == "R3":
         return []
     if mode == "R2":
-        return [f"{_RECORD}: the engine's routes are recorded, but R2 replays the trainer's own"]
+        return [f"{_RECORD}: the engine's routes are recorded, but R2 replays the trainer's routes"]
     return [f"{_RECORD}: the engine's routes are recorded, but not replayed ({_MODE} is disabled)"]
 
 
 def _sampling_problems(config: RunConfig) -> list[str]:
     rollout = config.actor_rollout_ref.rollout
     why = (
-        "with replay on, the engine's log-probs must be of the whole distribution, "
-        "not of what sampling keeps of it"
+        "with replay, the engine's log-probs must refer to the full distribution, "
+        "not to the part that sampling keeps"
     )
     problems = []
     if rollout.top_p < 1:

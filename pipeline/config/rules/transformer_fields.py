@@ -1,7 +1,8 @@
-"""Fields of Megatron-core 0.16.1's TransformerConfig and the values that YAML can give them.
+"""The fields of Megatron-core 0.16.1's TransformerConfig, and the values that YAML can express.
 
-A copy, because `pipeline` does not import Megatron: a test compares it with the original. Any: the
-original requires an object (a function, a torch dtype, an enum), which the trainer checks.
+The fields are copied here, because `pipeline` does not import Megatron; a test compares them with
+the original. The type Any means that the original requires an object (a function, a torch dtype or
+an enum), which the trainer checks.
 """
 
 from typing import Any, Literal

@@ -1,8 +1,8 @@
-"""Fields of Megatron-core's TransformerConfig that users may not set, and values that are refused.
+"""Fields of Megatron-core's TransformerConfig that users may not set, and refused values.
 
-One table serves `retrace check`, which has only the settings and config.json (`intended_fields`),
-and the trainer, which inspects Megatron's actual TransformerConfig. docs/replay.md has the reasons
-for what is refused with replay.
+One table of refused values (REFUSED) serves two callers. `retrace check` applies it to the fields
+that the settings and config.json imply (`intended_fields`). The trainer applies it to Megatron's
+actual TransformerConfig. docs/replay.md gives the reasons for values that are refused with replay.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ OWNED: dict[str, str] = {
     "bf16": "dtype",
     "fp16": "dtype",
 }
-"""Fields with their own setting, and its name under actor_rollout_ref.actor.megatron."""
+"""Fields with their own setting, and the setting's name under actor_rollout_ref.actor.megatron."""
 
 OF_THE_MODEL = (
     "num_layers",
@@ -48,13 +48,13 @@ OF_THE_MODEL = (
     "moe_router_pre_softmax",
     "mtp_num_layers",
 )
-"""Fields that the model's config.json decides."""
+"""Fields that the model's config.json determines."""
 
 FIXED = {"calculate_per_token_loss": "is always true: losses are means over tokens"}
-"""Fields with a fixed value, and the reason."""
+"""Fields with a fixed value. Each text gives the value and the reason."""
 
 Fields = Mapping[str, Any]
-"""Values of TransformerConfig by field; absent fields are right."""
+"""Values of TransformerConfig, keyed by field. An absent field counts as accepted."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class Refused:
 
     field: str
     when: Callable[[Any, Fields], bool]
-    """Called with the field's value and all fields; values may have any type that YAML can give."""
+    """Returns whether a value is refused; called with the value, of any type, and all fields."""
     why: str
     fix: str = "leave it out"
     with_replay: bool = False
     """Whether the rule applies only while routes are replayed."""
     accepted_by: str | None = None
-    """The setting of router_replay that accepts it."""
+    """The setting of router_replay with which users accept the value; None if there is none."""
 
 
 def field_problems(fields: Fields, replay: RouterReplay) -> list[str]:
-    """All values that Megatron-core or replay would handle wrongly, with reason and fix."""
+    """Return problems with values that Megatron-core or replay would handle incorrectly."""
     problems = []
     for rule in REFUSED:
         if rule.with_replay and replay.mode == "disabled":
@@ -83,7 +83,7 @@ def field_problems(fields: Fields, replay: RouterReplay) -> list[str]:
         if rule.field in fields and rule.when(fields[rule.field], fields):
             own = OWNED.get(rule.field)
             key = f"{MEGATRON}.{own}" if own else f"{OVERRIDE}.{rule.field}"
-            when = f"with {_REPLAY}.mode on, " if rule.with_replay else ""
+            when = f"with {_REPLAY}.mode=R2 or R3, " if rule.with_replay else ""
             problems.append(
                 f"{key}: found {shown(fields[rule.field])}; {when}{rule.why}; {rule.fix}"
             )
@@ -93,7 +93,13 @@ def field_problems(fields: Fields, replay: RouterReplay) -> list[str]:
 def intended_fields(
     megatron: Megatron, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
 ) -> Fields:
-    """The table's fields as settings and config.json will set them."""
+    """Return the fields of the table, with the values that the settings and config.json imply.
+
+    Args:
+        megatron: The settings of Megatron-core.
+        hf_config: The model's config.json; None if it is not known.
+        geometry: The model's geometry; None if it has no MoE layers.
+    """
     override, model = megatron.override_transformer_config, hf_config or {}
     fields = {"attention_dropout": model.get("attention_dropout", 0.0)}
     if "moe_aux_loss_coeff" not in override:
@@ -116,7 +122,7 @@ def intended_fields(
 
 
 def has_auxiliary_loss(fields: Fields) -> bool:
-    """Whether a load-balancing loss contributes to the gradients."""
+    """Return whether a load-balancing loss contributes to the gradients."""
     return _auxiliary_loss(fields["moe_aux_loss_coeff"], fields)
 
 
@@ -133,12 +139,12 @@ def _listed(value: Any) -> list[Any]:
 def _graphs_cover_router(implementation: Any, fields: Fields) -> bool:
     if implementation in (None, "none"):
         return False
-    if implementation != "transformer_engine":  # "local" captures whole layers
+    if implementation != "transformer_engine":  # "local" captures entire layers
         return True
     scope = fields.get("cuda_graph_scope", "full")
     names = scope.split(",") if isinstance(scope, str) else _listed(scope)
-    scopes = {str(getattr(name, "name", name)) for name in names}  # Megatron-core's are enums
-    return not scopes or not scopes <= {"attn", "mlp", "mamba"}  # empty: whole layers
+    scopes = {str(getattr(name, "name", name)) for name in names}  # enums in Megatron-core
+    return not scopes or not scopes <= {"attn", "mlp", "mamba"}  # empty: entire layers
 
 
 def _is_set(value: Any, _: Fields) -> bool:
@@ -160,19 +166,19 @@ def _covers_all_layers(layers: Any, fields: Fields) -> bool:
     return isinstance(layers, int) and not 0 <= layers < number
 
 
-_DIVERGE = "a log-prob pass and an update pass would differ"
-_GRAPH = "a CUDA graph over the router would repeat an old choice"
+_DIVERGE = "the log-prob pass and the update would compute different results"
+_GRAPH = "a CUDA graph over the router would repeat earlier choices of experts"
 _VIRTUAL = (
-    f"with {MEGATRON}.virtual_pipeline_model_parallel_size Megatron-core would silently exchange "
-    "activations for gradients"
+    f"with {MEGATRON}.virtual_pipeline_model_parallel_size, Megatron-core would silently confuse "
+    "activations and gradients"
 )
-_OR_MODEL = "write 0.0, also where the value comes from the model's config.json"
+_OR_MODEL = "write 0.0, even if the value comes from the model's config.json"
 
 REFUSED = (
     Refused(
         "pipeline_model_parallel_layout",
         _is_set,
-        "a layout layer by layer is not supported yet",
+        "a layout of single layers is not supported yet",
         "write num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage",
     ),
     Refused(
@@ -184,15 +190,15 @@ REFUSED = (
     Refused(
         "hybrid_context_parallel",
         _is_set,
-        "sequences are cut over all context-parallel ranks, or none",
+        "each sequence is split over all context-parallel ranks or over none",
     ),
     Refused(
         "hierarchical_context_parallel_sizes",
         _is_set,
-        "context-parallel ranks are one group",
+        "context-parallel ranks form a single group",
     ),
-    # A batched exchange posts both directions to one peer, matched in order: over two stages an
-    # activation arrives as a gradient, without an error.
+    # A batched exchange posts both directions to one peer, which matches them in order. With two
+    # stages, an activation then arrives as a gradient, without an error.
     Refused(
         "overlap_p2p_comm",
         lambda value, fields: (
@@ -216,7 +222,7 @@ REFUSED = (
             and bool(fields["num_moe_experts"])
             and fields["tensor_model_parallel_size"] > 1
         ),
-        "Megatron-core trains experts under tensor parallelism only with it",
+        "Megatron-core trains experts under tensor parallelism only with sequence parallelism",
         "write True",
     ),
     Refused(
@@ -224,38 +230,38 @@ REFUSED = (
         lambda value, fields: (
             value is True and fields.get("moe_router_score_function", "sigmoid") != "sigmoid"
         ),
-        "the model's routers have softmax scores, with which Megatron-core has no expert bias",
+        "the model's routers have softmax scores, for which Megatron-core has no expert bias",
     ),
     Refused(
         "moe_router_bias_update_rate",
         _is_not_zero,
-        "an expert bias that moves would drift away from the engine's",
+        "an expert bias that is updated would drift away from the engine's",
         "leave it out, which makes it 0.0",
     ),
     Refused(
         "cpu_offloading_num_layers",
         _covers_all_layers,
         "Megatron-core keeps at least one of the model's layers on the GPU",
-        "write fewer than the model has",
+        "write a number smaller than the model's number of layers",
     ),
     Refused("attention_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
     Refused("hidden_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
     Refused(
         "moe_router_fusion",
         _is_set,
-        "a fused router would not ask for the recorded experts",
+        "a fused router would not use the recorded experts",
         with_replay=True,
     ),
     Refused(
         "moe_router_load_balancing_type",
         lambda value, _: "sinkhorn" in _listed(value),
-        "sinkhorn chooses experts by itself, not by top-k",
+        "sinkhorn does not choose experts by top-k",
         with_replay=True,
     ),
     Refused(
         "moe_expert_capacity_factor",
         _is_not_none,
-        "a capacity would drop tokens from their recorded experts",
+        "a capacity limit would drop tokens from their recorded experts",
         with_replay=True,
     ),
     Refused(
@@ -279,7 +285,7 @@ REFUSED = (
     Refused(
         "moe_input_jitter_eps",
         _is_not_none,
-        "noise before the router would make passes differ",
+        "noise at the router's input would make passes differ",
         with_replay=True,
     ),
     Refused("enable_cuda_graph", _is_set, _GRAPH, with_replay=True),
@@ -288,23 +294,24 @@ REFUSED = (
         "cuda_graph_impl",
         _graphs_cover_router,
         _GRAPH,
-        "leave it out, or take transformer_engine with cuda_graph_scope some of attn, mlp, mamba",
+        "leave it out, or write transformer_engine and, as cuda_graph_scope, some of attn, mlp and "
+        "mamba",
         with_replay=True,
     ),
     Refused(
         "moe_enable_routing_replay",
         _is_set,
-        "Megatron-core's own replay would take its place",
+        "Megatron-core's own replay would replace this one",
         with_replay=True,
     ),
     Refused(
         "moe_aux_loss_coeff",
         _auxiliary_loss,
-        "this auxiliary load-balancing loss is computed from the router's own choice, not from the "
+        "an auxiliary load-balancing loss is computed from the router's own choice, not from the "
         "replayed one",
         f"write 0.0, or accept it with {_REPLAY}.allow_aux_loss=True",
         with_replay=True,
         accepted_by="allow_aux_loss",
     ),
 )
-"""All refused values, in the order in which problems are shown."""
+"""All refused values, in the order in which problems are reported."""

@@ -1,1 +1,1 @@
-"""How much memory a run needs, estimated from config.json and settings before anything starts."""
+"""Estimates of a run's memory, from config.json and settings, before anything starts."""

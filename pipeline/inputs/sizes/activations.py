@@ -1,8 +1,9 @@
-"""What the training pass keeps of each token between forward and backward, layer by layer.
+"""The sizes of the activations that each layer keeps per token until its backward pass.
 
-Counted for Megatron-core's layers with Transformer Engine (flash attention, grouped GEMM, fused
-SwiGLU), or with its local layers on CPU. The method is that of Korthikanti et al., Reducing
-Activation Recomputation in Large Transformer Models (2022), for mixtures of experts.
+The sizes apply to Megatron-core's layers with Transformer Engine (flash attention, grouped GEMM,
+fused SwiGLU), or to its local layers on the CPU. They are computed with the method of Korthikanti
+et al., Reducing Activation Recomputation in Large Transformer Models (2022), here applied to
+mixtures of experts.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -18,20 +19,21 @@ _INDEX = 8
 
 @dataclass(frozen=True)
 class Kept:
-    """Something that a layer keeps. Example: Kept('fc1', 6144.0, ('moe',))."""
+    """Tensors that a layer keeps. Example: Kept('fc1', 6144.0, ('moe',))."""
 
     name: str
     bytes: float
-    """Per token of the micro-batch, on one rank."""
+    """Bytes per token of the micro-batch, on one rank."""
     recomputed_by: tuple[str, ...] = ()
-    """Any of these recompute_modules keeps it no longer."""
+    """The values of recompute_modules that recompute these tensors instead of keeping them."""
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """Which activations are computed again in the backward pass. Example: Recompute('full', ...).
+    """The selection of activations that the backward pass recomputes.
 
-    Fields of TransformerConfig.
+    The fields have the same meanings as TransformerConfig's recompute options. Example:
+    Recompute('full', ...).
     """
 
     granularity: str | None = None
@@ -41,7 +43,7 @@ class Recompute:
 
 
 def recompute_of(override: Mapping[str, Any]) -> Recompute:
-    """The recomputation that override_transformer_config asks for."""
+    """Return the recomputation that override_transformer_config selects."""
     granularity = override.get("recompute_granularity")
     modules = override.get("recompute_modules")
     return Recompute(
@@ -58,44 +60,46 @@ class Layer:
 
     kept: tuple[Kept, ...]
     input: float
-    """Its input, which is all that is kept of a layer that is recomputed as a whole."""
+    """The size of the layer's input, the only tensor that a fully recomputed layer keeps."""
     working: float
-    """The largest gradients and temporary tensors of its backward pass."""
+    """The maximum size of gradients and temporary tensors in the layer's backward pass."""
 
     def bytes(self, recomputed: Collection[str] = ()) -> float:
-        """What it keeps when these modules are recomputed."""
+        """Return the bytes that the layer keeps if these modules are recomputed."""
         return sum(k.bytes for k in self.kept if not set(k.recomputed_by) & set(recomputed))
 
 
 @dataclass(frozen=True)
 class LayerCut:
-    """How a layer's tensors are cut and stored."""
+    """The sizes, the parallel split and the data type of a layer's tensors."""
 
     widths: Widths
     cut: Cut
     item: int
-    """Bytes of a number in the model's dtype."""
+    """Bytes per number in the model's dtype."""
     local: int | None = None
-    """With Megatron-core's local layers, on CPU: the longest sequence's tokens."""
+    """Number of tokens in the longest sequence if ranks use local layers on the CPU; None on GPUs.
+    """
 
 
 def layer_of(layer_cut: LayerCut, moe: bool) -> Layer:
-    """The memory of one decoder layer."""
+    """Return the memory of one decoder layer."""
     widths, cut = layer_cut.widths, layer_cut.cut
     inner = widths.hidden * layer_cut.item / cut.sequence_parts
     attention = list(_latent(layer_cut) if widths.latent else _attention(layer_cut))
     mlp = list(_experts(layer_cut) if moe else _dense(layer_cut))
     norms = [
         Kept("inputs of the norms", 2 * norm_input_bytes(layer_cut)),
-        Kept("their outputs", 2 * inner, ("layernorm",)),
+        Kept("outputs of the norms", 2 * inner, ("layernorm",)),
     ]
     return Layer((*norms, *attention, *mlp), inner, max(_sum(attention), _sum(mlp)))
 
 
 def norm_input_bytes(layer_cut: LayerCut) -> float:
-    """What a norm keeps of each token beside its output, which the next layer keeps.
+    """Return the bytes that a norm keeps per token, excluding its output.
 
-    The local one's input is converted to float32, and kept before and after the division.
+    The output is counted separately. A local norm converts its input to float32, and keeps the
+    converted input both before and after the division that normalises it.
     """
     numbers = layer_cut.widths.hidden / layer_cut.cut.sequence_parts
     return numbers * (layer_cut.item if layer_cut.local is None else 2 * _FP32)
@@ -109,13 +113,15 @@ def _attention(layer_cut: LayerCut) -> Iterator[Kept]:
     widths, size = layer_cut.widths, layer_cut.item / layer_cut.cut.tp
     both = widths.query + widths.key
     if layer_cut.local is None:
-        yield Kept("queries, keys, values", (both + widths.value) * size)  # values are views of it
+        # Values are views of this tensor.
+        yield Kept("queries, keys, values", (both + widths.value) * size)
         yield Kept("rotated queries and keys", both * size)
     if widths.head_norms:
         norms = layer_cut.item if layer_cut.local is None else 2 * _FP32
         yield Kept("queries and keys at their norms", both * norms / layer_cut.cut.tp)
-        if layer_cut.local is not None and layer_cut.item == _FP32:  # keys are not converted: views
-            yield Kept("queries and values beside them", (widths.query + widths.value) * size)
+        # Keys are not converted, so they are views and need no memory.
+        if layer_cut.local is not None and layer_cut.item == _FP32:
+            yield Kept("queries and values before", (widths.query + widths.value) * size)
     head = widths.query // widths.heads
     yield Kept("rotary embeddings", 4 * head * layer_cut.item)
     yield from _core(layer_cut)
@@ -127,8 +133,8 @@ def _latent(layer_cut: LayerCut) -> Iterator[Kept]:
     size, whole = layer_cut.item / layer_cut.cut.tp, layer_cut.item / layer_cut.cut.sequence_parts
     down = latent.query + latent.key_value
     yield Kept("compressed queries, keys, values", (2 * down + latent.rotary) * whole)
-    if layer_cut.local is not None:  # its norms, as above
-        yield Kept("the same in float32", down * (2 * _FP32 * whole / layer_cut.item - whole))
+    if layer_cut.local is not None:  # the local norms keep float32, as in `norm_input_bytes`
+        yield Kept("compressed in float32", down * (2 * _FP32 * whole / layer_cut.item - whole))
     if layer_cut.local is None:
         up = (widths.query + widths.key + widths.value) * size
         yield Kept("queries, keys, values", up, ("mla_up_proj",))
@@ -142,7 +148,7 @@ def _core(layer_cut: LayerCut) -> Iterator[Kept]:
     if layer_cut.local is None:
         yield Kept("softmax's sums", widths.heads * _FP32 / layer_cut.cut.tp, ("core_attn",))
         return
-    values = widths.attended  # repeated for each head, as keys are
+    values = widths.attended  # like keys, values are repeated for each head
     yield Kept("each head's queries, keys, values", (2 * widths.query + values) * size)
     converted = _FP32 + (layer_cut.item if layer_cut.item < _FP32 else 0)
     scores = widths.heads * layer_cut.local / layer_cut.cut.tp
@@ -158,19 +164,21 @@ def _dense(layer_cut: LayerCut) -> Iterator[Kept]:
 def _gated(layer_cut: LayerCut, name: str, width: float, module: str) -> Iterator[Kept]:
     modules = ("moe_act",) if name == "experts" else ()
     yield Kept(f"{name}: gate and up", 2 * width, (module,))
-    yield Kept(f"{name}: their product", width, (module, *modules))
-    if layer_cut.local is not None:  # not fused: further tensors, of experts also before weighting
+    yield Kept(f"{name}: product", width, (module, *modules))
+    # Local layers are not fused, so they keep one more tensor. Local experts also keep the product
+    # before weighting.
+    if layer_cut.local is not None:
         yield Kept(f"{name}: in between", (1 + (name == "experts")) * width, (module,))
 
 
 def _experts(layer_cut: LayerCut) -> Iterator[Kept]:
     widths, cut = layer_cut.widths, layer_cut.cut
-    own = 1 / cut.sequence_parts  # the share of the tokens that this rank's router sees
-    # Balanced: what leaves for other ranks' experts comes back from others.
+    own = 1 / cut.sequence_parts  # the share of tokens that this rank's router processes
+    # With balanced experts, a rank receives as many tokens as it sends.
     rows = own * widths.topk * cut.etp
     scores = (2 * _FP32 + 1) * widths.experts
     yield Kept("router: scores, probabilities, map", scores * own, ("moe",))
-    yield Kept("where tokens go", 3 * _INDEX * rows, ("moe",))
+    yield Kept("destinations of tokens", 3 * _INDEX * rows, ("moe",))
     yield Kept("input of experts", rows * widths.hidden * layer_cut.item, ("moe",))
     yield from _gated(layer_cut, "experts", rows * widths.expert * layer_cut.item / cut.etp, "moe")
     if widths.shared:

@@ -1,4 +1,4 @@
-"""What of a model a training rank holds: the layers of its pipeline stage, its share of weights."""
+"""The part of a model on a training rank: the layers of its pipeline stage and their weights."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,12 @@ from pipeline.model.widths import Widths, layer_weights
 
 @dataclass(frozen=True)
 class Cut:
-    """The sizes of a parallel layout. Example: Cut(ranks=16, tp=4, cp=1, pp=1, vpp=1, ep=8, etp=1,
-    sequence_parallel=True)."""
+    """The sizes of a parallel layout.
+
+    The sizes are for tensor (tp), context (cp), pipeline (pp), virtual pipeline (vpp), expert (ep)
+    and expert tensor parallelism (etp). Example: Cut(ranks=16, tp=4, cp=1, pp=1, vpp=1, ep=8,
+    etp=1, sequence_parallel=True).
+    """
 
     ranks: int
     tp: int
@@ -23,22 +27,28 @@ class Cut:
 
     @property
     def dense_copies(self) -> int:
-        """Ranks that hold the same dense weights, over which optimizer state is cut."""
+        """Number of ranks with the same dense weights.
+
+        The distributed optimizer splits the state of these weights over these ranks.
+        """
         return self.ranks // (self.tp * self.pp)
 
     @property
     def expert_copies(self) -> int:
-        """Ranks that hold the same experts."""
+        """Number of ranks with the same experts."""
         return self.ranks // (self.ep * self.etp * self.pp)
 
     @property
     def sequence_parts(self) -> int:
-        """Parts of a micro-batch's tokens outside of attention and MLP."""
+        """Number of parts into which tokens are split outside attention and MLP."""
         return self.tp if self.sequence_parallel else 1
 
 
 def cut_of(config: RunConfig) -> Cut:
-    """The layout of the training ranks. Its sizes divide each other and the model, as checked."""
+    """Return the parallel layout of the training ranks.
+
+    The layout has already been checked, so its sizes fit each other and the model's sizes.
+    """
     megatron = config.actor_rollout_ref.actor.megatron
     tp = megatron.tensor_model_parallel_size
     return Cut(
@@ -59,11 +69,11 @@ class PipelineStage:
 
     number: int
     first: bool
-    """Whether it has the embedding."""
+    """Whether the stage contains the embedding."""
     last: bool
-    """Whether it has the output layer and the loss."""
+    """Whether the stage contains the output layer and computes the loss."""
     chunks: tuple[tuple[bool, ...], ...]
-    """For each virtual stage its decoder layers: whether they are MoE layers."""
+    """For each virtual stage, whether each of its decoder layers is an MoE layer."""
 
     @property
     def layers(self) -> tuple[bool, ...]:
@@ -72,12 +82,14 @@ class PipelineStage:
 
 
 def stages_of(config: RunConfig, widths: Widths) -> list[PipelineStage]:
-    """The pipeline stages with their layers, as Megatron-core's get_num_layers_to_build and
-    get_transformer_layer_offset deal them out: chunk by chunk, a part of the layers to each stage.
+    """Return the pipeline stages with their layers.
+
+    Layers are assigned as in Megatron-core's get_num_layers_to_build and
+    get_transformer_layer_offset: in each chunk, every stage gets a part of the layers.
     """
     cut = cut_of(config)
     override = config.actor_rollout_ref.actor.megatron.override_transformer_config
-    places: list[bool | None] = list(widths.moe_layers)  # None: a place without a layer
+    places: list[bool | None] = list(widths.moe_layers)  # None stands for a place without a layer
     if override.get("account_for_embedding_in_pipeline_split"):
         places.insert(0, None)
     if override.get("account_for_loss_in_pipeline_split"):
@@ -104,20 +116,26 @@ def stages_of(config: RunConfig, widths: Widths) -> list[PipelineStage]:
 
 @dataclass(frozen=True)
 class RankWeights:
-    """Weights on one rank. Example: RankWeights(dense=900_000_000, experts=3_600_000_000)."""
+    """The number of weights on a rank. Example: RankWeights(dense=900_000, experts=3_600_000)."""
 
     dense: int
-    """All but the experts."""
+    """Number of weights outside the experts."""
     experts: int
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Number of all weights."""
         return self.dense + self.experts
 
 
 def rank_weights(widths: Widths, cut: Cut, stage: PipelineStage) -> RankWeights:
-    """The numbers of weights on each rank of a stage."""
+    """Return the number of weights on each rank of a pipeline stage.
+
+    Args:
+        widths: The model's sizes.
+        cut: The parallel layout.
+        stage: The pipeline stage.
+    """
     table = widths.vocabulary // cut.tp * widths.hidden
     dense = experts = 0
     if stage.first:

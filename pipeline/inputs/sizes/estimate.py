@@ -1,6 +1,7 @@
-"""The memory of the training ranks' fullest GPU, by part, and of what surrounds them.
+"""Estimates of the memory that the fullest training GPU, the host and the engines need.
 
-Pure functions of config.json and settings. docs/sizes.md says what is counted and what is assumed.
+All functions are pure functions of config.json and settings. docs/sizes.md lists the parts that are
+counted, and the assumptions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,26 +36,38 @@ _ITEM = {"bfloat16": 2, "float32": 4}
 _FP32 = 4
 _CHUNK_TOKENS = 1024
 _CHUNK_COPIES = 1.5
-"""The loss holds at most this many times the float32 logits of so many tokens: CHUNK_TOKENS and the
-docstring of operators/training/passes/logprobs.py."""
+"""The loss needs at most this many times the size of the float32 logits for _CHUNK_TOKENS tokens.
+
+Both numbers come from operators/training/passes/logprobs.py: one is CHUNK_TOKENS, and the docstring
+of `logprobs_and_entropy` states the other.
+"""
 RUNTIME = 4 * GIB
-"""Assumed of a GPU beside tensors: CUDA's context, NCCL's buffers, cuBLAS's workspaces, and what
-PyTorch's allocator cannot hand out in fragments."""
+"""GPU memory, in bytes, that is assumed to be unavailable for tensors.
+
+It covers CUDA's context, NCCL's buffers, cuBLAS's workspaces, and fragments that PyTorch's
+allocator cannot use.
+"""
 RUNTIME_PART = "CUDA, NCCL, fragments"
 LOG_PROB_PARTS: Mapping[Pass, str] = {
     "log_prob": "log-prob pass",
     "reference": "log-prob pass of the reference",
     "values": "pass of the critic's values",
 }
-"""What the forward passes of a step hold, by pass."""
+"""For each pass without gradients, the name of the part of memory that the pass itself needs."""
 CRITIC = "critic's "
-"""How the names of the critic's parts begin."""
+"""The prefix of the names of the parts that the critic needs."""
 
 
 def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool = False) -> Memory:
-    """Estimate what a run needs; `local`: with Megatron-core's local layers, on CPU.
+    """Estimate the memory that a run needs.
 
-    Layouts must have been checked. Raises InputError for a config that is no known family's.
+    Args:
+        config: Settings of the run, with a checked layout.
+        hf_config: The model's config.json.
+        local: Whether ranks use Megatron-core's local layers on the CPU.
+
+    Raises:
+        InputError: The model does not belong to a known family.
     """
     widths, cut = widths_of(hf_config), cut_of(config)
     item = _ITEM[config.actor_rollout_ref.actor.megatron.dtype]
@@ -67,14 +80,16 @@ def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool
         layer_cut = LayerCut(widths, cut, item, longest if local else None)
         critic = _critic_parts(config, layer_cut, stage)
         fullest_pass = max(_passes(config, layer_cut, stage, static, critic), key=_sum)
-        stages.append(((*fullest_pass, *runtime), _host_checkpoint(config, cut, weights)))
+        host = _host_checkpoint(config, cut, weights), _host_older(config, weights)
+        stages.append(((*fullest_pass, *runtime), host))
     fullest = max(range(cut.pp), key=lambda number: _sum(stages[number][0]))
     return Memory(
         local=local,
         parameters=weight_count(widths),
         stage=fullest,
         parts=stages[fullest][0],
-        host_checkpoint=max(host for _, host in stages),
+        host_checkpoint=max(checkpoint for _, (checkpoint, _) in stages),
+        host_older=max(older for _, (_, older) in stages),
         engine=_engine_parts(config, widths),
     )
 
@@ -84,7 +99,7 @@ def _sum(parts: tuple[MemoryPart, ...]) -> int:
 
 
 def _static_parts(config: RunConfig, cut: Cut, weights: RankWeights) -> tuple[MemoryPart, ...]:
-    """The policy's and the reference's, during updates."""
+    """Return the parts that the policy and the reference need during updates."""
     actor = config.actor_rollout_ref.actor
     megatron, item = actor.megatron, _ITEM[actor.megatron.dtype]
     parts = _trained_parts(actor, cut, weights, "")
@@ -96,7 +111,7 @@ def _static_parts(config: RunConfig, cut: Cut, weights: RankWeights) -> tuple[Me
 
 
 def _trained_parts(settings: Actor, cut: Cut, weights: RankWeights, of: str) -> list[MemoryPart]:
-    """Weights, gradients and optimizer state of a model on a rank; `of` begins their names."""
+    """Return a model's weights, gradients and optimizer state on a rank; names begin with `of`."""
     sharded = settings.megatron.use_distributed_optimizer
     dense_copies, expert_copies = (cut.dense_copies, cut.expert_copies) if sharded else (1, 1)
     numbers = weights.dense / dense_copies + weights.experts / expert_copies
@@ -110,7 +125,11 @@ def _trained_parts(settings: Actor, cut: Cut, weights: RankWeights, of: str) -> 
 def _critic_parts(
     config: RunConfig, layer_cut: LayerCut, stage: PipelineStage
 ) -> tuple[MemoryPart, ...]:
-    """The critic's, during its updates; none without one. A value head is no table of words."""
+    """Return the parts that the critic needs during its updates; () without a critic.
+
+    A value head replaces the output layer, so the vocabulary's table is not counted in the last
+    stage.
+    """
     if not config.has_critic:
         return ()
     widths, cut = replace(layer_cut.widths, tied=False), layer_cut.cut
@@ -123,7 +142,7 @@ def _critic_parts(
 
 
 def _gradient_bytes(actor: Actor) -> int:
-    """Of each weight's gradient, as it is summed over ranks."""
+    """Return the bytes per weight of a gradient that is summed over ranks."""
     if precision_aware(actor):
         return _FP32 if actor.optim.main_grads_dtype == "fp32" else _ITEM["bfloat16"]
     in_fp32 = actor.megatron.override_ddp_config.get("grad_reduce_in_fp32", True)
@@ -131,11 +150,14 @@ def _gradient_bytes(actor: Actor) -> int:
 
 
 def _state_bytes(actor: Actor) -> float:
-    """Of Adam's two moments of a weight, and of the float32 weight that is updated if there is
-    another; what is offloaded to the host is not on the GPU.
+    """Return the bytes per weight of the optimizer state on the GPU.
 
-    With the precision-aware optimizer Transformer Engine keeps only the 16 bits of the float32
-    weight that the bfloat16 weight lacks. HybridDeviceOptimizer, which offloads, keeps all 32.
+    The state consists of Adam's two moments and, if the model's weight is bfloat16, of a float32
+    copy of the weight. State that is offloaded to the host is not counted.
+
+    With the precision-aware optimizer, Transformer Engine keeps only those 16 bits of the float32
+    weight that the bfloat16 weight lacks. HybridDeviceOptimizer, which offloads state to the host,
+    keeps all 32 bits.
     """
     moments = (actor.optim.exp_avg_dtype, actor.optim.exp_avg_sq_dtype)
     state = sum(_FP32 if dtype == "fp32" else _ITEM["bfloat16"] for dtype in moments)
@@ -157,14 +179,17 @@ def _passes(
     static: tuple[MemoryPart, ...],
     critic: tuple[MemoryPart, ...],
 ) -> Iterator[tuple[MemoryPart, ...]]:
-    """The parts of each pass: of updates, of the passes without gradients."""
+    """Yield the parts of memory that each pass of a step needs.
+
+    The passes are updates and passes without gradients.
+    """
     actor = config.actor_rollout_ref.actor
     megatron = actor.megatron
     critics = over_actor(config.critic, actor).megatron
     of_critic = {f"{CRITIC}{name}" for name in _offloaded(critics, {"weights"})}
     for of in passes_of(config):
         away = set(of_critic)
-        if of in ("reference", *OF_CRITIC):  # another model than the policy is at work
+        if of in ("reference", *OF_CRITIC):  # these passes run a model other than the policy
             away |= _offloaded(megatron, {"weights"})
         elif of == "log_prob":
             away |= _offloaded(megatron, set())
@@ -186,15 +211,19 @@ def _passes(
 
 
 def _offloaded(megatron: Megatron, weights: set[str]) -> set[str]:
-    """The parts of a trained model that settings keep away; `weights`: if these can be, too."""
+    """Return the names of a trained model's offloaded parts."""
     away = {"gradients"} if megatron.grad_offload else set()
     away |= {"optimizer state"} if megatron.optimizer_offload else set()
     return away | (weights if megatron.param_offload else set())
 
 
 def _forward_bytes(config: RunConfig, layer_cut: LayerCut, stage: PipelineStage, of: Pass) -> int:
-    """The most that a pass without gradients holds: what one layer makes beside its input, or the
-    last hidden states and a chunk's logits, or these states in float32 for a value head."""
+    """Return the peak memory in bytes of a pass without gradients.
+
+    The peak is the larger of two sums. The first consists of a layer's input and temporary tensors.
+    The second consists of the last hidden states and a chunk's logits or, for a value head, of
+    these states and their float32 copy.
+    """
     tokens = tokens_of_micro_batch(config, of)
     layers = [layer_of(layer_cut, moe) for moe in set(stage.layers)]
     held = max((layer.input + layer.working for layer in layers), default=0) * tokens
@@ -208,7 +237,11 @@ def _forward_bytes(config: RunConfig, layer_cut: LayerCut, stage: PipelineStage,
 def _update_parts(
     config: RunConfig, layer_cut: LayerCut, stage: PipelineStage, of: Pass
 ) -> tuple[MemoryPart, ...]:
-    """Activations, and the larger of a layer's backward pass and the loss."""
+    """Return the parts of memory that only an update needs.
+
+    These are the kept activations, and either a layer's backward pass or the loss: the two are not
+    in memory at the same time, so only the larger one counts.
+    """
     actor, cut = config.actor_rollout_ref.actor, layer_cut.cut
     tokens = tokens_of_micro_batch(config, of)
     recompute = recompute_of(actor.megatron.override_transformer_config)
@@ -230,9 +263,10 @@ def _update_parts(
 
 
 def tokens_of_micro_batch(config: RunConfig, of: Pass = "update") -> int:
-    """The most tokens of a pass's micro-batch on one rank, of samples as long as they may be.
+    """Return the maximum number of tokens on one rank in a micro-batch of a pass.
 
-    Micro-batches of all passes are cut out of mini-batches.
+    All samples are assumed to have the maximum length. In every pass, a micro-batch is a part of a
+    mini-batch.
     """
     actor, data, cut = config.actor_rollout_ref.actor, config.data, cut_of(config)
     longest = data.max_prompt_length + data.max_response_length
@@ -248,9 +282,10 @@ def tokens_of_micro_batch(config: RunConfig, of: Pass = "update") -> int:
 
 
 def _chunks_in_flight(cut: Cut, stage: PipelineStage) -> int:
-    """Forward passes of a model chunk that wait for their backward pass, at most.
+    """Return the maximum number of a chunk's forward passes that wait for their backward pass.
 
-    Megatron-core's schedules: 1F1B, and the interleaved one with virtual stages.
+    The number follows from Megatron-core's schedules: interleaved 1F1B with virtual stages, and
+    plain 1F1B without them.
     """
     behind = cut.pp - stage.number - 1
     if cut.vpp == 1:
@@ -259,7 +294,7 @@ def _chunks_in_flight(cut: Cut, stage: PipelineStage) -> int:
 
 
 def _chunk_bytes(layers: list[Layer], recompute: Recompute) -> float:
-    """What a chunk keeps of each token."""
+    """Return the bytes that a chunk keeps per token."""
     if recompute.granularity is None:
         return sum(layer.bytes() for layer in layers)
     if recompute.granularity == "selective":
@@ -271,7 +306,7 @@ def _chunk_bytes(layers: list[Layer], recompute: Recompute) -> float:
 
 
 def _working(layer: Layer, recompute: Recompute) -> float:
-    """The most that the backward pass of a layer holds beside what was kept."""
+    """Return the maximum bytes per token of a layer's backward pass, excluding kept activations."""
     if recompute.granularity is None:
         return layer.working
     if recompute.granularity == "selective":
@@ -281,14 +316,20 @@ def _working(layer: Layer, recompute: Recompute) -> float:
 
 
 def _output_bytes(layer_cut: LayerCut) -> float:
-    """The final norm's output of each token, which tensor-parallel ranks gather for the loss."""
+    """Return the bytes per token of the final norm's output.
+
+    Tensor-parallel ranks gather this output for the loss.
+    """
     parts = layer_cut.cut.sequence_parts
     return layer_cut.widths.hidden * layer_cut.item * (1 if parts == 1 else 1 + 1 / parts)
 
 
 def _loss_bytes(layer_cut: LayerCut, tokens: int) -> int:
-    """The gradient of all tokens' hidden states, one chunk's logits, and the gradient of the output
-    layer's weight, which is summed in float32."""
+    """Return the bytes that the loss needs.
+
+    This memory holds the gradient of all tokens' hidden states, one chunk's logits, and the
+    gradient of the output layer's weight, which is summed in float32.
+    """
     widths, cut, item = layer_cut.widths, layer_cut.cut, layer_cut.item
     hidden = tokens * widths.hidden * item
     weight = widths.vocabulary // cut.tp * widths.hidden * (_FP32 + item)
@@ -296,30 +337,36 @@ def _loss_bytes(layer_cut: LayerCut, tokens: int) -> int:
 
 
 def _value_bytes(layer_cut: LayerCut, tokens: int) -> float:
-    """A value head's input in float32, and its gradient."""
+    """Return the size in bytes of a value head's float32 input and of that input's gradient."""
     return 2.0 * _FP32 * tokens * layer_cut.widths.hidden
 
 
 def _logits_bytes(layer_cut: LayerCut, tokens: int) -> float:
-    """One chunk's logits, with what they are computed in."""
+    """Return the size in bytes of a chunk's logits and of the temporary tensors for them."""
     vocabulary = layer_cut.widths.vocabulary // layer_cut.cut.tp
     return _CHUNK_COPIES * _FP32 * min(tokens, _CHUNK_TOKENS) * vocabulary
 
 
 def _host_checkpoint(config: RunConfig, cut: Cut, weights: RankWeights) -> int:
-    """The host memory of a node whose ranks have these weights.
+    """Return the host memory that a node needs to write a checkpoint of these weights.
 
-    Each rank's share of the state is copied; one rank of each group that shares it gathers the
-    whole: three float32 buffers, and while the third is filled as much again
-    (get_parameter_state_dp_zero of Megatron-core's DistributedOptimizer; measured). Groups' first
-    ranks are neighbours, tensor-parallel ones first.
+    A rank copies its share of the optimizer state, and its share of the weights that data-parallel
+    ranks have in common. On the CPU, tensors with their own storage are written without a copy.
     """
-    of_node = config.trainer.n_gpus_per_node
-    stages = max(1, of_node * cut.pp // cut.ranks)
-    gathered = weights.dense * min(of_node, stages * cut.tp)
-    gathered += weights.experts * min(of_node, stages * cut.ep * cut.etp)
     own = weights.dense / cut.dense_copies + weights.experts / cut.expert_copies
-    return round(gathered * 6 * _FP32 + of_node * own * 3 * _FP32)
+    item = _ITEM[config.actor_rollout_ref.actor.megatron.dtype]
+    return round(config.trainer.n_gpus_per_node * own * (3 * _FP32 + item))
+
+
+def _host_older(config: RunConfig, weights: RankWeights) -> int:
+    """Return a node's host memory for copies of older weights; 0 if no step needs them.
+
+    The first step that needs them is the `native_every`-th one.
+    """
+    actor = config.actor_rollout_ref.actor
+    if not config.has_staleness_pass(actor.router_replay.native_every):
+        return 0
+    return config.trainer.n_gpus_per_node * weights.total * _ITEM[actor.megatron.dtype]
 
 
 def _engine_parts(config: RunConfig, widths: Widths) -> tuple[MemoryPart, ...]:

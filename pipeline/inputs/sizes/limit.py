@@ -1,5 +1,6 @@
-"""Whether a run fits into GPUs of a stated size, and what would help."""
+"""The check that a run fits on GPUs of a given size, and advice if it does not."""
 
+import math
 from collections.abc import Collection, Iterator
 
 from pipeline.config.rules.budget import Pass, budget
@@ -19,7 +20,7 @@ _SECTIONS: dict[Pass, str] = {
     "critic_update": "critic.ppo",
     "values": "critic.forward",
 }
-"""How the settings of a pass's micro-batches begin."""
+"""Prefixes of the settings for a pass's micro-batches."""
 _OFFLOADS = {
     "weights": "param_offload",
     "gradients": "grad_offload",
@@ -28,23 +29,42 @@ _OFFLOADS = {
 _LARGEST = 3
 
 
-def memory_problems(config: RunConfig, memory: Memory, limit: int, experts: int) -> list[str]:
-    """Why training ranks or engines do not fit into GPUs of `limit` bytes.
+def memory_problems(
+    config: RunConfig, memory: Memory, limit: int, experts: int, engines: int = 0
+) -> list[str]:
+    """Return the reasons why training ranks or engines do not fit on GPUs of a given size.
 
-    `experts`: of each MoE layer; 0: a dense model.
+    Args:
+        config: Settings of the run.
+        memory: The estimate for GPUs.
+        limit: The memory of a GPU in bytes.
+        experts: Number of experts in each MoE layer; 0 for a dense model.
+        engines: Number of engines that share the training rank's GPU; 0 if they have their own.
     """
     problems = []
     if memory.training > limit:
         problems.append(_training_problem(config, memory, limit, experts))
     share = config.actor_rollout_ref.rollout.gpu_memory_utilization
+    reserved = round(engines * share * limit)
+    if engines and memory.training <= limit < memory.training + reserved:
+        problems.append(
+            f"actor_rollout_ref.rollout.gpu_memory_utilization: found {share}, so the engines "
+            f"reserve {shown(reserved)} of the {shown(limit)} of a GPU that they share with a "
+            f"training rank, which needs about {shown(memory.training)}; lower it to at most "
+            f"{_floor((limit - memory.training) / engines / limit)}"
+        )
     if memory.rollout > share * limit:
         key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
         problems.append(
-            f"{key}: each GPU of an engine needs {shown(memory.rollout)} at least "
+            f"{key}: each GPU of an engine needs at least {shown(memory.rollout)} "
             f"({listed(memory.engine)}), but has {shown(round(share * limit))}: {share} "
-            f"(gpu_memory_utilization) of {shown(limit)}; write more"
+            f"(gpu_memory_utilization) of {shown(limit)}; increase this setting"
         )
     return problems
+
+
+def _floor(share: float) -> float:
+    return math.floor(100 * share) / 100
 
 
 def _training_problem(config: RunConfig, memory: Memory, limit: int, experts: int) -> str:
@@ -56,8 +76,8 @@ def _training_problem(config: RunConfig, memory: Memory, limit: int, experts: in
     )
     if limit <= RUNTIME:
         return (
-            f"{found}no layout fits: {shown(RUNTIME)} are assumed for CUDA, NCCL and fragments "
-            "alone; use larger GPUs"
+            f"{found}no layout fits, because CUDA, NCCL and fragments are assumed to need "
+            f"{shown(RUNTIME)}; use larger GPUs"
         )
     tensors = [part.name for part in parts if part.name != RUNTIME_PART]
     help_by_part = [
@@ -66,18 +86,27 @@ def _training_problem(config: RunConfig, memory: Memory, limit: int, experts: in
         for what in memory_settings(config, name, experts, tensors)
     ]
     offers = dict.fromkeys([*help_by_part, "more trainer.nnodes"])
-    return f"{found}what would help: {'; '.join(offers)}"
+    return f"{found}possible fixes: {'; '.join(offers)}"
 
 
 def memory_settings(
     config: RunConfig, part: str, experts: int, parts: Collection[str]
 ) -> Iterator[str]:
-    """Settings that make one of the `parts` smaller and are not used up yet."""
+    """Yield changes to settings that would make a part of the memory smaller.
+
+    Settings that are already at their limit are omitted.
+
+    Args:
+        config: Settings of the run.
+        part: Name of the part.
+        experts: Number of experts in each MoE layer; 0 for a dense model.
+        parts: Names of all parts at the peak. They show whether the peak is in a forward pass.
+    """
     if part in ("weights", "gradients", "optimizer state", "reference policy"):
         megatron = config.actor_rollout_ref.actor.megatron
         if part == "reference policy" and not megatron.param_offload:
             yield f"{_MEGATRON}.param_offload=True"
-        if set(LOG_PROB_PARTS.values()) & set(parts):  # updates are less full
+        if set(LOG_PROB_PARTS.values()) & set(parts):  # the peak is in a forward pass
             if part == "gradients":
                 yield f"{_MEGATRON}.grad_offload=True"
             if part == "optimizer state":
@@ -107,7 +136,7 @@ def memory_settings(
 
 def _small_gradients(config: RunConfig) -> bool:
     actor = config.actor_rollout_ref.actor
-    if actor.megatron.dtype == "float32":  # nothing makes them smaller
+    if actor.megatron.dtype == "float32":  # no setting makes these gradients smaller
         return True
     if precision_aware(actor):
         return actor.optim.main_grads_dtype == "bf16"
@@ -136,8 +165,11 @@ def _smaller_state(config: RunConfig) -> Iterator[str]:
 
 
 def _fewer_tokens(config: RunConfig, of: Pass) -> Iterator[str]:
-    """A smaller micro-batch, as long as it holds the longest sample, which context parallelism
-    cuts."""
+    """Yield changes to settings that put fewer tokens on each rank at a time.
+
+    A micro-batch may be made smaller, but must be large enough for the longest sample. Context
+    parallelism splits that sample over several ranks.
+    """
     limits, ranks = budget(config, of), cut_of(config)
     longest = config.data.max_prompt_length + config.data.max_response_length
     section = _SECTIONS[of]
@@ -151,7 +183,7 @@ def _fewer_tokens(config: RunConfig, of: Pass) -> Iterator[str]:
 
 
 def _larger_layout(config: RunConfig, experts: int) -> Iterator[str]:
-    """Sizes for which there are ranks."""
+    """Yield the parallel sizes that can be increased with this number of ranks."""
     cut = cut_of(config)
     sizes = []
     if experts > cut.ep and cut.expert_copies > 1:

@@ -1,4 +1,4 @@
-"""The result of an estimate: what a run needs of memory, and how it is shown."""
+"""The result of a memory estimate, and its presentation as text."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _UNITS = {"gib": GIB, "gb": 10**9}
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """A part of a processor's memory. Example: MemoryPart('optimizer state', 21_000_000_000)."""
+    """A part of the memory in use. Example: MemoryPart('optimizer state', 21_000_000_000)."""
 
     name: str
     bytes: int
@@ -21,65 +21,77 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a run needs of memory, at its fullest, by estimate."""
+    """The estimated memory of a run at its peak."""
 
     local: bool
-    """Of ranks on CPU, with Megatron-core's local layers; else of GPUs."""
+    """True if ranks use the CPU and Megatron-core's local layers; False if they use GPUs."""
     parameters: int
-    """Numbers in the model's weights."""
+    """Number of parameters in the model."""
     stage: int
     """The pipeline stage of the fullest training rank."""
     parts: tuple[MemoryPart, ...]
-    """Of that rank at the peak of a step: in an update, or in a log-prob pass."""
+    """Parts of the fullest training rank's memory at the peak of a step. The peak is in an update
+    or in a pass without gradients."""
     host_checkpoint: int
-    """Bytes of host memory that the ranks of one node need to write a checkpoint."""
+    """Host memory, in bytes, that the ranks of one node need to write a checkpoint."""
+    host_older: int
+    """Host memory, in bytes, for the copies of older weights that the ranks of one node keep."""
     engine: tuple[MemoryPart, ...]
-    """Of each process of a rollout engine: its weights, and the cache of one longest sequence."""
+    """Parts of an engine process's memory: the weights, and the cache for one sequence of maximum
+    length."""
 
     @property
     def training(self) -> int:
-        """Bytes of the fullest training rank."""
+        """Number of bytes that the fullest training rank needs."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def rollout(self) -> int:
-        """Bytes that each process of an engine needs at least."""
+        """Minimum number of bytes that each process of an engine needs."""
         return sum(part.bytes for part in self.engine)
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of a size like 80GiB, 80GB or 79.6GiB. Raises InputError for anything else."""
+    """Return the number of bytes in a size such as 80GiB, 80GB or 79.6GiB.
+
+    Raises InputError if the text is not a size.
+    """
     match = _SIZE.fullmatch(text.strip())
     size = 0 if match is None else round(float(match[1]) * _UNITS[match[2].lower()])
     if size <= 0:
         raise InputError(
-            [f"--gpu-memory: found {text!r}, expected a size in GiB or GB; write one like 80GiB"]
+            [f"--gpu-memory: found {text!r}, expected a size in GiB or GB; give one such as 80GiB"]
         )
     return size
 
 
 def memory_lines(memory: Memory) -> list[tuple[str, str]]:
-    """What `retrace check` prints: names and texts."""
+    """Return the lines that `retrace check` prints, each as a name and a text."""
     of = "rank" if memory.local else "GPU"
+    older = f", and {shown(memory.host_older)} for older weights" if memory.host_older else ""
     return [
         (
             "memory",
-            f"about {shown(memory.training)} of the fullest training {of}: {listed(memory.parts)}",
+            f"about {shown(memory.training)} on the fullest training {of}: {listed(memory.parts)}",
         ),
-        ("host", f"about {shown(memory.host_checkpoint)} of a training node for a checkpoint"),
+        (
+            "host",
+            f"about {shown(memory.host_checkpoint)} on each training node, for a checkpoint{older}",
+        ),
         (
             "engine",
-            f"at least {shown(memory.rollout)} of each {'process' if memory.local else 'GPU'} of "
-            f"an engine: {listed(memory.engine)}",
+            f"at least {shown(memory.rollout)} "
+            f"{'in each process' if memory.local else 'on each GPU'} of an engine: "
+            f"{listed(memory.engine)}",
         ),
     ]
 
 
 def listed(parts: Sequence[MemoryPart]) -> str:
-    """Parts with their sizes."""
+    """Return the parts with their sizes as text."""
     return ", ".join(f"{part.name} {shown(part.bytes)}" for part in parts)
 
 
 def shown(size: int) -> str:
-    """Bytes for people, in the units in which GPUs are measured."""
+    """Return a number of bytes as text, in the units that are usual for GPUs."""
     return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):,.1f} MiB"

@@ -1,13 +1,13 @@
-"""Workers as Kubernetes Jobs. Plain Kubernetes: no custom resource is needed.
+"""Workers as Kubernetes Jobs, without custom resources.
 
-cluster.py   what the installation decides: namespace, pod templates, limits of Jobs
-names.py     labels, annotations and names of Jobs: all state of a launch is in them
-jobs.py      the Jobs of a run, as manifests
-api.py       the few calls to the API server
-pods.py      what a pod is doing, and what is wrong with it
-watch.py     what a Job and its pods are doing
-notices.py   what people see of all this
-workers.py   create or attach, watch, restart the gang, stop
+cluster.py   The installation's choices: namespace, pod templates, limits of Jobs.
+names.py     Labels, annotations and names of Jobs, which contain the entire state of a launch.
+jobs.py      The bodies of a run's Jobs.
+api.py       Calls to the API server.
+pods.py      The state of a pod and its problem, if any.
+watch.py     The state of a Job and of its pods.
+notices.py   Lines for users about a launch.
+workers.py   The launcher: creates Jobs or attaches to them, watches them, restarts the gang.
 """
 
 from pipeline.extras import need

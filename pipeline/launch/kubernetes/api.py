@@ -1,4 +1,4 @@
-"""The few calls to the API server that a launcher makes. Answers are plain JSON objects."""
+"""The launcher's calls to the API server, whose answers are plain JSON objects."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from pipeline.launch.kubernetes import names
 Object = dict[str, Any]
 
 _TIMEOUT_S = (5.0, 20.0)
-"""Of connecting, and of reading an answer."""
+"""Time limits, in seconds, for connecting and for reading an answer."""
 _MISSING, _EXISTS = 404, 409
 _BUSY = {408, 429, 500, 502, 503, 504}
 
@@ -28,7 +28,7 @@ class ApiUnavailableError(Exception):
 class Api:
     """Jobs, their Services and their pods in one namespace.
 
-    Every method may raise ApiUnavailableError, and LaunchError when the server refuses.
+    Every method may raise ApiUnavailableError, or LaunchError if the server refuses a request.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -40,30 +40,31 @@ class Api:
                 config.load_kube_config()
             except ConfigException as error:
                 raise LaunchError(
-                    f"no cluster: neither in a pod nor with a usable KUBECONFIG: {error}"
+                    "found no cluster: this program runs outside a pod and has no usable "
+                    f"kubeconfig; set KUBECONFIG: {error}"
                 ) from error
         self.namespace = namespace
         self._batch = client.BatchV1Api()
         self._core = client.CoreV1Api()
 
     def jobs(self, labels: Mapping[str, str]) -> list[Object]:
-        """The Jobs with these labels."""
+        """Return the Jobs with these labels."""
         return self._list(self._batch.list_namespaced_job, labels)
 
     def pods(self, labels: Mapping[str, str]) -> list[Object]:
-        """The pods with these labels."""
+        """Return the pods with these labels."""
         return self._list(self._core.list_namespaced_pod, labels)
 
     def create_job(self, job: Object) -> bool:
-        """Create a Job; False when one of its name is there already."""
+        """Create a Job; return False if a Job of this name already exists."""
         return self._create(self._batch.create_namespaced_job, job)
 
     def create_service(self, service: Object) -> bool:
-        """Create a Service; False when one of its name is there already."""
+        """Create a Service; return False if a Service of this name already exists."""
         return self._create(self._core.create_namespaced_service, service)
 
     def delete_job(self, name: str) -> None:
-        """Delete a Job, its pods and its Service, if it is there."""
+        """Delete a Job with its pods and its Service, if the Job exists."""
         delete = partial(
             self._batch.delete_namespaced_job,
             name,
@@ -73,9 +74,9 @@ class Api:
         _call(f"delete Job {name}", delete, fine=_MISSING)
 
     def last_warning(self, name: str) -> str | None:
-        """The last warning about a Job or a pod: why no pod can be made, no volume be mounted.
+        """Return the last warning event of a Job or pod, or None if there is none.
 
-        None: there is none.
+        Such events report why a pod cannot be created or a volume cannot be mounted.
         """
         fields = f"involvedObject.name={name},type=Warning"
         events = partial(self._core.list_namespaced_event, self.namespace, field_selector=fields)
@@ -84,15 +85,15 @@ class Api:
         return None if last is None else f"{last['reason']}: {last['message']}"
 
     def log_tail(self, pod: str, lines: int) -> str:
-        """The last lines of a pod's log, or the reason why they cannot be read.
+        """Return the last lines of a pod's log, or the reason why they cannot be read.
 
-        Raises nothing: a log that its node cannot provide must not hide why a pod died.
+        Raises no error, because an unreadable log must not hide why a pod died.
         """
         read = partial(self._core.read_namespaced_pod_log, pod, self.namespace, tail_lines=lines)
         try:
             answer = _call(f"read the log of {pod}", read, fine=_MISSING)
         except (ApiUnavailableError, LaunchError) as error:
-            return f"its log cannot be read: {error}"
+            return f"the pod's log cannot be read: {error}"
         return "" if answer is None else answer.data.decode(errors="replace")
 
     def _list(self, method: Any, labels: Mapping[str, str]) -> list[Object]:
@@ -107,7 +108,10 @@ class Api:
 
 
 def _call(what: str, request: Callable[..., Any], fine: int | None = None) -> Any:
-    """The raw answer; None for the status that is fine. `what` names the request in errors."""
+    """Return the raw answer, or None if its status is `fine`.
+
+    Error messages name the request as `what`.
+    """
     try:
         return request(_preload_content=False, _request_timeout=_TIMEOUT_S)
     except ApiException as error:
@@ -116,15 +120,16 @@ def _call(what: str, request: Callable[..., Any], fine: int | None = None) -> An
         message = _message(error)
         if error.status in _BUSY:
             raise ApiUnavailableError(f"{what}: {message}") from error
-        # An exceeded quota is a 403 too; only a missing permission reads "... cannot ...".
-        fix = " (upgrade the chart, which grants it)" if " cannot " in message else ""
+        # An exhausted quota also causes a 403, but only messages about permissions contain
+        # " cannot ".
+        fix = " (upgrade the chart, which grants the permission)" if " cannot " in message else ""
         raise LaunchError(f"Kubernetes refuses to {what}: {message}{fix}") from error
     except (HTTPError, OSError) as error:
         raise ApiUnavailableError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _message(error: ApiException) -> str:
-    """The server's message, without the headers that the exception's own text has."""
+    """Return the server's message without the headers that the exception's text contains."""
     try:
         return f"{error.status} {json.loads(error.body)['message']}"
     except (TypeError, ValueError, KeyError):
@@ -132,7 +137,7 @@ def _message(error: ApiException) -> str:
 
 
 def has_ended(job: Object) -> bool:
-    """Whether a Job is complete, or has failed for good."""
+    """Return whether a Job is complete or has failed permanently."""
     return any(
         condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
         for condition in job.get("status", {}).get("conditions") or []
@@ -140,7 +145,17 @@ def has_ended(job: Object) -> bool:
 
 
 def delete_jobs_of(api: Api, instance: str, flow_run: str) -> list[str]:
-    """Delete the unfinished Jobs of a flow run; returns their names."""
+    """Delete the unfinished Jobs of a flow run, and return their names.
+
+    Args:
+        api: The API of the installation's namespace.
+        instance: The installation's name.
+        flow_run: The flow run's id in Prefect.
+
+    Raises:
+        ApiUnavailableError: The API server does not answer.
+        LaunchError: The API server refuses a request.
+    """
     labels = {
         names.MANAGED_BY: names.RETRACE,
         names.INSTANCE: instance,

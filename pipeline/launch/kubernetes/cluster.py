@@ -1,4 +1,4 @@
-"""The installation's description of its cluster: a file that the Helm chart renders."""
+"""The description of an installation, from a file that the Helm chart renders."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import yaml
 from pipeline.errors import InputError
 
 VARIABLE = "RETRACE_CLUSTER"
-"""Environment variable with the path of the file."""
+"""Environment variable that contains the path of the file."""
 
 
 @dataclass(frozen=True)
@@ -19,21 +19,21 @@ class Component:
     """Pods of one kind. Example: Component(None, {'spec': {'containers': [...]}})."""
 
     gpus: int | None
-    """GPUs of a pod; None: as many as the run's settings imply."""
+    """GPUs per pod. If None, the run's settings imply the number."""
     template: Mapping[str, Any]
-    """PodTemplateSpec: everything about the pods but what a run decides."""
+    """PodTemplateSpec without the parts that depend on the run."""
 
 
 @dataclass(frozen=True)
 class JobRules:
-    """Limits and labels of every Job."""
+    """Limits and labels for all Jobs."""
 
     ttl_s: int
-    """A Job that has ended is removed after this, with its pods and their logs."""
+    """Seconds after which Kubernetes removes a finished Job, with its pods and their logs."""
     deadline_s: int
-    """A Job that still runs after this is killed."""
+    """Seconds after which Kubernetes kills a running Job."""
     queue: str
-    """Kueue's local queue; empty: Jobs start at once."""
+    """Kueue's local queue. If empty, Jobs start without Kueue."""
     labels: Mapping[str, str]
 
 
@@ -43,22 +43,22 @@ class Cluster:
 
     namespace: str
     instance: str
-    """Name of the installation, a label of all its Jobs."""
+    """The installation's name, which is a label of all its Jobs."""
     store_uri: str
-    """store.uri of runs that set none."""
+    """store.uri of runs that do not set it."""
     gpu_resource: str
-    """Name of the GPU resource (nvidia.com/gpu); empty: pods ask for no GPU."""
+    """Name of the GPU resource (nvidia.com/gpu). If empty, pods do not request GPUs."""
     jobs: JobRules
     rollout: Component
     training: Component
 
 
 def read_cluster() -> Cluster:
-    """The file that RETRACE_CLUSTER names. Raises InputError."""
+    """Read the file that RETRACE_CLUSTER names. Raises InputError."""
     path = os.environ.get(VARIABLE)
     if path is None:
         raise InputError(
-            [f"{VARIABLE} is not set: this program runs in a pod of the Helm chart, which sets it"]
+            [f"{VARIABLE} is not set; run this program in a pod of the Helm chart, which sets it"]
         )
     try:
         body = yaml.safe_load(Path(path).read_text())
@@ -80,7 +80,7 @@ def read_cluster() -> Cluster:
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise InputError(
             [
-                f"{VARIABLE}: {path} cannot be read: {error!r}; it is the ConfigMap that the Helm "
-                "chart renders: upgrade chart and images together"
+                f"{VARIABLE}: {path} cannot be read: {error!r}; expected a file from the Helm "
+                "chart's ConfigMap; upgrade the chart and the images together"
             ]
         ) from error

@@ -1,10 +1,10 @@
-"""The Jobs of a run, as manifests: the installation's pod template and what the run decides.
+"""The bodies of a run's Jobs: the installation's pod templates, completed with the run's settings.
 
-rollout    one Indexed Job; an index that fails is started again by itself, so the engine of the
-           others lives on. A pod that was evicted or preempted does not count.
-training   a gang: an Indexed Job of one pod per node, and a headless Service by which torchrun's
-           agents find node 0. Any lost pod fails the Job, for the ranks of the others cannot go
-           on; the launcher makes the next gang.
+rollout    One Indexed Job. Kubernetes restarts only the index that failed, so the other engines
+           stay loaded. Evicted and preempted pods do not count as failures.
+training   A gang: an Indexed Job with one pod per node, and a headless Service through which
+           torchrun's agents find node 0. If any pod is lost, the Job fails, because the other
+           ranks cannot continue. The launcher then creates the next gang.
 """
 
 import copy
@@ -25,9 +25,9 @@ from pipeline.store.settings import environment
 Manifest = dict[str, Any]
 
 _PORT = 29500
-"""Where node 0 of a gang listens: torchrun's default."""
+"""Port of a gang's node 0: torchrun's default."""
 _INDEX = "$(JOB_COMPLETION_INDEX)"
-"""The pod's index in its Job, which Kubernetes writes into the command."""
+"""The pod's index in its Job; Kubernetes replaces this variable in the command."""
 _READY_FILE = "/tmp/retrace-ready"
 _DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 _QUEUE = "kueue.x-k8s.io/queue-name"
@@ -35,15 +35,15 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 
 @dataclass(frozen=True)
 class ClusterLaunch:
-    """One attempt of a run in a cluster: what its Jobs are made from."""
+    """One attempt of a run in a cluster, with everything that determines its Jobs."""
 
     cluster: Cluster
     config: RunConfig
-    """As it holds in the attempt."""
+    """The settings in force in the attempt."""
     run_uri: str
     attempt: Attempt
     flow_run: str
-    """Id of the flow run that the Jobs belong to."""
+    """Id of the flow run to which the Jobs belong."""
 
     @property
     def run(self) -> str:
@@ -51,7 +51,7 @@ class ClusterLaunch:
         return self.config.trainer.run_name
 
     def labels(self, component: str) -> dict[str, str]:
-        """Labels of a Job, its pods and its Service."""
+        """Return the labels for a Job, its pods and its Service."""
         return {
             **self.cluster.jobs.labels,
             names.MANAGED_BY: names.RETRACE,
@@ -64,7 +64,7 @@ class ClusterLaunch:
 
 
 def rollout_job(launch: ClusterLaunch) -> Manifest:
-    """All rollout workers: the pod of index i is worker i."""
+    """Return the Job for all rollout workers; the pod with index i is worker i."""
     settings = launch.config.launch.kubernetes.rollout
     rollout = launch.config.actor_rollout_ref.rollout
     gpus = _gpus(launch, launch.cluster.rollout, settings, rollout.tensor_model_parallel_size)
@@ -78,7 +78,7 @@ def rollout_job(launch: ClusterLaunch) -> Manifest:
     )
     job["spec"] |= {
         "backoffLimitPerIndex": launch.config.launch.max_restarts,
-        "maxFailedIndexes": 0,  # a shard's worker is missing for good: the run cannot go on
+        "maxFailedIndexes": 0,  # the run cannot continue without the worker of a shard
         "podFailurePolicy": {
             "rules": [
                 {
@@ -93,7 +93,13 @@ def rollout_job(launch: ClusterLaunch) -> Manifest:
 
 
 def training_job(launch: ClusterLaunch, gang: int, restarts: int) -> Manifest:
-    """A training gang; `restarts` of the gangs before it count against launch.max_restarts."""
+    """Return the Job for a training gang.
+
+    Args:
+        launch: The attempt of the run.
+        gang: The gang's number in the attempt, counted from 0.
+        restarts: The number of restarts so far that count towards launch.max_restarts.
+    """
     settings = launch.config.launch.kubernetes.training
     trainer = launch.config.trainer
     gpus = _gpus(launch, launch.cluster.training, settings, trainer.n_gpus_per_node)
@@ -103,7 +109,7 @@ def training_job(launch: ClusterLaunch, gang: int, restarts: int) -> Manifest:
         "--node-rank": _INDEX,
         "--master-addr": f"{name}-0.{name}",
         "--master-port": str(_PORT),
-        # The nodes' pods may start far apart: a large image is pulled on one of them.
+        # Pods may start minutes apart, for example when one node must first pull a large image.
         "--rdzv-conf": f"timeout={launch.config.launch.start_timeout_s:.0f}",
     }
     command = training_command(
@@ -115,14 +121,15 @@ def training_job(launch: ClusterLaunch, gang: int, restarts: int) -> Manifest:
     job["metadata"]["annotations"][names.RESTARTS] = str(restarts)
     job["spec"] |= {
         "backoffLimit": 0,
-        # The same end, for a reason that stays when the pod has gone.
+        # The Job would fail without this rule as well, but its status would not name the
+        # disruption.
         "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [_DISRUPTED]}]},
     }
     return job
 
 
 def training_service(launch: ClusterLaunch, job: Mapping[str, Any]) -> Manifest:
-    """The headless Service of a gang that exists; it goes when its Job goes."""
+    """Return the headless Service for an existing gang, which is deleted with the gang's Job."""
     name = job["metadata"]["name"]
     return {
         "apiVersion": "v1",
@@ -141,7 +148,7 @@ def training_service(launch: ClusterLaunch, job: Mapping[str, Any]) -> Manifest:
         },
         "spec": {
             "clusterIP": "None",
-            "publishNotReadyAddresses": True,  # they are ready once they have found one another
+            "publishNotReadyAddresses": True,  # pods find each other before they are ready
             "selector": {names.JOB_OF_POD: name},
             "ports": [{"name": "rendezvous", "port": _PORT}],
         },
@@ -149,7 +156,11 @@ def training_service(launch: ClusterLaunch, job: Mapping[str, Any]) -> Manifest:
 
 
 def _gpus(launch: ClusterLaunch, component: Component, settings: PodSettings, implied: int) -> int:
-    """GPUs of a pod: the run's setting, the installation's, or what the run implies."""
+    """Return the GPUs per pod: the number set by the run or the installation, if any.
+
+    Otherwise the number is `implied`, or 0 if the run computes on CPUs or the installation has no
+    GPU resource.
+    """
     asked = gpus_of(settings, component.gpus)
     if asked is not None:
         return asked
@@ -168,19 +179,19 @@ def _pod(
     pod: Manifest = copy.deepcopy(dict(component.template))
     metadata = pod.setdefault("metadata", {})
     metadata["labels"] = {**metadata.get("labels", {}), **launch.labels(name)}
-    pod["spec"]["restartPolicy"] = "Never"  # the Job decides what a pod's end means
+    pod["spec"]["restartPolicy"] = "Never"  # the Job controller handles failed pods
     [container] = pod["spec"]["containers"]
     container["command"] = list(command)
     variables = environment(launch.config.store) | {"RETRACE_READY_FILE": _READY_FILE}
     threads = launch.config.launch.threads_per_worker
     if threads is not None:
         variables["OMP_NUM_THREADS"] = str(threads)
-    # Ours come last: of two variables with one name, Kubernetes takes the last.
+    # These variables come last: if two have the same name, Kubernetes uses the last one.
     container["env"] = [
         *container.get("env", []),
         *({"name": variable, "value": value} for variable, value in variables.items()),
     ]
-    # A pod is ready once its engine is loaded: what `kubectl get pods` shows is then true.
+    # A pod becomes ready when its model is loaded, so `kubectl get pods` shows the true state.
     container["readinessProbe"] = {
         "exec": {"command": ["test", "-f", _READY_FILE]},
         "periodSeconds": 5,
@@ -212,7 +223,7 @@ def _job(
         "kind": "Job",
         "metadata": {
             "name": name,
-            # Kueue, where it is installed, suspends a Job with this label until its turn comes.
+            # If Kueue is installed, it suspends a Job with this label until resources are free.
             "labels": labels | ({_QUEUE: rules.queue} if rules.queue else {}),
             "annotations": {names.RUN_URI: launch.run_uri},
         },
@@ -220,7 +231,7 @@ def _job(
             "completionMode": "Indexed",
             "completions": pods,
             "parallelism": pods,
-            "podReplacementPolicy": "Failed",  # never two pods of one index
+            "podReplacementPolicy": "Failed",  # never run two pods with the same index
             "ttlSecondsAfterFinished": rules.ttl_s,
             "activeDeadlineSeconds": rules.deadline_s,
             "template": template,

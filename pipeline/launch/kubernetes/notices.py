@@ -1,4 +1,7 @@
-"""What a launch on Kubernetes shows to people: each thing once, pods with the end of their log."""
+"""Lines for users about a launch on Kubernetes.
+
+Each event is shown only once. A failed pod is shown with the end of its log.
+"""
 
 from dataclasses import dataclass
 
@@ -18,48 +21,54 @@ class _Ended:
     how: str
     log: str
     is_last: bool
-    """Nothing more is written to its log."""
+    """Whether the pod has ended, so that its log is complete."""
 
 
 LOG_LINES = 200
-"""The most lines that are read of a pod's log."""
+"""Maximum number of lines to read from the end of a pod's log."""
 
 
 class Notices:
-    """The lines that people see of a launch. Not safe to use from several threads at once."""
+    """The lines that users see about a launch. Only one thread at a time may use an instance."""
 
     def __init__(self, screen: Screen, api: Api) -> None:
         self._screen = screen
         self._api = api
         self._shown: set[tuple[str, str]] = set()
         self._gangs: dict[str, dict[str, _Ended]] = {}
-        """By Job and pod: how the pods of a gang with a failed pod ended. The Job controller
-        deletes those that still run, and with them their logs, where the cause may stand."""
+        """How the pods of a failing gang ended, keyed by Job and pod.
+
+        Logs are kept here because one of them may name the cause of the failure, and the Job
+        controller deletes the pods that are still running, along with their logs.
+        """
         self._outage = False
 
     def once(self, about: str, text: str) -> None:
-        """Show a line, unless it was shown about the same Job or pod before."""
+        """Show a line, unless it was already shown for the same Job or pod."""
         if (about, text) not in self._shown:
             self._shown.add((about, text))
             self._screen.line(text)
 
     def started(self, job: str, created: bool) -> None:
-        """A Job was created, or was there already."""
+        """Show that a Job was created, or that it already existed."""
         self._screen.line(f"created Job {job}" if created else f"attached to Job {job}")
 
     def outage(self, error: ApiUnavailableError | None) -> None:
-        """The API server does not answer, or (None) it does; shown when that changes."""
+        """Show once that the API server is not responding.
+
+        If `error` is None, show that the server is responding again.
+        """
         if error is not None and not self._outage:
-            self._screen.line(f"the Kubernetes API is away, waiting for it: {error}")
+            self._screen.line(f"the Kubernetes API is not responding; waiting for it: {error}")
         if error is None and self._outage:
-            self._screen.line("the Kubernetes API answers again")
+            self._screen.line("the Kubernetes API is responding again")
         self._outage = error is not None
 
     def lost_pods(self, job: Job) -> None:
-        """Pods that were taken away or have failed, and which restarts follow from that."""
+        """Show disrupted and failed pods, and the restarts that follow."""
         for pod in job.pods:
-            if pod.disruption is not None and pod.is_live:  # once it has ended it is gone at once
-                self.once(pod.uid, f"{pod.who} is taken away: {pod.disruption}")
+            if pod.disruption is not None and pod.is_live:  # a pod that has ended will soon be gone
+                self.once(pod.uid, f"{pod.who} is being disrupted: {pod.disruption}")
         for pod in job.failed_pods:
             if (pod.uid, "failed") not in self._shown:
                 self._shown.add((pod.uid, "failed"))
@@ -71,11 +80,15 @@ class Notices:
                 self._restart(job, pod)
 
     def still_at_work(self, pod: Pod) -> None:
-        """A pod that did not end in time, with its log, which goes when the pod is deleted."""
+        """Show a pod that did not end in time, and the end of its log, before both are deleted."""
         self._screen.line(f"{pod.who} is {pod.phase.value}{self._end_of_log(pod)}")
 
     def failed_job(self, job: Job) -> str:
-        """Why a Job failed for good: the pod that failed first, with its log, and what followed."""
+        """Return why a Job failed permanently.
+
+        The text describes the pod that failed first and quotes its log, then lists the failures
+        that followed.
+        """
         text = f"{job.component} Job {job.name} failed: {job.failure}"
         if ended := list(self._gangs.get(job.name, {}).values()):
             logs = [pod.log for pod in ended]
@@ -86,7 +99,7 @@ class Notices:
         return text
 
     def _remember(self, job: Job) -> None:
-        """Read the logs of a failing gang, those of its pods that failed first coming first."""
+        """Read the logs of a failing gang, beginning with the pods that failed first."""
         known = self._gangs.setdefault(job.name, {})
         live = [pod for pod in job.pods if pod.is_live]
         for pod in [*job.failed_pods, *live]:
@@ -98,10 +111,10 @@ class Notices:
                 known[pod.name] = _Ended(how, log, not pod.is_live)
 
     def _restart(self, job: Job, pod: Pod) -> None:
-        """Count the times that the Job controller starts a rollout worker again.
+        """Show how many times the Job controller has restarted a rollout worker.
 
-        A pod that was deleted by force may be gone before it is seen as failed: the pod that
-        follows it has the count too.
+        A pod that was deleted by force may disappear before the launcher has seen it fail. The
+        count is then taken from its replacement.
         """
         limit = job.body["spec"]["backoffLimitPerIndex"]
         counts = pod.phase is Phase.FAILED and pod.disruption is None

@@ -1,4 +1,4 @@
-"""What a worker's pod is doing, and what is wrong with it: read from the pod object alone."""
+"""The state of a worker's pod, and its problem if it has one, read from the pod's API object."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pipeline.launch.kubernetes import names
 
 
 class Phase(Enum):
-    """What a pod is doing; the values are shown to people."""
+    """The phase of a pod; users see the values."""
 
     PENDING = "waiting for a node"
     STARTING = "starting (image, volumes)"
@@ -19,7 +19,8 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-# The kubelet retries these without end, and a Job does not count them: the pod is pending.
+# Reasons why a container waits while the kubelet retries without limit. The pod stays pending, so
+# its Job does not count a failure.
 _WAITING_TROUBLES = {
     "CreateContainerConfigError",
     "CreateContainerError",
@@ -43,31 +44,33 @@ class Pod:
     index: int
     phase: Phase
     trouble: str | None
-    """Why it does not start, or why it failed; None: nothing is wrong."""
+    """Why the pod does not start, or why it failed; None if no problem is known."""
     exit_code: int | None
-    """Of a pod that failed, None if it did not even start."""
+    """Exit code of a failed pod; None if its container never started."""
     disruption: str | None
-    """The cluster's message if it was evicted, preempted or drained, which is not its fault."""
+    """The cluster's message if the pod was evicted, preempted or drained, otherwise None."""
     failures_before: int
-    """Pods of its index that failed before it and count against the Job's limit; training has no
-    such count, as its Job ends with its first pod."""
+    """Number of earlier pods of this index that failed and count towards the Job's limit.
+
+    The number is 0 for training pods, because the first failed pod makes the training Job fail.
+    """
     ended_at: str
-    """When its container ended (RFC 3339), empty before that."""
+    """Time at which the container ended (RFC 3339); empty while it runs."""
 
     @property
     def who(self) -> str:
-        """Example: rollout worker 1 (pod q-3fa2c1-0-rollout-1-x2x)."""
+        """Return a name for users. Example: rollout worker 1 (pod q-3fa2c1-0-rollout-1-x2x)."""
         what = "rollout worker" if self.component == names.ROLLOUT else "training node"
         return f"{what} {self.index} (pod {self.name})"
 
     @property
     def is_live(self) -> bool:
-        """It runs, or may run."""
+        """Return whether the pod runs or may still run."""
         return self.phase not in (Phase.ENDED, Phase.FAILED)
 
 
 def read_pod(pod: Mapping[str, Any]) -> Pod:
-    """A pod of one of our Jobs, as the API server describes it."""
+    """Read a pod of a run's Job from the API server's object."""
     metadata, status = pod["metadata"], pod.get("status", {})
     labels, annotations = metadata["labels"], metadata.get("annotations", {})
     component = labels[names.COMPONENT]
@@ -97,7 +100,7 @@ def _phase(status: Mapping[str, Any], state: Mapping[str, Any]) -> Phase:
         return Phase.FAILED
     if status.get("phase") == "Succeeded":
         return Phase.ENDED
-    if "terminated" in state:  # the pod's own phase follows
+    if "terminated" in state:  # the pod's own phase changes later
         return Phase.FAILED if state["terminated"]["exitCode"] else Phase.ENDED
     if "running" in state:
         return Phase.RUNNING if _container(status).get("ready") else Phase.LOADING
@@ -112,7 +115,7 @@ def _why_it_failed(status: Mapping[str, Any], ended: Mapping[str, Any], out_of_m
     text = f"exit code {ended['exitCode']}"
     if reason == "OOMKilled":
         return f"OOMKilled ({text}): {out_of_memory}"
-    if "reason" in status:  # of the kubelet: a volume that is full, a deadline
+    if "reason" in status:  # set by the kubelet, for example if a volume is full
         return f"{status['reason']} ({text}): {status.get('message', '')}".rstrip(": ")
     disruption = _disruption(status)
     if disruption is not None:
@@ -121,7 +124,7 @@ def _why_it_failed(status: Mapping[str, Any], ended: Mapping[str, Any], out_of_m
 
 
 def _out_of_memory(component: str, pod: Mapping[str, Any]) -> str:
-    """What it means that a worker was killed for want of memory, and which settings help."""
+    """Return why a worker ran out of memory, and the settings to change."""
     containers = pod.get("spec", {}).get("containers", [])
     resources = [c.get("resources", {}) for c in containers if c.get("name") == component]
     limit = next(
@@ -129,9 +132,9 @@ def _out_of_memory(component: str, pod: Mapping[str, Any]) -> str:
     )
     setting = f"launch.kubernetes.{component}.memory (or the chart's {component}.resources)"
     if limit is None:
-        text = f"it has no limit of its own, its node ran out of memory; set {setting}"
+        text = f"the node ran out of memory, and the pod has no memory limit; set {setting}"
     else:
-        text = f"it needed more memory than its limit, {limit}; raise {setting}"
+        text = f"the pod needed more memory than its limit of {limit}; raise {setting}"
     if component == names.ROLLOUT:
         text += (
             ", or lower actor_rollout_ref.rollout.trace_buffer_mib and, on CPUs, "
@@ -144,11 +147,11 @@ def _disruption(status: Mapping[str, Any]) -> str | None:
     condition = _condition(status, "DisruptionTarget")
     if condition.get("status") != "True":
         return None
-    return condition.get("message") or condition.get("reason") or "the cluster does not say why"
+    return condition.get("message") or condition.get("reason") or "the cluster gives no reason"
 
 
 def _why_not(status: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
-    """Why a pod does not start; None: no reason is known."""
+    """Return why a pod does not start; None if no reason is known."""
     waiting = state.get("waiting", {})
     if waiting.get("reason") in _WAITING_TROUBLES:
         return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""A launch as the API server shows it: its Jobs with their pods, and what state they are in."""
+"""The state of a launch, read from the API server: its Jobs and their pods."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,32 +19,32 @@ class Job:
     component: str
     attempt: str
     queued: bool
-    """Suspended, as Kueue does until there is room for it."""
+    """Whether the Job is suspended, for example by Kueue until resources are free."""
     failure: str | None
-    """Why it failed, once none of its pods runs any more; None: it did not fail."""
+    """Why the Job failed; None if it has not failed or one of its pods still runs."""
     failing: bool
-    """It has failed or is about to; the Job controller ends those of its pods that still run."""
+    """Whether the Job has failed or is about to fail; the Job controller ends its running pods."""
     disrupted: bool
-    """It failed because of a pod that was evicted, preempted or drained, by podFailurePolicy."""
+    """Whether podFailurePolicy ended the Job because a pod was evicted, preempted or drained."""
     complete: bool
     pods: tuple[Pod, ...]
     body: Mapping[str, Any]
-    """As the API server describes it."""
+    """The Job's object, as the API server returned it."""
 
     @property
     def ended(self) -> bool:
-        """Nothing of it will run again."""
+        """Return whether no pod of the Job will run again."""
         return self.complete or self.failure is not None
 
     @property
     def failed_pods(self) -> list[Pod]:
-        """The first to fail first; those that were only asked to end because of it come last."""
+        """Return the failed pods in order of failure; those that SIGTERM ended come last."""
         failed = [pod for pod in self.pods if pod.phase is Phase.FAILED]
         return sorted(failed, key=lambda pod: (pod.exit_code == _SIGTERM, pod.ended_at, pod.index))
 
 
 def read_jobs(jobs: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> list[Job]:
-    """Jobs as the API server describes them, with their pods; one that is being deleted is gone."""
+    """Read Jobs from the API server's objects, except those that are being deleted."""
     return [
         _read_job(job, tuple(pod for pod in pods if pod.job == job["metadata"]["name"]))
         for job in jobs
@@ -79,9 +79,9 @@ def _read_job(job: Mapping[str, Any], pods: tuple[Pod, ...]) -> Job:
 
 
 def state_text(job: Job) -> str:
-    """What a Job's pods are doing, in a few words. Example: 1 running, 1 loading the model."""
+    """Summarize the state of a Job's pods. Example: 1 running, 1 loading the model."""
     if job.queued:
-        return f"queued (Job {job.name} is suspended until there is room for it)"
+        return f"queued (Job {job.name} is suspended until resources are free)"
     live = [pod for pod in job.pods if pod.phase is not Phase.FAILED]
     if not live:
         return "to be restarted" if job.pods else "no pod yet"

@@ -1,10 +1,11 @@
-"""The workers of a run as Kubernetes Jobs: create or attach, watch, restart the gang, stop.
+"""The launcher that creates a run's Kubernetes Jobs, or attaches to them, and watches them.
 
-What it knows is in the names, labels and annotations of the Jobs. A flow pod that comes back makes
-the same names, attaches to what is there and goes on watching; the workers do not notice.
+All state is in the names, labels and annotations of the Jobs. A restarted flow pod computes the
+same names, attaches to the existing Jobs and continues to watch them; the workers are not affected.
 
-Each look, every _LOOK_EVERY_S, shows what keeps a pod from starting as soon as the cluster reports
-it; after launch.start_timeout_s the run fails of it.
+Every _LOOK_EVERY_S seconds, the launcher reads Jobs and pods from the API server. If a pod does not
+start, the launcher shows the reason as soon as the cluster reports one. If the pod has not started
+after launch.start_timeout_s, the launcher makes the run fail.
 """
 
 import contextlib
@@ -31,47 +32,60 @@ from pipeline.launch.tail import rank_exit_codes
 
 _LOOK_EVERY_S = 2.0
 _NO_POD_S = 15.0
-"""How long a Job may be without pods, or a pod may not start and give no reason, before its events
-are read: a quota, an admission rule, a volume."""
+"""Seconds after which the launcher reads the events of a Job that has no pods, or of a pod that has
+not started.
+
+Such an event may name, for example, a quota, an admission rule or a volume.
+"""
 _MISSING_S = 30.0
-"""How long a Job may be missing before the run fails; when a run is cancelled, its Jobs go before
-its flow ends."""
+"""How many seconds a Job may be missing before the run fails.
+
+A cancelled run needs this time, because its Jobs are deleted before its flow ends.
+"""
 _BACK_OFF_S = 10.0
-"""Before the first restart of a gang, doubled with each; as Jobs do it for their pods."""
+"""Seconds before a gang's first restart.
+
+The delay doubles with each further restart, as it does for the pods of a Job.
+"""
 _CLEAR_S = 120.0
-"""How long pods of an attempt that is over may take to end."""
+"""Seconds within which pods of earlier attempts must end."""
 
 
 @dataclass
 class KubernetesWorkers:
-    """The Jobs of one attempt of a run; safe to check from several threads."""
+    """The Jobs of one attempt of a run. Several threads may call `check` at the same time."""
 
     launch: ClusterLaunch
     api: Api
     screen: Screen
     repeats: Callable[[], str | None] = lambda: None
-    """What a new gang does again before it goes on, for people; None: nothing."""
+    """Returns a text for users about the work that a new gang repeats, or None."""
     _failure: str | None = None
     _queued: bool = False
     _looked_s: float = -_LOOK_EVERY_S
     _notices: Notices = field(init=False)
     _disrupted: set[str] = field(default_factory=set)
-    """Gangs of which a pod was evicted, preempted or drained, seen while it was there: the ranks of
-    others may fail their Job before it does."""
+    """Jobs with a pod that was evicted, preempted or drained while the launcher watched.
+
+    Ranks in other pods may make the Job fail before the disrupted pod fails.
+    """
     _served: set[str] = field(default_factory=set)
-    """Gangs that have their Service."""
+    """Gangs whose Service exists."""
     _since_s: dict[str, float] = field(default_factory=dict)
-    """Since when a Job is missing or has no pod, or a pod does not start."""
+    """When each problem began, as time.monotonic() values, keyed by subject.
+
+    The problems are a missing Job, a Job without pods, and a pod that does not start.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._notices = Notices(self.screen, self.api)
 
     def start(self) -> None:
-        """Create the Jobs that are missing, and attach to those that are there.
+        """Create missing Jobs and attach to existing ones.
 
-        Raises LaunchError, also when pods of an earlier attempt do not end: two attempts must
-        never be at work. Raises ApiUnavailableError.
+        Raises ApiUnavailableError or LaunchError. A LaunchError is also raised if pods of an
+        earlier attempt do not end, because two attempts must never work at the same time.
         """
         self._end_other_attempts()
         if self.launch.attempt.rollout_workers:
@@ -86,12 +100,13 @@ class KubernetesWorkers:
         self._serve(gangs[-1:])
 
     def check(self) -> bool:
-        """Make the next gang if one failed; LaunchError when too many did, or none can be made.
+        """Create the next gang if one failed, and show each pod's problem once.
 
-        Returns whether a Job is queued. What is wrong with a pod is shown once.
+        Return whether a Job is queued. Raises LaunchError if too many gangs have failed, or if the
+        next gang cannot be created.
         """
         with self._lock:
-            if self._failure is not None:  # every thread that waits gets it
+            if self._failure is not None:  # raised again in every waiting thread
                 raise StageFailedError(self._failure)
             if time.monotonic() - self._looked_s < _LOOK_EVERY_S:
                 return self._queued
@@ -100,7 +115,7 @@ class KubernetesWorkers:
                 self._judge(jobs)
                 self._notices.outage(None)
             except ApiUnavailableError as error:
-                self._notices.outage(error)  # the workers do not need the API server
+                self._notices.outage(error)  # the workers continue without the API server
             except LaunchError as error:
                 self._failure = str(error)
                 raise
@@ -109,9 +124,9 @@ class KubernetesWorkers:
             return self._queued
 
     def stop(self, grace_s: float) -> None:
-        """Give the workers time to end by themselves, then delete the Jobs that have not ended.
+        """Wait `grace_s` seconds for the workers to end, then delete Jobs that have not ended.
 
-        Ended Jobs stay until their time to live is over, for their pods' logs.
+        Jobs that have ended remain for their time to live, so that the logs of their pods are kept.
         """
         with self._lock:
             self._failure = self._failure or "the workers were stopped"
@@ -122,22 +137,25 @@ class KubernetesWorkers:
             ):
                 time.sleep(1.0)
             for job in live:
-                for pod in job.pods:  # its log goes with it
+                for pod in job.pods:  # deleting a pod deletes its log
                     if pod.is_live:
                         self._notices.still_at_work(pod)
-                self.screen.line(f"deleting Job {job.name}: it has not ended by itself")
+                self.screen.line(f"deleting Job {job.name}, which has not ended in time")
                 self.api.delete_job(job.name)
         except (ApiUnavailableError, LaunchError) as error:
-            self.screen.line(f"the Jobs could not be looked after; the janitor will: {error}")
+            self.screen.line(f"the Jobs could not be deleted; the janitor will do so: {error}")
 
     def detach(self) -> bool:
-        """The Jobs go on, and the next flow pod attaches to them."""
+        """Return True, because the Jobs continue and the next flow pod attaches to them."""
         with self._lock:
             self._failure = self._failure or "the flow is being ended"
         return True
 
     def _judge(self, jobs: list[Job]) -> None:
-        """Raises StageFailedError; ApiUnavailableError; LaunchError."""
+        """Act on the state of the Jobs: restart a failed gang, show problems, or fail the run.
+
+        Raises StageFailedError, ApiUnavailableError or LaunchError.
+        """
         rollout = [job for job in jobs if job.component == names.ROLLOUT]
         gangs = self._gangs(jobs)
         if self.launch.attempt.rollout_workers:
@@ -165,16 +183,16 @@ class KubernetesWorkers:
     def _expect(self, component: str, jobs: list[Job]) -> None:
         if self._clock(f"no Job of {component}", not jobs) > _MISSING_S:
             raise StageFailedError(
-                f"the {component} Job of {self.launch.run} is gone: somebody has deleted it; start "
-                "the run again, and it goes on from what is committed"
+                f"the {component} Job of {self.launch.run} was deleted by a user or a program; "
+                "start the run again, and it continues from the last commit"
             )
 
     def _await_start(self, job: Job) -> None:
-        """Show why pods do not start; StageFailedError after launch.start_timeout_s."""
+        """Show why pods do not start; raise StageFailedError after launch.start_timeout_s."""
         limit_s = self.launch.config.launch.start_timeout_s
         waiting_s = self._clock(job.name, not job.pods and not job.queued)
         if waiting_s > _NO_POD_S:
-            cause = self.api.last_warning(job.name) or "the Job controller has made no pod"
+            cause = self.api.last_warning(job.name) or "the Job controller has created no pod"
             self._notices.once(job.name, f"Job {job.name} has no pod: {cause}")
             if waiting_s > limit_s:
                 raise StageFailedError(f"Job {job.name} has no pod: {cause}; {_too_long(limit_s)}")
@@ -184,12 +202,12 @@ class KubernetesWorkers:
             if not pending:
                 continue
             why = pod.trouble
-            if why is None and waiting_s > _NO_POD_S:  # perhaps a volume that cannot be mounted
+            if why is None and waiting_s > _NO_POD_S:  # for example, a volume cannot be mounted
                 why = self.api.last_warning(pod.name)
             if why is not None:
                 self._notices.once(pod.uid, f"{pod.who} does not start: {why}")
             if waiting_s > limit_s:
-                why = why or f"it is still {pod.phase.value}"
+                why = why or f"the pod is still {pod.phase.value}"
                 raise StageFailedError(f"{pod.who} does not start: {why}; {_too_long(limit_s)}")
 
     def _restart_gang(self, gang: Job) -> None:
@@ -203,7 +221,7 @@ class KubernetesWorkers:
             return
         number = names.gang_of(gang.name) + 1
         count = "a disruption does not count" if disrupted else f"restart {restarts} of {limit}"
-        self.screen.line(f"training gang {gang.name} was lost, making the next one: {count}")
+        self.screen.line(f"training gang {gang.name} was lost; creating the next one: {count}")
         if (again := self.repeats()) is not None:
             self.screen.line(again)
         self._start_gang(number, restarts)
@@ -213,20 +231,20 @@ class KubernetesWorkers:
         self._notices.started(job["metadata"]["name"], self.api.create_job(job))
 
     def _serve(self, gangs: list[Job]) -> None:
-        """Make the Service of gangs that lack it; it needs the Job's uid, so it comes second."""
+        """Create the missing Services for gangs. A Service needs the uid of its gang's Job."""
         for gang in gangs:
             if gang.name not in self._served:
                 self.api.create_service(training_service(self.launch, gang.body))
                 self._served.add(gang.name)
 
     def _is_configuration_error(self, pod: Pod) -> bool:
-        # torchrun ends with 1 whatever its ranks ended with; its report has their exit codes.
+        # torchrun always exits with 1; its report in the log contains the ranks' exit codes.
         return pod.exit_code == CONFIGURATION_ERROR or CONFIGURATION_ERROR in rank_exit_codes(
             self.api.log_tail(pod.name, LOG_LINES)
         )
 
     def _clock(self, about: str, runs: bool) -> float:
-        """Seconds since `runs` became true of something; 0 while it is false."""
+        """Return the seconds since `runs` became true for `about`; 0 while it is false."""
         if not runs:
             self._since_s.pop(about, None)
             return 0.0
@@ -234,7 +252,7 @@ class KubernetesWorkers:
         return now_s - self._since_s.setdefault(about, now_s)
 
     def _jobs(self) -> list[Job]:
-        """This attempt's Jobs with their pods."""
+        """Return this attempt's Jobs with their pods."""
         return [job for job in self._look()[0] if job.attempt == self._attempt]
 
     def _gangs(self, jobs: list[Job]) -> list[Job]:
@@ -255,13 +273,13 @@ class KubernetesWorkers:
             if time.monotonic() > deadline_s:
                 left = live[0].name if live else others[0].name
                 raise LaunchError(
-                    f"{left} of an earlier attempt of {self.launch.run} does not end within "
-                    f"{_CLEAR_S:.0f} s; look at its node, and remove it by force"
+                    f"{left} of an earlier attempt of {self.launch.run} has not ended after "
+                    f"{_CLEAR_S:.0f} s; check its node, and delete it by force"
                 )
             time.sleep(1.0)
 
     def _look(self) -> tuple[list[Job], list[Pod]]:
-        """All Jobs and pods of the run, whatever their attempt."""
+        """Return the Jobs and pods of all attempts of the run."""
         launch = self.launch
         labels = {
             names.MANAGED_BY: names.RETRACE,
@@ -270,7 +288,7 @@ class KubernetesWorkers:
         }
         pods = [read_pod(pod) for pod in self.api.pods(labels)]
         jobs = read_jobs(self.api.jobs(labels), pods)
-        # Runs of two stores may have the same name.
+        # Runs in different stores may have the same name.
         return (
             [job for job in jobs if names.is_of(job.name, launch.run, launch.run_uri)],
             [pod for pod in pods if names.is_of(pod.job, launch.run, launch.run_uri)],
@@ -287,23 +305,22 @@ def _too_long(limit_s: float) -> str:
 
 @contextlib.contextmanager
 def kubernetes_workers(launch: ClusterLaunch, screen: Screen) -> Iterator[KubernetesWorkers]:
-    """The workers of an attempt, created or attached to. They outlive the block: the caller decides
-    between `stop` and `detach`.
+    """Create the workers of an attempt or attach to them.
 
-    Raises LaunchError.
+    The workers outlive the block, so the caller must call `stop` or `detach`. Raises LaunchError.
     """
     again = partial(repeats_of, launch.run_uri)
     workers = KubernetesWorkers(launch, Api(launch.cluster.namespace), screen, again)
     try:
         _start(workers)
     except LaunchError:
-        workers.stop(0.0)  # what was created before it
+        workers.stop(0.0)  # deletes the Jobs created before the error
         raise
     yield workers
 
 
 def _start(workers: KubernetesWorkers) -> None:
-    """Start, trying again while the API server is away: it may be being upgraded."""
+    """Start the workers; retry while the API server is down, for example during an upgrade."""
     deadline_s = time.monotonic() + workers.launch.config.launch.start_timeout_s
     while True:
         try:

@@ -1,9 +1,10 @@
-"""Where metrics go while a run is going on, beside the screen: `trainer.logger`.
+"""Trackers, which receive a run's metrics in addition to the screen (`trainer.logger`).
 
-    flow ──lines of JSON──► a process for each tracker ──► TensorBoard, wandb, mlflow, a file, ...
+    flow ──lines of JSON──► a process per tracker ──► TensorBoard, wandb, mlflow, a file, ...
          ◄──taken, failed──
 
-A tracker's library may hang, crash or wait for a server, so each has a process of its own
-(`python -m pipeline.report.trackers`). The flow waits for none of them but, for a bounded time, at
-its end. What did not arrive is counted and said; all of it is in the store.
+A tracker's library may hang, crash or wait for a server, so each tracker runs in its own process
+(`python -m pipeline.report.trackers`). The flow waits for these processes only when it ends, and
+only for a limited time. It reports how many metrics did not arrive. The store always contains all
+metrics.
 """

@@ -1,9 +1,9 @@
-"""The trackers, each a small class, by their names in `trainer.logger`. All names are verl's.
+"""The trackers, each a small class, keyed by their names in `trainer.logger`. The names are verl's.
 
-A class is made in a process of its own, and only when a run asks for it, so libraries are imported
-there. To add one: a class and its row in TRACKERS, its name in `trainer.logger`
-(pipeline/config/trainer.py), and, for a library that is not there anyway, its extra
-(pyproject.toml, pipeline/extras.py).
+Each tracker is created in a separate process, and only if the run's settings select it. The
+tracker's library is imported only in that process. To add a tracker, write a class, add it to
+TRACKERS, and add its name to `trainer.logger` (pipeline/config/trainer.py). If its library is not a
+dependency yet, also add an extra (pyproject.toml, pipeline/extras.py).
 """
 
 import json
@@ -19,68 +19,89 @@ from typing import Any
 from pipeline.config.dotted import leaves
 
 Values = Mapping[str, float]
-"""What was measured, by metric."""
+"""Measured values, keyed by metric."""
 
 STEP = "training/global_step"
-"""The axis of curves, under verl's name. Steps count from 0; a validation stands at its policy."""
+"""The x-axis of curves, under verl's name. Steps are counted from 0; a validation is placed at its
+policy version."""
 
 
 CLOSE_S = 60
-"""How long a tracker may take to write what is left when the run has ended."""
+"""Seconds that a tracker has for its remaining messages after the end of the run."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run, for trackers. Example: TrackedRun('quickstart-1a2b3c4d', 'quickstart', ...)."""
+    """A run's description for trackers.
+
+    Example: TrackedRun('quickstart-1a2b3c4d', 'quickstart', ...).
+    """
 
     id: str
-    """Of this run alone, also where another of the same name was removed before."""
+    """Unique id. A later run that reuses the name of a removed run has a different id."""
     name: str
     project: str
     folder: str
-    """Where local files may lie."""
+    """The folder for local files."""
     settings: Mapping[str, Any]
-    """The run's settings, for people."""
+    """The run's settings, for display."""
 
 
 class Tracker(ABC):
-    """One place that takes metrics. Every method may raise whatever its library raises."""
+    """A destination of metrics. Every method may raise any error of its library."""
 
     @property
     def last_step(self) -> int | None:
-        """The last step that the place itself knows to have, -1: none, or only what this machine
-        has written there; None: it cannot be known without the record of this machine."""
+        """The last step that the tracker itself has recorded.
+
+        The value is -1 if the tracker has no step, or if it relies on this machine's record of the
+        steps that it received. A tracker that cannot report its last step returns None.
+        """
+        return -1
+
+    @property
+    def last_validation(self) -> int | None:
+        """The last policy version whose validation the tracker has recorded; see `last_step`."""
         return -1
 
     @abstractmethod
     def log_step(self, step: int, values: Values) -> None:
-        """Take the metrics of a step."""
+        """Record the metrics of a step."""
 
     @abstractmethod
     def log_validation(self, version: int, values: Values) -> None:
-        """Take what the validation of a policy came to."""
+        """Record the validation results of a policy version."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is buffered, and end."""
+        """Write buffered values and close the tracker."""
 
 
 class File(Tracker):
-    """JSON lines, as verl writes them: {"step": 3, "data": {...}}."""
+    """A JSON Lines file in verl's format: {"step": 3, "data": {...}}."""
 
     def __init__(self, run: TrackedRun) -> None:
         path = Path(run.folder, "metrics.jsonl")
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # killed while it wrote
+        if whole != content:  # a killed process did not complete the last line
             os.truncate(path, len(whole))
-        self._last = max(_steps_in(whole), default=-1)
+        lines = [json.loads(line) for line in whole.splitlines()]
+        self._last_step, self._last_validation = (
+            max((line["step"] for line in lines if _is_validation(line) == is_one), default=-1)
+            for is_one in (False, True)
+        )
         self._file = path.open("a", encoding="utf-8")
 
     @property
     def last_step(self) -> int:
         """See Tracker."""
-        return self._last
+        return self._last_step
+
+    @property
+    def last_validation(self) -> int:
+        """See Tracker."""
+        return self._last_validation
 
     def log_step(self, step: int, values: Values) -> None:
         """See Tracker."""
@@ -96,19 +117,15 @@ class File(Tracker):
         self._file.close()
 
 
-def _steps_in(lines: bytes) -> Iterator[int]:
-    """The steps of a file; its other lines are validations."""
-    for line in lines.splitlines():
-        found = json.loads(line)
-        if not all(name.startswith("val") for name in found["data"]):
-            yield found["step"]
+def _is_validation(line: Mapping[str, Any]) -> bool:
+    return all(name.startswith("val") for name in line["data"])
 
 
 class Tensorboard(Tracker):
     """TensorBoard event files in one folder per run."""
 
     def __init__(self, run: TrackedRun) -> None:
-        # TensorBoard's own writer: torch.utils.tensorboard would need torch.
+        # TensorBoard's own writer, because torch.utils.tensorboard requires torch.
         from tensorboard.summary import Writer
 
         self._writer = Writer(str(Path(run.folder, "tensorboard")))
@@ -129,9 +146,10 @@ class Tensorboard(Tracker):
 
 
 class Wandb(Tracker):
-    """Weights & Biases. Its own settings are its environment variables (WANDB_MODE=offline, ...).
+    """Weights & Biases, configured by environment variables (WANDB_MODE=offline, ...).
 
-    Its steps may only grow, but a validation ends after later steps: they are an axis here.
+    wandb's own step may only increase, but a validation may end after later steps. This class
+    therefore records the step as a metric, and uses that metric as the axis of all curves.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -152,6 +170,11 @@ class Wandb(Tracker):
         """See Tracker."""
         return int(self._run.summary.get("last_step", -1))
 
+    @property
+    def last_validation(self) -> int:
+        """See Tracker."""
+        return int(self._run.summary.get("last_validation", -1))
+
     def log_step(self, step: int, values: Values) -> None:
         """See Tracker."""
         self._run.log({**values, STEP: step})
@@ -160,6 +183,7 @@ class Wandb(Tracker):
     def log_validation(self, version: int, values: Values) -> None:
         """See Tracker."""
         self._run.log({**values, STEP: version})
+        self._run.summary["last_validation"] = version
 
     def close(self) -> None:
         """See Tracker."""
@@ -167,16 +191,18 @@ class Wandb(Tracker):
 
 
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST_PARAMETER, _LONGEST_NAME = 1000, 100, 500, 250
-"""Limits of MLflow's API: of a request, and characters of a parameter and of a name."""
+"""Limits of MLflow's API: metrics per request, parameters per request, characters in a parameter's
+value, and characters in a metric's name."""
 
 
 class Mlflow(Tracker):
-    """MLflow, on the server of MLFLOW_TRACKING_URI, else a SQLite file beside the runs' folders.
+    """MLflow, on the server at MLFLOW_TRACKING_URI or in a SQLite file next to the runs' folders.
 
-    verl's project is MLflow's experiment.
+    As in verl, the project is MLflow's experiment.
     """
 
-    _ID, _LAST = "retrace.run", "retrace.last_step"
+    _ID = "retrace.run"
+    _LAST_STEP, _LAST_VALIDATION = "retrace.last_step", "retrace.last_validation"
 
     def __init__(self, run: TrackedRun) -> None:
         from mlflow.entities import Metric, Param
@@ -192,12 +218,12 @@ class Mlflow(Tracker):
             where = self._client.create_experiment(run.project)
         found = self._client.search_runs([where], f"tags.`{self._ID}` = '{run.id}'")
         if found:
-            self._of_run, self._last = found[0].info.run_id, found[0].data.tags.get(self._LAST, -1)
+            self._of_run, self._tags = found[0].info.run_id, found[0].data.tags
             self._client.update_run(self._of_run, status="RUNNING")
             return
         tags = {self._ID: run.id}
         self._of_run = self._client.create_run(where, run_name=run.name, tags=tags).info.run_id
-        self._last = -1
+        self._tags = {}
         settings = {
             key: str(value)[:_LONGEST_PARAMETER] for key, value in leaves(dict(run.settings))
         }
@@ -207,19 +233,31 @@ class Mlflow(Tracker):
     @property
     def last_step(self) -> int:
         """See Tracker."""
-        return int(self._last)
+        return int(self._tags.get(self._LAST_STEP, -1))
+
+    @property
+    def last_validation(self) -> int:
+        """See Tracker."""
+        return int(self._tags.get(self._LAST_VALIDATION, -1))
 
     def log_step(self, step: int, values: Values) -> None:
         """See Tracker."""
-        self.log_validation(step, values)
-        self._client.set_tag(self._of_run, self._LAST, step)
+        self._log(step, values, self._LAST_STEP)
 
     def log_validation(self, version: int, values: Values) -> None:
-        """See Tracker. Names may have fewer characters there: `@` becomes `_at_`, as in verl."""
+        """See Tracker."""
+        self._log(version, values, self._LAST_VALIDATION)
+
+    def _log(self, number: int, values: Values, tag: str) -> None:
+        """Record values and, in a tag, their step or version.
+
+        Characters that MLflow refuses are replaced; `@` becomes `_at_`, as in verl.
+        """
         now_ms = int(time.time() * 1000)
         for some in _in_parts(list(values.items()), _MOST_METRICS):
-            metrics = [self._metric(_allowed(n), value, now_ms, version) for n, value in some]
+            metrics = [self._metric(_allowed(n), value, now_ms, number) for n, value in some]
             self._client.log_batch(self._of_run, metrics=metrics)
+        self._client.set_tag(self._of_run, tag, number)
 
     def close(self) -> None:
         """See Tracker."""
@@ -232,20 +270,28 @@ def _in_parts(items: list[Any], most: int) -> Iterator[list[Any]]:
 
 
 def _allowed(name: str) -> str:
-    """A name that MLflow takes, which refuses a whole request for one other: as of a data source
-    that is a URL, or empty. It must be the shortest form of a path."""
+    """Return a metric's name in a form that MLflow accepts.
+
+    A single invalid name makes MLflow refuse the entire request. For example, a name is invalid if
+    its data source is a URL or empty. A valid name is a path in its shortest form.
+    """
     clean = re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_"))
     parts = [part for part in clean.split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME].rstrip("/")
 
 
-class _WithoutLastStep(Tracker):
-    """A service of which no one can ask what the last step was."""
+class _WithoutRecord(Tracker):
+    """A service that does not report its last step and validation."""
 
     _run: Any
 
     @property
     def last_step(self) -> None:
+        """See Tracker."""
+        return
+
+    @property
+    def last_validation(self) -> None:
         """See Tracker."""
         return
 
@@ -262,8 +308,8 @@ class _WithoutLastStep(Tracker):
         self._run.finish()
 
 
-class Swanlab(_WithoutLastStep):
-    """SwanLab; SWANLAB_MODE (online, local, offline) as in verl. It resumes online runs alone."""
+class Swanlab(_WithoutRecord):
+    """SwanLab, configured by SWANLAB_MODE as in verl; only online runs can be resumed."""
 
     def __init__(self, run: TrackedRun) -> None:
         import swanlab
@@ -279,8 +325,11 @@ class Swanlab(_WithoutLastStep):
         )
 
 
-class Trackio(_WithoutLastStep):
-    """trackio; TRACKIO_DIR and TRACKIO_SPACE_ID say where. A run there is known by its name."""
+class Trackio(_WithoutRecord):
+    """trackio, configured by TRACKIO_DIR and TRACKIO_SPACE_ID.
+
+    trackio identifies runs by name, so the run's id is used as its name.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio
@@ -301,7 +350,7 @@ class TrackerKind:
 
     make: Callable[[TrackedRun], Tracker]
     extra: str = ""
-    """The extra of this distribution that brings its library; empty: `flow` does."""
+    """The extra of this distribution that installs the library; empty if the extra `flow` does."""
 
 
 TRACKERS = {
@@ -312,4 +361,4 @@ TRACKERS = {
     "swanlab": TrackerKind(Swanlab, "swanlab"),
     "trackio": TrackerKind(Trackio, "trackio"),
 }
-"""By name. The remaining one, console, is the flow's own screen."""
+"""The trackers, keyed by name. `trainer.logger` also accepts console, which is the screen."""

@@ -1,4 +1,4 @@
-"""The trackers of a run, seen from its flow: nothing here waits for them, but for their end."""
+"""The flow's side of a run's tracker processes. The flow waits for them only when it ends."""
 
 import contextlib
 import json
@@ -23,18 +23,25 @@ from pipeline.run.commit import read_commit, write_id_of
 from pipeline.store import Store
 
 _ENDED_S = 4
-"""Like CLOSE_S, when the run was stopped or failed: Ctrl-C has promised to end in time."""
+"""Like CLOSE_S, but for a stopped or failed run. It is shorter, because Ctrl-C must end a run
+quickly."""
 _SILENT_S = 120.0
-"""After so long without an answer it is said that a tracker hangs."""
+"""Seconds without an answer after which the flow reports that a tracker hangs."""
 
 Line = Callable[[str], None]
 
 
 class TrackerProcess:
-    """A tracker in a process of its own, which can neither end the run nor hold it up."""
+    """A tracker in a separate process, so that it cannot stop or delay the run."""
 
     def __init__(self, name: str, run: TrackedRun, line: Line) -> None:
-        """`line` shows people a text; it is called from several threads."""
+        """Start the process.
+
+        Args:
+            name: The tracker's name in `trainer.logger`.
+            run: The run, which the process passes to the tracker.
+            line: Shows a line of text to users; called from several threads.
+        """
         self.name = name
         self.sent = self.taken = self.failures = 0
         self._line = line
@@ -53,20 +60,35 @@ class TrackerProcess:
             thread.start()
 
     def log_step(self, step: int, values: Metrics, again: bool = False) -> None:
-        """Send the metrics of a step; `again`: it may have arrived in an earlier start."""
+        """Send the metrics of a step.
+
+        Args:
+            step: The step.
+            values: Its metrics; those that were not measured are not sent.
+            again: Whether an earlier start of the run may already have sent the step.
+        """
         self._send({"step": step, "values": _measured(values), "again": again})
 
-    def log_validation(self, version: int, values: Metrics) -> None:
-        """Send what the validation of a policy came to."""
-        self._send({"version": version, "values": _measured(values)})
+    def log_validation(self, version: int, values: Metrics, again: bool = False) -> None:
+        """Send the validation results of a policy version.
+
+        Args:
+            version: The policy version.
+            values: Its results; those that were not measured are not sent.
+            again: Whether an earlier start of the run may already have sent the validation.
+        """
+        self._send({"version": version, "values": _measured(values), "again": again})
 
     def end(self) -> None:
-        """Say that nothing follows, without waiting."""
+        """Ask for the process's input to be closed after all queued messages; do not wait."""
         self._messages.put(None)
 
     def close(self, deadline_s: float) -> None:
-        """Wait until it has ended, to a time.monotonic() at most; then kill it, and say what did
-        not arrive."""
+        """Wait for the process to end, and report missing metrics.
+
+        A process that does not end by the deadline is killed. `deadline_s` is a time on the clock
+        of time.monotonic().
+        """
         try:
             self._process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -79,15 +101,16 @@ class TrackerProcess:
         if lost := self.sent - self.taken:
             self._line(
                 f"{self.name} lacks {lost} of {self.sent} steps and validations "
-                f"({self._reason or 'it ended early'}; its log is {self.log}); the store has all"
+                f"({self._reason or 'it ended early'}; its log is {self.log}); "
+                "the store has all of them"
             )
 
     def _send(self, message: dict[str, Any]) -> None:
         if self.sent == self.taken + self.failures:
-            self._heard_s = time.monotonic()  # it owed no answer
+            self._heard_s = time.monotonic()  # every earlier message has been answered
         elif not self._hangs and time.monotonic() - self._heard_s > _SILENT_S:
             self._hangs = True
-            self._line(f"{self.name} has not answered for {_SILENT_S:.0f} s; the run goes on")
+            self._line(f"{self.name} has not answered for {_SILENT_S:.0f} s; the run continues")
         self.sent += 1
         self._messages.put(json.dumps(message))
 
@@ -109,7 +132,7 @@ class TrackerProcess:
             self.failures += 1
             self._reason = error
             if self.failures == 1:
-                self._line(f"{self.name} did not take a step's metrics, the run goes on: {error}")
+                self._line(f"{self.name} could not record metrics; the run continues: {error}")
 
 
 def _start(log: Path) -> "subprocess.Popen[str]":
@@ -122,7 +145,7 @@ def _start(log: Path) -> "subprocess.Popen[str]":
             stderr=output,
             text=True,
             env=os.environ | {"PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # a terminal's Ctrl-C reaches the flow alone
+            start_new_session=True,  # a terminal's Ctrl-C then reaches only the flow
         )
 
 
@@ -134,7 +157,15 @@ def _measured(values: Metrics) -> dict[str, float]:
 def trackers_of(
     config: RunConfig, store: Store, line: Line
 ) -> Iterator[tuple[TrackerProcess, ...]]:
-    """The trackers that `trainer.logger` names, closed at the end of the block in bounded time."""
+    """Provide the trackers that `trainer.logger` selects, and close them after the block.
+
+    Closing takes at most CLOSE_S if the block ends normally, and at most _ENDED_S after an error.
+
+    Args:
+        config: The run's settings.
+        store: The run's store.
+        line: Shows a line of text to users; called from several threads.
+    """
     names = [name for name in dict.fromkeys(config.trainer.logger) if name in TRACKERS]
     if not names:
         yield ()
@@ -154,7 +185,7 @@ def trackers_of(
 
 
 def tracked_run(config: RunConfig, store: Store) -> TrackedRun:
-    """The run, for trackers: the same with each of its starts."""
+    """Return the run's description for trackers, with an id that is the same for every start."""
     trainer = config.trainer
     made_by = write_id_of(read_commit(store, keys.run_json()))
     return TrackedRun(

@@ -1,6 +1,7 @@
-"""Weights and rejections from log-probs.
+"""Computation of weights and rejections from log-probs.
 
-Letters: T response tokens of whole samples in a row, X samples.
+Dimensions: T is the number of response tokens of whole samples, concatenated; C is the number of
+    tokens included in the loss; X is the number of samples.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pipeline.rl.corrections.tally import Tally, bins
 from pipeline.rl.moments import Moments, moments
 
 LOG_LIMIT = 20.0
-"""Logarithms of ratios are cut to +-20 before they are exponentiated, as in verl."""
+"""Bound on log-ratios, which are clipped to +-20 before they are exponentiated, as in verl."""
 
 Floats = npt.NDArray[np.float64]
 _Bools = npt.NDArray[np.bool_]
@@ -27,9 +28,9 @@ class Sampled:
     trainer_T: npt.NDArray[np.float32]
     engine_T: npt.NDArray[np.float32]
     mask_T: _Bools
-    """The tokens that count; log-probs of others are not looked at."""
+    """Whether a token is included in the loss; log-probs of other tokens are ignored."""
     lengths_X: npt.NDArray[np.int64]
-    """Tokens of each sample; they add up to T."""
+    """Number of tokens of each sample; the sum is T."""
 
 
 @dataclass(frozen=True)
@@ -37,49 +38,54 @@ class Corrected:
     """The result of a correction."""
 
     weights_T: npt.NDArray[np.float32] | None
-    """None: no weights. 0 where no token counts."""
+    """The tokens' weights, 0 for tokens excluded from the loss; None if the correction has no
+    weights."""
     mask_T: _Bools
-    """The tokens that counted before and are not rejected."""
+    """Whether a token was included in the loss before rejection and is not rejected."""
     tally: Tally
-    """Of the tokens that counted before."""
+    """The statistics of the tokens included in the loss before rejection."""
 
 
 @dataclass(frozen=True)
 class _Ratios:
-    """log r of the tokens that count (C of them), and where they belong."""
+    """log r of the tokens included in the loss, and the samples to which they belong."""
 
     log_C: Floats
     sample_C: npt.NDArray[np.int64]
+    """The sample of each token, as an index of X."""
     count_X: npt.NDArray[np.int64]
-    """Tokens that count, by sample."""
+    """Number of each sample's tokens that are included in the loss."""
 
     @property
     def known_X(self) -> _Bools:
-        """Samples with a token that counts; others are in no metric."""
+        """Whether a sample has a token in the loss; the metrics omit other samples."""
         return self.count_X > 0
 
     def total_X(self, values_C: Floats) -> Floats:
-        """Sums by sample, in the order of tokens: equal in every layout."""
+        """Return each sample's sum, added in token order so that it is equal in every layout."""
         return np.bincount(self.sample_C, values_C, len(self.count_X)).astype(np.float64)
 
     def mean_X(self, values_C: Floats) -> Floats:
-        """Means by sample; 0 without tokens."""
+        """Return each sample's mean; 0 for a sample without tokens in the loss."""
         mean_X: Floats = self.total_X(values_C) / np.maximum(self.count_X, 1)
         return mean_X
 
     def most_X(self, values_C: Floats) -> Floats:
-        """The largest by sample, of values >= 0; 0 without tokens."""
+        """Return the largest value of each sample; 0 for a sample without tokens in the loss.
+
+        All values must be at least 0.
+        """
         most_X = np.zeros(len(self.count_X))
         np.maximum.at(most_X, self.sample_C, values_C)
         return most_X
 
 
 def correct(correction: Correction, sampled: Sampled) -> Corrected:
-    """Compute weights and the tokens that are left.
+    """Compute the weights, and determine which tokens are not rejected.
 
-    Both follow from the tokens that count before rejection, each on its own: weights know nothing
-    of rejected tokens, and a criterion nothing of another's. Weights are not normalized yet: that
-    needs the tally of all ranks (`normalized`). float64 inside.
+    The weights and the rejection criteria are independent of each other: all use every token that
+    is included in the loss before rejection. The weights are not normalized yet, because
+    normalization requires the tally of all ranks (`normalized`). The computation uses float64.
     """
     mask_T = sampled.mask_T
     sample_T = np.repeat(np.arange(len(sampled.lengths_X)), sampled.lengths_X)
@@ -100,10 +106,14 @@ def correct(correction: Correction, sampled: Sampled) -> Corrected:
 
 
 def normalized(corrected: Corrected, correction: Correction, of_all: Tally) -> Corrected:
-    """Divide weights by their mean, of tokens or (weights of whole sequences) of sequences.
+    """Divide the weights by their mean over tokens, or over sequences if weights are per sequence.
 
-    `of_all` is the tally of all ranks. Tokens that are rejected count in the mean, as in verl. A
-    mean of 0 leaves the weights as they are.
+    The mean includes rejected tokens, as in verl. A mean of 0 leaves the weights unchanged.
+
+    Args:
+        corrected: The result of `correct` on this rank.
+        correction: The correction.
+        of_all: The sum of the tallies from all ranks.
     """
     mean = mean_weight(correction, of_all)
     if corrected.weights_T is None or mean is None:
@@ -113,14 +123,14 @@ def normalized(corrected: Corrected, correction: Correction, of_all: Tally) -> C
 
 
 def mean_weight(correction: Correction, of_all: Tally) -> float | None:
-    """The mean weight that weights are divided by; None: they are not."""
+    """Return the mean by which weights are divided; None if they are not divided."""
     if not correction.normalized or correction.level is None:
         return None
     return of_all["weights" if correction.level == "token" else "weights_seq"].mean or None
 
 
 def _weights(correction: Correction, ratios: _Ratios) -> tuple[Floats, Tally]:
-    """Weights before normalization, [C]."""
+    """Return the weights before normalization, [C], and their statistics."""
     known_X, lower, upper = ratios.known_X, correction.bounds.lower, correction.bounds.upper
     if correction.level == "token":
         log_C = ratios.log_C
@@ -170,7 +180,7 @@ def _kept(correction: Correction, ratios: _Ratios) -> tuple[_Bools, Tally]:
 
 
 def _passed(rejection: Rejection, ratios: _Ratios) -> tuple[_Bools, dict[str, Moments]]:
-    """The tokens that pass a criterion, [C]."""
+    """Return whether each token passes a criterion, [C], and the moments of the statistic."""
     log_C = np.clip(ratios.log_C, -LOG_LIMIT, LOG_LIMIT)
     of_what, _, kind = rejection.form.rpartition("_")
     token_C = {"k1": -log_C, "k2": 0.5 * log_C**2, "k3": np.exp(log_C) - 1.0 - log_C}[kind]
@@ -208,7 +218,10 @@ def _any_X(values_C: _Bools, ratios: _Ratios) -> _Bools:
 
 
 def _distances(sampled: Sampled, ratios: _Ratios) -> Tally:
-    """How far the two policies are from each other, whether or not it is corrected."""
+    """Return statistics of the distances between the two policies.
+
+    These statistics do not depend on the correction.
+    """
     known_X = ratios.known_X
     cut_C = np.clip(ratios.log_C, -LOG_LIMIT, LOG_LIMIT)
     sum_X = ratios.total_X(ratios.log_C)[known_X]

@@ -1,4 +1,4 @@
-"""verl's combinations of corrections, by the names of RolloutCorrectionConfig's constructors."""
+"""verl's combinations of corrections, named after RolloutCorrectionConfig's constructors."""
 
 from types import MappingProxyType
 from typing import Any
@@ -40,4 +40,5 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 )
 
 THRESHOLDS = frozenset({"rollout_is_threshold", "rollout_rs_threshold"})
-"""Settings that may differ from a preset's, as the arguments of verl's constructors may."""
+"""Settings whose values may differ from a preset's, because verl's constructors take them as
+arguments."""

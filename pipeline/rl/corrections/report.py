@@ -1,7 +1,9 @@
-"""Metrics of a correction, from the tally of all ranks; names are verl's where verl has them.
+"""Metrics for a correction, computed from the tally of all ranks.
 
-Shares and means over tokens weigh every token alike, those named seq every sequence. Sequences
-without a token that counts are in none (verl counts them as zeros). docs/corrections.md has each.
+A metric has verl's name if verl also computes it. In shares and means over tokens, all tokens have
+the same weight; in metrics with seq in their name, all sequences have the same weight. Sequences
+without a token in the loss are omitted, while verl counts them as zeros. docs/corrections.md
+describes each metric.
 """
 
 import math
@@ -18,8 +20,12 @@ Metrics = dict[str, float | None]
 
 
 def correction_metrics(correction: Correction, of_all: Tally) -> Metrics:
-    """All metrics of a step; without weights their mean is None, and what else is not done is left
-    out."""
+    """Return all metrics of a step.
+
+    If the correction has no weights, `rollout_is_mean` is None, and the other metrics for weights
+    are omitted. The metrics for rejections are omitted if the correction has no rejections, and
+    those for the veto are omitted if it has no veto.
+    """
     found = _distances(of_all) | {"rollout_is_mean": None}
     if correction.level is not None:
         found |= _weights(correction, of_all)

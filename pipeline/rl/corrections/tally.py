@@ -1,6 +1,6 @@
-"""Sums over tokens and sequences of a step, which ranks add.
+"""Sums over the tokens and sequences of a step, which can be added across ranks.
 
-Letters: X values of any kind.
+Dimensions: X is the number of values in an array.
 """
 
 from collections import Counter
@@ -13,23 +13,25 @@ import numpy.typing as npt
 from pipeline.rl.moments import EMPTY, Moments
 
 Bins = Counter[int]
-"""How many numbers lie in each bin. A bin holds the numbers that share sign, exponent and the first
-7 bits of the mantissa of a float32: it is at most 1/128 of its numbers wide, wherever they lie, and
-the bins of all ranks are the same, so that adding counts is exact."""
+"""The count of numbers in each bin. Converted to float32, the numbers in a bin have the same sign,
+the same exponent and the same first 7 bits of the mantissa. A bin's width is therefore at most
+1/128 of the size of any number in it. All ranks use the same bins, so adding counts is exact."""
 
 
 def bins(values_X: npt.ArrayLike) -> Bins:
-    """Count numbers by bin; they must be finite."""
-    array_X = np.asarray(values_X, np.float32) + np.float32(0)  # -0 lies with 0
+    """Count the numbers in each bin; all numbers must be finite."""
+    array_X = np.asarray(values_X, np.float32) + np.float32(0)  # puts -0 into the bin of 0
     bits_X = array_X.view(np.uint32) >> 16
     found, counts = np.unique(bits_X, return_counts=True)
     return Counter(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
 
 def quantiles(counted: Bins, shares: tuple[float, ...]) -> list[float | None]:
-    """The middle of the bin with the smallest number that `share` of all numbers do not exceed.
+    """Return an approximate quantile for each of `shares`; None if there are no numbers.
 
-    It is within 1/256 of that number, relative to it. None without numbers.
+    The quantile of a share is the smallest number x such that at least this share of all numbers
+    is not larger than x. The result is the middle of the quantile's bin, so its relative error is
+    at most 1/256.
     """
     if not counted:
         return [None] * len(shares)
@@ -44,7 +46,7 @@ def quantiles(counted: Bins, shares: tuple[float, ...]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class Tally:
-    """What was found, by name."""
+    """The moments and the bin counts of a correction's statistics, keyed by name."""
 
     moments: Mapping[str, Moments] = field(default_factory=dict)
     bins: Mapping[str, Bins] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""Advantage estimators; `estimator_table` names them."""
+"""Advantage estimators; `estimator_table` lists them."""

@@ -1,6 +1,7 @@
-"""Advantages by generalized advantage estimation, from the rewards and a critic's values of tokens.
+"""Generalized advantage estimation, from the scores of tokens and a critic's values.
 
-Letters: X samples of this rank, T response tokens of this rank, sample after sample.
+Dimensions: X is the number of this rank's samples; T is the number of this rank's response
+    tokens, concatenated sample by sample.
 """
 
 import numpy as np
@@ -10,19 +11,23 @@ from pipeline.rl.estimators.types import AlgorithmSettings, Estimate, Rollouts
 
 
 def gae(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
-    """GAE: A_t = d_t + gamma lam A_(t+1) with d_t = s_t + gamma V_(t+1) - V_t, where
-    V and A are 0 beyond the end.
+    """GAE: A_t = d_t + gamma lam A_(t+1), with d_t = s_t + gamma V_(t+1) - V_t.
 
-    Returns are A + V; the advantages are then whitened over all tokens of the step.
+    d_t is the temporal-difference error, s_t the score and V_t the critic's value. V and A are 0
+    beyond the end of the response. The returns are A + V. The advantages are then whitened over all
+    tokens of the step. Tokens excluded from the loss (such as an environment's) are not steps in
+    time: t + 1 is the next token included in the loss.
 
-    Tokens that do not count (an environment's) are no steps in time: t + 1 is the next that counts.
-    Source: arXiv 1506.02438; verl's compute_gae_advantage_return. Differences: the scores of tokens
-    that do not count are added to the token before, not dropped, as the reward of a response that
-    ends with such tokens stands at the last; and see `whitened`. Raises ValueError without values.
+    Source: arXiv 1506.02438; verl's compute_gae_advantage_return. There are two differences from
+    verl. First, the score of an excluded token is added to that of the previous included token,
+    while verl drops it. If a response ends with such tokens, its reward is at the last of these
+    tokens. Second, whitening differs, as `whitened` describes.
+
+    Raises ValueError if `rollouts` contains no values.
     """
     values_T = rollouts.values_T
     if values_T is None:
-        raise ValueError("gae: the step has no values; it needs a critic")
+        raise ValueError("gae: the step has no values; this estimator requires a critic")
     advantages_T = np.zeros(len(values_T))
     ends_X = np.cumsum(rollouts.lengths_X)
     value_X, advantage_X, score_X = (np.zeros(len(ends_X)) for _ in range(3))

@@ -1,13 +1,16 @@
-"""Advantages that compare a sample's score with those of its group, equal for all its tokens.
+"""Advantages that compare a sample's score with its group's scores.
 
-A sample's score is the sum of its tokens' scores: its reward, minus what algorithm.use_kl_in_reward
-takes. What is not trained on (a reward of NaN) counts in no statistic and has advantage 0.
+All tokens of a sample have the same advantage. A sample's score is the sum of its tokens' scores:
+its reward, minus the KL penalty of algorithm.use_kl_in_reward. A sample that is not trained on (its
+reward is NaN) is excluded from all statistics and has advantage 0.
 
-Difference to verl in all of them: a group with a single score has advantage 0, as there is nothing
-to compare it with; verl takes the score itself, so that masking all but one sample of a group would
-turn a comparison into a raw reward. Another: float64 here, float32 in verl.
+All these estimators differ from verl in two ways. First, a sample whose group has no other score
+has advantage 0, because its score cannot be compared with others. In verl, the advantage is then
+the score itself, so masking all but one sample of a group turns a comparison into a raw reward.
+Second, values are float64, while verl uses float32.
 
-Letters: N samples of a step, X samples of this rank, G groups, T response tokens of this rank.
+Dimensions: N is the number of a step's samples, X the number of this rank's samples, G the number
+    of groups, and T the number of this rank's response tokens.
 """
 
 from dataclasses import dataclass
@@ -18,13 +21,13 @@ import numpy.typing as npt
 from pipeline.rl.estimators.types import AlgorithmSettings, Estimate, Floats, Rollouts
 
 EPSILON = 1e-6
-"""Added to a group's standard deviation, as verl does."""
+"""The number added to a group's standard deviation, as in verl."""
 
 
 def grpo(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
-    """GRPO: A = (r - mean(group)) / (std(group) + 1e-6), the deviation divided by n - 1.
+    """GRPO: A = (r - mean(group)) / (std(group) + 1e-6), where std has divisor n - 1.
 
-    With norm_adv_by_std_in_grpo=False only the mean is subtracted (Dr. GRPO, arXiv 2503.20783).
+    With norm_adv_by_std_in_grpo=False, only the mean is subtracted (Dr. GRPO, arXiv 2503.20783).
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1; verl's compute_grpo_outcome_advantage.
     """
@@ -37,10 +40,11 @@ def grpo(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
 
 
 def grpo_passk(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
-    """Pass@k: A = r_1 - r_2 for a group's best sample, r_2 being the second best's; 0 for others.
+    """Pass@k: A = r_1 - r_2 for a group's best sample, and A = 0 for the others.
 
-    With norm_adv_by_std_in_grpo divided by std(group) + 1e-6 (unbiased). Equally good best samples
-    all have 0.
+    r_1 and r_2 are the group's best and second best scores. With norm_adv_by_std_in_grpo, A is
+    divided by std(group) + 1e-6, where std has divisor n - 1. If several samples have the best
+    score, all have A = 0.
 
     Source: arXiv 2503.19595; verl's compute_grpo_passk_outcome_advantage, which refuses a group of
     one sample.
@@ -50,7 +54,7 @@ def grpo_passk(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
     known = np.flatnonzero(groups.known_N)
     order = known[np.lexsort((-scores_N[known], groups.group_N[known]))]
     group = groups.group_N[order]
-    # The first of each group in this order is its best sample, the next one the second best.
+    # In this order, the first sample of each group is its best, and the next is its second best.
     best = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]])[: len(group)])
     best = best[groups.number_G[group[best]] > 1]
     advantages_N = np.zeros(len(scores_N))
@@ -61,7 +65,9 @@ def grpo_passk(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
 
 
 def rloo(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
-    """RLOO: a sample's score minus the mean of its group's others: A = (r - mean) n / (n - 1).
+    """RLOO: A = (r - mean(group)) n / (n - 1), where n is the number of scores in the group.
+
+    A is the score minus the mean score of the group's other samples.
 
     Source: arXiv 2402.14740; verl's compute_rloo_outcome_advantage.
     """
@@ -73,10 +79,10 @@ def rloo(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
 
 
 def opo(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
-    """OPO: A = r - b, with b the group's mean score weighted by length: sum(l r) / sum(l).
+    """OPO: A = r - b, with the group's length-weighted mean score b = sum(l r) / sum(l).
 
-    l are a sample's tokens that count in the loss, for which the paper takes the gradient's squared
-    norm to stand. A group without a token that counts has advantage 0.
+    l is the number of a sample's tokens that are included in the loss; in the paper, l approximates
+    the squared norm of the gradient. In a group without such tokens, A is 0.
 
     Source: arXiv 2505.23585; verl's compute_opo_outcome_advantage.
     """
@@ -88,10 +94,10 @@ def opo(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
 
 
 def gpg(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
-    """GPG: A = alpha (r - mean(group)), with alpha = samples / samples whose score is not 0.
+    """GPG: A = alpha (r - mean(group)), where alpha makes up for samples that contribute nothing.
 
-    alpha is of the whole step (at least one sample is taken to have a score), and makes up for
-    samples that contribute nothing. The paper's F_norm is 1, as in verl.
+    alpha is the number of the step's samples with a score, divided by the number of those whose
+    score is not 0, or by 1 if all scores are 0. The paper's F_norm is 1, as in verl.
 
     Source: arXiv 2504.02546; verl's compute_gpg_outcome_advantage.
     """
@@ -103,9 +109,9 @@ def gpg(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
 
 
 def sample_scores(rollouts: Rollouts) -> Floats:
-    """The score of each sample of the step, [N]; NaN: it is not trained on.
+    """Return the score of each sample of the step, [N]; NaN for samples that are not trained on.
 
-    All ranks call. A response without a token has its reward.
+    Every data-parallel rank must call this. The score of a response without tokens is its reward.
     """
     scores_X = rollouts.sums_X(rollouts.scores_T)
     rewards_X = rollouts.rewards_N[rollouts.rows_X]
@@ -115,25 +121,29 @@ def sample_scores(rollouts: Rollouts) -> Floats:
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of a step and which of their samples have a score."""
+    """The groups of a step's samples. Only samples with a score enter a group's statistics."""
 
     group_N: npt.NDArray[np.int64]
-    """Number of each sample's group, from 0 on without gaps."""
+    """The index of each sample's group, from 0 without gaps."""
     known_N: npt.NDArray[np.bool_]
+    """Whether a sample has a score."""
     number_G: Floats
-    """Samples with a score."""
+    """Number of samples with a score in each group."""
 
     @classmethod
     def of(cls, groups_N: npt.ArrayLike, scores_N: Floats) -> "Groups":
-        """Number the groups of samples in any order; a score of NaN is not known."""
+        """Return the samples' groups. Samples may be in any order; NaN marks a missing score."""
         _, group_N = np.unique(groups_N, return_inverse=True)
         known_N = ~np.isnan(scores_N)
         return cls(group_N, known_N, np.bincount(group_N, known_N).astype(np.float64))
 
     def centred_N(self, scores_N: Floats, weights_N: Floats | None = None) -> Floats:
-        """Each score minus its group's mean, which may be weighted; 0 where nothing is known, in a
-        group whose scores are all equal (exactly, whatever the rounding of the mean; a single score
-        is equal to itself), and where all weights are 0."""
+        """Return each score minus its group's mean, which may be weighted.
+
+        The result is 0 for samples without a score, and in groups whose weights are all 0. In
+        groups whose scores are all equal and in groups with a single score, it is exactly 0,
+        however the mean is rounded.
+        """
         weights_N = self.known_N.astype(np.float64) if weights_N is None else weights_N
         total_G = self._sums_G(np.where(self.known_N, scores_N, 0.0) * weights_N)
         weight_G = self._sums_G(weights_N)
@@ -143,13 +153,13 @@ class Groups:
         return np.where(compared_N, scores_N - mean_G[self.group_N], 0.0)
 
     def std_G(self, scores_N: Floats) -> Floats:
-        """The standard deviation in each group, divided by n - 1; 0 with a single score."""
+        """Return each group's standard deviation, with divisor n - 1; 0 for a single score."""
         square_G = self._sums_G(self.centred_N(scores_N) ** 2)
         std_G: Floats = np.sqrt(square_G / np.maximum(self.number_G - 1, 1))
         return std_G
 
     def spread_G(self, scores_N: Floats) -> Floats:
-        """The largest score minus the smallest of each group; NaN without any score."""
+        """Return each group's largest score minus its smallest; NaN without scores."""
         low_G, high_G = np.full((2, len(self.number_G)), np.nan)
         known = self.group_N[self.known_N]
         np.fmin.at(low_G, known, scores_N[self.known_N])

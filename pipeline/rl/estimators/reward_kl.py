@@ -1,9 +1,11 @@
-"""The KL penalty in the reward over steps: its mean, and the coefficient that weighs it.
+"""The KL penalty in the reward: the mean KL over a step, and the coefficient for each step.
 
-algorithm.use_kl_in_reward: s_t = r_t - coefficient * KL_t, with the KL of the policy at the step's
-start from the reference (policy 0), estimated at each token as the KL loss is (`losses.kl`).
+With algorithm.use_kl_in_reward, the score of token t is s_t = r_t - coefficient * KL_t, where r_t
+is the token's reward. KL_t is the KL of the policy at the step's start from the reference (policy
+0), estimated at each token as in the KL loss (`losses.kl`).
 
-Letters: T response tokens of this rank's samples, X its samples.
+Dimensions: T is the number of response tokens of this rank's samples; X is the number of these
+    samples.
 """
 
 from dataclasses import dataclass
@@ -19,19 +21,19 @@ class KlControl(Protocol):
 
     @property
     def type(self) -> Literal["fixed", "adaptive"]:
-        """How the coefficient changes."""
+        """Whether the coefficient is fixed or adaptive."""
 
     @property
     def kl_coef(self) -> float:
-        """The coefficient of the first step."""
+        """The coefficient in the first step."""
 
     @property
     def horizon(self) -> int:
-        """Samples over which the coefficient reacts."""
+        """Number of samples over which the coefficient adapts."""
 
     @property
     def target_kl(self) -> float:
-        """The KL that an adaptive coefficient aims at."""
+        """The target KL of an adaptive coefficient."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +41,39 @@ class StepKl:
     """The mean KL of a step. Example: StepKl(0.013, 512)."""
 
     mean: float
-    """Over samples, of the mean over a sample's tokens that count; 0 without samples."""
+    """The mean, over samples, of each sample's mean over its tokens in the loss; 0 without
+    samples."""
     samples: int
-    """Samples with a token that counts."""
+    """Number of samples with a token in the loss."""
 
 
 def step_kl(rollouts: Rollouts, kl_T: Floats) -> StepKl:
-    """The mean KL of the step's samples. All ranks call.
+    """Return the mean KL of the step's samples; every data-parallel rank must call this.
 
-    Difference to verl: a sample without a token that counts is left out; there it counts as 0.
+    Difference from verl: a sample without a token in the loss is excluded; in verl, such samples
+    count as 0.
     """
     tokens_X = rollouts.sums_X(rollouts.mask_T)
     means_X = rollouts.sums_X(np.where(rollouts.mask_T, kl_T, 0.0)) / np.maximum(tokens_X, 1.0)
-    # By sample, so that the sum has one order in every layout and the coefficient the same bits.
+    # The values are collected per sample, so that the order of summation is the same in every
+    # layout. The coefficient is therefore bit-identical in all layouts.
     means_N = rollouts.by_sample(means_X)
     counted = int(np.count_nonzero(rollouts.by_sample(tokens_X)))
     return StepKl(float(means_N.sum()) / max(counted, 1), counted)
 
 
 def next_coefficient(coefficient: float, found: StepKl, control: KlControl) -> float:
-    """The coefficient of the next step.
+    """Return the coefficient for the next step.
 
-    fixed: the same. adaptive: c (1 + e n / horizon), with e = KL / target_kl - 1 clipped to +-0.2
-    and n the step's samples.
+    A fixed coefficient stays the same. An adaptive one becomes c (1 + e n / horizon), where
+    e is KL / target_kl - 1 clipped to +-0.2, and n is the number of the step's samples.
 
     Source: arXiv 1909.08593, section 2.2; verl's AdaptiveKLController.
+
+    Args:
+        coefficient: The coefficient c of this step.
+        found: The KL of this step.
+        control: The settings.
     """
     if control.type == "fixed":
         return coefficient

@@ -1,9 +1,10 @@
-"""Advantages per token: discounted returns, whitened over all tokens of the step; and ReMax.
+"""Advantages per token: discounted returns, whitened over all tokens of the step, and ReMax.
 
-What is not trained on (a reward of NaN, a token that does not count) is in no statistic. Token
-scores are differences of rewards and KL penalties (see `kl_penalty`).
+Samples with a reward of NaN and tokens excluded from the loss are not trained on, and no statistic
+includes them. A token's score is its reward minus its KL penalty (see `reward_kl`).
 
-Letters: N samples of a step, X samples of this rank, T response tokens of this rank.
+Dimensions: N is the number of a step's samples, X the number of this rank's samples, and T the
+    number of this rank's response tokens.
 """
 
 import numpy as np
@@ -13,14 +14,14 @@ from pipeline.rl.estimators.group import Groups, sample_scores
 from pipeline.rl.estimators.types import AlgorithmSettings, Estimate, Floats, Ranks, Rollouts
 
 VARIANCE_EPSILON = 1e-8
-"""Added to the variance in whitening, as verl does."""
+"""The number added to the variance in whitening, as in verl."""
 
 
 def reinforce_plus_plus(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
     """REINFORCE++: the returns R_t = s_t + gamma R_(t+1), whitened over all tokens of the step.
 
-    Source: arXiv 2501.03262; verl's compute_reinforce_plus_plus_outcome_advantage. See
-    `returns` and `whitened` for two differences.
+    Source: arXiv 2501.03262; verl's compute_reinforce_plus_plus_outcome_advantage. `returns` and
+        `whitened` describe two differences from verl.
     """
     returns_T = returns(rollouts, settings.gamma)
     return Estimate(whitened(returns_T, rollouts.mask_T, rollouts.ranks), returns_T)
@@ -29,8 +30,8 @@ def reinforce_plus_plus(rollouts: Rollouts, settings: AlgorithmSettings) -> Esti
 def reinforce_plus_plus_baseline(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
     """REINFORCE++ with the group's mean as baseline: (r - mean(group)), whitened over all tokens.
 
-    Every token of a sample has the sample's difference; gamma does not enter. A group with a single
-    score has the difference 0, which takes part in the whitening (verl takes the score itself).
+    Every token of a sample has the sample's value; gamma is not used. In a group with a single
+    score, the value is 0 (in verl, the score itself), and the whitening includes it.
 
     Source: arXiv 2501.03262; verl's compute_reinforce_plus_plus_baseline_outcome_advantage.
     """
@@ -41,25 +42,27 @@ def reinforce_plus_plus_baseline(rollouts: Rollouts, settings: AlgorithmSettings
 
 
 def remax(rollouts: Rollouts, settings: AlgorithmSettings) -> Estimate:
-    """ReMax: the undiscounted return from each token on, minus the greedy sample's reward.
+    """ReMax: the undiscounted return from each token onwards, minus the greedy sample's reward.
 
-    Source: arXiv 2310.10505; verl's compute_remax_outcome_advantage. Difference: the
-    samples of a prompt whose greedy one has no reward (NaN) have advantage 0.
-    Raises ValueError without baselines.
+    Source: arXiv 2310.10505; verl's compute_remax_outcome_advantage. Difference from verl: if the
+        greedy sample of a prompt has no reward (NaN), the prompt's samples have advantage 0.
+
+    Raises ValueError if `rollouts` contains no baselines.
     """
     if rollouts.baseline_N is None:
-        raise ValueError("remax: the step's greedy samples have no rewards to compare with")
+        raise ValueError("remax: the step has no rewards of greedy samples to compare with")
     returns_T = returns(rollouts, 1.0)
     difference_T = returns_T - rollouts.of_tokens(rollouts.baseline_N)
     return Estimate(np.where(np.isnan(difference_T), 0.0, difference_T), returns_T)
 
 
 def returns(rollouts: Rollouts, gamma: float) -> Floats:
-    """The discounted sum of scores from each token to its response's end, [T].
+    """Return the discounted sum of scores from each token to its response's end, [T].
 
-    Tokens that do not count (an environment's) are no steps in time: the return passes them without
-    a discount. Difference to verl: their own scores are added to the token before, not dropped, as
-    the reward of a response that ends with such tokens stands at the last.
+    Tokens excluded from the loss (such as an environment's) are not steps in time and do not
+    discount the return. Difference from verl: the returns of earlier tokens include the score of
+    such a token, while verl drops this score. If a response ends with such tokens, its reward is at
+    the last of these tokens.
     """
     returns_T = np.zeros(len(rollouts.scores_T))
     ends_X = np.cumsum(rollouts.lengths_X)
@@ -74,10 +77,16 @@ def returns(rollouts: Rollouts, gamma: float) -> Floats:
 
 
 def whitened(values_T: Floats, mask_T: npt.NDArray[np.bool_], ranks: Ranks) -> Floats:
-    """(value - mean) / sqrt(variance + 1e-8) over the tokens that count, of all ranks; 0 elsewhere.
+    """Return (value - mean) / sqrt(variance + 1e-8) for the tokens in the loss; 0 elsewhere.
 
-    All ranks call. The variance is divided by n - 1. Source: verl's masked_whiten. Difference: a
-    single token has 0, where verl refuses it.
+    The mean and the variance (with divisor n - 1) cover the tokens in the loss on all ranks; every
+    data-parallel rank must call this. Source: verl's masked_whiten. Difference from verl: if only
+    one token is in the loss, its value becomes 0, while verl refuses a single token.
+
+    Args:
+        values_T: The values of this rank's tokens.
+        mask_T: Whether a token is included in the loss.
+        ranks: The data-parallel ranks.
     """
     counted_T = np.where(mask_T, values_T, 0.0)
     tokens, total = ranks.total(np.array([np.count_nonzero(mask_T), counted_T.sum()]))

@@ -1,1 +1,1 @@
-"""Policy losses, and how losses of tokens become one number; `loss_table` names them."""
+"""Policy losses, which `loss_table` lists, and the aggregation of token losses into one number."""

@@ -1,4 +1,4 @@
-"""How the losses of a mini-batch's tokens become one number (verl's loss_agg_mode)."""
+"""Aggregation of the losses of a mini-batch's tokens into one number (verl's loss_agg_mode)."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -12,8 +12,11 @@ AggregationMode = Literal[
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The mini-batch's loss is the sum of weight * loss over all tokens that count, on all ranks
-    and micro-batches, divided by the sum of their divisors."""
+    """The weights of a micro-batch's token losses, and the micro-batch's part of the divisor.
+
+    The mini-batch's loss is the sum of weight * loss over all tokens included in it, on all
+    ranks and in all micro-batches, divided by the sum of all divisors.
+    """
 
     weights_T: Tensor | float
     divisor: Tensor
@@ -22,39 +25,49 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Totals:
-    """What counts in a mini-batch, on all ranks and in all micro-batches."""
+    """Counts for a mini-batch, over all ranks and micro-batches."""
 
     tokens: int
+    """Number of tokens included in the loss."""
     samples: int
-    """Those with a token that counts."""
+    """Number of samples with a token in the loss."""
 
     def divisor(self, mode: AggregationMode) -> int:
-        """The sum of the divisors of its micro-batches."""
+        """Return the sum of the divisors of all micro-batches."""
         return self.tokens if mode == "token-mean" else self.samples
 
 
 class Counted(Protocol):
-    """The tokens of a micro-batch, of a policy loss or of a value loss."""
+    """The tokens of a micro-batch, in a policy loss or a value loss."""
 
     @property
     def mask_T(self) -> Tensor:
-        """Bool: whether a token counts."""
+        """Whether a token is included in the loss, bool."""
 
     @property
     def samples(self) -> Samples:
-        """Which tokens belong together."""
+        """The samples to which the tokens belong."""
 
 
 def aggregation(mode: AggregationMode, tokens: Counted, scale_factor: float) -> Aggregation:
-    """Weigh the tokens of a micro-batch.
+    """Return the weights and the divisor for a micro-batch.
 
-    token-mean: the mean over all tokens of the mini-batch. seq-mean-token-sum: the mean over
-    samples of the sum over a sample's tokens; seq-mean-token-mean: of the mean over them;
-    seq-mean-token-sum-norm: of the sum divided by `scale_factor`. Samples without a token that
-    counts are left out.
+    The modes:
 
-    Source: verl's agg_loss; token-mean is DAPO's (arXiv 2503.14476), seq-mean-token-mean GRPO's
-    (arXiv 2402.03300), seq-mean-token-sum-norm Dr. GRPO's (arXiv 2503.20783).
+    - token-mean: the mean over all tokens of the mini-batch;
+    - seq-mean-token-sum: the sum over each sample's tokens, then the mean over samples;
+    - seq-mean-token-mean: the mean over each sample's tokens, then the mean over samples;
+    - seq-mean-token-sum-norm: the result of seq-mean-token-sum, divided by `scale_factor`.
+
+    Samples without a token in the loss are omitted.
+
+    Source: verl's agg_loss. token-mean comes from DAPO (arXiv 2503.14476), seq-mean-token-mean
+    from GRPO (arXiv 2402.03300), and seq-mean-token-sum-norm from Dr. GRPO (arXiv 2503.20783).
+
+    Args:
+        mode: verl's loss_agg_mode.
+        tokens: The tokens of the micro-batch.
+        scale_factor: The divisor of seq-mean-token-sum-norm; other modes ignore it.
     """
     if mode == "token-mean":
         return Aggregation(1.0, tokens.mask_T.sum().int())

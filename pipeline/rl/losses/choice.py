@@ -1,12 +1,13 @@
-"""Which tokens of a mini-batch Clip-Cov and KL-Cov hold back.
+"""The choice, from a mini-batch, of the tokens that Clip-Cov drops or that KL-Cov penalises.
 
-The set to choose from is the whole mini-batch, on all ranks and in all micro-batches, with the
-log-probs of the weights that the mini-batch changes. So the choice depends on neither the parallel
-layout nor the cut into micro-batches; verl chooses anew in each micro-batch. What is drawn is drawn
-by a hash of each token's place in the step, so a restart draws the same.
+Tokens are chosen from the entire mini-batch, on all ranks and in all micro-batches. The choice uses
+log-probs under the weights before the mini-batch's update. Therefore the choice does not depend on
+the parallel layout or the micro-batches, whereas verl chooses separately in each micro-batch.
+Clip-Cov draws tokens by a hash of their place in the step, so a restart draws the same tokens.
 
 Source: arXiv 2505.22617, equations 10 to 14; verl's compute_policy_loss_clip_cov and _kl_cov for
-counts and bounds. Letters: T response tokens of the mini-batch that this data-parallel rank holds.
+    counts and bounds. Dimensions: T is the number of the mini-batch's response tokens on this
+    data-parallel rank.
 """
 
 from dataclasses import dataclass
@@ -23,22 +24,26 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Choice:
-    """The tokens to choose from."""
+    """The tokens from which a loss chooses."""
 
     logprobs_T: Floats
-    """Of the weights that the mini-batch will change."""
+    """Log-probs under the weights before the mini-batch's update."""
     old_T: Floats
+    """Log-probs at the step's start."""
     advantages_T: Floats
     mask_T: Bools
-    """Whether a token counts; no other is ever chosen."""
+    """Whether a token is included in the loss; other tokens are never chosen."""
     drawn_T: Keys
-    """A random number of each token, which depends on its place in the step alone."""
+    """A random number for each token, which depends only on the token's place in the step."""
     ranks: Ranks
 
 
 def choose_clipped(tokens: Choice, settings: LossSettings) -> Bools:
-    """Clip-Cov: draw max(1, clip_cov_ratio N) of the tokens whose covariance lies between
-    clip_cov_lb and clip_cov_ub and whose loss PPO's clip leaves alone; [T]."""
+    """Draw Clip-Cov's tokens, and return whether each token is drawn, [T].
+
+    Of the N tokens in the loss, max(1, clip_cov_ratio N) are drawn. A token may be drawn if its
+    covariance is between clip_cov_lb and clip_cov_ub, and if PPO's clip does not change its loss.
+    """
     policy_loss, A_T = settings.policy_loss, tokens.advantages_T
     covariance_T, number = _covariance(tokens)
     ratio_T = np.exp(np.clip(tokens.logprobs_T - tokens.old_T, -20, 20))
@@ -49,7 +54,10 @@ def choose_clipped(tokens: Choice, settings: LossSettings) -> Bools:
 
 
 def choose_penalised(tokens: Choice, settings: LossSettings) -> Bools:
-    """KL-Cov: the max(1, kl_cov_ratio N) tokens of the largest covariance; [T]."""
+    """Choose KL-Cov's tokens, and return whether each token is chosen, [T].
+
+    Of the N tokens in the loss, the max(1, kl_cov_ratio N) with the largest covariance are chosen.
+    """
     covariance_T, number = _covariance(tokens)
     share = _share(settings.policy_loss.kl_cov_ratio, number)
     return _largest(_in_order(covariance_T), tokens.mask_T, share, tokens)
@@ -60,7 +68,10 @@ def _share(ratio: float, number: int) -> int:
 
 
 def _covariance(tokens: Choice) -> tuple[Floats, int]:
-    """Each token's covariance, 0 where it does not count, and the number of those that count."""
+    """Return the covariance of each token, and the number of tokens in the loss.
+
+    The covariance of a token excluded from the loss is 0.
+    """
     mask_T = tokens.mask_T
     sums = tokens.ranks.total(
         np.array([mask_T.sum(), tokens.advantages_T[mask_T].sum(), tokens.logprobs_T[mask_T].sum()])
@@ -71,7 +82,7 @@ def _covariance(tokens: Choice) -> tuple[Floats, int]:
 
 
 def _in_order(values_T: Floats) -> Keys:
-    """Whole numbers in the order of floating-point numbers, by their bits (IEEE 754)."""
+    """Map floating-point numbers to integers in the same order, by their bits (IEEE 754)."""
     bits_T = (values_T + 0.0).view(np.uint64)  # -0.0 becomes 0.0
     sign = np.uint64(1 << 63)
     keys_T: Keys = np.where(bits_T & sign, ~bits_T, bits_T | sign)
@@ -79,8 +90,12 @@ def _in_order(values_T: Floats) -> Keys:
 
 
 def _largest(keys_T: Keys, among_T: Bools, number: int, tokens: Choice) -> Bools:
-    """The tokens with the largest keys over all ranks, `number` of them if there are as many. Of
-    equal ones the draw decides, as two tokens never draw the same."""
+    """Return whether each token is one of the `number` tokens with the largest keys on all ranks.
+
+    Only tokens in `among_T` are considered; if there are fewer than `number`, all of them are
+    chosen. Among equal keys, the random numbers in `drawn_T` decide; no two tokens have the same
+    random number.
+    """
     least, above = _threshold(keys_T, among_T, number, tokens.ranks)
     chosen_T: Bools = among_T & (keys_T > least)
     tied_T = among_T & (keys_T == least)
@@ -90,9 +105,11 @@ def _largest(keys_T: Keys, among_T: Bools, number: int, tokens: Choice) -> Bools
 
 
 def _threshold(keys_T: Keys, among_T: Bools, number: int, ranks: Ranks) -> tuple[np.uint64, int]:
-    """The `number`-th largest key over all ranks (0: there are fewer), and how many are larger.
+    """Return the `number`-th largest key on all ranks, and the number of larger keys.
 
-    Digit by digit from the highest, from counts of each digit's values alone.
+    If there are fewer than `number` keys, the first result is 0. The key is found one byte at a
+    time, starting with the highest. For each byte, the ranks count how many of the remaining keys
+    have each value of that byte.
     """
     least, above = 0, 0
     for shift in range(56, -8, -8):

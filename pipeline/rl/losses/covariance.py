@@ -1,12 +1,12 @@
-"""Losses that hold back the tokens which cost most entropy: Clip-Cov and KL-Cov.
+"""Losses that restrict updates on the tokens that reduce entropy most: Clip-Cov and KL-Cov.
 
-A token's covariance is (log(new) - mean log(new)) (A - mean A). Which tokens are chosen depends on
-all tokens of a mini-batch, so they are chosen before its micro-batches are trained
-(`pipeline/rl/losses/choice.py`) and stand in `LossTokens.chosen_T`.
+Both losses choose tokens by their covariance, (log(new) - mean log(new)) (A - mean A). The choice
+depends on all tokens of a mini-batch, so it is made before training on the micro-batches
+(`pipeline/rl/losses/choice.py`). `LossTokens.chosen_T` marks the chosen tokens.
 
 Source: G. Cui et al., The Entropy Mechanism of Reinforcement Learning for Reasoning Language
-Models, arXiv 2505.22617, section 4. Letters: T response tokens of a micro-batch that this rank
-holds.
+Models, arXiv 2505.22617, section 4. Dimensions: T is the number of a micro-batch's response
+tokens on this rank.
 """
 
 from pipeline.rl.losses.ratio import log_ratio, report, weighted
@@ -14,10 +14,10 @@ from pipeline.rl.losses.types import LossSettings, LossTokens, PolicyLoss, Tenso
 
 
 def clip_cov(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """PPO's clipped loss without dual clip, and no loss on the chosen tokens.
+    """PPO's clipped loss without dual clip, and with a loss of 0 on the chosen tokens.
 
-    L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), 0 for the chosen ones (equation 12).
-    `clipped` are the chosen tokens, as in verl.
+    L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and 0 for chosen tokens (equation 12).
+    The report `clipped` marks the chosen tokens, as in verl.
     """
     ratio_T = log_ratio(tokens).exp()
     limited_T = ratio_T.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
@@ -27,10 +27,10 @@ def clip_cov(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
 
 
 def kl_cov(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """The unclipped loss, with a penalty on the chosen tokens.
+    """The unclipped loss with a penalty on the chosen tokens.
 
-    L = -A r, and -A r + ppo_kl_coef |log r| for the chosen ones (equation 14; |log r| as the
-    authors' code has it). `clipped` are the chosen tokens.
+    L = -A r, and -A r + ppo_kl_coef |log r| for chosen tokens (equation 14, with |log r| from the
+    authors' code). The report `clipped` marks the chosen tokens.
     """
     log_ratio_T = log_ratio(tokens)
     penalty_T = settings.policy_loss.ppo_kl_coef * log_ratio_T.abs() * tokens.chosen_T

@@ -8,12 +8,17 @@ KlEstimator = Literal["low_var_kl", "kl", "mse", "abs"]
 
 
 def kl_estimate(logprobs_T: Tensor, reference_T: Tensor, estimator: KlEstimator) -> Tensor:
-    """KL(policy || reference) at each sampled token, from the two log-probs.
+    """Estimate KL(policy || reference) at each sampled token from the two log-probs.
 
-    With d = reference - policy: kl (k1) is -d, abs is |d|, mse (k2) is d^2 / 2, low_var_kl (k3)
-    is exp(d) - d - 1 with d clamped to +-20 and the result to +-10.
+    With d = reference - policy: kl (k1) is -d, abs is |d|, mse (k2) is d^2 / 2, and low_var_kl (k3)
+    is exp(d) - d - 1, with d clamped to +-20 and the result to +-10.
 
-    Source: J. Schulman, Approximating KL divergence (2020); clamps from verl's kl_penalty.
+    Source: J. Schulman, Approximating KL divergence (2020); the clamps come from verl's kl_penalty.
+
+    Args:
+        logprobs_T: Log-probs under the policy.
+        reference_T: Log-probs under the reference.
+        estimator: The name of the estimator.
     """
     difference_T = reference_T - logprobs_T
     if estimator == "kl":

@@ -1,13 +1,14 @@
-"""REINFORCE on samples of another policy: the loss of bypass_mode with loss_type=reinforce."""
+"""REINFORCE on another policy's samples: the loss of bypass_mode with loss_type=reinforce."""
 
 from pipeline.rl.losses.types import LossSettings, LossTokens, PolicyLoss
 
 
 def reinforce(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """L = -A w log p, whose gradient is that of -A log p times the weight w, which has none itself.
+    """REINFORCE with importance weights: L = -A w log p, with no gradient through the weight w.
 
-    w is p_trainer / p_engine of the token or its sequence, cut as rollout_is_threshold has it; 1
-    without rollout_is. `tokens.old_T` are the engine's log-probs. Nothing is clipped.
+    w is p_trainer / p_engine of the token or its sequence, clipped by rollout_is_threshold; without
+    rollout_is, w is 1. `tokens.old_T` contains the engine's log-probs. The loss itself is not
+    clipped.
 
     Source: R. J. Williams, Simple statistical gradient-following algorithms (1992); J. Liu et al.,
     When speed kills stability (2025); verl's compute_policy_loss_reinforce.

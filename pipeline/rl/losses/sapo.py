@@ -1,14 +1,18 @@
-"""SAPO's smooth gate. Letters: T response tokens of a micro-batch that this rank holds."""
+"""SAPO's loss, which has a smooth gate.
+
+Dimensions: T is the number of a micro-batch's response tokens on this rank.
+"""
 
 from pipeline.rl.losses.ratio import log_ratio, report, weighted
 from pipeline.rl.losses.types import LossSettings, LossTokens, PolicyLoss
 
 
 def sapo(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """Let the gradient fade instead of clipping it: L = -A (4 / tau) sigmoid(tau (r - 1)).
+    """SAPO's loss, whose gradient fades instead of being clipped.
 
-    tau is tau_pos where A > 0 and tau_neg elsewhere. At r = 1 the gradient is that of r; it fades
-    on both sides. Tokens are averaged by sample (seq-mean-token-mean).
+    L = -A (4 / tau) sigmoid(tau (r - 1)), where r is the probability ratio of a token, and tau is
+    tau_pos if the advantage A is positive and tau_neg otherwise. At r = 1, the gradient is that of
+    -A r; it fades as r moves away from 1. Tokens are averaged per sample (seq-mean-token-mean).
 
     Source: SAPO, arXiv 2511.20347, equations 5 and 6; verl's compute_policy_loss_sapo.
     """

@@ -1,31 +1,34 @@
 """Losses that multiply the gradient of a token's log-prob by a number: GPG, CISPO, DPPO.
 
-Letters: T response tokens of a micro-batch that this rank holds.
+In the formulas, new and old are the token's probabilities under the weights being trained and under
+those at the step's start, r is new / old, A is the advantage, and sg[x] is x without gradient.
+
+Dimensions: T is the number of a micro-batch's response tokens on this rank.
 """
 
 from pipeline.rl.losses.ratio import log_ratio, report, weighted
 from pipeline.rl.losses.types import LossSettings, LossTokens, PolicyLoss, Tensor
 
 _EPSILON = 1e-8
-"""verl's guard of a logarithm of 0."""
+"""verl's guard against a logarithm of 0."""
 
 
 def gpg(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """The policy gradient without ratio and clip: L = -A log(new).
+    """The policy gradient without a ratio or clipping: L = -A log(new).
 
     Source: X. Chu et al., GPG: A Simple and Strong Reinforcement Learning Baseline for Model
-    Reasoning, arXiv 2504.02546, equation 5; the paper's scale of the advantages (alpha) is a matter
-    of the estimator.
+    Reasoning, arXiv 2504.02546, equation 5. The paper's scaling of the advantages (alpha) is part
+    of the advantage estimator `gpg`.
     """
-    del settings  # it has none
+    del settings  # this loss has no settings
     return PolicyLoss(weighted(tokens, -tokens.logprobs_T * tokens.advantages_T), report(tokens))
 
 
 def cispo(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """Clip the weight and not the update: L = -sg[clip(r, 1 - clip_low, 1 + clip_high)] A log(new).
+    """CISPO's loss, which clips the weight of a token rather than its update.
 
-    Every token has a gradient, also where its ratio r is out of range. The paper clips above alone:
-    set clip_ratio_low to 1 for that.
+    L = -sg[clip(r, 1 - clip_low, 1 + clip_high)] A log(new). Every token has a gradient, even if
+    its ratio r is out of range. The paper clips r only from above, which clip_ratio_low=1 achieves.
 
     Source: MiniMax-M1, arXiv 2506.13585, equations 4 and 5; verl's compute_policy_loss_cispo.
     """
@@ -36,11 +39,11 @@ def cispo(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
 
 
 def dppo_tv(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """Leave out tokens whose probability has moved too far: DPPO with binary total variation.
+    """DPPO with binary total variation: no loss on tokens whose probability moved too far.
 
-    L = -A sg[min(r, clip_ratio_c)] log(new), 0 where the update would lead further away than
-    new - old > clip_high (A > 0), or old - new > clip_low (A <= 0). These are differences of
-    probabilities. The paper's truncation is 20; clip_ratio_c's default is verl's 3.
+    L = -A sg[min(r, clip_ratio_c)] log(new). L is 0 where new - old > clip_high (A > 0) or
+    old - new > clip_low (A <= 0), because the update would increase this difference between the
+    probabilities. The paper truncates r at 20; clip_ratio_c has verl's default of 3.
 
     Source: DPPO, arXiv 2602.04879, section 4; verl's compute_policy_loss_dppo_tv.
     """
@@ -50,10 +53,10 @@ def dppo_tv(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
 
 
 def dppo_kl(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """DPPO with the KL divergence of (token, any other token) from old to new.
+    """DPPO with a binary KL divergence, which distinguishes only the sampled token from the others.
 
-    As `dppo_tv`; left out are tokens whose divergence is above clip_high (A > 0) or clip_low, where
-    the update would lead further away.
+    The loss has the form of `dppo_tv`. It is 0 for tokens whose divergence KL(old || new) is above
+    clip_high (A > 0) or clip_low (A <= 0), if the update would increase the divergence.
 
     Source: DPPO, arXiv 2602.04879, section 4; verl's compute_policy_loss_dppo_kl.
     """

@@ -1,26 +1,30 @@
 """Losses with one probability ratio for all tokens of a sample: GSPO and GMPO.
 
-Letters: T response tokens of a micro-batch that this rank holds; S samples of the micro-batch.
+Dimensions: T is the number of a micro-batch's response tokens on this rank; S is the number of the
+    micro-batch's samples.
 """
 
 from pipeline.rl.losses.ratio import report, weighted
 from pipeline.rl.losses.types import LossSettings, LossTokens, PolicyLoss
 
 _LARGEST_LOG_RATIO = 10.0
-"""verl's bound of GSPO's log-ratio, against overflow."""
+"""verl's upper bound on GSPO's log-ratio, to prevent overflow."""
 
 
 def gspo(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """Clip the geometric mean of a sample's probability ratios (GSPO-token).
+    """GSPO-token's loss, which clips the geometric mean of a sample's probability ratios.
 
-    With s = exp(mean over the sample's tokens of log(new / old)), and for each token
-    s_t = sg[s] new_t / sg[new_t], which has the value s and the gradient of one token:
+    Let s = exp(mean over the sample's tokens of log(new / old)). For each token t, let
+    s_t = sg[s] new_t / sg[new_t], where sg stops the gradient. The value of s_t is s, but its
+    gradient comes only from token t. Then
     L_t = max(-A_t s_t, -A_t clip(s_t, 1 - clip_low, 1 + clip_high)).
-    With equal advantages in a sample the gradient is that of GSPO, whose loss is
-    max(-A s, -A clip(s)) per sample, once tokens are averaged by sample (seq-mean-token-mean).
+
+    GSPO's loss per sample is max(-A s, -A clip(s)). If all tokens of a sample have the same
+    advantage and their losses are averaged per sample (seq-mean-token-mean), L has the same
+    gradient as GSPO's loss.
 
     Source: C. Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, equations 5 to 7
-    and 13 to 14; the bound of s from verl's compute_policy_loss_gspo.
+    and 13 to 14; the bound on s comes from verl's compute_policy_loss_gspo.
     """
     log_ratio_T = tokens.logprobs_T - tokens.old_T
     of_sample_T = tokens.samples.spread(tokens.samples.mean(log_ratio_T.detach()))
@@ -33,19 +37,21 @@ def gspo(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
 
 
 def geo_mean(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
-    """Weigh a sample by the geometric mean of its tokens' clipped ratios (GMPO).
+    """GMPO's loss, which weights a sample by the geometric mean of its tokens' clipped ratios.
 
-    With x = log(new / old), c = clip(x, -clip_low, clip_high), each token takes the smaller of
-    A x and A c, i.e. min(x, c) where A > 0 and max(x, c) where A < 0; r is the exponential of their
-    mean over the sample, and L = -mean(A) r is the loss of the sample. Each token of it carries L,
-    so that their mean is L again (seq-mean-token-mean). Clip ranges are those of the logarithm.
+    With x = log(new / old) and c = clip(x, -clip_low, clip_high), each token contributes min(x, c)
+    where A > 0 and max(x, c) where A < 0, so that A times the contribution is the smaller of A x
+    and A c. Let r be the exponential of the mean of these contributions over the sample. The
+    sample's loss is L = -mean(A) r. Each token of the sample has the loss L, so that the mean over
+    the tokens is L again (seq-mean-token-mean). The clip range applies to the logarithm.
 
-    The paper has one advantage per sample. A token's weight becomes a factor of the sample's loss:
-    their geometric mean, as in verl, where a weight of 0 counts as 1e-10.
+    The paper assumes one advantage per sample; this function uses the mean over the tokens. As in
+    verl, the sample's loss is multiplied by the geometric mean of its tokens' importance weights,
+    and a weight of 0 counts as 1e-10.
 
     Source: Y. Zhao et al., Geometric-Mean Policy Optimization, arXiv 2507.20673, equation 4 and
-    algorithm 1; verl's compute_policy_loss_geo_mean, which averages over all samples of a
-    micro-batch where this leaves out those without a token that counts.
+    algorithm 1; verl's compute_policy_loss_geo_mean. verl averages over all samples of a
+    micro-batch; this loss omits samples without a token in the loss.
     """
     samples, advantages_T = tokens.samples, tokens.advantages_T
     log_ratio_T = tokens.logprobs_T - tokens.old_T

@@ -1,7 +1,8 @@
-"""What a policy loss reads and returns, on tensors with torch's methods.
+"""The inputs and results of policy losses, on tensors with torch's methods.
 
-Nothing here imports a tensor library, so that `pipeline` stays light. Letters: T response tokens of
-a micro-batch that this rank holds, in a row; S samples of the micro-batch.
+This module does not import a tensor library, so that `pipeline` stays light. Dimensions: T is the
+number of a micro-batch's response tokens on this rank, concatenated; S is the number of the
+micro-batch's samples.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,44 +14,48 @@ Tensor = Any
 
 
 class Samples(Protocol):
-    """Which tokens belong together. A sample's other tokens may be on other ranks, which call the
-    same methods; gradients flow through."""
+    """The samples to which tokens belong.
+
+    A sample may also have tokens on other ranks. All ranks that share a sample must call the same
+    methods. Gradients pass through these methods.
+    """
 
     @property
     def tokens_S(self) -> Tensor:
-        """Tokens of each sample that count, float32."""
+        """Number of each sample's tokens that are included in the loss, float32."""
 
     @property
     def counts_samples(self) -> bool:
-        """Whether this rank is the one, of those that share the samples, that counts them."""
+        """Whether this rank counts the samples; only one of the ranks that share them does."""
 
     def sum(self, values_T: Tensor) -> Tensor:
-        """Sum over the tokens of each sample that count: [S]."""
+        """Return each sample's sum over the tokens included in the loss: [S]."""
 
     def mean(self, values_T: Tensor) -> Tensor:
-        """Mean over the tokens of each sample that count, 0 without any: [S]."""
+        """Return each sample's mean over the tokens included in the loss; 0 without any: [S]."""
 
     def spread(self, values_S: Tensor) -> Tensor:
-        """Repeat a value of each sample for its tokens: [T]."""
+        """Repeat each sample's value for its tokens: [T]."""
 
 
 @dataclass(frozen=True)
 class LossTokens:
-    """The tokens of a micro-batch, float32 [T] each."""
+    """The tokens of a micro-batch; each tensor is float32 [T] unless stated otherwise."""
 
     logprobs_T: Tensor
-    """Log-probs that the loss changes."""
+    """Log-probs under the weights being trained, with gradient."""
     old_T: Tensor
-    """The trainer's log-probs at the step's start."""
+    """Log-probs at the step's start: the trainer's, or the engine's with bypass_mode."""
     advantages_T: Tensor
     mask_T: Tensor
-    """Bool: whether a token counts."""
+    """Whether a token is included in the loss, bool."""
     entropy_T: Tensor
     weights_T: Tensor | None
-    """Importance weights of a mismatch correction, without gradient; None: none is configured."""
+    """Importance weights of a mismatch correction, without gradient; None if the correction has no
+    weights."""
     samples: Samples
     chosen_T: Tensor | None = None
-    """Bool: tokens that Clip-Cov and KL-Cov hold back; None with other losses."""
+    """Whether Clip-Cov drops or KL-Cov penalises a token, bool; None with other losses."""
 
 
 class CovarianceSettings(Protocol):
@@ -74,7 +79,7 @@ class CovarianceSettings(Protocol):
 
     @property
     def ppo_kl_coef(self) -> float:
-        """Weight of the penalty."""
+        """Weight of KL-Cov's penalty."""
 
 
 class LossSettings(Protocol):
@@ -82,23 +87,23 @@ class LossSettings(Protocol):
 
     @property
     def clip_low(self) -> float:
-        """Ratios below 1 - clip_low are clipped."""
+        """The lower clip range: ratios below 1 - clip_low are clipped."""
 
     @property
     def clip_high(self) -> float:
-        """Ratios above 1 + clip_high are clipped."""
+        """The upper clip range: ratios above 1 + clip_high are clipped."""
 
     @property
     def clip_ratio_c(self) -> float:
-        """Dual clip: bound of the loss for negative advantages."""
+        """The bound on the ratio in the dual clip, for negative advantages."""
 
     @property
     def tau_pos(self) -> float:
-        """SAPO: steepness of the gate for positive advantages."""
+        """Steepness of SAPO's gate for positive advantages."""
 
     @property
     def tau_neg(self) -> float:
-        """SAPO: steepness of the gate for other advantages."""
+        """Steepness of SAPO's gate for advantages that are not positive."""
 
     @property
     def policy_loss(self) -> CovarianceSettings:
@@ -107,11 +112,11 @@ class LossSettings(Protocol):
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The loss of each token, before any is masked or averaged."""
+    """The losses of all tokens, before masking and averaging."""
 
     loss_T: Tensor
     reports: Mapping[str, Tensor]
-    """Numbers or bools [T] whose means over tokens are metrics, by name."""
+    """Tensors of numbers or bools [T], keyed by name; their means over tokens become metrics."""
 
 
 LossFunction = Callable[[LossTokens, LossSettings], PolicyLoss]

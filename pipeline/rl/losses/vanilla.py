@@ -6,12 +6,12 @@ from pipeline.rl.losses.types import LossSettings, LossTokens, PolicyLoss
 def vanilla(tokens: LossTokens, settings: LossSettings) -> PolicyLoss:
     """PPO's clipped loss with dual clip.
 
-    With r = exp(logprobs - old_logprobs):
-    L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and min(L, -A clip_c) where A < 0; times
-    the token's weight.
+    With r = exp(logprobs - old_logprobs), L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)).
+    The loss is L, or min(L, -A clip_ratio_c) where A < 0. It is multiplied by the token's
+    importance weight, if weights are configured.
 
     Source: PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; asymmetric range, DAPO,
-    arXiv 2503.14476; the same arithmetic as verl's compute_policy_loss_vanilla.
+    arXiv 2503.14476. The arithmetic is that of verl's compute_policy_loss_vanilla.
     """
     log_ratio_T = (tokens.logprobs_T - tokens.old_T).clamp(min=-20.0, max=20.0)
     ratio_T = log_ratio_T.exp()

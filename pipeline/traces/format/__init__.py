@@ -1,1 +1,1 @@
-"""The format itself: what files, commits and manifests hold, and what readers must refuse."""
+"""The format: the contents of files, commits and manifests, and the checks that readers make."""

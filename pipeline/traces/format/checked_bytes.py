@@ -1,11 +1,11 @@
-"""Parts of a file, as a file: pyarrow reads the ranges that were checked, and no others."""
+"""A file object that lets pyarrow read only the checked byte ranges of a file."""
 
 import io
 from bisect import bisect_right
 
 
 class CheckedBytes(io.RawIOBase):
-    """A file that reads checked ranges only, each as a whole or in parts."""
+    """A file object that returns only bytes from checked ranges."""
 
     def __init__(self, size: int, pieces: dict[int, bytes]) -> None:
         super().__init__()
@@ -15,29 +15,29 @@ class CheckedBytes(io.RawIOBase):
         self._at = 0
 
     def at(self, offset: int) -> bytes:
-        """The bytes of the range from there on, which was fetched."""
+        """Return the fetched range that starts at an offset."""
         return self._pieces[offset]
 
     def readable(self) -> bool:
-        """See io.RawIOBase, as below."""
+        """Return True; see io.RawIOBase for this method and the methods below."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True: a read may start at any offset."""
         return True
 
     def tell(self) -> int:
-        """The place of the next read."""
+        """Return the offset of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Choose the place of the next read."""
+        """Set the offset of the next read and return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes of one range. Raises OSError for bytes that were not checked."""
+        """Read bytes from one range. Raises OSError for bytes that were not checked."""
         end = self._size if size < 0 else min(self._size, self._at + size)
         place = bisect_right(self._starts, self._at) - 1
         start = self._starts[max(place, 0)]

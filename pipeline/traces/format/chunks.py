@@ -1,7 +1,8 @@
-"""Parquet files with a digest of every column chunk in their commit.
+"""Parquet files whose commits contain a digest of every column chunk.
 
-A reader fetches the byte ranges of the columns and row groups that it needs, checks each against
-its digest, and has pyarrow decode the checked bytes alone: a read outside of them is an error.
+A reader fetches the byte ranges of the columns and row groups that it needs, and checks each range
+against its digest. pyarrow then decodes only the checked bytes: reading other bytes raises an
+error.
 """
 
 import io
@@ -31,13 +32,14 @@ from pipeline.traces.format.pages import (
 from pipeline.traces.format.schema import Role, absent_columns, check_metadata, layer_column
 from pipeline.traces.format.types import TraceError
 
-TAIL = 8  # length of the footer (4 bytes), then the magic bytes
+TAIL = 8  # bytes at the end of a file: the footer's length (4), then the magic bytes (4)
 
 
 class Range(NamedTuple):
-    """Bytes of a file. Example: Range(offset=4, length=2113, sha256='9f86...').
+    """A byte range of a file. Example: Range(offset=4, length=2113, sha256='9f86...').
 
-    A tuple, because the commits of a large step describe millions of ranges.
+    Ranges are tuples, which are small and quick to create, because the commits of a large step
+    describe millions of ranges.
     """
 
     offset: int
@@ -56,14 +58,14 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class TraceFile:
-    """A Parquet file as its commit describes it."""
+    """A Parquet file as described in its commit."""
 
     data: DataFile
     role: str
-    """A Role, or a role of a later minor version; readers skip files of such a role."""
+    """A Role, or a role from a later minor version. Readers skip files with an unknown role."""
     footer: Range
     leaves: tuple[str, ...]
-    """Paths of the leaf columns: 'id', 'prompt_tokens.list.element'."""
+    """Paths of the leaf columns, such as 'id' and 'prompt_tokens.list.element'."""
     row_groups: tuple[RowGroup, ...]
 
     @property
@@ -73,11 +75,11 @@ class TraceFile:
 
     @property
     def ranges(self) -> list[Range]:
-        """Every range that has a digest."""
+        """All ranges that have a digest."""
         return [chunk for group in self.row_groups for chunk in group.chunks] + [self.footer]
 
     def to_json(self) -> dict[str, Any]:
-        """The file's entry in a commit."""
+        """Return the file's entry in a commit."""
         return {
             **asdict(self.data),
             "role": self.role,
@@ -91,7 +93,7 @@ class TraceFile:
 
 
 def from_json(body: Any, name: str) -> TraceFile:
-    """Parse a file's entry in a commit. Raises TraceError when it is not one."""
+    """Parse a file's entry in a commit. Raises TraceError if the entry is malformed."""
     try:
         size = number(body["size"])
         data = DataFile(key(body["key"]), size, text(body["sha256"]))
@@ -105,7 +107,7 @@ def from_json(body: Any, name: str) -> TraceFile:
         )
         return TraceFile(data, text(body["role"]), _range(body["footer"], size), leaves, groups)
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{name}: its list of files is not one: {error!r}") from error
+        raise TraceError(f"{name}: malformed list of files: {error!r}") from error
 
 
 def _range(value: Any, size: int) -> Range:
@@ -124,41 +126,52 @@ def read_table(
     geometry: Geometry | None = None,
     footer: bytes | None = None,
 ) -> pa.Table:
-    """Read the schema's columns of some row groups (all by default), in the order given.
+    """Read some columns of some row groups.
 
-    Only their bytes are fetched, and each range is checked. To read a file repeatedly, pass its
-    footer (`read_footer`). Raises ObjectMissingError, CorruptObjectError, and TraceError when the
-    file has another role, format or geometry, or its columns do not match the schema. A column that
-    came with a later minor version than the file's is null.
+    Only the byte ranges of these columns are fetched, and each range is checked. Columns that were
+    introduced after the file's minor version are null.
+
+    Args:
+        store: The store that contains the file.
+        file: The file as described in its commit.
+        schema: Columns to read, with their expected types.
+        row_groups: Row groups to read, in this order; None reads all.
+        geometry: Geometry that a routes file must have; None skips this check.
+        footer: Checked footer from `read_footer`, for repeated reads; None fetches the footer.
+
+    Raises:
+        ObjectMissingError: The file is not in the store.
+        CorruptObjectError: The file's size or a digest differs from the commit.
+        TraceError: The file's role, format, geometry or column types are not as expected.
     """
     return open_groups(store, file, schema, row_groups, geometry, footer).table(schema)
 
 
 @dataclass(frozen=True)
 class OpenedGroups:
-    """Row groups of a file, some of their columns fetched and checked, not yet decoded."""
+    """Row groups of a file, with some columns fetched and checked, but not yet decoded."""
 
     file: TraceFile
     name: str
-    """Of the file and its store, for errors."""
+    """Key of the file and URI of its store, for error messages."""
     row_groups: Sequence[int]
     metadata: pq.FileMetaData
     chunks: Sequence[Sequence[StoredChunk]]
-    """What the footer says of all chunks of the file, by row group and leaf column."""
+    """The footer's entries for all chunks of the file: `chunks[row group][leaf column]`."""
     absent: Sequence[str]
-    """Columns that a file of its minor version lacks."""
+    """Requested columns that were introduced after the file's minor version."""
     checked: CheckedBytes
     texts: tuple[list[str], int]
-    """See `check_pages`."""
+    """Result of `check_pages`."""
 
     @property
     def coding(self) -> str | None:
-        """The coding of the file's sets."""
+        """The coding of the file's sets; None if the file's metadata does not name a coding."""
         found = (self.metadata.metadata or {}).get(b"retrace.coding")
         return None if found is None else found.decode()
 
     def table(self, schema: pa.Schema) -> pa.Table:
-        """Decode columns that were fetched. Raises TraceError when they are not as expected."""
+        """Decode fetched columns. Raises TraceError if their content violates the schema."""
         doubtful, most = self.texts
         there = [column for column in schema.names if column not in self.absent]
         doubtful = [path for path in doubtful if path.split(".")[0] in there]
@@ -166,7 +179,7 @@ class OpenedGroups:
             with pq.ParquetFile(
                 self.checked, metadata=self.metadata, pre_buffer=False, read_dictionary=doubtful
             ) as parquet:
-                # The data of a row group without rows begin nowhere: pyarrow would look at byte 0.
+                # A row group without rows has data offset 0, where pyarrow would look for a page.
                 full = [g for g in self.row_groups if self.file.row_groups[g].rows]
                 table = parquet.read_row_groups(full, columns=there, use_threads=False)
             check_texts(table, doubtful, most, self.name)
@@ -174,25 +187,25 @@ class OpenedGroups:
                 if column in self.absent:
                     nulls = pa.nulls(len(table), schema.field(column).type)
                     table = table.append_column(column, nulls)
-            # The cast refuses other types, and nulls in columns that are not nullable.
+            # The cast rejects other types, and nulls in columns that are not nullable.
             table = table.select(schema.names).cast(schema)
             table.validate(full=True)  # strings are UTF-8, list offsets are in bounds
         except _DECODING as error:
             raise _unexpected(self.name, error) from error
         for column, chunk in ((n, chunk) for n in schema.names for chunk in table[n].chunks):
             if has_null(chunk):
-                raise TraceError(f"{self.name}: nulls inside of {column}")
+                raise TraceError(f"{self.name}: nulls inside {column}")
         return table
 
     def page_bytes(self, group: int, column: str) -> memoryview | None:
-        """See `pages.page_bytes`, of a column chunk that was fetched."""
+        """Return the content of a fetched column chunk; see `pages.page_bytes`."""
         leaf = self.file.leaves.index(column)
         described = self.chunks[group][leaf]
         return page_bytes(described, self.checked.at(described.offset))
 
 
 _DECODING = (pa.ArrowException, OSError, ValueError, KeyError, RecursionError)
-"""What pyarrow raises of files that are not as expected."""
+"""Exceptions that pyarrow raises for malformed files."""
 
 
 def open_groups(
@@ -203,7 +216,21 @@ def open_groups(
     geometry: Geometry | None = None,
     footer: bytes | None = None,
 ) -> OpenedGroups:
-    """Fetch and check what `read_table` decodes; raises its errors."""
+    """Fetch and check the row groups that `read_table` decodes.
+
+    Args:
+        store: The store that contains the file.
+        file: The file as described in its commit.
+        schema: Columns to fetch, with their expected types.
+        row_groups: Row groups to fetch, in this order; None fetches all.
+        geometry: Geometry that a routes file must have; None skips this check.
+        footer: Checked footer from `read_footer`, for repeated reads; None fetches the footer.
+
+    Raises:
+        ObjectMissingError: The file is not in the store.
+        CorruptObjectError: The file's size or a digest differs from the commit.
+        TraceError: The file's role, format, geometry or column types are not as expected.
+    """
     name = f"{file.data.key} in {store.uri}"
     wanted = list(range(len(file.row_groups))) if row_groups is None else list(row_groups)
     known = {leaf.split(".")[0] for leaf in file.leaves}
@@ -218,7 +245,9 @@ def open_groups(
         check_columns(metadata, schema, name)
         found = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         if found != [group.rows for group in file.row_groups]:
-            raise TraceError(f"{name}: row groups of {found} rows, its commit has others")
+            raise TraceError(
+                f"{name}: row groups of {found} rows, expected the numbers in the file's commit"
+            )
         groups = _stored_groups(file, there, wanted, checked)
         texts = check_pages(metadata, footer, groups, _coded_bytes(there, geometry), name)
         chunks = stored_chunks(footer, metadata.num_columns)
@@ -234,7 +263,16 @@ def _unexpected(name: str, error: Exception) -> TraceError:
 def column_ranges(
     file: TraceFile, columns: Collection[str], row_groups: Sequence[int]
 ) -> list[Range]:
-    """The byte ranges of some columns of some row groups."""
+    """Return the byte ranges of some columns of some row groups.
+
+    Args:
+        file: The file as described in its commit.
+        columns: Names of top-level columns; all their leaf columns are included.
+        row_groups: Indices of row groups.
+
+    Returns:
+        The ranges of each row group, in the order of `row_groups`: one range per leaf column.
+    """
     leaves = [i for i, leaf in enumerate(file.leaves) if leaf.split(".")[0] in columns]
     return [file.row_groups[g].chunks[i] for g in row_groups for i in leaves]
 
@@ -252,26 +290,42 @@ def _stored_groups(
 
 
 def _coded_bytes(columns: Collection[str], geometry: Geometry | None) -> int:
-    """Bytes of a row of all coded sets among some columns."""
+    """Return how many bytes per row the coded sets in some columns take."""
     if geometry is None:
         return 0
-    # and of the length of a segment, which may be one row, and its value as the bounds count it
+    # If every segment has only one row, each row also needs 4 bytes for its segment's length, and
+    # the 8 bytes that the bounds add for each value.
     width = row_bytes(geometry.topk, geometry.experts) + 12
     return width * len({layer_column(layer) for layer in geometry.layers} & {*columns})
 
 
 def read_footer(store: Store, file: TraceFile) -> bytes:
-    """Read and check a file's footer. Raises the errors of `read_table`."""
+    """Read and check a file's footer. Raises the same errors as `read_table`."""
     return _fetch(store, file, [file.footer]).at(file.footer.offset)
 
 
 def describe(content: bytes, data: DataFile, role: Role) -> TraceFile:
-    """Compute the digests of the parts of a Parquet file from its trusted content."""
+    """Describe a Parquet file from its trusted content.
+
+    Args:
+        content: The entire file.
+        data: Key, size and digest of the file.
+        role: The file's role in its commit.
+
+    Returns:
+        The file's description, with digests of the footer and of each column chunk.
+    """
     return describe_stream(io.BytesIO(content), data, role)
 
 
 def describe_stream(content: IO[bytes], data: DataFile, role: Role) -> TraceFile:
-    """Do the same as `describe` for a seekable file."""
+    """Describe a Parquet file like `describe`, but read its content from a seekable stream.
+
+    Args:
+        content: The entire file.
+        data: Key, size and digest of the file.
+        role: The file's role in its commit.
+    """
 
     def range_of(offset: int, length: int) -> Range:
         content.seek(offset)
@@ -293,18 +347,18 @@ def _range_json(range_: Range) -> list[Any]:
 
 
 def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> CheckedBytes:
-    """Fetch ranges and check each."""
+    """Fetch byte ranges and compare each with its digest."""
     ordered = sorted(set(ranges), key=lambda r: r.offset)
     name = f"{file.data.key} in {store.uri}"
     if file.footer.offset + file.footer.length != file.data.size:
-        raise TraceError(f"{name}: the footer that its commit describes does not end the file")
+        raise TraceError(f"{name}: its commit records a footer that is not at the end")
     pieces = {}
     for range_, piece in zip(ordered, _read_ranges(store, file, ordered), strict=True):
         found = sha256(piece)
         if found != range_.sha256:
             raise CorruptObjectError(
                 f"{name}: bytes {range_.offset}..{range_.offset + range_.length} have SHA-256 "
-                f"{found[:16]}..., its commit says {range_.sha256[:16]}...; "
+                f"{found[:16]}..., but its commit records {range_.sha256[:16]}...; "
                 "restore the object or remake the step"
             )
         pieces[range_.offset] = piece
@@ -312,7 +366,8 @@ def _fetch(store: Store, file: TraceFile, ranges: Sequence[Range]) -> CheckedByt
 
 
 def _read_ranges(store: Store, file: TraceFile, ranges: Sequence[Range]) -> list[bytes]:
-    # A commit's lengths may be wrong: the size is compared before room is made for them.
+    # The lengths in a commit may be wrong, so the store compares the file's size with the commit
+    # before it allocates memory.
     pairs = [(range_.offset, range_.length) for range_ in ranges]
     try:
         return store.read_ranges(file.data.key, pairs, file.data.size)
@@ -329,6 +384,6 @@ def _check_size(store: Store, file: TraceFile) -> None:
         raise ObjectMissingError(f"read {file.data.key} in {store.uri}: no such object")
     if found != file.data.size:
         raise CorruptObjectError(
-            f"{file.data.key} in {store.uri}: {found} bytes, its commit says {file.data.size}; "
-            "restore the object or remake the step"
+            f"{file.data.key} in {store.uri}: {found} bytes, but its commit records "
+            f"{file.data.size}; restore the object or remake the step"
         )

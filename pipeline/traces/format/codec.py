@@ -1,11 +1,13 @@
-"""The coding of expert sets as bytes: sorted ids, stored as gaps or as they are.
+"""The coding of expert sets as bytes: sorted ids, stored as gaps or as plain ids.
 
-A row of K ascending ids is stored as its first id, then each id's difference to the one before,
-minus 1. Up to 256 experts a gap is one byte. Above 256, the low bytes of all gaps of a segment come
-first, then all high bytes: separated they compress to 1.03 x the entropy bound, as uint16 to 1.3 x.
-What is not compressed gains nothing from gaps: then the ids themselves are stored.
+A row of K ascending ids is stored as its first id, followed by gaps: each id's difference from the
+previous id, minus 1. With up to 256 experts, a gap takes one byte. With more, it takes two bytes,
+and the low bytes of all gaps in a segment precede all the high bytes. Separated in this way, the
+gaps compress to 1.03 times the entropy bound; stored as uint16, they would compress to 1.3 times
+the bound. In files without compression, gaps save no space, so these files store plain ids.
 
-Letters: T rows of a segment, K experts per row, E experts; N rows of several segments.
+Dimensions: T is the number of rows in a segment, N the number of rows in several segments, K the
+number of experts per row and E the number of experts.
 """
 
 import itertools
@@ -20,30 +22,33 @@ from pipeline.traces.format.types import Routes, TraceError
 from pipeline.traces.sorted_rows import BLOCK, is_sorted, sort_rows
 
 Coding = Literal["gaps-uint8", "gaps-uint16-planes", "ids-uint8", "ids-uint16"]
-"""A coding by its name in a file's metadata."""
+"""Names of the codings, as they appear in a file's metadata."""
 
 
 def coding(experts: int, *, gaps: bool = True) -> Coding:
-    """The coding of ids of this range."""
+    """Return the name of the coding for ids 0..experts-1, stored as gaps or as plain ids."""
     if experts <= 256:
         return "gaps-uint8" if gaps else "ids-uint8"
     return "gaps-uint16-planes" if gaps else "ids-uint16"
 
 
 def has_gaps(stored: str | None, experts: int) -> bool:
-    """Whether sets are stored as gaps; False: as ids. Raises TraceError for another coding."""
+    """Return whether a coding stores gaps rather than plain ids.
+
+    Raises TraceError for an unknown coding.
+    """
     known = {coding(experts, gaps=gaps): gaps for gaps in (True, False)}
     for name, gaps in known.items():
         if stored == name:
             return gaps
-    raise TraceError(f"coding {stored!r} is not known, expected one of {list(known)}")
+    raise TraceError(f"unknown coding {stored!r}, expected one of {list(known)}")
 
 
 def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
-    """Expert sets [..., K] as stored: ascending in each row; uint8 up to 256 experts, else uint16.
+    """Return expert sets [..., K] in stored form: in ascending order, as uint8 or uint16.
 
-    Any integer dtype is accepted. Raises TraceError for ids outside 0..E-1 and for a row that names
-    an expert twice.
+    The result is uint16 above 256 experts. Input of any integer dtype is accepted. Raises
+    TraceError for an id outside 0..E-1, and for a row that contains an expert twice.
     """
     if sets.ndim < 1 or sets.dtype.kind not in "iu":
         raise TraceError(
@@ -54,7 +59,7 @@ def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
         return sets.astype(dtype)
     ours = False
     if sets.dtype != dtype:
-        _check_bounds(sets, experts)  # a smaller type would hide a large or negative id
+        _check_bounds(sets, experts)  # a cast to a smaller type would hide a large or negative id
         sets, ours = sets.astype(dtype, order="C"), True
     if not sets.flags.c_contiguous:
         sets, ours = _contiguous(sets), True
@@ -66,14 +71,23 @@ def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:
 
 
 def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
-    """Routes as stored and digested: sets ascending, invalid rows holding 0..K-1.
+    """Return routes in stored and digested form: ascending sets, and 0..K-1 in invalid rows.
 
-    In memory a layer's rows are contiguous, as in a file: sets_TLK is a view of an array [L, T, K].
-    Raises TraceError when the routes do not have `rows` rows of this geometry or an id is wrong.
+    Args:
+        routes: A sample's routes.
+        geometry: The geometry that the routes must have.
+        rows: The number of rows that the routes must have.
+
+    Returns:
+        Routes whose sets_TLK is a view of an array [L, T, K], so that each layer's rows are
+        contiguous in memory, as in a file.
+
+    Raises:
+        TraceError: The routes have the wrong shape, or an id is out of range or repeated in a row.
     """
     _check_form(routes, geometry, rows)
     sets_LTK = routes.sets_TLK.swapaxes(0, 1)
-    if np.count_nonzero(routes.valid_T) != rows:  # all() takes 10 times as long for few
+    if np.count_nonzero(routes.valid_T) != rows:  # all() takes 10 times as long for few rows
         sets_LTK = np.array(sets_LTK, order="C")
         sets_LTK[:, ~routes.valid_T] = np.arange(geometry.topk)
     sets_LTK = checked(sets_LTK, geometry.experts)
@@ -83,10 +97,20 @@ def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
 def canonical_samples(
     routes: Sequence[Routes], geometry: Geometry, rows: Sequence[int]
 ) -> list[Routes]:
-    """What `canonical` makes of each of several short samples, in a fraction of the time.
+    """Return the canonical routes of several short samples.
 
-    A call of numpy takes longer than sorted_rows a short sample does. They share an array. Raises
-    TraceError when one of them is wrong; `canonical` of each says which.
+    This is much faster than calling `canonical` for each sample. For a short sample, the overhead
+    of numpy calls exceeds the time needed to sort the rows, so all samples are sorted together in
+    one array.
+
+    Args:
+        routes: The routes of each sample.
+        geometry: The geometry that all routes must have.
+        rows: The number of rows that each sample's routes must have.
+
+    Raises:
+        TraceError: The routes of a sample are invalid. To find the invalid sample, call `canonical`
+            for each sample.
     """
     for of_sample, T in zip(routes, rows, strict=True):
         _check_form(of_sample, geometry, T)
@@ -116,7 +140,7 @@ def _check_form(routes: Routes, geometry: Geometry, rows: int) -> None:
     if routes.sets_TLK.shape != expected or routes.valid_T.shape != (rows,):
         raise TraceError(
             f"routes of shape {routes.sets_TLK.shape} with {routes.valid_T.shape} validity bits, "
-            f"expected {expected} and {(rows,)}: one row per token but the last"
+            f"expected {expected} and {(rows,)}: one row per token except the last"
         )
     if routes.valid_T.dtype != np.bool_:
         raise TraceError(f"validity is {routes.valid_T.dtype}, expected bool")
@@ -124,7 +148,8 @@ def _check_form(routes: Routes, geometry: Geometry, rows: int) -> None:
 
 def _in_order(sets: npt.NDArray[Any]) -> bool:
     row = sets.reshape(-1, sets.shape[-1])[0].tolist()
-    return row == sorted(row) and is_sorted(sets)  # one row mostly tells the router's order
+    # If the sets are still in the router's order, the first row usually reveals this.
+    return row == sorted(row) and is_sorted(sets)
 
 
 def _put_in_order(sets: npt.NDArray[Any], experts: int) -> None:
@@ -132,12 +157,12 @@ def _put_in_order(sets: npt.NDArray[Any], experts: int) -> None:
         _check_bounds(sets, experts)
         double = np.argwhere(sets[..., 1:] == sets[..., :-1])[0][:-1]
         row = sets[tuple(double)].tolist()
-        raise TraceError(f"row {double.tolist()} names an expert twice: {row}")
+        raise TraceError(f"row {double.tolist()} contains an expert twice: {row}")
 
 
 def _check_largest(sets: npt.NDArray[Any], experts: int) -> None:
-    """`_check_bounds` of ascending sets."""
-    if sets.max() >= experts:  # over all of them: three times faster than over the last alone
+    """Check the bounds of ascending sets; this is faster than `_check_bounds`."""
+    if sets.max() >= experts:  # three times faster than the maximum of the last column
         _check_bounds(sets, experts)
 
 
@@ -148,7 +173,10 @@ def _check_bounds(sets: npt.NDArray[Any], experts: int) -> None:
 
 
 def _contiguous(sets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A contiguous copy. Each row is copied as one item, 3 to 10 times faster than id by id."""
+    """Return a contiguous copy of the sets.
+
+    Each row is copied as one item, which is 3 to 10 times faster than copying each id separately.
+    """
     if sets.strides[-1] != sets.itemsize:
         return np.ascontiguousarray(sets)
     row = np.dtype((np.void, sets.shape[-1] * sets.itemsize))
@@ -156,19 +184,23 @@ def _contiguous(sets: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def gaps(sets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """First ids and gaps of ascending sets [..., K]."""
+    """Return each of the ascending sets [..., K] as its first id followed by its gaps."""
     coded = np.array(sets, order="C")
     take_gaps(coded)
     return coded
 
 
 def take_gaps(sets: npt.NDArray[Any]) -> None:
-    """Replace ascending sets [..., K], contiguous in memory, by their first ids and gaps."""
+    """Replace each of the ascending sets [..., K] in place with its first id and its gaps.
+
+    The sets must be contiguous in memory.
+    """
     topk = sets.shape[-1]
     ids = sets.reshape(-1)
     for start in range(0, ids.size, topk * BLOCK):
         block = ids[start : start + topk * BLOCK]
-        # One long row is many times faster than rows of K; each row's first id is then set anew.
+        # Subtracting a block as one long row is many times faster than subtracting rows of length
+        # K. It also overwrites the first id of each row, so the first ids are then restored.
         firsts = block[::topk].copy()
         found = np.subtract(block[1:], block[:-1])
         np.subtract(found, 1, out=block[1:])
@@ -176,9 +208,10 @@ def take_gaps(sets: npt.NDArray[Any]) -> None:
 
 
 def pack(gaps_LNK: npt.NDArray[Any], tokens: Sequence[int] | None = None) -> npt.NDArray[np.uint8]:
-    """The bytes of gaps, by layer: [L, N * K], above 256 experts [L, 2 * N * K].
+    """Return the bytes of each layer's gaps: [L, N * K], or [L, 2 * N * K] above 256 experts.
 
-    Their rows are those of one segment, or of several with so many `tokens`, one after the other.
+    The N rows belong to consecutive segments whose row counts are `tokens`; None means that they
+    belong to one segment.
     """
     layers, rows, topk = gaps_LNK.shape
     if gaps_LNK.dtype == np.uint8:
@@ -190,10 +223,12 @@ def pack(gaps_LNK: npt.NDArray[Any], tokens: Sequence[int] | None = None) -> npt
 
 
 def stored_lengths(lengths: Sequence[int]) -> bytes:
-    """What stands before values of these lengths in Parquet's encoding DELTA_LENGTH_BYTE_ARRAY.
+    """Encode the lengths that precede the values in Parquet's DELTA_LENGTH_BYTE_ARRAY encoding.
 
-    It is their DELTA_BINARY_PACKED form: the first, then differences, 128 in a block and 32 in a
-    miniblock, each less the least of its block (apache/parquet-format, Encodings.md).
+    The lengths are stored as DELTA_BINARY_PACKED: the first length, followed by the differences
+    between successive lengths, in blocks of 128 that consist of miniblocks of 32. Each block stores
+    its smallest difference, and the amount by which each difference exceeds the smallest one
+    (apache/parquet-format, Encodings.md).
     """
     differences = np.diff(np.array(lengths, np.int64))
     first = lengths[0] if lengths else 0
@@ -214,7 +249,7 @@ def stored_lengths(lengths: Sequence[int]) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """A number that is not negative, seven bits a byte, the lowest first."""
+    """Encode a non-negative number with seven bits per byte, lowest bits first."""
     if number < 0x80:
         return number.to_bytes(1, "little")
     found = bytearray()
@@ -226,7 +261,16 @@ def varint(number: int) -> bytes:
 
 
 def encode(sets_TK: npt.NDArray[Any], experts: int, stored: Coding | None = None) -> bytes:
-    """The bytes of one segment in one layer, by default gaps. Raises TraceError as `checked`."""
+    """Encode the sets of one segment in one layer.
+
+    Args:
+        sets_TK: Expert ids [T, K] of any integer dtype.
+        experts: The number of experts in the layer.
+        stored: The coding; None means gaps.
+
+    Raises:
+        TraceError: An id is out of range or repeated in a row.
+    """
     sets_TK = checked(sets_TK, experts)
     if stored is not None and not has_gaps(stored, experts):
         return ids_bytes(sets_TK).tobytes()
@@ -236,7 +280,22 @@ def encode(sets_TK: npt.NDArray[Any], experts: int, stored: Coding | None = None
 def decode(
     data: bytes, tokens: int, topk: int, experts: int, stored: Coding | None = None
 ) -> npt.NDArray[Any]:
-    """The sets [T, K] of one segment in one layer. Raises TraceError as `decode_segments` does."""
+    """Decode the sets of one segment in one layer.
+
+    Args:
+        data: The stored bytes.
+        tokens: T, the number of rows.
+        topk: K, the number of experts per row.
+        experts: E, the number of experts in the layer.
+        stored: The coding; None means gaps.
+
+    Returns:
+        The sets [T, K], uint8 or, above 256 experts, uint16.
+
+    Raises:
+        TraceError: The length of `data` is wrong, an id is outside 0..E-1, or the ids in a row do
+            not ascend.
+    """
     return decode_segments([data], [tokens], topk, experts, stored)
 
 
@@ -247,9 +306,22 @@ def decode_segments(
     experts: int,
     stored: Coding | None = None,
 ) -> npt.NDArray[Any]:
-    """The sets [N, K] of several segments of one layer, one after the other; N = sum of tokens.
+    """Decode the sets of several segments in one layer.
 
-    Raises TraceError for a wrong length, an id outside 0..E-1 or ids that do not ascend.
+    Args:
+        parts: The stored bytes of each segment.
+        tokens: The number of rows in each segment.
+        topk: K, the number of experts per row.
+        experts: E, the number of experts in the layer.
+        stored: The coding; None means gaps.
+
+    Returns:
+        The sets [N, K] of all segments in order, where N is the sum of `tokens`: uint8 or, above
+        256 experts, uint16.
+
+    Raises:
+        TraceError: The length of a part is wrong, an id is outside 0..E-1, or the ids in a row do
+            not ascend.
     """
     width = row_bytes(topk, experts)
     for part, rows in zip(parts, tokens, strict=True):
@@ -262,7 +334,7 @@ def decode_segments(
 
 
 def row_bytes(topk: int, experts: int) -> int:
-    """Coded bytes of a row."""
+    """Return the size of a coded row in bytes."""
     return topk * (1 if experts <= 256 else 2)
 
 
@@ -273,10 +345,18 @@ def decode_rows(
     experts: int,
     stored: str | None,
 ) -> None:
-    """Decode segments that lie one after the other, N rows in all, into a contiguous array.
+    """Decode consecutive segments, with N rows in total, into a contiguous array.
 
-    `coded` has exactly their bytes, `stored` names the coding. Raises TraceError for a coding that
-    is not known, an id outside 0..E-1, or ids that do not ascend.
+    Args:
+        sets_NK: The array [N, K] to fill: uint8 or, above 256 experts, uint16.
+        coded: The stored bytes of exactly these segments.
+        tokens: The number of rows in each segment.
+        experts: E, the number of experts in the layer.
+        stored: The name of the coding, from the file's metadata.
+
+    Raises:
+        TraceError: The coding is unknown, an id is outside 0..E-1, or the ids in a row do not
+            ascend.
     """
     topk = sets_NK.shape[1]
     if not has_gaps(stored, experts):
@@ -289,7 +369,7 @@ def decode_rows(
     for start in range(0, len(gaps_NK), BLOCK):
         block_NK = sets_NK[start : start + BLOCK]
         sum_rows(gaps_NK[start : start + BLOCK], block_NK)
-        # A sum that overflowed is not greater than the id before it.
+        # A sum that overflows is not greater than the previous id, so the order check detects it.
         if not is_sorted(block_NK) or block_NK.max() >= experts:
             found = (gaps_NK.astype(np.int64).sum(axis=1) + topk - 1).max()
             raise TraceError(f"expert id {found}: expected 0..{experts - 1}")
@@ -302,18 +382,21 @@ def _copy_ids(sets_NK: npt.NDArray[Any], coded: npt.NDArray[np.uint8], experts: 
         block_NK[:] = ids_NK[start : start + BLOCK]
         if not is_sorted(block_NK):
             wrong = (block_NK[:, 1:] <= block_NK[:, :-1]).any(axis=1).argmax()
-            raise TraceError(f"ids {block_NK[wrong].tolist()}: expected ascending ones")
+            raise TraceError(f"ids {block_NK[wrong].tolist()}: expected ascending ids")
         if block_NK.max() >= experts:
             raise TraceError(f"expert id {block_NK.max()}: expected 0..{experts - 1}")
 
 
 def ids_bytes(sets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The bytes of ids [..., K], little-endian: [..., K], above 256 experts [..., 2 K]."""
+    """Return the little-endian bytes of ids [..., K]: [..., K], or [..., 2 K] above 256 experts."""
     return sets.astype(sets.dtype.newbyteorder("<"), copy=False).view(np.uint8)
 
 
 def _sum_by_column(gaps_NK: npt.NDArray[Any], sets_NK: npt.NDArray[Any]) -> None:
-    """Sum first ids and gaps; six times faster than np.cumsum over a short last axis."""
+    """Add up first ids and gaps, column by column.
+
+    This is six times faster than np.cumsum along the short axis.
+    """
     id_N = gaps_NK[:, 0].copy()
     sets_NK[:, 0] = id_N
     for k in range(1, gaps_NK.shape[1]):
@@ -323,9 +406,11 @@ def _sum_by_column(gaps_NK: npt.NDArray[Any], sets_NK: npt.NDArray[Any]) -> None
 
 
 def _sum_as_words(gaps_NK: npt.NDArray[Any], sets_NK: npt.NDArray[Any]) -> None:
-    """The same for rows that fill a machine word: one product sums a row, four times faster.
+    """Add up first ids and gaps, with one multiplication per row.
 
-    Lane k of the product with 1 + 2^w + 2^2w + ... holds the sum of lanes 0..k.
+    Each row must be as wide as a machine word. This is four times faster than `_sum_by_column`.
+    Each id is in a lane of w bits. Lane k of the product of a row and 1 + 2^w + 2^2w + ... contains
+    the sum of the row's lanes 0..k.
     """
     topk, bits = gaps_NK.shape[1], 8 * gaps_NK.itemsize
     word = np.dtype(f"<u{topk * gaps_NK.itemsize}")

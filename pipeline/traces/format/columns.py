@@ -1,8 +1,9 @@
-"""The Parquet types of columns, as docs/trace-format.md lists them.
+"""The Parquet types of columns, as listed in docs/trace-format.md.
 
-A Parquet library casts in silence what it can: 64-bit integers to 32, dates to numbers. What a
-column means follows from its type, so a reader compares the types in the file's footer first. How
-Arrow would like to see a column (`ARROW:schema`, dictionaries, large lists) means nothing.
+A Parquet library silently casts values if it can, for example 64-bit integers to 32 bits, or dates
+to numbers. Because a column's type determines its meaning, a reader first checks the types in the
+file's footer. Arrow types that a file suggests (`ARROW:schema`, dictionaries, large lists) are
+ignored.
 """
 
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ from pipeline.traces.format.types import TraceError
 class _Type(NamedTuple):
     physical: str
     logical: str
-    """NONE, STRING or INT; INT of another width or sign than expected has another name."""
+    """Parquet's annotation of the physical type, such as STRING or UINT_32. NONE if there is no
+    annotation, or if the annotation has no effect (`_SAME`)."""
     repeated: int
-    """How many lists it is in."""
+    """The number of lists around the value."""
 
 
 _PLAIN = {
@@ -33,14 +35,21 @@ _PLAIN = {
     pa.bool_(): ("BOOLEAN", "NONE"),
 }
 _SAME = {"INT_32": "NONE", "INT_64": "NONE"}
-"""A signed integer as wide as its physical type may say so or not."""
+"""Annotations without effect: signed integers as wide as their physical type."""
 
 
 def check_columns(metadata: pq.FileMetaData, schema: pa.Schema, name: str) -> None:
-    """Refuse columns of other types than the schema's, by the footer of their file.
+    """Raise TraceError unless a file's columns have the schema's types.
 
-    Columns of the schema that the file lacks, and those of the file that the schema lacks, are the
-    caller's. Raises TraceError, naming the column, its type and the type expected.
+    The caller must handle columns that are only in the schema or only in the file.
+
+    Args:
+        metadata: The parsed footer of the file.
+        schema: The expected columns.
+        name: The file, for error messages.
+
+    Raises:
+        TraceError: A column has a different type; the message names the column and both types.
     """
     expected = {path: kind for field in schema for path, kind in _leaves(field.name, field.type, 0)}
     tops = set(schema.names)
@@ -55,17 +64,20 @@ def check_columns(metadata: pq.FileMetaData, schema: pa.Schema, name: str) -> No
             is_ = (
                 _shown(found[path])
                 if path in found
-                else f"not there; its column has {_of(found, path)}"
+                else f"missing; its column has {_of(found, path)}"
             )
             raise TraceError(f"{name}: its column {path} is {is_}, expected {_shown(kind)}")
     if unknown := sorted(found.keys() - expected.keys()):
         raise TraceError(
-            f"{name}: its column {unknown[0]} has a part that the format does not know"
+            f"{name}: its column {unknown[0]} has a part that the format does not define"
         )
 
 
 def has_null(array: pa.Array) -> bool:
-    """Whether values inside of lists or structs are null; our writers never write such nulls."""
+    """Return whether a value inside a list or struct is null.
+
+    Our writers do not write such values.
+    """
     if pa.types.is_list(array.type):
         parts = [array.flatten()]
     elif pa.types.is_struct(array.type):
@@ -76,7 +88,7 @@ def has_null(array: pa.Array) -> bool:
 
 
 def _leaves(path: str, type_: pa.DataType, repeated: int) -> Iterator[tuple[str, _Type]]:
-    """Paths and types of a column's leaves."""
+    """Yield the paths and types of a column's leaves."""
     if pa.types.is_list(type_):
         yield from _leaves(f"{path}.list.element", type_.value_type, repeated + 1)
     elif pa.types.is_struct(type_):
@@ -95,7 +107,7 @@ def _type_of(column: pq.ColumnSchema) -> _Type:
 
 
 def _shown(kind: _Type) -> str:
-    """Example: 'INT32 (UINT_32) in 1 list'."""
+    """Return a type for an error message. Example: 'INT32 (UINT_32) in 1 list'."""
     logical = "" if kind.logical == "NONE" else f" ({kind.logical})"
     lists = f" in {kind.repeated} list{'s' * (kind.repeated > 1)}" if kind.repeated else ""
     return f"{kind.physical}{logical}{lists}"

@@ -1,4 +1,7 @@
-"""Digests that tie routes to tokens: readers and the trainer compare them before joining."""
+"""Digests that tie routes to tokens.
+
+Readers and the trainer compare the digests before they join routes and tokens.
+"""
 
 import hashlib
 import struct
@@ -13,23 +16,23 @@ from pipeline.traces.format.types import Routes
 
 
 def token_digest(tokens_S: npt.NDArray[Any]) -> str:
-    """Hex SHA-256 over all token ids of a sample as little-endian uint32."""
+    """Return the hex SHA-256 of all token ids of a sample as little-endian uint32."""
     return hashlib.sha256(np.ascontiguousarray(tokens_S, "<u4").data).hexdigest()
 
 
 def routes_digest(routes: Routes, geometry: Geometry) -> str:
-    """Hex SHA-256 over (L, E, K), the sorted sets and the validity bits of a sample's routes.
+    """Return the hex SHA-256 of (L, E, K), the sorted sets and the validity bits of a sample.
 
-    L, E and K are little-endian uint32; the sets [L, S-1, K] are uint8, above 256 experts
-    little-endian uint16, and an invalid row holds 0..K-1; then comes one bit per row, the first in
-    the lowest bit of a byte.
-    Raises TraceError when the routes do not have this geometry.
+    L, E and K are little-endian uint32. The sets [L, S-1, K] follow, as uint8 or, above 256
+    experts, as little-endian uint16; an invalid row contains 0..K-1. One validity bit per row comes
+    last, with the first row in the lowest bit of a byte. Raises TraceError if the routes do not
+    have this geometry.
     """
     return digest_of_canonical(canonical(routes, geometry, len(routes.valid_T)), geometry)
 
 
 def digest_of_canonical(routes: Routes, geometry: Geometry) -> str:
-    """The same for routes that `codec.canonical` or a reader returned."""
+    """Return the routes digest of routes that `codec.canonical` or a reader returned."""
     digest = hashlib.sha256(
         struct.pack("<3I", len(geometry.layers), geometry.experts, geometry.topk)
     )
@@ -40,7 +43,7 @@ def digest_of_canonical(routes: Routes, geometry: Geometry) -> str:
 
 
 def validity_bits(valid_T: npt.NDArray[np.bool_]) -> bytes:
-    """One bit per row, the first in the lowest bit of a byte."""
-    if np.count_nonzero(valid_T) == len(valid_T):  # nearly always: a fraction of packbits' time
+    """Return one bit per row, with the first row in the lowest bit of a byte."""
+    if np.count_nonzero(valid_T) == len(valid_T):  # nearly always; much faster than packbits
         return ((1 << len(valid_T)) - 1).to_bytes((len(valid_T) + 7) // 8, "little")
     return np.packbits(valid_T, bitorder="little").tobytes()

@@ -1,14 +1,16 @@
-"""What a trace may hold: the one module that knows its limits; docs/trace-format.md states them.
+"""All limits on traces, as specified in docs/trace-format.md, and the functions that check them.
 
-Writers check everything before the first byte reaches the store and readers check what they read,
-so that whatever one writes the other takes. All functions raise TraceError that names the object or
-sample, what was found and what was expected.
+Writers check everything before the first byte reaches the store, and readers check everything that
+they read. Readers therefore accept every trace that writers accept. If a check fails, the function
+raises a TraceError that names the object or sample, and gives the value found and the value
+expected.
 """
 
 import json
 import math
 import numbers
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import get_args
 
@@ -20,21 +22,21 @@ from pipeline.run.strict_json import MOST_DEPTH, MOST_DIGITS
 from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, TraceError, VersionSpan
 
 MOST = 2**31 - 1
-"""Of counts, positions, rows and versions."""
+"""The maximum value of every count, position, row number and version."""
 MOST_TOKEN = 2**32 - 1
 MOST_STEP, MOST_SHARD, MOST_STAGE = 999_999, 99_999, 999
 MOST_SPANS = 1 << 16
-"""Of a sample that is written, as MOST_TOKENS; what was written is bounded as pages.py says."""
+"""Maximum number of spans of a new sample; for stored samples, the bounds in pages.py apply."""
 MOST_SEED = 2**63 - 1
 NO_SEED = -1
-"""The seed of a sample that was not seeded, or whose seed is unknown."""
+"""The seed of a sample that was generated without a seed, or whose seed is unknown."""
 NAME_BYTES = 1_024
-"""Of an id, a group or another text of one line, in UTF-8."""
+"""Maximum number of UTF-8 bytes in an id, a group or any other one-line text."""
 TEXT_BYTES = 1 << 20
-"""Of extras as JSON and of a reward's error, in UTF-8."""
+"""Maximum number of UTF-8 bytes in extras (as JSON) and in a reward's error."""
 
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Controls, line and paragraph separators, marks that turn the writing direction, surrogates."""
+"""Control characters, line and paragraph separators, bidirectional marks and surrogates."""
 _SAMPLE_ID = re.compile(r"((?:val-)?[0-9]{6})/([^/]+)/(?:0|[1-9][0-9]{0,9})(\.[1-9][0-9]{0,9})?")
 _WRITE_ID = re.compile(r"[0-9a-f]{8}")
 _ARRAYS = {
@@ -46,19 +48,28 @@ _ARRAYS = {
 
 
 def shown(value: object) -> str:
-    """A value of any type for an error's text: a clean short text as it is, all else as ASCII."""
+    """Return a value for an error message: clean short text unchanged, anything else as ASCII."""
     if isinstance(value, str) and len(value) <= NAME_BYTES and not _UNPRINTABLE.search(value):
         return value
     try:
         text = " ".join(ascii(value).split())
-    except (ValueError, RecursionError):  # an integer of thousands of digits; nested too deeply
+    except (ValueError, RecursionError):  # thousands of digits, or too many levels
         text = f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def check_number(value: object, most: int, where: str, least: int = 0) -> int:
-    """An integer from `least` to `most`, as a Python int; numpy's integers are taken too."""
-    if type(value) is int and least <= value <= most:  # nearly always, and many for each sample
+    """Check an integer from `least` to `most`, and return it as a Python int.
+
+    numpy integers are accepted.
+
+    Args:
+        value: The value to check.
+        most: The maximum value.
+        where: The object and field, for the error message.
+        least: The minimum value.
+    """
+    if type(value) is int and least <= value <= most:  # the usual case, many times per sample
         return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise TraceError(
@@ -70,13 +81,13 @@ def check_number(value: object, most: int, where: str, least: int = 0) -> int:
 
 
 def check_line(value: object, where: str) -> str:
-    """A text of one line: UTF-8 of at most NAME_BYTES, no control characters."""
+    """Check and return a one-line text: at most NAME_BYTES of UTF-8, without control characters."""
     if not isinstance(value, str):
-        raise TraceError(f"{where}: {shown(value)} of type {type(value).__name__}, expected a text")
+        raise TraceError(f"{where}: {shown(value)} of type {type(value).__name__}, expected text")
     if found := _UNPRINTABLE.search(value):
         raise TraceError(
-            f"{where}: {shown(value)} has U+{ord(found[0]):04X}, expected a text without control "
-            "characters, line separators, direction marks and surrogates"
+            f"{where}: {shown(value)} contains U+{ord(found[0]):04X}, expected text without "
+            "control characters, line separators, direction marks or surrogates"
         )
     if not value.isascii() or len(value) > NAME_BYTES:
         size = len(value.encode())
@@ -86,14 +97,24 @@ def check_line(value: object, where: str) -> str:
 
 
 def check_name(value: object, where: str) -> str:
-    """A text of one line that is not empty: an id, a group, a prompt's id."""
+    """Check and return a one-line text that is not empty: an id, a group or a prompt's id."""
     if check_line(value, where) == "":
         raise TraceError(f"{where}: empty, expected a name")
     return str(value)
 
 
+def check_names(value: object, where: str) -> Sequence[str]:
+    """Check and return a sequence of names; a single text is not a sequence of names."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TraceError(f"{where}: {shown(value)}, expected a list of texts")
+    for name in value:
+        if not isinstance(name, str):
+            raise TraceError(f"{where}: {shown(name)} of type {type(name).__name__}, expected text")
+    return value
+
+
 def check_prompt_id(value: object, where: str) -> str:
-    """A prompt's id: a name without '/', and neither '.' nor '..', which folders use otherwise."""
+    """Check and return a prompt's id: a name that does not contain '/' and is not '.' or '..'."""
     found = check_line(value, where)
     if "/" in found or found in ("", ".", ".."):
         raise TraceError(f"{where}: {found!r}, expected a name without '/', not '.' or '..'")
@@ -101,30 +122,30 @@ def check_prompt_id(value: object, where: str) -> str:
 
 
 def check_text(value: object, where: str) -> str:
-    """A text of any lines: UTF-8 of at most TEXT_BYTES."""
+    """Check and return a text of any number of lines: at most TEXT_BYTES of UTF-8."""
     if not isinstance(value, str):
-        raise TraceError(f"{where}: {shown(value)} of type {type(value).__name__}, expected a text")
+        raise TraceError(f"{where}: {shown(value)} of type {type(value).__name__}, expected text")
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
-        raise TraceError(f"{where}: a surrogate, expected a text that UTF-8 can hold") from error
+        raise TraceError(f"{where}: a surrogate, expected text that UTF-8 can encode") from error
     if size > TEXT_BYTES:
         raise TraceError(f"{where}: {size} bytes of UTF-8, expected at most {TEXT_BYTES}")
     return value
 
 
 def check_write_id(value: object, where: str) -> str:
-    """A write id: eight lower-case hexadecimal digits."""
+    """Check and return a write id: eight lower-case hexadecimal digits."""
     if not isinstance(value, str) or not _WRITE_ID.fullmatch(value):
         raise TraceError(
             f"{where}: write id {shown(value)}, expected 8 lower-case hexadecimal digits; "
-            "new_write_id() makes one"
+            "use new_write_id()"
         )
     return value
 
 
 def check_geometry(geometry: object, where: str) -> Geometry:
-    """A geometry within the format's limits, with at least one layer."""
+    """Check and return a geometry: it must be within the limits and have at least one layer."""
     if not isinstance(geometry, Geometry) or not isinstance(geometry.layers, tuple):
         raise TraceError(
             f"{where}: geometry {shown(geometry)}, expected a Geometry with a tuple of layers"
@@ -132,12 +153,12 @@ def check_geometry(geometry: object, where: str) -> Geometry:
     try:
         parse_geometry(geometry_json(geometry))
     except ValueError as error:
-        raise TraceError(f"{where}: {error}") from error
+        raise TraceError(f"{where}: geometry: {error}") from error
     return geometry
 
 
 def check_provenance(provenance: object, where: str) -> Provenance:
-    """The origin of routes: a known kind, a policy version, an engine."""
+    """Check and return a provenance: it must have a known kind, a policy version and an engine."""
     if not isinstance(provenance, Provenance):
         raise TraceError(f"{where}: provenance {shown(provenance)}, expected a Provenance")
     if provenance.kind not in get_args(Kind):
@@ -150,7 +171,10 @@ def check_provenance(provenance: object, where: str) -> Provenance:
 
 
 def check_routes(routes: object, where: str) -> Routes:
-    """Routes whose parts are arrays; `codec.canonical` checks shapes, types and values."""
+    """Check that all fields of a Routes object are arrays, and return the object.
+
+    `codec.canonical` checks the arrays' shapes, types and values.
+    """
     if not isinstance(routes, Routes):
         raise TraceError(f"{where}: routes of type {type(routes).__name__}, expected Routes")
     for name, value in vars(routes).items():
@@ -160,9 +184,10 @@ def check_routes(routes: object, where: str) -> Routes:
 
 
 def check_sample(sample: Sample, name: str = "") -> None:
-    """Refuse a sample, written or read, of which a part is not what the format allows.
+    """Raise TraceError if a sample, whether written or read, breaks a rule of the format.
 
-    Routes are checked where they are encoded, as they need a geometry. `name` is of the file.
+    Routes are checked only by the encoder, because checking them requires a geometry. `name` is the
+    file, for the error message.
     """
     if not isinstance(sample, Sample):
         raise TraceError(f"{shown(sample)} of type {type(sample).__name__}, expected a Sample")
@@ -183,9 +208,11 @@ def check_sample(sample: Sample, name: str = "") -> None:
 
 
 def check_new(sample: Sample, step: int | None) -> None:
-    """Refuse a sample that must not be written in this step: `check_sample`, and what names it.
+    """Raise TraceError for a sample that must not be written in this step.
 
-    A reader takes ids as opaque; a writer forms them as the page says. None: a validation.
+    In addition to the rules of `check_sample`, this function checks the limits on new samples, and
+    the sample's ids. Readers treat ids as opaque, but writers must form ids as specified in
+    docs/trace-format.md. For a validation, `step` is None.
     """
     check_sample(sample)
     where = f"sample {shown(sample.id)}"
@@ -197,36 +224,34 @@ def check_new(sample: Sample, step: int | None) -> None:
         )
     json_text(sample.extras, f"{where}: extras")
     if sample.reward is not None and sample.reward_error is not None:
-        raise TraceError(f"{where}: a reward and a reward_error, expected one of them or neither")
+        raise TraceError(f"{where}: a reward and a reward_error, expected at most one of the two")
     check_prompt_id(sample.prompt_id, f"{where}: prompt_id")
     found = _SAMPLE_ID.fullmatch(sample.id)
     if found is None or found[2] != sample.prompt_id:
         raise TraceError(
-            f"{where}: of prompt {sample.prompt_id}, expected an id of the form "
-            "'STEP/PROMPT_ID/K', such as '000003/17/2'; new_sample makes it"
+            f"{where}: prompt {sample.prompt_id}, expected a sample id of the form "
+            "'STEP/PROMPT_ID/K', such as '000003/17/2'; use new_sample"
         )
     group = sample.id.rpartition("/")[0]
     if sample.group != group:
         raise TraceError(f"{where}: group {shown(sample.group)}, expected {group!r}")
     if step is not None and found[1] != f"{step:06d}":
-        raise TraceError(f"{where}: its id is of step {found[1]}, expected one of step {step:06d}")
+        raise TraceError(f"{where}: its id contains step {found[1]}, expected step {step:06d}")
     first = sample.id.removesuffix(found[3]) if found[3] else None
     if sample.branch_of != first:
         raise TraceError(f"{where}: branch_of {shown(sample.branch_of)}, expected {shown(first)}")
-    if np.count_nonzero(np.isinf(sample.logprobs_G)):  # any() takes 10 times as long for few
-        raise TraceError(
-            f"{where}: infinite log-probs, expected finite ones, or NaN for one that is not known"
-        )
+    if np.count_nonzero(np.isinf(sample.logprobs_G)):  # any() takes 10 times as long for few tokens
+        raise TraceError(f"{where}: infinite log-probs, expected finite ones, or NaN if unknown")
 
 
 def check_reward(value: object, where: str) -> float:
-    """A finite number, as a float."""
+    """Check that a value is a finite number, and return it as a float."""
     if type(value) is float and math.isfinite(value):
         return value
     if not isinstance(value, numbers.Real | np.bool_):
         raise TraceError(
             f"{where}: reward {shown(value)} of type {type(value).__name__}, expected a finite "
-            "number, or None if there is none"
+            "number, or None for no reward"
         )
     try:
         found = float(value)
@@ -234,13 +259,21 @@ def check_reward(value: object, where: str) -> float:
         found = math.inf
     if not math.isfinite(found):
         raise TraceError(
-            f"{where}: reward {shown(value)}, expected a finite number, or None if there is none"
+            f"{where}: reward {shown(value)}, expected a finite number, or None for no reward"
         )
     return found
 
 
 def json_text(value: object, where: str, depth: int = MOST_DEPTH) -> str:
-    """A JSON object as text of at most TEXT_BYTES that `strict_json` takes."""
+    """Check a JSON object, and return it as text.
+
+    The text has at most TEXT_BYTES, and `strict_json` accepts it.
+
+    Args:
+        value: The object.
+        where: The sample and field, for the error message.
+        depth: Maximum nesting depth of objects and lists.
+    """
     if not isinstance(value, dict):
         raise TraceError(
             f"{where}: {shown(value)} of type {type(value).__name__}, expected a JSON object"
@@ -255,7 +288,7 @@ def json_text(value: object, where: str, depth: int = MOST_DEPTH) -> str:
 
 
 def _check_json(value: object, where: str, depth: int) -> None:
-    """Refuse what JSON lacks, and objects and lists nested more than `depth` deep."""
+    """Raise TraceError for values that are not JSON, and for nesting deeper than `depth`."""
     match value:
         case None | bool():
             return
@@ -265,18 +298,18 @@ def _check_json(value: object, where: str, depth: int) -> None:
         case int():
             if abs(value) >= 10 ** (MOST_DIGITS - 1):
                 raise TraceError(
-                    f"{where}: {shown(value)}, expected numbers of less than {MOST_DIGITS} digits"
+                    f"{where}: {shown(value)}, expected fewer than {MOST_DIGITS} digits"
                 )
         case float():
             if not math.isfinite(value):
-                raise TraceError(f"{where}: {value}, expected finite numbers, as JSON has them")
+                raise TraceError(f"{where}: {value}, expected finite numbers, as JSON requires")
         case dict() | list() | tuple():
             if depth == 0:
-                raise TraceError(f"{where}: objects and lists are nested too deep for a trace")
+                raise TraceError(f"{where}: objects and lists are nested too deep")
             if isinstance(value, dict):
                 for key in value:
                     if not isinstance(key, str):
-                        raise TraceError(f"{where}: a key {shown(key)}, expected texts as keys")
+                        raise TraceError(f"{where}: key {shown(key)}, expected text keys")
                     _check_json(key, where, depth)
                 value = value.values()
             for inner in value:
@@ -284,7 +317,7 @@ def _check_json(value: object, where: str, depth: int) -> None:
         case _:
             raise TraceError(
                 f"{where}: {shown(value)} of type {type(value).__name__} is not JSON; expected "
-                "plain numbers, texts, lists and dicts"
+                "plain numbers, text, lists and dicts"
             )
 
 
@@ -302,7 +335,7 @@ def _check_arrays(sample: Sample, where: str) -> None:
         if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
             raise TraceError(
                 f"{where}: {name} of type {type(value).__name__}, expected an array; new_sample "
-                "makes it of a list"
+                "converts a list"
             )
         if value.ndim != 1 or value.dtype != dtype:
             raise TraceError(
@@ -311,11 +344,13 @@ def _check_arrays(sample: Sample, where: str) -> None:
             )
     G = len(sample.response_tokens_G)
     if len(sample.prompt_tokens_P) == 0:
-        raise TraceError(f"{where}: no prompt token, expected at least one")
+        raise TraceError(f"{where}: no prompt tokens, expected at least one")
     for name in ("loss_mask_G", "logprobs_G"):
         found = len(getattr(sample, name))
         if found != G:
-            raise TraceError(f"{where}: {found} values of {name} for {G} response tokens")
+            raise TraceError(
+                f"{where}: {found} values of {name}, expected {G}, one per response token"
+            )
     check_number(len(sample.prompt_tokens_P) + G, MOST, f"{where}: number of tokens", 1)
 
 
@@ -330,6 +365,6 @@ def _check_spans(spans: object, G: int, where: str) -> None:
     ascending = all(start <= end for start, end in pairwise(ends))
     if ends != starts or not spans or not ascending:
         raise TraceError(
-            f"{where}: version spans {shown(spans)} do not cover its {G} response tokens, each "
-            "once and in order"
+            f"{where}: version spans {shown(spans)} do not cover its {G} response tokens "
+            "exactly once and in order"
         )

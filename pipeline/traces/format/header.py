@@ -1,4 +1,4 @@
-"""Commit objects of traces: their files, geometry and provenance."""
+"""Commit objects for traces: their files, geometry and provenance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from pipeline.traces.format.types import Provenance, TraceError
 
 @dataclass(frozen=True)
 class Header:
-    """What every commit object of a trace holds."""
+    """The fields that all commit objects for traces have in common."""
 
     key: str
     body: dict[str, Any]
     sha256: str
-    """Digest of the body's content; manifests refer to it."""
+    """Digest of the body's content; manifests refer to the commit by this digest."""
     geometry: Geometry | None
     provenance: Provenance | None
     files: tuple[TraceFile, ...]
     minor: int
-    """The minor version of the format that it was written in."""
+    """The minor version of the format in which the commit was written."""
     policies: Mapping[int, str] | None
-    """Weights digests by policy version; None: not known, as in format 1.0."""
+    """Weights digests, keyed by policy version; None if unknown (always in format 1.0)."""
 
 
 def with_header(
@@ -43,9 +43,14 @@ def with_header(
     provenance: Provenance | None,
     policies: Mapping[int, str] | None,
 ) -> dict[str, Any]:
-    """The body of a commit of trace files: the common fields, and those of `body`.
+    """Return the body of a commit of trace files: `body`, with the common fields added.
 
-    `policies` are weights digests by policy version; None: not known.
+    Args:
+        body: The fields that only this kind of commit has.
+        files: The commit's data files.
+        geometry: Geometry of the routes; None if there are no routes.
+        provenance: Origin of the routes; None if there are no routes.
+        policies: Weights digests, keyed by policy version; None if unknown.
     """
     return {
         **body,
@@ -58,17 +63,22 @@ def with_header(
 
 
 def read_header(store: Store, key: str) -> Header:
-    """Read a trace's commit object and compare it with the digest that it must carry.
+    """Read a trace's commit object and check it against the digest in its body.
 
-    Raises ObjectMissingError, CorruptObjectError, and TraceError for a newer major format.
+    Raises ObjectMissingError, CorruptObjectError, and TraceError for a different major version.
     """
     body = read_commit(store, key)
     name = f"{key} in {store.uri}"
     minor = check_format(body.get("format"), name)
     if CONTENT_SHA256 not in body:
-        raise CorruptObjectError(f"{name}: it has no {CONTENT_SHA256}; restore the object")
+        raise CorruptObjectError(f"{name}: no {CONTENT_SHA256} in the commit; restore the object")
     if not isinstance(body.get("files"), list):
-        raise TraceError(f"{name}: it lists no files")
+        raise TraceError(f"{name}: no list of files in the commit")
+    if minor and "policies" not in body:
+        raise TraceError(
+            f"{name}: no policies in the commit, expected a list, or null if they are unknown; "
+            "remake the object"
+        )
     return Header(
         key=key,
         body=body,
@@ -91,4 +101,4 @@ def same_source(header: Header, first: Header) -> None:
         for provenance in (header.provenance, first.provenance)
     )
     if ours != theirs:
-        raise TraceError(f"{header.key}: routes of {ours}, but {first.key} has {theirs}")
+        raise TraceError(f"{header.key}: routes of {ours}, expected {theirs} as in {first.key}")

@@ -1,7 +1,8 @@
-"""The sealed manifest of a step: one row per sample. What is not in it does not exist.
+"""The sealed manifest of a step: one row per sample. Generated samples without a row are not used.
 
-Rows are ordered by shard and, within a shard, by id, so the samples of a group are neighbours.
-`open_manifest` gives access to single columns and rows, so a large step need not fit into memory.
+Rows are ordered by shard and, within a shard, by id, so the samples of a group are adjacent.
+`open_manifest` gives access to single columns and rows, so that a large step does not have to fit
+into memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from pipeline.run.commit import CorruptObjectError
 from pipeline.run.parse import flag, items, key, number, text
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
-from pipeline.traces.format.domain import check_line, check_name
+from pipeline.traces.format.domain import MOST_STEP, check_line, check_name, check_number
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.ids import doubles, named
 from pipeline.traces.format.schema import FORMAT, MANIFEST, Role
@@ -28,24 +29,24 @@ from pipeline.traces.format.types import Provenance, TraceError
 
 @dataclass(frozen=True)
 class FileRef:
-    """A data file of a manifest, and the commit that describes its column chunks."""
+    """A data file that a manifest lists, and the commit that describes its column chunks."""
 
     key: str
     sha256: str
     commit: str
-    """Key of the commit object."""
+    """Key of the commit object that describes the file."""
     commit_sha256: str
     """Digest of the commit's content (Header.sha256)."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A group that was made and not accepted. Example: Rejected('000003/17', 'all alike', 8)."""
+    """A group that was not accepted. Example: Rejected('000003/17', 'too long', 8)."""
 
     group: str
     reason: str
     samples: int
-    """How many it has; they lie in the samples files of the step's shards."""
+    """The number of the group's samples, which are in the samples files of the step's shards."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,25 @@ class Manifest:
 
     step: int
     policy_versions: tuple[int, ...]
-    """The policy versions of the response tokens, ascending."""
+    """The policy versions of the response tokens, in ascending order."""
     geometry: Geometry | None
-    """None: the samples have no routes."""
+    """Geometry of the routes; None if the samples have no routes."""
     provenance: Provenance | None
-    """Of the routes; None: the samples have no routes."""
+    """Origin of the routes; None if the samples have no routes."""
     files: tuple[FileRef, ...]
     rows: pa.Table
-    """One row per sample, for all samples of the step or some; columns as schema.MANIFEST."""
+    """One row per sample, for all or some samples of the step (columns: schema.MANIFEST)."""
     policies: Mapping[int, str] | None = None
-    """Weights digests by policy version; None: not known, as in format 1.0."""
+    """Weights digests, keyed by policy version; None if unknown (always in format 1.0)."""
     training: bool = False
-    """The trainer records the routes of this step (R2), in files of its own."""
+    """Whether the trainer records the routes of this step (R2), in separate files."""
     rejected: tuple[Rejected, ...] = ()
-    """Groups that were made and not accepted; no row is of them."""
+    """Groups that were generated but not accepted; their samples have no rows."""
     format: str = FORMAT
-    """The version of the format that manifest.json was written in: '1.0', '1.1'."""
+    """The format version in which manifest.json was written, such as '1.0' or '1.1'."""
     sha256: str = ""
-    """Digest of the content of manifest.json, to which training commits refer; "": not sealed."""
+    """Digest of the content of manifest.json; empty if the step is not sealed. Training commits
+    contain this digest."""
 
     @cached_property
     def ids(self) -> list[str]:
@@ -85,13 +87,13 @@ class Manifest:
 
     @property
     def policy_version(self) -> int:
-        """The one policy version of all samples. Raises TraceError when there are several."""
+        """The policy version of all samples. Raises TraceError if there are several versions."""
         if len(self.policy_versions) != 1:
-            raise TraceError(f"step {self.step}: policy versions {self.policy_versions}, not one")
+            raise TraceError(f"step {self.step}: versions {self.policy_versions}, expected one")
         return self.policy_versions[0]
 
     def select(self, ids: Sequence[str]) -> pa.Table:
-        """The rows of some samples, in the order of ids. Raises TraceError for an unknown one."""
+        """Return the samples' rows, in the order of `ids`. Raises TraceError for an unknown id."""
         if unknown := [id for id in ids if id not in self.numbers]:
             raise TraceError(f"step {self.step}: {named('unknown', unknown)}")
         return self.rows.take(pa.array([self.numbers[id] for id in ids], pa.int64()))
@@ -103,9 +105,9 @@ class SealedManifest:
 
     store: Store
     head: Manifest
-    """The manifest without rows."""
+    """The manifest, without rows."""
     file: TraceFile
-    """The file that holds the rows."""
+    """The file that contains the rows."""
 
     @property
     def samples(self) -> int:
@@ -113,18 +115,20 @@ class SealedManifest:
         return self.file.rows
 
     def columns(self, names: Sequence[str]) -> pa.Table:
-        """Read some columns of all rows; only their bytes are fetched and checked.
+        """Read some columns of all rows. Only the bytes of these columns are fetched and checked.
 
-        `group`, whose strings repeat, is returned as a dictionary column. Raises the errors of
-        `read_manifest`.
+        The column `group` is returned as a dictionary column, because its strings repeat. Raises
+        TraceError for an unknown column, and the same errors as `read_manifest`.
         """
+        if unknown := [name for name in names if name not in MANIFEST.names]:
+            raise TraceError(f"no column {unknown[0]}, expected columns of {MANIFEST.names}")
         fields = [MANIFEST.field(name) for name in names]
         return read_table(self.store, self.file, pa.schema(map(_repeating, fields)))
 
     def select(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Manifest:
-        """Read some rows, by number and in the order given; other row groups are not fetched.
+        """Read the rows with the given numbers, in this order. Only their row groups are fetched.
 
-        Raises TraceError for a number out of range, and the errors of `read_manifest`.
+        Raises TraceError for a number out of range, and the same errors as `read_manifest`.
         """
         wanted = np.asarray(rows, np.int64)
         if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.samples:
@@ -143,7 +147,7 @@ class SealedManifest:
         return self._checked(replace(self.head, rows=table))
 
     def all(self) -> Manifest:
-        """Read every row. Raises the errors of `read_manifest`."""
+        """Read every row. Raises the same errors as `read_manifest`."""
         rows = read_table(self.store, self.file, MANIFEST).combine_chunks()
         return self._checked(replace(self.head, rows=rows))
 
@@ -158,12 +162,13 @@ class SealedManifest:
         if len(manifest.numbers) != len(manifest.ids):
             raise TraceError(f"{name}: {doubles(manifest.ids)}")
         if manifest.geometry is not None and manifest.rows["routes_digest"].null_count:
-            raise TraceError(f"{name}: samples without a digest of their routes")
+            raise TraceError(f"{name}: samples without a routes digest")
         return manifest
 
 
 def open_manifest(store: Store, step: int) -> SealedManifest:
-    """Open a sealed step without reading its rows. Raises the errors of `read_manifest`."""
+    """Open a sealed step without reading its rows. Raises the same errors as `read_manifest`."""
+    step = check_number(step, MOST_STEP, "step")
     header = read_header(store, keys.manifest(step))
     name = f"{header.key} in {store.uri}"
     try:
@@ -185,7 +190,7 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
             for group in (items(header.body["rejected"]) if header.minor else ())
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{name}: not a manifest: {error!r}") from error
+        raise TraceError(f"{name}: malformed manifest: {error!r}") from error
     if found_step != step or len(header.files) != 1:
         raise TraceError(f"{name}: the manifest of step {found_step}, expected step {step}")
     head = Manifest(
@@ -207,7 +212,8 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
 def read_manifest(store: Store, step: int) -> Manifest:
     """Read a sealed step with all its rows.
 
-    Raises ObjectMissingError when the step is not sealed; CorruptObjectError; TraceError.
+    Raises ObjectMissingError if the step is not sealed. Also raises CorruptObjectError and
+    TraceError.
     """
     return open_manifest(store, step).all()
 
@@ -219,13 +225,13 @@ def _repeating(field: pa.Field) -> pa.Field:
 
 
 def sealed_steps(store: Store) -> list[int]:
-    """The steps that have a manifest, ascending."""
+    """Return the steps that have a manifest, in ascending order."""
     found = [(info.key, keys.number_of(info.key)) for info in store.list(keys.steps())]
     return [step for key, step in found if step is not None and key == keys.manifest(step)]
 
 
 class Commits:
-    """Commits of traces, each read once; safe to share between threads."""
+    """A cache of trace commits. Each commit is read once. Threads can share the cache."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -233,7 +239,7 @@ class Commits:
         self._read: dict[str, Header] = {}
 
     def header(self, key: str) -> Header:
-        """The commit under a key. Raises the errors of `read_header`."""
+        """Return the commit that is stored under a key. Raises the same errors as `read_header`."""
         with self._lock:
             if key not in self._read:
                 self._read[key] = read_header(self._store, key)
@@ -243,10 +249,18 @@ class Commits:
 def open_file(
     store: Store, manifest: Manifest, number: int, commits: Commits | None = None
 ) -> tuple[TraceFile, Geometry | None]:
-    """A data file of a manifest as its commit describes it, and the geometry of its routes.
+    """Return a manifest's data file as described in its commit, and the geometry of the routes.
 
-    `commits` holds the commits read before. Raises TraceError; ObjectMissingError;
-    CorruptObjectError when the commit is not the one that the manifest was sealed with.
+    Args:
+        store: The store that contains the commit.
+        manifest: The manifest that lists the file.
+        number: The file's index in the manifest's list.
+        commits: Cache of commits; None reads the commit from the store.
+
+    Raises:
+        ObjectMissingError: The commit is not in the store.
+        CorruptObjectError: The commit differs from the one that the sealed manifest names.
+        TraceError: The manifest or the commit does not list the file.
     """
     if not 0 <= number < len(manifest.files):
         raise TraceError(f"step {manifest.step}: file {number} of {len(manifest.files)}")
@@ -254,23 +268,24 @@ def open_file(
     header = (commits or Commits(store)).header(ref.commit)
     if header.sha256 != ref.commit_sha256:
         raise CorruptObjectError(
-            f"{ref.commit} in {store.uri}: content {header.sha256[:16]}..., the manifest says "
-            f"{ref.commit_sha256[:16]}...; restore the object"
+            f"{ref.commit} in {store.uri}: content {header.sha256[:16]}..., but the manifest "
+            f"records {ref.commit_sha256[:16]}...; restore the object"
         )
     for file in header.files:
         if file.data.sha256 == ref.sha256:
-            # A step sealed from a recorded set has its files under other keys than its commit.
+            # In a step that is sealed from a recorded set, the file's key differs from the key in
+            # its commit.
             return replace(file, data=replace(file.data, key=ref.key)), header.geometry
-    raise TraceError(f"{ref.commit} in {store.uri}: it describes no file {ref.key}")
+    raise TraceError(f"{ref.commit} in {store.uri}: no file {ref.key} in this commit")
 
 
 def file_of(header: Header, role: Role) -> TraceFile | None:
-    """The commit's file with a role; None if it has none."""
+    """Return a commit's file with the given role; None if the commit does not list one."""
     return next((file for file in header.files if file.role == role), None)
 
 
 def refs_of(header: Header) -> list[FileRef]:
-    """A manifest's references to the files of a commit, in the commit's order."""
+    """Return the references with which a manifest lists a commit's files, in the same order."""
     return [
         FileRef(file.data.key, file.data.sha256, header.key, header.sha256) for file in header.files
     ]

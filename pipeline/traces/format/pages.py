@@ -1,9 +1,10 @@
-"""Bounds on what a Parquet file may grow to, checked before it is decoded.
+"""Bounds on the decoded size of a Parquet file, checked before the file is decoded.
 
-Digests show that nothing changed, not that it was sane from the start: a few bytes can claim a
-thousand million values, and a Parquet library makes room for them first. So the headers of the
-pages that are about to be decoded are read here, and what they claim is compared with bounds that
-follow from the stored bytes. docs/trace-format.md has the bounds.
+Digests show that a file did not change, but not that it was valid when it was written. A file of a
+few bytes can claim to contain a billion values, and a Parquet library allocates memory for all of
+them before it reads any. This module therefore reads the headers of the pages that are about to be
+decoded, and compares their claims with bounds that follow from the number of stored bytes.
+docs/trace-format.md lists the bounds.
 """
 
 import functools
@@ -19,24 +20,31 @@ import pyarrow.parquet as pq
 from pipeline.traces.format.types import TraceError
 
 MOST_RATIO = 64
-"""Decoded bytes, and values of a column, for each stored byte of a row group. What a row group of a
-right writer holds is taken at any ratio, as one token or one set may fill it:"""
+"""Maximum number of decoded bytes, and of values in a column, per stored byte of a row group.
+
+A row group within the limits below is accepted at any ratio, because a row group may consist of
+many copies of one token or one set. A correct writer's row groups are within these limits.
+"""
 FEW_VALUES = 1 << 22
+"""Maximum number of values in a column that are accepted at any ratio."""
 FEW_BYTES = 256 << 20
-"""Of all columns that are read but those of coded sets, which may have FEW_TOKENS rows each."""
+"""Maximum number of decoded bytes that are accepted at any ratio, over all columns that are read.
+In addition, FEW_TOKENS rows are accepted for each column of coded sets."""
 FEW_TOKENS = 32_768
+"""Maximum number of rows of coded sets that are accepted at any ratio, in each layer."""
 
 _MAGIC = b"PAR1"
-_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # types of pages
+_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # page types
 _OWN_HEADER = {_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}
-"""By type of page, the field of the page header that holds what is said of that type alone."""
+"""For each page type, the number of the page header field that describes pages of this type."""
 _DELTA_LENGTH_BYTE_ARRAY = 6
 _DELTA_BYTE_ARRAY = 7
-"""The encoding whose values share their beginnings: they may be much longer than their page."""
+"""An encoding in which a value can share the beginning of the previous value. The values can
+therefore be much longer than their page."""
 _UNCOMPRESSED = 0
 _CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _DEEPEST = 16
-"""Structs and lists in one another: in a footer 8, of the definition and what may join it."""
+"""Maximum nesting depth of structs and lists: 8 in today's footers, plus a margin for additions."""
 
 
 class StoredGroup(NamedTuple):
@@ -44,44 +52,52 @@ class StoredGroup(NamedTuple):
 
     number: int
     size: int
-    """Bytes of all its chunks in the file, also of those that are not read."""
+    """Size in bytes of all its chunks in the file, including chunks that are not read."""
     chunks: Mapping[int, tuple[int, bytes]]
-    """By number of the leaf column: offset and content of the chunks that are read."""
+    """Offset and content of each chunk that is read, keyed by the index of the leaf column."""
 
 
 class StoredChunk(NamedTuple):
-    """What a footer claims of a column chunk. Example: StoredChunk(6, 512, 4, 8_192)."""
+    """A column chunk as the footer describes it. Example: StoredChunk(6, 512, 4, 8_192)."""
 
     codec: int
-    """As numbered in Parquet's definition: 6 is zstd."""
+    """Number of the codec in Parquet's definition; for example, 6 is zstd."""
     values: int
     offset: int
-    """Where its first page begins in the file; 0 when it has no page."""
+    """Offset of the chunk's first page in the file; 0 if the chunk has no pages."""
     length: int
-    """Bytes, compressed."""
+    """Compressed size in bytes."""
 
 
 class Page(NamedTuple):
-    """What the header of a page claims. Example: Page(0, 8192, 512, 40, 8, 21)."""
+    """A page as its header describes it. Example: Page(0, 8192, 512, 40, 8, 21)."""
 
     kind: int
     size: int
-    """Bytes, decompressed."""
+    """Decompressed size in bytes."""
     stored: int
-    """Bytes, compressed."""
+    """Compressed size in bytes."""
     values: int
     encoding: int
     start: int
-    """Where the stored bytes begin in their chunk."""
+    """Offset of the stored bytes in their chunk."""
 
 
 def footer_metadata(footer: bytes, row_groups: int, leaves: Sequence[str]) -> pq.FileMetaData:
-    """Parse a footer, whose lists may not be longer than a file of these row groups and leaves has.
+    """Parse a footer; refuse it if its lists have more entries than row groups and leaves require.
 
-    Raises ValueError, OSError or ArrowException when it cannot be parsed.
+    Args:
+        footer: The footer, with its length and magic bytes.
+        row_groups: The number of row groups according to the file's commit.
+        leaves: Paths of the leaf columns according to the file's commit.
+
+    Raises:
+        ValueError: The length that the footer states is wrong.
+        OSError: The footer cannot be parsed.
+        ArrowException: The footer cannot be parsed.
     """
     if len(footer) < 8 or int.from_bytes(footer[-8:-4], "little") + 8 != len(footer):
-        raise ValueError(f"a footer of {len(footer)} bytes says that it has another length")
+        raise ValueError(f"a footer of {len(footer)} bytes, but it states a different length")
     nodes = {path for leaf in leaves for path in itertools.accumulate(leaf.split("."), _below)}
     with pq.ParquetFile(
         io.BytesIO(_MAGIC + footer),
@@ -91,15 +107,15 @@ def footer_metadata(footer: bytes, row_groups: int, leaves: Sequence[str]) -> pq
         return parquet.metadata
 
 
-@functools.lru_cache(16)  # slices of one file are read with one footer
+@functools.lru_cache(16)  # slices of a file share its footer
 def stored_chunks(footer: bytes, leaves: int) -> tuple[tuple[StoredChunk, ...], ...]:
-    """Read what a footer claims of each column chunk, by row group and leaf column.
+    """Return the footer's description of each column chunk, for each row group and leaf column.
 
-    pyarrow 26 ends the process (std::terminate) when `RowGroupMetaData.column` meets an unknown
-    codec or level histograms of a wrong size, so its metadata cannot be used for this. The numbers
-    of fields are those of `FileMetaData` in apache/parquet-format's parquet.thrift. Raises
-    ValueError when the footer is not as defined there, or a row group has other than `leaves`
-    columns.
+    This function does not use pyarrow's metadata: pyarrow 26 ends the process (std::terminate) if
+    `RowGroupMetaData.column` finds an unknown codec, or level histograms of the wrong size. The
+    field numbers come from `FileMetaData` in apache/parquet-format's parquet.thrift. Raises
+    ValueError if the footer does not follow this definition, or if a row group does not have
+    `leaves` columns.
     """
     try:
         whole, _ = _struct(footer, 0, _DEEPEST)
@@ -107,7 +123,7 @@ def stored_chunks(footer: bytes, leaves: int) -> tuple[tuple[StoredChunk, ...], 
         raise ValueError("the footer ends within a value") from error
     groups = [_members(group, 1) for group in _members(whole, 4)]
     if any(len(columns) != leaves for columns in groups):
-        raise ValueError(f"a row group of other than {leaves} columns")
+        raise ValueError(f"a row group with a different number of columns, expected {leaves}")
     return tuple(tuple(map(_stored_chunk, columns)) for columns in groups)
 
 
@@ -116,7 +132,8 @@ def _stored_chunk(column: "_Struct") -> StoredChunk:
     if not isinstance(described, dict):
         raise ValueError("a column chunk without metadata")
     codec, values, length, start = (_whole(described, field) for field in (4, 5, 7, 9))
-    # A chunk without values may have a dictionary page alone: then its data begin nowhere, at 0.
+    # A chunk without values may consist of only a dictionary page. The offset of its data pages is
+    # then 0.
     start = _whole(described, 11) if 11 in described else start
     return StoredChunk(codec, values, start, length)
 
@@ -128,11 +145,19 @@ def check_pages(
     row_bytes: int,
     name: str,
 ) -> tuple[list[str], int]:
-    """Refuse row groups that would grow beyond the bounds when they are decoded.
+    """Raise TraceError for row groups that would exceed the bounds when decoded.
 
-    `row_bytes`: bytes of a coded row of all layers that are read. Returns the paths of texts that
-    are to be read as dictionaries, as only their values show how long they get, and the bytes that
-    they may have: see `check_texts`. Raises TraceError.
+    Args:
+        metadata: The parsed footer.
+        footer: The footer's bytes.
+        groups: The row groups that are about to be decoded.
+        row_bytes: Bytes per coded row, over all layers that are read.
+        name: The file, for error messages.
+
+    Returns:
+        First, the paths of text columns that must be read as dictionaries, because only their
+        decoded values show how long the texts are. Second, the maximum number of bytes of text in
+        a chunk of these columns; see `check_texts`.
     """
     doubtful: set[str] = set()
     most = 0
@@ -145,17 +170,17 @@ def check_pages(
             column, chunk = metadata.schema.column(leaf), described[group.number][leaf]
             try:
                 if (chunk.offset, chunk.length) != (offset, len(content)):
-                    raise TraceError("its place in the footer is not that in its commit")
+                    raise TraceError("its place in the footer differs from its place in the commit")
                 pages, values = _pages(content, chunk.values), chunk.values
                 decoded += _decoded(pages, values, group.size)
                 if decoded > limit:
                     raise TraceError(
-                        f"{group.size} stored bytes become {decoded} or more, expected at most "
+                        f"{group.size} stored bytes decode to {decoded} or more, expected at most "
                         f"{limit}"
                     )
                 if column.physical_type == "BYTE_ARRAY":
                     if _shared(pages) * values > limit:
-                        raise TraceError("its texts, of shared beginnings, may be too long")
+                        raise TraceError("its texts share their beginnings and may be too long")
                     longest = _longest(pages, content, chunk.codec, values, limit)
                     if longest * values > limit:
                         doubtful.add(column.path)
@@ -166,10 +191,17 @@ def check_pages(
 
 
 def check_texts(table: pa.Table, doubtful: Sequence[str], most: int, name: str) -> None:
-    """Refuse columns, read as dictionaries, whose texts are too long all together."""
+    """Raise TraceError if dictionary columns contain more bytes of text than allowed.
+
+    Args:
+        table: The decoded table.
+        doubtful: Paths of the columns, from `check_pages`.
+        most: The maximum number of bytes of text in a chunk of a column, from `check_pages`.
+        name: The file, for error messages.
+    """
     for path in doubtful:
         if path not in table.schema.names or not pa.types.is_dictionary(table[path].type):
-            raise TraceError(f"{name}: the texts of {path} may become too long to be read")
+            raise TraceError(f"{name}: the texts of {path} may become too long to read")
         for chunk in table[path].chunks:
             lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
             found = pc.sum(lengths.cast(pa.int64())).as_py() or 0
@@ -178,11 +210,14 @@ def check_texts(table: pa.Table, doubtful: Sequence[str], most: int, name: str) 
 
 
 def _decoded(pages: Sequence[Page], values: int, stored: int) -> int:
-    """The bytes that a chunk of a row group of `stored` bytes becomes, references resolved."""
+    """Return the decoded size of a chunk in bytes, with dictionary references resolved.
+
+    `stored` is the number of stored bytes in the chunk's row group.
+    """
     if values > max(FEW_VALUES, MOST_RATIO * stored):
         raise TraceError(
-            f"{values} values in a row group of {stored} bytes, more than {FEW_VALUES} and than "
-            f"{MOST_RATIO} for each byte"
+            f"{values} values in a row group of {stored} bytes, expected at most {FEW_VALUES} or "
+            f"{MOST_RATIO} per byte"
         )
     return sum(page.size for page in pages) + 8 * values
 
@@ -191,13 +226,13 @@ def _pages(content: bytes, values: int) -> list[Page]:
     try:
         return list(walk_pages(content, values))
     except (IndexError, ValueError) as error:
-        raise TraceError(f"its pages are not as expected: {error}") from error
+        raise TraceError(f"malformed pages: {error}") from error
 
 
 def walk_pages(chunk: bytes, values: int) -> Iterator[Page]:
-    """Yield the pages of a column chunk of `values` values, by their headers alone.
+    """Yield the pages of a column chunk of `values` values, as their headers describe them.
 
-    Raises ValueError or IndexError when they are not laid one after the other up to its end.
+    Raises ValueError or IndexError unless consecutive pages fill the chunk exactly.
     """
     at = left = 0
     while at < len(chunk):
@@ -205,7 +240,7 @@ def walk_pages(chunk: bytes, values: int) -> Iterator[Page]:
         kind, size, stored = (_whole(header, field) for field in (1, 2, 3))
         own = header.get(_OWN_HEADER.get(kind, -1))
         if not isinstance(own, dict):
-            raise ValueError(f"a page of type {kind}")
+            raise ValueError(f"a page of type {kind} without its header")
         encoding = _whole(own, 4 if kind == _DATA_2 else 2)
         page = Page(kind, size, stored, _whole(own, 1), encoding, at)
         left += page.values if kind != _DICTIONARY else 0
@@ -218,7 +253,10 @@ def walk_pages(chunk: bytes, values: int) -> Iterator[Page]:
 
 
 def page_bytes(described: StoredChunk, chunk: bytes) -> memoryview | None:
-    """The content of a chunk of one uncompressed page: lengths, then values; None: it is not so."""
+    """Return the content of a chunk that consists of one uncompressed page of lengths and values.
+
+    Returns None for any other chunk.
+    """
     if described.codec != _UNCOMPRESSED:
         return None
     pages = list(walk_pages(chunk, described.values))
@@ -231,7 +269,7 @@ def _below(path: str, name: str) -> str:
 
 
 def _longest(pages: Sequence[Page], chunk: bytes, codec: int, values: int, most: int) -> int:
-    """A length in bytes that no text of a chunk's dictionary exceeds."""
+    """Return an upper bound on the length in bytes of the longest text in a chunk's dictionary."""
     bounds = [0]
     for page in pages:
         if page.kind == _DICTIONARY:
@@ -241,12 +279,18 @@ def _longest(pages: Sequence[Page], chunk: bytes, codec: int, values: int, most:
 
 
 def _shared(pages: Sequence[Page]) -> int:
-    """A length in bytes that no text exceeds whose beginning is that of the text before."""
+    """Return an upper bound on the length of texts that can share the previous text's beginning.
+
+    The bound is in bytes. It is 0 if no page has the encoding in which texts can do so.
+    """
     return max((page.size for page in pages if page.encoding == _DELTA_BYTE_ARRAY), default=0)
 
 
 def _longest_of(page: Page, chunk: bytes, codec: int) -> int:
-    """The length in bytes of the longest text of a dictionary page (PLAIN: lengths and bytes)."""
+    """Return the length in bytes of the longest text in a dictionary page.
+
+    The page's encoding is PLAIN, in which each text's bytes follow its length.
+    """
     content = chunk[page.start : page.start + page.stored]
     if codec != _UNCOMPRESSED:
         known = _CODECS.get(codec, "unknown")
@@ -268,7 +312,9 @@ _Struct = dict[int, _Value]
 def _whole(struct: _Struct, field: int) -> int:
     value = struct.get(field)
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"field {field} of a page header or column chunk is {value!r}")
+        raise ValueError(
+            f"field {field} of a page header or column chunk is {value!r}, expected a size"
+        )
     return value
 
 
@@ -278,12 +324,15 @@ def _members(struct: _Struct, field: int) -> list[_Struct]:
         raise ValueError(f"field {field} of the footer or of a row group is not a list")
     structs = [member for member in value if isinstance(member, dict)]
     if len(structs) != len(value):
-        raise ValueError(f"field {field} of the footer or of a row group is a list of other things")
+        raise ValueError(f"field {field} of the footer or of a row group is not a list of structs")
     return structs
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[_Struct, int]:
-    """A struct of Thrift's compact protocol: its values by field, and its end."""
+    """Parse a struct of Thrift's compact protocol.
+
+    Returns its values, keyed by field number, and the offset of its end.
+    """
     found: _Struct = {}
     field = 0
     while head := data[at]:
@@ -294,14 +343,17 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[_Struct, int]:
             number, at = _varint(data, at)
             field = number >> 1 ^ -(number & 1)
         value, at = _value(data, at, head & 15, depth)
-        if field in found:  # which one counts, readers decide differently
-            raise ValueError(f"field {field} twice in a page header or footer")
+        if field in found:  # readers disagree about which value to use
+            raise ValueError(f"field {field} occurs twice in a page header or footer")
         found[field] = value
     return found, at + 1
 
 
 def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[_Value, int]:
-    """A value and its end; None for what nothing here asks for: booleans, texts, floats."""
+    """Return a value and the offset of its end.
+
+    Values of types that are not needed here (booleans, texts, floats) become None.
+    """
     if kind in (5, 6, 4):  # i32, i64, i16
         number, at = _varint(data, at)
         return number >> 1 ^ -(number & 1), at
@@ -309,7 +361,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[_Value, int]:
         length, at = _varint(data, at)
         return None, at + length
     if kind in (9, 10, 12) and not depth:
-        raise ValueError("structs and lists lie too deep in one another")
+        raise ValueError("structs and lists are nested too deep")
     if kind == 12:
         return _struct(data, at, depth - 1)
     if kind in (9, 10):  # list, set
@@ -318,7 +370,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[_Value, int]:
         return None, at
     if kind in (3, 7):  # i8, double
         return None, at + (1 if kind == 3 else 8)
-    raise ValueError(f"a value of type {kind} in a page header or footer")
+    raise ValueError(f"a value of unknown type {kind} in a page header or footer")
 
 
 def _list(data: bytes, at: int, depth: int) -> tuple[list[_Value], int]:
@@ -326,7 +378,8 @@ def _list(data: bytes, at: int, depth: int) -> tuple[list[_Value], int]:
     kind, count = head & 15, head >> 4
     if count == 15:
         count, at = _varint(data, at)
-    # A boolean has a byte of its own in a list, as all others have, so the data bound the count.
+    # In a list, every value, even a boolean, takes at least one byte. The size of the data
+    # therefore limits the count.
     if count > len(data) - at:
         raise ValueError(f"a list of {count} values in {len(data) - at} bytes")
     found = []

@@ -1,4 +1,4 @@
-"""Which weights the policy versions of a trace had, as commits and manifests name them."""
+"""The weights digests of a trace's policy versions, as stored in commits and manifests."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,39 +12,44 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def policies_json(policies: Mapping[int, str] | None) -> list[dict[str, Any]] | None:
-    """Weights digests by policy version in the form stored in commits; None: not known."""
+    """Return the stored form of weights digests (keyed by policy version); None if unknown."""
     if policies is None:
         return None
-    return [{"version": v, "weights_sha256": digest} for v, digest in sorted(policies.items())]
+    # JSON cannot hold numpy integers.
+    return [{"version": int(v), "weights_sha256": policies[v]} for v in sorted(policies)]
 
 
 def parse_policies(value: Any, name: str) -> dict[int, str] | None:
-    """Parse the weights digests of a commit, by policy version. Raises TraceError."""
+    """Parse the weights digests in a commit, and return them, keyed by policy version.
+
+    Raises TraceError if they are malformed.
+    """
     if value is None:
         return None
     try:
         found = [(number(of["version"]), text(of["weights_sha256"])) for of in items(value)]
     except (KeyError, TypeError) as error:
-        raise TraceError(f"{name}: its policies are no list of them: {error!r}") from error
+        raise TraceError(f"{name}: malformed list of policies: {error!r}") from error
     versions = [version for version, _ in found]
     if versions != sorted(set(versions)) or any(version > _MOST for version in versions):
         raise TraceError(
-            f"{name}: policies of versions {versions}, expected ascending ones up to {_MOST}"
+            f"{name}: policy versions {versions}, expected ascending versions up to {_MOST}"
         )
     for version, digest in found:
         if not _DIGEST.fullmatch(digest):
             raise TraceError(
-                f"{name}: policy {version} has weights {digest!r}, expected a SHA-256 in 64 "
+                f"{name}: policy {version} has weights {digest!r}, expected a SHA-256 digest of 64 "
                 "lower-case hexadecimal digits"
             )
     return dict(found)
 
 
 def united(named: Iterable[tuple[str, Mapping[int, str] | None]]) -> dict[int, str] | None:
-    """The weights that several commits name, each given with the key of its commit.
+    """Return the weights digests of several commits, keyed by policy version.
 
-    None when one of them does not know its weights. Raises TraceError when two name different
-    weights of one version.
+    Each item is a commit's key, paired with the commit's digests. Returns None if the digests of a
+    commit are unknown. Raises TraceError if two commits contain different digests for the same
+    version.
     """
     made: dict[int, tuple[str, str]] = {}
     known = True
@@ -54,7 +59,7 @@ def united(named: Iterable[tuple[str, Mapping[int, str] | None]]) -> dict[int, s
             other, first = made.setdefault(version, (digest, name))
             if other != digest:
                 raise TraceError(
-                    f"{name}: policy {version} has weights {digest}, {first} says {other}; "
+                    f"{name}: policy {version} has weights {digest}, but {first} names {other}; "
                     "remake the step with one policy"
                 )
     return {version: digest for version, (digest, _) in made.items()} if known else None

@@ -1,6 +1,6 @@
 """Columns and file metadata of the three kinds of trace files.
 
-Format version 1.1. A reader ignores unknown columns and refuses a newer major version;
+The format version is 1.1. Readers ignore unknown columns and refuse a newer major version.
 docs/trace-format.md is the specification.
 """
 
@@ -23,7 +23,7 @@ _VERSION = re.compile(r"(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,4})")
 Role = Literal["samples", "routes", "manifest"]
 
 SEGMENTS = pa.list_(pa.struct([("row", pa.int32()), ("tokens", pa.int32())]))
-"""The rows of a sample: the first `tokens` tokens of each of these rows of a routes file."""
+"""The rows of a routes file whose first `tokens` tokens contain a sample's routes."""
 
 _SPAN = pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])
 
@@ -32,7 +32,7 @@ SUMMARY = pa.schema(
         pa.field("id", pa.string(), nullable=False),
         pa.field("group", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("policy_version", pa.int32(), nullable=False),  # the oldest of the spans
+        pa.field("policy_version", pa.int32(), nullable=False),  # the oldest version of the spans
         pa.field("prompt_length", pa.int32(), nullable=False),
         pa.field("response_length", pa.int32(), nullable=False),
         pa.field("reward", pa.float64()),
@@ -41,10 +41,10 @@ SUMMARY = pa.schema(
         pa.field("routes_digest", pa.string()),  # null: no routes
         pa.field("rows_valid", pa.int32()),  # null: no routes
         pa.field("rows_total", pa.int32(), nullable=False),
-        pa.field("branch_of", pa.string()),  # the sample's first sequence; null: no branch
+        pa.field("branch_of", pa.string()),  # the sample's first sequence; null: not a branch
     ]
 )
-"""The columns of each sample that the manifest repeats."""
+"""The columns that samples files and the manifest have in common."""
 
 SAMPLES = pa.schema(
     [
@@ -64,15 +64,15 @@ SAMPLES = pa.schema(
 MANIFEST = pa.schema(
     [
         *SUMMARY,
-        # `file` is an index into the manifest's list of files, `row` a row of that file.
+        # `file` is an index into the manifest's list of files, and `row` is a row of that file.
         pa.field("samples", pa.struct([("file", pa.int32()), ("row", pa.int32())]), nullable=False),
         pa.field(
             "routes",  # null: no routes
             pa.list_(pa.struct([("file", pa.int32()), ("segments", SEGMENTS)])),
         ),
-        # By part of `routes`, the routes digest of what it holds; null: of one part, or unknown.
+        # The routes digest of each part of `routes`; null: a single part, or unknown.
         pa.field("part_digests", pa.list_(pa.string())),
-        pa.field("not_trained", pa.string()),  # why not; null: it is trained on
+        pa.field("not_trained", pa.string()),  # reason for exclusion; null: not excluded
     ]
 )
 
@@ -86,29 +86,41 @@ SEGMENT = pa.schema(
 )
 
 _SINCE = {"branch_of": 1, "part_digests": 1, "not_trained": 1}
-"""The minor version with which a column came; a file of an older one lacks it."""
+"""The minor version that introduced each column; files of older versions lack the column."""
 
 
 def absent_columns(
     names: Sequence[str], found: Collection[str], minor: int, name: str
 ) -> list[str]:
-    """Which of some columns a file lacks because its minor version is older: null in every row.
+    """Return the columns that a file lacks because a later minor version introduced them.
 
-    Raises TraceError for columns that it should have.
+    In such a file, these columns are null in every row.
+
+    Args:
+        names: The columns to read.
+        found: The columns of the file.
+        minor: The minor version of the file.
+        name: The file, for the error message.
+
+    Raises:
+        TraceError: The file lacks a column that its version requires.
     """
     absent = [column for column in names if column not in found]
     if missing := [column for column in absent if minor >= _SINCE.get(column, 0)]:
-        raise TraceError(f"{name}: no column {', '.join(missing)}; it has {sorted(found)}")
+        raise TraceError(f"{name}: no column {', '.join(missing)}; found {sorted(found)}")
     return absent
 
 
 def layer_column(layer: int) -> str:
-    """The name of the column with a layer's coded sets, by the layer's index in the model."""
+    """Return the name of the column that contains the coded sets of a layer.
+
+    `layer` is the index of the layer in the model.
+    """
     return f"layer_{layer:05d}"
 
 
 def routes_schema(geometry: Geometry) -> pa.Schema:
-    """Columns of a routes file."""
+    """Return the columns of a routes file."""
     layers = [pa.field(layer_column(i), pa.binary(), nullable=False) for i in geometry.layers]
     return pa.schema([*SEGMENT, *layers])
 
@@ -119,7 +131,14 @@ def file_metadata(
     provenance: Provenance | None,
     stored: Coding | None = None,
 ) -> dict[str, str]:
-    """Key-value metadata of a file; its sets are gaps unless `stored` is another coding."""
+    """Return the key-value metadata of a file.
+
+    Args:
+        role: The kind of file.
+        geometry: Geometry of the routes; None if there are no routes.
+        provenance: Origin of the routes; None if there are no routes.
+        stored: The coding of the sets; None means gaps.
+    """
     metadata = {
         "retrace.format": FORMAT,
         "retrace.role": role,
@@ -137,10 +156,20 @@ def file_metadata(
 def check_metadata(
     found: Mapping[bytes, bytes] | None, role: str, geometry: Geometry | None, name: str
 ) -> int:
-    """Refuse a file of another major format, role or geometry; return its minor version."""
+    """Check a file's format, role and geometry, and return its minor version.
+
+    Args:
+        found: Key-value metadata from the file's footer.
+        role: The expected role.
+        geometry: The geometry that a routes file must have; None skips this check.
+        name: The file, for error messages.
+
+    Raises:
+        TraceError: The major version, role, geometry or coding is not as expected.
+    """
     text = {key.decode(): value.decode() for key, value in (found or {}).items()}
     if "retrace.format" not in text:
-        raise TraceError(f"{name}: not a trace file (no retrace.format in its metadata)")
+        raise TraceError(f"{name}: not a trace file: no retrace.format in its metadata")
     minor = check_format(text["retrace.format"], name)
     if text.get("retrace.role") != role:
         raise TraceError(f"{name}: a {text.get('retrace.role')} file, expected {role}")
@@ -148,7 +177,7 @@ def check_metadata(
         return minor
     theirs = read_geometry(parse_json(text.get("retrace.geometry", "null")), name)
     if theirs != geometry:
-        raise TraceError(f"{name}: made for {theirs}, its commit says {geometry}")
+        raise TraceError(f"{name}: geometry {theirs}, expected {geometry} as in its commit")
     try:
         has_gaps(text.get("retrace.coding"), geometry.experts)
     except TraceError as error:
@@ -157,30 +186,33 @@ def check_metadata(
 
 
 def check_format(version: object, name: str) -> int:
-    """Return the minor version. Refuse another major one: newer, or a draft before 1.0."""
+    """Return the minor part of a format version.
+
+    Raises TraceError for a newer or older major version, and for a malformed version.
+    """
     found = _VERSION.fullmatch(version) if isinstance(version, str) else None
     if found is None:
-        raise TraceError(f"{name}: format version {version!r}, expected like {FORMAT!r}")
+        raise TraceError(f"{name}: format version {version!r}, expected the form {FORMAT!r}")
     ours, theirs = int(FORMAT.split(".")[0]), int(found[1])
     if theirs > ours:
         raise TraceError(
             f"{name}: format version {version} is newer than {FORMAT}; use a newer retrace"
         )
     if theirs < ours:
-        raise TraceError(f"{name}: format version {version} was a draft of 1.0; make the run again")
+        raise TraceError(f"{name}: format version {version} was a draft of 1.0; repeat the run")
     return int(found[2])
 
 
 def read_geometry(value: Any, name: str) -> Geometry | None:
-    """Parse a geometry of metadata or a commit. Raises TraceError when it is not one."""
+    """Parse a geometry from metadata or a commit. Raises TraceError if it is invalid."""
     try:
         return parse_geometry(value)
     except ValueError as error:
-        raise TraceError(f"{name}: {error}") from error
+        raise TraceError(f"{name}: geometry: {error}") from error
 
 
 def provenance_json(provenance: Provenance | None) -> dict[str, Any] | None:
-    """A provenance in the form stored in metadata and commits."""
+    """Return a provenance in the form stored in metadata and commits."""
     if provenance is None:
         return None
     return {
@@ -191,11 +223,11 @@ def provenance_json(provenance: Provenance | None) -> dict[str, Any] | None:
 
 
 def parse_provenance(value: Any, name: str) -> Provenance | None:
-    """Parse a provenance of metadata or a commit. Raises TraceError when it is not one."""
+    """Parse a provenance from metadata or a commit. Raises TraceError if it is invalid."""
     if value is None:
         return None
     try:
         made = Provenance(value["kind"], value["policy_version"], value["engine"])
     except (KeyError, TypeError) as error:
-        raise TraceError(f"{name}: provenance {value!r} is not one") from error
+        raise TraceError(f"{name}: malformed provenance {value!r}") from error
     return check_provenance(made, name)

@@ -1,4 +1,4 @@
-"""The rows of a manifest that a committed rollout shard makes, before and after it is sealed."""
+"""The manifest rows of a committed rollout shard, before and after its step is sealed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,22 +15,34 @@ from pipeline.traces.format.schema import MANIFEST, SAMPLES, SUMMARY
 from pipeline.traces.format.types import TraceError
 
 NO_REWARD = "no reward"
-"""Why a sample is not trained on whose reward function failed."""
+"""The recorded reason for not training on a sample whose reward function failed."""
 BASELINE = "greedy baseline"
-"""Why a sample is not trained on whose reward is the baseline of its group."""
+"""The recorded reason for not training on a sample whose reward is its group's baseline."""
 _SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
 
 
 def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str] = ()) -> pa.Table:
     """Read the manifest rows of a rollout shard, with their version spans.
 
-    `first` is the number of the shard's first file in the manifest's list, `baselines` are the ids
-    of greedy samples.
+    Args:
+        store: The store that contains the shard.
+        header: The shard's commit.
+        first: The index of the shard's first file in the manifest's list.
+        baselines: Ids of greedy samples.
+
+    Returns:
+        One row per sample: the columns of schema.MANIFEST, then segments and version spans.
+
+    Raises:
+        TraceError: The commit does not list a required file.
     """
     numbers = {file.role: first + i for i, file in enumerate(header.files)}
     file = file_of(header, "samples")
     if file is None or (header.geometry is not None and "routes" not in numbers):
-        raise TraceError(f"{header.key} in {store.uri}: it lists {sorted(numbers)} files")
+        raise TraceError(
+            f"{header.key} in {store.uri}: files {sorted(numbers)}, expected 'samples' and, with "
+            "a geometry, 'routes'"
+        )
     table = read_table(store, file, _SHARD)
     rows = len(table)
     samples = _structs(
@@ -46,7 +58,7 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
     greedy = pc.is_in(table["id"], pa.array(baselines, pa.string()))
     not_trained = pc.if_else(greedy, BASELINE, not_trained)
     columns = {"samples": samples, "routes": routes, "not_trained": not_trained}
-    columns["part_digests"] = pa.nulls(rows, MANIFEST.field("part_digests").type)  # of one part
+    columns["part_digests"] = pa.nulls(rows, MANIFEST.field("part_digests").type)  # only one part
     for name, column in columns.items():
         table = table.append_column(name, column)
     return table
@@ -54,3 +66,9 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
 
 def _structs(**fields: Any) -> pa.StructArray:
     return pa.StructArray.from_arrays([pa.array(f) for f in fields.values()], names=list(fields))
+
+
+def versions_of(rows: pa.Table) -> tuple[int, ...]:
+    """Return the policy versions in the `version_spans` of samples, ascending."""
+    spans = pc.list_flatten(rows["version_spans"])
+    return tuple(sorted(pc.unique(pc.struct_field(spans, "version")).to_pylist()))

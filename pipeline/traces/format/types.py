@@ -1,7 +1,8 @@
-"""Samples and routes in memory, as the rest of the project uses them.
+"""Samples and routes in memory, as used throughout the project.
 
-Letters: T rows of a sample (one per position 0..S-2), L MoE layers, K experts per token (top-k),
-E experts, P prompt tokens, G response tokens, S = P + G.
+Dimensions: P is the number of prompt tokens, G the number of response tokens, S = P + G, and T the
+number of rows of a sample (one per position 0..S-2). L is the number of MoE layers, E the number of
+experts and K the number of experts per token (top-k).
 """
 
 from dataclasses import dataclass
@@ -17,25 +18,26 @@ Kind = Literal["R2", "R3"]
 
 
 class TraceError(LastingError):
-    """A trace is wrong; the text names the object or sample, what was found and what expected."""
+    """A trace is invalid. The message names the object or sample, the value found, and the value
+    expected."""
 
 
 @dataclass(frozen=True)
 class Routes:
-    """The routing of one sample."""
+    """The routes of one sample."""
 
     sets_TLK: npt.NDArray[Any]
-    """Expert ids, Geometry.dtype, ascending in each row. Invalid rows hold 0..K-1, without meaning.
+    """Expert ids as Geometry.dtype, ascending in each row. Invalid rows contain 0..K-1 as filler.
 
-    Readers return a view of an array [L, T, K]: a layer's rows are contiguous.
+    Readers return a view of an array [L, T, K], in which each layer's rows are contiguous.
     """
     valid_T: npt.NDArray[np.bool_]
-    """False: the routing of this position is unknown; the trainer routes it natively."""
+    """False where the routing is unknown; the trainer routes these positions natively."""
 
 
 @dataclass(frozen=True)
 class VersionSpan:
-    """Response tokens [start, end) came from this policy version."""
+    """A range [start, end) of response tokens that one policy version generated."""
 
     version: int
     start: int
@@ -44,7 +46,7 @@ class VersionSpan:
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt with one response, as the rollout engine made it.
+    """One prompt with one response, as the rollout engine generated it.
 
     Example: Sample(id='000003/17/2', group='000003/17', prompt_id='17', ...).
     """
@@ -57,24 +59,26 @@ class Sample:
     """'{row}' of the staged prompt table, or '{row}.{epoch}' from epoch 1 on."""
     prompt_tokens_P: npt.NDArray[np.uint32]
     response_tokens_G: npt.NDArray[np.uint32]
-    """The engine's own ids, never re-tokenised."""
+    """The engine's token ids, never re-tokenised."""
     loss_mask_G: npt.NDArray[np.bool_]
     logprobs_G: npt.NDArray[np.float32]
-    """Log-probs under the distribution that was sampled from."""
+    """Log-probs under the distribution from which the tokens were sampled."""
     finish_reason: str
-    """The engine's reason: 'stop', 'length' or 'abort'."""
+    """The reason why the engine stopped: 'stop', 'length' or 'abort'."""
     version_spans: tuple[VersionSpan, ...]
     seed: int
     reward: float | None
-    """None: the reward function raised and reward.on_error is 'mask'; see reward_error."""
+    """None if the reward function failed and reward.on_error is 'mask'; see reward_error."""
     reward_error: str | None
     extras: dict[str, Any]
-    """JSON values that the reward function returned beside the score."""
+    """JSON values that the reward function returned in addition to the score."""
     routes: Routes | None
-    """None: routes were not recorded in this run."""
+    """The sample's routes; None if the run does not record routes."""
     branch_of: str | None = None
-    """Id of the first sequence of this sample, in the same group, for a branch of a conversation:
-    this id is '{branch_of}.{b}', b = 1, 2, ...; None: this is a first sequence."""
+    """For a branch, the id of the first sequence of its conversation, in the same group.
+
+    The branch's own id is '{branch_of}.{b}', b = 1, 2, ... None if this is a first sequence.
+    """
 
     @property
     def tokens_S(self) -> npt.NDArray[np.uint32]:
@@ -84,7 +88,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of a trace."""
+    """The origin of a trace."""
 
     kind: Kind
     policy_version: int

@@ -1,1 +1,1 @@
-"""Reading traces: slices of a sealed step by sample and layer, every byte checked."""
+"""Readers of traces. They fetch only the requested samples and layers, and check every byte."""

@@ -1,4 +1,4 @@
-"""A metric of the samples of a committed sub-plan, group by group."""
+"""The values of a metric for the samples of a committed sub-plan, group by group."""
 
 import pyarrow as pa
 
@@ -15,15 +15,27 @@ from pipeline.traces.format.schema import SAMPLES
 from pipeline.traces.format.types import TraceError
 
 GroupValues = dict[str, list[float | None]]
-"""Values of a metric by group; None: the sample has no reward."""
+"""Values of a metric, keyed by group; None for a sample without a reward."""
 
 
 def group_values(store: Store, plan: StepPlan, metric: str) -> GroupValues:
-    """Read a metric of all samples but baselines, group by group, in the plan's order.
+    """Read a metric for all samples of a sub-plan except baselines.
 
-    Only the columns that it needs are fetched. Raises InputError, naming the sample, when the
-    reward function did not return the metric; TraceError for samples that are not the plan's;
-    ObjectMissingError, CorruptObjectError.
+    Only the required columns are fetched.
+
+    Args:
+        store: The store that contains the run.
+        plan: The sub-plan, whose shards must all be committed.
+        metric: The metric's name, a value of algorithm.filter_groups.metric.
+
+    Returns:
+        The metric's values, keyed by group, in the plan's order.
+
+    Raises:
+        InputError: The reward function did not return the metric for a sample.
+        TraceError: The shards do not contain exactly the samples of the plan.
+        ObjectMissingError: A commit or file is missing.
+        CorruptObjectError: A commit or file is damaged.
     """
     names = ["id", "group", "reward"] + ["extras"] * (metric not in REWARD_METRICS)
     schema = pa.schema([SAMPLES.field(name) for name in names])
@@ -33,7 +45,7 @@ def group_values(store: Store, plan: StepPlan, metric: str) -> GroupValues:
         header = read_header(store, plan.shard_key(shard))
         file = file_of(header, "samples")
         if file is None:
-            raise TraceError(f"{header.key} in {store.uri}: it lists no samples file")
+            raise TraceError(f"{header.key} in {store.uri}: no samples file in this commit")
         rows = read_table(store, file, schema).to_pylist()
         check_ids(header.key, [row["id"] for row in rows], shard_ids(plan, shard))
         for row in rows:
@@ -42,9 +54,9 @@ def group_values(store: Store, plan: StepPlan, metric: str) -> GroupValues:
             except ValueError as error:
                 raise InputError(
                     [
-                        f"algorithm.filter_groups.metric: sample {row['id']}: {error}; return it "
-                        "from the reward function, or start a new run with another metric, such as "
-                        "seq_reward"
+                        f"algorithm.filter_groups.metric: sample {row['id']}: {error}; return "
+                        "this metric from the reward function, or start a new run with a different "
+                        "metric, such as seq_reward"
                     ]
                 ) from error
             found[row["id"]] = row["group"], value

@@ -1,7 +1,8 @@
-"""A sealed step with the routes that its training used: the manifest, joined with the training set.
+"""A sealed step with the routes that its training used: the manifest joined with a training set.
 
-Every sample must be in the set once in every layer. Its rows may lie in several files: of pipeline
-stages, which have other layers, and of context-parallel ranks, which have other positions.
+The set must contain every sample exactly once in every layer. A sample's rows may be in several
+files, because pipeline stages have different layers and context-parallel ranks have different
+positions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -43,15 +44,15 @@ _SEGMENTS = pa.schema([SEGMENT.field(name) for name in ("owner", "token_start", 
 
 @dataclass
 class _Part:
-    """What one commit of a training set holds of a sample."""
+    """The part of a sample's rows that one commit of a training set contains."""
 
     commit: int
-    """The number of the commit in the set."""
+    """The index of the commit in the set."""
     recorded: Recorded | None
-    """What the commit says of it; None: nothing, in format 1.0."""
+    """The commit's entry for the sample; None in format 1.0, which has no entries."""
     segments: list[dict[str, int]] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
-    """The positions [start, end) of its segments."""
+    """The positions [start, end) of the segments."""
 
     @property
     def rows(self) -> int:
@@ -61,10 +62,10 @@ class _Part:
 def used_routes(store: Store, step: int) -> Manifest:
     """Read a sealed step with the routes that its training used.
 
-    These are the routes that the trainer recorded (R2) if it records them, else those of the
-    manifest. The former have digests by part, not by sample: see `digested`.
-    Raises TraceError when the trainer has not recorded them yet, and unless its files hold every
-    sample once in every layer.
+    If the trainer records routes (R2), these replace the manifest's routes. The rows of a sample
+    may then be in several parts. In this case, each part has a digest but the entire sample does
+    not; `digested` adds the samples' digests. Raises TraceError if the trainer has not recorded the
+    routes yet, or if its files do not contain every sample exactly once in every layer.
     """
     manifest = read_manifest(store, step)
     found = find_training_set(store, manifest)
@@ -72,10 +73,19 @@ def used_routes(store: Store, step: int) -> Manifest:
 
 
 def joined(store: Store, manifest: Manifest, training: TrainingSet) -> Manifest:
-    """Replace a manifest's routes by the trainer's. Raises TraceError like `used_routes`."""
+    """Return a manifest in which the trainer's routes replace the original ones.
+
+    Args:
+        store: The store that contains the step.
+        manifest: The sealed step.
+        training: The step's training set.
+
+    Raises:
+        TraceError: The set's files do not contain every sample exactly once in every layer.
+    """
     parts = _parts(store, manifest, training)
     _check_whole(manifest, training, parts)
-    # Routes of the other kind, which the engine recorded for an audit, are left out of the join.
+    # The result leaves out the engine's routes (R3), which may have been recorded for an audit.
     places = manifest.rows["samples"].to_pylist()
     kept = _samples_files(store, manifest, {place["file"] for place in places})
     places = [{**place, "file": kept.index(place["file"])} for place in places]
@@ -105,10 +115,11 @@ def joined(store: Store, manifest: Manifest, training: TrainingSet) -> Manifest:
 
 
 def digested(store: Store, manifest: Manifest) -> Manifest:
-    """Add what needs all stages to a joined manifest: digests of samples, numbers of valid rows.
+    """Return a joined manifest, with each sample's routes digest and valid row count added.
 
-    Every row is read and compared with the digests of its parts. A manifest that has its digests is
-    returned unchanged.
+    Computing these values requires the routes of all pipeline stages, so every part is read and
+    compared with its digest. A manifest that already contains the samples' digests is returned
+    unchanged.
     """
     if manifest.geometry is None or not manifest.rows["routes_digest"].null_count:
         return manifest
@@ -125,8 +136,11 @@ def digested(store: Store, manifest: Manifest) -> Manifest:
 
 
 def _samples_files(store: Store, manifest: Manifest, used: Collection[int]) -> list[int]:
-    """The numbers of all files with samples: those of the rows, and of shards of rejected groups
-    alone, which are part of the step."""
+    """Return the indices of all files that contain samples.
+
+    These are the files to which the manifest's rows refer, and the samples files of shards that
+    contain only rejected groups, because these files are also part of the step.
+    """
     commits = Commits(store)
     unused = set(range(len(manifest.files))) - set(used) if manifest.rejected else set()
     others = {n for n in unused if open_file(store, manifest, n, commits)[0].role == "samples"}
@@ -136,10 +150,11 @@ def _samples_files(store: Store, manifest: Manifest, used: Collection[int]) -> l
 def _columns(
     parts: Sequence[_Part], numbers: Sequence[int], with_first: Collection[int]
 ) -> dict[str, Any]:
-    """The columns of a manifest's row that say where a sample's routes are, and what they are.
+    """Return the columns of a manifest row that locate and describe a sample's routes.
 
-    `numbers` are those of the commits' routes files. Valid rows are counted in the first layer, of
-    which the commits `with_first` hold rows: they are the same in every layer.
+    `numbers` are the indices of the commits' routes files. Valid rows are counted only in the first
+    MoE layer, because the count is the same in every layer. `with_first` lists the commits that
+    contain this layer.
     """
     columns: dict[str, Any] = dict.fromkeys(("routes_digest", "part_digests", "rows_valid"))
     columns["routes"] = [
@@ -148,7 +163,7 @@ def _columns(
     said = [(part.commit, part.recorded) for part in parts if part.recorded is not None]
     if len(said) == len(parts):
         digests = [one.routes_digest for _, one in said]
-        if len(digests) == 1:  # the part has every layer and row
+        if len(digests) == 1:  # the part contains every layer and row
             columns["routes_digest"] = digests[0]
         else:
             columns["part_digests"] = digests
@@ -157,7 +172,7 @@ def _columns(
 
 
 def _parts(store: Store, manifest: Manifest, training: TrainingSet) -> dict[str, list[_Part]]:
-    """What each commit of the set holds of each sample of the manifest."""
+    """Return the parts of each sample of the manifest, one per commit that contains its rows."""
     tokens = dict(zip(manifest.ids, manifest.rows["token_digest"].to_pylist(), strict=True))
     parts: dict[str, list[_Part]] = {id: [] for id in manifest.ids}
     for number, header in enumerate(training.commits):
@@ -167,18 +182,19 @@ def _parts(store: Store, manifest: Manifest, training: TrainingSet) -> dict[str,
             said = part.recorded
             if said is not None and said.token_digest != tokens[id]:
                 raise TraceError(
-                    f"{header.key}: sample {id} has token digest {said.token_digest}, the "
-                    f"manifest says {tokens[id]}; it is of another run: restore the object"
+                    f"{header.key}: sample {id} has token digest {said.token_digest}, but the "
+                    f"manifest records {tokens[id]}; the commit belongs to a different run: "
+                    "restore the object"
                 )
             parts[id].append(part)
     return parts
 
 
 def _of_commit(store: Store, header: Header, number: int) -> dict[str, _Part]:
-    """What one commit holds, by sample."""
+    """Return the parts that one commit contains, keyed by sample id."""
     file = file_of(header, "routes")
     if file is None:
-        raise TraceError(f"{header.key} in {store.uri}: it lists no routes file")
+        raise TraceError(f"{header.key} in {store.uri}: no routes file in this commit")
     said = recorded(header)
     parts = {id: _Part(number, one) for id, one in (said or {}).items()}
     owners, starts, tokens = (
@@ -187,7 +203,8 @@ def _of_commit(store: Store, header: Header, number: int) -> dict[str, _Part]:
     for row, (owner, start, n) in enumerate(zip(owners, starts, tokens, strict=True)):
         if said is not None and owner not in said:
             raise TraceError(
-                f"{file.data.key}: a segment of {owner}, of which {header.key} has no digest"
+                f"{file.data.key}: a segment of {owner}, expected one of the samples in "
+                f"{header.key}"
             )
         part = parts.setdefault(owner, _Part(number, None))
         part.segments.append({"row": row, "tokens": n})
@@ -195,7 +212,8 @@ def _of_commit(store: Store, header: Header, number: int) -> dict[str, _Part]:
     for id, one in (said or {}).items():
         if parts[id].rows != one.rows:
             raise TraceError(
-                f"{file.data.key}: sample {id}: {parts[id].rows} rows, {header.key} says {one.rows}"
+                f"{file.data.key}: sample {id}: {parts[id].rows} rows, but {header.key} records "
+                f"{one.rows}"
             )
     return parts
 
@@ -203,9 +221,9 @@ def _of_commit(store: Store, header: Header, number: int) -> dict[str, _Part]:
 def _check_whole(
     manifest: Manifest, training: TrainingSet, parts: Mapping[str, list[_Part]]
 ) -> None:
-    """Raise TraceError unless the set holds each row of each sample once in every layer.
+    """Raise TraceError unless the set contains each row of each sample once in every layer.
 
-    A sample of one token has no row: where no commit names it, it gets an empty part.
+    A sample of one token has no rows. If no commit lists it, it receives an empty part.
     """
     holders: dict[int, tuple[int, ...]] = {}
     for layer in training.geometry.layers:
@@ -214,7 +232,8 @@ def _check_whole(
             for number, header in enumerate(training.commits)
             if layer in geometry_of(header).layers
         )
-    # Layers with the same holders, such as those of a pipeline stage, are as good as one.
+    # Layers whose rows are in the same commits, such as the layers of one pipeline stage, are
+    # checked together.
     alike = sorted(set(holders.values()))
     of_commit: dict[int, list[int]] = {}
     for number, together in enumerate(alike):
@@ -236,12 +255,12 @@ def _check_whole(
                 problems.setdefault(id, f"{problem}, in layers {layers}")
     for id, problem in problems.items():
         raise TraceError(
-            f"{training.name}: sample {id}: {problem}; {named('such samples', list(problems))}"
+            f"{training.name}: sample {id}: {problem}; {named('samples affected', list(problems))}"
         )
 
 
 def _nothing(header: Header) -> Recorded | None:
-    """What a commit would say of a sample of one token; None: format 1.0 said nothing."""
+    """Return a commit's entry for a sample of one token; None in format 1.0."""
     if header.minor == 0:
         return None
     geometry = geometry_of(header)

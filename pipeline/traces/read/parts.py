@@ -1,6 +1,7 @@
-"""Segments of a routes file, fetched and decoded.
+"""Fetching and decoding segments of a routes file.
 
-Letters: L wanted layers, K experts per row, N rows of several segments.
+Dimensions: L is the number of selected layers, K the number of experts per row, and N the number of
+rows in several segments.
 """
 
 import itertools
@@ -28,32 +29,33 @@ from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.segment_bytes import SegmentBytes, layer_columns, select_rows
 
 _MUCH = 1 << 20
-"""Size of a file above which several threads read it."""
+"""The size in bytes above which several threads read a file."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment, decoded."""
+    """A decoded segment."""
 
     owner: str
     token_start: int
     rows: slice
-    """Its rows in the arrays of its part."""
+    """The segment's rows in the arrays of its part."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Segments of one routes file, decoded."""
+    """Decoded segments of one routes file."""
 
     key: str
     segments: Mapping[int, Segment]
-    """By row of the file."""
+    """Segments, keyed by their row in the file."""
     layers: tuple[int, ...]
     """Model indices of the L layers that were read."""
     sets_LNK: npt.NDArray[Any]
     valid_N: npt.NDArray[np.bool_]
     whole: bool
-    """Whether these are all layers of the file, so that digests of its samples can be compared."""
+    """Whether all layers of the file were read. Only then can routes be compared with their
+    digests."""
 
 
 def read_part(
@@ -64,11 +66,22 @@ def read_part(
     segments: Sequence[int],
     footer: bytes | None = None,
 ) -> Part:
-    """Fetch and decode some segments (rows of the file) of a routes file, in some of its layers.
+    """Fetch and decode some layers of some segments of a routes file.
 
-    `geometry` is the file's own; `footer` is that of `read_table`. The layers of a large file are
-    read by several threads. Raises TraceError, naming the file; ObjectMissingError;
-    CorruptObjectError.
+    Several threads read the layers of a large file.
+
+    Args:
+        store: The store that contains the file.
+        file: The file as described in its commit.
+        geometry: The file's geometry.
+        layers: Model indices of the layers to read.
+        segments: Rows of the file, one per segment.
+        footer: Checked footer from `read_footer`, for repeated reads; None fetches the footer.
+
+    Raises:
+        ObjectMissingError: The file is not in the store.
+        CorruptObjectError: The file's size or a digest differs from the commit.
+        TraceError: The file's content is invalid; the message names the file.
     """
     threads = thread_count() if file.data.size > _MUCH else 1
     cuts = np.linspace(0, len(layers), min(threads, max(1, len(layers))) + 1).astype(int).tolist()
@@ -98,7 +111,7 @@ def read_part(
     of_segments = SegmentBytes(every["tokens"].to_pylist(), rows, places, geometry)
     by_piece = in_threads(lambda one: of_segments.of_layers(*one), zip(opened, pieces, strict=True))
     coded = list(itertools.chain(*by_piece))
-    # Only now, when lengths are those of the coded bytes: a wrong number of tokens may be huge.
+    # Allocate only after comparing the lengths, because a wrong number of tokens may be huge.
     sets_LNK = np.empty((len(layers), ends[-1], geometry.topk), geometry.dtype)
 
     def decode(columns: Iterable[int]) -> None:
@@ -125,19 +138,31 @@ def read_rows(
     geometry: Geometry | None,
     footer: bytes | None = None,
 ) -> tuple[pa.Table, dict[int, int]]:
-    """Read the row groups that hold some rows of a file; also return each row's index in the table.
+    """Read the row groups that contain the given rows of a file.
 
-    Raises TraceError for a row beyond the file's end, and the errors of `read_table`.
+    Args:
+        store: The store that contains the file.
+        file: The file as described in its commit.
+        rows: Rows of the file.
+        schema: Columns to read.
+        geometry: Geometry that a routes file must have; None skips this check.
+        footer: Checked footer from `read_footer`, for repeated reads; None fetches the footer.
+
+    Returns:
+        The table of these row groups, and each row's index in the table.
+
+    Raises:
+        TraceError: A row is beyond the file's end, or the file's content is invalid (`read_table`).
     """
     groups, at = _groups_of(file, rows)
     return read_table(store, file, schema, groups, geometry, footer), at
 
 
 def _groups_of(file: TraceFile, rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
-    """The row groups that hold some rows of a file, and each row's index among all of theirs."""
+    """Return the row groups that contain the given rows, and each row's index in these groups."""
     firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
     if len(rows) and not 0 <= min(rows) <= max(rows) < file.rows:
-        raise TraceError(f"{file.data.key}: row {max(rows)} of a file of {file.rows}")
+        raise TraceError(f"{file.data.key}: row {max(rows)} of a file of {file.rows} rows")
     group_of = np.searchsorted(firsts, rows, side="right") - 1
     groups = np.unique(group_of)
     sizes = np.diff(firsts)[groups]

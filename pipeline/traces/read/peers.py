@@ -1,10 +1,12 @@
 """Routes in the in-memory layouts of other trainers: verl and slime.
 
-Both index the second axis by decoder layer, so dense layers have unused entries, and neither can
-mark a row as unknown. Such a row gets the distinct experts 0..K-1 here, as in slime's padding (K
-times expert 0 would break the sizes of an all-to-all), and its sample is excluded from the loss.
+In both layouts, the second axis is the decoder layer, so dense layers have unused entries. Neither
+layout can mark a row as unknown. Unknown rows are therefore filled with the distinct experts
+0..K-1, as in slime's padding. With K copies of expert 0, an all-to-all would get wrong sizes. A
+sample with an unknown row is excluded from the trainer's loss.
 
-Letters: T = S - 1 rows, N decoder layers, K experts per token, B samples.
+Dimensions: T = S - 1 is the number of rows, N the number of decoder layers, K the number of experts
+per token and B the number of samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +28,17 @@ def dense_routes(
     num_layers: int | None = None,
     unknown: int | None = None,
 ) -> npt.NDArray[Any]:
-    """Routes over all decoder layers: [T, N, K], ids ascending, 0 in layers that are not MoE.
+    """Return routes [T, N, K] over all decoder layers, with ascending ids, and 0 in dense layers.
 
-    N is `num_layers`; by default it covers the last MoE layer and all before it. An invalid row
-    holds `unknown` throughout; by default 0..K-1. Raises TraceError when ids do not fit into the
-    dtype, or `num_layers` leaves out a MoE layer.
+    Args:
+        routes: A sample's routes.
+        geometry: The geometry of the routes.
+        dtype: The integer dtype of the result.
+        num_layers: N, the number of decoder layers; None counts up to the last MoE layer.
+        unknown: The id that fills invalid rows; None fills them with 0..K-1.
+
+    Raises:
+        TraceError: Ids do not fit into the dtype, or `num_layers` leaves out a MoE layer.
     """
     info = np.iinfo(np.dtype(dtype))
     if geometry.experts - 1 > info.max:
@@ -39,8 +47,8 @@ def dense_routes(
     N = needed if num_layers is None else num_layers
     if needed > N:
         raise TraceError(
-            f"num_layers is {N}, but the routes have layer {needed - 1}: give the "
-            "number of all decoder layers, dense ones included"
+            f"num_layers is {N}, but the routes contain layer {needed - 1}: give the "
+            "number of all decoder layers, including dense ones"
         )
     T, _, K = routes.sets_TLK.shape
     dense_TNK = np.zeros((T, N, K), dtype)
@@ -56,10 +64,18 @@ def dense_routes(
 def to_verl(
     routes: Routes, geometry: Geometry, num_layers: int | None = None
 ) -> npt.NDArray[np.int16]:
-    """A sample's `routed_experts` in verl: int16 [S, N, K], with 0 in the last token's row.
+    """Return a sample's `routed_experts` for verl: int16 [S, N, K], with 0 in the last token's row.
 
-    Equals what AgentLoopOutput.as_dict (verl/experimental/agent_loop/agent_loop.py, at 1dda039b)
-    makes of an engine's output. Raises the errors of `dense_routes`.
+    The result equals the value that AgentLoopOutput.as_dict (at 1dda039b, in
+    verl/experimental/agent_loop/agent_loop.py) derives from an engine's output.
+
+    Args:
+        routes: A sample's routes.
+        geometry: The geometry of the routes.
+        num_layers: N, the number of decoder layers; None counts up to the last MoE layer.
+
+    Raises:
+        TraceError: Ids do not fit into int16, or `num_layers` leaves out a MoE layer.
     """
     return np.pad(dense_routes(routes, geometry, np.int16, num_layers), ((0, 1), (0, 0), (0, 0)))
 
@@ -72,11 +88,21 @@ def to_verl_batch(
     response_length: int,
     num_layers: int | None = None,
 ) -> npt.NDArray[np.int16]:
-    """The same for padded samples: int16 [B, prompt_length + response_length, N, K].
+    """Return `routed_experts` for padded samples: int16 [B, prompt_length + response_length, N, K].
 
-    Prompts are padded on the left and responses on the right, with 0, as `_agent_loop_postprocess`
-    of the same file does; `prompt_length` and `response_length` are verl's rollout settings. Raises
-    TraceError for a longer sample, and the errors of `dense_routes`.
+    Prompts are padded with 0 on the left, and responses with 0 on the right, as in
+    `_agent_loop_postprocess` in verl's agent_loop.py.
+
+    Args:
+        routes: The routes of each sample.
+        prompt_lengths: The number of prompt tokens in each sample.
+        geometry: The geometry of the routes.
+        prompt_length: verl's rollout setting `prompt_length`, in tokens.
+        response_length: verl's rollout setting `response_length`, in tokens.
+        num_layers: N, the number of decoder layers; None counts up to the last MoE layer.
+
+    Raises:
+        TraceError: A prompt or response is too long, or `dense_routes` refuses the arguments.
     """
     samples = [to_verl(of_sample, geometry, num_layers) for of_sample in routes]
     width = prompt_length + response_length
@@ -86,8 +112,8 @@ def to_verl_batch(
         start = prompt_length - P
         if start < 0 or start + len(rows) > width:
             raise TraceError(
-                f"sample {i} of {P} prompt and {len(rows) - P} response tokens: more "
-                f"than {prompt_length} and {response_length}"
+                f"sample {i} of {P} prompt and {len(rows) - P} response tokens, expected at most "
+                f"{prompt_length} and {response_length}"
             )
         batch[i, start : start + len(rows)] = rows
     return batch
@@ -96,10 +122,17 @@ def to_verl_batch(
 def to_slime(
     routes: Routes, geometry: Geometry, num_layers: int | None = None
 ) -> npt.NDArray[np.int32]:
-    """A sample's `rollout_routed_experts` in slime: int32 [S - 1, N, K].
+    """Return a sample's `rollout_routed_experts` for slime: int32 [S - 1, N, K].
 
-    Follows Sample.append_response_tokens (slime/utils/types.py, at 624b824a). Raises the errors of
-    `dense_routes`.
+    Sample.append_response_tokens produces the same form (slime/utils/types.py, at 624b824a).
+
+    Args:
+        routes: A sample's routes.
+        geometry: The geometry of the routes.
+        num_layers: N, the number of decoder layers; None counts up to the last MoE layer.
+
+    Raises:
+        TraceError: `num_layers` leaves out a MoE layer.
     """
     return dense_routes(routes, geometry, np.int32, num_layers)
 
@@ -107,11 +140,17 @@ def to_slime(
 def verl_sample(
     sample: Sample, trained: bool, geometry: Geometry | None, num_layers: int | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """A sample with the names, types and shapes of AgentLoopOutput.as_dict; without geometry no
-    routes.
+    """Return a sample as a dict with the names, types and shapes of AgentLoopOutput.as_dict.
 
-    `rm_scores` has the reward at the last token of the response. `response_mask` is the loss mask,
-    and all 0 for a sample that is not `trained` on: verl then routes it natively.
+    `rm_scores` contains the reward at the last token of the response. `response_mask` is the loss
+    mask. For a sample that is not trained on, the mask is 0 throughout, and verl then routes the
+    sample natively.
+
+    Args:
+        sample: The sample.
+        trained: Whether the sample is trained on.
+        geometry: The geometry of its routes; None leaves routes out.
+        num_layers: The number of decoder layers; None counts up to the last MoE layer.
     """
     G = len(sample.response_tokens_G)
     scores_G = np.zeros(G, np.float32)
@@ -135,11 +174,17 @@ def slime_sample(
     num_layers: int | None,
     numbers: Mapping[str, int],
 ) -> dict[str, Any]:
-    """A sample in the form of slime's Sample.to_dict, with the fields that a trace has.
+    """Return a sample in the form of slime's Sample.to_dict, with the fields that a trace contains.
 
-    `numbers` are its index, group_index and rollout_id, which branches of a conversation share.
-    `remove_sample` is set, and so the loss is 0, for a sample that is not `trained` on. A trace has
-    no text: `prompt` and `response` are left out.
+    A trace contains no text, so `prompt` and `response` are left out.
+
+    Args:
+        sample: The sample.
+        trained: Whether the sample is trained on; if not, `remove_sample` makes its loss 0.
+        geometry: The geometry of its routes; None leaves routes out.
+        num_layers: The number of decoder layers; None counts up to the last MoE layer.
+        numbers: The sample's index, group_index and rollout_id. The branches of a conversation
+            have the same rollout_id.
     """
     fields = {
         **numbers,
@@ -159,20 +204,23 @@ def slime_sample(
 
 
 def _reward(sample: Sample) -> float:
-    """The reward, 0 if there is none; both trainers hold float32, where more would be infinite."""
+    """Return the reward, limited to the range of float32, which both trainers use.
+
+    Returns 0 if the sample has no reward.
+    """
     most = float(np.finfo(np.float32).max)
     return min(max(sample.reward or 0.0, -most), most)
 
 
 def unknown_logprobs(sample: Sample) -> bool:
-    """Whether the log-prob of a token that counts in the loss is not known."""
+    """Return whether the log-prob of a token included in the loss is unknown."""
     return not np.isfinite(sample.logprobs_G[sample.loss_mask_G]).all()
 
 
 def _logprobs(sample: Sample) -> npt.NDArray[np.float32]:
-    """Log-probs, and 0.0 for tokens that the engine did not sample, as both trainers write them.
+    """Return log-probs, with 0.0 for tokens that the engine did not sample, as in both trainers.
 
-    NaN under a mask of 0 is still NaN in their sums.
+    NaN cannot be used for these tokens, because a masked sum that contains NaN is NaN.
     """
     known_G = sample.loss_mask_G & np.isfinite(sample.logprobs_G)
     return np.where(known_G, sample.logprobs_G, np.float32(0.0))

@@ -1,4 +1,4 @@
-"""Slices of a sealed step: only the wanted layers of the wanted samples are fetched."""
+"""Slices of a sealed step: only the requested layers of the requested samples are fetched."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,26 @@ COMPARED = (
     *("id", "group", "prompt_id", "policy_version", "prompt_length", "response_length"),
     *("token_digest", "rows_total", "reward", "reward_error", "branch_of"),
 )
-"""Columns that must be equal in a samples file and the manifest."""
+"""Columns that must be equal in the samples file and in the manifest."""
 _TOGETHER = 32
-"""Samples that a thread joins at a time."""
+"""The number of samples whose routes a thread joins in one task."""
 
 
 def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[Sample]:
-    """Read samples without routes, in the order of ids, and compare their tokens with the digests.
+    """Read samples, leaving out their routes, and compare their tokens with their digests.
 
-    Raises TraceError, naming file and sample; ObjectMissingError; CorruptObjectError.
+    Args:
+        store: The store that contains the step.
+        manifest: The sealed step.
+        ids: The samples to read.
+
+    Returns:
+        The samples in the order of `ids`.
+
+    Raises:
+        ObjectMissingError: A commit or file is missing.
+        CorruptObjectError: A commit or file is damaged.
+        TraceError: The content of a file is invalid; the message names the file and the sample.
     """
     wanted = manifest.select(ids).select([*COMPARED, "samples"]).to_pylist()
     found: dict[str, Sample] = {}
@@ -44,9 +55,18 @@ def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[S
 def samples_of(
     store: Store, file: TraceFile, rows: Sequence[Mapping[str, Any]], footer: bytes | None = None
 ) -> Iterator[Sample]:
-    """Yield one file's samples for some manifest rows, row group by row group.
+    """Yield the samples of the given manifest rows from one file, one row group at a time.
 
-    Only one row group is in memory. Raises the errors of `read_samples`.
+    Args:
+        store: The store that contains the file.
+        file: The samples file as described in its commit.
+        rows: Manifest rows with the columns COMPARED and `samples`.
+        footer: Checked footer from `read_footer`; None fetches the footer.
+
+    Raises:
+        ObjectMissingError: The file is missing.
+        CorruptObjectError: The file is damaged.
+        TraceError: The content of the file is invalid; the message names the file and the sample.
     """
     ends = np.cumsum([group.rows for group in file.row_groups])
     by_group: dict[int, list[Mapping[str, Any]]] = {}
@@ -64,7 +84,7 @@ def samples_of(
 
 
 def read_sample_file(store: Store, file: DataFile) -> list[Sample]:
-    """Read all samples of a file that `write_samples` wrote (validation) and check its digest."""
+    """Read all samples from a validation's file (see `write_samples`), and check its digest."""
     described = describe(read_data(store, file), file, "samples")
     found: list[Sample] = []
     for group in range(len(described.row_groups)):
@@ -76,11 +96,24 @@ def read_sample_file(store: Store, file: DataFile) -> list[Sample]:
 def read_routes(
     store: Store, manifest: Manifest, ids: Sequence[str], layers: Sequence[int] | None = None
 ) -> dict[str, Routes]:
-    """Read routes by sample id: sets [T, L, K] of these layers (model indices), in their order.
+    """Read the routes of samples.
 
-    Only these layers' bytes are fetched. With all layers (None) the routes are compared with the
-    digest in the manifest. Raises TraceError, naming file and sample; ObjectMissingError;
-    CorruptObjectError.
+    Only the bytes of the given layers are fetched. If all layers are read, the routes are compared
+    with the digest in the manifest.
+
+    Args:
+        store: The store that contains the step.
+        manifest: The sealed step.
+        ids: The samples whose routes are read.
+        layers: Model indices of L layers; None reads all.
+
+    Returns:
+        Routes with sets [T, L, K], keyed by sample id. The layers are in the given order.
+
+    Raises:
+        ObjectMissingError: A commit or file is missing.
+        CorruptObjectError: A commit or file is damaged.
+        TraceError: The content of a file is invalid; the message names the file and the sample.
     """
     slices = read_slices(store, manifest, ids, layers)
     cuts = range(0, len(ids), _TOGETHER)
@@ -91,13 +124,31 @@ def read_routes(
 def read_slices(
     store: Store, manifest: Manifest, ids: Sequence[str], layers: Sequence[int] | None = None
 ) -> Slices:
-    """Fetch and decode what `read_routes` joins; raises its errors of files, not yet of samples."""
+    """Fetch and decode the slices that `read_routes` joins.
+
+    Args:
+        store: The store that contains the step.
+        manifest: The sealed step.
+        ids: The samples whose routes are read.
+        layers: Model indices of the layers to read; None reads all.
+
+    Raises:
+        ObjectMissingError: A commit or file is missing.
+        CorruptObjectError: A commit or file is damaged.
+        TraceError: The content of a file is invalid. Samples are checked only when they are joined.
+    """
     if manifest.geometry is None:
-        raise TraceError(f"step {manifest.step}: its samples have no routes")
+        raise TraceError(f"step {manifest.step}: no routes in its samples")
     known = manifest.geometry.layers
     wanted = known if layers is None else tuple(layers)
     if unknown := sorted(set(wanted) - set(known)):
-        raise TraceError(f"step {manifest.step}: no routes of layers {unknown}; it has {known}")
+        raise TraceError(
+            f"step {manifest.step}: no routes for layers {unknown}, expected layers of {known}"
+        )
+    if not wanted or len(set(wanted)) != len(wanted):
+        raise TraceError(
+            f"step {manifest.step}: layers {list(wanted)}, expected at least one, and each once"
+        )
     rows = {row["id"]: row for row in manifest.select(ids).to_pylist()}
     segments: dict[int, set[int]] = {}
     for row in rows.values():
@@ -108,7 +159,7 @@ def read_slices(
     for number in sorted(segments):
         file, geometry = open_file(store, manifest, number)
         if geometry is None:
-            raise TraceError(f"{file.data.key}: its commit names no geometry")
+            raise TraceError(f"{file.data.key}: no geometry in its commit")
         here = [layer for layer in wanted if layer in geometry.layers]
         if here:
             parts[number] = read_part(store, file, geometry, here, sorted(segments[number]))
@@ -119,6 +170,6 @@ def read_slices(
 def _same(key: str, id: str, name: str, found: Any, expected: Any) -> None:
     if found != expected:
         raise TraceError(
-            f"{key}: sample {id}: {name} is {found!r}, the manifest says {expected!r}; "
+            f"{key}: sample {id}: {name} is {found!r}, but the manifest records {expected!r}; "
             "restore the object or remake the step"
         )

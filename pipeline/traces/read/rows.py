@@ -1,4 +1,4 @@
-"""Samples, made from rows of a samples file."""
+"""Creates samples from the rows of a samples file."""
 
 from typing import Any
 
@@ -12,10 +12,16 @@ from pipeline.traces.format.types import Sample, TraceError, VersionSpan
 
 
 def sample_at(table: pa.Table, i: int, name: str) -> Sample:
-    """Make a sample without routes from row i of a samples table.
+    """Return the sample in row i of a samples table, without its routes.
 
-    Raises TraceError, naming file and sample, when its tokens do not match its digest, and when
-    columns contradict each other.
+    Args:
+        table: A table with the columns of schema.SAMPLES.
+        i: The index of the row.
+        name: The file, for error messages.
+
+    Raises:
+        TraceError: The tokens do not match their digest, or columns contradict each other. The
+            message names the file and the sample.
     """
 
     def array(column: str, dtype: Any) -> Any:
@@ -52,14 +58,14 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
     for column, expected in made.items():
         if value(column) != expected:
             raise TraceError(
-                f"{name}: sample {sample.id}: {column} {value(column)}, its tokens and version "
-                f"spans say {expected}; remake the step"
+                f"{name}: sample {sample.id}: {column} {value(column)}, but its tokens and version "
+                f"spans require {expected}; remake the step"
             )
     found = token_digest(sample.tokens_S)
     if found != value("token_digest"):
         raise TraceError(
-            f"{name}: sample {sample.id}: its tokens have digest {found[:16]}..., its row says "
-            f"{value('token_digest')[:16]}...; remake the step"
+            f"{name}: sample {sample.id}: its tokens have digest {found[:16]}..., but its row "
+            f"records {value('token_digest')[:16]}...; remake the step"
         )
     return sample
 
@@ -70,9 +76,9 @@ def _extras(text: str, name: str) -> dict[str, Any]:
     try:
         found = parse_json(text)
     except ValueError as error:
-        raise TraceError(f"{name}: extras are not JSON: {error}; remake the step") from error
+        raise TraceError(f"{name}: invalid JSON in extras: {error}; remake the step") from error
     if not isinstance(found, dict):
         raise TraceError(
-            f"{name}: extras are a {type(found).__name__}, expected an object; remake the step"
+            f"{name}: extras of type {type(found).__name__}, expected an object; remake the step"
         )
     return found

@@ -1,4 +1,4 @@
-"""The coded bytes of segments, found in opened row groups."""
+"""The coded bytes of segments in opened row groups."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,16 +15,19 @@ from pipeline.traces.format.schema import layer_column, routes_schema
 from pipeline.traces.format.types import TraceError
 
 LayerBytes: TypeAlias = list[tuple[slice, npt.NDArray[np.uint8]]]
-"""The coded bytes of a layer, piece by piece: of which of the wanted segments, and the bytes."""
+"""The coded bytes of a layer, in pieces. Each piece consists of a slice of the list of selected
+segments, and the bytes of these segments."""
 
 
 class SegmentBytes:
-    """Finds the coded bytes of some segments.
+    """Finds the coded bytes of selected segments.
 
-    `tokens` are those of all segments of the opened row groups, which have so many `rows`; `wanted`
-    numbers segments among them. What our writer makes of them without compression, their lengths
-    and then their coded sets, nothing else, is taken where it lies. In every other form a Parquet
-    library decodes it.
+    Our writer stores an uncompressed column as one page that contains lengths, followed by coded
+    sets. Bytes in this form are used without a copy; a Parquet library decodes every other form.
+
+    `tokens` is the token count of each segment in the opened row groups, and `rows` the number of
+    segments in each row group. `wanted` lists the indices of the selected segments, and `geometry`
+    is the file's geometry.
     """
 
     def __init__(
@@ -41,7 +44,8 @@ class SegmentBytes:
         ends = list(itertools.accumulate(self._lengths, initial=0))
         groups = np.searchsorted(self._firsts, wanted, side="right") - 1
         self._runs: list[tuple[int, slice, slice]] = []
-        """Of neighbouring segments of a row group: its index, their numbers, their bytes there."""
+        """Runs of adjacent selected segments in a row group. A run consists of the group's index, a
+        slice of the list of selected segments, and a slice of the group's coded bytes."""
         begin = 0
         for i in range(1, len(wanted) + 1):
             at = i < len(wanted) and groups[i] == groups[begin] and wanted[i] == wanted[i - 1] + 1
@@ -55,7 +59,7 @@ class SegmentBytes:
         self._heads: list[bytes | None] = [None] * len(rows)
 
     def of_layers(self, opened: OpenedGroups, layers: Sequence[int]) -> list[LayerBytes]:
-        """By layer, the coded bytes. Raises TraceError, naming the file, for a wrong length."""
+        """Return the coded bytes of each layer. Raises TraceError if a length is wrong."""
         found = []
         for layer in layers:
             plain = self._plain(opened, layer)
@@ -74,7 +78,7 @@ class SegmentBytes:
         ]
 
     def _plain(self, opened: OpenedGroups, layer: int) -> LayerBytes | None:
-        """The coded bytes of a layer; None: a page of it has another form."""
+        """Return the coded bytes of a layer; None if a page is not in our writer's form."""
         found = []
         for i, group in enumerate(opened.row_groups):
             page = opened.page_bytes(group, layer_column(layer))
@@ -87,7 +91,7 @@ class SegmentBytes:
         size = self._sizes[i]
         lengths = self._lengths[self._firsts[i] : self._firsts[i + 1]]
         if size > len(page) or min(lengths, default=0) < 0:
-            return None  # numbers of tokens may be wrong, and huge
+            return None  # token counts may be wrong, and therefore huge
         head = self._heads[i] = self._heads[i] or stored_lengths(lengths)
         if len(page) != len(head) + size or page[: len(head)] != head:
             return None
@@ -95,12 +99,12 @@ class SegmentBytes:
 
 
 def layer_columns(schema: pa.Schema, layers: Sequence[int]) -> pa.Schema:
-    """The columns of some layers."""
+    """Return a schema that contains only the columns of the given layers."""
     return pa.schema([schema.field(layer_column(layer)) for layer in layers])
 
 
 def select_rows(table: pa.Table, places: Sequence[int]) -> pa.Table:
-    """Some rows of a table."""
+    """Return the rows of a table at the given indices."""
     if places == [*range(len(table))]:
         return table
     return table.take(pa.array(places, pa.int64()))
@@ -109,9 +113,9 @@ def select_rows(table: pa.Table, places: Sequence[int]) -> pa.Table:
 def _coded(
     key: str, column: pa.ChunkedArray, layer: int, tokens: Sequence[int], geometry: Geometry
 ) -> LayerBytes:
-    """The coded bytes of a layer by chunk of its column, with the segments that a chunk holds.
+    """Return the coded bytes of a layer, in one piece for each chunk of the layer's column.
 
-    Nothing is copied. Raises TraceError, naming the file, for a segment of another length.
+    Nothing is copied. Raises a TraceError that names the file if a segment has the wrong length.
     """
     width = row_bytes(geometry.topk, geometry.experts)
     found, at = [], 0

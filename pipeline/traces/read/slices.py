@@ -1,10 +1,12 @@
-"""Routes of samples, joined from the segments that hold them.
+"""Joining the routes of samples from the segments that contain them.
 
-Nothing is trusted: segments name their owner and position, coded sets are bounded, and the rows of
-a sample must be exactly its positions, once in every layer. They may lie in several files: layers,
-where pipeline stages recorded them; positions, where context-parallel ranks did.
+No stored value is trusted. Each segment must have the expected owner and a possible position,
+expert ids must be in range, and a sample's rows must cover each of its positions exactly once in
+every layer. The rows may be in several files: one per pipeline stage, with different layers, or one
+per context-parallel rank, with different positions.
 
-Letters: T rows of a sample, L wanted layers, K experts per row, N rows of several segments.
+Dimensions: T is the number of rows in a sample, L the number of selected layers, K the number of
+experts per row, and N the number of rows in several segments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,37 +26,38 @@ from pipeline.traces.read.positions import uncovered
 
 @dataclass(frozen=True)
 class Slices:
-    """Fetched routes of some samples."""
+    """The fetched routes of some samples."""
 
     geometry: Geometry
-    """Geometry with the wanted layers only."""
+    """Geometry with only the selected layers."""
     parts: Mapping[int, Part]
-    """Parts by the file's number in the manifest."""
+    """Parts, keyed by the file's index in the manifest."""
     rows: Mapping[str, dict[str, Any]]
-    """Manifest rows by sample id."""
+    """Manifest rows, keyed by sample id."""
     whole: bool
-    """Whether every layer of the step is wanted, so that the digest can be compared."""
+    """Whether every layer is selected. Only then can routes be compared with a sample's digest."""
 
     def routes(self, id: str) -> Routes:
-        """The routes of one sample, compared with the sample's row in the manifest.
+        """Return the routes of a sample, checked against the sample's row in the manifest.
 
-        Raises TraceError, naming file and sample.
+        Raises a TraceError that names the file and the sample.
         """
         return self._compared(id, self.joined(id))
 
     def joined(self, id: str) -> Routes:
-        """The canonical routes of one sample, of which only the parts are compared with digests.
+        """Return the canonical routes of a sample, after comparing each part with its digest.
 
-        Raises the errors of `routes`.
+        The digest of the entire sample is not checked. Raises a TraceError that names the file and
+        the sample.
         """
         row = self.rows[id]
         T = row["rows_total"]
         held = self._held(id, row)
         by_holders = _by_holders(self.geometry.layers, held)
-        # Check what covers the rows before allocating: a wrong T may be huge.
+        # Check the positions before allocating, because a wrong T may be huge.
         for layers, parts in by_holders.items():
             _check_covered(id, layers, parts, T)
-        # As in the file, a layer's rows are contiguous, so they are copied in one piece.
+        # A layer's rows are contiguous, as in the file, so they can be copied in one piece.
         sets_LTK = np.empty((len(self.geometry.layers), T, self.geometry.topk), self.geometry.dtype)
         valid_T = np.empty(T, np.bool_)
         for number, (layers, parts) in enumerate(by_holders.items()):
@@ -71,18 +74,18 @@ class Slices:
                     f"{parts[0].part.key}: sample {id}: valid rows differ between its files"
                 )
             valid_T = here_T
-        if np.count_nonzero(valid_T) != T:  # all() takes 10 times as long for few
+        if np.count_nonzero(valid_T) != T:  # all() takes 10 times as long for few rows
             sets_LTK[:, ~valid_T] = np.arange(self.geometry.topk)
         for part in held:
             self._compare_part(id, part, sets_LTK, valid_T)
         return Routes(sets_LTK.swapaxes(0, 1), valid_T)
 
     def _held(self, id: str, row: Mapping[str, Any]) -> list["_Held"]:
-        """What the fetched parts hold of a sample, part by part."""
+        """Return the rows of a sample in the fetched parts, part by part."""
         located = row["routes"] or []
         digests = row.get("part_digests") or [None] * len(located)
         if len(digests) != len(located):
-            raise TraceError(f"sample {id}: {len(digests)} part_digests of {len(located)} parts")
+            raise TraceError(f"sample {id}: {len(digests)} part_digests, expected {len(located)}")
         return [
             _Held(part, _places(part, id, row, here["segments"]), digest)
             for here, digest in zip(located, digests, strict=True)
@@ -96,7 +99,7 @@ class Slices:
         sets_LTK: npt.NDArray[Any],
         valid_T: npt.NDArray[np.bool_],
     ) -> None:
-        """Compare the digest of a part of which every layer and row was read."""
+        """Compare a part with its digest, if the digest is known and all layers were read."""
         part = held.part
         if held.digest is None or not part.whole:
             return
@@ -109,7 +112,7 @@ class Slices:
         found = digest_of_canonical(routes, geometry)
         if found != held.digest:
             raise TraceError(
-                f"{part.key}: sample {id}: its routes of layers {list(layers)} have digest "
+                f"{part.key}: sample {id}: its routes for layers {list(layers)} have digest "
                 f"{found[:16]}..., expected {held.digest[:16]}...; remake the step"
             )
 
@@ -118,40 +121,48 @@ class Slices:
         valid = int(np.count_nonzero(routes.valid_T))
         if expected["rows_valid"] not in (None, valid):
             raise TraceError(
-                f"sample {id}: {valid} valid rows, its manifest says {expected['rows_valid']}"
+                f"sample {id}: {valid} valid rows, but its manifest records "
+                f"{expected['rows_valid']}"
             )
-        # A join of the trainer's files has digests of its parts; the whole has none.
+        # Once the trainer's files are joined, each part has a digest, but the sample may have none.
         if self.whole and expected["routes_digest"] is not None:
             found = digest_of_canonical(routes, self.geometry)
             if found != expected["routes_digest"]:
                 raise TraceError(
-                    f"sample {id}: its routes have digest {found[:16]}..., the manifest says "
-                    f"{str(expected['routes_digest'])[:16]}...; remake the step"
+                    f"sample {id}: its routes have digest {found[:16]}..., but the manifest "
+                    f"records {str(expected['routes_digest'])[:16]}...; remake the step"
                 )
         return routes
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What a part holds of a sample."""
+    """The rows of a sample in one part."""
 
     part: Part
     places: Sequence[tuple[slice, slice]]
-    """Positions of the sample, ascending, and the rows of the part that hold them."""
+    """Slices of the sample's positions in ascending order, each paired with the slice of the part's
+    rows for these positions."""
     digest: str | None
-    """The routes digest of all that the part's file holds of the sample, if it is known."""
+    """The routes digest of the sample's rows in the part's file; None if unknown."""
 
 
 def _places(
     part: Part, id: str, row: Mapping[str, Any], located: Sequence[Mapping[str, int]]
 ) -> list[tuple[slice, slice]]:
-    """Pair positions of a sample, which must ascend, with their rows in a part."""
+    """Return the slices of a sample's positions that a part contains.
+
+    Each slice is paired with the slice of the part's rows for these positions. Raises TraceError if
+    the positions do not ascend.
+    """
     places = []
     position = 0
     for place in located:
         segment, tokens = part.segments[place["row"]], place["tokens"]
         if segment.owner not in (id, row["group"], row["branch_of"] or id):
-            raise TraceError(f"{part.key}: sample {id}: a segment of {segment.owner}")
+            raise TraceError(
+                f"{part.key}: sample {id}: a segment of {segment.owner}, expected the sample's own"
+            )
         if segment.token_start < position:
             raise TraceError(
                 f"{part.key}: sample {id}: a segment from position {segment.token_start}, "
@@ -159,12 +170,14 @@ def _places(
             )
         start, length = segment.rows.start, segment.rows.stop - segment.rows.start
         if not 0 < tokens <= length:
-            raise TraceError(f"{part.key}: sample {id}: {tokens} tokens of a segment of {length}")
+            raise TraceError(
+                f"{part.key}: sample {id}: {tokens} tokens from a segment of {length} tokens"
+            )
         position = segment.token_start + tokens
         if segment.owner == row["group"] and position > row["prompt_length"]:
             raise TraceError(
                 f"{part.key}: sample {id}: positions up to {position - 1} from its group "
-                f"{segment.owner}, expected those of its prompt of {row['prompt_length']} tokens"
+                f"{segment.owner}, expected only its prompt of {row['prompt_length']} tokens"
             )
         places.append((slice(segment.token_start, position), slice(start, start + tokens)))
     return places
@@ -173,7 +186,10 @@ def _places(
 def _by_holders(
     layers: tuple[int, ...], held: Sequence[_Held]
 ) -> dict[tuple[int, ...], list[_Held]]:
-    """Layers with the parts that hold their rows: usually one, more where rows were cut."""
+    """Return groups of layers, each with the parts that contain its rows.
+
+    A group of layers has several parts if the sample's rows are split across several files.
+    """
     if len(held) == 1 and held[0].part.layers == layers:
         return {layers: list(held)}
     by_parts: dict[tuple[int, ...], list[int]] = {}
@@ -184,11 +200,11 @@ def _by_holders(
 
 
 def _check_covered(id: str, layers: Sequence[int], parts: Sequence[_Held], rows: int) -> None:
-    """Raise TraceError unless the parts together hold each of a sample's positions once."""
+    """Raise TraceError unless the parts together contain each position of a sample once."""
     if not parts:
         if rows == 0:
-            return  # a sample of one token: a stream opens no file for it alone
-        raise TraceError(f"sample {id}: no routes of layers {sorted(layers)}")
+            return  # a sample of one token: a stream does not open a file for it
+        raise TraceError(f"sample {id}: no routes for layers {sorted(layers)}")
     places = [(to.start, to.stop) for part in parts for to, _ in part.places]
     problem = uncovered(places, rows)
     if problem is not None:
@@ -198,7 +214,7 @@ def _check_covered(id: str, layers: Sequence[int], parts: Sequence[_Held], rows:
 
 @cache
 def _columns(layers: tuple[int, ...], of: tuple[int, ...]) -> slice | list[int]:
-    """Where layers stand among others; a slice, which is faster, if it can be."""
+    """Return the indices of layers in the tuple `of`, if possible as a slice to save time."""
     places = [of.index(layer) for layer in layers]
     neighbours = slice(places[0], places[-1] + 1) if places else slice(0)
     return neighbours if places == [*range(len(of))][neighbours] else places

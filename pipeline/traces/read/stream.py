@@ -1,15 +1,15 @@
-"""A rank's samples of a step, and the routes of its own layers, read ahead of use.
+"""Streams that prefetch a rank's samples for a step, and the routes in the rank's layers.
 
-Each stream has a thread that reads in the order in which the first pass needs the samples, while
-the rank computes. For routes it fetches the row groups that hold their rows, several at once and
-each one once, checks them and decodes them.
+While the rank computes, each stream's thread reads in the order in which the first pass needs the
+samples. A route stream's thread fetches the row groups that contain the routes, several at a time
+and each only once, and then checks and decodes them.
 """
 
 import threading
 import time
 from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -32,43 +32,45 @@ from pipeline.traces.read.slices import Slices
 Read = TypeVar("Read")
 
 _AT_ONCE_BYTES = 16 << 20
-"""Largest fetch. The first fetch is one row group and each next one twice as large, so that the
-first samples arrive soon and later requests are few."""
+"""Maximum number of bytes per fetch. The first fetch is one row group, so that the first samples
+arrive soon. Each later fetch may be twice as large as the previous one, to reduce the number of
+requests."""
 
 _AT_ONCE_DECODED = 256 << 20
-"""What the row groups of a fetch may become, which is much more where one set is in every row."""
+"""Maximum number of decoded bytes per fetch. This separate limit is needed because identical rows
+take far fewer bytes in the store than in memory."""
 
 _Group = tuple[int, int]
-"""Number of a file in the manifest, and of a row group in that file."""
+"""The index of a file in the manifest, and the index of a row group in that file."""
 
 
 @dataclass(frozen=True)
 class _File:
-    """A routes file, opened."""
+    """An open routes file."""
 
     file: TraceFile
     geometry: Geometry
-    """The file's own geometry."""
+    """The geometry of the file."""
     layers: tuple[int, ...]
-    """The wanted layers that the file has."""
+    """The selected layers that the file contains."""
     columns: frozenset[str]
     """The columns that are read."""
     firsts: npt.NDArray[np.int64]
-    """First row of each row group, then the number of rows."""
+    """The index of the first row of each row group, followed by the total number of rows."""
     footer: bytes
 
 
 class Stream(Mapping[str, Read]):
-    """Samples, or their routes, by sample id, read by the stream's own thread.
+    """A mapping from sample ids to samples, or to routes, that the stream's thread reads.
 
-    The streams of a step may share `commits`. Looking up an id waits until it has been read, and
-    raises what the reading raised: TraceError, naming file and sample; ObjectMissingError;
-    CorruptObjectError; StoreError. What was read is kept.
+    The streams of a step may share `commits`. A look-up waits until the thread has read the sample.
+    Samples that were read remain in memory. A look-up also raises the thread's errors: a TraceError
+    that names the file and the sample, ObjectMissingError, CorruptObjectError or StoreError.
     """
 
     def __init__(self, store: Store, manifest: Manifest, commits: Commits | None = None) -> None:
         self.wait_s = 0.0
-        """Seconds that look-ups have waited."""
+        """Total time that look-ups have waited, in seconds."""
         self._store, self._manifest = store, manifest
         self._commits = commits or Commits(store)
         self._known = manifest.numbers
@@ -78,7 +80,7 @@ class Stream(Mapping[str, Read]):
         thread = ThreadPoolExecutor(1, type(self).__name__)
         self._work = thread.submit(self._fetch_all)
         self._work.add_done_callback(lambda _: self._put({}))
-        thread.shutdown(wait=False)  # the thread ends with its work
+        thread.shutdown(wait=False)  # the thread ends when its work is done
 
     def __getitem__(self, id: str) -> Read:
         if id not in self._known:
@@ -93,14 +95,19 @@ class Stream(Mapping[str, Read]):
     def __len__(self) -> int:
         return len(self._known)
 
+    def await_all(self, ids: Iterable[str]) -> None:
+        """Wait until all of these samples have been read. Raises the same errors as a look-up."""
+        for id in ids:
+            self[id]
+
     def close(self) -> None:
-        """Stop reading. What was read stays available."""
+        """Stop reading. Samples that were read remain available."""
         self._closed = True
         wait([self._work])
 
     @abstractmethod
     def _fetch_all(self) -> None:
-        """Read in the order of the manifest's rows and `_put` the results, until `_closed`."""
+        """Read in the order of the manifest's rows and pass results to `_put`, until `_closed`."""
 
     def _put(self, read: Mapping[str, Read]) -> None:
         with self._changed:
@@ -113,12 +120,12 @@ class Stream(Mapping[str, Read]):
             self._changed.wait_for(lambda: id in self._there or self._work.done())
         self.wait_s += time.monotonic() - started
         if id not in self._there:
-            self._work.result()  # raises the error that ended it
-            raise TraceError(f"sample {id}: it was not read before the end")
+            self._work.result()  # raises the thread's error
+            raise TraceError(f"sample {id}: the stream ended before reading it")
 
 
 class SampleStream(Stream[Sample]):
-    """Samples without routes, as `read_samples` returns them, read ahead of use."""
+    """A stream of samples, without their routes, as `read_samples` returns them."""
 
     def _fetch_all(self) -> None:
         rows = self._manifest.rows.select([*COMPARED, "samples"]).to_pylist()
@@ -135,10 +142,11 @@ class SampleStream(Stream[Sample]):
 
 
 class RouteStream(Stream[Routes]):
-    """Routes [T, L, K] of some layers (model indices) in their order, read ahead of use.
+    """A stream of routes [T, L, K] for the given layers.
 
-    `manifest` has the wanted samples' rows, in the order of their first use. What was fetched is
-    kept, T * L * K ids per sample, for the later passes of the step.
+    `layers` are model indices, in the order of axis L. `manifest` contains the rows of the required
+    samples, in the order of their first use. Fetched routes (T * L * K ids per sample) remain in
+    memory for the later passes of the step.
     """
 
     def __init__(
@@ -149,10 +157,10 @@ class RouteStream(Stream[Routes]):
         commits: Commits | None = None,
     ) -> None:
         if manifest.geometry is None:
-            raise TraceError(f"step {manifest.step}: its samples have no routes")
+            raise TraceError(f"step {manifest.step}: no routes in its samples")
         if unknown := sorted(set(layers) - set(manifest.geometry.layers)):
             raise TraceError(
-                f"step {manifest.step}: no routes of layers {unknown}; it has "
+                f"step {manifest.step}: no routes for layers {unknown}, expected layers of "
                 f"{manifest.geometry.layers}"
             )
         self.fetched_bytes = 0
@@ -184,16 +192,16 @@ class RouteStream(Stream[Routes]):
                 uses.subtract(needed[row["id"]].keys())
                 for group in [group for group in needed[row["id"]] if not uses[group]]:
                     del there[group]
-        for row in waiting:  # no file holds anything of them
+        for row in waiting:  # no file contains rows of these samples
             self._join(row, {}, {})
 
     def _open_files(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, _File]:
-        """Open the files that hold wanted layers of wanted samples; by number."""
+        """Open the files that contain selected layers of required samples, keyed by index."""
         files = {}
         for number in sorted({part["file"] for row in rows for part in row["routes"] or []}):
             file, geometry = open_file(self._store, self._manifest, number, self._commits)
             if geometry is None:
-                raise TraceError(f"{file.data.key}: its commit names no geometry")
+                raise TraceError(f"{file.data.key}: no geometry in its commit")
             layers = tuple(layer for layer in self._layers if layer in geometry.layers)
             if layers:
                 here = routes_schema(Geometry(geometry.experts, geometry.topk, layers))
@@ -210,7 +218,7 @@ class RouteStream(Stream[Routes]):
         groups: Sequence[_Group],
         segments: Mapping[_Group, set[int]],
     ) -> Part:
-        """Read the wanted segments of some row groups of one file."""
+        """Read the required segments in some row groups of one file."""
         of = files[groups[0][0]]
         wanted = sorted(row for group in groups for row in segments[group])
         part = read_part(self._store, of.file, of.geometry, of.layers, wanted, of.footer)
@@ -223,13 +231,13 @@ class RouteStream(Stream[Routes]):
         segments: Mapping[_Group, list[int]],
         there: Mapping[_Group, Part],
     ) -> None:
-        """Join a sample's routes, compare them with its row, and wake the waiting look-ups."""
+        """Join a sample's routes, compare them with its manifest row, and wake waiting look-ups."""
         by_file: dict[int, dict[int, Part]] = {}
         for (number, group), rows in segments.items():
             by_file.setdefault(number, {}).update(dict.fromkeys(rows, there[number, group]))
         head = self._manifest.geometry
         if head is None:
-            raise TraceError(f"step {self._manifest.step}: its samples have no routes")
+            raise TraceError(f"step {self._manifest.step}: no routes in its samples")
         slices = Slices(
             Geometry(head.experts, head.topk, self._layers),
             {number: _of_sample(held) for number, held in by_file.items()},
@@ -242,7 +250,10 @@ class RouteStream(Stream[Routes]):
 def _segments_by_group(
     row: Mapping[str, Any], files: Mapping[int, _File]
 ) -> dict[_Group, list[int]]:
-    """The rows of files that hold a sample's routes, by row group, in the order of positions."""
+    """Return the file rows that contain a sample's routes, keyed by row group.
+
+    In each list, the rows are in the order of their positions in the sample.
+    """
     found: dict[_Group, list[int]] = {}
     for part in row["routes"] or []:
         of = files.get(part["file"])
@@ -252,7 +263,8 @@ def _segments_by_group(
             at = place["row"]
             if not 0 <= at < of.file.rows:
                 raise TraceError(
-                    f"{of.file.data.key}: sample {row['id']}: row {at} of a file of {of.file.rows}"
+                    f"{of.file.data.key}: sample {row['id']}: row {at} of a file of "
+                    f"{of.file.rows} rows"
                 )
             group = int(np.searchsorted(of.firsts, at, side="right")) - 1
             found.setdefault((part["file"], group), []).append(at)
@@ -260,7 +272,7 @@ def _segments_by_group(
 
 
 def _fetches(groups: Sequence[_Group], files: Mapping[int, _File]) -> Iterator[list[_Group]]:
-    """Yield the row groups to fetch together: consecutive in the order, and of one file."""
+    """Yield lists of row groups to fetch together: consecutive row groups of the same file."""
     at_once, size = 0, 0
     together: list[_Group] = []
     for group in groups:
@@ -276,12 +288,12 @@ def _fetches(groups: Sequence[_Group], files: Mapping[int, _File]) -> Iterator[l
 
 
 def _size(of: _File, group: int) -> int:
-    """Bytes to read of a row group."""
+    """Return the number of bytes to read from a row group."""
     return sum(range_.length for range_ in column_ranges(of.file, of.columns, [group]))
 
 
 def _decoded(of: _File) -> int:
-    """Bytes that a full row group becomes, in the wanted layers."""
+    """Return the decoded size in bytes of the selected layers in a full row group."""
     width = row_bytes(of.geometry.topk, of.geometry.experts)
     return FEW_TOKENS * width * len(of.layers)
 

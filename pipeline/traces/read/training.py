@@ -1,4 +1,4 @@
-"""Routes that the trainer recorded (R2): the training set that a step names."""
+"""Reading the training set of a step: the routes that the trainer recorded (R2)."""
 
 import re
 from collections.abc import Mapping
@@ -20,37 +20,41 @@ _COMMIT_1_0 = re.compile(r"\d{3}-\d{5}\.json")
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The routes that a step's trainer recorded, as the step names them."""
+    """The commits that contain the routes recorded by a step's trainer."""
 
     name: str
-    """Where it is named, for messages: training.json, or the folder of commits in format 1.0."""
+    """The place of the set: training.json or, in format 1.0, the folder of its commits."""
     geometry: Geometry
-    """Of all its layers."""
+    """Geometry with all layers of the set."""
     provenance: Provenance
     commits: tuple[Header, ...]
     policies: Mapping[int, str] | None = None
-    """Weights digests by policy version; None: not known, as in format 1.0."""
+    """Weights digests, keyed by policy version; None if unknown (always in format 1.0)."""
     counts: Mapping[str, int] | None = None
-    """Its numbers of samples, rows_total and rows_valid, as training.json says; None: it does not,
-    as in format 1.0."""
+    """The counts `samples`, `rows_total` and `rows_valid` in training.json; None in format 1.0,
+    which does not record counts."""
 
     def check(self) -> None:
-        """Raise TraceError unless the commits fit the set and each other."""
+        """Raise TraceError unless the commits are consistent with the set and with each other."""
         if self.provenance.kind != "R2":
             raise TraceError(f"{self.name}: routes of kind {self.provenance.kind}, expected R2")
         if not self.commits:
-            raise TraceError(f"{self.name}: it has no commits")
+            raise TraceError(f"{self.name}: no commits")
         for header in self.commits:
             found, made = geometry_of(header), _made(header)
             if (found.experts, found.topk) != (self.geometry.experts, self.geometry.topk):
-                raise TraceError(f"{header.key}: {found}, but {self.name} has {self.geometry}")
+                raise TraceError(
+                    f"{header.key}: {found}, expected {self.geometry} as in {self.name}"
+                )
             ours, theirs = ((one.kind, one.policy_version) for one in (made, self.provenance))
             if ours != theirs:
-                raise TraceError(f"{header.key}: routes of {ours}, but {self.name} has {theirs}")
+                raise TraceError(
+                    f"{header.key}: routes of {ours}, expected {theirs} as in {self.name}"
+                )
         layers = sorted({layer for header in self.commits for layer in geometry_of(header).layers})
         if layers != list(self.geometry.layers):
             raise TraceError(
-                f"{self.name}: its commits have routes of layers {layers}, expected "
+                f"{self.name}: its commits have routes for layers {layers}, expected "
                 f"{list(self.geometry.layers)}"
             )
         united([(self.name, self.policies), *((one.key, one.policies) for one in self.commits)])
@@ -58,20 +62,21 @@ class TrainingSet:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a training commit says of one sample; format 1.0 said nothing."""
+    """A training commit's entry for one sample; commits of format 1.0 have no entries."""
 
     token_digest: str
     routes_digest: str
-    """Of the commit's layers, and of the rows that its file holds."""
+    """Digest of the sample's routes, over the layers and rows that the commit's file contains."""
     rows: int
     rows_valid: int
 
 
 def find_training_set(store: Store, manifest: Manifest) -> TrainingSet | None:
-    """The training set of a sealed step; None: its trainer records no routes.
+    """Return a sealed step's training set; None if the trainer does not record the step's routes.
 
-    The manifest's rows are not needed. Raises TraceError when the set is not there, and when it is
-    of another step; ObjectMissingError when one of its commits is not; CorruptObjectError.
+    The manifest's rows are not needed. Raises TraceError if the set is missing or belongs to a
+    different step, ObjectMissingError if one of its commits is missing, and CorruptObjectError if
+    an object is damaged.
     """
     there = store.size(keys.training_set(manifest.step)) is not None
     if manifest.format == "1.0" and not there:
@@ -81,20 +86,23 @@ def find_training_set(store: Store, manifest: Manifest) -> TrainingSet | None:
     if not manifest.training:
         return None
     raise TraceError(
-        f"{keys.training_set(manifest.step)} in {store.uri}: no such object, but "
-        f"{keys.manifest(manifest.step)} says that the trainer records this step's routes: they "
+        f"{keys.training_set(manifest.step)} in {store.uri}: no such object, but according to "
+        f"{keys.manifest(manifest.step)} the trainer records this step's routes: they "
         "are not recorded yet, or were removed; wait until the step is trained, or restore the "
         "object"
     )
 
 
 def read_training_set(store: Store, manifest: Manifest) -> TrainingSet:
-    """Read training.json and the commits that it names. Raises as `find_training_set`."""
+    """Read training.json and the commits that it lists.
+
+    Raises the same errors as `find_training_set`.
+    """
     header = read_header(store, keys.training_set(manifest.step))
     name = f"{header.key} in {store.uri}"
     if manifest.format != "1.0" and not manifest.training:
         raise TraceError(
-            f"{name}: it is there, but {keys.manifest(manifest.step)} says that the trainer "
+            f"{name}: exists, but according to {keys.manifest(manifest.step)} the trainer "
             "records no routes; remove it, or restore the manifest"
         )
     try:
@@ -104,7 +112,7 @@ def read_training_set(store: Store, manifest: Manifest) -> TrainingSet:
         ]
         counts = {name: number(header.body["counts"][name]) for name in _COUNTS}
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{name}: not a training set: {error!r}") from error
+        raise TraceError(f"{name}: malformed training set: {error!r}") from error
     if header.geometry is None or header.provenance is None or not named_commits:
         raise TraceError(
             f"{name}: geometry {header.geometry}, provenance {header.provenance} and "
@@ -118,32 +126,46 @@ def read_training_set(store: Store, manifest: Manifest) -> TrainingSet:
 
 
 def read_training_commit(store: Store, manifest: Manifest, key: str) -> Header:
-    """Read one commit of a training set. Raises as `find_training_set`."""
+    """Read one commit of a training set.
+
+    Args:
+        store: The store that contains the step.
+        manifest: The sealed step.
+        key: Key of the commit.
+
+    Raises:
+        ObjectMissingError: The commit is missing.
+        CorruptObjectError: The commit is damaged.
+        TraceError: The commit is malformed or belongs to a different step.
+    """
     header = read_header(store, key)
     name = f"{key} in {store.uri}"
     _check_step(header, manifest, name)
     place_of(header)
     recorded(header)
     if file_of(header, "routes") is None:
-        raise TraceError(f"{name}: it lists no routes file")
+        raise TraceError(f"{name}: no routes file in this commit")
     return header
 
 
 def listed_keys(store: Store, step: int) -> list[str]:
-    """The training commits of a step in format 1.0."""
+    """Return the keys of a step's training commits in format 1.0."""
     prefix = keys.trainings(step)
     found = [info.key for info in store.list(prefix)]
     return [key for key in found if _COMMIT_1_0.fullmatch(key.removeprefix(prefix))]
 
 
 def place_of(header: Header) -> tuple[int, int, int]:
-    """The pipeline stage, data-parallel and context-parallel rank of a training commit."""
+    """Return a training commit's pipeline stage, data-parallel rank and context-parallel rank."""
     cp_rank = _number_of(header, "cp_rank") if "cp_rank" in header.body else 0
     return _number_of(header, "stage"), _number_of(header, "dp_rank"), cp_rank
 
 
 def recorded(header: Header) -> dict[str, Recorded] | None:
-    """What a training commit says of its samples; None in format 1.0. Raises TraceError."""
+    """Return a training commit's entries, keyed by sample id; None in format 1.0.
+
+    Raises TraceError if the entries are malformed.
+    """
     if header.minor == 0:
         return None
     try:
@@ -152,18 +174,27 @@ def recorded(header: Header) -> dict[str, Recorded] | None:
             for id, tokens, routes, rows, valid in map(items, items(header.body["digests"]))
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{header.key}: its digests are not a list of them: {error!r}") from error
+        raise TraceError(f"{header.key}: malformed list of digests: {error!r}") from error
     found = dict(listed)
     if len(found) != len(listed) or not same(header.body.get("samples"), len(listed)):
         raise TraceError(
-            f"{header.key}: {len(listed)} digests of {len(found)} samples, it says that it has "
-            f"{header.body.get('samples')!r}"
+            f"{header.key}: {len(listed)} digests for {len(found)} samples, expected one for each "
+            f"of its {header.body.get('samples')!r} samples"
         )
+    for id, entry in found.items():
+        if entry.rows_valid > entry.rows:
+            raise TraceError(
+                f"{header.key}: sample {id}: {entry.rows_valid} valid rows, but its file contains "
+                f"{entry.rows} rows of the sample"
+            )
     return found
 
 
 def _listed(store: Store, step: int) -> TrainingSet | None:
-    """The commits of a step in format 1.0, which did not name its training set."""
+    """Return the training set of a step in format 1.0, in which a set has no training.json.
+
+    Returns None if there are no training commits.
+    """
     prefix = keys.trainings(step)
     commits = []
     for name in listed_keys(store, step):
@@ -173,7 +204,7 @@ def _listed(store: Store, step: int) -> TrainingSet | None:
             step, stage, dp_rank
         ):
             raise TraceError(
-                f"{name} in {store.uri}: it is the commit of step {header.body.get('step')!r}, "
+                f"{name} in {store.uri}: a commit of step {header.body.get('step')!r}, "
                 f"stage {stage}, data-parallel rank {dp_rank}"
             )
         commits.append(header)
@@ -188,15 +219,15 @@ def _listed(store: Store, step: int) -> TrainingSet | None:
 
 
 def geometry_of(header: Header) -> Geometry:
-    """The geometry of a training commit. Raises TraceError when it names none."""
+    """Return the geometry of a training commit. Raises TraceError if the geometry is missing."""
     if header.geometry is None:
-        raise TraceError(f"{header.key}: it names no geometry")
+        raise TraceError(f"{header.key}: no geometry in this commit")
     return header.geometry
 
 
 def _made(header: Header) -> Provenance:
     if header.provenance is None:
-        raise TraceError(f"{header.key}: it names no provenance")
+        raise TraceError(f"{header.key}: no provenance in this commit")
     return header.provenance
 
 
@@ -204,22 +235,22 @@ def _commit(store: Store, manifest: Manifest, key: str, sha256: str) -> Header:
     header = read_training_commit(store, manifest, key)
     if header.sha256 != sha256:
         raise CorruptObjectError(
-            f"{key} in {store.uri}: content {header.sha256[:16]}..., "
-            f"{keys.training_set(manifest.step)} says {sha256[:16]}...; restore the object"
+            f"{key} in {store.uri}: content {header.sha256[:16]}..., but "
+            f"{keys.training_set(manifest.step)} records {sha256[:16]}...; restore the object"
         )
     return header
 
 
 def _check_step(header: Header, manifest: Manifest, name: str) -> None:
-    """Raise TraceError unless a training set or commit is of this sealed step."""
+    """Raise TraceError unless a training set or commit belongs to this sealed step."""
     step, sealed = header.body.get("step"), header.body.get("manifest_sha256")
     if not same(step, manifest.step):
-        raise TraceError(f"{name}: of step {step!r}, expected {manifest.step}")
+        raise TraceError(f"{name}: step {step!r}, expected {manifest.step}")
     if sealed != manifest.sha256:
         raise TraceError(
-            f"{name}: recorded for a manifest with content {str(sealed)[:16]}..., "
-            f"{keys.manifest(manifest.step)} has {manifest.sha256[:16]}...; it is of another run: "
-            "restore the object"
+            f"{name}: recorded for a manifest with content {str(sealed)[:16]}..., but "
+            f"{keys.manifest(manifest.step)} has {manifest.sha256[:16]}...; "
+            "it belongs to a different run: restore the object"
         )
 
 

@@ -1,1 +1,1 @@
-"""Writing: samples and routes to files, files to committed shards, shards to sealed steps."""
+"""Writers of samples files, routes files, committed shards, sealed steps and training sets."""

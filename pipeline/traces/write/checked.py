@@ -1,6 +1,7 @@
-"""What a writer is given, checked before the first byte reaches the store."""
+"""Checks that a writer performs on its input before the first byte reaches the store."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from pipeline.traces.format.policies import parse_policies, policies_json
 from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError
 
 _SHORT_BYTES, _TOGETHER_BYTES = 1 << 16, 1 << 22
-"""Of the routes of a sample, and of those that are sorted together."""
+"""Maximum size in bytes of a short sample's routes, and of the routes that are sorted together."""
 
 
 def shard_key(step: int, shard: int) -> str:
-    """The key of a shard's commit. Raises TraceError for numbers that no key can hold."""
+    """Return the key of a shard's commit. Raises TraceError for numbers beyond the limits."""
     domain.check_number(step, domain.MOST_STEP, "step")
     domain.check_number(shard, domain.MOST_SHARD, f"step {step}: shard")
     return keys.rollout(step, shard)
@@ -32,10 +33,21 @@ def check_source(
     provenance: Provenance | None,
     policies: Mapping[int, str] | None,
 ) -> None:
-    """Raise TraceError, naming the commit, for what its header must not say."""
+    """Check the common fields of a commit.
+
+    Args:
+        key: Key of the commit, for error messages.
+        write_id: Write id of the commit's files.
+        geometry: Geometry of the routes; None if there are no routes.
+        provenance: Origin of the routes; None if there are no routes.
+        policies: Weights digests, keyed by policy version; None if unknown.
+
+    Raises:
+        TraceError: A field is malformed, or only one of geometry and provenance is given.
+    """
     domain.check_write_id(write_id, key)
     if (geometry is None) != (provenance is None):
-        raise TraceError(f"{key}: geometry and provenance go together, only one was given")
+        raise TraceError(f"{key}: only one of geometry and provenance, expected both or neither")
     if geometry is not None:
         domain.check_geometry(geometry, key)
         domain.check_provenance(provenance, key)
@@ -50,22 +62,41 @@ def check_source(
 
 
 def check_maker(key: str, maker: Mapping[str, Any] | None) -> None:
-    """Raise TraceError, naming the commit, for a maker that is not JSON."""
+    """Raise a TraceError that names the commit if `maker` is not a JSON object."""
     if not isinstance(maker, Mapping | None):
         raise TraceError(f"{key}: maker of type {type(maker).__name__}, expected a JSON object")
-    domain.json_text(dict(maker or {}), f"{key}: maker", MOST_DEPTH - 1)  # it lies in the commit
+    domain.json_text(dict(maker or {}), f"{key}: maker", MOST_DEPTH - 1)  # nested in the commit
 
 
 def check_branch_of(key: str, branched: Set[str], ids: Set[str]) -> None:
-    """Raise TraceError, naming the commit, when first sequences of branches are missing."""
+    """Check that the first sequences of branches are present.
+
+    Args:
+        key: Key of the commit, for the error message.
+        branched: Ids of the first sequences to which branches refer.
+        ids: Ids of all samples.
+
+    Raises:
+        TraceError: First sequences are missing.
+    """
     if missing := sorted(branched - ids):
-        raise TraceError(f"{key}: {named('branches of samples that are not there', missing)}")
+        raise TraceError(f"{key}: {named('missing first sequences of branches', missing)}")
 
 
 def checked_sample(
     sample: Sample, step: int, geometry: Geometry | None, policies: Mapping[int, str] | None
 ) -> Sample:
-    """A sample with canonical routes. Raises TraceError, naming it, for what no reader takes."""
+    """Check a sample, and return it with canonical routes.
+
+    Args:
+        sample: The sample to check.
+        step: The step to which it must belong.
+        geometry: The geometry of its routes; None if there are no routes.
+        policies: Weights digests, keyed by policy version; None if unknown.
+
+    Raises:
+        TraceError: A reader would refuse the sample; the message names it.
+    """
     _check(sample, step, geometry, policies)
     if geometry is None:
         return sample
@@ -78,7 +109,17 @@ def checked_samples(
     geometry: Geometry | None,
     policies: Mapping[int, str] | None,
 ) -> list[Sample]:
-    """The same for many, of which short ones are sorted together."""
+    """Check samples, and return them with canonical routes. Short samples are sorted together.
+
+    Args:
+        samples: The samples to check.
+        step: The step to which they must belong.
+        geometry: The geometry of their routes; None if there are no routes.
+        policies: Weights digests, keyed by policy version; None if unknown.
+
+    Raises:
+        TraceError: A reader would refuse a sample; the message names it.
+    """
     for sample in samples:
         _check(sample, step, geometry, policies)
     if geometry is None:
@@ -93,20 +134,21 @@ def checked_samples(
 def _check(
     sample: Sample, step: int, geometry: Geometry | None, policies: Mapping[int, str] | None
 ) -> None:
-    """Refuse a sample that no reader takes; its routes are not looked at."""
+    """Raise TraceError if a reader would refuse any field of a sample except its routes."""
     domain.check_new(sample, step)
     versions = {span.version for span in sample.version_spans}
     if policies is not None and (unknown := versions - policies.keys()):
         raise TraceError(
-            f"sample {sample.id}: tokens of policy version {min(unknown)}, whose weights are "
-            f"not said; give those of all versions, found {sorted(policies)}"
+            f"sample {sample.id}: tokens from policy version {min(unknown)}, which has no "
+            f"weights digest; found digests for versions {sorted(map(int, policies))}, pass one "
+            "for each version"
         )
     if geometry is None and sample.routes is not None:
-        raise TraceError(f"sample {sample.id}: it has routes, but its shard has no geometry")
+        raise TraceError(f"sample {sample.id}: routes in a shard without geometry")
 
 
 def _together(samples: Sequence[Sample], row_bytes: int) -> Iterator[list[Sample]]:
-    """Cut samples into runs of short ones, and long ones alone."""
+    """Yield lists of short samples to sort together, and a separate list for each long sample."""
     together: list[Sample] = []
     size = 0
     for sample in samples:
@@ -131,7 +173,7 @@ def _canonical(samples: Sequence[Sample], geometry: Geometry) -> list[Routes]:
             routes = [domain.check_routes(sample.routes, "") for sample in samples]
             return canonical_samples(routes, geometry, rows)
         except TraceError:
-            pass  # one is wrong: which, is found out one by one
+            pass  # a sample is invalid; check the samples one by one to find it
     return [
         canonical_routes(sample.id, sample.routes, geometry, T)
         for sample, T in zip(samples, rows, strict=True)
@@ -142,18 +184,31 @@ def _rows(sample: Sample) -> int:
     return len(sample.prompt_tokens_P) + len(sample.response_tokens_G) - 1
 
 
+_FIELDS = tuple(field.name for field in fields(Sample))
+
+
 def _with(sample: Sample, routes: Routes) -> Sample:
-    return Sample(**{**vars(sample), "routes": routes})  # a third of what `replace` takes
+    # A subclass may have further fields. This takes half as long as `replace`.
+    of_sample = vars(sample)
+    return Sample(**{**{name: of_sample[name] for name in _FIELDS}, "routes": routes})
 
 
 def canonical_routes(
     id: str, routes: Routes | None, geometry: Geometry, rows: int | None
 ) -> Routes:
-    """Canonical routes of a sample; `rows` None: as many as there are bits of validity."""
+    """Return the canonical routes of a sample.
+
+    Args:
+        id: The sample's id, for error messages.
+        routes: The routes to check.
+        geometry: The geometry that the routes must have.
+        rows: The number of rows; None expects one row per validity bit.
+
+    Raises:
+        TraceError: The routes are missing or malformed.
+    """
     if routes is None:
-        raise TraceError(
-            f"sample {id}: no routes; a row that is not known is one that is not valid"
-        )
+        raise TraceError(f"sample {id}: no routes; pass routes and mark unknown rows as not valid")
     where = f"sample {domain.shown(id)}"
     domain.check_routes(routes, where)
     try:

@@ -1,4 +1,4 @@
-"""Writing Parquet files: row group by row group into the store, in bounded memory."""
+"""Writing Parquet files to the store, row group by row group, in bounded memory."""
 
 import hashlib
 import tempfile
@@ -19,19 +19,20 @@ from pipeline.traces.format.chunks import TraceFile, describe_stream
 from pipeline.traces.format.schema import Role, file_metadata
 
 _UNIQUE = ("token_digest", "routes_digest")
-"""Columns without repeated values, which a dictionary would not make smaller."""
+"""Columns without repeated values, for which a dictionary would save no space."""
 _MUCH = 1 << 20
-"""Bytes of a row group above which another thread is worth its start."""
+"""Size in bytes above which a thread writes a row group. For a smaller one, a thread would save no
+time."""
 
 
 class DigestedUpload:
-    """An object in the making, and the digest of its bytes."""
+    """Uploads an object, and also computes the digest of its bytes."""
 
     def __init__(self, store: Store, key: str) -> None:
         self.size = 0
         """Bytes written so far."""
         self.upload_s = 0.0
-        """Seconds spent on the store, waiting included."""
+        """Seconds spent in calls to the store, including waiting."""
         self._key = key
         self._sha256 = hashlib.sha256()
         self._upload = store.upload(key)
@@ -45,7 +46,7 @@ class DigestedUpload:
         self.size += len(data)
 
     def finish(self) -> DataFile:
-        """Create the object."""
+        """Create the object and return its key, size and digest."""
         started = time.monotonic()
         self._upload.finish()
         self.upload_s += time.monotonic() - started
@@ -65,14 +66,14 @@ class DigestedUpload:
 
 
 class UploadThread:
-    """Does one thing at a time, behind the caller's back where there is a second core."""
+    """Executes one task at a time, in the background if there is a second core."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._work: Future[None] | None = None
 
     def submit(self, work: Callable[[], None], size: int) -> None:
-        """Do work on so many bytes; raises the error of the work before."""
+        """Execute a task that processes `size` bytes. Raises the previous task's error."""
         self.wait()
         if size > _MUCH and thread_count() > 1:
             self._thread = self._thread or ThreadPoolExecutor(1, "trace-file")
@@ -81,7 +82,7 @@ class UploadThread:
             work()
 
     def wait(self) -> None:
-        """Wait for the last work; raises its error."""
+        """Wait for the last task. Raises the task's error."""
         work, self._work = self._work, None
         if work is not None:
             work.result()
@@ -93,11 +94,12 @@ class UploadThread:
 
 
 class FileWriter:
-    """Writes a Parquet file into the store; Upload describes what happens without `finish`.
+    """Writes a Parquet file to the store. See Upload for the effect of omitting `finish`.
 
-    A scratch copy stays on the local disk ($TMPDIR) until the end: only the footer, which comes
-    last, locates the column chunks whose digests the commit needs. Routes, which are much larger,
-    have a writer of their own (RoutesFile).
+    A scratch copy remains on the local disk ($TMPDIR) until the file is complete. It is needed
+    because the commit contains the digests of the column chunks, and only the footer, which is
+    written last, locates the chunks. Routes, which are much larger, have a separate writer
+    (RoutesFile).
     """
 
     def __init__(self, store: Store, key: str, role: Role, schema: pa.Schema) -> None:
@@ -108,16 +110,16 @@ class FileWriter:
         with ExitStack() as opened:
             self._scratch = opened.enter_context(tempfile.TemporaryFile())
             self._upload = opened.enter_context(DigestedUpload(store, key))
-            opened.callback(self._thread.close)  # before what it writes to
+            opened.callback(self._thread.close)  # before the files that the thread uses are closed
             self._writer = pq.ParquetWriter(
                 pa.PythonFile(self, mode="w"),
                 schema,
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=[name for name in schema.names if name not in _UNIQUE],
-                # One page per column chunk: a slice is read whole.
+                # One page per column chunk, because readers fetch entire chunks.
                 data_page_size=64 << 20,
-                # Arrow's own schema would say nothing more, in 1,200 bytes.
+                # Arrow's schema would add 1,200 bytes but no information.
                 store_schema=False,
             )
             self._writer.add_key_value_metadata(file_metadata(role, None, None))
@@ -125,14 +127,15 @@ class FileWriter:
 
     @property
     def upload_s(self) -> float:
-        """Seconds that this writer spent on the store, waiting included."""
+        """Seconds that this writer has spent in calls to the store, including waiting."""
         return self._upload.upload_s
 
     def write_table(self, table: pa.Table) -> None:
         """Append a row group.
 
-        With a second core a large one is compressed, hashed and stored by a thread, while the
-        caller prepares the next; an error of it is raised by the next call or by `finish`.
+        If there is a second core, a thread compresses, hashes and stores a large row group while
+        the caller prepares the next one. The next call to `write_table` or `finish` raises the
+        thread's error.
         """
         self.rows += table.num_rows
         self._thread.submit(lambda: self._write_table(table), table.nbytes)
@@ -141,19 +144,20 @@ class FileWriter:
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def write(self, data: bytes) -> int:
-        """Accept bytes of the file from pyarrow."""
+        """Write the bytes that pyarrow passes to the file."""
         piece = bytes(data)
         self._scratch.write(piece)
         self._upload.write(piece)
         return len(piece)
 
     def finish(self) -> TraceFile:
-        """Create the object and describe it for the commit."""
+        """Create the object, and return its description for the commit."""
         self._thread.wait()
         self._writer.close()
         return describe_stream(self._scratch, self._upload.finish(), self._role)
 
-    # pyarrow requires `closed` and `flush` of a file; only `finish` and `__exit__` end this one.
+    # pyarrow requires a file to have `closed` and `flush`. Only `finish` and `__exit__` close this
+    # file.
     closed = False
 
     def flush(self) -> None:

@@ -1,6 +1,6 @@
-"""Traces as a library: samples from plain arrays, a step in one call."""
+"""Library functions that create samples from plain arrays and write a step in one call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
-from pipeline.run import keys, weights
+from pipeline.policies import weights
+from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.store import Store
 from pipeline.traces.format import domain
@@ -36,15 +37,30 @@ def new_sample(
     seed: int = domain.NO_SEED,
     extras: Mapping[str, Any] | None = None,
 ) -> Sample:
-    """Make sample k of a prompt in a step from an engine's output.
+    """Create sample k of a prompt in a step from an engine's output.
 
-    `prompt_id` is a name without '/'. Arrays may be lists, or of any type that numpy takes without
-    loss: tokens and `experts` integers, `loss_mask` bools or 0 and 1, `logprobs` numbers.
-    `experts` are [S - 1, L, K], where L counts MoE layers only; a row of -1 throughout is unknown.
-    Without `experts` the sample has no routes. By default `logprobs` are NaN (unknown) and every
-    response token counts in the loss; `versions` is the policy version of the whole response, or
-    its spans. Raises TraceError, naming the sample, for what a trace cannot hold
-    (docs/trace-format.md, Limits); whether routes have the step's geometry the writer checks.
+    Each array may be a list, or any other object that numpy converts without loss.
+
+    Args:
+        step: The step.
+        prompt_id: The prompt's name, without '/'.
+        k: The number of the sample within its group.
+        prompt_tokens: Integers [P].
+        response_tokens: Integers [G].
+        experts: Integers [S - 1, L, K], where S = P + G and L counts only MoE layers. A row that
+            contains only -1 is unknown. None if the sample has no routes.
+        logprobs: Numbers [G]; None means NaN (unknown) for every token.
+        loss_mask: Booleans [G], or zeros and ones; None includes every response token in the loss.
+        reward: A finite number; None if unknown.
+        finish_reason: The engine's reason for stopping.
+        versions: The policy version that generated the entire response, or version spans.
+        seed: The engine's seed.
+        extras: JSON values to store with the sample.
+
+    Raises:
+        TraceError: A value exceeds a limit of the trace format (docs/trace-format.md, Limits). The
+            message names the sample. Routes are compared with the step's geometry only when they
+            are written.
     """
     domain.check_number(step, domain.MOST_STEP, "step")
     domain.check_prompt_id(prompt_id, f"step {step}: prompt_id")
@@ -81,43 +97,61 @@ def write_step(
     *,
     policies: Mapping[int, str] | None = None,
 ) -> SealedManifest:
-    """Write a whole step as one shard and seal it; readers treat it like any other step.
+    """Write an entire step as one shard and seal it. Readers treat it like any other step.
 
-    Without geometry and provenance the samples have no routes. `policies` are the weights digests
-    (`weights_digest`) of all policy versions that made the responses; None: not known. A step is
-    written once. Raises TraceError, naming the sample, for what no reader would accept, and for a
-    step that already exists; StoreError.
+    A step can be written only once.
+
+    Args:
+        store: The store of the run or recorded set.
+        step: The step.
+        samples: All samples of the step.
+        geometry: Geometry of the routes; None if there are no routes.
+        provenance: Origin of the routes; None if there are no routes.
+        policies: Weights digests (`weights_digest`) of all policy versions that generated the
+            responses; None if unknown.
+
+    Raises:
+        StoreError: The store failed.
+        TraceError: The step already exists, or a reader would refuse a sample. In the second case,
+            the message names the sample.
     """
-    key, taken = shard_key(step, 0), list(samples)
+    key = shard_key(step, 0)
+    if not isinstance(samples, Iterable):
+        raise TraceError(
+            f"step {step}: samples {domain.shown(samples)}, expected a list of samples"
+        )
+    taken = list(samples)
     if not taken:
         raise TraceError(f"step {step}: no samples, expected at least one")
     if store.size(keys.manifest(step)) is not None:
-        raise TraceError(f"step {step} in {store.uri}: it is there already, and is written once")
+        raise TraceError(
+            f"step {step} in {store.uri}: it already exists, and a step is written once"
+        )
     write_id = new_write_id()
     if store.size(key) is not None or not (
         write_shard(store, step, 0, write_id, taken, geometry, provenance, policies=policies).ours
     ):
         raise TraceError(
-            f"step {step} in {store.uri}: {key} is there already; a step is written once, and "
-            "seal() seals one whose writer was interrupted"
+            f"step {step} in {store.uri}: {key} already exists; a step is written once, and "
+            "seal() completes an interrupted one"
         )
     ids = [sample.id for sample in taken]
     return seal(store, step, 1, lambda _: ids, None)
 
 
 def weights_digest(folder: str | Path) -> str:
-    """The digest that names the weights in a folder: of all tensors of its safetensors files.
+    """Return the digest of all tensors in the safetensors files of a folder.
 
-    How tensors are cut into files does not matter. Raises TraceError when the folder has no such
-    file, or one that is not whole; OSError.
+    The digest does not depend on how tensors are divided among files. Raises TraceError if the
+    folder does not contain safetensors files, or if a file is incomplete. Also raises OSError.
     """
     files = sorted(Path(folder).glob(f"*{weights.SUFFIX}"))
     if not files:
-        raise TraceError(f"{folder}: no *{weights.SUFFIX} there, expected the weights of a policy")
+        raise TraceError(f"{folder}: no *{weights.SUFFIX} files, expected the weights of a policy")
     try:
         return weights.weights_digest(map(weights.read_weights, files))
     except ValueError as error:
-        raise TraceError(f"weights of {folder}: {error}") from error
+        raise TraceError(f"weights in {folder}: {error}") from error
 
 
 def _tokens(id: str, tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:
@@ -151,10 +185,10 @@ def _logprobs(id: str, logprobs: npt.ArrayLike) -> npt.NDArray[np.float32]:
     found = _array(id, "logprobs", logprobs)
     if found.dtype.kind not in "fiu":
         raise TraceError(
-            f"sample {id}: logprobs of type {found.dtype}, expected numbers; NaN is one that is "
-            "not known"
+            f"sample {id}: logprobs of type {found.dtype}, expected numbers; use NaN for "
+            "unknown log-probs"
         )
-    with np.errstate(over="ignore"):  # to infinity, which is refused
+    with np.errstate(over="ignore"):  # overflow produces infinity, which is refused later
         return found.astype(np.float32)
 
 
@@ -185,14 +219,14 @@ def _routes(id: str, experts: npt.ArrayLike) -> Routes:
 
 
 def _array(id: str, name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """The values as numpy has them. Raises TraceError where it cannot take them."""
+    """Return the values as a numpy array. Raises TraceError if numpy cannot convert them."""
     if isinstance(values, np.ma.MaskedArray):
         raise TraceError(f"sample {id}: {name} is a masked array, expected one without a mask")
     try:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        # Lists of several lengths; tensors on a GPU, or of types that numpy lacks.
+        # Lists of different lengths, tensors on a GPU, or types that numpy does not support.
         raise TraceError(
-            f"sample {id}: {name} of type {type(values).__name__} make no array ({error}); give "
-            "numpy's arrays, lists, or tensors in the memory of the CPU"
+            f"sample {id}: {name} of type {type(values).__name__} cannot become an array "
+            f"({error}); pass numpy arrays, lists, or tensors in CPU memory"
         ) from error

@@ -1,8 +1,9 @@
-"""Routes files: Parquet, written column chunk by column chunk.
+"""Writing routes files, in the Parquet format, column chunk by column chunk.
 
-A Parquet library tells where the chunks lie only when the file is complete, so their digests would
-take a second look at all bytes, and it copies what it is given several times. Here each chunk has
-one page, whose bytes are made, hashed and handed to the store once.
+A Parquet library reveals the positions of the chunks only when the file is complete, so computing
+their digests would require a second pass over all bytes. A library also copies its input several
+times. Here, each chunk has one page, whose bytes are generated, hashed and passed to the store only
+once.
 
 Source of the layout: apache/parquet-format, src/main/thrift/parquet.thrift and Encodings.md.
 """
@@ -22,16 +23,20 @@ import pipeline
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces.format.chunks import Range, RowGroup, TraceFile
-from pipeline.traces.format.codec import coding, varint
+from pipeline.traces.format.codec import Coding, coding, gaps, ids_bytes, pack, varint
 from pipeline.traces.format.schema import SEGMENT, file_metadata, routes_schema
 from pipeline.traces.format.types import Provenance, TraceError
 from pipeline.traces.write.files import DigestedUpload, UploadThread
 from pipeline.traces.write.thrift import Value, int32, int64, listed, struct, text
 
 Compression = Literal["zstd", "lz4", "none"]
-"""zstd: smallest; lz4: faster where bytes cost nothing; none: fastest, from process to process."""
+"""Compression of a routes file. zstd gives the smallest files. lz4 is faster, and suits files whose
+size does not matter. none is the fastest, and suits files that one process passes to another."""
 _CODECS = {"none": (0, None), "zstd": (6, ("zstd", 1)), "lz4": (7, ("lz4_raw", None))}
-"""Parquet's number of a codec, and its name and level in pyarrow."""
+"""Parquet's number for each codec, and pyarrow's name and level for it."""
+_TESTED_ROWS = (4_096, 16_384)
+"""The codings are tested if a row group has at least the first number of rows; the test uses at
+most the second number."""
 _TYPES = {pa.int32(): 1, pa.string(): 6, pa.binary(): 6}
 _PLAIN, _RLE, _DELTA_LENGTH = 0, 3, 6  # encodings
 _MAGIC = b"PAR1"
@@ -46,19 +51,19 @@ class Segments:
     tokens: Sequence[int]
     validity: Sequence[bytes | None]
     pages_LX: npt.NDArray[np.uint8]
-    """By layer the content of its page: lengths of the segments, then their coded sets."""
+    """Page content for each layer: the lengths of the segments, followed by their coded sets."""
 
 
 class _Chunk(NamedTuple):
-    """A column chunk in the file."""
+    """A column chunk that was written to the file."""
 
     range: Range
     whole_bytes: int
-    """Of the page with its header, before compression."""
+    """Size in bytes of the page before compression, including its header."""
 
 
 class RoutesFile:
-    """Writes a routes file into the store; Upload describes what happens without `finish`."""
+    """Writes a routes file to the store. See Upload for the effect of omitting `finish`."""
 
     def __init__(
         self,
@@ -74,11 +79,10 @@ class RoutesFile:
                 f"{key}: compression {compression!r}, expected {get_args(Compression)}"
             )
         self.geometry = geometry
-        self.coding = coding(geometry.experts, gaps=compression != "none")
-        """Gaps compress better than ids, and are only made to be compressed."""
         self.rows = 0
         """Rows written so far."""
-        self._metadata = file_metadata("routes", geometry, provenance, self.coding)
+        self._provenance = provenance
+        self._coding: Coding | None = None
         self._number, codec = _CODECS[compression]
         self._codec = None if codec is None else pa.Codec(*codec)
         self._schema = routes_schema(geometry)
@@ -87,26 +91,51 @@ class RoutesFile:
         self._thread = UploadThread()
         with ExitStack() as opened:
             self._upload = opened.enter_context(DigestedUpload(store, key))
-            opened.callback(self._thread.close)  # before what it writes to
+            opened.callback(self._thread.close)  # before the upload that the thread uses ends
             self._upload.write(_MAGIC)
             self._opened = opened.pop_all()
 
     @property
     def upload_s(self) -> float:
-        """Seconds that this writer spent on the store, waiting included."""
+        """Seconds that this writer has spent in calls to the store, including waiting."""
         return self._upload.upload_s
+
+    def coding_for(self, sets_LNK: npt.NDArray[Any]) -> Coding:
+        """Return the file's coding, which is chosen when the first row group is written.
+
+        Whether ids or gaps compress better depends on the model (docs/performance.md), so the first
+        rows of a layer are compressed in both forms. If there are few rows, gaps are used without
+        this test, because the test would take longer than it saves. If the file is not compressed,
+        ids are used, because they are faster.
+
+        Args:
+            sets_LNK: Ascending sets of the row group.
+        """
+        if self._coding is None:
+            self._coding = coding(self.geometry.experts, gaps=self._gaps_are_smaller(sets_LNK))
+        return self._coding
+
+    def _gaps_are_smaller(self, sets_LNK: npt.NDArray[Any]) -> bool:
+        if self._codec is None:
+            return False
+        if sets_LNK.shape[1] < _TESTED_ROWS[0] or not len(sets_LNK):
+            return True
+        ids_NK = sets_LNK[len(sets_LNK) // 2, : _TESTED_ROWS[1]]
+        ids, as_gaps = ids_bytes(ids_NK).tobytes(), pack(gaps(ids_NK)[np.newaxis]).tobytes()
+        return len(self._codec.compress(as_gaps)) <= len(self._codec.compress(ids))
 
     def write(self, segments: Segments) -> None:
         """Append a row group.
 
-        With a second core a large one is compressed, hashed and stored by a thread, while the
-        caller prepares the next; an error of it is raised by the next call or by `finish`.
+        If there is a second core, a thread compresses, hashes and stores a large row group while
+        the caller prepares the next one. The next call to `write` or `finish` raises the thread's
+        error.
         """
         self.rows += len(segments.owner)
         self._thread.submit(lambda: self._write(segments), segments.pages_LX.nbytes)
 
     def finish(self) -> TraceFile:
-        """Create the object and describe it for the commit."""
+        """Create the object, and return its description for the commit."""
         self._thread.wait()
         offset = self._upload.size
         footer = self._footer()
@@ -134,7 +163,7 @@ class RoutesFile:
         self._groups.append((n, chunks))
 
     def _put(self, content: bytes | memoryview, values: int, encoding: int) -> _Chunk:
-        """Write a column chunk of one page."""
+        """Write a column chunk that consists of one page."""
         stored = content if self._codec is None else self._codec.compress(content, asbytes=True)
         whole, size = len(content), len(stored)
         page = {1: int32(values), 2: int32(encoding), 3: int32(_RLE), 4: int32(_RLE)}
@@ -148,8 +177,10 @@ class RoutesFile:
         return _Chunk(range_, len(header) + whole)
 
     def _footer(self) -> bytes:
+        stored = self._coding or coding(self.geometry.experts, gaps=self._codec is not None)
+        metadata = file_metadata("routes", self.geometry, self._provenance, stored)
         root = struct({4: text("schema"), 5: int32(len(self._schema))})
-        pairs = [struct({1: text(key), 2: text(value)}) for key, value in self._metadata.items()]
+        pairs = [struct({1: text(key), 2: text(value)}) for key, value in metadata.items()]
         return struct(
             {
                 1: int32(2),
@@ -162,7 +193,7 @@ class RoutesFile:
         ).content
 
     def _of_all_groups(self, field: pa.Field) -> dict[int, Value]:
-        """What the footer says of a column in every row group."""
+        """Return the footer fields whose values for a column are the same in every row group."""
         encoding = _PLAIN if field.name in SEGMENT.names else _DELTA_LENGTH
         return {
             1: int32(_TYPES[field.type]),
@@ -218,13 +249,16 @@ def _described(field: pa.Field) -> Value:
 
 
 def _texts(values: Sequence[Any]) -> bytes:
-    """The encoding PLAIN of texts or bytes."""
+    """Return texts or bytes in Parquet's PLAIN encoding."""
     found = [value if isinstance(value, bytes) else value.encode() for value in values]
     return b"".join(part for data in found for part in (len(data).to_bytes(4, "little"), data))
 
 
 def _levels(values: Sequence[object]) -> bytes:
-    """Which values of an optional column are there: one bit each, behind its length."""
+    """Return the definition levels of an optional column, preceded by their length in bytes.
+
+    A level is one bit: 1 for a value, 0 for null.
+    """
     there = np.array([value is not None for value in values])
     if there.all() or not there.any():
         run = varint(len(values) << 1) + bytes([int(there[0])])

@@ -1,4 +1,4 @@
-"""Rows of a samples file, made from samples."""
+"""Creating and writing the rows of a samples file."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,18 +15,22 @@ from pipeline.traces.write.files import FileWriter
 from pipeline.traces.write.segments import SegmentRef
 
 ROW_GROUP_TOKENS = 262_144
-"""Tokens per row group, 2 MB: sealing reads some columns of every row group, so few are better."""
+"""Tokens per row group (2 MB). Sealing reads some columns of every row group, so a few large row
+groups are better than many small ones."""
 _ROW_GROUP_TEXT = 8 << 20
-"""Characters per row group, which readers decode at once."""
+"""Characters of text per row group, limited because readers decode entire row groups."""
 _TEXTS = [field.name for field in SAMPLES if field.type == pa.string()]
 
 
 def sample_row(
     sample: Sample, geometry: Geometry | None, places: Sequence[SegmentRef] | None
 ) -> dict[str, Any]:
-    """Make a row of a checked sample (`check_new`) with canonical routes.
+    """Return the row for a sample that was checked (`check_new`) and has canonical routes.
 
-    `places` are the segments of the routes file that hold its routes.
+    Args:
+        sample: The sample.
+        geometry: Geometry of its routes; None if there are no routes.
+        places: Segments of the routes file that contain its routes; None if there are no routes.
     """
     routes, tokens_S = sample.routes, sample.tokens_S
     return {
@@ -56,7 +60,7 @@ def sample_row(
 
 
 class RowWriter:
-    """Writes sample rows as the row groups of a samples file."""
+    """Writes sample rows to a samples file, one row group at a time."""
 
     def __init__(self, file: FileWriter) -> None:
         self._file = file

@@ -1,10 +1,16 @@
-"""Sealing a step: joining its shards into the manifest, shard by shard, in bounded memory."""
+"""Sealing a step: joining its shards into the manifest one by one, in bounded memory.
+
+Requests for several shards overlap because, with hundreds of shards, requests take most of the
+time.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
-from itertools import islice
+from itertools import accumulate, islice
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,9 +18,10 @@ from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.parse import same
 from pipeline.store import Store
+from pipeline.threads import in_order
 from pipeline.traces.format import domain
 from pipeline.traces.format.header import Header, read_header, same_source, with_header
-from pipeline.traces.format.ids import check_ids, named
+from pipeline.traces.format.ids import check_ids, check_once, named
 from pipeline.traces.format.manifest import (
     FileRef,
     Manifest,
@@ -25,13 +32,15 @@ from pipeline.traces.format.manifest import (
 )
 from pipeline.traces.format.policies import united
 from pipeline.traces.format.schema import MANIFEST
-from pipeline.traces.format.shard_rows import shard_rows
+from pipeline.traces.format.shard_rows import shard_rows, versions_of
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.write.files import FileWriter
 
 ROW_GROUP_SAMPLES = 65_536
 _ROW_GROUP_BYTES = 64 << 20
-"""In memory, of a row group, which readers decode at once; texts of errors may be long."""
+"""Maximum size in bytes of a row group in memory. The limit is needed because readers decode
+entire row groups, and error texts may be long."""
+_PLACE = ("step", "shard")
 
 
 def seal(
@@ -47,42 +56,71 @@ def seal(
 ) -> SealedManifest:
     """Join the committed shards of a step and seal it.
 
-    With `policy_version` None the response tokens may come from any policy versions. `training`:
-    the trainer records the routes of this step (R2). `rejected` has the reason of each group that
-    was made and not accepted: its samples are in the shards, but not in the step, nor among the
-    ids of their shard. `baselines` are the ids of greedy samples, which are not trained on. A step
-    that is already sealed is returned unchanged. Raises TraceError when
-    a shard's samples are missing, duplicated or unexpected, when shards differ in geometry, kind or
-    policy version or in the weights of one version, when a response token comes from another policy
-    version, or when a rejected group is in no shard; ObjectMissingError when a shard is not
-    committed.
+    Args:
+        store: The store of the run.
+        step: The step.
+        shards: The number of shards in the step.
+        ids_of_shard: Returns the sample ids that a shard must contain, excluding rejected
+            groups.
+        policy_version: The policy version of all response tokens; None allows any versions.
+        training: Whether the trainer records the routes of this step (R2).
+        rejected: The reason for each rejection, keyed by group. The samples of a rejected group are
+            in the shards but not in the manifest.
+        baselines: Ids of greedy samples, which are not trained on.
+
+    Returns:
+        The sealed manifest. A step that is already sealed remains unchanged.
+
+    Raises:
+        ObjectMissingError: A shard is not committed.
+        TraceError: Samples are missing, duplicated or unexpected; shards differ in geometry, kind,
+            policy version or the weights of one version; a token's policy version is not
+            `policy_version`; a rejected group or a baseline is not in any shard; or an argument
+            is malformed.
     """
-    step = domain.check_number(step, domain.MOST_STEP, "step")  # numpy's integers are no JSON
+    step = domain.check_number(step, domain.MOST_STEP, "step")  # JSON cannot hold numpy integers
     domain.check_number(shards, domain.MOST_SHARD + 1, f"step {step}: number of shards", 1)
     if policy_version is not None:
         domain.check_number(policy_version, domain.MOST, f"step {step}: policy_version")
-    refused = dict(sorted((rejected or {}).items()))
-    for group, reason in refused.items():
-        domain.check_name(group, f"step {step}: rejected group")
-        domain.check_line(reason, f"step {step}: reason of the rejected group {group}")
+    if not isinstance(training, bool):
+        raise TraceError(f"step {step}: training {domain.shown(training)}, expected a bool")
+    refused = _checked_rejections(step, rejected)
+    greedy = domain.check_names(baselines, f"step {step}: baselines")
+
+    def planned(shard: int) -> Sequence[str]:
+        return domain.check_names(ids_of_shard(shard), f"step {step}: ids of shard {shard}")
+
     ours = store.size(keys.manifest(step)) is None and _seal(
         store,
         step,
         shards,
-        ids_of_shard,
+        planned,
         policy_version,
         training=training,
         rejected=refused,
-        baselines=baselines,
+        baselines=greedy,
     )
     manifest = open_manifest(store, step)
     if not ours:
-        _check_sealed(manifest, (id for s in range(shards) for id in sorted(ids_of_shard(s))))
+        _check_sealed(manifest, (id for s in range(shards) for id in sorted(planned(s))))
     return manifest
 
 
+def _checked_rejections(step: int, rejected: object) -> dict[str, str]:
+    """Return the rejected groups and their reasons, sorted by group. Raises TraceError."""
+    if not isinstance(rejected, Mapping | None):
+        raise TraceError(
+            f"step {step}: rejected {domain.shown(rejected)}, expected a mapping from each group "
+            "to its reason"
+        )
+    for group, reason in (rejected or {}).items():
+        domain.check_name(group, f"step {step}: rejected group")
+        domain.check_line(reason, f"step {step}: reason for rejecting group {group}")
+    return dict(sorted((rejected or {}).items()))
+
+
 def write_manifest(store: Store, manifest: Manifest) -> None:
-    """Seal a step with rows in memory; do nothing when it is already sealed."""
+    """Seal a step whose rows are in memory; do nothing if it is already sealed."""
     write_id = new_write_id()
     with _writer(store, manifest.step, write_id) as file:
         rows = _Rows(file)
@@ -101,38 +139,39 @@ def _seal(
     rejected: Mapping[str, str],
     baselines: Sequence[str],
 ) -> bool:
-    """Write the manifest of committed shards; return False when another writer was first."""
-    headers: list[Header] = []
-    for shard in range(shards):
-        header = read_header(store, keys.rollout(step, shard))
-        headers.append(_needed(header))
-        _check_shard(store, header, headers[0], {"step": step, "shard": shard})
+    """Write the manifest of committed shards; return False if another writer committed first."""
+    headers = _headers(store, step, shards)
     first = headers[0]
+    starts = accumulate((len(refs_of(header)) for header in headers), initial=0)
     refs: list[FileRef] = []
     write_id = new_write_id()
     versions: set[int] = set() if policy_version is None else {policy_version}
     counts: Counter[str] = Counter()
+    hashes: list[npt.NDArray[np.int64]] = []
+    unseen = set(baselines)
     with _writer(store, step, write_id) as file:
         rows = _Rows(file)
-        for shard, header in enumerate(headers):
-            table = shard_rows(store, header, len(refs), baselines).sort_by("id")
+        tables = in_order(
+            lambda at: shard_rows(store, at[0], at[1], baselines).sort_by("id"),
+            zip(headers, starts, strict=False),
+        )
+        for shard, (header, table) in enumerate(zip(headers, tables, strict=True)):
+            name = f"step {step}, shard {shard}"
+            versions.update(_planned_versions(name, table, policy_version))
+            unseen.difference_update(table["id"].to_pylist() if unseen else ())
             out = pc.is_in(table["group"], pa.array(list(rejected), pa.string()))
             counts.update(table["group"].filter(out).to_pylist())
             table = table.filter(pc.invert(out))
-            name = f"step {step}, shard {shard}"
-            check_ids(name, table["id"].to_pylist(), ids_of_shard(shard))
-            found = _versions(table)
-            if policy_version is not None and found not in ((), (policy_version,)):
-                raise TraceError(
-                    f"{name}: tokens of policy versions {found}, its plan says {policy_version}; "
-                    "remake the step"
-                )
-            versions.update(found)
+            ids = table["id"].to_pylist()
+            check_ids(name, ids, ids_of_shard(shard))
+            hashes.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
             refs += refs_of(header)
             rows.add(table)
         where = f"step {step} in {store.uri}"
-        if missing := sorted(rejected.keys() - counts.keys()):
-            raise TraceError(f"{where}: {named('rejected groups that no shard has', missing)}")
+        _check_once(where, hashes, ids_of_shard)
+        _check_there(
+            where, {"rejected groups": rejected.keys() - counts.keys(), "baselines": unseen}
+        )
         if not rows.samples:
             raise TraceError(f"{where}: no samples, expected at least one")
         head = Manifest(
@@ -149,8 +188,49 @@ def _seal(
         return _commit(store, head, rows, write_id)
 
 
+def _planned_versions(name: str, table: pa.Table, planned: int | None) -> tuple[int, ...]:
+    """Return the policy versions of a shard. Raises TraceError for a version that is not planned.
+
+    Args:
+        name: The shard, for the error message.
+        table: All rows of the shard, including rejected groups.
+        planned: The version that all tokens must have; None allows any versions.
+    """
+    found = versions_of(table)
+    if planned is not None and found not in ((), (planned,)):
+        raise TraceError(
+            f"{name}: tokens from policy versions {found}, but the step's plan has {planned}; "
+            "remake the step"
+        )
+    return found
+
+
+def _check_there(where: str, missing: Mapping[str, Set[str]]) -> None:
+    for what, names in missing.items():
+        if names:
+            text = named(f"{what} missing from all shards", sorted(names))
+            raise TraceError(f"{where}: {text}")
+
+
+def _check_once(
+    where: str,
+    hashes: Sequence[npt.NDArray[np.int64]],
+    ids_of_shard: Callable[[int], Sequence[str]],
+) -> None:
+    """Raise TraceError if two shards contain the same sample.
+
+    A step may have millions of ids, so only their hashes are in memory. The ids themselves are
+    compared if their hashes are equal.
+    """
+    sorted_N = np.sort(np.concatenate(hashes))
+    twice = set(sorted_N[1:][sorted_N[1:] == sorted_N[:-1]].tolist())
+    if twice:
+        ids = (id for shard in range(len(hashes)) for id in ids_of_shard(shard))
+        check_once(where, [id for id in ids if hash(id) in twice])
+
+
 class _Rows:
-    """Writes manifest rows in whole row groups, and adds up the counts for the commit."""
+    """Writes manifest rows in full row groups, and computes the counts for the commit."""
 
     def __init__(self, file: FileWriter) -> None:
         self.file = file
@@ -172,7 +252,7 @@ class _Rows:
             self._cut()
 
     def finish(self) -> dict[str, int | None]:
-        """Write the remaining rows and return the numbers of samples, tokens and rows."""
+        """Write the remaining rows; return the numbers of samples, tokens and rows."""
         if len(self._pending) or not self.file.rows:
             self._cut()
         return {
@@ -213,38 +293,51 @@ def _commit(store: Store, head: Manifest, rows: _Rows, write_id: str) -> bool:
     return commit(store, key, body, write_id).ours
 
 
+def _headers(store: Store, step: int, shards: int) -> list[Header]:
+    """Check and return the headers of a step's shards, in order."""
+    headers: list[Header] = []
+    names = [keys.rollout(step, shard) for shard in range(shards)]
+    for header in in_order(lambda key: _needed(read_header(store, key)), names):
+        headers.append(header)
+        place = {"step": step, "shard": len(headers) - 1}
+        _check_shard(store, header, headers[0], place)
+    return headers
+
+
 def _needed(header: Header) -> Header:
-    """The header without the ranges of its routes: millions in a large step, and unused here."""
+    """Return the header with only the parts that sealing needs.
+
+    The headers of a large step describe millions of ranges in routes files, which sealing does not
+    use. Of the body, only the fields that identify the commit are kept.
+    """
     files = [
         file if file.role == "samples" else replace(file, row_groups=()) for file in header.files
     ]
-    return replace(header, body={}, files=tuple(files))
-
-
-def _versions(rows: pa.Table) -> tuple[int, ...]:
-    spans = pc.list_flatten(rows["version_spans"])
-    return tuple(sorted(pc.unique(pc.struct_field(spans, "version")).to_pylist()))
+    body = {name: header.body[name] for name in _PLACE if name in header.body}
+    return replace(header, body=body, files=tuple(files))
 
 
 def _check_shard(store: Store, header: Header, first: Header, place: dict[str, int]) -> None:
     found = {name: header.body.get(name) for name in place}
     if not same(found, place):
-        raise TraceError(f"{header.key} in {store.uri}: it is the commit of {found}")
+        raise TraceError(
+            f"{header.key} in {store.uri}: this is the commit of {found}, expected {place}"
+        )
     if header.geometry != first.geometry:
         raise TraceError(
-            f"{header.key}: geometry {header.geometry}, but {first.key} has {first.geometry}"
+            f"{header.key}: geometry {header.geometry}, expected {first.geometry} as in {first.key}"
         )
     same_source(header, first)
 
 
 def _check_sealed(manifest: SealedManifest, expected: Iterator[str]) -> None:
-    """Raise TraceError unless an existing manifest holds the expected samples in their order."""
+    """Raise TraceError unless an existing manifest contains the expected samples in order."""
     name = f"{keys.manifest(manifest.head.step)} in {manifest.store.uri}"
     for batch in manifest.batches(["id"]):
         found = batch["id"].to_pylist()
         wanted = list(islice(expected, len(found)))
         check_ids(name, found, wanted)
         if found != wanted:
-            raise TraceError(f"{name}: its samples stand in another order than they are sealed in")
+            raise TraceError(f"{name}: its samples are not in the order of their shards and ids")
     if missing := list(islice(expected, 1)):
-        raise TraceError(f"{name}: sample {missing[0]} and what follows it is missing")
+        raise TraceError(f"{name}: sample {missing[0]} and all later ones are missing")

@@ -1,8 +1,9 @@
-"""The rows of a routes file: segments, each with some consecutive positions of a sample.
+"""Writing the rows of a routes file. Each row is a segment: consecutive positions of a sample.
 
-The prompt rows of a group's first sample are in segments that the group owns. Every other sample
-shares the leading ones that equal its own rows, and has the rest in segments of its own. A pair
-(row, tokens) names a segment and how many of its first tokens belong to the sample.
+The prompt rows of a group's first sample are in segments that the group owns. Every other sample in
+the group refers to these segments for the leading rows that it shares with the first sample, and
+stores its remaining rows in separate segments. A SegmentRef identifies a segment, and gives the
+number of tokens at the segment's start that belong to a sample.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.model.geometry import Geometry
 from pipeline.traces.format.codec import (
-    Coding,
     has_gaps,
     ids_bytes,
     pack,
@@ -26,18 +25,21 @@ from pipeline.traces.format.digests import validity_bits
 from pipeline.traces.format.types import Routes
 from pipeline.traces.write.routes_file import RoutesFile, Segments
 
-ROW_GROUP_TOKENS = 32_768
-"""Limit per row group and segment: 2.2 bytes per token-layer; 2.3 at half the limit, 2.5 at 4k."""
+ROW_GROUP_TOKENS = 32_512
+"""Maximum number of tokens in a row group or segment. In row groups of this size, a token takes 2.2
+bytes per layer. It takes 2.3 bytes at half this size, and 2.5 at 4k tokens. With 32,768 tokens, the
+page of a layer with top-8 would exceed 256 KiB. In larger pages, zstd at level 1 ignores matches of
+6 bytes, and some routes take 5% more bytes."""
 
 
 @dataclass(frozen=True)
 class SegmentRef:
-    """Rows of a sample in a routes file. Example: SegmentRef(row=4, tokens=812)."""
+    """A reference to rows of a sample in a routes file. Example: SegmentRef(row=4, tokens=812)."""
 
     row: int
-    """Row of the file, that is, the segment."""
+    """The row of the file that contains the segment."""
     tokens: int
-    """Number of the segment's first tokens."""
+    """How many of the segment's first tokens belong to the sample."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class _Segment:
 
 
 class SegmentWriter:
-    """Cuts canonical routes into segments, and segments into the row groups of a routes file."""
+    """Splits canonical routes into segments, and writes these in row groups to a routes file."""
 
     def __init__(self, file: RoutesFile) -> None:
         self._file = file
@@ -58,15 +60,25 @@ class SegmentWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the unwritten row group."""
+        """Size in bytes of the routes in the row group that is not yet written."""
         return sum(segment.sets_LTK.nbytes for segment in self._pending)
 
     def add(self, owner: str, routes: Routes, start: int, end: int) -> list[SegmentRef]:
-        """Append rows [start, end) of a sample and return their segments."""
+        """Append rows [start, end) of a sample.
+
+        Args:
+            owner: The sample's id; for a shared prompt, the id of the group.
+            routes: The sample's canonical routes.
+            start: The first row to append.
+            end: The row after the last one to append.
+
+        Returns:
+            The segments that contain these rows.
+        """
         places = []
         while start < end:
             room = ROW_GROUP_TOKENS - self._tokens
-            # Better a row group that is not full than a sample cut across two.
+            # Leaving a row group partly empty is better than splitting a sample between two.
             if room < end - start and self._half_full:
                 self._cut()
                 continue
@@ -79,10 +91,10 @@ class SegmentWriter:
         return places
 
     def end_group(self) -> None:
-        """End a group: the next segments belong to another one.
+        """End a group: the next segments belong to a different group.
 
-        A row group that is half full is written, so that a rank that reads some groups of a step
-        fetches few tokens of other groups.
+        A row group that is at least half full is written now, so that a rank that reads some groups
+        of a step fetches few tokens of other groups.
         """
         if self._half_full:
             self._cut()
@@ -102,23 +114,30 @@ class SegmentWriter:
         self._tokens += stop - start
 
     def _cut(self) -> None:
-        self._file.write(_rows(self._pending, self._file.geometry, self._file.coding))
+        self._file.write(_rows(self._pending, self._file))
         self._pending, self._tokens = [], 0
 
 
 def shared_rows(first: Routes, other: Routes, limit: int) -> int:
-    """Count the leading rows, at most `limit`, that two recordings have in common."""
+    """Return the number of leading rows that two recordings have in common.
+
+    Args:
+        first: The routes of one recording.
+        other: The routes of the other recording.
+        limit: The maximum number of leading rows to compare.
+    """
     if limit == 0:
         return 0
     differs_TLK = first.sets_TLK[:limit] != other.sets_TLK[:limit]
     differs_T = first.valid_T[:limit] != other.valid_T[:limit]
-    # any() takes 10 times as long for few.
+    # If there are few rows, any() takes 10 times as long.
     if not np.count_nonzero(differs_TLK) and not np.count_nonzero(differs_T):
         return limit
     return int((differs_T | differs_TLK.any(axis=(1, 2))).argmax())
 
 
-def _rows(segments: Sequence[_Segment], geometry: Geometry, stored: Coding) -> Segments:
+def _rows(segments: Sequence[_Segment], file: RoutesFile) -> Segments:
+    geometry = file.geometry
     tokens = [len(segment.valid_T) for segment in segments]
     width = row_bytes(geometry.topk, geometry.experts)
     lengths = np.frombuffer(stored_lengths([width * n for n in tokens]), np.uint8)
@@ -128,9 +147,9 @@ def _rows(segments: Sequence[_Segment], geometry: Geometry, stored: Coding) -> S
     coded_LX = pages_LX[:, len(lengths) :]
     direct = geometry.dtype == np.uint8
     sets_LNK = coded_LX.reshape(L, N, K) if direct else np.empty((L, N, K), geometry.dtype)
-    # Left to itself, numpy would keep the order in memory that the parts have.
+    # Without `out`, the result would have the memory order of the parts.
     np.concatenate([segment.sets_LTK for segment in segments], axis=1, out=sets_LNK)
-    if has_gaps(stored, geometry.experts):
+    if has_gaps(file.coding_for(sets_LNK), geometry.experts):
         for sets_NK in sets_LNK:
             take_gaps(sets_NK)
         if not direct:

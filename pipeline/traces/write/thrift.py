@@ -1,4 +1,4 @@
-"""Thrift's compact protocol, as much of it as a Parquet file of flat columns needs.
+"""Encoder for the parts of Thrift's compact protocol that Parquet files with flat columns need.
 
 Source: apache/parquet-format, Thrift.md and src/main/thrift/parquet.thrift.
 """
@@ -17,32 +17,32 @@ class Value(NamedTuple):
 
 
 def zigzag(number: int) -> bytes:
-    """A signed number of at most 64 bits."""
+    """Encode a signed number of at most 64 bits."""
     return varint(number << 1 if number >= 0 else ~(number << 1))
 
 
 def int32(number: int) -> Value:
-    """Also for the values of enumerations."""
+    """Return an i32, the type that also encodes enumeration values."""
     return Value(5, zigzag(number))
 
 
 def int64(number: int) -> Value:
-    """See the protocol."""
+    """Return an i64."""
     return Value(6, zigzag(number))
 
 
 def text(value: str) -> Value:
-    """UTF-8."""
+    """Return a text, encoded as UTF-8."""
     data = value.encode()
     return Value(8, varint(len(data)) + data)
 
 
 def struct(fields: Mapping[int, Value | None]) -> Value:
-    """Fields by number, ascending; those that are None are left out."""
+    """Return a struct of the fields whose value is not None. Field numbers must ascend."""
     found, last = bytearray(), 0
     for number, value in fields.items():
         if value is not None:
-            found.append((number - last) << 4 | value.kind)  # Parquet's numbers are near each other
+            found.append((number - last) << 4 | value.kind)  # no gap in numbers exceeds 15
             found += value.content
             last = number
     found.append(0)
@@ -50,7 +50,7 @@ def struct(fields: Mapping[int, Value | None]) -> Value:
 
 
 def listed(values: Sequence[Value]) -> Value:
-    """Values of one type; none: a list of structs."""
+    """Return a list of values of one type. An empty list has the element type struct."""
     size, kind = len(values), values[0].kind if values else 12
     head = bytes([size << 4 | kind]) if size < 15 else bytes([0xF0 | kind]) + varint(size)
     return Value(9, head + b"".join(value.content for value in values))

@@ -1,7 +1,8 @@
-"""The parts of a training set: routes that the ranks of a trainer recorded (R2).
+"""Writing the parts of a training set: the routes that a trainer's ranks recorded (R2).
 
-All ranks of an attempt write under the same write id, the id of the set; when all have, one of them
-seals it (pipeline.traces.training_sets). A set that was never sealed is debris.
+All ranks of an attempt write under the same write id, which is the id of the set. After all ranks
+have written their parts, one rank seals the set (pipeline.traces.training_sets). An unsealed set is
+debris.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,23 +30,26 @@ _NEEDED = ("token_digest", "rows_total")
 
 @dataclass(frozen=True)
 class NewTrainingSet:
-    """What all parts of a training set have in common.
+    """The properties that all parts of a training set share.
 
-    Raises TraceError when the step's manifest says that its trainer records no routes.
+    Raises TraceError if, according to the step's manifest, the trainer does not record routes.
     """
 
     manifest: Manifest
-    """The sealed step; rows of other samples than a part's are not needed to write the part."""
+    """The sealed step. Writing a part requires only the manifest rows of the part's samples."""
     provenance: Provenance
     policies: Mapping[int, str] | None = None
-    """Weights digest of the policy version that recorded; None: not known."""
+    """Weights digest of the policy version under which the routes were recorded, keyed by that
+    version; None if unknown."""
     id: str = field(default_factory=new_write_id)
     """The write id that all ranks share."""
 
     def __post_init__(self) -> None:
         name = keys.manifest(self.manifest.step)
         if self.manifest.format != "1.0" and not self.manifest.training:
-            raise TraceError(f"{name}: it says that the trainer records no routes of this step")
+            raise TraceError(
+                f"{name}: according to this manifest, the trainer records no routes for this step"
+            )
         if self.provenance.kind != "R2":
             raise TraceError(f"{name}: routes of kind {self.provenance.kind}, expected R2")
 
@@ -61,13 +65,29 @@ def write_training_routes(
     cp_rank: int = 0,
     positions: Mapping[str, npt.NDArray[np.int64]] | None = None,
 ) -> Committed:
-    """Write the routes of one pipeline stage's layers and one data-parallel rank's samples (R2).
+    """Write R2 routes for one data-parallel rank's samples, in one pipeline stage's layers.
 
-    `geometry` has this stage's layers only; `routes` maps sample ids to routes. A context-parallel
-    rank, which has some rows of each sample only, gives their `positions`, ascending. The part
-    counts when the set is sealed. `ours` is False when the part was there before.
-    Raises TraceError, naming the sample, for one that the manifest has not and for routes of
-    another form; StoreError.
+    The part takes effect only when the set is sealed.
+
+    Args:
+        store: The store of the run.
+        new: The set to which the part belongs.
+        stage: The pipeline stage.
+        dp_rank: The data-parallel rank.
+        routes: Routes, keyed by sample id.
+        geometry: The geometry with only this stage's layers.
+        cp_rank: The context-parallel rank.
+        positions: The ascending positions of the rows in `routes`, keyed by sample id. A
+            context-parallel rank passes them, because it has only some rows of each sample. None
+            means that `routes` contains all rows.
+
+    Returns:
+        The commit; its `ours` is False if the part already existed.
+
+    Raises:
+        StoreError: The store failed.
+        TraceError: A sample is not in the manifest, or its routes are malformed; the message names
+            the sample.
     """
     step, manifest = new.manifest.step, new.manifest
     domain.check_number(stage, domain.MOST_STAGE, f"step {step}: stage")
@@ -105,10 +125,12 @@ def write_training_routes(
 
 
 def _spread(id: str, routes: Routes, positions: npt.NDArray[np.int64], rows: int) -> Routes:
-    """Put some rows of a sample at their positions among all of them."""
+    """Return routes with all rows of a sample; rows at all other positions are invalid."""
     ascends = (np.diff(positions, prepend=-1) > 0).all()
     if len(positions) > rows or not ascends or (len(positions) and positions[-1] >= rows):
-        raise TraceError(f"sample {id}: positions {positions}, expected ascending ones of {rows}")
+        raise TraceError(
+            f"sample {id}: positions {positions}, expected ascending positions below {rows}"
+        )
     _, layers, topk = routes.sets_TLK.shape
     sets_LTK = np.zeros((layers, rows, topk), routes.sets_TLK.dtype)
     valid_T = np.zeros(rows, np.bool_)
@@ -117,7 +139,7 @@ def _spread(id: str, routes: Routes, positions: npt.NDArray[np.int64], rows: int
 
 
 def _runs(positions: npt.NDArray[np.int64]) -> Sequence[tuple[int, int]]:
-    """Ranges [start, end) of consecutive positions."""
+    """Return the ranges [start, end) of consecutive positions."""
     if not len(positions):
         return []
     cuts = np.flatnonzero(np.diff(positions) != 1) + 1

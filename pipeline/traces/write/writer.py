@@ -1,4 +1,4 @@
-"""Writers of rollout shards: samples and routes."""
+"""Writing rollout shards: samples and routes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,21 +33,21 @@ from pipeline.traces.write.rows import RowWriter, sample_row
 from pipeline.traces.write.segments import SegmentRef, SegmentWriter, shared_rows
 
 MEMORY_BYTES = 256 << 20
-"""Default limit on the routes that a ShardWriter holds in memory."""
+"""Default limit on the size in bytes of the routes that a ShardWriter holds in memory."""
 
 
 @dataclass
 class _Group:
-    """The samples of one prompt that are not yet written, and the prompt rows that they share."""
+    """The unwritten samples of one prompt, and the prompt rows that they share."""
 
     held: list[Sample] = field(default_factory=list)
     """Unwritten samples, with canonical routes."""
     seen: int = 0
-    """Samples added so far, written or not."""
+    """Number of samples added so far, written or not."""
     first: Sample | None = None
-    """The first sample written, with the routes of its prompt alone."""
+    """The first sample that was written, with only the routes of its prompt."""
     prompt: list[SegmentRef] = field(default_factory=list)
-    """Segments of the prompt's rows."""
+    """Segments that contain the prompt's rows."""
 
     @property
     def held_bytes(self) -> int:
@@ -57,16 +57,29 @@ class _Group:
 class ShardWriter:
     """Writes a rollout shard while its samples are generated, in bounded memory.
 
-    Samples may be added in any order. The writer holds the samples of a group until it has
-    `group_size` of them, so that they lie together in the files. When it holds more than
-    `memory_bytes` of routes, it writes what it has of the largest group (except for one copy of the
-    prompt's rows) and counts that group in `groups_split`. Without geometry the samples have no
-    routes and none are written. Every writer needs a new `write_id` (`new_write_id`). `policies`
-    are the weights digests of the policy versions that it samples from; None: not known.
-    `compression` is of the routes file.
+    Samples may be added in any order. The writer holds the samples of a group until there are
+    `group_size` of them, so that a group's samples are adjacent in the files. If the held routes
+    exceed `memory_bytes`, the writer writes the held samples of the group that takes the most
+    memory. It then keeps one copy of that group's prompt rows, and increments `groups_split`.
 
-    It is a context manager: leaving the block without `commit` aborts the uploads. Raises
-    TraceError when only one of geometry and provenance is given; StoreError.
+    The writer is a context manager: leaving the block without `commit` aborts the uploads.
+
+    Args:
+        store: The store of the run.
+        step: The step.
+        shard: The shard's number.
+        write_id: A write id from `new_write_id` that no other writer uses.
+        geometry: Geometry of the routes; None writes no routes.
+        provenance: Origin of the routes; None if there are no routes.
+        group_size: The number of samples in a group.
+        memory_bytes: Maximum size in bytes of the routes that the writer holds.
+        policies: Weights digests of the policy versions that generate the shard's samples, keyed
+            by version; None if unknown.
+        compression: Compression of the routes file.
+
+    Raises:
+        StoreError: The store failed.
+        TraceError: An argument is malformed, or only one of geometry and provenance is given.
     """
 
     def __init__(
@@ -87,7 +100,7 @@ class ShardWriter:
         domain.check_number(group_size, domain.MOST, f"{self._key}: group_size", 1)
         domain.check_number(memory_bytes, 2**63 - 1, f"{self._key}: memory_bytes")
         self._store, self._write_id = store, write_id
-        self._step, self._shard = int(step), int(shard)  # numpy's integers are no JSON
+        self._step, self._shard = int(step), int(shard)  # JSON cannot hold numpy integers
         self._geometry, self._provenance = geometry, provenance
         self._group_size, self._memory_bytes = group_size, memory_bytes
         self._policies = policies
@@ -97,8 +110,8 @@ class ShardWriter:
         self._held_bytes = 0
         self._finished: list[TraceFile] = []
         self.groups_split = 0
-        """Groups whose samples do not lie together because they did not fit into memory."""
-        with ExitStack() as opened:  # an error in opening the second file aborts the first
+        """How many times the held samples of a group were written early, to free memory."""
+        with ExitStack() as opened:  # if the second file cannot be opened, abort the first
             name = keys.rollout_file(step, shard, write_id, "samples")
             self._samples = opened.enter_context(FileWriter(store, name, "samples", SAMPLES))
             self._routes, self._segments = None, None
@@ -112,25 +125,26 @@ class ShardWriter:
 
     @property
     def upload_s(self) -> float:
-        """Seconds that this writer has spent on the store so far, waiting included."""
+        """Seconds that this writer has spent in calls to the store so far, including waiting."""
         return self._samples.upload_s + (self._routes.upload_s if self._routes else 0.0)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of routes in memory."""
+        """Size in bytes of the routes in memory."""
         return self._held_bytes + (self._segments.held_bytes if self._segments else 0)
 
     def add(self, sample: Sample) -> None:
-        """Add a finished sample. Raises TraceError, naming it, for what no reader would accept."""
+        """Add a finished sample.
+
+        Raises TraceError if a reader would refuse the sample; the message names it.
+        """
         self._add(checked_sample(sample, self._step, self._geometry, self._policies))
 
     def _add(self, sample: Sample) -> None:
         if self._finished:
-            raise TraceError(
-                f"{self._key}: sample {sample.id} after the files were finished; add it before"
-            )
+            raise TraceError(f"{self._key}: sample {sample.id} added after finish(); add it before")
         if sample.id in self._ids:
-            raise TraceError(f"{self._key}: sample {sample.id} is there twice")
+            raise TraceError(f"{self._key}: duplicated: sample {sample.id}")
         self._ids.add(sample.id)
         if sample.branch_of is not None:
             self._branched.add(sample.branch_of)
@@ -151,7 +165,7 @@ class ShardWriter:
     def finish(self) -> None:
         """Write the held samples and complete the files.
 
-        Raises StoreError; TraceError for a branch of a sample that was not added.
+        Raises StoreError, and TraceError for a branch whose first sequence was not added.
         """
         if self._finished:
             return
@@ -170,10 +184,11 @@ class ShardWriter:
     def commit(self, maker: Mapping[str, Any] | None = None) -> Committed:
         """Finish the files if necessary, and commit the shard.
 
-        `maker` is stored in the commit unchanged: the worker that generated the shard and the time
-        it took, {"worker": 0, "generation_s": 1.3}. When another writer committed the shard first,
-        `ours` is False and this writer's files are debris. Raises StoreError; TraceError for a
-        maker that is not JSON.
+        `maker` is stored in the commit unchanged. It identifies the worker that generated the
+        shard, and gives the generation time in seconds. Example: {"worker": 0, "generation_s":
+        1.3}. If another writer committed the shard first, the result's `ours` is False, and this
+        writer's files are debris. Raises StoreError, and TraceError for a maker that is not a JSON
+        object.
         """
         check_maker(self._key, maker)
         self.finish()
@@ -196,17 +211,18 @@ class ShardWriter:
             self._segments.end_group()
 
     def _place(self, group: _Group, sample: Sample) -> list[SegmentRef]:
-        """Append a sample's rows, except those shared with the group's first sample."""
+        """Append a sample's rows, except those that it shares with the group's first sample."""
         routes, writer = sample.routes, self._segments
         if routes is None or writer is None:
-            raise TraceError(f"{self._key}: sample {sample.id}: no routes are held")
+            raise TraceError(f"{self._key}: sample {sample.id}: no routes in memory")
         rows = len(routes.valid_T)
         if group.first is None:
-            # Rows that other samples may share go into segments of their own.
+            # Rows that other samples may share go into separate segments.
             prompt = min(len(sample.prompt_tokens_P), rows) if self._group_size > 1 else 0
             group.prompt = writer.add(sample.group, routes, 0, prompt)
             if group.seen < self._group_size or len(group.held) > 1:
-                kept_LTK = routes.sets_TLK[:prompt].swapaxes(0, 1).copy()  # compared as it lies
+                # Copy the rows in the same memory layout as the routes that they are compared with.
+                kept_LTK = routes.sets_TLK[:prompt].swapaxes(0, 1).copy()
                 kept = Routes(kept_LTK.swapaxes(0, 1), routes.valid_T[:prompt].copy())
                 group.first = replace(sample, routes=kept)
             return [*group.prompt, *writer.add(sample.id, routes, prompt, rows)]
@@ -237,10 +253,29 @@ def write_shard(
     policies: Mapping[int, str] | None = None,
     compression: Compression = "zstd",
 ) -> Committed:
-    """Write the samples of a rollout shard, with their routes, and commit them.
+    """Write the samples of a rollout shard with their routes, and commit the shard.
 
-    All of it is checked before the store is touched. Arguments, `ours` and errors are those of
-    ShardWriter.
+    All samples are checked before the first access to the store.
+
+    Args:
+        store: The store of the run.
+        step: The step.
+        shard: The shard's number.
+        write_id: A new write id, from `new_write_id`.
+        samples: All samples of the shard, in any order.
+        geometry: Geometry of the routes; None writes no routes.
+        provenance: Origin of the routes; None if there are no routes.
+        maker: JSON object to store in the commit; see `ShardWriter.commit`.
+        policies: Weights digests of the policy versions that generated the responses, keyed by
+            version; None if unknown.
+        compression: Compression of the routes file.
+
+    Returns:
+        The commit; its `ours` is False if another writer committed the shard first.
+
+    Raises:
+        StoreError: The store failed.
+        TraceError: A reader would refuse a sample, or an argument is malformed.
     """
     key = shard_key(step, shard)
     check_source(key, write_id, geometry, provenance, policies)
@@ -269,9 +304,19 @@ def write_shard(
 
 
 def write_samples(store: Store, key: str, samples: Sequence[Sample]) -> DataFile:
-    """Write samples without their routes to one file, for the caller to commit (validation).
+    """Write the samples of a validation, without their routes, to a file for the caller to commit.
 
-    Raises TraceError, naming the sample; StoreError.
+    Args:
+        store: The store of the run.
+        key: Key of the file.
+        samples: The samples; their routes are ignored.
+
+    Returns:
+        The key, size and digest of the file.
+
+    Raises:
+        StoreError: The store failed.
+        TraceError: A reader would refuse a sample; the message names it.
     """
     for sample in samples:
         domain.check_new(sample, None)
@@ -285,7 +330,7 @@ def write_samples(store: Store, key: str, samples: Sequence[Sample]) -> DataFile
 
 
 def _shared(first: Sample, sample: Sample, routes: Routes) -> int:
-    """Count the prompt rows that a sample shares with the first one of its group."""
+    """Return the number of prompt rows that a sample shares with its group's first sample."""
     if first.routes is None:
         return 0
     limit = min(len(first.routes.valid_T), len(routes.valid_T))
@@ -297,7 +342,7 @@ def _shared(first: Sample, sample: Sample, routes: Routes) -> int:
 
 
 def _first(places: Sequence[SegmentRef], tokens: int) -> list[SegmentRef]:
-    """The part of these segments that holds the first tokens."""
+    """Return references to those parts of the segments that contain the first `tokens` tokens."""
     cut = []
     for place in places:
         taken = min(place.tokens, tokens)

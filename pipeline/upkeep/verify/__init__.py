@@ -1,6 +1,7 @@
 """The full offline check of stored runs and recorded sets.
 
-`whole` asks the others: `sealed_steps` about each step, `stored_run` about all else.
+The module `whole` calls `sealed_steps` for each step, `chains` for the policies, and `stored_run`
+for the remaining objects.
 """
 
 from pipeline.upkeep.verify.whole import verify

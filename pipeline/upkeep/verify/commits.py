@@ -1,4 +1,4 @@
-"""The part of `verify` that reads the commits of traces: what their JSON says of itself."""
+"""The part of `verify` that checks the JSON of trace commits."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,19 +13,22 @@ _ROLES = {"samples", "routes", "manifest"}
 
 
 def check_commit(header: Header, place: Mapping[str, object], roles: Mapping[str, int]) -> None:
-    """Raise TraceError unless a commit is what its key says, with these numbers of files by role.
+    """Raise TraceError unless a commit fits its key and lists the expected files.
 
-    `place` is what its body must say: {"step": 3, "shard": 0}.
+    Args:
+        header: The commit.
+        place: The fields that its body must contain, for example {"step": 3, "shard": 0}.
+        roles: The expected number of files for each role.
     """
     for text in _problems(header, place, roles):
         raise TraceError(f"{header.key}: {text}")
 
 
 def check_file_names(header: Header) -> None:
-    """Raise TraceError unless the files of a commit are named after it and its write id.
+    """Raise TraceError unless a commit's files are named after the commit and its write id.
 
-    A commit that was copied from a recorded set names the set's files: it is compared by the names
-    that it had there.
+    A commit that was copied from a recorded set names the files of that set. The names of these
+    files are compared with the key that the commit had in the set.
     """
     stem = first_key(header.key).removesuffix(".json")
     for file in header.files:
@@ -37,7 +40,7 @@ def check_file_names(header: Header) -> None:
 
 
 def first_key(key: str) -> str:
-    """The key that an object had in the run that made it, before steps were sealed from others."""
+    """Return the key that an object had in the run that wrote it, before other runs copied it."""
     return re.sub(r"/(replay/)+", "/", key)
 
 
@@ -51,13 +54,13 @@ def _problems(
     if not _WRITE_ID.fullmatch(str(body.get("attempt"))):
         yield f"attempt {body.get('attempt')!r}, expected a write id of 8 hexadecimal digits"
     if (header.geometry is None) != (header.provenance is None):
-        yield "geometry and provenance go together, it has one of them"
+        yield "geometry and provenance go together, but only one of them is present"
     for role, number in roles.items():
         there = sum(file.role == role for file in header.files)
         if there != number:
             yield f"{there} files of role {role}, expected {number}"
     if strange := {file.role for file in header.files} & _ROLES - roles.keys():
-        yield f"a file of role {min(strange)}, which it cannot have"
+        yield f"a file of role {min(strange)}, which this commit cannot have"
     for file in header.files:
         digests = [file.data.sha256, *(range_.sha256 for range_ in file.ranges)]
         for digest in digests:

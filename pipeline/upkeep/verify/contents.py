@@ -3,8 +3,8 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 
+from pipeline.policies.weights import SUFFIX, TensorReader, read_stored_weights
 from pipeline.run.commit import CorruptObjectError, DataFile
-from pipeline.run.weights import SUFFIX, read_stored_weights
 from pipeline.store import ObjectMissingError, Store
 from pipeline.traces.format.chunks import Range, TraceFile
 from pipeline.upkeep.problems import Report
@@ -12,52 +12,81 @@ from pipeline.upkeep.problems import Report
 _PIECE = 64 << 20  # bytes in memory at once
 
 
-def verify_data(store: Store, file: DataFile, report: Report, commit: str) -> None:
-    """Compare a data file's size and digest with those in its commit, once per file.
+def verify_data(
+    store: Store, file: DataFile, report: Report, commit: str, reader: TensorReader | None = None
+) -> None:
+    """Compare a data file's size and digest with those in its commit; read each file only once.
 
-    `report.weights` gets the tensors of safetensors files that are whole.
+    Args:
+        store: The run or recorded set.
+        file: The data file.
+        report: Receives problems. `report.weights` receives the tensors of complete safetensors
+            files.
+        commit: Key of the commit, for messages.
+        reader: Receives the bytes of the tensors that it needs, even from incomplete files.
     """
     if file.key.endswith(SUFFIX):
-        _verify_weights(store, file, report, commit)
+        _verify_weights(store, file, report, commit, reader)
     else:
         _verify(store, file, (), report, commit)
 
 
 def verify_file(store: Store, file: TraceFile, report: Report, commit: str) -> None:
-    """Compare a trace file and each of its ranges with their digests, once per file."""
+    """Compare a trace file and each of its ranges with their digests; read each file only once.
+
+    Args:
+        store: The run or recorded set.
+        file: The file as described in its commit.
+        report: Receives problems.
+        commit: Key of the commit, for messages.
+    """
     _verify(store, file.data, file.ranges, report, commit)
 
 
-def _verify_weights(store: Store, file: DataFile, report: Report, commit: str) -> None:
+def _verify_weights(
+    store: Store, file: DataFile, report: Report, commit: str, reader: TensorReader | None
+) -> None:
     if report.seen.get(file.key) == file:
         return
     report.seen[file.key] = file
     with report.noting(file.key):
         check_size(store, file, commit)
         try:
-            report.weights[file.key] = read_stored_weights(store, file)
-        except CorruptObjectError:  # another file, or no safetensors: its policy judges the latter
+            report.weights[file.key] = read_stored_weights(store, file, reader)
+        except CorruptObjectError:  # if it is not safetensors, the check of its policy reports this
             del report.seen[file.key]
             _verify(store, file, (), report, commit)
 
 
 def check_size(store: Store, file: DataFile, commit: str) -> None:
-    """Raise StoreError unless a file that a commit names is there with its full size."""
+    """Raise StoreError unless a file exists and has the size that its commit lists.
+
+    Args:
+        store: The run or recorded set.
+        file: The data file.
+        commit: Key of the commit, for messages.
+    """
     size = store.size(file.key)
     if size is None:
         raise ObjectMissingError(f"{file.key}: no such object; {commit} names it")
     if size != file.size:
         raise CorruptObjectError(
-            f"{file.key}: {size} bytes, {commit} says {file.size}; restore the object"
+            f"{file.key}: {size} bytes, expected {file.size} as in {commit}; restore the object"
         )
 
 
 def refuse_whole(file: DataFile, digest: str, commit: str) -> None:
-    """Raise CorruptObjectError unless this is the digest of a file in its commit."""
+    """Raise CorruptObjectError unless a file, read in full, has the digest that its commit lists.
+
+    Args:
+        file: The data file.
+        digest: The digest of the stored file.
+        commit: Key of the commit, for messages.
+    """
     if digest != file.sha256:
         raise CorruptObjectError(
-            f"{file.key}: SHA-256 {digest[:16]}..., {commit} says {file.sha256[:16]}...; "
-            "restore the object"
+            f"{file.key}: SHA-256 {digest[:16]}..., expected {file.sha256[:16]}... as in "
+            f"{commit}; restore the object"
         )
 
 
@@ -71,7 +100,7 @@ def _verify(
         check_size(store, file, commit)
         whole = hashlib.sha256()
         parts = [hashlib.sha256() for _ in ranges]
-        # In order of offset, only a few ranges overlap each piece.
+        # Sorted by offset, the ranges that overlap a piece are adjacent.
         order = sorted(range(len(ranges)), key=lambda i: ranges[i].offset)
         first = 0
         for offset, piece in _pieces(store, file):
@@ -88,7 +117,7 @@ def _verify(
         for range_, part in zip(ranges, parts, strict=True):
             if part.hexdigest() != range_.sha256:
                 at = f"bytes {range_.offset}..{_end(range_)}"
-                text = f"{at}: {commit} has another digest of them than of the whole file"
+                text = f"{at}: wrong digest in {commit}, although the digest of the file is correct"
                 report.add(file.key, text)
 
 

@@ -24,10 +24,15 @@ from pipeline.traces.format.types import TraceError
 
 
 def check_footer(store: Store, file: TraceFile, header: Header) -> None:
-    """Raise TraceError unless a file's footer says what its commit `header` does.
+    """Raise TraceError unless a file's footer agrees with its commit.
 
-    That is its metadata, the types of all its columns, its leaf columns and row groups, and the
-    place of every column chunk. Raises the errors of `read_footer`.
+    Compares the metadata, the types of all columns, the leaf columns, the row groups, and the
+    position of every column chunk. Also raises the same errors as `read_footer`.
+
+    Args:
+        store: The run or recorded set.
+        file: The file as described in its commit.
+        header: The commit.
     """
     name = file.data.key
     footer = read_footer(store, file)
@@ -49,39 +54,45 @@ def _problems(
     file: TraceFile, header: Header, metadata: pq.FileMetaData, footer: bytes, schema: pa.Schema
 ) -> Iterator[str]:
     text = {key.decode(): value.decode() for key, value in metadata.metadata.items()}
+    if text["retrace.format"] != header.body["format"]:
+        yield (
+            f"its format is {text['retrace.format']}, but its commit has the format "
+            f"{header.body['format']}; remake the step"
+        )
     if "retrace.producer" not in text:
         yield "its metadata has no retrace.producer"
     if file.role == "routes":
         made = parse_provenance(json.loads(text.get("retrace.provenance", "null")), file.data.key)
         if made != header.provenance:
-            yield f"made by {made}, its commit says {header.provenance}"
+            yield f"its provenance is {made}, but its commit records {header.provenance}"
     leaves = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     if leaves != list(file.leaves):
-        yield f"columns {leaves[:99]}, its commit has {list(file.leaves)[:99]}"
+        yield f"it has columns {leaves[:99]}, but its commit lists {list(file.leaves)[:99]}"
         return
     if len(set(leaves)) != len(leaves):
-        yield "two columns of one name"
+        yield "two columns have the same name"
     if file.role == "routes":
         layers = {leaf for leaf in leaves if leaf.startswith("layer_")}
         if strange := layers - set(schema.names):
-            yield f"column {min(strange)}, which its geometry does not have"
+            yield f"it has column {min(strange)}, but the geometry in its commit has no such layer"
     rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
     if rows != [group.rows for group in file.row_groups]:
-        yield f"row groups of {rows} rows, its commit has others"
+        yield f"its row groups have {rows} rows, but its commit lists different row counts"
         return
     stored = stored_chunks(footer, len(leaves))
     for g, described in enumerate(file.row_groups):
         for leaf, chunk, found in zip(leaves, described.chunks, stored[g], strict=True):
             if (found.offset, found.length) != (chunk.offset, chunk.length):
                 yield (
-                    f"row group {g}: column {leaf} is {found.length} bytes from {found.offset}, "
-                    f"its commit says {chunk.length} from {chunk.offset}"
+                    f"row group {g}: column {leaf} has {found.length} bytes at offset "
+                    f"{found.offset}, but its commit records {chunk.length} bytes at offset "
+                    f"{chunk.offset}"
                 )
 
 
 def _schema(role: str, geometry: Geometry | None) -> pa.Schema:
     if role == "routes":
         if geometry is None:
-            raise ValueError("its commit names no geometry")
+            raise ValueError("no geometry in its commit")
         return routes_schema(geometry)
     return SAMPLES if role == "samples" else MANIFEST

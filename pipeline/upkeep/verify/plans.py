@@ -1,4 +1,4 @@
-"""The part of `verify` for a step's plans: it has what was planned, or says why it lacks it."""
+"""The part of `verify` that compares the samples of a step with the planned ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,16 @@ _FILTERS = "algorithm.filter_groups"
 
 
 def find_plans(store: Store, step: int, report: Report) -> list[StepPlan]:
-    """A step's plans in order; [] when it has none, or when one is missing or damaged."""
+    """Return the sub-plans of a step.
+
+    Args:
+        store: The run or recorded set.
+        step: The step.
+        report: Receives problems.
+
+    Returns:
+        The sub-plans in order; an empty list if one is missing or damaged.
+    """
     found: list[StepPlan] = []
     seen: set[PlannedPrompt] = set()
     of_keys = (keys.sub_plan_number(info.key) for info in store.list(keys.step_prefix(step)))
@@ -39,15 +48,17 @@ def find_plans(store: Store, step: int, report: Report) -> list[StepPlan]:
                 found.append(plan)
             elif last:
                 later = keys.sub_plan(step, last)
-                raise CorruptObjectError(f"{key}: no such object, but {later} is there")
+                raise CorruptObjectError(f"{key}: no such object, but {later} exists")
         if len(found) <= sub_plan:
             return []
     return found
 
 
 def _check_alike(plan: StepPlan, first: StepPlan, seen: set[PlannedPrompt]) -> None:
-    """Raise CorruptObjectError unless a sub-plan has all but its prompts of the first, and none of
-    those that were seen before."""
+    """Raise CorruptObjectError unless a sub-plan fits the previous ones.
+
+    It may differ from the first sub-plan only in its prompts, and must not repeat a prompt.
+    """
     if replace(plan, prompts=(), sub_plan=0) != replace(first, prompts=(), sub_plan=0):
         raise CorruptObjectError(
             f"{plan.key}: it differs from {first.key} in more than its prompts; restore the object"
@@ -55,13 +66,19 @@ def _check_alike(plan: StepPlan, first: StepPlan, seen: set[PlannedPrompt]) -> N
     for prompt in plan.prompts:
         if prompt in seen:
             raise CorruptObjectError(
-                f"{plan.key}: {prompt} is in a sub-plan before it; restore the object"
+                f"{plan.key}: {prompt} is in an earlier sub-plan; restore the object"
             )
     seen.update(plan.prompts)
 
 
 def verify_plans(manifest: Manifest, plans: Sequence[StepPlan], report: Report) -> None:
-    """Check that the manifest has the samples of the plans, but those of rejected groups."""
+    """Check that the manifest contains the planned samples, except for rejected groups.
+
+    Args:
+        manifest: The manifest of the step.
+        plans: The step's sub-plans.
+        report: Receives problems.
+    """
     version, key = plans[0].policy_version, keys.manifest(manifest.step)
     rejected = {group.group for group in manifest.rejected}
     planned = [id for plan in plans for id in expected_ids(plan)]
@@ -70,8 +87,8 @@ def verify_plans(manifest: Manifest, plans: Sequence[StepPlan], report: Report) 
         check_ids(key, manifest.ids, expected)
         if manifest.policy_versions != (version,):
             raise TraceError(
-                f"policy versions {manifest.policy_versions}, {keys.plan(manifest.step)} says "
-                f"{version}"
+                f"policy versions {manifest.policy_versions}, expected {version} as in "
+                f"{keys.plan(manifest.step)}"
             )
         greedy = pc.equal(manifest.rows["not_trained"], BASELINE).fill_null(False)
         said = set(manifest.rows["id"].filter(greedy).to_pylist())
@@ -79,8 +96,8 @@ def verify_plans(manifest: Manifest, plans: Sequence[StepPlan], report: Report) 
         if said != baselines:
             differing = named("these differ", sorted(said ^ baselines))
             raise TraceError(
-                f"{key}: {len(said)} samples with not_trained {BASELINE!r}, "
-                f"{len(baselines)} are planned: {differing}"
+                f"{key}: {len(said)} samples with not_trained {BASELINE!r}, expected "
+                f"{len(baselines)} as planned: {differing}"
             )
 
 
@@ -92,10 +109,18 @@ def verify_groups(
     report: Report,
     pruned: bool,
 ) -> None:
-    """Check that the groups of a run's step were accepted and rejected by its settings.
+    """Check that a step's groups were accepted and rejected as the run's settings require.
 
-    Of a pruned step the samples are gone, and of one that was replayed the settings of another run
-    count: only the number of groups is compared then.
+    Only the number of groups is checked for a pruned step, whose samples are gone, and for a
+    replayed step, whose groups follow the settings of a different run.
+
+    Args:
+        store: The run.
+        run: The run's description.
+        manifest: The manifest of the step.
+        plans: The step's sub-plans; empty if they are missing.
+        report: Receives problems.
+        pruned: Whether the step was pruned.
     """
     key = keys.manifest(manifest.step)
     with report.parsing(key):
@@ -111,7 +136,7 @@ def verify_groups(
         accepted = list(dict.fromkeys(manifest.rows["group"].to_pylist()))
         if len(accepted) != wanted:
             raise TraceError(
-                f"{key}: {len(accepted)} groups, {keys.run_json()} has "
+                f"{key}: {len(accepted)} groups, but {keys.run_json()} has "
                 f"data.train_batch_size={wanted}"
             )
         if pruned or not plans:
@@ -129,13 +154,14 @@ def verify_groups(
                 if found.get(group) != choice.rejected.get(group)
             )
             raise TraceError(
-                f"{key}: {named('rejected otherwise than the samples say', wrong)}: "
-                f"{found.get(wrong[0])!r}, by {_FILTERS} it is {choice.rejected.get(wrong[0])!r}"
+                f"{key}: {named('rejections that do not follow from the samples', wrong)}: "
+                f"{found.get(wrong[0])!r}, expected {choice.rejected.get(wrong[0])!r} according "
+                f"to {_FILTERS}"
             )
 
 
 def _filters(run: RunDescription) -> Mapping[str, Any]:
-    """The settings of dynamic sampling; {} of a run that is older than they are."""
+    """Return the settings of dynamic sampling; {} for a run that is older than these settings."""
     algorithm = mapping(run.settings.get("algorithm", {}))
     filters = mapping(algorithm.get("filter_groups", {}))
     if "enable" in filters:

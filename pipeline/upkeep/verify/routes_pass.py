@@ -1,9 +1,10 @@
-"""The part of `verify` that reads a shard's routes file, once: bytes, ranges and all rows.
+"""The part of `verify` that reads a shard's routes file once: its bytes, ranges and rows.
 
-Row groups are read in the order of the file, so that its digest is made on the way, and decoded a
-window at a time: some neighbouring row groups that no sample's rows reach out of.
+Row groups are read in the order of the file, so that the file's digest is computed in the same
+pass. They are decoded one window at a time. A window consists of neighbouring row groups, which
+together contain complete samples.
 
-Letters: N rows of a window's segments.
+Dimensions: N is the number of rows in a window's segments.
 """
 
 import hashlib
@@ -23,15 +24,17 @@ from pipeline.store import Store
 from pipeline.traces.format.chunks import Range, TraceFile, read_footer, read_table
 from pipeline.traces.format.schema import SEGMENT, routes_schema
 from pipeline.traces.format.types import TraceError
-from pipeline.traces.read.parts import Part, read_part
+from pipeline.traces.read.parts import read_part
 from pipeline.traces.read.slices import Slices
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.contents import check_size, refuse_whole, verify_file
+from pipeline.upkeep.verify.joined_rows import check_unknown_rows
 
 _WINDOW_BYTES = 32 << 20
-"""Decoded sets after which a window ends where it can."""
+"""Size in bytes of the decoded sets after which a window ends at the next possible row group."""
 _MOST_BYTES = 128 << 20
-"""Decoded sets after which it ends anywhere; samples that it cuts are read again by themselves."""
+"""Size in bytes of the decoded sets after which a window always ends. Samples that are split there
+are read again, each separately."""
 _ROW = ["id", "group", "branch_of", "prompt_length", "rows_total", "rows_valid", "routes_digest"]
 
 
@@ -41,13 +44,13 @@ class _Window:
 
     groups: range
     samples: npt.NDArray[np.int64]
-    """Rows of the samples whose routes lie in these row groups alone."""
+    """Row numbers of the samples whose routes are entirely in these row groups."""
 
 
 class RoutesPass:
     """Checks a routes file against the samples of its shard.
 
-    `rows` are the shard's samples: columns of a samples file up to `segments`.
+    `rows` contains the columns `samples_pass.ROWS` of the shard's samples.
     """
 
     def __init__(
@@ -58,12 +61,12 @@ class RoutesPass:
         self._key = file.data.key
 
     def run(self, commit: str) -> None:
-        """Report all that is wrong with the file, which the commit under this key describes."""
+        """Report all problems with the file; `commit` is the key of the commit that lists it."""
         if self._report.seen.get(self._key) == self._file.data:
             return
         with self._report.noting(self._key):
             check_size(self._store, self._file.data, commit)
-            before = len(self._report.problems)
+            before = self._report.found
             try:
                 footer = read_footer(self._store, self._file)
                 segments = read_table(self._store, self._file, SEGMENT, footer=footer)
@@ -72,7 +75,7 @@ class RoutesPass:
                 raise
             except CorruptObjectError as error:
                 verify_file(self._store, self._file, self._report, commit)
-                if len(self._report.problems) == before:
+                if self._report.found == before:
                     raise error
                 return
             windows, cut = self._windows(segments)
@@ -83,12 +86,12 @@ class RoutesPass:
                 self._check_alone(row, footer)
 
     def _check_segments(self, segments: pa.Table) -> None:
-        """Check what no sample's own rows would show."""
+        """Check for problems that no sample's own rows would show."""
         names = {*self._rows["id"].to_pylist(), *self._rows["group"].to_pylist()}
         known = pa.array(names, pa.string())
         strange = pc.invert(pc.is_in(segments["owner"], value_set=known))
         for owner in segments["owner"].filter(strange).slice(0, 1).to_pylist():
-            raise TraceError(f"{self._key}: a segment of {owner}, which its shard does not have")
+            raise TraceError(f"{self._key}: a segment of {owner}, which is not in its shard")
         for column, least in (("token_start", 0), ("tokens", 1)):
             least_found = pc.min(segments[column]).as_py()
             if least_found is not None and least_found < least:
@@ -97,14 +100,14 @@ class RoutesPass:
                 )
 
     def _windows(self, segments: pa.Table) -> tuple[list[_Window], list[int]]:
-        """Cut the row groups into windows; also return the rows of samples that a cut divides."""
+        """Return windows of row groups, and the row numbers of the samples that windows split."""
         groups = len(self._file.row_groups)
         first, last = self._extents()
         size = len(self._geometry.layers) * self._geometry.topk * self._geometry.dtype().itemsize
         ends = np.cumsum([group.rows for group in self._file.row_groups], dtype=np.int64)
         tokens = np.concatenate([[0], np.cumsum(segments["tokens"].to_numpy(), dtype=np.int64)])
         held = tokens[ends] * size
-        crossing = np.zeros(groups + 1, np.int64)  # samples that go on after each row group
+        crossing = np.zeros(groups + 1, np.int64)  # how many samples continue after a row group
         known = first <= last
         np.add.at(crossing, first[known], 1)
         np.add.at(crossing, last[known], -1)
@@ -128,10 +131,10 @@ class RoutesPass:
         return windows, np.flatnonzero(known & ~whole).tolist()
 
     def _extents(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """First and last row group of each sample; 1 and 0 where its segments are not in the file.
+        """Return each sample's first and last row group; 1 and 0 if its segments are invalid.
 
-        Those are reported, null ones by who read the samples. Samples of one token have no
-        segments, and are of the first row group.
+        Segments outside the file are reported here; the pass over samples reports null segments.
+        Samples of one token do not have segments and are counted in the first row group.
         """
         column = self._rows["segments"].combine_chunks()
         sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
@@ -154,12 +157,12 @@ class RoutesPass:
         return first, last
 
     def _read(self, windows: Sequence[_Window], footer: bytes, commit: str) -> None:
-        """Read the whole file, window by window, and check the samples of each."""
+        """Read the entire file, window by window, and check the samples of each window."""
         ahead = _Ahead(self._store, self._key)
         extents = [self._extent(window.groups) for window in windows]
         ordered = [0, *(at for extent in extents for at in extent), self._file.data.size]
         in_order = ordered == sorted(ordered)
-        if not in_order:  # allowed, but then it is read twice
+        if not in_order:  # windows may be in any order in the file, but the file is then read twice
             verify_file(self._store, self._file, self._report, commit)
         whole, damaged, at = hashlib.sha256(), [], 0
         for window, (_, end) in zip(windows, extents, strict=True):
@@ -188,15 +191,15 @@ class RoutesPass:
         return min(r.offset for r in ranges), max(r.offset + r.length for r in ranges)
 
     def _check_others(self, ahead: "_Ahead", groups: range) -> None:
-        """Check the ranges of columns that this version of the format does not know."""
+        """Check the ranges of columns that this version of the format does not define."""
         known = set(routes_schema(self._geometry).names)
         others = [i for i, leaf in enumerate(self._file.leaves) if leaf.split(".")[0] not in known]
         ranges = [self._file.row_groups[g].chunks[i] for g in groups for i in others]
         for range_, piece in zip(ranges, ahead.pieces(ranges), strict=True):
             if hashlib.sha256(piece).hexdigest() != range_.sha256:
                 raise CorruptObjectError(
-                    f"{self._key}: bytes {range_.offset}..{range_.offset + range_.length}: its "
-                    "commit has another digest of them than of the whole file"
+                    f"{self._key}: bytes {range_.offset}..{range_.offset + range_.length}: wrong "
+                    "digest in its commit, although the digest of the file is correct"
                 )
 
     def _check_window(self, store: Store, window: _Window, footer: bytes) -> None:
@@ -213,11 +216,11 @@ class RoutesPass:
     def _check_rows(
         self, store: Store, samples: npt.NDArray[np.int64], held: Sequence[int], footer: bytes
     ) -> None:
-        """Decode some rows of the file, and compare the samples that they hold."""
+        """Decode some rows of the file, and compare them with their samples."""
         layers = self._geometry.layers
         try:
             part = read_part(store, self._file, self._geometry, layers, held, footer)
-            _check_invalid(part, self._geometry.topk)
+            check_unknown_rows(part, self._geometry.topk)
         except TraceError as error:
             self._report.add(self._key, str(error))
             return
@@ -233,7 +236,7 @@ class RoutesPass:
 
 
 class _Ahead:
-    """The store, where one piece of one object has been read ahead."""
+    """A store that keeps one piece of an object in memory; `hold` reads the piece in advance."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key
@@ -241,7 +244,7 @@ class _Ahead:
         self.piece = b""
 
     def hold(self, start: int, end: int) -> None:
-        """Read a piece in place of the one before."""
+        """Read a piece, which replaces the previous one."""
         self.piece = b""
         self._start, self.piece = start, self._store.read_range(self._key, start, end - start)
 
@@ -251,7 +254,7 @@ class _Ahead:
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
     ) -> list[bytes]:
-        """As Store.read_ranges."""
+        """See Store.read_ranges."""
         end = self._start + len(self.piece)
         if any(not self._start <= at <= at + length <= end for at, length in ranges):
             return self._store.read_ranges(key, ranges, size)
@@ -263,17 +266,3 @@ class _Ahead:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
-
-
-def _check_invalid(part: Part, topk: int) -> None:
-    """Raise TraceError unless rows that are not valid are stored as 0..K-1."""
-    invalid = np.flatnonzero(~part.valid_N)
-    if not len(invalid):
-        return
-    sets = part.sets_LNK[:, invalid]
-    wrong = np.argwhere((sets != np.arange(topk)).any(axis=2))
-    for layer, row in wrong[:1].tolist():
-        raise TraceError(
-            f"{part.key}: layer {part.layers[layer]}: a row that is not valid holds "
-            f"{sets[layer, row].tolist()}, expected 0..{topk - 1}"
-        )

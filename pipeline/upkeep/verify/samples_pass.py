@@ -1,4 +1,4 @@
-"""The part of `verify` that reads a shard's samples: each row by itself, row group by row group."""
+"""The part of `verify` that reads a shard's samples by row group, and checks each sample."""
 
 from collections.abc import Iterator
 
@@ -14,22 +14,33 @@ from pipeline.traces.format.domain import check_new
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import doubles
 from pipeline.traces.format.schema import SAMPLES, SUMMARY
+from pipeline.traces.format.shard_rows import versions_of
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.rows import sample_at
 from pipeline.upkeep.problems import Report
 
 ROWS = [*SUMMARY.names, "segments", "version_spans"]
-"""The columns that manifest and routes are compared with."""
+"""The columns that are compared with the manifest and the routes."""
 
 _DIGEST = "^[0-9a-f]{64}$"
 _SPANS = "version_spans"
 
 
 def read_shard_rows(store: Store, file: TraceFile, header: Header, report: Report) -> pa.Table:
-    """Read the samples file of a shard, and report what is wrong with single samples.
+    """Read the samples file of a shard, and report the problems with individual samples.
 
-    Returns columns ROWS of all samples. Raises the errors of `read_table`, and TraceError for what
-    is wrong with the file as a whole.
+    Args:
+        store: The run or recorded set.
+        file: The samples file as described in its commit.
+        header: The shard's commit.
+        report: Receives the problems with samples.
+
+    Returns:
+        The columns ROWS of all samples.
+
+    Raises:
+        TraceError: A problem affects the whole file. Errors from `read_table` are raised
+            unchanged.
     """
     key, step = file.data.key, int(header.body["step"])
     tables = [SAMPLES.empty_table().select(ROWS)]
@@ -51,28 +62,28 @@ def read_shard_rows(store: Store, file: TraceFile, header: Header, report: Repor
     _check_branches(key, rows)
     if not same(header.body.get("samples"), len(rows)):
         raise TraceError(
-            f"{header.key}: {header.body.get('samples')} samples, {key} has {len(rows)}"
+            f"{header.key}: {header.body.get('samples')} samples, but {key} has {len(rows)}"
         )
     _check_policies(header, rows)
     return rows
 
 
 def _wrong(table: pa.Table, routes: bool) -> Iterator[tuple[int, str]]:
-    """Rows that contradict themselves, and how: columns that say the same in two ways."""
+    """Yield the index and problem of each row whose columns contradict each other."""
     both = pc.and_(pc.is_valid(table["reward"]), pc.is_valid(table["reward_error"]))
     yield from _rows(_mask(both), "it has a reward and a reward_error")
     digests = pc.match_substring_regex(table["token_digest"], _DIGEST)
-    yield from _rows(~_mask(digests), "its token_digest is no SHA-256")
+    yield from _rows(~_mask(digests), "its token_digest is not a SHA-256")
     for name in ("routes_digest", "rows_valid", "segments"):
-        text = "is null, its shard has routes" if routes else "is there, its shard has no routes"
-        yield from _rows(_mask(pc.is_null(table[name])) == routes, f"{name} {text}")
+        text = "null, but its shard has routes" if routes else "set, but its shard has no routes"
+        yield from _rows(_mask(pc.is_null(table[name])) == routes, f"{name} is {text}")
     if routes:
         digests = pc.fill_null(pc.match_substring_regex(table["routes_digest"], _DIGEST), False)
-        yield from _rows(~_mask(digests), "its routes_digest is no SHA-256")
+        yield from _rows(~_mask(digests), "its routes_digest is not a SHA-256")
 
 
 def _check_branches(key: str, rows: pa.Table) -> None:
-    """Raise TraceError unless branches are of a first sequence of their own group."""
+    """Raise TraceError unless each branch belongs to a first sequence in its own group."""
     branches = rows.filter(pc.is_valid(rows["branch_of"])).select(["id", "group", "branch_of"])
     if not len(branches):
         return
@@ -81,25 +92,19 @@ def _check_branches(key: str, rows: pa.Table) -> None:
         name = f"{key}: sample {row['id']}: a branch of {row['branch_of']}"
         first = firsts.get(row["branch_of"])
         if first is None or first["branch_of"] is not None or first["group"] != row["group"]:
-            raise TraceError(f"{name}, which is no first sequence of its group")
+            raise TraceError(f"{name}, which is not a first sequence of its group")
 
 
 def _check_policies(header: Header, rows: pa.Table) -> None:
-    """Raise TraceError unless the commit knows the weights of all versions, if it knows any."""
+    """Raise TraceError if the commit lists policy versions but omits one that sampled tokens."""
     if header.policies is None:
         return
     found = set(versions_of(rows))
     if unknown := found - header.policies.keys():
         raise TraceError(
-            f"{header.key}: tokens of policy version {min(unknown)}, its policies are of "
+            f"{header.key}: tokens from policy version {min(unknown)}, but its policies are "
             f"{sorted(header.policies)}"
         )
-
-
-def versions_of(rows: pa.Table) -> list[int]:
-    """The policy versions in the spans of some samples, ascending."""
-    spans = pc.list_flatten(rows[_SPANS])
-    return sorted(pc.unique(pc.struct_field(spans, "version")).to_pylist())
 
 
 def _mask(values: pa.ChunkedArray) -> npt.NDArray[np.bool_]:

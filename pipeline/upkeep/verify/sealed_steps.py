@@ -1,4 +1,4 @@
-"""The part of `verify` for one step: its commits and their files, its manifest, its samples."""
+"""The part of `verify` that checks one step: commits and their files, manifest and samples."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from pipeline.traces.format.header import Header
 from pipeline.traces.format.manifest import Commits, Manifest, open_file, read_manifest
 from pipeline.traces.format.pruned import is_pruned
 from pipeline.traces.format.types import TraceError
-from pipeline.traces.read.reader import read_slices
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.commits import check_commit, check_file_names
 from pipeline.upkeep.verify.contents import verify_file
 from pipeline.upkeep.verify.footer import check_footer
+from pipeline.upkeep.verify.joined_rows import verify_rows
 from pipeline.upkeep.verify.manifest_rows import ManifestRows
 from pipeline.upkeep.verify.plans import find_plans, verify_groups, verify_plans
 from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shard
@@ -32,26 +32,30 @@ from pipeline.upkeep.verify.training import (
 )
 
 _BATCH_BYTES = 64 << 20
-"""Decoded sets that are joined at once."""
+"""Maximum number of bytes of decoded sets in memory while joined routes are read."""
 _OLD = (
-    "format 1.0 does not say which weights made it, nor to which step and samples the files of "
-    "its trainer belong, nor whether there must be any: none of that can be checked"
+    "format 1.0 does not record which weights generated the samples, to which step and samples the "
+    "trainer's files belong, or whether such files must exist: these cannot be checked"
 )
 _SHARD = re.compile(r"/rollout/\d{5}\.json$")
 
 
 def verify_step(store: Store, step: int, run: RunDescription | None, report: Report) -> None:
-    """Check what exists of a step; an unfinished step has no manifest yet.
+    """Check the existing objects of a step. An unfinished step does not have a manifest yet.
 
-    `run` is None for a recorded set, and where the description cannot be read.
+    Args:
+        store: The run or recorded set.
+        step: The step.
+        run: The run's description; None for a recorded set or if the description is unreadable.
+        report: Receives problems and counts.
     """
-    before = len(report.problems)
+    before, found = len(report.problems), report.found
     pruned = False
     with report.noting(keys.pruned(step)):
         pruned = is_pruned(store, step)
     samples = _verify_objects(store, step, run, report, pruned)
-    if not pruned and len(report.problems) > before and is_pruned(store, step):
-        pruned = True  # pruned while it was read: files are missing as they should be
+    if not pruned and report.found > found and is_pruned(store, step):
+        pruned = True  # it was pruned while it was being read, so missing files are expected
         del report.problems[before:]
         samples = _verify_objects(store, step, run, report, pruned)
     if samples is not None:
@@ -63,12 +67,12 @@ def verify_step(store: Store, step: int, run: RunDescription | None, report: Rep
 def _verify_objects(
     store: Store, step: int, run: RunDescription | None, report: Report, pruned: bool
 ) -> int | None:
-    """Check a step's objects; return its number of samples, 0 if unknown, None if not sealed."""
-    start = len(report.problems)
+    """Check a step's objects; return its number of samples (0 if unknown, None if not sealed)."""
+    start = report.found
     plans = find_plans(store, step, report)
     _verify_mark(store, step, report)
     key = keys.manifest(step)
-    sealed = True  # also by what is no object, which reading it will say
+    sealed = True  # this also applies if the manifest's size cannot be read, which is reported
     with report.noting(key):
         sealed = store.size(key) is not None
     commits = Commits(store)
@@ -77,8 +81,6 @@ def _verify_objects(
     shards = _verify_shards(store, step, commits, manifest, report, pruned)
     verify_training_files(store, step, report, pruned)
     if not sealed:
-        if store.size(keys.metrics(step)) is not None:
-            report.add(key, f"no such object, but the step was trained: {keys.metrics(step)}")
         return None
     if manifest is None:
         return 0
@@ -86,7 +88,7 @@ def _verify_objects(
         report.note(key, _OLD)
     if pruned:
         _verify_pruned(store, manifest, report)
-    before = len(report.problems)
+    before = len(report.problems)  # without repeats, which were found in single objects
     with report.noting(key):
         _verify_rows(manifest, run)
     if run is not None:
@@ -101,34 +103,36 @@ def _verify_objects(
         if not pruned:
             _verify_joined(store, manifest, report)
         verify_training(store, manifest, run, report, pruned)
-    if run is not None and len(report.problems) == start:
+    if run is not None and report.found == start:
         verify_groups(store, run, manifest, plans, report, pruned)
     return len(manifest.ids)
 
 
 def _verify_mark(store: Store, step: int, report: Report) -> None:
-    """Check the pruned.json of a step, which must name data files."""
+    """Check that a step's pruned.json, if it exists, names the step and lists its data files."""
     key = keys.pruned(step)
     with report.noting(key):
         body = find_signed(store, key)
         if body is not None and not (same(body.get("step"), step) and "data" in body):
             raise CorruptObjectError(
-                f"{key}: of step {body.get('step')!r} with {', '.join(body)}, expected data of "
-                f"step {step}"
+                f"{key}: step {body.get('step')!r} with the fields {', '.join(body)}, expected "
+                f"step {step} with the field data"
             )
 
 
 def _verify_pruned(store: Store, manifest: Manifest, report: Report) -> None:
-    """Check that a pruned step says so of its own data files, all of them."""
+    """Check that pruned.json lists all files in the manifest, and no file of another step."""
     key = keys.pruned(manifest.step)
     with report.parsing(key):
         removed = set((find_signed(store, key) or {"data": []})["data"])
         for name in sorted(removed):
             if not name.startswith(keys.step_prefix(manifest.step)):
-                raise CorruptObjectError(f"{key}: it names {name}, no file of this step")
+                raise CorruptObjectError(f"{key}: it names {name}, which is not in this step")
         for ref in manifest.files:
             if ref.key not in removed:
-                raise CorruptObjectError(f"{key}: it does not name {ref.key}, as the manifest does")
+                raise CorruptObjectError(
+                    f"{key}: it does not name {ref.key}, but the manifest does"
+                )
 
 
 def _verify_shards(
@@ -139,7 +143,7 @@ def _verify_shards(
     report: Report,
     pruned: bool,
 ) -> dict[str, Shard]:
-    """Check the shards with their files; return those that can be read, by key of the commit."""
+    """Check the shards and their files; return the readable shards, keyed by commit key."""
     shards = {}
     infos = list(store.list(keys.step_prefix(step)))
     sealed = keys.manifest(step) in {info.key for info in infos}
@@ -147,7 +151,7 @@ def _verify_shards(
         if _SHARD.search(info.key) is None:
             continue
         with report.noting(info.key):
-            # Copies of a recorded set are whole once the step is sealed.
+            # The copies of a recorded set's objects are complete only once the step is sealed.
             if info.key.startswith(keys.replays(step)) and not sealed:
                 continue
             header = commits.header(info.key)
@@ -156,21 +160,22 @@ def _verify_shards(
                 continue
             refs = () if manifest is None else manifest.files
             named = {ref.sha256: ref.key for ref in refs if ref.commit == info.key}
-            shards[info.key] = verify_shard(store, header, step, named, report)
+            of_files = named if sealed else None
+            shards[info.key] = verify_shard(store, header, step, of_files, report)
     return shards
 
 
 def _verify_manifest(store: Store, step: int, commits: Commits, report: Report) -> Manifest | None:
-    """Check and read the manifest and the file of its rows; None when either is bad."""
+    """Check and read the manifest and the file of its rows; return None if either is damaged."""
     key = keys.manifest(step)
-    before = len(report.problems)
+    before = report.found
     with report.noting(key):
         header = commits.header(key)
         check_commit(header, {"step": step}, {"manifest": 1})
         check_file_names(header)
         for file in header.files:
             verify_file(store, file, report, key)
-    if len(report.problems) == before:
+    if report.found == before:
         with report.noting(key):
             check_footer(store, header.files[0], header)
             return read_manifest(store, step)
@@ -180,7 +185,7 @@ def _verify_manifest(store: Store, step: int, commits: Commits, report: Report) 
 def _verify_rows(manifest: Manifest, run: RunDescription | None) -> None:
     """Compare the manifest's columns with each other, and its geometry with the run's model."""
     if manifest.geometry is not None and run is not None and run.geometry != manifest.geometry:
-        raise TraceError(f"made for {manifest.geometry}, the run's model has {run.geometry}")
+        raise TraceError(f"made for {manifest.geometry}, but the run's model has {run.geometry}")
     rows = manifest.rows
     tokens = pc.add(rows["prompt_length"], rows["response_length"])
     wrong = pc.not_equal(rows["rows_total"], pc.subtract(tokens, 1))
@@ -192,12 +197,12 @@ def _verify_rows(manifest: Manifest, run: RunDescription | None) -> None:
     without = pc.is_null(rows["routes"])
     if manifest.geometry is not None and manifest.provenance is not None:
         no_parts = pc.equal(pc.list_value_length(rows["routes"]), 0)
-        if manifest.provenance.kind == "R2":  # a sample of one token may lie in no file
+        if manifest.provenance.kind == "R2":  # a sample of one token may be in no file
             no_parts = pc.and_(no_parts, pc.greater(rows["rows_total"], 0))
         without = pc.or_kleene(without, no_parts)
     differs = without if manifest.geometry is not None else pc.invert(without)
     for row in rows.filter(differs).slice(0, 1).to_pylist():
-        raise TraceError(f"sample {row['id']}: it has no routes, other samples have")
+        raise TraceError(f"sample {row['id']}: it has no routes, but other samples do")
 
 
 def _verify_files(
@@ -208,9 +213,10 @@ def _verify_files(
     report: Report,
     pruned: bool,
 ) -> dict[str, Header]:
-    """Compare the manifest's list of files with commits; return those that can be read, by key.
+    """Compare the manifest's list of files with the commits; return the readable commits by key.
 
-    Files of others than the step's shards (of a trainer, in a recorded set) are read.
+    Files that do not belong to the step's shards (in a recorded set, a trainer's files) are read
+    here.
     """
     headers = {}
     for number, ref in enumerate(manifest.files):
@@ -227,7 +233,7 @@ def _verify_files(
 
 
 def _verify_joined(store: Store, manifest: Manifest, report: Report) -> None:
-    """Check the routes of samples whose shard did not record them: a trainer did, file by file."""
+    """Check the routes that are not in their samples' shard, because a trainer recorded them."""
     commits = [ref.commit for ref in manifest.files]
     by_files: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for row in manifest.rows.select(["id", "samples", "routes", "rows_total"]).to_pylist():
@@ -239,15 +245,14 @@ def _verify_joined(store: Store, manifest: Manifest, report: Report) -> None:
     for numbers, samples in by_files.items():
         key = manifest.files[numbers[0]].key if numbers else keys.manifest(manifest.step)
         for ids in _batches(samples, manifest.geometry):
-            with report.noting(key):
-                slices = read_slices(store, manifest, ids)
-                for id in ids:
-                    with report.noting(key, id):
-                        slices.routes(id)
+            verify_rows(store, manifest, ids, key, report)
 
 
 def _batches(samples: Sequence[tuple[str, int]], geometry: Geometry | None) -> Iterator[list[str]]:
-    """Ids of samples, given with their rows, whose routes fit into memory together."""
+    """Yield batches of ids whose routes fit in memory together.
+
+    `samples` lists the ids with their row counts.
+    """
     row = (
         1 if geometry is None else len(geometry.layers) * geometry.topk * geometry.dtype().itemsize
     )

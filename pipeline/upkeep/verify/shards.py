@@ -1,4 +1,4 @@
-"""The part of `verify` for the rollout shards of a step: each with its files, by itself."""
+"""The part of `verify` that checks each rollout shard of a step separately, with its files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,18 +24,26 @@ class Shard:
 
     header: Header
     rows: pa.Table | None
-    """Columns samples_pass.ROWS of its samples; None: they cannot be read."""
+    """The columns `samples_pass.ROWS` of the shard's samples; None if they are unreadable."""
 
 
 def verify_shard(
-    store: Store, header: Header, step: int, named: Mapping[str, str], report: Report
+    store: Store, header: Header, step: int, named: Mapping[str, str] | None, report: Report
 ) -> Shard:
-    """Check a shard's commit, then its samples file, then its routes with the samples.
+    """Check a shard's commit, its samples file, and its routes together with the samples.
 
-    `named` has the keys under which the step's manifest names the shard's files, by SHA-256: in a
-    sealed step no others need exist. A step that is not sealed needs all.
+    Args:
+        store: The run or recorded set.
+        header: The shard's commit.
+        step: The step.
+        named: The keys of the shard's files in the step's manifest, keyed by SHA-256. Only these
+            files must exist. None if the step is not sealed; all files must then exist.
+        report: Receives problems.
+
+    Returns:
+        The shard with its samples.
     """
-    sealed = store.size(keys.manifest(step)) is not None
+    sealed, named = named is not None, named or {}
     check_shard_commit(header, step)
     rows = None
     files = {file.role: _placed(file, named) for file in header.files}
@@ -55,11 +63,13 @@ def verify_shard(
 
 
 def check_shard_commit(header: Header, step: int) -> None:
-    """Raise TraceError unless a shard's commit is where it belongs and names what it must."""
+    """Raise TraceError unless a shard's commit fits its key and names the required files."""
     shard = header.body.get("shard")
     place = keys.rollout(step, shard) if type(shard) is int else None
     if place is None or place != first_key(header.key):
-        raise TraceError(f"{header.key}: of step {header.body.get('step')}, {shard=}")
+        raise TraceError(
+            f"{header.key}: step {header.body.get('step')}, {shard=}, expected the ones in its key"
+        )
     roles = {"samples": 1} if header.geometry is None else {"samples": 1, "routes": 1}
     check_commit(header, {"step": step, "shard": shard}, roles)
     check_file_names(header)
@@ -68,9 +78,9 @@ def check_shard_commit(header: Header, step: int) -> None:
 
 
 def _rows(store: Store, file: TraceFile, header: Header, report: Report) -> pa.Table | None:
-    before = len(report.problems)
+    before = report.found
     verify_file(store, file, report, header.key)
-    if len(report.problems) > before:
+    if report.found > before:
         return None
     with report.noting(file.data.key):
         check_footer(store, file, header)
@@ -79,7 +89,7 @@ def _rows(store: Store, file: TraceFile, header: Header, report: Report) -> pa.T
 
 
 def _placed(file: TraceFile, named: Mapping[str, str]) -> TraceFile:
-    """The file under the key where the manifest has it."""
+    """Return the file with the key under which the manifest lists it."""
     key = named.get(file.data.sha256, file.data.key)
     return replace(file, data=replace(file.data, key=key))
 

@@ -1,14 +1,14 @@
-"""The part of `verify` that compares a step with its run: its trainer's mode, weights, metrics."""
+"""The part of `verify` that compares a step with its run: replay mode, weights and metrics."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.policies.versions import WEIGHTS
 from pipeline.run import keys
 from pipeline.run.amendments import read_amendments
 from pipeline.run.commit import CorruptObjectError, find_commit, parsing
 from pipeline.run.description import RunDescription
 from pipeline.run.parse import digest, field, mapping, numbers, same
-from pipeline.run.policy import WEIGHTS
 from pipeline.store import Store
 from pipeline.traces.format.manifest import Manifest
 from pipeline.upkeep.problems import Report
@@ -19,20 +19,27 @@ _MODES = ("disabled", "R2", "R3")
 
 
 def check_mode(run: RunDescription) -> None:
-    """Raise CorruptObjectError unless a run's settings of replay are of a mode that there is."""
+    """Raise CorruptObjectError unless a run's replay settings are valid."""
     replay = mapping(run.setting(_REPLAY))
     file = replay.get("record_file")
     if replay.get("mode") not in _MODES or not isinstance(file, str | None):
         raise CorruptObjectError(
             f"{keys.run_json()}: {_REPLAY} has the mode {replay.get('mode')!r} and record_file "
-            f"{file!r}, expected a mode of {', '.join(_MODES)} and a text or null"
+            f"{file!r}, expected a mode of {', '.join(_MODES)} and a string or null"
         )
 
 
 def verify_step_of_run(
     store: Store, run: RunDescription, manifest: Manifest, report: Report
 ) -> None:
-    """Compare what a sealed step of format 1.1 says with its run's settings and policies."""
+    """Compare a sealed step of format 1.1 with its run's settings and policies.
+
+    Args:
+        store: The run.
+        run: The run's description.
+        manifest: The manifest of the step.
+        report: Receives problems.
+    """
     if manifest.format == "1.0":
         return
     key = keys.manifest(manifest.step)
@@ -48,7 +55,8 @@ def verify_step_of_run(
         if source is None:
             _compare(store, key, manifest.policies, report)
         elif not replay.get("replay_other_weights"):
-            # Later policies of the set's run may have had other weights.
+            # Only policy 0 is compared, because later policies of the run that recorded the set may
+            # have had different weights.
             theirs = manifest.policies or {}
             _compare(store, key, {v: theirs[v] for v in theirs if v == 0}, report)
 
@@ -56,20 +64,34 @@ def verify_step_of_run(
 def verify_weights(
     store: Store, key: str, policies: Mapping[int, str] | None, report: Report
 ) -> None:
-    """Compare the weights that an object of a run's own names with the run's policies."""
+    """Compare the weights digests in an object of a run with the digests of the run's policies.
+
+    Args:
+        store: The run.
+        key: The object.
+        policies: The object's weights digests, keyed by policy version; None if it lists none.
+        report: Receives problems.
+    """
     with report.noting(key):
         _compare(store, key, policies, report)
 
 
 def verify_metrics(store: Store, step: int, manifest: Manifest | None, report: Report) -> None:
-    """Check a step's metrics: numbers, and what they say of the step and of the policy it made."""
+    """Check a step's metrics: their values, their step, and the policy version that they name.
+
+    Args:
+        store: The run or recorded set.
+        step: The step.
+        manifest: The manifest of the step; None if it is missing or unreadable.
+        report: Receives problems.
+    """
     key = keys.metrics(step)
     with report.noting(key):
         body = find_signed(store, key)
         if body is None:
             return
         if not same(body.get("step"), step):
-            raise CorruptObjectError(f"{key}: of step {body.get('step')!r}, expected step {step}")
+            raise CorruptObjectError(f"{key}: step {body.get('step')!r}, expected {step}")
         with parsing(store, key):
             field(body, "metrics", numbers)
             if body.get("agreement_by_layer") is not None:
@@ -79,31 +101,32 @@ def verify_metrics(store: Store, step: int, manifest: Manifest | None, report: R
         version = body.get("policy_version")
         if manifest is not None and "policy_version" in body and version != manifest.policy_version:
             raise CorruptObjectError(
-                f"{key}: policy version {version!r}, {keys.manifest(step)} says "
-                f"{manifest.policy_version}; restore the object"
+                f"{key}: policy version {version!r}, expected {manifest.policy_version} as in "
+                f"{keys.manifest(step)}; restore the object"
             )
         if "policy_sha256" in body:
             _compare(store, key, {step + 1: body["policy_sha256"]}, report)
 
 
 def _compare(store: Store, key: str, policies: Mapping[int, str] | None, report: Report) -> None:
-    """Raise CorruptObjectError where a policy that is stored has other weights than are named.
+    """Raise CorruptObjectError if a stored policy's weights differ from those in `policies`.
 
-    Policies of older runs have another digest, and the commit of policy 0 is not that of the
-    model that an amendment gave the run.
+    Policies of older runs are not compared, because they have a different kind of digest. Policy 0
+    is not compared if an amendment changed the model, because its commit may describe the earlier
+    model.
     """
     for version, weights in (policies or {}).items():
         policy = _find_policy(store, version, report)
         stored = (policy or {}).get(WEIGHTS, weights)
         if stored != weights and not (version == 0 and _is_amended(store)):
             raise CorruptObjectError(
-                f"{key}: policy {version} has weights {weights}, {keys.policy(version)} says "
-                f"{stored}; restore the object that is of another run"
+                f"{key}: policy {version} has weights {weights}, but {keys.policy(version)} has "
+                f"{stored}; restore the object that comes from another run"
             )
 
 
 def _find_policy(store: Store, version: int, report: Report) -> dict[str, Any] | None:
-    """A policy's commit; None: it is not there, or is damaged, which is in the report then."""
+    """Return a policy's commit; None if it is missing or damaged. Damage is reported."""
     with report.noting(keys.policy(version)):
         return find_commit(store, keys.policy(version))
     return None

@@ -1,6 +1,8 @@
-"""A full offline check: every byte, row and join of each step, and all files of a run.
+"""The full offline check of a run or recorded set.
 
-Its findings are a list, not an exception: one bad object does not hide the next.
+The check covers every byte and row of each step, the joins of manifests with training sets, and all
+other files of a run. The findings are collected in a report instead of being raised, so one damaged
+object does not hide the problems in other objects.
 """
 
 import re
@@ -8,7 +10,9 @@ from collections.abc import Sequence
 
 from pipeline.run import keys
 from pipeline.store import Store
+from pipeline.upkeep.lost_manifests import lost_manifests
 from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify.chains import verify_policies
 from pipeline.upkeep.verify.sealed_steps import verify_step
 from pipeline.upkeep.verify.step_of_run import check_mode
 from pipeline.upkeep.verify.stored_run import (
@@ -17,7 +21,6 @@ from pipeline.upkeep.verify.stored_run import (
     verify_attempts,
     verify_checkpoints,
     verify_inputs,
-    verify_policies,
     verify_validations,
 )
 
@@ -25,7 +28,7 @@ _COMMIT = re.compile(r"steps/\d{6}/(rollout/|training/)?[^/]+\.json")
 
 
 def verify(store: Store, step: int | None = None) -> Report:
-    """Check a whole run or recorded set, or one step only."""
+    """Check an entire run or recorded set, or only one step."""
     report = Report(store.uri)
     run = None
     with report.noting(keys.run_json()):
@@ -33,11 +36,16 @@ def verify(store: Store, step: int | None = None) -> Report:
     for info in store.list("" if step is None else keys.step_prefix(step)):
         if info.problem:
             report.add(info.key, info.problem)
-    commits = {info.key for info in store.list(keys.steps()) if _COMMIT.fullmatch(info.key)}
+    there = [info.key for info in store.list(keys.steps())]
+    commits = {key for key in there if _COMMIT.fullmatch(key)}
     steps = sorted({keys.folder_number(key) or 0 for key in commits}) if step is None else [step]
     for number in steps:
         with report.noting(keys.manifest(number)):
             verify_step(store, number, run, report)
+    with report.noting(keys.run_json()):
+        for number, text in lost_manifests(store, there).items():
+            if number in steps:
+                report.add(keys.manifest(number), text)
     if run is not None:
         _verify_order(commits, steps, report)
     if step is not None:
@@ -60,7 +68,7 @@ def verify(store: Store, step: int | None = None) -> Report:
 
 
 def _verify_order(commits: set[str], steps: Sequence[int], report: Report) -> None:
-    """Check that objects exist without which a run could not have made later ones of some steps."""
+    """Report objects of these steps that are missing although existing objects depend on them."""
     for key in sorted(commits):
         step = keys.folder_number(key) or 0
         if step not in steps:

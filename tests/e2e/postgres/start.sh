@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the database in /data the first time, then serves it.
+# Create the database in /data at the first start, then serve it.
 set -eu
 if [ ! -f /data/db/PG_VERSION ]; then
     printf '%s' "$POSTGRES_PASSWORD" >/tmp/password

@@ -1,1 +1,1 @@
-"""The cases, one module a family; `all_cases` of the campaign puts them together."""
+"""The cases, one module per family; `tests.hostile.campaign.all_cases` collects them."""

@@ -1,4 +1,4 @@
-"""Small objects that claim to be large: pages, footers, counts, texts."""
+"""Small objects that claim large contents: pages, footers, counts, texts."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -16,7 +16,10 @@ _LONG = 200
 
 
 def _column_of(values: pa.Array, table: pa.Table, name: str) -> bytes:
-    """The file with one column of very many rows that take hardly a byte, the others repeated."""
+    """Return the file with one column replaced by millions of rows that take up almost no space.
+
+    The other columns repeat their first value.
+    """
     columns = {}
     for field in table.schema:
         if field.name == name:
@@ -38,14 +41,14 @@ def _column_of(values: pa.Array, table: pa.Table, name: str) -> bytes:
 
 
 def _many_rows(data: bytes, name: str) -> bytes:
-    """Millions of rows of one long text, which a dictionary page holds once."""
+    """Replace a column with millions of rows of one long text, stored once in a dictionary page."""
     index = pa.array(np.zeros(_ROWS // 10, np.int8))
     text_ = pa.array(["x" * _LONG * 10])
     return _column_of(pa.DictionaryArray.from_arrays(index, text_), table_of(data), name)
 
 
 def _long_value(data: bytes, name: str) -> bytes | None:
-    """One value of 400 MB of zeros, which zstd makes tiny."""
+    """Replace a column's first value with 400 MB of zeros, which zstd compresses to a few bytes."""
 
     def change(table: pa.Table) -> pa.Table:
         values = table[name].to_pylist()
@@ -56,7 +59,7 @@ def _long_value(data: bytes, name: str) -> bytes | None:
 
 
 def _long_list(data: bytes, name: str) -> bytes | None:
-    """One list of 60 million zeros."""
+    """Replace a column's first list with 60 million zeros."""
 
     def change(table: pa.Table) -> pa.Table:
         kind = table.schema.field(name).type
@@ -70,7 +73,7 @@ def _long_list(data: bytes, name: str) -> bytes | None:
 
 
 def _claimed(data: bytes, name: str, claim: int) -> bytes | None:
-    """The first row claims a number of tokens that the others of its columns do not have."""
+    """Make the first row claim more tokens than its other columns contain."""
 
     def change(table: pa.Table) -> pa.Table:
         values = table[name].to_pylist()
@@ -81,19 +84,19 @@ def _claimed(data: bytes, name: str, claim: int) -> bytes | None:
 
 
 def _wide_footer(data: bytes) -> bytes | None:
-    """Metadata of 100 MB in the footer."""
+    """Add 100 MB of metadata to the footer."""
     long = {b"retrace.long": b"x" * (100 << 20)}
     return rewritten(data, lambda table: with_metadata(table, long))
 
 
 def _many_columns(data: bytes) -> bytes | None:
-    """Twenty thousand columns that nobody knows."""
+    """Add twenty thousand unknown columns."""
 
     def change(table: pa.Table) -> pa.Table:
-        nulls = pa.nulls(len(table), pa.int8())
-        for number in range(20_000):
-            table = table.append_column(f"c{number}", nulls)
-        return table
+        more = [f"c{number}" for number in range(20_000)]
+        columns = [*table.columns, *[pa.nulls(len(table), pa.int8())] * len(more)]
+        found = pa.table(columns, names=[*table.column_names, *more])
+        return found.replace_schema_metadata(table.schema.metadata)
 
     return rewritten(data, change)
 
@@ -103,7 +106,7 @@ def _footer_length(data: bytes, length: int) -> bytes:
 
 
 def _page_claims(data: bytes, factor: bytes) -> bytes:
-    """Sizes of pages, as far as bytes that look like them go, made large."""
+    """Enlarge a page's claimed size by replacing the first bytes that look like such a size."""
     found = bytearray(data)
     at = found.find(b"\x15", 4)
     found[at : at + 6] = b"\x15" + factor
@@ -119,10 +122,10 @@ BOMBS: dict[str, Callable[[bytes], bytes | None]] = {
     "page of 2^31 bytes": lambda data: _page_claims(data, b"\xfe\xff\xff\xff\x0f"),
 }
 _IGNORED = ("20,000 columns", "metadata of 100 MB")
-"""Readers know neither, and a later version may add both."""
+"""Bombs that readers ignore, because later versions of the format may add columns and metadata."""
 _COLUMNS: dict[str, dict[str, Callable[[bytes, str], bytes | None]]] = {
     "samples": {
-        "id:of 2,000,000 long texts": lambda data, _: _many_rows(data, "id"),
+        "id:2,000,000 long texts": lambda data, _: _many_rows(data, "id"),
         "prompt_tokens:60,000,000": lambda data, _: _long_list(data, "prompt_tokens"),
         "logprobs:60,000,000": lambda data, _: _long_list(data, "logprobs"),
         "rows_total:2^31-1": lambda data, _: _claimed(data, "rows_total", 2**31 - 1),
@@ -147,7 +150,10 @@ _COLUMNS: dict[str, dict[str, Callable[[bytes, str], bytes | None]]] = {
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Of a world: one file of each role with each claim, digests remade; large JSON objects."""
+    """Yield cases that put each claim into a file of each role, and large claims into commits.
+
+    All digests are recomputed.
+    """
     by_role: dict[str, str] = {}
     for key in sorted(world(name)):
         if key.endswith(".parquet") and key.startswith("steps/"):
@@ -189,7 +195,7 @@ def _changed(name: str, key: str, bomb: Callable[[bytes], bytes | None]) -> Chan
 
 
 def _row_groups(name: str, key: str, rows: int | None = None) -> Changes | None:
-    """The description of a file claims more row groups, or rows, than it has."""
+    """Make a file's entry in its commit claim more row groups, or rows, than the file contains."""
     objects = world(name)
     for commit, data in sorted(objects.items()):
         if commit.endswith(".json") and f'"{key}"'.encode() in data:

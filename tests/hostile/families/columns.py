@@ -1,4 +1,4 @@
-"""Every column of every Parquet file, with other values, types and numbers of it; metadata, too."""
+"""Every column of every Parquet file with different values, types, counts and metadata."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -9,14 +9,14 @@ import pyarrow as pa
 from tests.hostile.case import HARMLESS, NAMED, Case, Changes, title
 from tests.hostile.parquet import rewritten, table_of, with_metadata, with_values
 from tests.hostile.remake import remade
-from tests.hostile.worlds import twin, world
+from tests.hostile.worlds import WITH_TWINS, twin, world
 
 Values = list[Any]
 Column = Callable[[pa.Table, str], pa.Table | None]
 
 
 def _each(change: Callable[[Any], Any], some: slice = slice(0, 1)) -> Column:
-    """Change the values of some rows, by default of the first that can be changed."""
+    """Change the values in some rows; by default, only in the first row that the change affects."""
 
     def column(table: pa.Table, name: str) -> pa.Table | None:
         values = table[name].to_pylist()
@@ -33,7 +33,7 @@ def _all(change: Callable[[Any], Any]) -> Column:
 
 
 def _leaves(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same change in lists and groups."""
+    """Apply a change to the values inside lists and groups."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, dict):
@@ -85,7 +85,7 @@ def _other_row(table: pa.Table, name: str) -> pa.Table | None:
 
 
 def _moved_on(table: pa.Table, name: str) -> pa.Table | None:
-    """Each row has the value of the next one."""
+    """Give each row the value of the next row."""
     values = table[name].to_pylist()
     return with_values(table, name, [*values[1:], values[0]], table.schema.field(name).type)
 
@@ -123,7 +123,7 @@ def _narrower(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _twice(table: pa.Table, name: str) -> pa.Table:
-    """The column stands twice, the second time moved on."""
+    """Repeat the column with its values shifted by one row."""
     values = table[name].to_pylist()
     again = pa.array([*values[1:], *values[:1]], table.schema.field(name).type)
     return table.append_column(table.schema.field(name).with_nullable(True), again)
@@ -140,7 +140,7 @@ def _renamed(table: pa.Table, name: str) -> pa.Table:
 
 
 def _like_another(table: pa.Table, name: str) -> pa.Table | None:
-    """The values of the next column of its type under this column's name."""
+    """Give the column the values of another column of the same type."""
     kind = table.schema.field(name).type
     others = [field.name for field in table.schema if field.type == kind and field.name != name]
     if not others:
@@ -165,8 +165,8 @@ def _number(to: float) -> Callable[[Any], Any]:
 
 
 CHANGES: dict[str, Column] = {
-    "of another row": _other_row,
-    "moved on": _moved_on,
+    "from another row": _other_row,
+    "shifted by one row": _moved_on,
     "null": _each(lambda _: None),
     "all null": _all(lambda _: None),
     "inner null": _each(lambda value: [None, *value[1:]] if isinstance(value, list) else value),
@@ -179,13 +179,13 @@ CHANGES: dict[str, Column] = {
     "not a number": _each(_leaves(_number(float("nan")))),
     "infinite": _each(_leaves(_number(float("inf")))),
     "empty": _each(lambda value: type(value)() if isinstance(value, list | str | bytes) else value),
-    "last doubled": _each(_doubled),
-    "last gone": _each(_shorter),
+    "last repeated": _each(_doubled),
+    "last removed": _each(_shorter),
     "reversed": _each(_reversed),
     "control characters": _each(_text("\x1b[31mred\x1b[0m\n\0")),
     "very long": _each(_text("x" * 1_000_000)),
-    "no JSON": _each(_text("{")),
-    "JSON of no object": _each(_text("[1]")),
+    "not JSON": _each(_text("{")),
+    "JSON list": _each(_text("[1]")),
     "JSON NaN": _each(_text('{"a": NaN}')),
     "JSON key twice": _each(_text('{"a": 1, "a": 2}')),
     "deep JSON": _each(_text('{"a":' * 50_000 + "1" + "}" * 50_000)),
@@ -196,8 +196,8 @@ CHANGES: dict[str, Column] = {
     "as text": _typed(lambda _: pa.string()),
     "missing": lambda table, name: table.drop_columns([name]),
     "renamed": _renamed,
-    "twice": _twice,
-    "twice, in front": _in_front,
+    "duplicated": _twice,
+    "duplicated in front": _in_front,
     "another column's values": _like_another,
 }
 
@@ -206,7 +206,7 @@ METADATA: dict[str, Callable[[bytes], bytes | None]] = {
     "empty": lambda _: b"",
     "not UTF-8": lambda old: old + b"\xff",
     "NUL": lambda old: old + b"\0",
-    "no JSON": lambda _: b"{",
+    "not JSON": lambda _: b"{",
     "null": lambda _: b"null",
     "deep": lambda _: b"[" * 100_000,
     "number": lambda _: b"3",
@@ -215,12 +215,15 @@ METADATA: dict[str, Callable[[bytes], bytes | None]] = {
     "foreign digits": lambda old: old.replace(b"1", chr(0x661).encode()) if b"1" in old else None,
 }
 _PEOPLES = "retrace.producer"
-"""A key whose value means nothing, so long as it is a text."""
+"""A metadata key whose value may be any text."""
 _NO_TEXT = ("missing", "not UTF-8")
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Of a world: each column of each file in each way, digests remade."""
+    """Yield every change to every column and metadata entry in a world's files.
+
+    All digests are recomputed.
+    """
     for key, data in sorted(world(name).items()):
         if not key.endswith(".parquet") or key.startswith(("inputs/", "steps/000001/")):
             continue
@@ -251,7 +254,7 @@ def _changed(name: str, key: str, column: str, what: str) -> Changes | None:
     if what in CHANGES:
         new = rewritten(objects[key], lambda table: CHANGES[what](table, column))
     else:
-        if name not in ("r3", "r2", "set"):
+        if name not in WITH_TWINS:
             return None
         other = twin(name, tokens=what == "another run's").get(key)
         if other is None:

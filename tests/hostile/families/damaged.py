@@ -1,4 +1,4 @@
-"""Bytes of objects as disks, networks and tired hands damage them: the kinds of tests/damage.py."""
+"""Objects damaged by disks, networks and user errors: the kinds of damage in tests/damage.py."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -10,7 +10,7 @@ from tests.hostile.case import FREE, NAMED, Case, Changes, title
 from tests.hostile.worlds import twin, world
 
 TIMES = 3
-"""How often each kind damages each object."""
+"""The number of times that each kind is applied to each object."""
 
 
 @cache
@@ -19,7 +19,7 @@ def _world(name: str) -> World:
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Of a world that has a twin: each kind on each object, some times."""
+    """Yield each kind of damage to each object of a world, TIMES times; the world needs a twin."""
     for kind in KINDS:
         for key in sorted(world(name)):
             for number in range(TIMES):

@@ -1,7 +1,7 @@
-"""JSON objects as text: other encodings, keys that stand twice, nesting, what is no JSON at all.
+"""Changed texts of JSON objects: encodings, duplicate keys, nesting, and invalid JSON.
 
-At L1 the object's own digest, and all that follow from it, are those of what Python's json makes of
-the text, which is what a lax reader would compare.
+At L1, the object's own digest and all digests that depend on it are recomputed from the text as
+Python's json parses it, because a lax reader would compare these digests.
 """
 
 import json
@@ -15,7 +15,7 @@ from tests.hostile.worlds import world
 
 
 def _key_twice(data: bytes, first: bool) -> bytes:
-    """A key of the object stands twice, with another value before or after the right one."""
+    """Repeat a key of the object with a wrong value, before the right value if `first` is true."""
     body = json.loads(data)
     names = [name for name in ("step", "version", "number", "format", "samples") if name in body]
     name = (names or sorted(body))[0]
@@ -39,7 +39,7 @@ def _last_key_twice(data: bytes) -> bytes:
 
 
 def _number(data: bytes, number: str) -> bytes:
-    """A number as it should not stand there, in a field that nobody knows."""
+    """Add an unknown field whose value is a number, written as this text."""
     body = json.loads(data)
     body["unknown_to_us"] = 4711
     return text(signed(body)).replace(b"4711", number.encode())
@@ -75,8 +75,8 @@ TEXTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "nested objects": (lambda data: _deep(data, 100_000, '{"a":', "}"), NAMED),
     "nested a little too deep": (lambda data: _deep(data, 990, "[", "]"), NAMED),
     "open lists": (lambda data: b"[" * 100_000, NAMED),
-    "something behind it": (lambda data: data + b"{}", NAMED),
-    "a NUL behind it": (lambda data: data + b"\0", NAMED),
+    "trailing object": (lambda data: data + b"{}", NAMED),
+    "trailing NUL": (lambda data: data + b"\0", NAMED),
     "a list": (lambda data: b"[" + data + b"]", NAMED),
     "a text": (lambda data: json.dumps(data.decode()).encode(), NAMED),
     "null": (lambda data: b"null", NAMED),
@@ -84,13 +84,13 @@ TEXTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty object": (lambda data: b"{}", NAMED),
     "comment": (lambda data: b"/* */" + data, NAMED),
     "single quotes": (lambda data: data.replace(b'"', b"'"), NAMED),
-    "comma at its end": (lambda data: re.sub(rb"\}\s*$", b",}", data), NAMED),
+    "trailing comma": (lambda data: re.sub(rb"\}\s*$", b",}", data), NAMED),
     "16 MB of blanks": (lambda data: b" " * (16 << 20) + data, FREE),
 }
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Of a world: each JSON object in each of these texts."""
+    """Yield each JSON object of a world with each change to its text."""
     for key, data in sorted(world(name).items()):
         if not key.endswith(".json") or CONTENT_SHA256.encode() not in data:
             continue
@@ -109,5 +109,5 @@ def _changed(name: str, key: str, what: str, level: str) -> Changes:
     new = TEXTS[what][0](objects[key])
     if level == "L0":
         return {key: new}
-    # Objects that refer to it follow; it stays as it is, its own digest included.
+    # Update the objects that refer to this object, but keep its new text and the digest in it.
     return {**remade(objects, {key: new}), key: new}

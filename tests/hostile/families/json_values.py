@@ -1,14 +1,15 @@
-"""Every field of every JSON object, with other values."""
+"""Every field of every JSON object with different values."""
 
 import copy
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pipeline.run import keys
 from pipeline.run.commit import CONTENT_SHA256
 from tests.hostile.case import FREE, HARMLESS, Case, Changes, title
 from tests.hostile.remake import remade, text
-from tests.hostile.worlds import Objects, twin, world
+from tests.hostile.worlds import NEWER, WITH_TWINS, Objects, twin, world
 
 Path = tuple[str | int, ...]
 MISSING = object()
@@ -33,18 +34,30 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "foreign digits": lambda old: _foreign(old),
     "doubled": lambda old: [*old, *old[-1:]] if isinstance(old, list) and old else MISSING,
     "reversed": lambda old: old[::-1] if isinstance(old, list) else MISSING,
-    "first gone": lambda old: old[1:] if isinstance(old, list) else MISSING,
+    "first removed": lambda old: old[1:] if isinstance(old, list) else MISSING,
 }
-"""What becomes of a value. MISSING for a value that a kind does not go with: it is left out."""
+"""The changes to a value. A change returns MISSING for a value to which it does not apply."""
 
+_OF_NEWER = (
+    *("/manifest.json", "/training.json", "/plan.00001.json"),
+    *("/rollout/00001.json", "/000-00000-00001.00000005.json"),
+)
+"""The objects of the worlds in `newer` with fields or roles that no other world has."""
 _AT_L0 = ("missing", "one more", "text", "another run's")
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Of a world: each field with each value, and with that of the object's twin."""
+    """Yield each JSON field of a world with each change, and with values from other objects.
+
+    The other objects belong to the same world or to a twin.
+    """
     for key, data in sorted(world(name).items()):
         if not key.endswith(".json") or key.startswith("steps/000001/"):
             continue
+        if name == "policies" and not key.startswith(keys.policies()):
+            continue  # other worlds have the same run.json
+        if name in NEWER and not key.endswith(_OF_NEWER):
+            continue  # other worlds have the same fields
         try:
             body = json.loads(data)
         except ValueError:
@@ -53,10 +66,10 @@ def cases(name: str) -> Iterator[Case]:
             continue
         for path in paths(body):
             where = f"json/{name}:{title(key)}:{'.'.join(map(str, path))}"
-            for what in (*VALUES, "another's", "another run's"):
+            for what in (*VALUES, "another object's", "another run's"):
                 for level in ("L0", "L1"):
                     of_digest = path == (CONTENT_SHA256,)
-                    # Without its digest remade every change is the same to a reader.
+                    # At L0 all changes look the same to a reader: the digest does not match.
                     if of_digest if level == "L1" else not (of_digest or what in _AT_L0):
                         continue
                     yield Case(
@@ -77,12 +90,12 @@ def cases(name: str) -> Iterator[Case]:
 
 
 def _is_keyed(path: Path) -> bool:
-    """An object whose keys are names that somebody chose: another key there is another content."""
+    """Return whether the object at a path uses keys as content, so that a new key changes it."""
     return bool({"settings", "extras", "versions", "metrics", "files", "layout", "data"} & {*path})
 
 
 def paths(value: Any, here: Path = ()) -> Iterator[Path]:
-    """Where values are; of a list its first element and its last."""
+    """Yield the paths of all values; for a list, only those of its first and last elements."""
     if isinstance(value, dict):
         inner: list[tuple[str | int, Any]] = list(value.items())
     elif isinstance(value, list):
@@ -95,21 +108,21 @@ def paths(value: Any, here: Path = ()) -> Iterator[Path]:
 
 
 def objects_in(body: Any) -> Iterator[Path]:
-    """Where objects are, but for the root."""
+    """Yield the paths of all JSON objects except the root."""
     for path in paths(body):
         if isinstance(at(body, path), dict):
             yield path
 
 
 def at(body: Any, path: Path) -> Any:
-    """The value there."""
+    """Return the value at a path."""
     for name in path:
         body = body[name]
     return body
 
 
 def put(body: Any, path: Path, value: Any) -> Any:
-    """A copy with another value there; MISSING: without it."""
+    """Return a copy of `body` with a new value at a path; MISSING removes the value."""
     body = copy.deepcopy(body)
     holder = at(body, path[:-1])
     if value is MISSING:
@@ -123,7 +136,7 @@ def _changed(name: str, key: str, path: Path, what: str, level: str) -> Changes 
     objects = world(name)
     body = json.loads(objects[key])
     old = at(body, path)
-    if what == "another's":
+    if what == "another object's":
         new = _of_sibling(objects, key, path)
     elif what == "another run's":
         new = _of_twin(name, key, path)
@@ -146,7 +159,7 @@ def _extra(name: str, key: str, path: Path) -> Changes:
 
 
 def _of_sibling(objects: Objects, key: str, path: Path) -> Any:
-    """The value in another object that has that path, nearest by name."""
+    """Return the value at this path in another object, if possible one with the same name."""
     for other in sorted(objects, key=lambda other: other.split("/")[-1] != key.split("/")[-1]):
         if other != key and other.endswith(".json"):
             try:
@@ -157,7 +170,7 @@ def _of_sibling(objects: Objects, key: str, path: Path) -> Any:
 
 
 def _of_twin(name: str, key: str, path: Path) -> Any:
-    if name not in ("r3", "r2", "set"):
+    if name not in WITH_TWINS:
         return MISSING
     other = twin(name, True)
     try:
@@ -167,7 +180,7 @@ def _of_twin(name: str, key: str, path: Path) -> Any:
 
 
 def _foreign(old: Any) -> Any:
-    """Digits of another script in place of ASCII ones: Python's int() takes them."""
+    """Return a text with digits from another script, which Python's int() accepts."""
     if not isinstance(old, str) or not any(c.isdigit() for c in old):
         return MISSING
     return "".join(chr(0x660 + int(c)) if c.isdigit() else c for c in old)

@@ -1,4 +1,7 @@
-"""Coded sets of layers: swapped, zeroed, shifted, of another sample, step or run; validity."""
+"""Changed routes: a layer's coded sets, or the rows' validity.
+
+The sets are swapped, zeroed, shifted, or taken from another sample, step or run.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -8,7 +11,7 @@ import pyarrow as pa
 from tests.hostile.case import Case, Changes, title
 from tests.hostile.parquet import rewritten, table_of, with_values
 from tests.hostile.remake import remade
-from tests.hostile.worlds import twin, world
+from tests.hostile.worlds import WITH_TWINS, twin, world
 
 Coded = list[bytes]
 
@@ -22,7 +25,7 @@ def _one_zeroed(coded: Coded) -> Coded:
 
 
 def _shifted(coded: Coded, tokens: list[int]) -> Coded:
-    """The first segment's rows moved on by one token."""
+    """Find the first segment with several tokens, and shift its rows by one token."""
     at = next((i for i, n in enumerate(tokens) if n > 1), None)
     if at is None:
         return coded
@@ -32,7 +35,7 @@ def _shifted(coded: Coded, tokens: list[int]) -> Coded:
 
 
 def _of_another_segment(coded: Coded) -> Coded:
-    """The first two segments of one length in each other's place."""
+    """Swap the first two segments that have the same length but different sets."""
     for i, one in enumerate(coded):
         for j in range(i + 1, len(coded)):
             if len(one) == len(coded[j]) and one != coded[j]:
@@ -66,11 +69,11 @@ LAYERS: dict[str, Callable[[Coded, list[int]], Coded]] = {
     "zeroed": lambda coded, _: _zeroed(coded),
     "one segment zeroed": lambda coded, _: _one_zeroed(coded),
     "shifted by one token": _shifted,
-    "of another segment": lambda coded, _: _of_another_segment(coded),
+    "from another segment": lambda coded, _: _of_another_segment(coded),
     "a bit flipped": lambda coded, _: _bit_flipped(coded),
     "bytes reversed": lambda coded, _: _reversed(coded),
-    "a byte more": lambda coded, _: _longer(coded),
-    "a byte less": lambda coded, _: _shorter(coded),
+    "one byte more": lambda coded, _: _longer(coded),
+    "one byte less": lambda coded, _: _shorter(coded),
     "ids too large": lambda coded, _: _ids_too_large(coded),
 }
 
@@ -80,10 +83,10 @@ VALIDITY: dict[str, Callable[[bytes | None, int], bytes | None]] = {
         np.ones(n, bool), bitorder="little"
     ).tobytes(),
     "none valid": lambda _, n: bytes((n + 7) // 8),
-    "first turned": lambda bits, n: _turned(bits, n, 0),
-    "last turned": lambda bits, n: _turned(bits, n, n - 1),
-    "a byte more": lambda bits, n: (bits or b"\xff" * ((n + 7) // 8)) + b"\0",
-    "a byte less": lambda bits, n: (bits or b"\xff" * ((n + 7) // 8))[:-1],
+    "first flipped": lambda bits, n: _turned(bits, n, 0),
+    "last flipped": lambda bits, n: _turned(bits, n, n - 1),
+    "one byte more": lambda bits, n: (bits or b"\xff" * ((n + 7) // 8)) + b"\0",
+    "one byte less": lambda bits, n: (bits or b"\xff" * ((n + 7) // 8))[:-1],
     "unused bits set": lambda bits, n: _padded(bits, n),
 }
 
@@ -105,12 +108,15 @@ def _padded(bits: bytes | None, n: int) -> bytes | None:
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Of a world: each layer of each routes file, and its validity, digests remade."""
+    """Yield every change to each layer of a world's routes files, and to their validity.
+
+    All digests are recomputed.
+    """
     for key, data in sorted(world(name).items()):
         if not key.endswith(".routes.parquet"):
             continue
         layers = [n for n in table_of(data).column_names if n.startswith("layer_")]
-        whats = [*LAYERS, "of the next layer", "of another run", "of the other step"]
+        whats = [*LAYERS, "from another layer", "from another run", "from the other step"]
         for layer in layers:
             for what in whats:
                 yield Case(
@@ -136,7 +142,7 @@ def _changed(name: str, key: str, layer: str, what: str) -> Changes | None:
         coded, tokens = table[layer].to_pylist(), table["tokens"].to_pylist()
         if what in LAYERS:
             found = LAYERS[what](coded, tokens)
-        elif what == "of the next layer":
+        elif what == "from another layer":
             layers = [n for n in table.column_names if n.startswith("layer_")]
             if len(layers) < 2:
                 return None
@@ -154,8 +160,8 @@ def _changed(name: str, key: str, layer: str, what: str) -> Changes | None:
 
 
 def _other(name: str, key: str, what: str) -> bytes | None:
-    if what == "of another run":
-        return twin(name, False).get(key) if name in ("r3", "r2", "set") else None
+    if what == "from another run":
+        return twin(name, False).get(key) if name in WITH_TWINS else None
     other = next(
         (
             found
@@ -168,7 +174,7 @@ def _other(name: str, key: str, what: str) -> bytes | None:
 
 
 def _fitted(coded: Coded, theirs: Coded) -> Coded:
-    """Other bytes in the lengths that are there."""
+    """Return the other file's bytes, split into pieces of the same lengths as `coded`."""
     stream = b"".join(theirs) or b"\0"
     stream *= 1 + sum(map(len, coded)) // len(stream)
     found, at = [], 0
@@ -184,7 +190,7 @@ def _validity(name: str, key: str, what: str) -> Changes | None:
     def change(table: pa.Table) -> pa.Table | None:
         old, tokens = table["validity"].to_pylist(), table["tokens"].to_pylist()
         found = [VALIDITY[what](*pair) for pair in zip(old, tokens, strict=True)]
-        if what == "all valid, written out":  # says the same where it was null
+        if what == "all valid, written out":  # null already means that all rows are valid
             found = [
                 new if bits is not None else None for new, bits in zip(found, old, strict=True)
             ]
@@ -195,7 +201,7 @@ def _validity(name: str, key: str, what: str) -> Changes | None:
 
 
 def _swapped(name: str, key: str) -> Changes | None:
-    """Two layers under each other's name."""
+    """Swap two layers."""
     objects = world(name)
 
     def change(table: pa.Table) -> pa.Table | None:

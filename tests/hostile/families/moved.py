@@ -1,4 +1,4 @@
-"""Whole objects: lost, swapped, of another object, step, shard or run; the trainer's sets."""
+"""Objects that are lost, swapped, or taken from another step, shard or run; training sets."""
 
 import json
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pipeline.run import keys
 from tests.hostile.case import FREE, NAMED, Case, Changes, title
 from tests.hostile.remake import remade
-from tests.hostile.worlds import Objects, twin, world
+from tests.hostile.worlds import WITH_TWINS, Objects, twin, world
 
 _OF_STEP = keys.step_prefix(0)
 _TRAINING = keys.trainings(0)
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Of a world: its objects in other places, and those of its twins in theirs."""
+    """Yield cases with a world's objects lost, swapped, or replaced by those of its twins."""
     objects = world(name)
     needed = [key for key in sorted(objects) if key.startswith("steps/")]
     for key in needed:
@@ -21,7 +21,7 @@ def cases(name: str) -> Iterator[Case]:
             f"moved/{name}:{title(key)}/lost/L0",
             name,
             lambda key=key: {key: None},
-            FREE if _may_be_absent(key, objects) else NAMED,
+            FREE if may_be_absent(key, objects) else NAMED,
         )
     for key in needed:
         for other in needed:
@@ -32,7 +32,7 @@ def cases(name: str) -> Iterator[Case]:
                         name,
                         lambda pair=(key, other), level=level: _swapped(objects, pair, level),
                     )
-    if name in ("r3", "r2", "set"):
+    if name in WITH_TWINS:
         yield from _of_twins(name)
     if name.startswith("r2"):
         yield from _sets(name)
@@ -62,7 +62,7 @@ def _of_twin(name: str, wanted: list[str], tokens: bool, level: str) -> Changes 
 
 
 def _sets(name: str) -> Iterator[Case]:
-    """What may become of the set of a trainer's files."""
+    """Yield changes to the training set: parts lost, replaced or duplicated."""
     objects = world(name)
     all_ = [key for key in sorted(objects) if key.startswith(_TRAINING)]
     root = [key for key in objects if key == _OF_STEP + "training.json"]
@@ -137,7 +137,7 @@ def _sets(name: str) -> Iterator[Case]:
 
 
 def _unlisted(objects: Objects, gone: list[str]) -> Changes | None:
-    """The objects are lost, and training.json does not name them."""
+    """Remove objects, and their entries in training.json."""
     key = _OF_STEP + "training.json"
     changes: dict[str, bytes | None] = dict.fromkeys(gone)
     if key not in objects or key in gone:
@@ -148,7 +148,7 @@ def _unlisted(objects: Objects, gone: list[str]) -> Changes | None:
 
 
 def _twice(objects: Objects, key: str) -> Changes:
-    """The same commit under another write id: what another attempt at the step left."""
+    """Repeat a commit under another write id, as a second attempt at the step would leave it."""
     parts = key.split(".")
     parts[-2:-1] = ["0000beef"] if len(parts) > 2 else [parts[-2], "0000beef"]
     return {".".join(parts): objects[key]}
@@ -164,7 +164,7 @@ def _listed_twice(objects: Objects, number: int) -> Changes | None:
 
 
 def _mode(objects: Objects, what: str, training: list[str]) -> Changes | None:
-    """The manifest says that no trainer recorded, or says nothing of it."""
+    """Change the manifest so that it expects no training set, or lacks the field for it."""
     key = keys.manifest(0)
     body = json.loads(objects[key])
     if "training" not in body:
@@ -185,7 +185,7 @@ def _swapped(objects: Objects, pair: tuple[str, str], level: str) -> Changes | N
 
 
 def _alike(key: str) -> str:
-    """Objects of one kind: swapped with each other they fit best."""
+    """Return the kind of an object; objects of the same kind are swapped with each other."""
     folder, name = key.split("/")[2:-1], key.rsplit("/", 1)[-1].split(".")
     return (
         "/".join([*folder, *name[-2:]])
@@ -194,8 +194,17 @@ def _alike(key: str) -> str:
     )
 
 
-def _may_be_absent(key: str, objects: Objects) -> bool:
-    """Of the last step the metrics; a plan and metrics that a set need not have."""
-    if key.endswith("metrics.json"):
-        return keys.metrics((keys.folder_number(key) or 0) + 1) not in objects
-    return key.endswith("plan.json") and keys.run_json() not in objects
+def may_be_absent(key: str, objects: Objects) -> bool:
+    """Return whether a store without this object of a step is complete or may be unfinished.
+
+    The last step's metrics and a recorded set's plans are optional. If its manifest is missing, the
+    last step of a set without plans looks the same as while a library user is writing it.
+    """
+    step = keys.folder_number(key) or 0
+    if key == keys.metrics(step):
+        return keys.metrics(step + 1) not in objects
+    if keys.run_json() in objects:
+        return False
+    if key == keys.manifest(step):
+        return keys.plan(step) not in objects and keys.manifest(step + 1) not in objects
+    return key.endswith("plan.json")

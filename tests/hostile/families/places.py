@@ -1,4 +1,4 @@
-"""What may lie where an object should be and is no regular file; links of folders."""
+"""Entries other than regular files in place of objects, and links in place of folders."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.run import keys
 from tests.hostile.case import FREE, NAMED, Case, Changes, Place, title
+from tests.hostile.families.moved import may_be_absent
 from tests.hostile.worlds import twin, world
 
 _HUGE = 20 << 30
@@ -20,7 +21,7 @@ def _fifo(path: Path) -> None:
 
 def _socket(path: Path) -> None:
     here = os.getcwd()
-    os.chdir(path.parent)  # the address of a socket is short
+    os.chdir(path.parent)  # a socket's address must be short
     try:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(path.name)
@@ -87,16 +88,16 @@ FOLDERS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "link to itself below steps": ("steps/000009", lambda path: path.symlink_to("000009"), FREE),
     "link to the root": ("steps/000008", lambda path: path.symlink_to("/"), FREE),
     "FIFO as a step": ("steps/000007", _fifo, FREE),
-    "FIFO that nobody names": ("steps/000000/rollout/x.json", _fifo, FREE),
-    "device that nobody names": ("steps/000000/x.json", _link("/dev/zero"), FREE),
-    "sparse that nobody names": ("steps/000000/rollout/x.parquet", _sparse, FREE),
+    "FIFO that no object names": ("steps/000000/rollout/x.json", _fifo, FREE),
+    "device that no object names": ("steps/000000/x.json", _link("/dev/zero"), FREE),
+    "sparse file that no object names": ("steps/000000/rollout/x.parquet", _sparse, FREE),
     "FIFO as a folder": ("validations/000009", _fifo, FREE),
 }
-"""Beside the objects of a step: nothing of it is read, and nothing of the step is hidden by it."""
+"""Odd entries next to the objects of a step. Readers ignore them and still find the step."""
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Of a world: each kind of object in each place."""
+    """Yield cases with each odd entry in place of an object of each kind, and the FOLDERS cases."""
     kinds: dict[str, str] = {}
     for key in sorted(world(name)):
         if key.startswith(("steps/000000/", "run.json", "attempts/", "policies/", "validations/")):
@@ -107,7 +108,7 @@ def cases(name: str) -> Iterator[Case]:
                 f"places/{name}:{title(key)}/{what}/L0",
                 name,
                 lambda key=key, place=place: {key: place},
-                FREE if _optional(key) else NAMED,
+                FREE if _optional(key) or _lost(name, key, what) else NAMED,
             )
     for what, (key, place, expect) in FOLDERS.items():
         yield Case(
@@ -121,7 +122,10 @@ def cases(name: str) -> Iterator[Case]:
 
 
 def _linked(name: str) -> Iterator[Case]:
-    """A folder that is a link to one elsewhere: what is in it is checked, or it is refused."""
+    """Yield cases in which a folder is replaced by a link to another folder.
+
+    Readers either check the contents of that folder or refuse the link.
+    """
     folders = ["steps/000000/rollout"] + (["steps/000000/training"] if name == "r2" else [])
     for folder in folders:
         yield Case(
@@ -145,12 +149,12 @@ def _linked(name: str) -> Iterator[Case]:
 
 
 def _elsewhere(name: str, folder: str, there: dict[str, bytes]) -> Changes:
-    """The folder's objects lie in one outside of the store, to which its name is a link."""
+    """Replace a folder by a link to a folder outside the store, with the objects of `there`."""
     mine = [key for key in world(name) if key.startswith(folder + "/")]
 
     def place(path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
-            path.rmdir()  # its objects are gone already
+            path.rmdir()  # its objects have already been removed
         outside = path.parents[2].with_name("outside")
         shutil.rmtree(outside, ignore_errors=True)
         outside.mkdir()
@@ -167,15 +171,20 @@ def _kind(key: str) -> str:
 
 
 def _optional(key: str) -> bool:
-    """A run may not have it (yet), so nothing there is no problem, and no file is nothing."""
+    """Return whether a run may lack the object; readers then ignore an odd entry in its place."""
     optional = (keys.policies(), keys.validations(), keys.attempts())
     if key.startswith(keys.validations()) and key.endswith("plan.json"):
-        return False  # its samples are there
+        return False  # the validation's samples need their plan
     return key.startswith(optional) or key.endswith(("plan.json", "metrics.json"))
 
 
+def _lost(name: str, key: str, what: str) -> bool:
+    """Return whether the entry is a folder, so that the store merely lacks an optional object."""
+    return "folder" in what and "link" not in what and may_be_absent(key, world(name))
+
+
 def removed(path: Path) -> None:
-    """Take away whatever a case put there."""
+    """Remove an entry of any type, if it exists."""
     try:
         mode = path.lstat().st_mode
     except OSError:

@@ -1,6 +1,7 @@
-"""The wheel: what is in it, and that it installs in fresh environments and works there.
+"""The wheel's contents, and its installation and use in fresh environments.
 
-Packages come from where `make install` takes them, at the versions of requirements/cpu.txt.
+Packages are installed at the versions that requirements/cpu.txt pins, from the sources that
+`make install` uses.
 """
 
 import os
@@ -31,11 +32,14 @@ EXTRAS = {
     "wandb": {"wandb"},
     "mlflow": {"mlflow-skinny", "sqlalchemy", "alembic"},
 }
-"""Extras for users, and some of what each must bring."""
+"""The extras for users, each with some of the packages that it must install."""
 NOT_PINNED = {"swanlab", "trackio"}
-"""Not installed here: trackio asks for an older pillow, swanlab for much."""
+"""Extras without pins, because trackio requires an older pillow, and swanlab many packages."""
 ON_GPUS = {"rollout-cuda", "training-cuda"}
-"""Gigabytes from an index that not every machine reaches: tests/unit/test_requirements.py."""
+"""Extras that download gigabytes from an index that some machines cannot reach.
+
+tests/unit/test_requirements.py tests them.
+"""
 
 READ_A_STEP = """
 import sys
@@ -61,7 +65,7 @@ retrace.check(7)
 
 
 def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A command that sees installed packages alone: no checkout, no Prefect server."""
+    """Run a command that sees only installed packages: no checkout and no Prefect server."""
     hidden = ("PYTHONPATH", "PREFECT_API_URL", "VIRTUAL_ENV")
     return subprocess.run(
         [str(part) for part in command],
@@ -75,14 +79,14 @@ def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProces
 
 
 def done(*command: object, cwd: Path | None = None) -> str:
-    """What a command that must succeed wrote on stdout and stderr."""
+    """Run a command that must succeed; return its output on stdout and stderr."""
     result = run(*command, cwd=cwd)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr
 
 
 def install(python: Path, *what: str) -> list[object]:
-    """The command that installs into an environment; see TORCH in the Makefile."""
+    """Return the command that installs packages into an environment; see TORCH in the Makefile."""
     wheels = os.environ.get("PIP_FIND_LINKS")
     torch = ["--find-links", wheels] if wheels else ["--torch-backend", "cpu"]
     pins = ["--constraints", ROOT / "requirements/cpu.txt"]
@@ -91,16 +95,16 @@ def install(python: Path, *what: str) -> list[object]:
 
 
 def make_environment(folder: Path) -> Path:
-    """An environment without packages; its Python."""
+    """Create an environment without packages, and return its Python."""
     done(UV, "venv", "--quiet", "--python", sys.executable, folder)
     return folder / "bin/python"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the checkout, as building leaves folders behind."""
+    """Build the wheel from a copy of the checkout, because a build leaves folders in its source."""
     if not UV.exists():
-        pytest.skip(f"{UV} is not there; make install puts it there")
+        pytest.skip(f"{UV} is missing; run make install")
     source = tmp_path_factory.mktemp("source") / "retrace"
     skip = shutil.ignore_patterns(".*", "outputs", "build", "*.egg-info", "__pycache__", "findings")
     shutil.copytree(ROOT, source, ignore=skip, symlinks=True)
@@ -113,16 +117,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with the wheel and what it always needs."""
+    """Create an environment with the wheel and its required packages; return its Python."""
     python = make_environment(tmp_path_factory.mktemp("base") / "venv")
     probe = run(*install(python, "--dry-run", "numpy"))
     if probe.returncode:
-        pytest.skip(f"no packages can be had here: {probe.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"packages cannot be downloaded: {probe.stderr.strip().splitlines()[-1]}")
     done(*install(python, str(wheel)))
     return python
 
 
-def test_its_name_and_what_is_in_it(wheel: Path):
+def test_the_wheel_has_the_expected_name_and_contents(wheel: Path):
     assert wheel.name == f"retrace_moe-{PROJECT['version']}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {
@@ -137,7 +141,7 @@ def test_its_name_and_what_is_in_it(wheel: Path):
     assert modules <= set(names)
 
 
-def test_without_extras_it_reads_traces(base: Path, tmp_path: Path):
+def test_the_wheel_reads_traces_without_extras(base: Path, tmp_path: Path):
     done(base, "-I", "-c", READ_A_STEP, cwd=tmp_path)
     listed = done(base.parent / "retrace", "traces", "ls", "set", cwd=tmp_path)
     assert "an engine" in listed
@@ -146,22 +150,22 @@ def test_without_extras_it_reads_traces(base: Path, tmp_path: Path):
     assert "pip install 'retrace-moe[flow]'" in refused.stderr
 
 
-def test_its_types_are_seen(base: Path, tmp_path: Path):
+def test_type_checkers_see_the_types(base: Path, tmp_path: Path):
     (tmp_path / "user.py").write_text(TYPED)
     mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", base]
-    said = run(*mypy, "user.py", cwd=tmp_path).stdout
-    assert re.findall(r'Revealed type is "(.*)"', said) == [
+    printed = run(*mypy, "user.py", cwd=tmp_path).stdout
+    assert re.findall(r'Revealed type is "(.*)"', printed) == [
         "list[int]",
         "float | None",
         "retrace.opened.Run",
     ]
-    assert 'error: Argument 1 to "check" has incompatible type "int"' in said
-    assert said.count("error: ") == 1, said
+    assert 'error: Argument 1 to "check" has incompatible type "int"' in printed
+    assert printed.count("error: ") == 1, printed
 
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS))
 def test_an_extra_can_be_installed(wheel: Path, base: Path, extra: str):
-    """Its packages fit together, at the pinned versions."""
+    """The extra's packages are compatible at the pinned versions."""
     assert set(EXTRAS) | NOT_PINNED | ON_GPUS | {"dev"} == set(PROJECT["optional-dependencies"])
     report = done(*install(base, "--dry-run", f"retrace-moe[{extra}] @ {wheel.as_uri()}"))
     new = dict(re.findall(r"^ \+ ([\w.-]+)==(\S+)$", report, re.MULTILINE))
@@ -180,7 +184,7 @@ def test_an_extra_can_be_installed(wheel: Path, base: Path, extra: str):
         ("rollout-cpu", "operators.rollout.worker, operators.rollout.cpu_vllm"),
     ],
 )
-def test_with_an_extra_its_programs_are_imported(
+def test_programs_can_be_imported_with_their_extra(
     wheel: Path, base: Path, tmp_path: Path, extra: str, program: str
 ):
     python = make_environment(tmp_path / "venv")
@@ -188,12 +192,12 @@ def test_with_an_extra_its_programs_are_imported(
     done(python, "-I", "-c", f"import {program}, retrace", cwd=tmp_path)
 
 
-def test_with_the_flow_it_checks_a_run(wheel: Path, base: Path, tmp_path: Path):
+def test_the_flow_extra_can_check_a_run(wheel: Path, base: Path, tmp_path: Path):
     python = make_environment(tmp_path / "venv")
     done(*install(python, f"retrace-moe[flow] @ {wheel.as_uri()}"))
     places = [f"store.uri={tmp_path}/store", f"trainer.default_local_dir={tmp_path}"]
     checked = done(
         python.parent / "retrace", "check", "examples/quickstart.yaml", *places, cwd=ROOT
     )
-    assert "is right: 3072 prompts, 4 MoE layers, top-4 of 16 experts" in checked
+    assert "is valid: 3072 prompts, 4 MoE layers, top-4 of 16 experts" in checked
     done(python, "-I", "-c", "import pipeline.flows.local, retrace", cwd=tmp_path)

@@ -1,7 +1,7 @@
-"""A Prefect server that asks for a password, and the environment that the chart gives to pods.
+"""A Prefect server that requires a password, and the environment that the chart gives to pods.
 
-All patience is that of tests: the programs' own, which is right for pods, would make them fail
-where a server is slow because the machine is busy.
+In the tests, the programs use longer timeouts, because their own timeouts suit pods but are too
+short for a server on a busy machine.
 """
 
 from collections.abc import Iterator
@@ -34,14 +34,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
 def installation(
     server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Installation]:
-    """An installation in namespace `first`, of which Prefect knows nothing yet."""
+    """Prepare an installation in namespace `first` that is not yet registered with Prefect."""
     made = Installation(tmp_path, monkeypatch)
     made.set("PREFECT_API_URL", server.url)
     made.set("PREFECT_API_AUTH_STRING", AUTH)
     made.write()
     monkeypatch.setattr(programs, "_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(programs, "_RETRIES", RETRIES)
-    # What this process has read from its environment already.
+    # This process has already read its environment, so Prefect's settings are changed here.
     settings = {
         PREFECT_API_URL: server.url,
         PREFECT_API_AUTH_STRING: AUTH,

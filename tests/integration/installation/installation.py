@@ -1,4 +1,4 @@
-"""The files and variables that the chart gives to registration, janitor and smoke test."""
+"""Write the files and variables that the chart gives to registration, janitor and smoke test."""
 
 import json
 import secrets
@@ -13,14 +13,14 @@ import yaml
 from tests.patience import PATIENCE_S
 
 RETRIES = 7
-"""Of a request that is refused as SQLite is locked: 2, 4, 8, ... s later."""
+"""How many times a request is retried (after 2, 4, 8, ... s) if SQLite is locked."""
 PATIENT = """
 import runpy, sys
 from pipeline.installation import programs
 programs._TIMEOUT_S, programs._RETRIES = float(sys.argv.pop(1)), int(sys.argv.pop(1))
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-"""Runs a program as `python -m` does, but patient with a slow server."""
+"""A script that runs a program like `python -m`, with longer timeouts and more retries."""
 IMAGE = "docker.io/retrace/flow:test"
 TEMPLATE = {
     "variables": {
@@ -32,14 +32,14 @@ TEMPLATE = {
 
 
 def start_program(module: str, *arguments: str) -> subprocess.Popen[str]:
-    """A program of the installation, as its pod starts it."""
+    """Start a program of the installation, as its pod does."""
     command = [sys.executable, "-c", PATIENT, str(PATIENCE_S), str(RETRIES), module, *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 @dataclass
 class Installation:
-    """One installation, with a work pool of its own."""
+    """One installation with its own work pool."""
 
     folder: Path
     environment: pytest.MonkeyPatch
@@ -55,7 +55,7 @@ class Installation:
         self.environment.setenv(name, value)
 
     def write(self) -> None:
-        """Files and variables, as the fields say now."""
+        """Write the files and set the variables according to the current fields."""
         self.template.write_text(json.dumps(TEMPLATE))
         presets = self.folder / "presets"
         presets.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 """The janitor with a real Prefect server and a real cluster.
 
-No image is needed: the Jobs are suspended, or their pods find no node.
+The tests need no image, because the Jobs are suspended or their pods match no node.
 """
 
 import json
@@ -27,7 +27,7 @@ from tests.integration.installation.installation import Installation, start_prog
 from tests.patience import PATIENCE_S, eventually
 from tests.prefect_server import PrefectServer
 
-# Without a cluster, tests are skipped before a server is started.
+# Without a cluster, the tests are skipped before a server starts.
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("namespace")]
 
 GRACE_S = 900.0
@@ -50,7 +50,7 @@ def namespace() -> Iterator[Namespace]:
 def runs(
     installation: Installation, server: PrefectServer, namespace: Namespace
 ) -> Iterator[FlowRuns]:
-    """Of the installation's deployment; the namespace is empty afterwards."""
+    """Yield the flow runs of the installation's deployment; delete all Jobs afterwards."""
     installation.namespace = namespace.name
     installation.write()
     register(stand_in, PATIENCE_S)
@@ -67,6 +67,13 @@ def janitor(installation: Installation, namespace: Namespace) -> Janitor:
 
 
 def worker_job(namespace: Namespace, flow_run: str, instance: str = "retrace") -> str:
+    """Create a suspended worker Job, and return its name.
+
+    Args:
+        namespace: The namespace.
+        flow_run: The flow run's id.
+        instance: The installation's name.
+    """
     labels = {
         names.MANAGED_BY: names.RETRACE,
         names.INSTANCE: instance,
@@ -76,7 +83,17 @@ def worker_job(namespace: Namespace, flow_run: str, instance: str = "retrace") -
 
 
 def flow_job(namespace: Namespace, pool: str, flow_run: str, suspend: bool = False) -> str:
-    """With a pod that stays Pending; with none if it is suspended."""
+    """Create a flow Job with a pod that stays Pending. (A suspended Job has no pod.)
+
+    Args:
+        namespace: The namespace.
+        pool: The Job's work pool.
+        flow_run: The flow run's id.
+        suspend: Whether to suspend the Job.
+
+    Returns:
+        The Job's name.
+    """
     labels = {"prefect.io/work-pool-name": pool, names.FLOW_RUN_OF_FLOW_POD: flow_run}
     name = make_job(namespace, labels, suspend)
     selector = f"{names.FLOW_RUN_OF_FLOW_POD}={flow_run}"
@@ -85,6 +102,13 @@ def flow_job(namespace: Namespace, pool: str, flow_run: str, suspend: bool = Fal
 
 
 def make_job(namespace: Namespace, labels: dict[str, str], suspend: bool) -> str:
+    """Create a Job whose pod matches no node, and return its name.
+
+    Args:
+        namespace: The namespace.
+        labels: Labels for the Job and its pod.
+        suspend: Whether to suspend the Job.
+    """
     name = f"job-{secrets.token_hex(4)}"
     container = {
         "name": "a",
@@ -113,7 +137,7 @@ def make_job(namespace: Namespace, labels: dict[str, str], suspend: bool) -> str
 
 
 def jobs(namespace: Namespace) -> set[str]:
-    """Those that are not being deleted."""
+    """Return the names of the Jobs that are not being deleted."""
     return {
         job["metadata"]["name"]
         for job in namespace.get("jobs")
@@ -122,7 +146,7 @@ def jobs(namespace: Namespace) -> set[str]:
 
 
 @pytest.mark.parametrize("state", ["CANCELLING", "CANCELLED"])
-def test_the_jobs_of_a_cancelled_run_go_at_once(
+def test_the_jobs_of_a_cancelled_run_are_deleted_immediately(
     state: str, runs: FlowRuns, janitor: Janitor, namespace: Namespace
 ):
     ended, alive = runs.create(state), runs.create("RUNNING")
@@ -139,7 +163,7 @@ def test_the_jobs_of_a_cancelled_run_go_at_once(
     assert jobs(namespace) == kept
 
 
-def test_a_flow_pod_that_is_pending_when_its_run_is_given_up_never_starts(
+def test_a_pending_flow_pod_of_a_crashed_run_never_starts(
     runs: FlowRuns, janitor: Janitor, namespace: Namespace
 ):
     crashed, failed = runs.create("CRASHED"), runs.create("FAILED")
@@ -149,21 +173,21 @@ def test_a_flow_pod_that_is_pending_when_its_run_is_given_up_never_starts(
     assert jobs(namespace) == kept
 
 
-def test_jobs_without_owner_go_after_the_grace(
+def test_jobs_without_an_owner_are_deleted_after_the_grace_period(
     runs: FlowRuns, janitor: Janitor, namespace: Namespace
 ):
     unknown, over, attended = str(uuid4()), runs.create("COMPLETED"), runs.create("FAILED")
     running, again = runs.create("RUNNING"), runs.create("SCHEDULED", "AwaitingRetry")
-    lost = runs.create("RUNNING")  # somebody has deleted its flow Job
+    lost = runs.create("RUNNING")  # its flow Job was deleted
     for run in (unknown, over, lost, "not-an-id"):
         worker_job(namespace, run)
     kept = {
         worker_job(namespace, running),
-        flow_job(namespace, janitor.work_pool, running, suspend=True),  # between two pods
+        flow_job(namespace, janitor.work_pool, running, suspend=True),  # the time between two pods
         worker_job(namespace, again),
         flow_job(namespace, janitor.work_pool, again, suspend=True),
         worker_job(namespace, attended),
-        flow_job(namespace, "elsewhere", attended),  # a live pod, whoever made it
+        flow_job(namespace, "elsewhere", attended),  # a live pod counts in any work pool
     }
     before = jobs(namespace)
     janitor.look(0)
@@ -187,7 +211,7 @@ def test_a_run_that_is_started_again_keeps_its_jobs(
     assert jobs(namespace) == kept
 
 
-def test_nothing_goes_while_prefect_does_not_answer(
+def test_no_jobs_are_deleted_while_prefect_does_not_answer(
     runs: FlowRuns,
     janitor: Janitor,
     namespace: Namespace,
@@ -197,29 +221,29 @@ def test_nothing_goes_while_prefect_does_not_answer(
     cancelled, unknown = runs.create("RUNNING"), str(uuid4())
     janitor.clocks.grace_s = 6.0
     later = worker_job(namespace, unknown)
-    at_once = worker_job(namespace, cancelled)
+    first = worker_job(namespace, cancelled)
     runs.set(cancelled, "CANCELLING")
     server.kill()
     stop = threading.Event()
     looking = threading.Thread(target=copy_context().run, args=(janitor.run, 0.5, stop))
     looking.start()
     try:
-        eventually(lambda: "nothing is deleted until" in caplog.text, lambda: caplog.text)
-        time.sleep(10)  # longer than the grace
-        assert jobs(namespace) == {later, at_once}
-        assert caplog.text.count("nothing is deleted until") == 1
+        eventually(lambda: "deleting no Jobs until" in caplog.text, lambda: caplog.text)
+        time.sleep(10)  # longer than the grace period
+        assert jobs(namespace) == {later, first}
+        assert caplog.text.count("deleting no Jobs until") == 1
         server.start()
         answered_s = time.monotonic()
-        eventually(lambda: at_once not in jobs(namespace), lambda: str(jobs(namespace)))
+        eventually(lambda: first not in jobs(namespace), lambda: str(jobs(namespace)))
         eventually(lambda: later not in jobs(namespace), lambda: str(jobs(namespace)))
-        # 6 s after its first look, which may be a little earlier than this test's.
-        assert time.monotonic() - answered_s > 4.0, "the clock ran while nobody could look"
+        # The janitor may notice slightly before this test that the server is back.
+        assert time.monotonic() - answered_s > 4.0, "the clock ran while Prefect did not answer"
     finally:
         stop.set()
         looking.join()
 
 
-def test_the_program_looks_until_it_is_told_to_end(
+def test_the_program_deletes_jobs_until_it_gets_sigterm(
     runs: FlowRuns, installation: Installation, namespace: Namespace
 ):
     worker_job(namespace, runs.create("CANCELLED"))
@@ -230,8 +254,8 @@ def test_the_program_looks_until_it_is_told_to_end(
             eventually(lambda: jobs(namespace) == set(), lambda: str(jobs(namespace)))
             eventually(ALIVE.exists, lambda: f"no {ALIVE}")
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=PATIENCE_S)
+            _, printed = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 0
-    assert "is cancelled" in said
+    assert "is cancelled" in printed

@@ -1,4 +1,4 @@
-"""Registration against a real Prefect server and a real S3 server."""
+"""Registration with a real Prefect server and a real S3 server."""
 
 import json
 import logging
@@ -37,18 +37,20 @@ def automations(server: PrefectServer, pool: str) -> dict[str, dict[str, Any]]:
     return {a["name"]: a for a in found if a["name"].startswith(f"retrace/{pool}: ")}
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
-    """The only error; it must be one line."""
+def only_error(caplog: pytest.LogCaptureFixture) -> str:
+    """Return the message of the only error, which must be one line."""
     [record] = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert "\n" not in record.getMessage()
     return record.getMessage()
 
 
-def test_as_the_init_container_runs_it(installation: Installation, server: PrefectServer):
+def test_registration_works_as_in_the_init_container(
+    installation: Installation, server: PrefectServer
+):
     wait_s = ("--wait-s", str(PATIENCE_S))
     with start_program("pipeline.installation.register", *wait_s) as program:
-        _, said = program.communicate(timeout=2 * PATIENCE_S)
-    assert program.returncode == 0, said
+        _, printed = program.communicate(timeout=2 * PATIENCE_S)
+    assert program.returncode == 0, printed
     pool = server.query(f"/work_pools/{installation.pool}")
     assert pool["type"] == "kubernetes"
     assert pool["base_job_template"] == TEMPLATE
@@ -59,7 +61,7 @@ def test_as_the_init_container_runs_it(installation: Installation, server: Prefe
     assert deployment["job_variables"] == {"image": IMAGE}
     assert deployment["pull_steps"] in (None, [])
     assert deployment["tags"] == ["retrace"]
-    # A limit of the deployment is a lease: Prefect ends runs whose server was restarted.
+    # With a limit (a lease), Prefect would end runs after a restart of the server.
     assert deployment["global_concurrency_limit"] is None
     form = deployment["parameter_openapi_schema"]["properties"]
     assert form["preset"]["enum"] == ["quickstart"]
@@ -68,7 +70,7 @@ def test_as_the_init_container_runs_it(installation: Installation, server: Prefe
     assert sorted(automations(server, installation.pool)) == names
 
 
-def test_what_the_form_says_is_enforced(installation: Installation, server: PrefectServer):
+def test_the_types_of_the_form_are_enforced(installation: Installation, server: PrefectServer):
     register(stand_in, PATIENCE_S)
     [deployment] = deployments(server, installation.pool)
     path = f"/deployments/{deployment['id']}/create_flow_run"
@@ -78,7 +80,9 @@ def test_what_the_form_says_is_enforced(installation: Installation, server: Pref
     server.query(path, {"parameters": {"run_name": "a", "steps": 2}})
 
 
-def test_a_second_registration_updates(installation: Installation, server: PrefectServer):
+def test_a_second_registration_updates_the_deployment(
+    installation: Installation, server: PrefectServer
+):
     register(stand_in, PATIENCE_S)
     [first] = deployments(server, installation.pool)
     changed = {**TEMPLATE, "job_configuration": {"command": "{{ command }}"}}
@@ -98,7 +102,7 @@ def test_a_second_registration_updates(installation: Installation, server: Prefe
     assert rules[f"retrace/{installation.pool}: stuck flow pod"]["trigger"]["within"] == 1200
 
 
-def test_two_installations_on_one_server(installation: Installation, server: PrefectServer):
+def test_two_installations_can_share_one_server(installation: Installation, server: PrefectServer):
     register(stand_in, PATIENCE_S)
     first, installation.pool = installation.pool, f"{installation.pool}-b"
     installation.namespace = "second"
@@ -123,73 +127,73 @@ def test_a_work_pool_of_another_installation_is_refused(
     installation.namespace = "second"
     installation.write()
     assert main([]) == 1
-    text = told(caplog)
+    text = only_error(caplog)
     assert text.startswith("worker.workPool: ")
     assert "in namespace first" in text
     assert f"prefect work-pool delete {installation.pool}" in text
 
 
-def test_a_wrong_password_is_told(installation: Installation, caplog: pytest.LogCaptureFixture):
+def test_a_wrong_password_is_reported(installation: Installation, caplog: pytest.LogCaptureFixture):
     from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
 
     with temporary_settings({PREFECT_API_AUTH_STRING: "retrace:wrong"}):
         assert main([]) == 1
-    text = told(caplog)
+    text = only_error(caplog)
     assert "(401)" in text
     assert "prefect.auth of the chart" in text
 
 
-def test_a_server_that_does_not_answer_is_told(
+def test_a_server_that_does_not_answer_is_reported(
     installation: Installation, caplog: pytest.LogCaptureFixture
 ):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        assert main(["--wait-s", "3"]) == 1  # nobody is there, so it is no use to be patient
-    text = told(caplog)
+        assert main(["--wait-s", "3"]) == 1  # no server runs there, so waiting longer is useless
+    text = only_error(caplog)
     assert "http://127.0.0.1:9/api cannot be reached" in text
     assert "prefect.apiUrl of the chart" in text
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{", "Expecting property name"),
-        ('{"variables": {}}', "expected an object of variables and job_configuration"),
+        ('{"variables": {}}', "expected an object with the keys variables and job_configuration"),
         ('{"variables": {}, "job_configuration": {"image": "{{ imag }}"}}', "imag"),
     ],
 )
-def test_a_wrong_template_is_told(
-    template: str, said: str, installation: Installation, caplog: pytest.LogCaptureFixture
+def test_an_invalid_template_is_reported(
+    template: str, message: str, installation: Installation, caplog: pytest.LogCaptureFixture
 ):
     installation.template.write_text(template)
     assert main([]) == 1
-    assert said in told(caplog)
+    assert message in only_error(caplog)
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("RETRACE_WORK_POOL", "a pool", "RETRACE_WORK_POOL: found 'a pool'"),
         ("RETRACE_MAX_RUNS", "0", "RETRACE_MAX_RUNS: found '0'"),
-        ("RETRACE_POD_START_TIMEOUT_S", "5", "a whole number of at least 10"),
+        ("RETRACE_POD_START_TIMEOUT_S", "5", "found '5', expected an integer of at least 10"),
         ("RETRACE_FLOW_IMAGE", "", "RETRACE_FLOW_IMAGE is not set"),
         ("RETRACE_CLUSTER", "/nowhere", "RETRACE_CLUSTER: /nowhere cannot be read"),
     ],
 )
-def test_wrong_settings_are_told(
+def test_invalid_settings_are_reported(
     variable: str,
     value: str,
-    said: str,
+    message: str,
     installation: Installation,
     caplog: pytest.LogCaptureFixture,
 ):
     installation.set(variable, value)
     assert main([]) == 1
-    assert said in told(caplog)
+    assert message in only_error(caplog)
 
 
-def test_the_bucket_of_a_trial_is_made_once(s3_uri: str):
+def test_the_bucket_of_a_trial_is_created_once(s3_uri: str):
     uri = "s3://retrace-made/runs"
     make_store(uri, PATIENCE_S)
     open_store(uri).create("kept", b"1")

@@ -1,4 +1,4 @@
-"""The smoke test against a real Prefect server and a real S3 server."""
+"""The smoke test with a real Prefect server and a real S3 server."""
 
 import logging
 
@@ -23,13 +23,13 @@ def stand_in(run_name: str) -> None: ...
 
 @pytest.fixture
 def stored(installation: Installation, s3_uri: str) -> Installation:
-    """An installation whose store is a real one."""
+    """Return an installation whose store is on a real S3 server."""
     installation.store_uri = s3_uri
     installation.write()
     return installation
 
 
-def test_an_installation_that_works(stored: Installation, caplog: pytest.LogCaptureFixture):
+def test_a_working_installation_passes(stored: Installation, caplog: pytest.LogCaptureFixture):
     register(stand_in, PATIENCE_S)
     with caplog.at_level(logging.INFO):
         assert smoke.main() == 0
@@ -40,11 +40,13 @@ def test_an_installation_that_works(stored: Installation, caplog: pytest.LogCapt
     assert list(open_store(stored.store_uri).list("")) == []
 
 
-def test_every_failure_is_told_with_its_fix(stored: Installation, caplog: pytest.LogCaptureFixture):
+def test_each_failure_is_reported_with_a_fix(
+    stored: Installation, caplog: pytest.LogCaptureFixture
+):
     stored.set("AWS_SECRET_ACCESS_KEY", "wrong")
     assert smoke.main() == 1
     store, deployment = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert "SignatureDoesNotMatch" in store
-    assert "give valid credentials" in store
+    assert "pass valid credentials" in store
     assert f"retrace/{stored.pool} is not registered" in deployment
     assert "init container `register`" in deployment

@@ -1,16 +1,25 @@
-"""How a batch of generations compares with the reference."""
+"""Compare a batch of generations with the reference model."""
 
 import numpy as np
 
 LOGPROB_TOLERANCE = 2e-4
-"""Both sides are float32, but add up in different orders."""
+"""Both sides compute in float32, but sum in different orders."""
 
 
 def assert_agrees(reference, requests, generations, temperature: float) -> tuple[int, int]:
-    """Every row is valid, its sets are the reference's or a near-tie, and so are the log-probs.
+    """Assert that generations have the reference's routes and log-probs, and only valid rows.
 
-    Returns how many (row, layer) pairs differ from each other, and how many of them are near-ties:
-    the rows of a prompt that several samples share are counted once.
+    The expert sets may differ where the reference has near-ties.
+
+    Args:
+        reference: The ReferenceModel for the policy.
+        requests: The requests of the batch.
+        generations: One generation for each request, in order.
+        temperature: The sampling temperature.
+
+    Returns:
+        The number of (row, layer) pairs, and how many of them are near-ties. The rows of a prompt
+        that several samples share are counted once.
     """
     rows = ties = 0
     seen = set()

@@ -1,4 +1,4 @@
-"""The engine sets variables that vLLM reads; other tests must not inherit them."""
+"""Restores the environment, because the engine sets variables that other tests must not see."""
 
 import os
 from collections.abc import Iterator

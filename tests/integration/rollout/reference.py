@@ -1,6 +1,7 @@
-"""An independent forward pass: transformers in float32, the same weights, the same tokens.
+"""An independent forward pass: transformers in float32, with the same weights and tokens.
 
-Letters: T rows (positions 0..S-2), L MoE layers, K experts per token, E experts, V vocabulary.
+Dimensions: T rows (positions 0..S-2), L MoE layers, K experts per token, E experts, V tokens in the
+vocabulary.
 """
 
 from dataclasses import dataclass
@@ -11,26 +12,26 @@ import torch
 from transformers import AutoModelForCausalLM
 
 NEAR_TIE = 1e-4
-"""Two scores that differ by less are a near-tie: either choice is right."""
+"""Scores that differ by less than this form a near-tie: either choice is then correct."""
 
 
 @dataclass(frozen=True)
 class Reference:
     sets_TLK: np.ndarray
-    """The top-k of each MoE layer's router, ascending."""
+    """The top-k expert ids of each MoE layer's router, ascending."""
     near_tie_TL: np.ndarray
-    """The k-th score and the next differ by less than NEAR_TIE."""
+    """Whether the k-th score and the next one differ by less than NEAR_TIE."""
     logits_TV: torch.Tensor
 
     def logprobs_of(self, response_G, temperature: float) -> np.ndarray:
-        """Log-probs of the last G tokens at a temperature."""
+        """Return the log-probs of the last G tokens at a temperature, float32 [G]."""
         response = torch.tensor(np.asarray(response_G, np.int64))
         logits_GV = self.logits_TV[-len(response) :] / temperature
         return logits_GV.log_softmax(-1).gather(1, response[:, None])[:, 0].numpy()
 
 
 class ReferenceModel:
-    """A checkpoint as transformers computes it."""
+    """A Hugging Face checkpoint that is loaded and run with transformers."""
 
     def __init__(self, folder: Path):
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -45,7 +46,7 @@ class ReferenceModel:
         return tuple(sorted(self._gates))
 
     def __call__(self, tokens_S) -> Reference:
-        """The forward pass over all tokens but the last."""
+        """Compute the forward pass over all tokens except the last."""
         found = {}
 
         def keep(layer, gate):
@@ -69,11 +70,11 @@ class ReferenceModel:
 
 
 def _near_tie(gate, logits, chosen) -> np.ndarray:
-    """Whether a hair would have changed the choice, by the scores the choice was made from."""
+    """Return, for each row, whether the scores that decide its experts contain a near-tie."""
     scores = logits.float()
     tie = torch.zeros(len(scores), dtype=torch.bool)
     if hasattr(gate, "e_score_correction_bias"):
-        # DeepSeek-V3, GLM-4: biased sigmoids, and only the best groups take part.
+        # DeepSeek-V3 and GLM-4 choose by biased sigmoid scores, and only within the best groups.
         scores = scores.sigmoid() + gate.e_score_correction_bias
     if getattr(gate, "num_group", 1) > 1:
         grouped = scores.view(len(scores), gate.num_group, -1)

@@ -1,4 +1,4 @@
-"""A run as a worker sees it, written by hand: no flow, no trainer."""
+"""Create the stored objects of a run, so that a rollout worker can run alone."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config.tree import RunConfig
 from pipeline.model.geometry import Geometry
+from pipeline.policies.versions import digests_of, refer_policy
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt
 from pipeline.run.commit import DataFile, commit, new_write_id, put_file, sha256
@@ -22,7 +23,6 @@ from pipeline.run.plan import (
     ValidationPlan,
     publish_plan,
 )
-from pipeline.run.policy import digests_of, publish_policy, refer_policy
 from pipeline.store import Store
 from tests.attempts import make_attempt
 from tests.data_files import put_data
@@ -43,9 +43,18 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 def make_run(
     store: Store, folder: Path, validations=(), raises=(), on_error="fail", reward=REWARD
 ) -> list[Path]:
-    """A run with 5 prompts, two policies (1 by the trainer), routes recorded, one worker.
+    """Create a run with 5 prompts, recorded routes and one worker, and write its attempt 0.
 
-    The reward function raises for the prompts in `raises`. Returns the policies' folders.
+    Args:
+        store: The run's store.
+        folder: The folder in which to create two policies.
+        validations: The policy versions to validate.
+        raises: The prompts for which the reward function raises an exception.
+        on_error: The value of reward.on_error.
+        reward: The source of the reward function.
+
+    Returns:
+        The folders of the two policies; the store contains only the first one, as version 0.
     """
     policies = [make_tiny(folder / f"policy{i}", "qwen3_moe", seed=i) for i in range(2)]
     config = RunConfig.model_validate(
@@ -83,12 +92,25 @@ def make_run(
 
 
 def begin(store: Store, number: int, validations=()) -> Attempt:
-    """attempts/NNN.json"""
+    """Write attempts/NNN.json.
+
+    Args:
+        store: The run's store.
+        number: The attempt's number.
+        validations: The policy versions to validate.
+    """
     return make_attempt(store, number, steps=2, save_freq=1, validations=validations)
 
 
 def plan(store: Store, step: int, version: int, validation: bool = False) -> None:
-    """Publish a plan of 5 prompts in 2 shards; a step's prompt 3 is in its second epoch."""
+    """Publish a plan of 5 prompts in 2 shards. For a step, prompt 3 is in its second epoch.
+
+    Args:
+        store: The run's store.
+        step: The step.
+        version: The policy version that generates the samples.
+        validation: Whether to plan a validation instead of the step.
+    """
     common = {
         "policy_version": version,
         "prompts": tuple(PlannedPrompt(row, int(row == 3 and not validation)) for row in range(5)),
@@ -102,18 +124,13 @@ def plan(store: Store, step: int, version: int, validation: bool = False) -> Non
 
 
 def stop(store: Store, number: int) -> None:
-    """attempts/NNN.stop.json"""
+    """Write attempts/NNN.stop.json."""
     body = {"reason": "finished", "message": ""}
     commit(store, keys.stop(number), body, new_write_id())
 
 
-def publish(store: Store, version: int, folder: Path) -> None:
-    """A new policy, as the trainer does it."""
-    publish_policy(store, version, folder)
-
-
 def start_worker(store: Store, number: int) -> subprocess.Popen[str]:
-    """The program of a rollout worker."""
+    """Start a rollout worker."""
     arguments = ("--run-uri", store.uri, "--worker", "0", "--attempt", str(number))
     return subprocess.Popen(
         [sys.executable, "-m", "operators.rollout", *arguments],

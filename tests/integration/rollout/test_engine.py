@@ -1,20 +1,22 @@
-"""The engine against an independent forward pass: routes, log-probs, reload."""
+"""The engine compared with an independent forward pass: routes, log-probs and reloading."""
 
 from contextlib import closing
 
 import numpy as np
 import pytest
 
-from operators.rollout import cpu_vllm
-from operators.rollout.engine import RolloutEngine, _sampling_params
+from operators.rollout.engine import RolloutEngine, _sampling_params, is_eager
 from operators.rollout.types import Request, RolloutError
+from operators.rollout.vllm_environment import prepare_environment
 from pipeline import progress
 from pipeline.config.tree import Rollout
+from pipeline.hardware import gpu_pool
 from pipeline.progress import read_progress
 from pipeline.run.plan import Sampling
 from pipeline.traces import Geometry, VersionSpan
 from tests.integration.rollout.agreement import assert_agrees
-from tests.integration.rollout.generations import generate
+from tests.integration.rollout.generations import assert_same, generate
+from tests.integration.rollout.mixed import NAME, mixed_policy
 from tests.integration.rollout.reference import ReferenceModel
 from tests.tiny_models import make_tiny
 
@@ -23,13 +25,19 @@ pytestmark = pytest.mark.integration
 GEOMETRY = Geometry(16, 4, (1, 2, 3))
 TEMPERATURE = 0.7
 SAMPLING = Sampling(TEMPERATURE, 1.0, -1, 80)
-KV_BLOCKS = 20
-SETTINGS = Rollout(dtype="float32", max_num_seqs=8, max_num_batched_tokens=64)
+FEW_BLOCKS = {"num_gpu_blocks_override": 20, "block_size": 32}
+"""A KV cache that is too small for a full batch. vLLM reads both arguments on CPU and GPU."""
+SETTINGS = Rollout(
+    dtype="float32",
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    engine_kwargs={"vllm": FEW_BLOCKS},
+)
 
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory):
-    """Two policies of one model, its first layer dense."""
+    """Make two policies for one model whose first layer is dense."""
     root = tmp_path_factory.mktemp("policies")
     return [make_tiny(root / str(i), "qwen3_moe_dense_first", seed=i) for i in range(2)]
 
@@ -40,7 +48,7 @@ def references(policies):
 
 
 class Witness:
-    """What happened inside the engine: nothing is replaced, calls are counted."""
+    """Counts events inside the engine without changing its behaviour."""
 
     preemptions = 0
     cached_tokens = 0
@@ -53,14 +61,14 @@ def witness():
 
 @pytest.fixture(scope="module")
 def engine(policies, witness):
-    """One engine for the module, with a KV cache that is too small for a full batch."""
+    """Start one engine for the module, with a KV cache that is too small for a full batch."""
+    prepare_environment(is_eager(SETTINGS))
     patch = pytest.MonkeyPatch()
-    pages = cpu_vllm.PlainWorker.get_kv_cache_spec
+    # On GPUs, Triton would round the factors of float32 products to TF32.
+    patch.setenv("TRITON_F32_DEFAULT", "ieee")
+    from vllm.v1.core.sched.scheduler import Scheduler
 
-    def small(worker):
-        return KV_BLOCKS * sum(spec.page_size_bytes for spec in pages(worker).values())
-
-    preempt = cpu_vllm.RoutesScheduler._preempt_request
+    preempt = Scheduler._preempt_request  # the schedulers of both builds inherit this method
 
     def counted(scheduler, *args, **kwargs):
         witness.preemptions += 1
@@ -72,8 +80,7 @@ def engine(policies, witness):
         witness.cached_tokens += output.num_cached_tokens
         return finished(self, request, output)
 
-    patch.setattr(cpu_vllm.PlainWorker, "determine_available_memory", small)
-    patch.setattr(cpu_vllm.RoutesScheduler, "_preempt_request", counted)
+    patch.setattr(Scheduler, "_preempt_request", counted)
     patch.setattr(RolloutEngine, "_finished", seen)
     engine = RolloutEngine(policies[0], SETTINGS, True, 256, GEOMETRY)
     yield engine
@@ -81,8 +88,24 @@ def engine(policies, witness):
     patch.undo()
 
 
+@pytest.fixture
+def cpu_adapter():
+    """Return the module that adapts vLLM's CPU build; the GPU build has no such module."""
+    if gpu_pool():
+        pytest.skip("only the CPU build repacks experts")
+    from operators.rollout import cpu_vllm
+
+    return cpu_vllm
+
+
 def requests(seed: int, lengths=(100, 1, 70, 33), group: int = 4) -> list[Request]:
-    """Groups that share a prompt, from one token to longer than the engine's batch."""
+    """Return groups of requests that share a prompt.
+
+    Args:
+        seed: Seed for the prompts and the requests.
+        lengths: The length of each group's prompt, in tokens; some exceed the engine's batch.
+        group: The number of requests per prompt.
+    """
     rng = np.random.default_rng(seed)
     prompts = [tuple(rng.integers(2, 300, length).tolist()) for length in lengths]
     return [
@@ -93,10 +116,11 @@ def requests(seed: int, lengths=(100, 1, 70, 33), group: int = 4) -> list[Reques
 
 
 def test_routes_and_logprobs_equal_an_independent_forward(engine, references, witness):
-    """The engine meets everything that could lose or shift rows: groups that share a prompt
-    (prefix hits within and between calls), prompts longer than its batch (chunked prefill) and
-    more sequences than its cache holds (preemption). All rows are valid and equal the top-k of
-    transformers' routers on the same tokens; log-probs are of the temperature sampled at.
+    """The routes of all rows equal the top-k of transformers' routers on the same tokens.
+
+    The requests cover everything that could lose or shift rows. Groups share a prompt (prefix hits
+    within and between calls), some prompts are longer than the batch (chunked prefill), and the
+    KV cache is too small for all sequences (preemption). Log-probs use the sampling temperature.
     """
     asked = requests(1)
     assert len(asked[0].prompt_tokens) > SETTINGS.max_num_batched_tokens
@@ -116,9 +140,11 @@ def test_routes_and_logprobs_equal_an_independent_forward(engine, references, wi
         assert (generation.finish_reason == "stop") == (generation.tokens_G[-1] == 0)
 
 
-def test_a_sample_depends_on_its_seed_alone(engine):
-    """The samples of a group differ; the same request alone gives the same tokens, though its
-    prompt was computed in pieces beside others the first time.
+def test_a_sample_depends_only_on_its_seed(engine):
+    """The samples of a group differ, and a request that is repeated alone gets the same tokens.
+
+    When the request was sent for the first time, its prompt was computed in chunks, in a batch with
+    other requests.
     """
     asked = requests(2, lengths=(90, 40))
     generations = generate(engine, asked, SAMPLING)
@@ -128,9 +154,10 @@ def test_a_sample_depends_on_its_seed_alone(engine):
     assert "<|" not in engine.text(alone.tokens_G)
 
 
-def test_responses_come_as_they_finish(engine):
-    """In any order, while others are still generated, and with the tokens that vLLM's own
-    `generate` returns for the same seeds when all are done.
+def test_responses_are_yielded_as_they_finish(engine):
+    """Responses are yielded in any order, while other responses are still being generated.
+
+    Their tokens are the same as from vLLM's own `generate` with the same seeds.
     """
     asked = requests(7, lengths=(30, 5, 60))
     unfinished, found = [], {}
@@ -148,8 +175,8 @@ def test_responses_come_as_they_finish(engine):
     assert [found[request.id] for request in asked] == [o.outputs[0].token_ids for o in outputs]
 
 
-def test_the_display_is_told_how_far_generation_is(engine, tmp_path, monkeypatch):
-    """Tokens are counted as they are made: none of the samples has finished yet."""
+def test_the_display_shows_the_progress_of_generation(engine, tmp_path, monkeypatch):
+    """The token rate is shown during generation, before any sample has finished."""
     path = tmp_path / "rollout-0.json"
     monkeypatch.setenv(*progress.environment(path).popitem())
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
@@ -165,8 +192,8 @@ def test_the_display_is_told_how_far_generation_is(engine, tmp_path, monkeypatch
     assert (late.finished, late.total) == (len(asked), len(asked))
 
 
-def test_an_iterator_that_is_closed_aborts_what_is_left(engine, policies):
-    """The engine is at rest, loads another policy and makes the same samples as before."""
+def test_closing_the_iterator_aborts_the_unfinished_requests(engine, policies):
+    """After the abort, the engine can load a new policy, and later generates the same samples."""
     asked = requests(8, lengths=(40, 20))
     before = generate(engine, asked, SAMPLING)
     with closing(engine.generate(asked, SAMPLING)) as responses:
@@ -181,8 +208,10 @@ def test_an_iterator_that_is_closed_aborts_what_is_left(engine, policies):
 
 
 def test_reload_changes_weights_routes_and_prefix_cache(engine, policies, references):
-    """After load(), tokens, routes and log-probs are those of the new weights, for prompts that
-    the old policy had in the prefix cache; and the spans say so.
+    """After load(), tokens, routes and log-probs come from the new weights.
+
+    This includes prompts that are in the old policy's prefix cache. The version spans name the new
+    version.
     """
     asked = requests(3)
     generate(engine, asked, SAMPLING)
@@ -194,9 +223,47 @@ def test_reload_changes_weights_routes_and_prefix_cache(engine, policies, refere
     assert_agrees(references[0], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
 
 
+def test_only_changed_tensors_are_loaded(
+    engine, policies, references, tmp_path, monkeypatch, cpu_adapter
+):
+    """Loading some tensors of two layers and the last norm gives the same result as a full reload.
+
+    The experts of other layers are not repacked. The engine does not read the files after the load,
+    because the next version is patched into them.
+    """
+    asked = requests(8, lengths=(60, 33))
+    takes = ("layers.2.self_attn.q_proj", "layers.3.mlp.experts.5.up_proj", "model.norm")
+    folder, changed = mixed_policy(
+        tmp_path / "mixed", *policies, lambda name: any(part in name for part in takes)
+    )
+    repacked = []
+    repack = cpu_adapter.repack_experts
+
+    def noted(worker, layers):
+        repacked.append(set(layers))
+        repack(worker, layers)
+
+    monkeypatch.setattr(cpu_adapter, "repack_experts", noted)
+    engine.load(folder, 1, changed)
+    data = bytearray((folder / NAME).read_bytes())
+    with (folder / NAME).open("r+b") as file:
+        file.write(data[:-4096] + bytes(4096))
+    in_part = generate(engine, asked, SAMPLING)
+    (folder / NAME).write_bytes(data)
+    assert_agrees(ReferenceModel(folder), asked, in_part, TEMPERATURE)
+    engine.load(folder, 1)
+    assert_same(in_part, generate(engine, asked, SAMPLING))
+    engine.load(folder, 2, ())
+    assert_same(in_part, generate(engine, asked, SAMPLING))
+    assert repacked == [{2, 3}, {0, 1, 2, 3}, set()]
+    engine.load(policies[0], 0, changed)
+    assert_agrees(references[0], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
+
+
 def test_without_the_reset_prompts_keep_the_old_routes(engine, policies, references, monkeypatch):
-    """The guard is needed: with the reset left out, the routes of a prompt that was seen before
-    are the old policy's, and nothing else says so. A reset that fails is an error.
+    """Without the reset, a cached prompt silently keeps the old policy's routes.
+
+    The engine therefore resets the prefix cache, and a failed reset raises an error.
     """
     asked = requests(4, lengths=(97,))
     generate(engine, asked, SAMPLING)
@@ -213,11 +280,13 @@ def test_without_the_reset_prompts_keep_the_old_routes(engine, policies, referen
     assert_agrees(references[0], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
 
 
-def test_without_the_repack_the_cpu_kernels_read_noise(engine, policies, references, monkeypatch):
-    """The CPU adapter's repack is needed: without it the log-probs are not the new policy's."""
+def test_without_the_repack_the_cpu_kernels_read_noise(
+    engine, policies, references, monkeypatch, cpu_adapter
+):
+    """Without the CPU adapter's repack, the log-probs are not the new policy's."""
     asked = requests(5, lengths=(40,))
     with monkeypatch.context() as patch:
-        patch.setattr(cpu_vllm, "repack_experts", lambda worker: None)
+        patch.setattr(cpu_adapter, "repack_experts", lambda worker, layers: None)
         engine.load(policies[1], 1)
         with pytest.raises(AssertionError):
             assert_agrees(references[1], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
@@ -225,8 +294,8 @@ def test_without_the_repack_the_cpu_kernels_read_noise(engine, policies, referen
     assert_agrees(references[0], asked, generate(engine, asked, SAMPLING), TEMPERATURE)
 
 
-def test_greedy_sampling_of_a_validation(engine, references):
-    """Temperature 0 takes the likeliest token each time."""
+def test_a_validation_samples_greedily(engine, references):
+    """At temperature 0, the engine takes the most likely token at each position."""
     asked = requests(6, lengths=(20, 50), group=1)
     for request, generation in zip(
         asked, generate(engine, asked, Sampling(0.0, 1.0, -1, 16)), strict=True
@@ -237,14 +306,14 @@ def test_greedy_sampling_of_a_validation(engine, references):
 
 
 def test_a_policy_that_lacks_tensors_is_refused(engine, tmp_path):
-    """vLLM would keep the old values of what is missing, with a warning only."""
+    """vLLM would keep the old values of missing tensors, and would only warn."""
     other = make_tiny(tmp_path, "qwen3_moe_dense_first", num_hidden_layers=3)
-    with pytest.raises(RolloutError, match=r"policy 9 lacks tensors .*layers\.3"):
+    with pytest.raises(RolloutError, match=r"policy 9 lacks the tensors .*layers\.3"):
         engine.load(other, 9)
     assert engine.version == 0
 
 
-def test_another_geometry_is_refused(engine):
+def test_a_different_geometry_is_refused(engine):
     """run.json and the engine's model must agree on which layers are MoE layers."""
-    with pytest.raises(RolloutError, match="prepared for another model"):
+    with pytest.raises(RolloutError, match="prepared for a different model"):
         engine._check_geometry(Geometry(16, 4, (0, 1, 2, 3)))

@@ -1,4 +1,4 @@
-"""Every family of models that the CPU build runs, at tiny size, against transformers."""
+"""Comparison with transformers for a tiny model of each family that vLLM runs on CPUs."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from pipeline.model import families
 from pipeline.run.plan import Sampling
 from pipeline.traces import Geometry
 from tests.integration.rollout.agreement import assert_agrees
-from tests.integration.rollout.generations import generate
+from tests.integration.rollout.generations import assert_same, generate
+from tests.integration.rollout.mixed import mixed_policy
 from tests.integration.rollout.reference import ReferenceModel
 from tests.tiny_models import make_tiny
 
@@ -32,26 +33,27 @@ SETTINGS = Rollout(dtype="float32", max_num_seqs=16, max_num_batched_tokens=512)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_family(family, tmp_path):
-    """Routes and log-probs equal transformers' on the same tokens, before and after a reload; a
-    dense model runs without routes and is refused with them.
+def test_a_family_agrees_with_transformers(family, tmp_path):
+    """Routes and log-probs agree with transformers, before and after a reload.
+
+    A dense model runs if no routes are recorded, and is refused if they are.
     """
     if FAMILIES[family] is None:
         folder = make_tiny(tmp_path / "dense", family)
-        with pytest.raises(RolloutError, match="without MoE layers"):
+        with pytest.raises(RolloutError, match="the model has no MoE layers"):
             RolloutEngine(folder, SETTINGS, True, 128, None)
     check_family(family, tmp_path)
 
 
-def test_latent_attention_in_float32_on_a_processor_with_amx(amx, tmp_path):
-    """vLLM's own choice there, AMX_MLA, packs no float32: the engine would not start."""
+def test_latent_attention_runs_in_float32_on_a_processor_with_amx(amx, tmp_path):
+    """vLLM would select AMX_MLA, which cannot pack float32, so that the engine would not start."""
     check_family("deepseek_v3", tmp_path)
 
 
 def test_a_policy_is_loaded_in_bfloat16_on_a_processor_with_amx(amx, tmp_path):
-    """AMX_MLA would start, and keep no weight that another policy could be loaded into.
+    """With AMX_MLA, the engine would start, but could not load another policy into its weights.
 
-    Nothing is generated: the bfloat16 kernels of other layers need a real AMX.
+    The test does not generate, because the bfloat16 kernels of other layers need a real AMX.
     """
     folders = [make_tiny(tmp_path / str(i), "deepseek_v3", seed=10 + i) for i in range(2)]
     settings = SETTINGS.model_copy(update={"dtype": "bfloat16"})
@@ -64,16 +66,17 @@ def test_a_policy_is_loaded_in_bfloat16_on_a_processor_with_amx(amx, tmp_path):
 
 @pytest.fixture
 def amx(monkeypatch):
-    """vLLM takes this processor for one with AMX; it asks nothing but this function."""
+    """Make vLLM treat this processor as one with AMX; vLLM checks only this function."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
 
 
-def test_vllm_knows_every_family():
+def test_vllm_supports_every_family():
     names = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] for model_type in families.FAMILIES}
     assert names <= set(ModelRegistry.get_supported_archs())
 
 
 def check_family(family, tmp_path):
+    """Compare two policies of a family with transformers, then load some tensors of one."""
     geometry = FAMILIES[family]
     folders = [make_tiny(tmp_path / str(i), family, seed=10 + i) for i in range(2)]
     rng = np.random.default_rng(0)
@@ -87,12 +90,22 @@ def check_family(family, tmp_path):
             reference = ReferenceModel(folder)
             assert reference.layers == (geometry.layers if geometry else ())
             assert_agrees(reference, asked, generate(engine, asked, SAMPLING), 1.3)
+        # Tensors of each kind: attention, a block's router and experts, and others.
+        takes = ("layers.1.self_attn.o", "layers.2.mlp", "layers.2.block_sparse", "lm_head")
+        folder, changed = mixed_policy(
+            tmp_path / "mixed", folders[1], folders[0], lambda name: any(t in name for t in takes)
+        )
+        loaded = []
+        for some in (changed, None):
+            engine.load(folder, 2, some)
+            loaded.append(generate(engine, asked, SAMPLING))
+        assert_same(*loaded)
     finally:
         engine.close()
 
 
 def test_experts_that_the_cpu_kernels_pad_are_refused(tmp_path):
-    """Their first reload would fail, after a whole step was made."""
+    """Without the refusal, their first reload would fail, but only after a whole step."""
     folder = make_tiny(tmp_path, "qwen3_moe", num_hidden_layers=2, moe_intermediate_size=48)
     settings = Rollout(dtype="float32", max_num_seqs=4, max_num_batched_tokens=128)
     with pytest.raises(RolloutError, match="intermediate size 48"):

@@ -1,14 +1,16 @@
-"""The program of a rollout worker on a file store, with a real engine and nobody else."""
+"""The rollout worker's program with a file store and a real engine, without other processes."""
 
 import shutil
 import signal
 import time
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from safetensors.numpy import load_file
 
 from operators.rollout.handover import Handover
 from operators.rollout.scoring import Scorer
@@ -18,6 +20,7 @@ from operators.rollout.worker import Worker, read_inputs, start_engine, start_sc
 from pipeline.config.tree import RunConfig
 from pipeline.flows.sub_plans import make_groups
 from pipeline.inputs.stage import StagedRun
+from pipeline.policies.cache import PolicyCache, PolicyTimes
 from pipeline.rl.rewards import RewardError
 from pipeline.run import keys
 from pipeline.run.amendments import AmendedError, Amendment, write_amendment
@@ -40,10 +43,12 @@ from pipeline.upkeep.verify import verify
 from tests.integration.rollout import runs
 from tests.integration.rollout.reference import ReferenceModel
 from tests.patience import PATIENCE_S
+from tests.policies import write_policy
 
 pytestmark = pytest.mark.integration
+CHANGED = "model.layers.2.self_attn.q_proj.weight"
 WEIGHTS = "5" * 64
-"""A digest of weights, for shards that are made without the worker's program."""
+"""A weights digest for shards that are generated without the worker's program."""
 
 
 def wait_for(store, worker, *wanted):
@@ -59,6 +64,7 @@ def contents(store):
 
 
 def sealed(store, step):
+    """Seal a step; return its samples in order, and its routes keyed by sample id."""
     plan = read_plan(store, keys.plan(step))
     ids, greedy = partial(shard_ids, plan), baseline_ids(plan)
     seal(store, step, plan.shards, ids, plan.policy_version, baselines=greedy)
@@ -69,7 +75,14 @@ def sealed(store, step):
 
 
 def assert_made_by(reference, version, samples, routes):
-    """Tokens, log-probs and routes in the store are those of this policy."""
+    """Assert that a policy made the log-probs and routes, and check the samples' other fields.
+
+    Args:
+        reference: The ReferenceModel of the policy.
+        version: The policy version.
+        samples: The samples.
+        routes: Their routes, keyed by sample id.
+    """
     for sample in samples:
         expected = reference(sample.tokens_S)
         wrong_TL = (routes[sample.id].sets_TLK != expected.sets_TLK).any(-1)
@@ -86,11 +99,16 @@ def assert_made_by(reference, version, samples, routes):
         assert sample.reward in (0.0, 1.0, 2.0)
 
 
-def test_a_worker_through_its_life(tmp_path):
-    """Two steps of two shards, each with its own policy, and a validation between them; then the
-    stop object. What is in the store is what the policy of each step makes: ids, tokens, routes,
-    log-probs, rewards. A second worker, on a copy in which one shard's commit is missing, makes
-    that shard alone, with the same samples; nothing else changes. SIGTERM ends a worker with 143.
+def test_a_worker_generates_steps_and_a_validation_until_the_stop(tmp_path):
+    """A worker generates two steps of two shards and a validation, and ends at the stop object.
+
+    Each step has its own policy. Ids, tokens, routes, log-probs and rewards in the store are those
+    of the step's policy. Policy 2 is stored as a difference from policy 1, which no step uses.
+
+    A second worker runs on a copy of the run from which the commit of one shard has been removed.
+    It generates only that shard, with the same samples, and changes nothing else. It starts with
+    policy 1 and loads only the tensor in which policy 2 differs, whereas the first worker loaded
+    all tensors. SIGTERM ends the second worker with exit code 143.
     """
     store = open_store(str(tmp_path / "run"))
     policies = runs.make_run(store, tmp_path, validations=(0,))
@@ -99,10 +117,14 @@ def test_a_worker_through_its_life(tmp_path):
     runs.plan(store, 0, 0, validation=True)
     wait_for(store, worker, keys.rollout(0, 0), keys.rollout(0, 1))
     wait_for(store, worker, keys.validation(0, 0), keys.validation(0, 1))
-    runs.plan(store, 1, 1)
+    runs.plan(store, 1, 2)
     time.sleep(0.5)
-    assert find_commit(store, keys.rollout(1, 0)) is None, "made before its policy was there"
-    runs.publish(store, 1, policies[1])
+    assert find_commit(store, keys.rollout(1, 0)) is None, "generated before its policy exists"
+    weights = load_file(policies[1] / "model.safetensors")
+    former = weights | {CHANGED: np.zeros_like(weights[CHANGED])}
+    others = {p.name: p.read_bytes() for p in policies[1].iterdir() if p.suffix != ".safetensors"}
+    write_policy(store, 1, former, others=others)
+    write_policy(store, 2, weights, former)
     wait_for(store, worker, keys.rollout(1, 0), keys.rollout(1, 1))
     runs.stop(store, 0)
     assert worker.wait(PATIENCE_S) == 0, worker.stderr.read()[-4000:]
@@ -110,7 +132,7 @@ def test_a_worker_through_its_life(tmp_path):
     assert "step 0 shard 0: 9 samples" in printed
     assert "step 1 shard 1: 6 samples" in printed
     assert "tokens/s" in printed
-    assert "policy 1 loaded" in printed
+    assert "policy 2 loaded (changed tensors: any of" in printed
 
     validations = [read_commit(store, keys.validation(0, shard)) for shard in range(2)]
     assert [body["count"] for body in validations] == [3, 2]
@@ -121,16 +143,18 @@ def test_a_worker_through_its_life(tmp_path):
         samples, routes = sealed(store, step)
         assert len(samples) == 15
         assert {sample.prompt_id for sample in samples} == {"0", "1", "2", "3.1", "4"}
-        assert_made_by(ReferenceModel(policies[step]), step, samples, routes)
+        assert_made_by(ReferenceModel(policies[step]), (0, 2)[step], samples, routes)
 
     copy = open_store(str(tmp_path / "copy"))
     (tmp_path / "copy" / keys.rollout(1, 1)).unlink()
+    sealed(copy, 0)  # the worker then begins at step 1
     before = contents(copy)
     runs.begin(copy, 1, validations=(0,))
     again = runs.start_worker(copy, 1)
     wait_for(copy, again, keys.rollout(1, 1))
     again.send_signal(signal.SIGTERM)
     assert again.wait(PATIENCE_S) == 143
+    assert "policy 2 loaded (changed tensors: 1 of" in again.stderr.read()
     after = contents(copy)
     assert {key: after[key] for key in before} == before
     added = after.keys() - before.keys()
@@ -145,8 +169,8 @@ def test_a_worker_through_its_life(tmp_path):
         np.testing.assert_array_equal(one.tokens_S, other.tokens_S)
 
 
-def test_a_worker_that_cannot_start_says_why(tmp_path):
-    """Exit code 1 and one line: no traceback."""
+def test_a_worker_that_cannot_start_names_the_cause(tmp_path):
+    """The worker ends with exit code 1, and its output contains no traceback."""
     store = open_store(str(tmp_path / "run"))
     worker = runs.start_worker(store, 0)
     assert worker.wait(PATIENCE_S) == 1
@@ -157,47 +181,72 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A run whose step 0 is planned, and an engine with its policy: (folder, inputs, engine)."""
+    """Yield the folder and inputs of a run with a plan for step 0, and an engine with policy 0."""
     folder = tmp_path_factory.mktemp("begun")
     store = open_store(str(folder / "run"))
     runs.make_run(store, folder, raises=(2,))
     inputs = read_inputs(store, read_attempt(store, 0))
     runs.plan(store, 0, 0)
-    engine, _ = start_engine(store, inputs, 0)
-    yield folder / "run", inputs, engine
-    engine.close()
+    with closing(PolicyCache(store, folder)) as policies:
+        engine, _ = start_engine(policies, inputs, 0)
+        yield folder / "run", inputs, engine
+        engine.close()
 
 
 def copy_of(folder, to):
-    """The run as it was begun, for one test."""
+    """Copy the planned run for one test, and open the copy's store."""
     shutil.copytree(folder, to)
     return open_store(str(to))
 
 
 def make(store, inputs, engine, buffer_bytes):
-    """Make step 0 with failing rewards masked, and return its samples and routes."""
+    """Generate and seal step 0; samples whose reward function fails are masked.
+
+    Args:
+        store: The run's store.
+        inputs: The run's inputs.
+        engine: The engine with policy 0.
+        buffer_bytes: The size of the worker's buffer.
+
+    Returns:
+        The samples in order, and the routes, keyed by sample id.
+    """
     task = Task(read_plan(store, keys.plan(0)), inputs.prompts)
     settings = inputs.config.reward.model_copy(update={"on_error": "mask"})
     with Scorer(inputs.code, settings, PATIENCE_S, 24) as scorer:
         maker = ShardMaker(store, engine, scorer, inputs.geometry, 0, buffer_bytes, 0)
         for shard in range(2):
-            maker.make(task, shard, WEIGHTS)
+            maker.make(task, shard, WEIGHTS, PolicyTimes(fetch=3.0, stall=2.0))
     return sealed(store, 0)
 
 
-def test_a_reward_that_raises_fails_or_masks(begun, tmp_path):
-    """on_error=fail: the error names the sample, the other requests are aborted, and there is
-    neither a commit nor a data file nor an unfinished upload. on_error=mask: the sample is there
-    without a reward, with the reason; the others have theirs, from the same engine.
+def test_a_reward_function_that_raises_ends_the_worker_or_masks_the_sample(begun, tmp_path):
+    """If a reward function raises an exception, reward.on_error decides whether the worker ends.
+
+    With `fail`, the error names the sample, the other requests are aborted, and the store contains
+    no commit, no data file and no unfinished upload. With `mask`, the sample is stored with the
+    error instead of a reward, and the other samples have rewards. The same engine serves both
+    cases.
     """
     folder, inputs, engine = begun
     store = copy_of(folder, tmp_path / "run")
     attempt = read_attempt(store, 0)
-    with (
-        start_scorer(inputs) as scorer,
-        pytest.raises(RewardError, match=r"sample 000000/2/\d .*KeyError: 'no such rubric'"),
-    ):
-        Worker(store, 0, attempt, inputs, engine, WEIGHTS, scorer, 0, []).run()
+    with start_scorer(inputs) as scorer, closing(PolicyCache(store, tmp_path)) as policies:
+        worker = Worker(
+            store=store,
+            index=0,
+            attempt=attempt,
+            inputs=inputs,
+            engine=engine,
+            weights=WEIGHTS,
+            policies=policies,
+            ahead=None,
+            scorer=scorer,
+            step=0,
+            validations=[],
+        )
+        with pytest.raises(RewardError, match=r"sample 000000/2/\d .*KeyError: 'no such rubric'"):
+            worker.run()
     assert not engine._llm.llm_engine.has_unfinished_requests()
     assert not list(store.list("steps/000000/rollout/"))
     assert not list(store.debris("steps/"))
@@ -212,8 +261,8 @@ def test_a_reward_that_raises_fails_or_masks(begun, tmp_path):
             assert sample.reward_error is None
 
 
-def test_a_shard_on_its_way_while_the_run_is_amended(begun, tmp_path):
-    """A later start has amended the run: what this worker makes is of the earlier inputs."""
+def test_a_run_is_amended_while_a_shard_is_generated(begun, tmp_path):
+    """The shard is not committed, because an amendment has replaced this worker's inputs."""
     folder, inputs, engine = begun
     store = copy_of(folder, tmp_path / "run")
     mended = read_created(store).inputs.reward
@@ -224,10 +273,12 @@ def test_a_shard_on_its_way_while_the_run_is_amended(begun, tmp_path):
     assert read_inputs(store, read_attempt(store, 0)).amendments == 1
 
 
-def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
-    """What waits for the writer's thread is never more than its half of the buffer or one sample;
-    ids, tokens, log-probs, rewards and routes are those that a large buffer gives. The commit says
-    what the writer's thread spent, by part.
+def test_a_small_buffer_gives_the_same_samples(begun, tmp_path, monkeypatch):
+    """Ids, tokens, log-probs, rewards and routes do not depend on the size of the buffer.
+
+    The samples that wait for the writer's thread take at most half of the buffer, unless a single
+    sample is larger. The commit lists how many seconds the writer's thread spends on each part of
+    its work.
     """
     folder, inputs, engine = begun
     large = make(copy_of(folder, tmp_path / "large"), inputs, engine, 1 << 30)
@@ -261,19 +312,24 @@ def test_a_small_memory_makes_the_same_samples(begun, tmp_path, monkeypatch):
             "encode_s",
             "upload_s",
             "blocked_s",
+            "policy_fetch_s",
+            "policy_stall_s",
             "after_generation_s",
             "tokens",
             "extras",
             "sources",
         }
+        assert (maker["policy_fetch_s"], maker["policy_stall_s"]) == (3.0, 2.0)
         rewards = ("extras", "sources")
         assert all(number >= 0 for name, number in maker.items() if name not in rewards)
 
 
 def test_groups_without_variance_are_replaced(begun, tmp_path):
-    """Dynamic sampling with a real engine: of the window's prompts, which the flow plans batch by
-    batch, the first two groups with variance are sealed; the others, of which one's rewards failed,
-    are in the store with their reason. Made once more, the step is the same.
+    """Dynamic sampling with a real engine seals the first two groups with variance.
+
+    The flow plans the window's prompts batch by batch. The store contains the rejected groups, each
+    with its reason; in one group, the reward function failed. Repeating the step leads to the same
+    result.
     """
     folder, inputs, engine = begun
     filters = {"enable": True, "metric": "seq_reward", "max_num_gen_batches": 5}
@@ -312,9 +368,11 @@ def test_groups_without_variance_are_replaced(begun, tmp_path):
     assert all(reasons[group] == "fewer than two samples have seq_reward" for group in failed)
 
 
-def test_a_greedy_baseline(begun, tmp_path):
-    """The last sample of each group is the engine's likeliest response, and not trained on; the
-    others are those that are made without it."""
+def test_the_baseline_of_a_group_is_greedy(begun, tmp_path):
+    """The last sample of each group is the greedy response, which is not trained on.
+
+    The other samples are the same as without baselines.
+    """
     folder, inputs, engine = begun
     store = copy_of(folder, tmp_path / "without")
     without = {sample.id: sample for sample in make(store, inputs, engine, 1 << 20)[0]}
@@ -353,9 +411,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-def test_killed_in_the_middle_of_generation(tmp_path):
-    """kill -9 when the first response of a shard has finished: what is left is debris, and the next
-    worker makes the step as if nothing had been.
+def test_a_worker_killed_during_generation_leaves_only_debris(tmp_path):
+    """A worker is killed with kill -9 when the first response of a shard has finished.
+
+    The killed worker leaves only debris, and the next worker generates the whole step.
     """
     store = open_store(str(tmp_path / "run"))
     reward = KILLS_ONCE.format(flag=str(tmp_path / "killed"))

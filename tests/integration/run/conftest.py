@@ -1,4 +1,4 @@
-"""One Prefect server for the runs of a test session, as a team would have one."""
+"""One Prefect server for all runs of a test session, as a team would use it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +18,6 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect
 
 @pytest.fixture
 def on_prefect_server(prefect_server: PrefectServer, monkeypatch: pytest.MonkeyPatch) -> Query:
-    """The test's runs use the server; the result asks the server's API."""
+    """Point the test's runs at the server, and return a function that queries the server's API."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_server.url)
     return prefect_server.query

@@ -1,4 +1,4 @@
-"""Start `retrace run` as a user does, look at its processes, and read what it left."""
+"""Functions that call `retrace` commands as a user does, and find the workers of a run."""
 
 import os
 import subprocess
@@ -14,7 +14,13 @@ RETRACE = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 
 
 def small(folder: Path, name: str, *more: str) -> list[str]:
-    """The quickstart's settings at the smallest useful size, everything under `folder`."""
+    """Return settings that shrink the quickstart to a small run, with all files under `folder`.
+
+    Args:
+        folder: The folder of the store and of local files.
+        name: The run's name.
+        more: Further settings, which take precedence.
+    """
     return [
         f"trainer.experiment_name={name}",
         f"trainer.default_local_dir={folder}",
@@ -30,7 +36,7 @@ def small(folder: Path, name: str, *more: str) -> list[str]:
 
 
 def start(log: Path, *settings: str) -> subprocess.Popen[bytes]:
-    """`retrace run` on the quickstart with other settings; it writes to `log`."""
+    """Start `retrace run` on the quickstart with these settings; its output goes to `log`."""
     with log.open("wb") as output:
         return subprocess.Popen(
             [*RETRACE, "run", str(EXAMPLE), *settings],
@@ -42,12 +48,12 @@ def start(log: Path, *settings: str) -> subprocess.Popen[bytes]:
 
 
 def run(*settings: str, expect: int = 0) -> str:
-    """`retrace run` to its end; what it printed."""
+    """Run `retrace run` to completion and return its output."""
     return command("run", str(EXAMPLE), *settings, expect=expect)
 
 
 def command(*arguments: str, expect: int = 0) -> str:
-    """Any `retrace` command; what it printed."""
+    """Run any `retrace` command and return its output on stdout and stderr."""
     done = subprocess.run(
         [*RETRACE, *arguments],
         cwd=ROOT,
@@ -64,7 +70,7 @@ def command(*arguments: str, expect: int = 0) -> str:
 
 
 def workers(run_uri: str, module: str) -> list[psutil.Process]:
-    """Processes of a run's workers, without their guards and without torchrun itself."""
+    """Return the processes of a run's workers, without their guards and without torchrun."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own, or in a pipe: what it prints, and what it started."""
+"""Functions that run a program on its own terminal or in a pipe, and observe it."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ _CTRL_C = b"\x03"
 
 @dataclass
 class Shown:
-    """A program that runs, and what it has printed so far."""
+    """A running program with its output so far."""
 
     process: subprocess.Popen[bytes]
     _end: int
@@ -32,29 +32,29 @@ class Shown:
         self._reader.start()
 
     def press_ctrl_c(self) -> None:
-        """The terminal sends SIGINT to the whole process group in its foreground."""
+        """Make the terminal send SIGINT to all processes of its foreground group."""
         os.write(self._end, _CTRL_C)
 
     def text(self) -> str:
-        """What it has printed."""
+        """Return the program's output so far."""
         return self._printed.decode(errors="replace")
 
     def descendants(self) -> list[psutil.Process]:
-        """Every process below it."""
+        """Return all processes that the program has started, directly or indirectly."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def ended(self) -> int:
-        """Its exit code, once it has ended and nobody holds its output open."""
+        """Wait until the program has ended and its output is closed; return the exit code."""
         code = self.process.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
-        assert not self._reader.is_alive(), "somebody holds its output open"
+        assert not self._reader.is_alive(), "another process keeps the output open"
         return code
 
     def _read(self) -> None:
         while True:
             try:
                 read = os.read(self._end, 65536)
-            except OSError:  # a terminal that nobody holds open any more
+            except OSError:  # no process keeps the terminal open any more
                 return
             if not read:
                 return
@@ -63,7 +63,7 @@ class Shown:
 
 @contextmanager
 def on_a_terminal(command: Sequence[str], folder: Path) -> Iterator[Shown]:
-    """The program leads the session and the foreground group of a terminal, as a shell's job."""
+    """Run the program as the leader of a terminal's session and foreground group."""
     ours, its = pty.openpty()
     try:
         process = subprocess.Popen(
@@ -88,7 +88,7 @@ def on_a_terminal(command: Sequence[str], folder: Path) -> Iterator[Shown]:
 
 @contextmanager
 def in_a_pipe(command: Sequence[str], folder: Path) -> Iterator[Shown]:
-    """The program writes to a pipe, as in `command | cat`."""
+    """Run the program with its output in a pipe, as in `command | cat`."""
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -102,7 +102,7 @@ def in_a_pipe(command: Sequence[str], folder: Path) -> Iterator[Shown]:
 
 
 def all_end(processes: Sequence[psutil.Process]) -> None:
-    """Wait until none of these is there."""
+    """Wait until all of these processes have ended."""
 
     def alive() -> list[str]:
         return [" ".join(p.cmdline()) for p in processes if is_alive(p)]
@@ -111,7 +111,7 @@ def all_end(processes: Sequence[psutil.Process]) -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that ended and was not reaped does not."""
+    """Return whether a process is running; a zombie counts as ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

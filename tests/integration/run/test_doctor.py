@@ -1,4 +1,4 @@
-"""`retrace doctor` as it is, on the machine of these tests."""
+"""`retrace doctor` on the machine of these tests, with nothing replaced."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_this_machine_can_train_the_quickstart(tmp_path):
-    """Every probe of a heavy library runs for real: torch, torchrun, vLLM."""
+    """The probes use the real libraries: torch, torchrun and vLLM."""
     program = "from pipeline.cli import main; main()"
     settings = (ROOT / "examples/quickstart.yaml").read_text() + f"store: {{uri: {tmp_path}}}\n"
     (tmp_path / "my.yaml").write_text(settings)

@@ -1,4 +1,4 @@
-"""DAPO on the example: real vLLM, real Megatron-core, groups without variance replaced."""
+"""DAPO on the example with real vLLM and Megatron-core: groups without variance are replaced."""
 
 from pathlib import Path
 
@@ -35,10 +35,15 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("whole", sample_or_all([False], [True]))
-def test_dapo(tmp_path: Path, on_prefect_server: Query, whole: bool):
-    """Every step has its groups, each with variance, from more prompts than that, also where the
-    next step is rolled out meanwhile; and all of it verifies. The whole run learns by it: validated
-    on the same prompts before and after, the reward rises by 0.1."""
+def test_dapo_replaces_groups_without_variance(
+    tmp_path: Path, on_prefect_server: Query, whole: bool
+):
+    """Each step seals the required number of groups, and replaces groups without variance.
+
+    The small run also generates the next step during training. `verify` accepts both runs. In the
+    full run (make test-all), the validation reward after training is at least 0.1 higher than
+    before it.
+    """
     more = WHOLE if whole else ("trainer.max_staleness=1", "data.gen_batch_size=6")
     run(*small(tmp_path, "dapo", *DAPO, *more))
     uri = f"{tmp_path}/store/dapo"

@@ -1,4 +1,4 @@
-"""Every way to end `retrace run`: nothing stays behind, and the same command goes on."""
+"""However `retrace run` is ended, no process remains, and the same command continues the run."""
 
 import re
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from tests.patience import eventually
 
 pytestmark = pytest.mark.integration
 
-IN_ORDER = "stopping in order, which may take 15 s; a second one stops at once"
-GO_ON = "the same command again goes on from what is committed"
+IN_ORDER = "stopping cleanly (up to 15 s); a second signal stops immediately"
+GO_ON = "the same command continues from the last commit"
 
 
 @pytest.fixture
 def without_a_prefect_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run has to start one, whose database is the test's."""
+    """Make the run start its own Prefect server, with its database in the test's folder."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
 
 
 def at_work(run: Shown, ready: Callable[[], bool]) -> list[psutil.Process]:
-    """What the run has started, once it is `ready`: among it one Prefect server, under a guard."""
+    """Wait until the run is `ready`, and return its processes, including a guarded server."""
 
     def look() -> bool:
         assert run.process.poll() is None, run.text()
@@ -40,7 +40,7 @@ def at_work(run: Shown, ready: Callable[[], bool]) -> list[psutil.Process]:
     lines = [" ".join(process.cmdline()) for process in found]
     servers = [line for line in lines if "prefect.server" in line]
     assert len([line for line in servers if "pipeline.launch.guard" in line]) == 1, lines
-    assert len(servers) == 2, lines  # that guard, and the server below it
+    assert len(servers) == 2, lines  # the guard, and the server that it started
     return found
 
 
@@ -54,9 +54,12 @@ def reason(store: Store, attempt: int) -> str:
 
 
 @pytest.mark.usefixtures("without_a_prefect_server")
-def test_each_way_to_end_a_run(tmp_path: Path):
-    """One run on a terminal, ended by Ctrl-C while it trains, then by SIGTERM, by Ctrl-C pressed
-    twice, and, in a pipe, by kill -9. Each start goes on where the one before it ended."""
+def test_a_run_continues_after_each_way_of_ending_it(tmp_path: Path):
+    """End one run on a terminal with Ctrl-C during training, with SIGTERM, and with Ctrl-C twice.
+
+    Then run it in a pipe and end it with kill -9. Each start continues where the previous one
+    ended.
+    """
     settings = small(tmp_path, "ended", "trainer.total_training_steps=20")
     command = [*RETRACE, "run", str(EXAMPLE), *settings]
     store = open_store(str(tmp_path / "store/ended"))
@@ -67,16 +70,16 @@ def test_each_way_to_end_a_run(tmp_path: Path):
         assert run.ended() == 130
         all_end(started)
         for shown in ("rollout-0", "starting the engine with policy 0", "training-0"):
-            assert shown in run.text(), "the live display says what each worker does"
+            assert shown in run.text(), "the live display shows the activity of each worker"
         assert f"Ctrl-C: {IN_ORDER}" in run.text()
         assert run.text().rstrip().endswith(f"stopped; {GO_ON}")
         assert "Traceback" not in run.text()
         assert reason(store, 0) == "cancelled"
-        assert store.size(keys.metrics(18)) is None, "ended too late to test anything"
+        assert store.size(keys.metrics(18)) is None, "the run ended too late for this test"
 
     with on_a_terminal(command, ROOT) as run:
         started = at_work(run, lambda: has_workers(store))
-        assert re.search(r"\d+ steps are finished already", run.text())
+        assert re.search(r"\d+ steps are already finished", run.text())
         run.process.terminate()
         assert run.ended() == 143
         all_end(started)
@@ -92,7 +95,7 @@ def test_each_way_to_end_a_run(tmp_path: Path):
         run.press_ctrl_c()
         assert run.ended() == 130
         all_end(started)
-        assert f"stopped at once; {GO_ON}" in run.text()
+        assert f"stopped immediately; {GO_ON}" in run.text()
         assert "Traceback" not in run.text()
 
     with in_a_pipe(command, ROOT) as run:

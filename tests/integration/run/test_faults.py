@@ -1,4 +1,4 @@
-"""kill -9 of each part of a run: the run completes, and no committed object changes."""
+"""If a part of a run is killed with kill -9, the run completes and no committed object changes."""
 
 import subprocess
 import time
@@ -20,6 +20,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("on_prefect_serve
 
 
 def wait_for(store: Store, key: str, flow: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until an object exists, and fail if the flow ends earlier.
+
+    Args:
+        store: The run's store.
+        key: The object's key.
+        flow: The flow's process.
+        log: The file with the flow's output.
+    """
     deadline = time.monotonic() + 400
     while store.size(key) is None:
         assert flow.poll() is None, f"the flow ended before {key}:\n{log.read_text()}"
@@ -28,7 +36,7 @@ def wait_for(store: Store, key: str, flow: subprocess.Popen[bytes], log: Path) -
 
 
 def the_only(store: Store, module: str) -> psutil.Process:
-    """A run's only worker of a kind, as soon as its guard has started it."""
+    """Wait until a run's only worker of a kind has started, and return its process."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := workers(store.uri, module)):
         assert time.monotonic() < deadline, f"no {module} was started"
@@ -38,15 +46,17 @@ def the_only(store: Store, module: str) -> psutil.Process:
 
 
 def contents(store: Store) -> dict[str, str]:
-    """Digest of every object that stands."""
+    """Return the digest of each object in the store, keyed by the object's key."""
     return {info.key: sha256(store.read(info.key)) for info in store.list("")}
 
 
-def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
-    """A rollout worker is killed in mid-step 0, the training rank in step 1 after the step was
-    sealed, the flow in step 2. The first two are restarted by the flow; the third by the same
-    command again. No sample id occurs twice, no object that stood was changed, and the final policy
-    is bit-identical to that of a trainer that was never disturbed, fed with the same sealed steps.
+def test_a_run_survives_kill_9_of_worker_rank_and_flow(tmp_path: Path):
+    """Kill a rollout worker in step 0, the training rank in step 1, and the flow in step 2.
+
+    The rank and the flow are killed once their step is sealed. The flow restarts the worker and the
+    rank; the flow itself is replaced by running the same command again. No sample id occurs twice,
+    and no stored object changes. Each policy is bit-identical to the one that an undisturbed
+    trainer computes from the same sealed steps.
     """
     settings = small(tmp_path, "faults", "trainer.total_training_steps=3", "trainer.save_freq=2")
     uri = tmp_path / "store/faults"
@@ -59,14 +69,14 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
 
     wait_for(store, keys.manifest(1), flow, log)
     the_only(store, "operators.training").kill()
-    assert store.size(keys.metrics(1)) is None, "the rank was killed too late to test anything"
+    assert store.size(keys.metrics(1)) is None, "the rank was killed too late for this test"
     again = "no checkpoint yet: training step 0 again before step 1"
-    eventually(lambda: again in log.read_text(), lambda: f"not said: {again}\n{log.read_text()}")
+    eventually(lambda: again in log.read_text(), lambda: f"expected: {again}\n{log.read_text()}")
 
     wait_for(store, keys.manifest(2), flow, log)
     flow.kill()
     flow.wait()
-    assert store.size(keys.metrics(2)) is None, "the flow was killed too late to test anything"
+    assert store.size(keys.metrics(2)) is None, "the flow was killed too late for this test"
     both = ("operators.rollout", "operators.training")
     eventually(
         lambda: not any(workers(store.uri, module) for module in both),
@@ -79,7 +89,7 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
     changed = {key for key in before.keys() & after.keys() if before[key] != after[key]}
     removed = {key for key in before.keys() - after.keys() if not key.startswith("policies/")}
     assert not changed
-    assert not removed  # only policies that nobody needs any more go
+    assert not removed  # only expired policies are removed
     assert len(all_metrics(store)) == 3
     ids = [sample for step in range(3) for sample in read_manifest(store, step).ids]
     assert len(ids) == len(set(ids)) == 3 * 8 * 4
@@ -98,10 +108,13 @@ def test_kill_9_of_worker_rank_and_flow(tmp_path: Path):
         assert ours == theirs, f"step {step}"
 
 
-def test_reward_that_raises_is_mended(tmp_path: Path):
-    """The run fails with the sample's id and the reward function's own error, in exit code 1, and
-    no worker is started again to meet it once more. With the file mended the same command goes on;
-    once it has scored, another file is refused, with the settings of a run that takes it."""
+def test_a_reward_function_that_raises_can_be_fixed(tmp_path: Path):
+    """If the reward function raises an exception, the run ends with exit code 1, without restarts.
+
+    The output gives the sample's id and the function's own error. After the file is fixed, the same
+    command continues the run. Once the function has scored a sample, a changed file is refused;
+    the message lists the settings for a new run that accepts the file.
+    """
     reward = tmp_path / "reward.py"
     signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
     reward.write_text(signature + "    raise KeyError('no such rubric')\n")
@@ -120,7 +133,7 @@ def test_reward_that_raises_is_mended(tmp_path: Path):
     reward.write_text(mended)
     printed = run(*settings)
     assert "the run is amended: the reward function (custom_reward_function.path: " in printed
-    assert "as it has scored no sample yet" in printed
+    assert "because it has scored no sample yet" in printed
     uri = f"{tmp_path}/store/raises"
     opened = retrace.open_run(uri)
     [amendment] = opened.amendments()

@@ -1,4 +1,4 @@
-"""The example learns by PPO, GRPO and GSPO with R3: real vLLM, real Megatron-core."""
+"""Train the example with real engines: PPO and GSPO replay routes (R3), but GRPO does not."""
 
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,18 @@ GROUPS = (
 )
 SINGLE = ("data.train_batch_size=256", f"{ACTOR}.ppo_mini_batch_size=64")
 ALGORITHMS = {"ppo": (PPO, SINGLE), "grpo": (NATIVE, GROUPS), "gspo-r3": (GSPO, GROUPS)}
-"""Settings of each, and its sizes in a whole run."""
+"""The settings of each algorithm, and its sizes in a full run."""
 STEPS = 8
 WHOLE = (f"trainer.total_training_steps={STEPS}", "data.val_files=examples/addition/val.parquet")
 
 
 @pytest.mark.parametrize("name", sample_or_all(["ppo"], list(ALGORITHMS)))
-def test_an_algorithm(tmp_path: Path, on_prefect_server: Query, name: str):
-    """Each step makes another policy, and all of it verifies. The whole run learns by it: validated
-    on the same prompts before and after, the reward rises by 0.1."""
+def test_an_algorithm_trains(tmp_path: Path, on_prefect_server: Query, name: str):
+    """Each step changes the policy, and `verify` accepts the run.
+
+    In the full run (make test-all), the validation reward after training is at least 0.1 higher
+    than before it.
+    """
     settings, sizes = ALGORITHMS[name]
     more = sample_or_all(settings, (*settings, *sizes, *WHOLE))
     run(*small(tmp_path, name, *more))
@@ -62,7 +65,7 @@ def test_an_algorithm(tmp_path: Path, on_prefect_server: Query, name: str):
 
 
 def check_checkpoint(store: Store, settings: list[str]) -> None:
-    """The last one holds both models, and is as large as `retrace check` says."""
+    """Check that the checkpoint contains both models and has about the estimated size."""
     sizes = {info.key: info.size for info in store.list(keys.checkpoints())}
     of_critic = sum(size for key, size in sizes.items() if "/critic-" in key)
     assert 0.4 < of_critic / sum(sizes.values()) < 0.6
@@ -71,8 +74,10 @@ def check_checkpoint(store: Store, settings: list[str]) -> None:
 
 
 def check_critic(steps: list[dict[str, Any]]) -> None:
-    """It is trained in each step, and its routers choose for themselves. One sample per prompt
-    leaves no groups to compare."""
+    """Check that each step trains the critic, whose routers choose natively.
+
+    Each prompt has one sample, so no group has variance.
+    """
     for values in steps:
         assert values["reward/groups_without_variance"] == values["reward/groups"]
         assert values["critic/grad_norm"] > 0

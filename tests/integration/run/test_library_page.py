@@ -1,4 +1,4 @@
-"""docs/library.md: the blocks that check, run and open a run, as they stand."""
+"""Run the unchanged code blocks of docs/library.md that check, start and open a run."""
 
 import re
 
@@ -10,8 +10,8 @@ from tests.paths import ROOT
 pytestmark = pytest.mark.integration
 
 
-def test_a_run_in_python(tmp_path):
-    """The example, 2 steps of it, with real engines; what it prints is what the page promises."""
+def test_a_run_in_python_prints_the_described_output(tmp_path):
+    """Train 2 steps of the example with real engines; the output matches the page's description."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = run_apart(blocks(needs_engines=True), tmp_path, timeout_s=800)
     assert done.returncode == 0, done.stderr[-8000:]

@@ -1,4 +1,4 @@
-"""The main job as a user runs it: real vLLM, real Megatron-core, real Prefect, a file store."""
+"""The main job as a user runs it, with real vLLM, Megatron-core and Prefect, and a file store."""
 
 import json
 import shutil
@@ -18,11 +18,13 @@ from tests.metrics import MEASURED, against_the_table
 pytestmark = pytest.mark.integration
 
 
-def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Query):
-    """R3 with 2 rollout workers, 2 data-parallel ranks and max_staleness 1: every step has all
-    metrics, every row was replayed, validation ran, traces and recorded set verify, nothing is left
-    running, and the Prefect server that PREFECT_API_URL names has the task runs and artifacts.
-    Started again, the run has nothing to do, or makes just the validations that are asked for now.
+def test_two_workers_and_two_ranks_overlap(tmp_path: Path, on_prefect_server: Query):
+    """Run R3 with 2 rollout workers, 2 data-parallel ranks and max_staleness 1.
+
+    Each step has all metrics, and every row is replayed. The validations run, `verify` accepts the
+    traces and the recorded set, and no worker remains. The Prefect server at PREFECT_API_URL
+    contains the task runs and artifacts. If the same command is run again, it finds nothing to do.
+    With new settings that add validations, it runs only the validations.
     """
     record = tmp_path / "set"
     settings = small(
@@ -51,7 +53,7 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     assert [plan["policy_version"] for plan in plans] == [0, 0, 1]
     assert [plan["shards"] for plan in plans] == [2, 2, 2]
     assert "validation of policy 0" in printed
-    assert printed.replace("\n", "").isprintable(), "a pipe gets no control characters"
+    assert printed.replace("\n", "").isprintable(), "the output in a pipe has control characters"
     assert "validation of policy 3" in printed
     assert list((tmp_path / "wide/tensorboard").glob("events*"))
     lines = (tmp_path / "wide/metrics.jsonl").read_text().splitlines()
@@ -61,7 +63,7 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
         assert (step.step, measured) in taken
     scores = [name for _, data in taken for name in data if name.startswith("val-core/")]
     assert len(taken) == 5
-    assert len(scores) == 2, "of the policy before training and after it"
+    assert len(scores) == 2, "expected one score before training and one after it"
     assert not workers(store.uri, "operators.rollout")
     assert not workers(store.uri, "operators.training")
     command("traces", "verify", uri)
@@ -81,7 +83,7 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
         s.values["critic/rewards/mean"] for s in steps
     ]
 
-    writes = retrace.check(EXAMPLE, settings).writes  # what `retrace check` says before a run
+    writes = retrace.check(EXAMPLE, settings).writes  # the estimate made before a run
     for estimated, prefixes, least, most in (
         (writes.policy, ["policies/000003/"], 0.9, 1.1),
         (writes.checkpoint, ["checkpoints/000003/"], 0.7, 1.1),
@@ -90,9 +92,9 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
         written = [info.size for prefix in prefixes for info in store.list(prefix)]
         assert least < estimated * len(prefixes) / sum(written) < most, prefixes
 
-    # The same command again finds nothing to do, says so, and starts nothing.
+    # The same command reports that nothing is left to do, and starts no attempt.
     again = run(*settings)
-    assert "all 3 steps are finished already" in again
+    assert "all 3 steps are already finished" in again
     assert "finished, nothing is left to do" in again
     assert store.size(keys.attempt(1)) is None
     again = run(*settings, "trainer.test_freq=1")
@@ -100,14 +102,16 @@ def test_two_workers_two_ranks_overlapping(tmp_path: Path, on_prefect_server: Qu
     assert "validation of policy 2" in again
     assert "validation of policy 3" not in again
 
-    # Attaching with another learning rate is refused, naming the key.
+    # A changed learning rate is refused, and the message names the key.
     refused = run(*settings, "actor_rollout_ref.actor.optim.lr=0.5", expect=2)
     assert "actor_rollout_ref.actor.optim.lr" in refused
 
 
 def test_r3_lowers_the_mismatch(tmp_path: Path):
-    """On the example model in bf16, over at least 20,000 response tokens of a fixed seed, the k3
-    estimate of KL(engine, trainer) with the engine's routing is below the one without."""
+    """Replaying the engine's routes lowers the k3 estimate of KL(engine, trainer).
+
+    The example model runs in bf16 with a fixed seed, over at least 20,000 response tokens.
+    """
     run(
         *small(
             tmp_path,
@@ -121,14 +125,17 @@ def test_r3_lowers_the_mismatch(tmp_path: Path):
     [step] = all_metrics(open_store(f"{tmp_path}/store/mismatch"))
     assert step.values["actor/tokens"] >= 20_000
     assert step.values["mismatch/kl"] < step.values["mismatch/kl_native"]
-    assert step.values["replay/agreement"] < 1.0  # else there was nothing to replay
+    assert step.values["replay/agreement"] < 1.0  # otherwise replay would change nothing
 
 
 @pytest.mark.parametrize("mode", ["disabled", "R2"])
 @pytest.mark.usefixtures("on_prefect_server")
-def test_other_modes(tmp_path: Path, mode: str):
-    """R2 and disabled, with verl's literal quotes. R2 leaves its routes in the store; a set
-    recorded of them replays without any rollout worker, and the trained policy is bit-identical."""
+def test_a_run_completes_in_the_other_modes(tmp_path: Path, mode: str):
+    """The run completes in each mode. As in verl's scripts, the setting's value is quoted.
+
+    R2 stores its routes. A run that replays the set recorded from these routes has no rollout
+    worker, and its policy is bit-identical.
+    """
     record = tmp_path / "set"
     settings = small(
         tmp_path,
@@ -150,7 +157,7 @@ def test_other_modes(tmp_path: Path, mode: str):
         return
     assert store.size(keys.training_set(0)) is not None
     command("traces", "verify", str(record))
-    shutil.rmtree(record / "steps/000001")  # as if the flow had ended just before it wrote that
+    shutil.rmtree(record / "steps/000001")  # as if the flow had ended just before writing it
     run(*settings)
     command("traces", "verify", str(record), "--step", "1")
     run(

@@ -1,4 +1,4 @@
-"""examples/mismatch as `make mismatch` runs it, at the smallest size: real vLLM, real Megatron."""
+"""The example in examples/mismatch at a small size, with real vLLM and Megatron."""
 
 import shutil
 import subprocess
@@ -38,9 +38,11 @@ def mismatch(out: Path, *words: str) -> str:
 
 
 @pytest.mark.usefixtures("on_prefect_server")
-def test_arms_run_once_and_end_on_the_page(tmp_path: Path):
-    """One arm (in make test-all: all, on the policy and the twin that the example makes, hardly
-    trained). The same command again runs nothing."""
+def test_arms_run_once_and_appear_on_the_page(tmp_path: Path):
+    """An arm's results appear on the page, and repeating the command does not run the arm again.
+
+    make test-all runs all arms, with a policy and a dense twin that the example trains briefly.
+    """
     pytest.importorskip("matplotlib", reason="no matplotlib: make install")
     for kind in ("moe", "dense"):
         if TEST_ALL:

@@ -1,4 +1,4 @@
-"""The main job with its store, its recorded set and its replay on a real MinIO; and its faults."""
+"""The main job on a real MinIO (store, recorded set and replay), and faults of that server."""
 
 import time
 from pathlib import Path
@@ -35,7 +35,7 @@ def contents(store: Store) -> dict[str, str]:
 
 
 def inputs_at(place: str) -> list[str]:
-    """The example's model, prompts and reward function, copied into the object store."""
+    """Copy the example's model, prompts and reward function to `place`; return their settings."""
     example = ROOT / "examples/addition"
     store = open_store(f"{place}/inputs")
     for path in (example / "train.parquet", example / "reward.py", *(example / "model").iterdir()):
@@ -47,10 +47,13 @@ def inputs_at(place: str) -> list[str]:
     ]
 
 
-def test_the_main_job_on_minio(tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch):
-    """The run, its recorded set, and a run that replays the set bit by bit, all at s3://, with the
-    endpoint among the settings; every command for traces reads them. The replaying run's model,
-    prompts and reward function are at s3:// too. No secret is written."""
+def test_the_main_job_runs_on_minio(tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch):
+    """A run records a set at s3://, and a second run that replays it has a bit-identical policy.
+
+    The settings name the endpoint. The second run also reads its model, prompts and reward function
+    from s3://. The trace commands read both places. Logs, output and objects do not contain
+    the secret.
+    """
     place = new_place()
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     at_minio = [f"store.uri={place}/runs", f"store.endpoint={server.url}", "store.path_style=true"]
@@ -59,7 +62,7 @@ def test_the_main_job_on_minio(tmp_path: Path, server: Minio, monkeypatch: pytes
     use(server, monkeypatch)
     remote = inputs_at(place)
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    assert "is right" in command("check", "examples/quickstart.yaml", *settings, *remote)
+    assert "is valid" in command("check", "examples/quickstart.yaml", *settings, *remote)
     wrong = f"data.train_files={place}/inputs/none.parquet"
     printed_wrong = command("check", "examples/quickstart.yaml", *settings, wrong, expect=2)
     assert "data.train_files: there is no object none.parquet" in printed_wrong
@@ -95,10 +98,13 @@ def test_the_main_job_on_minio(tmp_path: Path, server: Minio, monkeypatch: pytes
     assert not [text for text in (*logs, *objects, printed.encode()) if secret in text]
 
 
-def test_faults_of_the_store(tmp_path: Path, server: Minio):
-    """MinIO stops for 20 s while a step is trained: the run goes on. Then the credentials are
-    revoked: the run fails and says so, nothing that was committed is lost, and when they are valid
-    again the same command goes on and ends."""
+def test_a_run_survives_faults_of_the_store(tmp_path: Path, server: Minio):
+    """A run survives an outage of MinIO, fails on revoked credentials, and can then be continued.
+
+    MinIO stops for 20 s during a training step, and the run waits. Revoked credentials end the run
+    with an error that mentions the credentials; no committed object is lost. When the credentials
+    are valid again, the same command completes the run.
+    """
     place = new_place()
     settings = small(
         tmp_path,
@@ -119,11 +125,11 @@ def test_faults_of_the_store(tmp_path: Path, server: Minio):
     server.restart(user="second")
     assert flow.wait(PATIENCE_S) == 1
     printed = log.read_text()
-    assert "given up in 120 s" in printed  # while it waited
-    assert "restart 1 of" not in printed.partition("403")[0]  # the stop cost no worker
+    assert "giving up in 120 s" in printed  # the logged wait
+    assert "restart 1 of" not in printed.partition("403")[0]  # the outage ended no worker
     assert "403 InvalidAccessKeyId" in printed
-    assert "give valid credentials" in printed
-    assert "then the same command goes on from what is committed" in printed
+    assert "pass valid credentials" in printed
+    assert "then run the same command again to continue from the last commit" in printed
     assert not workers(store.uri, "operators.rollout")
     assert not workers(store.uri, "operators.training")
 
@@ -142,7 +148,7 @@ def test_faults_of_the_store(tmp_path: Path, server: Minio):
 def test_a_server_that_ignores_conditions_is_refused_by_check(
     tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch
 ):
-    """By `retrace check` and by `retrace run`, before anything starts."""
+    """`retrace check` and `retrace run` refuse the server before any worker starts."""
     with start_proxy(server.port) as proxy:
         proxy.change = lambda request: without(server, request, "if-none-match")
         settings = small(

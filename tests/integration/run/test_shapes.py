@@ -1,13 +1,15 @@
-"""Whole runs of tiny models with the shapes of large ones: rollout by vLLM, routes, R3 training,
-export, and the next step's rollout from that export."""
+"""Runs of tiny models with the shapes of large ones.
+
+Each run covers rollout by vLLM, routes, R3 training, export, and rollout from the exported policy.
+"""
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
 
 import retrace
+from pipeline.policies.fetch import fetch_policy
 from pipeline.report.run_metrics import all_metrics
-from pipeline.run.policy import fetch_policy
 from pipeline.store import open_store
 from pipeline.traces import Geometry
 from pipeline.upkeep.verify import verify
@@ -23,17 +25,20 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 """
 
 SHAPES = {
-    # A dense first layer, a shared expert, an expert bias, ids that need 16 bits: one run for all.
+    # Has a dense first layer, a shared expert, an expert bias and ids that need 16 bits.
     "glm4_moe": ({"n_routed_experts": 272}, Geometry(272, 4, (1, 2, 3))),
     "deepseek_v3": ({}, Geometry(16, 4, (1, 2, 3))),
 }
 
 
 @pytest.mark.parametrize("family", sample_or_all(["glm4_moe"], list(SHAPES)))
-def test_a_run(family, tmp_path):
-    """In float32 every row of every MoE layer is replayed, the engine and the trainer agree on
-    probabilities and on the choice of experts, and the second step's samples come from the exported
-    policy, in which all weights but the fixed expert bias have changed."""
+def test_a_run_replays_every_row(family, tmp_path):
+    """In float32, every row of every MoE layer is replayed, and engine and trainer agree.
+
+    They agree on probabilities and on the choice of experts. The exported policy generates the
+    second step's samples. After training, only the fixed expert bias and the tensors of some
+    experts are unchanged.
+    """
     overrides, geometry = SHAPES[family]
     model = make_tiny(tmp_path / "model", family, **overrides)
     (tmp_path / "reward.py").write_text(REWARD)

@@ -1,4 +1,4 @@
-"""Fixtures of tests against a real S3 server."""
+"""Fixtures for tests with a real S3 server."""
 
 from tests.minio import minio, s3_uri
 

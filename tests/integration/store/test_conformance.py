@@ -1,4 +1,4 @@
-"""The s3:// store does on MinIO what the file store does on a file system."""
+"""The s3:// store on MinIO passes the same tests as the file store."""
 
 import pytest
 

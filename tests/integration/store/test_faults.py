@@ -1,4 +1,4 @@
-"""The s3:// store against a real MinIO that stops, is paused, loses answers or changes its keys."""
+"""The s3:// store with a real MinIO that stops, pauses, loses responses or changes its keys."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ SIZES = pytest.mark.parametrize("size", [1000, PART + 1000])
 
 @pytest.fixture
 def own_minio(tmp_path, monkeypatch):
-    """A server that the test may stop."""
+    """Start a server that the test may stop."""
     with start_minio(tmp_path) as server:
         use(server, monkeypatch)
         yield server
@@ -28,14 +28,20 @@ def own_minio(tmp_path, monkeypatch):
 
 @pytest.fixture
 def proxy(minio, s3_uri, monkeypatch):
-    """A proxy before the session's server, which this process's stores now go through."""
+    """Start a proxy for the session's server; this process's stores send requests through it."""
     with start_proxy(minio.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
         yield proxy
 
 
 def loses(proxy, method: str, times: int = 1) -> None:
-    """Lose the answers to the first requests that begin with `method` and end the creation."""
+    """Lose the answers to the first requests that complete an object.
+
+    Args:
+        proxy: The proxy.
+        method: The method of the requests.
+        times: The number of lost answers.
+    """
 
     def lost(request) -> bool:
         ends = request.line.startswith("PUT") or "uploadId=" in request.line
@@ -48,8 +54,8 @@ def loses(proxy, method: str, times: int = 1) -> None:
 
 
 @SIZES
-def test_ones_own_object_is_recognised_when_the_answer_was_lost(proxy, s3_uri, size):
-    """The server has made the object, the answer is lost, the next try is told that it exists."""
+def test_an_own_object_is_recognised_after_a_lost_answer(proxy, s3_uri, size):
+    """The server creates the object but the answer is lost; the next try finds the object."""
     loses(proxy, "PUT" if size < PART else "POST")
     store = open_store(s3_uri)
     store.create("key", b"x" * size)
@@ -59,8 +65,8 @@ def test_ones_own_object_is_recognised_when_the_answer_was_lost(proxy, s3_uri, s
 
 
 @SIZES
-def test_anothers_object_is_not_taken_for_ones_own(proxy, minio, s3_uri, size, monkeypatch):
-    """While the answer is lost: the object that stands is another's, with the same content."""
+def test_anothers_object_is_not_taken_for_an_own_one(proxy, minio, s3_uri, size, monkeypatch):
+    """The answer is lost, and the key already holds another writer's object with equal content."""
     store = open_store(s3_uri)
     store.create("key", b"x" * size)
     loses(proxy, "PUT" if size < PART else "POST")
@@ -69,7 +75,7 @@ def test_anothers_object_is_not_taken_for_ones_own(proxy, minio, s3_uri, size, m
     assert len(proxy.lost) == 1
 
 
-def test_a_lost_answer_to_a_commit(proxy, s3_uri):
+def test_a_commit_is_recognised_after_a_lost_answer(proxy, s3_uri):
     loses(proxy, "PUT", times=2)
     done = commit(open_store(s3_uri), "c.json", {"who": 1}, "aaaaaaaa")
     assert done.ours
@@ -77,7 +83,7 @@ def test_a_lost_answer_to_a_commit(proxy, s3_uri):
     assert not commit(open_store(s3_uri), "c.json", {"who": 2}, "bbbbbbbb").ours
 
 
-def test_lost_answers_while_reading(proxy, s3_uri):
+def test_reads_are_repeated_after_lost_answers(proxy, s3_uri):
     store = open_store(s3_uri)
     store.create("key", b"0123456789" * 1000)
     loses(proxy, "GET", times=2)
@@ -92,7 +98,7 @@ def test_lost_answers_while_reading(proxy, s3_uri):
 
 
 def test_a_server_that_ignores_if_none_match_is_refused(proxy, minio, s3_uri):
-    """A proxy strips the header, of all requests or only of those that complete an upload."""
+    """A proxy strips the header from all requests, or only from those that complete an upload."""
     proxy.change = lambda request: without(minio, request, "if-none-match")
     store = open_store(s3_uri)
     with pytest.raises(StoreError, match="PutObject with If-None-Match replaced an object") as e:
@@ -115,7 +121,7 @@ def test_a_server_that_ignores_ranges_is_refused(proxy, minio, s3_uri):
     proxy.change = lambda request: without(minio, request, "range")
     store = open_store(s3_uri)
     store.create("key", b"0123456789")
-    with pytest.raises(StoreError, match="asked for bytes=2-4, the server sent 10 bytes"):
+    with pytest.raises(StoreError, match=r"the server sent 10 bytes as .*, expected bytes=2-4"):
         store.read_range("key", 2, 3)
 
 
@@ -123,8 +129,8 @@ def test_a_server_that_ignores_ranges_is_refused(proxy, minio, s3_uri):
 
 
 @SIZES
-def test_a_server_that_restarts_is_waited_for(own_minio, size, caplog):
-    """Stopped before a write and before a read; the log says that it waits, and for how long."""
+def test_the_store_waits_for_a_server_that_restarts(own_minio, size, caplog):
+    """The server stops before writes and reads; the log reports the wait and its limit."""
     store = open_store(new_place())
     store.create("other", b"y" * size)
     for use_store in (
@@ -142,12 +148,12 @@ def test_a_server_that_restarts_is_waited_for(own_minio, size, caplog):
     assert list(store.debris("")) == []
     [first, *_, last] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert "create key in s3://" in first
-    assert "try 2 follows, given up in 120 s" in first
+    assert "retrying (try 2), giving up in 120 s" in first
     assert own_minio.url in first
-    assert "answered at try" in last
+    assert "answered on try" in last
 
 
-def test_a_server_that_is_paused_is_waited_for(own_minio):
+def test_the_store_waits_for_a_paused_server(own_minio):
     store = open_store(new_place())
     store.create("key", b"x")
     own_minio.pause()
@@ -155,7 +161,45 @@ def test_a_server_that_is_paused_is_waited_for(own_minio):
     assert store.read("key") == b"x"
 
 
-def test_giving_up_says_what_was_tried(own_minio):
+def test_the_store_gives_up_on_a_server_that_hangs(own_minio, monkeypatch):
+    """If a server accepts connections but never answers, errors name the operation and the key."""
+    monkeypatch.setattr("pipeline.store.s3_client._READ_TIMEOUT_S", 1)
+    monkeypatch.setattr("pipeline.store.s3_client._CONNECT_TIMEOUT_S", 1)
+    store, size = S3Store(new_place(), patience_s=1.0), PART + 1000
+    store.create("other", b"x" * size)
+    with store.upload("third") as upload:
+        upload.write(b"x" * size)
+        own_minio.pause()
+        with pytest.raises(StoreError, match=r"^create third in s3://.*tried"):
+            upload.finish()
+    for use_store, call in (
+        (lambda: store.create("key", b"x"), "create key"),
+        (lambda: store.read_ranges("other", [(0, 10), (size - 10, 10)]), "read other"),
+        (lambda: list(store.list("steps/")), "list steps/"),
+        (lambda: store.size("other"), "read other"),
+        (lambda: store.delete("other"), "delete other"),
+    ):
+        with pytest.raises(StoreError, match=rf"^{call} in s3://.*Timeout.*; tried [1-9] times in"):
+            use_store()
+    own_minio.resume()
+    assert store.size("other") == size
+
+
+@SIZES
+def test_the_store_waits_for_a_slow_server(proxy, s3_uri, monkeypatch, size):
+    """A part takes 2 s, twice the socket's timeout for connections, which also limits each send."""
+    monkeypatch.setattr("pipeline.store.s3_client._CONNECT_TIMEOUT_S", 1)
+    proxy.rate = max(size, PART) / 2
+    data = b"0123456789abcdef" * (max(size, PART - 1000) // 16)
+    store = S3Store(s3_uri, patience_s=1.0)
+    store.create("key", data)
+    assert store.read("key") == data
+    assert [line for line in proxy.seen if line.startswith("PUT")] == list(
+        dict.fromkeys(line for line in proxy.seen if line.startswith("PUT"))
+    ), "a request was sent twice"
+
+
+def test_the_error_after_giving_up_names_the_attempts(own_minio):
     own_minio.stop()
     store = S3Store(new_place(), patience_s=1.0)
     with pytest.raises(StoreError, match=r"tried [2-9] times in 1 s") as error:
@@ -169,20 +213,20 @@ def test_giving_up_says_what_was_tried(own_minio):
         upload.write(b"x" * 2 * PART)
 
 
-def test_leaving_an_upload_does_not_wait_for_a_server_that_is_gone(own_minio, caplog):
-    """Parts under way are given up, and the log says what is left for a sweep."""
+def test_leaving_an_upload_does_not_wait_for_a_stopped_server(own_minio, caplog):
+    """Parts in transfer are abandoned, and the log names the unfinished upload for a sweep."""
     store = open_store(new_place())
     with store.upload("key") as upload:
         upload.write(b"x" * (PART + 1))
         own_minio.stop()
-    assert "left for a sweep" in caplog.text
+    assert "can remove the unfinished upload" in caplog.text
 
 
 # Credentials
 
 
-def test_revoked_credentials_are_refused_at_once(own_minio, caplog):
-    """No retry on 403, after one look for new credentials; nothing of the secret is said."""
+def test_revoked_credentials_are_refused_immediately(own_minio, caplog):
+    """A 403 causes one attempt to fetch new credentials and no retries. The secret is not shown."""
     store = open_store(new_place())
     store.create("key", b"x")
     own_minio.restart(user="second")
@@ -195,15 +239,15 @@ def test_revoked_credentials_are_refused_at_once(own_minio, caplog):
     ):
         with pytest.raises(StoreError, match="403 InvalidAccessKeyId") as error:
             use_store()
-        assert "give valid credentials" in str(error.value)
+        assert "pass valid credentials" in str(error.value)
         assert own_minio.password not in str(error.value)
-    assert "fetching the credentials anew" in caplog.text
-    assert "follows" not in caplog.text  # nothing was tried later again
+    assert "fetching new credentials" in caplog.text
+    assert "follows" not in caplog.text  # no retry was announced
     assert own_minio.password not in caplog.text
 
 
-def test_rotated_credentials_are_fetched_anew(own_minio, monkeypatch, tmp_path):
-    """The keys change under a running process, and so does the file that boto3 reads them from."""
+def test_rotated_credentials_are_fetched_again(own_minio, monkeypatch, tmp_path):
+    """The server's keys and the file that boto3 reads change while the process runs."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     path = tmp_path / "credentials"
@@ -232,10 +276,10 @@ def test_rotated_credentials_are_fetched_anew(own_minio, monkeypatch, tmp_path):
     assert store.size("large") == 2 * PART
 
 
-def test_no_credentials(own_minio, monkeypatch):
+def test_missing_credentials_are_refused(own_minio, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(StoreError, match=r"NoCredentialsError.*give valid credentials"):
+    with pytest.raises(StoreError, match=r"NoCredentialsError.*pass valid credentials"):
         open_store(new_place()).read("key")
 
 
@@ -247,13 +291,13 @@ def test_an_upload_of_too_many_parts_is_refused(s3_uri, monkeypatch):
     store = open_store(s3_uri)
     with (
         store.upload("key") as upload,
-        pytest.raises(StoreError, match=r"\(2 parts of a multipart upload\); write it as"),
+        pytest.raises(StoreError, match=r"\(2 parts of a multipart upload\); split the"),
     ):
         upload.write(b"x" * 4 * PART)
     assert list(store.debris("")) == []
 
 
-def test_a_large_local_file_gets_larger_parts(s3_uri, monkeypatch, tmp_path):
+def test_a_large_local_file_is_sent_in_larger_parts(s3_uri, monkeypatch, tmp_path):
     monkeypatch.setattr("pipeline.store.s3_upload.MAX_PARTS", 2)
     monkeypatch.setattr("pipeline.store.s3.MAX_PARTS", 2)
     path = tmp_path / "local"
@@ -263,8 +307,8 @@ def test_a_large_local_file_gets_larger_parts(s3_uri, monkeypatch, tmp_path):
     assert store.read("key") == b"abcdefg" * PART
 
 
-def test_an_upload_holds_few_parts_in_memory(s3_uri):
-    """However much is written, and however fast."""
+def test_an_upload_keeps_few_parts_in_memory(s3_uri):
+    """The peak memory does not grow with the amount or the speed of writes."""
     store = open_store(s3_uri)
     piece = b"x" * 1_000_000
     tracemalloc.start()
@@ -286,16 +330,18 @@ def test_an_upload_that_was_swept_is_an_error(s3_uri):
         upload.write(b"x" * 2 * PART)
         [found] = store.debris("")
         store.discard(found)
-        with pytest.raises(StoreError, match="completed or swept it: make the object again"):
+        with pytest.raises(
+            StoreError, match="completed or swept this upload: write the object again"
+        ):
             upload.finish()
     assert store.size("key") is None
 
 
-# Wrong places
+# Invalid settings and places
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "says"),
+    ("variable", "value", "message"),
     [
         ("AWS_PROFILE", "nobody", "profile .*nobody"),
         ("AWS_CA_BUNDLE", "/no/such/file", "AWS_CA_BUNDLE: found /no/such/file"),
@@ -303,9 +349,9 @@ def test_an_upload_that_was_swept_is_an_error(s3_uri):
         ("RETRACE_S3_PATH_STYLE", "yes", "RETRACE_S3_PATH_STYLE: found 'yes'"),
     ],
 )
-def test_wrong_settings(s3_uri, monkeypatch, variable, value, says):
+def test_invalid_settings_are_refused(s3_uri, monkeypatch, variable, value, message):
     monkeypatch.setenv(variable, value)
-    with pytest.raises(StoreError, match=f"read key in s3://.*{says}"):
+    with pytest.raises(StoreError, match=f"read key in s3://.*{message}"):
         open_store(s3_uri).read("key")
 
 
@@ -316,7 +362,7 @@ def test_a_password_in_an_endpoint_is_not_repeated(s3_uri, minio, monkeypatch):
     assert "hidden" not in str(error.value)
 
 
-def test_a_bucket_that_is_not_there(s3_uri):
+def test_a_missing_bucket_is_reported(s3_uri):
     with pytest.raises(StoreError, match=r"404 NoSuchBucket.*create the bucket"):
         open_store("s3://no-such-bucket/x").probe()
 
@@ -324,12 +370,12 @@ def test_a_bucket_that_is_not_there(s3_uri):
 @pytest.mark.parametrize(
     "uri", ["s3://", "s3:///prefix", "s3://Bucket", "s3://b", "s3://bucket//a"]
 )
-def test_uris_that_name_no_place(uri):
+def test_uris_without_a_valid_place_are_refused(uri):
     with pytest.raises(StoreError):
         open_store(uri)
 
 
-def test_uris():
+def test_a_uri_is_normalised_and_must_not_contain_a_key():
     assert open_store("s3://bucket").uri == open_store("s3://bucket/").uri == "s3://bucket"
     assert open_store("s3://bucket/a/b c/").uri == "s3://bucket/a/b c"
     with pytest.raises(StoreError, match="never part of a URI") as error:

@@ -1,6 +1,6 @@
-"""`retrace traces` sweep and prune on a real store of each kind, as a user calls them.
+"""`retrace traces sweep` and `retrace traces prune` on a real store of each kind.
 
-`verify`: test_damaged_stores.py.
+test_damaged_stores.py tests `retrace traces verify`.
 """
 
 import json
@@ -29,8 +29,8 @@ def objects(store: Store) -> dict[str, bytes]:
     return {info.key: store.read(info.key) for info in store.list("")}
 
 
-def test_sweep(place, tmp_path):
-    """An unfinished upload and a file that no commit names; on a run that goes on, not yet."""
+def test_sweep_removes_only_old_debris(place, tmp_path):
+    """Sweep removes an unfinished upload and a file that no commit names, but no recent objects."""
     store = open_store(place)
     whole_run(store, tmp_path)
     whole = set(objects(store))
@@ -54,8 +54,8 @@ def test_sweep(place, tmp_path):
     assert not verify(store).problems
 
 
-def test_prune(place):
-    """What was begun is completed, and nothing that a restart needs goes."""
+def test_prune_keeps_the_data_for_a_restart(place):
+    """Prune completes an interrupted removal, and keeps everything that a restart needs."""
     store = open_store(place)
     long_run(store, 4, (2, 3))
     data = [ref["key"] for ref in json.loads(store.read(keys.manifest(0)))["data"]]

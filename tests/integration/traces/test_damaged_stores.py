@@ -1,4 +1,4 @@
-"""Damage on real stores: the command names it, and no reader takes it for the truth."""
+"""Damage in real stores: `retrace traces verify` names it, and no reader accepts it."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.integration
 
 
 def fill(store: Store, mode: str) -> None:
-    """An undamaged run."""
+    """Write an undamaged run."""
     for key, data in world(mode).objects.items():
         store.create(key, data)
 
 
 def put(store: Store, changes: dict[str, bytes | None]) -> None:
-    """Objects in the place of others; None: none."""
+    """Replace objects; None removes an object."""
     for key, data in changes.items():
         store.delete(key)
         if data is not None:
@@ -32,11 +32,18 @@ def put(store: Store, changes: dict[str, bytes | None]) -> None:
 
 
 def undo(store: Store, mode: str, damage: Damage) -> None:
+    """Restore the objects that a case of damage has changed.
+
+    Args:
+        store: The store.
+        mode: The mode of the undamaged run: R2 or R3.
+        damage: The case of damage.
+    """
     put(store, {key: world(mode).objects[key] for key in damage.changes})
 
 
 def one_of_each_object(mode: str) -> Iterator[Damage]:
-    """Each object in one way, or in all; each way on one object in fifteen, or on all."""
+    """Yield one kind of damage to each object, in rotation, or all kinds in make test-all."""
     cases = sorted(damages(mode, KINDS), key=lambda damage: damage.key)
     for number, (_, found) in enumerate(groupby(cases, lambda damage: damage.key)):
         of_key = list(found)
@@ -45,7 +52,7 @@ def one_of_each_object(mode: str) -> Iterator[Damage]:
 
 @pytest.mark.parametrize("mode", ["R3", "R2"])
 def test_verify_names_each_damaged_object(place, mode):
-    """One object after the other; exit code 1 and a line with its name."""
+    """For each damaged object, the command exits with 1 and prints a line with the object's key."""
     store = open_store(place)
     fill(store, mode)
     (good,) = command("verify", place)
@@ -64,7 +71,10 @@ def test_verify_names_each_damaged_object(place, mode):
 
 
 def test_readers_refuse_damaged_objects(place):
-    """Of a step's data files and commits: an error, or, of parts that were not read, the truth."""
+    """Readers of a damaged step raise an error if they read the damaged part.
+
+    Otherwise, they return the true rows.
+    """
     store = open_store(place)
     fill(store, "R3")
     kinds = sample_or_all(("cut", "bits flipped", "no trace", "lost"), tuple(KINDS))

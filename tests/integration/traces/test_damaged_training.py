@@ -1,4 +1,4 @@
-"""What training makes of damage: an error of ours, or the true rows and files."""
+"""With damaged objects, training raises a known error, or reads the true rows and files."""
 
 import sys
 from collections import Counter
@@ -9,11 +9,11 @@ import pytest
 
 from operators.training.batches.step_data import StepData, layout_rules, load_step
 from operators.training.errors import ReplayError
-from operators.training.megatron.checkpoint import read_checkpoint
+from operators.training.megatron.checkpoint.loading import read_checkpoint
 from pipeline.config.tree import RunConfig
+from pipeline.policies.fetch import fetch_policy
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, fetch_file, files_in
-from pipeline.run.policy import fetch_policy
 from pipeline.store import Store, StoreError
 from pipeline.traces import Geometry, TraceError, open_manifest
 from tests.damage import KINDS, damages, world
@@ -39,11 +39,17 @@ PLACES = [
     for dp_rank in range(2)
     for _, layers in STAGES
 ]
-"""Two data-parallel ranks of two pipeline stages."""
+"""Two data-parallel ranks on each of two pipeline stages."""
 
 
 def load(store: Store, dp_rank: int, geometry: Geometry) -> tuple[object, ...]:
-    """All that a rank reads of a step, as plain values."""
+    """Return everything that a rank reads from a step, as plain values.
+
+    Args:
+        store: The run's store.
+        dp_rank: The rank's data-parallel index.
+        geometry: The geometry of the rank's pipeline stage.
+    """
     rules = layout_rules(CONFIG, 2)
     data: StepData | None = None
     try:
@@ -66,7 +72,7 @@ def truth(place: int) -> tuple[object, ...]:
 
 
 def test_a_rank_refuses_damage(capsys):
-    """Hundreds of cases, each read by all four ranks of a layout."""
+    """All four ranks of a layout read hundreds of damaged steps."""
     counts: Counter[str] = Counter()
     for damage in damages("R3", KINDS, range(sample_or_all(1, 10))):
         if not any(key.startswith(keys.step_prefix(0)) for key in damage.changes):
@@ -86,7 +92,7 @@ def test_a_rank_refuses_damage(capsys):
 
 
 def files_of_a_restart(store: Store, folder: Path) -> dict[str, bytes]:
-    """The policy and the checkpoint that training goes on from, by name."""
+    """Fetch the policy and the checkpoint for a restart; return their files, keyed by name."""
     fetch_policy(store, 1, folder / "policy")
     for file in files_in(read_checkpoint(store, 1)):
         fetch_file(store, file, folder / file.key.rsplit("/", 1)[-1])
@@ -94,7 +100,10 @@ def files_of_a_restart(store: Store, folder: Path) -> dict[str, bytes]:
 
 
 def test_a_restart_refuses_damage(tmp_path):
-    """Of policy and checkpoint: whole and right, or an error and no file of other content."""
+    """A restart reads the correct policy and checkpoint, or raises an error.
+
+    After an error, every fetched file has the correct contents.
+    """
     objects = world("R3").objects
     right = files_of_a_restart(MemoryStore(objects), tmp_path / "right")
     assert set(right) == {"config.json", "model.safetensors", "state"}

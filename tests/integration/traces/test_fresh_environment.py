@@ -1,4 +1,4 @@
-"""Traces in an environment that really has nothing but pyarrow, numpy and boto3."""
+"""Read and write traces in an environment with only pyarrow, numpy and boto3."""
 
 import os
 import re
@@ -15,7 +15,10 @@ pytestmark = pytest.mark.integration
 
 
 def install(folder: Path) -> Path:
-    """Make a virtual environment with the pinned versions; its Python. Skips without a network."""
+    """Create a virtual environment with the pinned versions and return its Python.
+
+    Without a network, the test is skipped.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin/python"
     pins = re.findall(
@@ -35,7 +38,7 @@ def install(folder: Path) -> Path:
     return python
 
 
-def test_traces_need_pyarrow_numpy_and_boto3_alone(tmp_path):
+def test_traces_need_only_pyarrow_numpy_and_boto3(tmp_path):
     python = install(tmp_path / "venv")
     done = subprocess.run(
         [python, "-P", ROOT / "tests/traces_alone.py", tmp_path / "store"],

@@ -1,6 +1,6 @@
-"""The hostile campaign: a sample of every kind, or all of it (make test-all).
+"""The campaign of damaged and forged stores: a sample of every kind, or all cases (make test-all).
 
-The sample by hand: `python -m tests.hostile`.
+`python -m tests.hostile` runs the sample without pytest.
 """
 
 import sys
@@ -14,9 +14,12 @@ from tests.hostile.pool import MEMORY_MB
 pytestmark = pytest.mark.integration
 
 
-def test_no_case_is_taken_for_the_truth(capsys):
-    """Over a thousand damaged and forged stores: readers return the right rows or refuse with
-    errors of ours, verify names a problem, commands end cleanly, nothing hangs or eats memory."""
+def test_no_case_is_accepted(capsys):
+    """Readers of over a thousand damaged or forged stores return the true rows or raise an error.
+
+    `verify` names a problem, commands end without a traceback, and no case hangs or exceeds the
+    memory limit.
+    """
     numbers = range(len(all_cases())) if TEST_ALL else sampled(SAMPLE)
     outcome = run(list(numbers), whole=TEST_ALL)
     with capsys.disabled():

@@ -1,4 +1,4 @@
-"""Writers that are killed or race each other, as real processes on real stores."""
+"""Writers that are killed or race against each other: real processes on real stores."""
 
 import io
 import signal
@@ -23,6 +23,14 @@ pytestmark = pytest.mark.integration
 
 
 def start(uri: str, shard: int, seed: int, kill_at: int = -1) -> subprocess.Popen[str]:
+    """Start a writer process.
+
+    Args:
+        uri: The store's URI.
+        shard: The shard that the process writes.
+        seed: The seed for its samples.
+        kill_at: The point at which the process kills itself; -1 for never.
+    """
     command = [sys.executable, "-m", "tests.integration.traces.writer"]
     arguments = [uri, str(shard), str(seed), str(kill_at)]
     return subprocess.Popen(
@@ -31,7 +39,7 @@ def start(uri: str, shard: int, seed: int, kill_at: int = -1) -> subprocess.Pope
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, bool]:
-    """How many points a writer passed, and whether its commit is the shard's."""
+    """Return how many points a writer passed, and whether its commit became the shard's commit."""
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     points, ours = out.split()
@@ -48,16 +56,19 @@ def named_keys(store: Store, *commits: str) -> set[str]:
 
 
 def swept(store: Store) -> int:
-    """Remove all debris, whatever its age; how much it was."""
+    """Remove all debris of any age, and return the number of removed objects."""
     report = Report(store.uri)
     count = len(list(sweep(store, 0.0, report)))
     assert not report.problems
     return count
 
 
-def test_killed_at_every_point(place):
-    """Wherever a writer is killed: no half shard is visible, what was committed before is there, a
-    second writer completes the step, verify finds nothing, and sweep removes what was left."""
+def test_a_step_is_completed_after_a_kill_at_any_point(place):
+    """At whichever point a writer is killed, a second writer completes the step.
+
+    No incomplete shard is visible, and earlier commits stay. `verify` finds no problem, and sweep
+    removes the debris.
+    """
     other, small = samples_of(1, 1, G=40), samples_of(0, 2, G=40)
     ids = [sample.id for sample in (*other, *small)]
     points, ours = finish(start(f"{place}/calm", 0, 0))
@@ -75,7 +86,7 @@ def test_killed_at_every_point(place):
         assert {key: store.size(key) for key in before} == before
         committed = store.size(keys.rollout(0, 0)) is not None
         for key in all_keys(store) - set(before):
-            if key.endswith(".parquet"):  # no object is a part of one
+            if key.endswith(".parquet"):  # no object is an incomplete file
                 pq.read_metadata(io.BytesIO(store.read(key)))
         assert not verify(store).problems
         if not committed:
@@ -96,8 +107,8 @@ def test_killed_at_every_point(place):
 
 
 @pytest.mark.parametrize("writers", [2, 3])
-def test_writers_of_one_shard_at_once(place, writers):
-    """One wins, all end well, and every reader sees the winner's samples, whole."""
+def test_one_of_several_simultaneous_writers_wins(place, writers):
+    """One writer wins, all writers succeed, and every reader sees all samples of the winner."""
     store = open_store(place)
     running = [start(place, 0, seed) for seed in range(writers)]
     won = [ours for _, ours in map(finish, running)]

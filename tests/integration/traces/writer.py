@@ -1,10 +1,11 @@
-"""A process that writes a shard, and kills itself at a point on the way if it is told to.
+"""A process that writes a shard, and can kill itself at a chosen point.
 
     python -m tests.integration.traces.writer URI SHARD SEED KILL_AT
 
-A point is before or after something that outlives the process: on files creating a temporary file,
-every 4 MiB, fsync, link and unlink; on S3 every request. Points count from 0; with KILL_AT -1
-the process lives and prints their number and whether its commit is the shard's.
+A point is before or after an action whose effect outlives the process. On files, such actions are
+the creation of a temporary file, the write of each 4 MiB, fsync, link and unlink; on S3, they are
+the requests. Points are counted from 0. With KILL_AT -1, the process is not killed. A process that
+reaches its end prints the number of points, and whether its commit became the shard's commit.
 """
 
 import os
@@ -28,7 +29,7 @@ _PIECE = 4 << 20
 
 
 class Points:
-    """Counts the points that were passed, and ends the process at one of them."""
+    """Count the points that were passed, and kill the process at one of them."""
 
     def __init__(self, kill_at: int) -> None:
         self._kill_at = kill_at
@@ -40,7 +41,7 @@ class Points:
         self.passed += 1
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with a point before and one after it."""
+        """Return the function with a point before it and one after it."""
 
         def called(*arguments: Any, **options: Any) -> Any:
             self.reach()
@@ -52,7 +53,7 @@ class Points:
 
 
 def watch(store: Store, points: Points) -> None:
-    """Put the points where a store's objects change."""
+    """Put points before and after the actions that change a store's objects."""
     if store.uri.startswith("s3:"):
         from botocore.httpsession import URLLib3Session
 
@@ -63,7 +64,7 @@ def watch(store: Store, points: Points) -> None:
     upload = store.upload("watched/object")
     kind = type(upload)
     with upload:
-        pass  # only its class is wanted
+        pass  # the upload only provides its class
     kind.__init__ = points.around(kind.__init__)
     write, written = kind.write, 0
 
@@ -78,14 +79,21 @@ def watch(store: Store, points: Points) -> None:
 
 
 def samples_of(shard: int, seed: int, G: int = LONG) -> list[Sample]:
-    """Two groups of two samples; if long, with routes of several parts of a multipart upload."""
+    """Return two groups of two samples.
+
+    Args:
+        shard: The samples' shard: 0 or 1.
+        seed: The seed for their contents.
+        G: The length of each response in tokens. By default, the routes need several parts of a
+            multipart upload.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for sample in make_samples(prompts=4, geometry=GEOMETRY):
         if int(sample.prompt_id) % 2 != shard:
             continue
         rows = len(sample.prompt_tokens_P) + G - 1
-        # Uniform sets, quickly: a random first id and random gaps.
+        # A fast way to draw random sets: a random first id and random gaps.
         gaps = rng.integers(1, 32, (rows, len(GEOMETRY.layers), GEOMETRY.topk), np.uint8)
         routes = Routes(np.cumsum(gaps, axis=2, dtype=np.uint8), np.ones(rows, np.bool_))
         found.append(
@@ -102,6 +110,14 @@ def samples_of(shard: int, seed: int, G: int = LONG) -> list[Sample]:
 
 
 def main(uri: str, shard: int, seed: int, kill_at: int) -> None:
+    """Write the shard, and print the number of points and whether the commit became the shard's.
+
+    Args:
+        uri: The store's URI.
+        shard: The shard: 0 or 1.
+        seed: The seed for its samples.
+        kill_at: The point at which the process kills itself; -1 for never.
+    """
     store = open_store(uri)
     samples = samples_of(shard, seed)
     points = Points(kill_at)

@@ -1,4 +1,4 @@
-"""The real libraries: wandb offline, MLflow on SQLite, and MLflow with a server that hangs."""
+"""Trackers with the real libraries: wandb offline, MLflow with SQLite or a server that hangs."""
 
 import json
 import socket
@@ -22,7 +22,10 @@ CORE = "val-core/openai/gsm8k/acc/mean@4"
 
 
 def two_starts(name: str, folder: Path) -> list[str]:
-    """A run that was killed before step 1 arrived, and its next start; what was said."""
+    """Track a run that is killed before it tracks step 1 and validation 2, then its next start.
+
+    Returns all lines shown to users.
+    """
     lines: list[str] = []
     first = start(name, folder, lines)
     first.log_step(0, VALUES)
@@ -31,16 +34,20 @@ def two_starts(name: str, folder: Path) -> list[str]:
     second = start(name, folder, lines)
     second.log_step(0, VALUES, again=True)
     second.log_step(1, VALUES, again=True)
+    for version in (1, 2):
+        second.log_validation(version, {CORE: 0.25}, again=True)
     second.log_step(2, VALUES)
     close(second)
-    assert (first.taken, second.taken) == (2, 3), lines
+    assert (first.taken, second.taken) == (2, 5), lines
     return lines
 
 
 def records(file: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file: LevelDB's log, in blocks of 32 KiB, behind 7 bytes of wandb's.
+    """Yield the records of a .wandb file.
 
-    Each part of a record has a checksum, a length and its place (all, first, middle, last).
+    The file begins with 7 bytes that wandb adds. A log in LevelDB's format follows, in blocks of
+    32 KiB. Each part of a record has a checksum, a length and its place in the record (all, first,
+    middle, last).
     """
     place, record = 7, b""
     while place < len(file):
@@ -56,7 +63,7 @@ def records(file: bytes) -> Iterator[bytes]:
 
 
 def history(folder: Path) -> list[dict[str, float]]:
-    """The rows of all offline runs of wandb, in the order of their starts."""
+    """Return the rows of all of wandb's offline runs, in the order in which they started."""
     rows = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for data in records(path.read_bytes()):
@@ -69,21 +76,22 @@ def history(folder: Path) -> list[dict[str, float]]:
     return rows
 
 
-def test_wandb_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wandb_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert two_starts("wandb", tmp_path) == []
     assert history(tmp_path) == [
         {**MEASURED, STEP: 0},
         {CORE: 0.25, STEP: 1},
         {**MEASURED, STEP: 1},
+        {CORE: 0.25, STEP: 2},
         {**MEASURED, STEP: 2},
     ]
-    runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
-    assert len(runs) == 2
-    assert all(name.endswith("-test-1a2b3c4d") for name in runs), "one id, and so one run"
+    # Starts within one second share a folder name, to which wandb then appends a number.
+    runs = [path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")]
+    assert runs == ["run-test-1a2b3c4d.wandb"] * 2, "the run id has changed"
 
 
-def test_mlflow_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_mlflow_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert two_starts("mlflow", tmp_path / "test") == []
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
@@ -95,12 +103,12 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.Mo
     for name, value in MEASURED.items():
         found = client.get_metric_history(run.info.run_id, name)
         assert [(one.step, one.value) for one in found] == [(step, value) for step in range(3)]
-    [core] = client.get_metric_history(run.info.run_id, CORE.replace("@", "_at_"))
-    assert (core.step, core.value) == (1, 0.25)
+    found = client.get_metric_history(run.info.run_id, CORE.replace("@", "_at_"))
+    assert [(one.step, one.value) for one in found] == [(1, 0.25), (2, 0.25)]
 
 
 @pytest.mark.parametrize(
-    ("source", "there"),
+    ("source", "stored"),
     [
         ("https://example.com/set", "https:/example.com/set"),
         ("", None),
@@ -109,10 +117,10 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.Mo
         ("long" * 99, "long" * 58 + "lon"),
     ],
 )
-def test_names_that_mlflow_does_not_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, there: str | None
+def test_names_that_mlflow_does_not_accept_are_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, stored: str | None
 ):
-    """Of data sources and of what a reward function returns; it would refuse the whole step."""
+    """Names from data sources and reward functions are changed; MLflow would refuse the step."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     lines: list[str] = []
     tracker = start("mlflow", tmp_path / "test", lines)
@@ -121,8 +129,8 @@ def test_names_that_mlflow_does_not_take(
     assert (tracker.taken, lines) == (1, [])
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     [run] = client.search_runs([client.get_experiment_by_name("retrace").experiment_id])
-    name = "critic/rewards/mean" if there is None else f"critic/rewards/{there}"
-    name = name if there is None or len(name) == 250 else f"{name}/mean"
+    name = "critic/rewards/mean" if stored is None else f"critic/rewards/{stored}"
+    name = name if stored is None or len(name) == 250 else f"{name}/mean"
     assert run.data.metrics == {"reward/groups": 2.0, name: 0.5}
 
 
@@ -142,7 +150,7 @@ def test_a_password_in_a_servers_address_is_not_shown(
     assert "secret" not in str(lines)
 
 
-def test_a_server_that_never_answers_holds_nothing_up(
+def test_a_server_that_never_answers_does_not_delay_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -151,7 +159,7 @@ def test_a_server_that_never_answers_holds_nothing_up(
         tracker = start("mlflow", tmp_path, lines)
         tracker.log_step(0, VALUES)
         server.settimeout(PATIENCE_S)
-        connection, _ = server.accept()  # it asks, and waits
+        connection, _ = server.accept()  # MLflow sends a request and waits
         with connection:
             tracker.end()
             tracker.close(time.monotonic() + 0.5)

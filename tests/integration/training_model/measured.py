@@ -1,4 +1,4 @@
-"""What one rank on CPU really holds of a small model: tensors as torch allocates them."""
+"""Measure the memory of one rank with a small model on CPU, as torch allocates its tensors."""
 
 import json
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", "bfloat16", {}),
     "qwen3_moe, recomputed": ("qwen3_moe", "float32", FULL),
 }
-"""Family, dtype, override_transformer_config."""
+"""Family, dtype and override_transformer_config of each case."""
 
 
 def config_of(name: str) -> RunConfig:
-    """Settings of a case: micro-batches of 8 samples of 128 tokens."""
+    """Return the settings of a case: micro-batches of 8 samples with 128 tokens each."""
     _, dtype, override = CASES[name]
     megatron = {"dtype": dtype, "override_transformer_config": override}
     return RunConfig.model_validate(
@@ -46,21 +46,21 @@ def config_of(name: str) -> RunConfig:
 
 
 def measure(root: Path) -> dict[str, dict[str, Any]]:
-    """Bytes by part for each case, and the config.json that they are of."""
+    """Return, for each case, the size in bytes of each part and the model's config.json."""
     found = {}
     for name, (family, _, _) in CASES.items():
         actor = config_of(name).actor_rollout_ref.actor
         folder = make_tiny(root / name, family, vocab_size=VOCABULARY, hidden_size=256)
         parallel.start(actor.megatron)
         model = build_model(folder, actor)
-        _pass(model)  # makes buffers that stay
+        _pass(model)  # creates the buffers that persist
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             _pass(model)
         assert model.optimizer.step()[0]
         found[name] = {
             **_static(model),
             "pass": _peak(profiler),
-            "checkpoint": _saving(root / "store" / name, model),
+            **_checkpoint(root / "store" / name, model),
             "config": json.loads((folder / "config.json").read_text()),
         }
         parallel.stop()
@@ -68,7 +68,7 @@ def measure(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def _pass(model: TrainedModel) -> None:
-    """Forward and backward of one packed micro-batch."""
+    """Run the forward and backward passes of one packed micro-batch."""
     tokens_1T = torch.randint(2, VOCABULARY, (1, SAMPLES * LENGTH))
     ends = torch.arange(0, SAMPLES * LENGTH + 1, LENGTH, dtype=torch.int32)
     packed = PackedSeqParams(
@@ -90,10 +90,15 @@ def _pass(model: TrainedModel) -> None:
     (-logprobs_T.sum()).backward()
 
 
-def _saving(store: Path, model: TrainedModel) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        checkpoint.save(open_store(str(store)), 1, model)
-    return _peak(profiler)
+def _checkpoint(folder: Path, model: TrainedModel) -> dict[str, int]:
+    """Return the peaks of saving and loading a checkpoint, and the largest fp32 tensor's size."""
+    store = open_store(str(folder))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as saving:
+        checkpoint.save(store, 1, model)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as loading:
+        checkpoint.load(store, 1, model)
+    largest = max(parameter.numel() for parameter in model.chunks[0].parameters())
+    return {"saving": _peak(saving), "loading": _peak(loading), "largest": 4 * largest}
 
 
 def _peak(profiler: Any) -> int:
@@ -106,7 +111,7 @@ def _peak(profiler: Any) -> int:
 
 
 def _static(model: TrainedModel) -> dict[str, int]:
-    """Bytes of weights, gradient buffers and optimizer state, each storage once."""
+    """Return the sizes of weights, gradient buffers and optimizer state, counting storages once."""
     (chunk,) = model.chunks
     weights = _storages(chunk.parameters())
     buffers = [*chunk.buffers, *chunk.expert_parallel_buffers]

@@ -1,9 +1,9 @@
-"""What ranks hold: a small model on CPU, measured; large ones on the meta device, as each pipeline
-stage of a layout builds them.
+"""Measure small models on CPU, and count the weights of large models on the meta device.
 
-rank_weights.py FOLDER      writes FOLDER/measured.json and FOLDER/found.json
+    rank_weights.py FOLDER      writes FOLDER/measured.json and FOLDER/found.json
 
-The process group is torch's fake one, in which one process is any rank of any number of them.
+The weights of large models are counted for each pipeline stage of a layout. With torch's fake
+process group, one process can act as any rank of any number of ranks.
 """
 
 import json
@@ -24,11 +24,11 @@ from tests.integration.training_model.measured import measure
 from tests.large_models import LAYOUTS, config_of, hf_config
 
 DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
-"""Transformer Engine's layers keep these whole on each tensor-parallel rank, the local ones cut."""
+"""Weights that Transformer Engine copies to each tensor-parallel rank; local layers split them."""
 
 
 def main() -> None:
-    """The small models, then one rank of each stage of each layout."""
+    """Measure the small models, then count one rank of each stage of each layout."""
     root = Path(sys.argv[1])
     (root / "measured.json").write_text(json.dumps(measure(root)))
     torch.distributed.destroy_process_group()
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def tried(config: RunConfig) -> list[int]:
-    """Pipeline stages: of many, the first, the second and the last."""
+    """Return pipeline stages to build: the first two and the last; all in make test-all."""
     stages = list(range(_stages(config)))
     return sample_or_all(sorted({*stages[:2], *stages[-1:]}), stages)
 
@@ -56,7 +56,13 @@ def _stages(config: RunConfig) -> int:
 
 
 def of_stage(config: RunConfig, folder: Path, stage: int) -> dict[str, int]:
-    """The numbers of weights of the first rank of a stage: dense ones, and experts."""
+    """Count the dense weights and the expert weights on the first rank of a pipeline stage.
+
+    Args:
+        config: The settings.
+        folder: The folder with the model's config.json.
+        stage: The pipeline stage.
+    """
     actor, world = config.actor_rollout_ref.actor, _ranks(config)
     megatron = actor.megatron
     torch.distributed.init_process_group(
@@ -71,7 +77,7 @@ def of_stage(config: RunConfig, folder: Path, stage: int) -> dict[str, int]:
         create_gloo_process_groups=False,
     )
     counted = {"dense": 0, "experts": 0}
-    with torch.device("meta"):  # norms
+    with torch.device("meta"):  # for norms, which ignore the current CUDA device
         chunks = _make_chunks(_make_bridge(folder, actor, tied=None), changes=[])
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():

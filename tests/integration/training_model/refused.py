@@ -1,4 +1,4 @@
-"""Models and settings that the trainer refuses, and the words in which it does."""
+"""Models and settings that the trainer refuses, and the error messages for them."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from pipeline.errors import InputError
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "unknown field": {"override_transformer_config": {"recompute_granularty": "full"}},
-    "field with a key of its own": {"override_transformer_config": {"bf16": False}},
+    "field with its own key": {"override_transformer_config": {"bf16": False}},
     "loss per token": {"override_transformer_config": {"calculate_per_token_loss": False}},
     "dropout": {"override_transformer_config": {"hidden_dropout": 0.1}},
     "refused by Megatron": {"override_transformer_config": {"recompute_granularity": "full"}},
@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ranks": {"tensor_model_parallel_size": 2},
     "virtual pipeline": {"virtual_pipeline_model_parallel_size": 2},
 }
-"""Megatron settings for one rank and a good model."""
+"""Megatron settings for one rank with a valid model."""
 
 
 def _edit_config(folder: Path, **changes: Any) -> None:
@@ -51,11 +51,11 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "missing weight": lambda folder: _edit_weights(folder, lambda t: t.pop("model.norm.weight")),
     "surplus weight": lambda folder: _edit_weights(folder, _add_bias),
 }
-"""What is wrong with a model's folder."""
+"""Changes that make a model's folder invalid, keyed by case."""
 
 
 def refusals(good: Path, scratch: Path) -> dict[str, str]:
-    """The error's text by case; on one rank."""
+    """Return the message of each refusal on one rank, keyed by case."""
     found = {}
     for name, settings in SETTINGS.items():
         found[name] = _refusal(good, Megatron(**settings))

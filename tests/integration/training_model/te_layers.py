@@ -1,9 +1,9 @@
-"""Models of Transformer Engine's layers, as on GPUs, over a stub that cannot compute.
+"""Build models with Transformer Engine's layers, as on GPUs, with a stub that cannot compute.
 
-te_layers.py FOLDER      under torchrun; writes what it found to FOLDER/found.json
+    te_layers.py FOLDER      under torchrun; writes FOLDER/found.json
 
-Of each family: the parameters of Megatron's model with their shapes, and which HF weights came back
-different from a round trip through mbridge.
+The results list, for each family, the parameters of Megatron's model with their shapes, and the HF
+weights that differ after a round trip through mbridge.
 """
 
 import os
@@ -43,13 +43,20 @@ FAMILIES = (
 
 
 def be_on_gpu() -> None:
-    """Take every branch that GPUs take; calls of CUDA itself go to the CPU, as adapted before."""
+    """Take the GPU branches; calls to CUDA are already redirected to the CPU."""
     cpu_megatron.ON_CPU = bridges.ON_CPU = local_layers.ON_CPU = False
 
 
 def look(family: str, folder: Path, actor: Actor) -> dict[str, Any]:
+    """Build a model of a family, and return its parameters, layers and round trip.
+
+    Args:
+        family: The family of models.
+        folder: A folder for the HF model.
+        actor: The training settings.
+    """
     for name in [name for name in os.environ if name.startswith("NVTE_")]:
-        del os.environ[name]  # of the model before, whose attention chose other kernels
+        del os.environ[name]  # set for the previous model, whose attention uses different kernels
     make_tiny(folder, family)
     model = build_reference(folder, actor)
     [chunk] = model.bare_chunks

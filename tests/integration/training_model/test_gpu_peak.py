@@ -1,4 +1,4 @@
-"""scripts/gpu_peak.py takes its step on the CPU too; what it measures is left to a GPU."""
+"""scripts/gpu_peak.py also runs its step on the CPU; its measurement needs a GPU."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ PROGRAM = """
 import torch
 from scripts import gpu_peak
 
-gpu_peak.choose_device = lambda wanted: "cuda"
+gpu_peak.choose_device = lambda name: "cuda"
 gpu_peak.SAMPLES, gpu_peak.LENGTH, gpu_peak.WIDTHS = 2, 64, {"num_hidden_layers": 2}
 torch.cuda.max_memory_allocated = lambda: PEAK
 raise SystemExit(gpu_peak.main())
@@ -22,8 +22,8 @@ raise SystemExit(gpu_peak.main())
 
 
 @pytest.mark.parametrize(("peak", "code"), [(6_000_000, 0), (10_000_000_000, 1)])
-def test_a_step_is_taken_and_compared(peak: int, code: int):
-    """The estimate of this model is 7 MB, so 6 MB are as estimated and 10 GB are not."""
+def test_a_step_runs_and_its_peak_is_compared(peak: int, code: int):
+    """The estimate for this model is 7 MB. A peak of 6 MB is accepted, and one of 10 GB is not."""
     program = PROGRAM.replace("PEAK", str(peak))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The estimate against Megatron-core's own models, on the meta device and, small ones, measured."""
+"""Compare the memory estimate with the memory of small models and the weights of large ones."""
 
 import json
 
@@ -17,8 +17,11 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """`found`: for each layout and stage the numbers of weights that Megatron's chunks of its first
-    rank hold; `measured`: for each small model the bytes of its tensors."""
+    """Return the program's results.
+
+    `found` gives, for each layout and stage, the number of weights in the chunks of its first rank.
+    `measured` gives the sizes in bytes of the tensors of each small model.
+    """
     folder = tmp_path_factory.mktemp("rank-weights")
     run_ranks("tests.integration.training_model.rank_weights", 1, folder)
     names = ("found", "measured")
@@ -26,8 +29,8 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_stage_holds_what_is_estimated(found, layout):
-    """Exactly: the dense weights and the experts that Megatron builds there."""
+def test_the_weights_of_each_stage_equal_the_estimate(found, layout):
+    """The estimate is exact for the dense weights and the experts that Megatron builds."""
     model, settings = LAYOUTS[layout]
     config, widths = config_of_large(**settings), widths_of(hf_config(model))
     stages = stages_of(config, widths)
@@ -38,16 +41,21 @@ def test_every_stage_holds_what_is_estimated(found, layout):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_small_model_takes_what_is_estimated(found, case):
-    """Weights, gradients and optimizer state but for padding; the peak of a pass within 5%,
-    recomputed within 10%. Tensors as torch allocates them, on CPU, where attention keeps its
-    probabilities."""
+def test_the_memory_of_a_small_model_fits_the_estimate(found, case):
+    """Weights, gradients and optimizer state equal the estimate except for padding.
+
+    The peak of a pass is within 5% of the estimate, or within 10% with recomputation. Tensors are
+    measured as torch allocates them on CPU, where attention keeps its probabilities. Saving a
+    checkpoint needs at most one copy of a rank's state, and loading works in place, tensor by
+    tensor.
+    """
     measured = found["measured"][case]
     memory = estimate_memory(config_of(case), measured["config"], local=True)
     estimated = {part.name: part.bytes for part in memory.parts}
     for name in ("weights", "gradients", "optimizer state"):
         assert measured[name] == pytest.approx(estimated.pop(name), rel=1e-3)
-    assert measured["checkpoint"] == pytest.approx(memory.host_checkpoint, rel=0.01)
+    assert measured["weights"] <= measured["saving"] <= 1.01 * memory.host_checkpoint
+    assert measured["loading"] <= 3 * measured["largest"]
     assert sum(estimated.values()) == pytest.approx(
         measured["pass"], rel=0.1 if "recomputed" in case else 0.05
     )

@@ -1,9 +1,9 @@
-"""HF -> Megatron -> HF in every layout, and what is refused.
+"""Models are converted from HF to Megatron and back in every layout; invalid ones are refused.
 
-One torchrun of two ranks and one of one rank run all cases (round_trip.py); each test reads what
-they found. Logits in fp32 equal to transformers' show that the config was understood and every
-weight is in its place; equal files show that no weight is changed or lost on the way back; together
-a policy that is exported untrained is the policy that was read.
+One torchrun of two ranks and one of one rank run all cases (round_trip.py), and each test reads
+their results. If fp32 logits agree with transformers, the config is interpreted correctly and
+every weight is in the right place. If files are equal, no weight changes or is lost in the export.
+Together, these checks show that an untrained policy is exported exactly as it was loaded.
 """
 
 import json
@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.torchrun import run_ranks
 from tests.integration.training_model.layouts import LAYOUTS
-from tests.integration.training_model.round_trip import ALONE, CASES, DENSE, LENGTH
+from tests.integration.training_model.round_trip import ALONE, CASES, DENSE, EXPORTED, LENGTH
 
 pytestmark = pytest.mark.integration
 
@@ -27,12 +27,12 @@ LAYERS = {
     "qwen3": [],
     "qwen3_tied": [],
 }
-"""MoE layers of the cases that have dense ones; the others have four."""
+"""MoE layers of the cases with dense layers; the other cases have four MoE layers."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """By number of ranks: what each rank found."""
+    """Return the results of each rank, keyed by number of ranks."""
     by_world = {}
     for world in (1, 2):
         folder = tmp_path_factory.mktemp(f"round-trip-{world}")
@@ -50,29 +50,47 @@ LAID_OUT = [
         if not (layout == "ep2" and name in DENSE) and name not in ALONE
     ),
 ]
-"""(number of ranks, layout, case)."""
+"""Number of ranks, layout and case."""
 
 
 @pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_export_is_bit_identical(found, world, layout, case, dtype):
-    """Every tensor's name, dtype and bits, and every other file, come back; in bfloat16 by way of a
-    model of other weights that loads them, the fp32 masters, and an optimizer step of no size."""
+    """The export contains every tensor with its name, dtype and bits, and every other file.
+
+    In bfloat16, a model with other weights loads the tensors, and an optimizer step with learning
+    rate 0 rewrites them from the fp32 masters before the export.
+    """
     assert found[world][0][f"{layout}/{case}/{dtype}"]["different"] == []
+
+
+@pytest.mark.parametrize(("layout", "case"), EXPORTED)
+def test_further_exports_are_bit_identical(found, layout, case):
+    """The export as a difference from a difference is bit-identical in further layouts.
+
+    These layouts split experts but not dense layers, or split sequences. One model has a layer that
+    the trainer does not load but copies from the source.
+    """
+    for rank in found[2]:
+        assert rank[f"{layout}/{case}/exported"] == []
 
 
 @pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
 def test_norms_and_biases_do_not_decay(found, world, layout, case):
-    """On every rank, by what group of the optimizer each of its parameters is in; only a run that
-    is older than the rule decays them."""
+    """Each parameter is in an optimizer group with the correct weight decay, on every rank.
+
+    Norms and biases decay only in runs that are older than this rule.
+    """
     for rank in found[world]:
         assert rank[f"{layout}/{case}/bfloat16"]["wrong_decay"] == []
 
 
 @pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
-def test_logits_are_those_of_transformers(found, world, layout, case):
-    """fp32 against transformers' own model, eager attention; random weights of every norm, router
-    and bias, so that nothing is in a wrong place unseen."""
+def test_logits_equal_those_of_transformers(found, world, layout, case):
+    """fp32 logits agree with transformers, which uses eager attention.
+
+    All norms, routers and biases have random weights, so that a misplaced weight is detected.
+    """
     on_last_stage = [
         rank[f"{layout}/{case}/float32"]
         for rank in found[world]
@@ -86,8 +104,10 @@ def test_logits_are_those_of_transformers(found, world, layout, case):
 
 @pytest.mark.parametrize(("world", "layout", "case"), LAID_OUT)
 def test_routers_are_found_by_model_index(found, world, layout, case):
-    """The ranks together have every MoE layer, each under the number the HF file gives its weights;
-    every pipeline stage has its own, virtual stages included."""
+    """Together, the ranks have every MoE layer under the number that it has in the HF file.
+
+    Each pipeline stage has only its own layers, also with virtual stages.
+    """
     ranks = [rank[f"{layout}/{case}/float32"] for rank in found[world]]
     expected = LAYERS.get(case, [0, 1, 2, 3])
     assert sorted({layer for rank in ranks for layer in rank["routers"]}) == expected
@@ -99,8 +119,8 @@ def test_routers_are_found_by_model_index(found, world, layout, case):
 
 @pytest.mark.parametrize("layout", ["dp2", "tp2", "ep2"])
 @pytest.mark.parametrize("case", ["deepseek_v3", "deepseek_v3_yarn", "glm4_moe"])
-def test_padding_is_not_counted_for_the_expert_bias(found, layout, case):
-    """With Megatron's own _apply_expert_bias this is an exception (see patched.py)."""
+def test_the_expert_bias_does_not_count_padding(found, layout, case):
+    """Megatron's own _apply_expert_bias raises an exception in this case (see patched.py)."""
     for rank in found[2]:
         counted = rank[f"{layout}/{case}/float32"]["tokens_counted"]
         assert counted == [LENGTH - 5] * 3
@@ -110,7 +130,7 @@ def test_padding_is_not_counted_for_the_expert_bias(found, layout, case):
     ("case", "parts"),
     [
         ("unknown field", ["recompute_granularty", "did you mean recompute_granularity?"]),
-        ("field with a key of its own", ["bf16", "write actor_rollout_ref.actor.megatron.dtype"]),
+        ("field with its own key", ["bf16", "use actor_rollout_ref.actor.megatron.dtype"]),
         ("loss per token", ["calculate_per_token_loss"]),
         ("dropout", ["hidden_dropout: found 0.1", "write 0.0"]),
         ("refused by Megatron", ["override_transformer_config", "Megatron-core refuses"]),
@@ -124,7 +144,7 @@ def test_padding_is_not_counted_for_the_expert_bias(found, layout, case):
         ("surplus weight", ["model.layers.0.self_attn.o_proj.bias"]),
     ],
 )
-def test_refusals_name_what_is_wrong(found, case, parts):
-    """What would be lost in silence on the way to Megatron is an error that names it."""
+def test_refusals_name_the_problem(found, case, parts):
+    """A setting or weight that Megatron would silently ignore raises an error that names it."""
     message = found[1][0]["refusals"][case]
     assert [part for part in parts if part not in message] == []

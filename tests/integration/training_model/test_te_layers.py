@@ -1,7 +1,7 @@
-"""What is built on GPUs: Transformer Engine's layers, under the names that mbridge expects.
+"""Models on GPUs have Transformer Engine's layers, under the names that mbridge expects.
 
-Built for real by Megatron-core, over a stub (tests/transformer_engine_stub.py) that has Transformer
-Engine's parameters and no kernels. What is computed is a GPU's affair: scripts/gpu_hour.sh.
+Megatron-core builds the models with a stub (tests/transformer_engine_stub.py), which has the
+parameters of Transformer Engine but no kernels. scripts/gpu_hour.sh tests the computation on GPUs.
 """
 
 import json
@@ -17,8 +17,10 @@ pytestmark = pytest.mark.integration
 
 HERE = Path(__file__).parent
 RECORDED: dict[str, dict[str, str]] = json.loads((HERE / "te_parameters.json").read_text())
-"""By family: how many parameters of a name there are, and their shape. Every layer `{l}`, every
-expert `{e}`. At TP1, from Transformer Engine 2.11's sources."""
+"""The number and shape of parameters at TP1, keyed by family and name.
+
+Names contain `{l}` for each layer and `{e}` for each expert. The source is Transformer Engine 2.11.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +31,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", RECORDED)
-def test_parameters_are_those_on_record(found, family):
+def test_parameters_equal_the_recorded_ones(found, family):
     shapes: dict[str, list[list[int]]] = {}
     for name, shape in found[family]["parameters"].items():
         pattern = re.sub(r"weight\d+$", "weight{e}", re.sub(r"layers\.\d+", "layers.{l}", name))
         shapes.setdefault(pattern, []).append(shape)
-    told = {name: f"{len(all_)} x {all_[0]}" for name, all_ in shapes.items()}
-    assert told == RECORDED[family]
+    counted = {name: f"{len(all_)} x {all_[0]}" for name, all_ in shapes.items()}
+    assert counted == RECORDED[family]
     assert all(shape == all_[0] for all_ in shapes.values() for shape in all_)
 
 
 @pytest.mark.parametrize("family", RECORDED)
-def test_weights_come_back_from_mbridge_as_they_were(found, family):
-    """By the names of Transformer Engine's layers, renamed by nobody."""
+def test_mbridge_returns_the_same_weights(found, family):
+    """mbridge finds the weights under Transformer Engine's own names, without renaming."""
     assert found[family]["different"] == []
 
 
-def test_layers_are_transformer_engines(found):
+def test_the_layers_are_those_of_transformer_engine(found):
     for family, built in found.items():
         assert {"TEDotProductAttention", "TELayerNormColumnParallelLinear"} <= set(built["kinds"])
         grouped = {"TEGroupedMLP", "TEColumnParallelGroupedLinear", "TERowParallelGroupedLinear"}
@@ -54,8 +56,8 @@ def test_layers_are_transformer_engines(found):
         assert built["dispatcher"] == "alltoall"
 
 
-def test_each_expert_has_a_matrix_of_its_own_in_a_grouped_gemm(found):
-    """[2 x intermediate, hidden] with the gate first, and [hidden, intermediate]: no transposes."""
+def test_each_expert_has_its_own_matrices_in_a_grouped_gemm(found):
+    """Shapes: [2 x intermediate, hidden] with the gate first, and [hidden, intermediate]."""
     parameters = found["qwen3_moe"]["parameters"]
     experts = "decoder.layers.3.mlp.experts"
     assert parameters[f"{experts}.linear_fc1.weight15"] == [64, 64]

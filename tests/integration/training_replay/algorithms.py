@@ -1,7 +1,8 @@
-"""Two steps of training with every estimator, loss and aggregation of the tables.
+"""Train two steps with each estimator, loss and aggregation mode in the tables.
 
-Arguments: run store with two sealed steps, model folder, results. Every rank leaves
-`<results>/RANK.json`: by case, the metrics of both steps and a digest of this rank's weights.
+The arguments are a run store with two sealed steps, the model folder and the folder for results.
+Every rank writes `<results>/RANK.json`. For each case, the file contains the metrics of both steps
+and the digests of this rank's weights.
 """
 
 import json
@@ -25,12 +26,12 @@ from tests.integration.training_replay.nonfinite import digest
 from tests.integration.training_replay.sealed import config_of
 
 _CHOSEN = {"clip_cov_ratio": 0.2, "clip_cov_lb": -100.0, "clip_cov_ub": 100.0, "kl_cov_ratio": 0.2}
-"""So that Clip-Cov and KL-Cov find tokens in a tiny batch."""
+"""Settings that make Clip-Cov and KL-Cov choose tokens in a tiny batch."""
 BASE = "vanilla"
 
 
 def loss_settings(name: str) -> dict[str, Any]:
-    """The settings of a loss, in the one mode it has, if it has one."""
+    """Return the settings of a loss, with its aggregation mode if the loss prescribes one."""
     mode = LOSSES[name].aggregation
     return {
         "policy_loss": {"loss_mode": name, **_CHOSEN},
@@ -45,7 +46,7 @@ _CORRECTIONS: dict[str, dict[str, Any]] = {
     "bypass_ppo_clip": {},
     "bypass_pg_geo_rs_seq_tis": {"rollout_rs_threshold": "0.5_2.0"},
 }
-"""Presets, with bounds in which some samples of the first step's policy stay in the second."""
+"""Presets, with bounds that keep some samples of policy 0 in the second step."""
 
 CASES: dict[str, dict[str, Any]] = {
     **{name: loss_settings(name) for name in LOSSES},
@@ -65,15 +66,21 @@ CASES: dict[str, dict[str, Any]] = {
         for preset, settings in _CORRECTIONS.items()
     },
 }
-"""Settings under `actor`, and `algorithm`; the first is the base that others differ from."""
+"""Settings of `actor` and `algorithm`, keyed by case. The first case must have unique results."""
 
 
 def program(run_uri: str, model: str, results: str) -> None:
-    """Train both steps in each case."""
+    """Train both steps in each case, and write the results.
+
+    Args:
+        run_uri: The run's store.
+        model: The model's folder.
+        results: The folder for results.
+    """
     store = open_store(run_uri)
     found: dict[str, Any] = {}
     for case, settings in CASES.items():
-        # A narrow range, so that losses that clip differ from those that do not.
+        # In a narrow range, losses with clipping differ from those without it.
         config = config_of(**{"clip_ratio": 0.01, **settings})
         position = parallel.start(config.actor_rollout_ref.actor.megatron)
         rank, _ = make_rank(config, position, Path(model))

@@ -1,15 +1,18 @@
-"""Programs that look at what routers really saw and chose, in one start of the ranks.
+"""Examine the inputs and choices of routers for several layouts in a single launch of the ranks.
 
-Arguments: run store, folder with the models, folder for results, names of layouts. Each layout
-leaves `<folder>/alignment.<layout>.<rank>.json`.
+The arguments are the run store, the folder with the models, the folder for results and the names of
+layouts. Each rank writes the results of these examinations to
+`<folder>/alignment.<layout>.<rank>.json`:
 
-alignment  A model whose attention and experts add nothing: the hidden state that reaches a router
-           is its token's embedding, so the router's input itself says which tokens the model's own
-           split gave to this rank. Each token's code is written into its own route; what a router
-           chose must be the code of the token it saw.
-ragged     Samples of 1 to 600 positions: context parallelism gives what data parallelism gives.
-padding    An expert bias counts the tokens of each expert: padding must not be among them.
-exception  A pass that fails leaves nothing at the routers, and the next pass is bit-identical.
+alignment  Attention and experts of the aligned model (models.py) add nothing, so the hidden state
+           of a router is its token's embedding. The router's input thus identifies the tokens that
+           the model's own split gave to this rank. Each token's route contains the token's code,
+           and the router's choice must be the code of its input token.
+ragged     For samples of 1 to 600 positions, packed micro-batches equal padded ones, and context
+           parallelism equals data parallelism.
+padding    An expert bias counts the tokens of each expert, which must not include padding.
+exception  A failed pass leaves no state in the routers, and the next pass is bit-identical.
+logprobs   Log-probs over a split vocabulary agree with plain torch.
 """
 
 import json
@@ -33,39 +36,63 @@ from operators.training.passes.update import gradients
 from operators.training.rank import Rank, make_rank
 from pipeline.store import Store, open_store
 from pipeline.traces import Routes, open_manifest
-from tests.exhaustive import sample_or_all
-from tests.integration.training_replay.layouts import LAYOUTS, Layout, passed, without_critic
-from tests.integration.training_replay.ragged import compared
+from tests.exhaustive import TEST_ALL, sample_or_all
+from tests.integration.training_replay.layouts import (
+    LAYOUTS,
+    TRIED,
+    Layout,
+    passed,
+    without_critic,
+)
+from tests.integration.training_replay.ragged import compared, packed_against_padded
 from tests.integration.training_replay.sealed import VOCABULARY
 
 TOPK, LAYERS, NEVER_CODED = 4, 4, 15
-"""The aligned model's routers prefer expert 15 for every token, and no code has it: a row without
-it was replayed, whatever any layout says."""
+"""The aligned model's routers prefer expert 15 for every token, and no code contains it.
+
+A row whose set lacks expert 15 was therefore replayed, whatever the layout.
+"""
 
 RAGGED = sample_or_all(("biased",), ("biased", "plain"))
-"""Models of latent and of plain attention."""
+"""Models with latent and with plain attention."""
+
+PACKED = [
+    layout.name
+    for layout in TRIED
+    if not layout.name.endswith("padded") and (TEST_ALL or layout.name == "one")
+]
+"""Layouts in which packed and padded micro-batches of samples of any length are compared."""
 
 
 def code_table() -> np.ndarray:
-    """A set of experts for each token id and layer: [V, L, K], ascending, without expert 15."""
+    """Return a set of experts for each token id and layer: [V, L, K], ascending, without 15."""
     scores = np.random.default_rng(0).random((VOCABULARY, LAYERS, NEVER_CODED))
     return np.sort(scores.argsort(axis=-1)[..., :TOPK]).astype(np.uint8)
 
 
 def program(run_uri: str, models: str, results: str, names: Sequence[str]) -> None:
-    """Go through layouts; see the module."""
+    """Run the examinations in each layout, and write the results.
+
+    Args:
+        run_uri: The run's store.
+        models: The folder with the models.
+        results: The folder for results.
+        names: The names of the layouts.
+    """
     store = open_store(run_uri)
     for layout in (layout for layout in LAYOUTS if layout.name in names):
         found = {
             "alignment": examine(alignment, store, Path(models, "aligned"), layout),
             "padding": examine(padding, store, Path(models, "biased"), layout),
         }
-        if "pp2" not in layout.name:  # a stage would wait for one that failed
+        if "pp2" not in layout.name:  # otherwise a stage would wait for the one that failed
             found["exception"] = examine(exception, store, Path(models, "aligned"), layout)
         if layout.name == "tp2-sp":
             found["logprobs"] = examine(logprobs, store, Path(models, "aligned"), layout)
         if layout.name == "cp2":
-            found["ragged"] = {name: compared(Path(models, name)) for name in RAGGED}
+            found["contexts"] = {name: compared(Path(models, name)) for name in RAGGED}
+        if layout.name in PACKED:
+            found["ragged"] = {name: ragged(Path(models, name), layout) for name in RAGGED}
         path = Path(results, f"alignment.{layout.name}.{dist.get_rank()}.json")
         path.write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -74,7 +101,14 @@ def program(run_uri: str, models: str, results: str, names: Sequence[str]) -> No
 def examine(
     what: Callable[[Rank, StepData, Path], Any], store: Store, model: Path, layout: Layout
 ) -> Any:
-    """Build a model in a layout, load the step, run one examination."""
+    """Build a model in a layout, load the step, and run one examination.
+
+    Args:
+        what: The examination.
+        store: The run's store.
+        model: The model's folder.
+        layout: The layout.
+    """
     config = without_critic(layout.config("moe"))
     position = parallel.start(config.actor_rollout_ref.actor.megatron)
     rank, _ = make_rank(config, position, model)
@@ -85,8 +119,26 @@ def examine(
     return found
 
 
+def ragged(model: Path, layout: Layout) -> dict[str, float]:
+    """Compare packed with padded micro-batches, and a replay with its native pass.
+
+    Args:
+        model: The model's folder.
+        layout: The layout.
+    """
+    megatron = {**layout.megatron, "override_transformer_config": layout.overrides}
+    budget = {"ppo_max_token_len_per_gpu": 700} if layout.actor else {}
+    return packed_against_padded(model, megatron, {**layout.actor, **budget})
+
+
 def alignment(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
-    """Replay codes, forward only and in training with recomputation; then misplaced codes."""
+    """Replay codes in a forward pass and in training with recomputation, then misplaced codes.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        model: The model's folder.
+    """
     spy = Spy(rank, model)
     right = {id: spy.coded(sample.tokens_S[:-1]) for id, sample in data.samples.items()}
     made = replaying_pass(rank, data, right)
@@ -107,7 +159,7 @@ def alignment(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
 
 
 class Spy:
-    """Compares what each router saw with what it chose, call by call."""
+    """Compare the input and the choice of each router, call by call."""
 
     def __init__(self, rank: Rank, model: Path) -> None:
         self.layers = sorted(rank.routers)
@@ -132,13 +184,13 @@ class Spy:
         return look
 
     def take(self) -> dict[str, int]:
-        """Counts since the last take, of rows x layers x runs."""
+        """Return the counts of rows x layers x runs since the last call."""
         found = {"replayed": self.replayed, "wrong": self.wrong}
         self.replayed = self.wrong = 0
         return found
 
     def coded(self, tokens_T: np.ndarray) -> Routes:
-        """The codes of a sample's tokens as routes of this rank's layers."""
+        """Return the codes of a sample's tokens as routes for this rank's layers."""
         sets_TLK = self.codes_VLK[tokens_T.astype(int)][:, self.layers]
         return Routes(np.ascontiguousarray(sets_TLK), np.ones(len(tokens_T), np.bool_))
 
@@ -148,7 +200,7 @@ def _changed(routes: Routes, sets_TLK: np.ndarray) -> Routes:
 
 
 def _two_swapped(routes: dict[str, Routes]) -> dict[str, Routes]:
-    """The two longest samples with each other's routes, as far as both reach."""
+    """Swap the routes of the two longest samples, up to the shorter length."""
     a, b = sorted(routes, key=lambda id: len(routes[id].valid_T))[-2:]
     reach = min(len(routes[id].valid_T) for id in (a, b))
     sets = {id: routes[id].sets_TLK.copy() for id in (a, b)}
@@ -158,12 +210,18 @@ def _two_swapped(routes: dict[str, Routes]) -> dict[str, Routes]:
 
 
 def padding(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
-    """Tokens that an expert bias counts in a training pass, per layer, and those there are."""
+    """Count the tokens that an expert bias counts per layer in a training pass, and the real rows.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        model: The model's folder.
+    """
     counted = dict.fromkeys(rank.routers, 0)
     for layer, router in rank.routers.items():
 
         def count(router: Any, *_: Any, layer: int = layer) -> None:
-            # Counts grow over micro-batches, and are taken by the bias update at the pass's end.
+            # Counts grow over micro-batches; the bias update resets them at the end of the pass.
             counted[layer] = int(router.local_tokens_per_expert.sum())
 
         router.register_forward_hook(count)
@@ -177,7 +235,13 @@ def padding(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
 
 
 def exception(rank: Rank, data: StepData, model: Path) -> dict[str, Any]:
-    """Fail in the middle of a recording, a replaying and a training pass; then compare."""
+    """Fail in the middle of a recording, a replaying and a training pass; compare later passes.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        model: The model's folder.
+    """
     found = recording_pass(rank, data)
     compared = compare(rank, data, found.logprobs, None)
     mini_batch = data.layout.mini_batches[0]
@@ -209,7 +273,13 @@ def _fail(*_: Any) -> None:
 
 
 def logprobs(rank: Rank, data: StepData, model: Path) -> dict[str, float]:
-    """Log-probs, entropy and gradients over a cut vocabulary against plain torch over the whole."""
+    """Compare log-probs, entropy and gradients over a split vocabulary with plain torch.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        model: The model's folder.
+    """
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 32, generator=generator) for n in (11, VOCABULARY))
     labels = torch.randint(0, VOCABULARY, (11,), generator=generator)

@@ -1,7 +1,9 @@
-"""Gradients of the routers' auxiliary loss in two ranks. Arguments: run store, model, results.
+"""Compute gradients of the routers' auxiliary loss with two ranks.
 
-Every rank leaves `<results>/RANK.npz`: by layout, what the loss adds to the gradient of the last
-router; and `expected`, that gradient by autograd, of one micro-batch and without any scale.
+The arguments are the run store, the model folder and the folder for results. Every rank writes
+`<results>/RANK.npz`. For each layout, the file contains the part of the last router's gradient that
+comes from the auxiliary loss. It also contains `expected`, the gradient that autograd computes for
+one micro-batch, without scaling.
 """
 
 import sys
@@ -26,13 +28,22 @@ from tests.integration.training_replay.sealed import config_of
 
 _ATTACH = TopKRouter.attach_and_log_load_balancing_loss
 LAST = 3
-"""The last MoE layer: later ones would add to its gradient."""
+"""The last MoE layer, because the losses of later layers would add to a router's gradient."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},
     "dp2, padded": {"megatron": {"use_remove_padding": False}},
-    "dp2, one sample a micro-batch": {"ppo_micro_batch_size_per_gpu": 1},
+    "dp2, one sample per micro-batch": {"ppo_micro_batch_size_per_gpu": 1},
     "dp2, half of the samples not trained": {},
     "dp2, averaged by sample": {"loss_agg_mode": "seq-mean-token-mean"},
+    "dp2, some tokens rejected": {
+        "algorithm": {
+            "rollout_correction": {
+                "bypass_mode": True,
+                "rollout_rs": "token_k1",
+                "rollout_rs_threshold": "0.5_2.0",
+            }
+        }
+    },
     "tp2": {"megatron": {"tensor_model_parallel_size": 2}},
     "cp2": {"megatron": {"context_parallel_size": 2}},
     "cp2, averaged by sample": {
@@ -48,15 +59,25 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def alike(_: int, samples: list[Sample]) -> list[Sample]:
-    """Samples of the same tokens, so that each micro-batch has the same auxiliary loss."""
+    """Return samples with equal tokens, so that each micro-batch has the same auxiliary loss.
+
+    The engine's log-prob for every second response token is lower by 1.
+    """
     one = samples[-1]
     names = ("prompt_tokens_P", "response_tokens_G", "loss_mask_G", "logprobs_G", "version_spans")
     same = {name: getattr(one, name) for name in names}
+    same["logprobs_G"] = one.logprobs_G - np.arange(len(one.logprobs_G), dtype=np.float32) % 2
     return [Sample(**{**vars(sample), **same, "routes": None}) for sample in samples]
 
 
 def program(run_uri: str, model: str, results: str) -> None:
-    """Take the gradients of a mini-batch with and without the loss."""
+    """Compute the gradients of a mini-batch with and without the loss, and write the results.
+
+    Args:
+        run_uri: The run's store.
+        model: The model's folder.
+        results: The folder for results.
+    """
     found = {}
     for name in LAYOUTS:
         with_loss, expected = last_router_gradient(run_uri, model, name, 1.0)
@@ -72,7 +93,18 @@ def program(run_uri: str, model: str, results: str) -> None:
 def last_router_gradient(
     run_uri: str, model: str, name: str, coefficient: float
 ) -> tuple[np.ndarray | None, list[np.ndarray]]:
-    """The last router's gradient (None: not on this rank), and its auxiliary loss's alone."""
+    """Compute the last router's gradient in a layout.
+
+    Args:
+        run_uri: The run's store.
+        model: The model's folder.
+        name: The layout's name.
+        coefficient: The coefficient of the auxiliary loss.
+
+    Returns:
+        The last router's gradient, or None if another rank holds it; and the gradients of its
+        auxiliary loss alone, one per micro-batch.
+    """
     settings = LAYOUTS[name]
     overrides = {
         "moe_aux_loss_coeff": coefficient,
@@ -91,7 +123,9 @@ def last_router_gradient(
     data = load_step(open_store(run_uri), manifest, config, rules, position.dp_rank, rank.geometry)
     if "not trained" in name:
         data = replace(data, untrained=frozenset(list(data.ids.values())[::2]))
-    old = native_pass(rank, data, rank.chunks).logprobs
+    old = None
+    if not config.algorithm.rollout_correction.bypass_mode:
+        old = native_pass(rank, data, rank.chunks).logprobs
     alone = watched(rank.routers.get(LAST))
     gradients(rank, data, data.layout.mini_batches[0], compare(rank, data, old, None), None)
     TopKRouter.attach_and_log_load_balancing_loss = _ATTACH
@@ -103,7 +137,7 @@ def last_router_gradient(
 
 
 def watched(router: Any) -> list[np.ndarray]:
-    """Gradients of a router's auxiliary loss as it is attached, before any scale."""
+    """Collect the gradients of a router's auxiliary loss when it is attached, before scaling."""
     found: list[np.ndarray] = []
 
     def attach(self: Any, activation: Any, coefficient: float, loss: Any, *rest: Any, **named: Any):

@@ -1,4 +1,4 @@
-"""Corrections in a layout: weights, masks and losses by sample and mini-batch, as JSON."""
+"""Compute corrections in a layout: weights, masks and losses per sample and mini-batch."""
 
 import types
 import zlib
@@ -36,7 +36,16 @@ BYPASS = RolloutCorrection(
 
 
 def corrections_of(rank: Rank, data: StepData, old: LogProbs) -> dict[str, Any]:
-    """What this rank finds, of an engine whose log-probs are some way off."""
+    """Return this rank's corrections for an engine whose log-probs differ from the trainer's.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        old: Old log-probs, keyed by sample id.
+
+    Returns:
+        The corrections as JSON-compatible values.
+    """
     noisy = replace(data, samples=with_noise(data))
     stepped = with_correction(rank, STEP)
     compared = compare(stepped, noisy, old, None)
@@ -62,14 +71,17 @@ def corrections_of(rank: Rank, data: StepData, old: LogProbs) -> dict[str, Any]:
 
 
 def with_correction(rank: Rank, correction: RolloutCorrection) -> Rank:
-    """The rank with other settings."""
+    """Return the rank with different correction settings."""
     algorithm = rank.config.algorithm.model_copy(update={"rollout_correction": correction})
     config = rank.config.model_copy(update={"algorithm": algorithm})
     return replace(rank, config=config)
 
 
 def with_noise(data: StepData) -> Any:
-    """The samples, with the engine's log-probs off by 0.3: the same in every layout."""
+    """Return the samples with noise (std 0.3) in the engine's log-probs.
+
+    The noise is the same in every layout.
+    """
 
     def noisy(id: str) -> Any:
         sample = data.samples[id]

@@ -1,5 +1,7 @@
-"""Rank 0 meets a full disk while the others wait for it: the rank's own program around a run that
-fails. Started by test_failing_ranks."""
+"""Run a rank's program with a failure: rank 0 finds the disk full while other ranks wait.
+
+test_failing_ranks starts this program.
+"""
 
 import sys
 
@@ -19,6 +21,6 @@ def _run(run_uri: str, attempt: int) -> None:
 
 
 if __name__ == "__main__":
-    program.settle = lambda run_uri, attempt: None  # there is no run to settle a device for
+    program.settle = lambda run_uri, attempt: None  # there is no run to choose a device for
     worker.run = _run
     sys.exit(program.main())

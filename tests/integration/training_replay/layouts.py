@@ -1,11 +1,15 @@
-"""The layouts as a table, and the program that goes through them in one start of the ranks.
+"""The table of layouts, and the program that runs several of them in one launch of the ranks.
 
-For each layout: build the model, record a native pass (R2), replay it, and write what was found to
-`<folder>/<layout>.<recompute>.<rank>.json`, with the gradients of the first mini-batch beside it,
-and in the first recompute mode those of each loss by token (`losses_in_layouts.py`) and what a
-critic makes of the step (`values.py`, to `<folder>/<layout>.values.<rank>.npz`); some layouts have
-only this. The tests read it there. Arguments: run store, model folder, folder for results,
-recompute modes with commas between, names of layouts.
+For each layout, the program builds the model, records a native pass (R2) and replays it. It writes
+these files for the tests, the last two only in the first recompute mode:
+
+    <folder>/<layout>.<recompute>.<rank>.json            results
+    <folder>/<layout>.<recompute>.<rank>.gradients.npz   gradients for the first mini-batch
+    <folder>/<layout>.<rank>.losses.npz                  gradients of losses (losses_in_layouts.py)
+    <folder>/<layout>.values.<rank>.npz                  a critic's values (values.py)
+
+Some layouts have only the last file. The arguments are the run store, the model folder, the folder
+for results, the recompute modes separated by commas, and the names of layouts.
 """
 
 import json
@@ -50,7 +54,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """One row of the table; samples are packed unless it says otherwise."""
+    """One row of the table. Samples are packed unless the row disables it."""
 
     name: str
     ranks: int
@@ -58,10 +62,10 @@ class Layout:
     overrides: dict[str, Any] = field(default_factory=dict)
     actor: dict[str, Any] = field(default_factory=dict)
     sample: Sequence[str] = tuple(RECOMPUTE)
-    """The recompute modes in which `make test` goes through it; `make test-all` takes all."""
+    """The recompute modes that `make test` covers; `make test-all` covers all."""
 
     def config(self, recompute: str) -> Any:
-        """The run's settings in this layout."""
+        """Return the run's settings for this layout."""
         overrides = {**RECOMPUTE[recompute], **self.overrides}
         return config_of(
             megatron={**self.megatron, "override_transformer_config": overrides},
@@ -76,7 +80,7 @@ CP, EP = "context_parallel_size", "expert_model_parallel_size"
 PADDED = {"use_remove_padding": False}
 UNEVEN = {"num_layers_in_first_pipeline_stage": 1}
 WHOLE = {"use_distributed_optimizer": False}
-"""Every rank has whole gradients, which can be compared."""
+"""Gives every rank full gradients, which can be compared."""
 LAYOUTS = [
     Layout("one", 1),
     Layout("one-padded", 1, PADDED),
@@ -91,27 +95,29 @@ LAYOUTS = [
     Layout("dp2", 2),
     Layout("cp2", 2, {CP: 2, **WHOLE}, sample=("full",)),
     Layout("cp2-padded", 2, {CP: 2, **WHOLE, **PADDED}, sample=()),
-    Layout("cp2-ep2", 2, {CP: 2, EP: 2, **WHOLE}, sample=()),
+    Layout("cp2-ep2", 2, {CP: 2, EP: 2, **WHOLE}, sample=("full",)),
     Layout("cp2-ep2-padded", 2, {CP: 2, EP: 2, **WHOLE, **PADDED}, sample=()),
     Layout("cp2-tp2-sp", 4, {CP: 2, TP: 2, **WHOLE}, sample=()),
     Layout("cp2-tp2-sp-padded", 4, {CP: 2, TP: 2, **WHOLE, **PADDED}, sample=("full",)),
-    Layout("cp2-pp2", 4, {CP: 2, PP: 2, **WHOLE}, UNEVEN, sample=()),
+    Layout("cp2-pp2", 4, {CP: 2, PP: 2, **WHOLE}, UNEVEN, sample=("full",)),
     Layout("cp2-pp2-padded", 4, {CP: 2, PP: 2, **WHOLE, **PADDED}, UNEVEN, sample=()),
     Layout("pp2-ep2", 4, {PP: 2, EP: 2, **WHOLE}, UNEVEN, sample=()),
-    Layout("cp2-dp2", 4, {CP: 2, **WHOLE}, sample=()),
+    Layout("cp2-dp2", 4, {CP: 2, **WHOLE}, sample=("full",)),
     Layout("cp2-dp2-padded", 4, {CP: 2, **WHOLE, **PADDED}, sample=()),
 ]
 WITH_CRITIC = ("one", "one-tokens", "tp2-sp", "pp2-vpp2", "ep2", "dp2", "cp2", "cp2-tp2-sp-padded")
-"""Layouts in which `make test` looks at a critic, beside those of which it looks at nothing else;
-`make test-all` does in all."""
+"""Layouts in which `make test` tests the policy and a critic; `make test-all` tests both in all."""
 ONLY_CRITIC = ("pp2-ep2",)
+"""Layouts in which `make test` tests only a critic."""
 TRIED = [layout for layout in LAYOUTS if layout.sample or TEST_ALL]
-"""The layouts that this run of the tests goes through."""
+"""Layouts in which this test session tests the policy."""
 
 
 def modes_of(layout: Layout, topk: int) -> Sequence[str]:
-    """The recompute modes in which this run of the tests goes through a layout. With K = 8, the one
-    that runs the most code is enough."""
+    """Return the recompute modes of a layout in this test session.
+
+    With K = 8, the mode that runs the most code is enough.
+    """
     of_topk = tuple(RECOMPUTE) if topk == 4 else ("full",)
     if TEST_ALL or layout.sample == tuple(RECOMPUTE):
         return of_topk
@@ -119,7 +125,15 @@ def modes_of(layout: Layout, topk: int) -> Sequence[str]:
 
 
 def program(run_uri: str, model: str, results: str, recompute: str, names: Sequence[str]) -> None:
-    """Go through layouts x recompute modes; see the module."""
+    """Run layouts in recompute modes, and write the results.
+
+    Args:
+        run_uri: The run's store.
+        model: The model's folder.
+        results: The folder for results.
+        recompute: The recompute modes, separated by commas.
+        names: The names of the layouts.
+    """
     store = open_store(run_uri)
     manifest = open_manifest(store, 0)
     saved = Path(results, "reference.npz")
@@ -156,17 +170,17 @@ def program(run_uri: str, model: str, results: str, recompute: str, names: Seque
 
 
 def has_critic(layout: Layout) -> bool:
-    """Whether this run of the tests looks at a critic in a layout."""
+    """Return whether this test session tests a critic in a layout."""
     return TEST_ALL or layout.name in (*WITH_CRITIC, *ONLY_CRITIC)
 
 
 def without_critic(config: Any) -> Any:
-    """The settings of which no critic is built with the policy."""
+    """Return the settings with an estimator that does not need a critic."""
     return with_value(config, "algorithm.adv_estimator", "grpo")
 
 
 def examine(rank: Rank, data: StepData) -> dict[str, Any]:
-    """Record a native pass, replay it in every mini-batch, and compare with native passes."""
+    """Record a native pass, replay it in each mini-batch, and compare with native passes."""
     calls = count_router_calls(rank)
     made = recording_pass(rank, data)
     again = replaying_pass(rank, data, made.routes)
@@ -219,8 +233,16 @@ def examine(rank: Rank, data: StepData) -> dict[str, Any]:
 
 
 def advantages_by(rank: Rank, data: StepData, old: Any, name: str) -> dict[str, list[float]]:
-    """Advantages of this rank's samples, with a KL in the reward to a made-up reference, which is
-    further from the policy the later a token comes."""
+    """Return the advantages of this rank's samples, with a KL penalty in the reward.
+
+    The reference is artificial: its distance from the policy grows with the token's position.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        old: Old log-probs, keyed by sample id.
+        name: The estimator.
+    """
     config = rank.config
     for key, value in (("adv_estimator", name), ("gamma", 0.9), ("use_kl_in_reward", True)):
         config = with_value(config, f"algorithm.{key}", value)
@@ -235,7 +257,7 @@ def advantages_by(rank: Rank, data: StepData, old: Any, name: str) -> dict[str, 
 
 
 def padding_of(data: StepData, mini_batch: Any) -> int:
-    """Positions of a mini-batch, over all ranks, without a sample's token."""
+    """Return the number of positions in a mini-batch without a sample's token, over all ranks."""
     lengths = data.columns["rows_total"].to_pylist()
     micro_batches = [micro for share in mini_batch.shares for micro in share]
     taken = sum(lengths[row] for micro in micro_batches for row in micro.rows)
@@ -245,7 +267,15 @@ def padding_of(data: StepData, mini_batch: Any) -> int:
 def passed(
     rank: Rank, data: StepData, mini_batch: Any, compared: Compared, routes: Any
 ) -> dict[str, torch.Tensor]:
-    """Every loss and every gradient of a pass, by name."""
+    """Return every loss and every gradient from a pass, keyed by name.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        mini_batch: The mini-batch.
+        compared: The old log-probs, advantages and other values that the loss needs.
+        routes: Routes to replay, keyed by sample id; None for native routing.
+    """
     reports, _ = gradients(rank, data, mini_batch, compared, routes)
     result = {}
     for index, report in enumerate(reports):
@@ -257,7 +287,7 @@ def passed(
 
 
 def shifted_experts(rank: Rank, routes: dict[str, Routes]) -> dict[str, Routes]:
-    """Every expert id plus one: a control that replay is live."""
+    """Return routes with every expert id increased by one, to check that replay takes effect."""
     experts = rank.geometry.experts
     return {
         id: Routes(np.sort((r.sets_TLK.astype(int) + 1) % experts).astype(np.uint8), r.valid_T)
@@ -266,7 +296,7 @@ def shifted_experts(rank: Rank, routes: dict[str, Routes]) -> dict[str, Routes]:
 
 
 def count_router_calls(rank: Rank) -> dict[int, int]:
-    """Calls of each router since the dictionary was cleared."""
+    """Count the calls of each router by layer; the caller may clear the returned dictionary."""
     calls: dict[int, int] = {}
     for layer, router in rank.routers.items():
 
@@ -278,13 +308,22 @@ def count_router_calls(rank: Rank) -> dict[int, int]:
 
 
 def as_arrays(made: LogProbPass) -> dict[str, np.ndarray]:
-    """Routes and log-probs for a file, by sample id."""
+    """Return routes and log-probs, keyed by sample id, as they are written to a file."""
     arrays = {f"routes/{id}": routes.sets_TLK for id, routes in made.routes.items()}
     return arrays | {f"logprobs/{id}": values for id, values in made.logprobs.items()}
 
 
 def replay_foreign(rank: Rank, data: StepData, reference: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Replay what one rank recorded: the largest difference of a log-prob, and the agreement."""
+    """Replay the routes that one rank recorded.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        reference: Routes and log-probs of one rank, as `as_arrays` returns them.
+
+    Returns:
+        The largest difference between log-probs, and the counts of replayed and agreeing rows.
+    """
     layers = sorted(rank.routers)
     routes = {
         id: Routes(np.ascontiguousarray(reference[f"routes/{id}"][:, layers]), _all_valid(sample))

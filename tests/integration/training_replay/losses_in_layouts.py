@@ -1,10 +1,12 @@
-"""What each token's loss does to its log-prob and its entropy, in one layout, by the trainer.
+"""Gradients of losses with respect to log-probs and entropies, as the trainer computes them.
 
-Run by `layouts.py` in its processes. Every number that a loss compares with is drawn by the
-sample's id, so that all layouts have the same. Letters: G response tokens of a sample.
+`layouts.py` calls this module in its processes, for one layout at a time. All inputs of a loss are
+drawn with the sample's id as the seed, so that all layouts have the same inputs. G is the number of
+response tokens of a sample.
 """
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -17,6 +19,7 @@ from operators.training.passes import update
 from operators.training.passes.compared import Compared
 from operators.training.passes.logprob_pass import LogProbPass
 from operators.training.rank import Rank
+from pipeline.config.algorithm import RolloutCorrection
 from pipeline.config.tree import RunConfig
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode
@@ -29,14 +32,29 @@ SAMPLE = (
     ("kl_cov", "seq-mean-token-mean"),
     ("vanilla", "seq-mean-token-sum-norm"),
 )
-"""Each mode, both choices over the mini-batch, a mean of a sample with and one without a gradient,
-and two modes in one loss."""
-PAIRS = (
-    tuple((name, mode) for name in LOSSES for mode in get_args(AggregationMode))
-    if TEST_ALL
-    else SAMPLE
+"""Losses and modes that `make test` covers.
+
+They include each mode, both losses that choose tokens in the mini-batch (Clip-Cov, KL-Cov), means
+over a sample with and without a gradient, and a loss that combines two modes.
+"""
+REJECTING = "rejecting "
+"""Name prefix of a loss that is tested with rejection.
+
+Each update then rejects tokens by the log-probs of that update's forward pass.
+"""
+REJECTION = RolloutCorrection(
+    bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold="0.7_1.5"
 )
-"""Losses and modes that this run of the tests goes through."""
+PAIRS = (
+    *(
+        tuple((name, mode) for name in LOSSES for mode in get_args(AggregationMode))
+        if TEST_ALL
+        else SAMPLE
+    ),
+    (REJECTING + "gspo", "token-mean"),
+    (REJECTING + "clip_cov", "token-mean"),
+)
+"""Losses and modes that this test session covers."""
 ACTOR: dict[str, Any] = {
     "entropy_coeff": 0.3,
     "use_kl_loss": True,
@@ -45,23 +63,35 @@ ACTOR: dict[str, Any] = {
     "clip_ratio_high": 0.3,
 }
 KINDS = ("new", "old", "advantages", "mask", "weights", "reference", "logprobs", "entropy")
-"""Values of tokens that are left by sample: what the loss read, and the gradients of two of it."""
+"""Stored values of tokens: the loss's inputs, then its gradients with respect to log-probs and
+entropies."""
 
 
 def config_with(config: RunConfig, name: str, mode: str) -> RunConfig:
-    """The settings of a run with another loss."""
+    """Return a run's settings with a different loss.
+
+    Args:
+        config: The settings.
+        name: The loss, with the prefix REJECTING if its updates reject tokens.
+        mode: The aggregation mode.
+    """
     values = config.model_dump()
+    if name.startswith(REJECTING):
+        values["algorithm"]["rollout_correction"] = REJECTION.model_dump()
     actor = values["actor_rollout_ref"]["actor"]
     actor |= {**ACTOR, "loss_agg_mode": mode}
     actor["loss_scale_factor"] = 7.0 if mode == "seq-mean-token-sum-norm" else None
-    actor["policy_loss"] |= {"loss_mode": name, "clip_cov_ratio": 0.1, "kl_cov_ratio": 0.1}
+    loss_mode = name.removeprefix(REJECTING)
+    actor["policy_loss"] |= {"loss_mode": loss_mode, "clip_cov_ratio": 0.1, "kl_cov_ratio": 0.1}
     actor["policy_loss"] |= {"clip_cov_lb": 0.0}
     return RunConfig.model_validate(values)
 
 
 def drawn(made: LogProbPass) -> Compared:
-    """Old and reference log-probs near the new ones, advantages, weights and a mask. Of each sample
-    some tokens do not count, of some samples none."""
+    """Draw old and reference log-probs near the new ones, advantages, weights and a mask.
+
+    The mask excludes some tokens of each sample, and all tokens of some samples.
+    """
     values: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in KINDS[1:6]}
     for id, new_G in made.logprobs.items():
         rng = np.random.default_rng(zlib.crc32(id.encode()))
@@ -78,10 +108,27 @@ def drawn(made: LogProbPass) -> Compared:
     return Compared(**values)
 
 
+def sampled_by(old: Mapping[str, np.ndarray], data: StepData) -> Any:
+    """Return the samples with the old log-probs in place of the engine's."""
+    samples = {id: data.samples[id] for id in data.ids.values()}
+    return {id: replace(one, logprobs_G=old.get(id)) for id, one in samples.items()}
+
+
 def token_gradients(rank: Rank, data: StepData, made: LogProbPass) -> dict[str, np.ndarray]:
-    """By loss, mode, kind and sample, what this rank has of it, 0 where another has it; by loss and
-    mode the sums of divisors, policy losses and KL, and the norm of the model's gradient."""
+    """Compute every loss, and return this rank's part of its values.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        made: The log-prob pass.
+
+    Returns:
+        The tokens' values for each loss, mode, kind and sample; 0 for another rank's tokens. Also,
+        for each loss and mode, the sums of divisors, policy losses and KL, and the norm of the
+        model's gradient.
+    """
     compared = drawn(made)
+    data = replace(data, samples=sampled_by(compared.old, data))
     mini_batch = data.layout.mini_batches[0]
     found: dict[str, np.ndarray] = {}
     for name, mode in PAIRS:
@@ -109,7 +156,7 @@ def token_gradients(rank: Rank, data: StepData, made: LogProbPass) -> dict[str, 
 
 
 def _watched(patch: pytest.MonkeyPatch) -> dict[str, dict[str, np.ndarray]]:
-    """New log-probs, and gradients of log-probs and entropies, by kind and sample."""
+    """Collect new log-probs and the gradients of the loss, keyed by kind, then by sample."""
     original = update.response_logprobs
     taken: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in ("new", "logprobs", "entropy")}
 

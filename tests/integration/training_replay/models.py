@@ -1,4 +1,4 @@
-"""Models for looking into routing."""
+"""Models for tests of routing."""
 
 from pathlib import Path
 
@@ -8,8 +8,9 @@ from tests.tiny_models import make_tiny
 
 
 def make_aligned(folder: Path) -> Path:
-    """A Qwen3-MoE whose routers see the token's embedding alone, in every layer, and prefer
-    expert 15: attention and experts add nothing, norms have no weight.
+    """Make a Qwen3-MoE model whose routers see only the token's embedding, and prefer expert 15.
+
+    In every layer, attention and experts add nothing, and norms have weights of 1.
     """
     make_tiny(folder, "qwen3_moe")
     weights = load_file(folder / "model.safetensors")
@@ -27,5 +28,5 @@ def make_aligned(folder: Path) -> Path:
 
 
 def make_biased(folder: Path) -> Path:
-    """A DeepSeek-V3-shaped model: its first layer is dense, its routers have an expert bias."""
+    """Make a model like DeepSeek-V3: the first layer is dense, and routers have an expert bias."""
     return make_tiny(folder, "deepseek_v3")

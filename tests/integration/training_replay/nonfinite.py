@@ -1,7 +1,8 @@
-"""Losses that are not a number on one of two ranks, and mini-batches in which no token counts.
+"""Train with NaN losses on one of two ranks, or with no token in the loss of a mini-batch.
 
-Arguments: run store, model folder, results. Every rank leaves `<results>/RANK.json`: by layout and
-case, the metrics or the text of the UpdateError, and a digest of this rank's weights.
+The arguments are the run store, the model folder and the folder for results. Every rank writes
+`<results>/RANK.json`. For each layout and case, the file contains the metrics or the message of the
+UpdateError, whether the weights have changed, and whether they are finite.
 """
 
 import hashlib
@@ -37,12 +38,14 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "not allowed": ({"skip_nonfinite": False}, (0,)),
     "empty": ({}, (0, 1, 2, 3)),
 }
-"""Settings of the optimizer, and the mini-batches (of 4) that are spoiled, or empty."""
+"""For each case: optimizer settings, and the mini-batches (of 4) with the fault."""
 
 
 class Spoiled:
-    """Loss and objective of the update, with NaN for a loss in some mini-batches of rank 1, or
-    with no token that counts on any rank."""
+    """The objective and loss of the update, with a fault in some mini-batches.
+
+    The fault is a NaN loss on rank 1, or a mask that excludes all tokens on every rank.
+    """
 
     def __init__(self, mini_batches: tuple[int, ...], empty: bool) -> None:
         self.mini_batches = mini_batches
@@ -50,12 +53,12 @@ class Spoiled:
         self.current = -1
 
     def objective_of(self, *arguments: Any) -> Any:
-        """Called at the start of each mini-batch."""
+        """Return the objective; the update calls this at the start of each mini-batch."""
         self.current += 1
         return objective_of(*arguments)
 
     def loss_and_report(self, objective: Any, targets: Any, *made: Any) -> Any:
-        """Called for each micro-batch."""
+        """Return the loss with the fault; the update calls this for each micro-batch."""
         if self.empty:
             targets = replace(targets, mask_T=torch.zeros_like(targets.mask_T))
             return loss_and_report(objective, targets, *made)
@@ -69,7 +72,13 @@ class Spoiled:
 
 
 def program(run_uri: str, model: str, results: str) -> None:
-    """Train the step in each layout and case."""
+    """Train the step in each layout and case, and write the results.
+
+    Args:
+        run_uri: The run's store.
+        model: The model's folder.
+        results: The folder for results.
+    """
     store = open_store(run_uri)
     manifest = open_manifest(store, 0)
     found: dict[str, Any] = {}
@@ -98,7 +107,7 @@ def program(run_uri: str, model: str, results: str) -> None:
 
 
 def digest(rank: Any) -> str:
-    """SHA-256 of this rank's weights."""
+    """Return the SHA-256 of this rank's weights."""
     made = hashlib.sha256()
     for chunk in rank.chunks:
         for parameter in chunk.parameters():

@@ -1,7 +1,7 @@
-"""Runs as the flow leaves them for the trainer: staged model, sealed steps, an attempt.
+"""Write runs as the flow prepares them for the trainer: a staged model and sealed steps.
 
-The "engine" is an independent forward pass of transformers in float32 on random tokens: its
-log-probs and its routers' top-k are what the trainer must come out at.
+The "engine" is an independent forward pass by transformers in float32 on random tokens. The trainer
+must reproduce the engine's log-probs and routes.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,10 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.config.tree import RunConfig
+from pipeline.policies.versions import digests_of, refer_policy
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id, put_file
 from pipeline.run.description import RunDescription, StagedInputs, create_description
-from pipeline.run.policy import digests_of, refer_policy
+from pipeline.run.planning import policy_version
 from pipeline.store import Store, open_store
 from pipeline.traces import (
     Geometry,
@@ -32,11 +33,21 @@ from pipeline.traces import (
 from tests.data_files import put_data
 
 TEMPERATURE = 0.8
+STALE: dict[str, Any] = {
+    "trainer": {"max_staleness": 1},
+    "algorithm": {"rollout_correction": {"uncorrected_staleness": True}},
+}
+"""Settings for samples from the previous policy version, without any correction."""
 VOCABULARY = 512
 
 
 def config_of(**actor: Any) -> RunConfig:
-    """Settings for tiny steps of 4 prompts x 3 samples in mini-batches of 6 samples."""
+    """Return settings for tiny steps: 4 prompts x 3 samples in mini-batches of 6 samples.
+
+    Args:
+        actor: Settings of the actor. The keys `trainer` and `algorithm` contain settings for those
+            sections instead.
+    """
     megatron = {"dtype": "float32", **actor.pop("megatron", {})}
     trainer = actor.pop("trainer", {})
     algorithm = actor.pop("algorithm", {})
@@ -67,10 +78,25 @@ def config_of(**actor: Any) -> RunConfig:
 
 
 def make_samples(
-    step: int, model: Any, geometry: Geometry | None, other_experts: bool, prompts: int = 4
+    step: int,
+    model: Any,
+    geometry: Geometry | None,
+    other_experts: bool,
+    prompts: int = 4,
+    version: int = 0,
 ) -> list[Sample]:
-    """Samples of random tokens and lengths. One reward is missing, one token does not count, and
-    of one sample the engine lost the first rows. `other_experts`: every recorded id plus one.
+    """Return samples with random tokens and lengths, 3 per prompt.
+
+    One reward is missing, one token is excluded from the loss, and the first rows of one sample are
+    not valid.
+
+    Args:
+        step: The step, which is also the seed.
+        model: The engine's model.
+        geometry: The geometry of the routes; None for samples without routes.
+        other_experts: Whether to add one to every recorded expert id.
+        prompts: The number of prompts.
+        version: The policy version of all tokens; it does not change the model.
     """
     n = 3
     rng = np.random.default_rng(step)
@@ -100,7 +126,7 @@ def make_samples(
                     loss_mask_G=mask,
                     logprobs_G=logprobs,
                     finish_reason="stop",
-                    version_spans=(VersionSpan(0, 0, G),),
+                    version_spans=(VersionSpan(version, 0, G),),
                     seed=k,
                     reward=None if masked else float(rng.integers(0, 3)),
                     reward_error="raised" if masked else None,
@@ -114,7 +140,17 @@ def make_samples(
 def engine(
     model: Any, prompt: np.ndarray, response: np.ndarray, geometry: Geometry | None
 ) -> tuple[np.ndarray, Routes | None]:
-    """Log-probs of the response and the routers' top-k at positions 0..S-2, by transformers."""
+    """Compute log-probs and routes with transformers.
+
+    Args:
+        model: The model.
+        prompt: The prompt's tokens.
+        response: The response's G tokens.
+        geometry: The geometry of the routes; None for a pass without routes.
+
+    Returns:
+        The log-probs of the response, float32 [G], and the routers' top-k at positions 0..S-2.
+    """
     tokens = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
     with torch.no_grad():
         output = model(tokens[None, :-1], output_router_logits=geometry is not None)
@@ -131,7 +167,7 @@ def engine(
 
 
 def geometry_of(model: Any) -> Geometry:
-    """Shape of the routing of a Qwen3-MoE, of whose layers some may be dense."""
+    """Return the geometry of a Qwen3-MoE model, in which some layers may be dense."""
     config = model.config
     dense = set(config.mlp_only_layers or ())
     layers = tuple(layer for layer in range(config.num_hidden_layers) if layer not in dense)
@@ -149,10 +185,24 @@ def make_run(
     change: Callable[[int, list[Sample]], list[Sample]] = lambda _, samples: samples,
     functions: Mapping[str, str] | None = None,
 ) -> Store:
-    """Stage a model as policy 0 and seal steps whose samples all come from it.
+    """Stage a model as policy 0, and seal steps with samples from it.
 
-    `change` makes other samples of a step's, before digests are made; `functions` are users' files
-    by the setting that names the function.
+    With max_staleness=1, the samples have the version that a run would use. Their log-probs always
+    come from policy 0.
+
+    Args:
+        folder: The run's store, as a folder or a URI.
+        model_folder: The folder of the model.
+        config: The settings.
+        steps: The number of steps.
+        routes: Whether the samples have routes.
+        other_experts: Whether to add one to every recorded expert id.
+        prompts: The number of prompts per step.
+        change: Function that changes the samples of a step before they are written.
+        functions: Users' files, keyed by the setting that names the function.
+
+    Returns:
+        The run's store.
     """
     store = open_store(str(folder))
     files = {
@@ -173,10 +223,13 @@ def make_run(
     settings = config.model_dump(mode="json")
     create_description(store, RunDescription("tiny", settings, inputs, geometry, {}))
     for step in range(steps):
-        samples = change(step, make_samples(step, model, geometry, other_experts, prompts))
+        staleness = config.trainer.max_staleness
+        version = policy_version(step, staleness) if staleness else 0
+        made = make_samples(step, model, geometry, other_experts, prompts, version)
+        samples = change(step, made)
         provenance = Provenance("R3", 0, "transformers") if geometry else None
         write_shard(store, step, 0, new_write_id(), samples, geometry, provenance)
         ids = [sample.id for sample in samples]
         records = config.actor_rollout_ref.actor.router_replay.records_routes
-        seal(store, step, 1, lambda _, ids=ids: ids, 0, training=records)
+        seal(store, step, 1, lambda _, ids=ids: ids, version, training=records)
     return store

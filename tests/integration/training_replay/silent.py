@@ -1,6 +1,8 @@
-"""Steps whose updates replay nothing, in one rank. Arguments: run store, model folder, results.
+"""Train steps whose updates do not replay, on one rank.
 
-Leaves `<results>/silent.json`: by case, the text of the ReplayError, or null where there was none.
+The arguments are the run store, the model folder and the folder for results. The program writes
+`<results>/silent.json`. For each case, the file contains the message of the ReplayError, or null if
+there was no error.
 """
 
 import json
@@ -23,16 +25,22 @@ from tests.integration.training_replay.sealed import config_of
 
 MINI_BATCHES = 2
 CASES = {
-    "R3 whole update": ("R3", 0),
+    "R3 full update": ("R3", 0),
     "R3 second epoch": ("R3", MINI_BATCHES),
     "R2 second epoch": ("R2", MINI_BATCHES),
-    "R3 nowhere": ("R3", 2 * MINI_BATCHES),
+    "R3 no fault": ("R3", 2 * MINI_BATCHES),
 }
-"""Mode, and how many mini-batches of the update are replayed, in two epochs."""
+"""The mode, and how many mini-batches are replayed before the fault; an update has 2 epochs."""
 
 
 def program(run_uri: str, model: str, results: str) -> None:
-    """Train the step in each case."""
+    """Train the step in each case, and write the results.
+
+    Args:
+        run_uri: The run's store.
+        model: The model's folder.
+        results: The folder for results.
+    """
     store = open_store(run_uri)
     manifest = open_manifest(store, 0)
     found = {}
@@ -54,7 +62,7 @@ def program(run_uri: str, model: str, results: str) -> None:
 
 
 class Until:
-    """The update's replayers for so many mini-batches; then none, as if there were no routes."""
+    """Create replayers for `left` mini-batches of an update, then none, as if without routes."""
 
     def __init__(self, left: int) -> None:
         self.left = left

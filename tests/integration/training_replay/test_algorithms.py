@@ -1,4 +1,7 @@
-"""Every algorithm of the tables trains: two steps on two ranks, from the same sealed samples."""
+"""Every algorithm in the estimator and loss tables trains a model for two steps on two ranks.
+
+All algorithms train on the same sealed samples.
+"""
 
 import json
 import math
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What rank 0 found; the other rank came to the same weights and metrics."""
+    """Return the results of rank 0; the other rank has the same weights and gradient norms."""
     folder = tmp_path_factory.mktemp("algorithms")
     store = make_run(folder / "run", tiny_model, config_of(), steps=2)
     run_ranks("tests.integration.training_replay.algorithms", 2, store.uri, tiny_model, folder)
@@ -32,7 +35,7 @@ def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_algorithm_trains(found: dict[str, Any], case: str):
-    """Both steps change the weights, every number is one, and the setting has an effect."""
+    """Both steps change the weights, all metrics are finite, and the setting has an effect."""
     assert len(set(found[case]["digests"])) == 3
     for metrics in found[case]["metrics"]:
         assert all(math.isfinite(value) for value in metrics.values() if value is not None)

@@ -1,4 +1,4 @@
-"""The auxiliary loss of a mini-batch is the mean of its micro-batches', weighed by their tokens."""
+"""A mini-batch's auxiliary loss is the mean over its micro-batches, weighted by their tokens."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """By layout, what the loss adds to the gradient of the last router."""
+    """Return the part of the last router's gradient that comes from the loss, for each layout."""
     folder = tmp_path_factory.mktemp("auxiliary")
     make_run(folder / "run", tiny_model, config_of(), 1, routes=False, change=alike)
     program = "tests.integration.training_replay.auxiliary"
@@ -24,9 +24,11 @@ def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_gradient_is_the_same_in_every_layout(found: dict[str, np.ndarray], layout: str):
-    """Samples are alike, so each micro-batch's loss is the same, however they are cut, padded and
-    spread over ranks, and however few of their tokens are trained on. Then the mean is any one's,
-    whose gradient autograd gives."""
+    """The gradient equals autograd's for a single micro-batch, because all samples are equal.
+
+    Each micro-batch then has the same loss, which does not depend on splits, padding, ranks or the
+    number of trained tokens. The mean over micro-batches equals this loss.
+    """
     expected = found["expected"]
     assert np.abs(expected).max() > 1e-3
     np.testing.assert_allclose(

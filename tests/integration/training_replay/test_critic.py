@@ -25,13 +25,15 @@ pytestmark = pytest.mark.integration
 STEPS = 3
 
 
-def test_a_killed_critic_changes_nothing(tmp_path: Path, tiny_model: Path):
-    """Two ranks, three steps, a checkpoint after each; R2, whose routes the critic replays. In step
-    0 only the critic is trained: policy 1 is policy 0. One run is killed right after step 1 was
-    committed, and goes on from the checkpoint of policy 2; another is not. The critic has a rate of
-    its own in each step, mini-batches and epochs of its own, and in the killed run everything that
-    may be away between passes is. Both end with the same policy and the same metrics of the critic,
-    bit by bit."""
+def test_killing_a_rank_with_a_critic_changes_nothing(tmp_path: Path, tiny_model: Path):
+    """A killed run ends with the policy and critic metrics of an undisturbed run, bit by bit.
+
+    Both runs train two ranks for three steps, with a checkpoint after each. They use R2, whose
+    routes the critic replays. Step 0 trains only the critic, so policy 1 equals policy 0. One run
+    is killed right after the checkpoint of policy 2 is committed, and continues from it. That run
+    also offloads all state between passes. The critic has its own mini-batches and epochs, and its
+    learning rate changes in each step.
+    """
     config = config_of(
         router_replay={"mode": "R2"},
         algorithm={"adv_estimator": "gae", "lam": 0.95},
@@ -55,7 +57,7 @@ def test_a_killed_critic_changes_nothing(tmp_path: Path, tiny_model: Path):
     train(calm, ranks=2)
 
     process = start_ranks(PROGRAM, 2, "--run-uri", killed.uri, "--attempt", "0")
-    await_object(killed, keys.metrics(1), process)
+    await_object(killed, keys.checkpoint(2), process)
     ranks_of(process)[1].kill()
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0
@@ -67,7 +69,7 @@ def test_a_killed_critic_changes_nothing(tmp_path: Path, tiny_model: Path):
         digests = [
             read_commit(store, keys.policy(version))["weights_sha256"] for version in range(4)
         ]
-        assert digests[0] == digests[1], "step 0 trains the critic alone"
+        assert digests[0] == digests[1], "step 0 trains only the critic"
         assert len(set(digests)) == 3
     same = [metrics_of(store, 2) for store in (calm, killed)]
     assert read_commit(killed, keys.policy(3))["weights_sha256"] == digests[3]
@@ -80,6 +82,6 @@ def test_a_killed_critic_changes_nothing(tmp_path: Path, tiny_model: Path):
     rates = [step["critic/lr"] for step in (first, second, third)]
     assert rates == pytest.approx([1e-2, 7.75e-3, 5.5e-3])
     assert first["critic/replay/coverage"] == third["critic/replay/coverage"] == 1
-    assert first["critic/replay/agreement"] > 0.999, "it begins with the policy's weights"
+    assert first["critic/replay/agreement"] > 0.999, "the critic begins with the policy's weights"
     assert third["critic/replay/agreement"] < first["critic/replay/agreement"]
     assert first["critic/values/mean"] != third["critic/values/mean"]

@@ -1,7 +1,7 @@
-"""R2 of a native pass, replayed, changes no bit; and every layout replays what another recorded.
+"""Replaying a native pass (R2) changes no bit, and each layout replays another layout's routes.
 
-What follows together: the recorded set and the live scores determine everything else, in the
-forward pass, in every recomputation and in the backward pass, in each layout.
+Together, these tests show that the recorded sets and the live scores determine everything else in
+each layout: the forward pass, each recomputation and the backward pass.
 """
 
 import json
@@ -46,8 +46,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """What each rank found in each layout and recompute mode, as JSON files; by K. Four ranks are
-    on two nodes."""
+    """Return the folder of all results for each K. Four ranks run on two nodes."""
     folders = {}
     for topk in (4, 8):
         folder = folders[topk] = tmp_path_factory.mktemp(f"layouts-{topk}")
@@ -66,7 +65,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 def reports(folder: Path, layout: str, recompute: str) -> list[dict]:
-    """The reports of all ranks."""
+    """Return the reports of all ranks.
+
+    Args:
+        folder: The folder of results.
+        layout: The layout's name.
+        recompute: The recompute mode.
+    """
     return [
         json.loads((folder / f"{layout}.{recompute}.{rank}.json").read_text())
         for rank in range(RANKS[layout])
@@ -77,13 +82,16 @@ def reports(folder: Path, layout: str, recompute: str) -> list[dict]:
 def test_replay_of_the_native_choice_changes_no_bit(
     found: dict[int, Path], layout: str, topk: int, recompute: str
 ):
-    """Log-probs, losses and every gradient of two mini-batches of several micro-batches (gradient
-    accumulation), fp32. Control: with other sets, nearly every tensor changes. The hook ran twice
-    per micro-batch when the MoE layer is recomputed, and once when it is not."""
+    """In fp32, replay changes no bit of log-probs, losses and gradients.
+
+    There are two mini-batches of several micro-batches (gradient accumulation). As a control,
+    different sets change nearly every tensor. A router runs twice per micro-batch if the MoE layer
+    is recomputed, and once otherwise.
+    """
     runs_per_micro_batch = 1 if recompute == "none" else 2
     for report in reports(found[topk], layout, recompute):
         assert report["logprobs_differ"] == 0
-        assert report["tensors"] > 50  # on a stage of one layer too
+        assert report["tensors"] > 50  # also on a stage with one layer
         assert report["differ"] == 0
         assert report["left_at_routers"] == 0
         assert len(report["mini_batches"]) == 2
@@ -95,8 +103,10 @@ def test_replay_of_the_native_choice_changes_no_bit(
 
 @pytest.mark.parametrize("layout", RANKS)
 def test_every_row_of_every_sample_is_replayed_once(found: dict[int, Path], layout: str):
-    """Rows summed over the ranks that see different ones; each layer is on exactly one stage, and
-    the routers' own choice is the recorded one."""
+    """Over all ranks, each row is replayed once in each layer.
+
+    Each layer is on one pipeline stage, and the routers' own choice equals the recorded one.
+    """
     parts = reports(found[4], layout, ANY_MODE[layout])
     layers = sorted({layer for report in parts for layer in report["layers"]})
     assert layers == [0, 1, 2, 3]
@@ -111,8 +121,8 @@ def test_every_row_of_every_sample_is_replayed_once(found: dict[int, Path], layo
 
 
 @pytest.mark.parametrize("layout", [name for name in RANKS if name != "one"])
-def test_every_layout_replays_what_one_rank_recorded(found: dict[int, Path], layout: str):
-    """Log-probs are those of one rank up to float32 summation order, and so are the choices."""
+def test_every_layout_replays_the_routes_of_one_rank(found: dict[int, Path], layout: str):
+    """Log-probs and choices are the same as on one rank, up to float32 summation order."""
     for report in reports(found[4], layout, ANY_MODE[layout]):
         foreign = report["foreign"]
         assert foreign["largest_difference"] < 1e-5
@@ -130,11 +140,14 @@ SAME = {
     **{name: "tp2-sp" for name in RANKS if name.startswith("cp2-tp2")},
     **{name: "pp2-uneven" for name in RANKS if name.startswith("cp2-pp2")},
 }
-"""Layouts, and those with the same parts of the model on their ranks."""
+"""For each layout, another layout whose ranks have the same parts of the model."""
 
 
 def rank_of_same(layout: str, rank: int) -> int:
-    """Megatron numbers ranks by TP first, then CP and DP, then PP."""
+    """Return the rank of the other layout that has the same part of the model.
+
+    Megatron numbers ranks by TP first, then by CP and DP, then by PP.
+    """
     if SAME[layout] == "one":
         return 0
     if layout.startswith("cp2"):
@@ -143,7 +156,13 @@ def rank_of_same(layout: str, rank: int) -> int:
 
 
 def whole_name(name: str, layout: str, rank: int) -> str:
-    """An expert's number among all: expert-parallel ranks have 8 each of 16."""
+    """Return a parameter's name with the expert's number among all 16; each EP rank has 8.
+
+    Args:
+        name: The parameter's name on its rank.
+        layout: The layout's name.
+        rank: The rank.
+    """
     if "ep2" not in layout:
         return name
     return re.sub(r"local_experts\.(\d+)", lambda m: f"local_experts.{int(m[1]) + 8 * rank}", name)
@@ -153,11 +172,13 @@ def whole_name(name: str, layout: str, rank: int) -> str:
     ("layout", "recompute"),
     [(name, mode) for name, topk, mode in CASES if name in SAME and topk == 4],
 )
-def test_gradients_do_not_depend_on_packing_nor_on_who_holds_which_tokens(
+def test_gradients_do_not_depend_on_packing_or_on_the_ranks_of_tokens(
     found: dict[int, Path], layout: str, recompute: str
 ):
-    """Nor on how tokens are cut into micro-batches: float32, relative to the largest gradient of
-    each tensor."""
+    """Gradients in float32 do not depend on how tokens are split among ranks and micro-batches.
+
+    Differences are relative to the largest gradient of each tensor.
+    """
     compared = 0
     for rank in range(RANKS[layout]):
         same = rank_of_same(layout, rank)
@@ -175,32 +196,35 @@ def test_gradients_do_not_depend_on_packing_nor_on_who_holds_which_tokens(
 
 @pytest.fixture(scope="module")
 def of_losses(found: dict[int, Path]) -> dict[str, dict[str, np.ndarray]]:
-    """By layout, what its ranks left of each loss, added."""
+    """Return the values of each loss, keyed by layout and summed over ranks."""
     added: dict[str, dict[str, np.ndarray]] = {}
     for layout in RANKS:
         of_layout = added[layout] = {}
         for path in sorted(found[4].glob(f"{layout}.[0-9].losses.npz")):
             for name, values in np.load(path).items():
                 if name.endswith(":norm"):
-                    of_layout[name] = values  # the whole model's, on every rank
+                    of_layout[name] = values  # every rank has the norm of the full model
                 else:
                     of_layout[name] = of_layout.get(name, 0) + values
     return added
 
 
 def by_kind(values: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Values by sample, under the rest of their names."""
+    """Return the values whose names have a prefix, under the names without it."""
     return {n.removeprefix(prefix): x for n, x in sorted(values.items()) if n.startswith(prefix)}
 
 
 @pytest.mark.parametrize("layout", RANKS)
 @pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
-def test_each_loss_is_that_of_the_whole_mini_batch(
+def test_each_loss_is_that_of_the_full_mini_batch(
     of_losses: dict[str, dict[str, np.ndarray]], layout: str, pair: tuple[str, AggregationMode]
 ):
-    """The value, and the gradients by each token's log-prob and entropy, of a mini-batch that many
-    ranks and micro-batches share, against one row of all its tokens in double precision: one rank,
-    one micro-batch, autograd. Tokens that Clip-Cov and KL-Cov choose are the same, too."""
+    """Ranks and micro-batches together compute the loss of the full mini-batch.
+
+    The value, and the gradients with respect to each token's log-prob and entropy, are compared
+    with autograd on one rank and one micro-batch in double precision. Clip-Cov and KL-Cov choose
+    the same tokens.
+    """
     values, prefix = of_losses[layout], ":".join(pair)
     divisor = float(values[f"{prefix}:sum:divisor"])
     tokens, expected = unsplit(values, pair)
@@ -216,19 +240,22 @@ def test_each_loss_is_that_of_the_whole_mini_batch(
 
 @pytest.mark.parametrize("layout", [name for name in RANKS if name != "one"])
 @pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
-def test_the_gradient_of_the_model_is_as_large_in_every_layout(
+def test_the_gradient_norm_is_the_same_in_every_layout(
     of_losses: dict[str, dict[str, np.ndarray]], layout: str, pair: tuple[str, AggregationMode]
 ):
-    """Its norm over all ranks, as the optimizer clips it."""
+    """The norm covers all ranks, and the optimizer uses this norm to clip the gradients."""
     name = ":".join((*pair, "norm"))
     assert float(of_losses[layout][name]) == pytest.approx(float(of_losses["one"][name]), rel=1e-4)
 
 
 @pytest.mark.parametrize("layout", RANKS)
-def test_corrections_are_those_of_one_rank(found: dict[int, Path], layout: str):
-    """Token by token: rejected or not, and the weight, whose mean is over all ranks. Every stage
-    knows how many tokens are left. Made in the update (bypass_mode), the corrections leave the same
-    tokens and the same loss, and their sums over ranks are the same."""
+def test_corrections_equal_those_of_one_rank(found: dict[int, Path], layout: str):
+    """Each token has the same mask and weight as on one rank, and the mean weight covers all ranks.
+
+    Every pipeline stage receives the number of remaining tokens. With bypass_mode, where the update
+    computes the corrections, the remaining tokens, the loss and the sums over ranks are also the
+    same.
+    """
     (one,) = (report["corrections"] for report in reports(found[4], "one", ANY_MODE["one"]))
     assert 0.05 < np.mean([not all(mask) for mask in one["mask"].values()]) < 0.95
     assert len({round(w, 4) for weights in one["weights"].values() for w in weights}) > 20
@@ -256,9 +283,11 @@ def test_corrections_are_those_of_one_rank(found: dict[int, Path], layout: str):
 
 @pytest.mark.parametrize("layout", ANY_MODE)
 def test_advantages_are_the_same_in_every_layout(found: dict[int, Path], layout: str):
-    """Of every estimator, with a KL in the reward: the ranks of the last stage have between them
-    the advantages of one rank, whichever samples and stages each has. What is left is the rounding
-    of the layout's own log-probs and of a sum in another order."""
+    """For every estimator, with a KL penalty in the reward, advantages are the same as on one rank.
+
+    The ranks of the last stage together have all samples. Advantages differ only by rounding,
+    because each layout has its own log-probs and adds numbers in a different order.
+    """
     (whole,) = (report["advantages"] for report in reports(found[4], "one", ANY_MODE["one"]))
     of_ranks = [report["advantages"] for report in reports(found[4], layout, ANY_MODE[layout])]
     assert whole.keys() == ESTIMATORS.keys()
@@ -276,16 +305,25 @@ CRITICS = [layout for layout in LAYOUTS if has_critic(layout) and layout.name !=
 
 
 def of_critic(folder: Path, layout: str, ranks: int) -> dict[str, np.ndarray]:
-    """Values, returns and gradients of a layout, from the files of all its ranks."""
+    """Return the values, returns and gradients of a layout, from the files of all its ranks.
+
+    Args:
+        folder: The folder of results.
+        layout: The layout's name.
+        ranks: The number of ranks.
+    """
     files = [np.load(folder / f"{layout}.values.{rank}.npz") for rank in range(ranks)]
     return {name: file[name] for file in files for name in file.files}
 
 
 @pytest.mark.parametrize("layout", CRITICS, ids=lambda layout: layout.name)
 def test_a_critic_is_the_same_in_every_layout(found: dict[int, Path], layout: Layout):
-    """Values of each response token, returns by GAE from the step's rewards over all ranks, and the
-    whole gradient of a mini-batch's value loss, by HF name and of the value head: float32, native
-    routing, as of one rank."""
+    """In float32 with native routing, a critic's results are the same as on one rank.
+
+    The results are the value of each response token, the returns by GAE from the rewards of all
+    ranks, and the full gradient of a mini-batch's value loss. The gradient covers each HF weight
+    and the value head.
+    """
     one, here = (
         of_critic(found[4], name, n) for name, n in (("one", 1), (layout.name, layout.ranks))
     )
@@ -296,7 +334,7 @@ def test_a_critic_is_the_same_in_every_layout(found: dict[int, Path], layout: La
     for name, expected in one.items():
         kind = name.partition("/")[0]
         if kind == "reports":
-            continue  # by micro-batch
+            continue  # depends on the micro-batches
         difference = np.abs(here[name] - expected).max()
         if kind == "gradient":
             assert difference <= 1e-4 * max(np.abs(expected).max(), 1e-3), name

@@ -1,4 +1,4 @@
-"""Gradients that are not finite: skipped by all ranks alike, a few times, without harm."""
+"""All ranks skip mini-batches without finite gradients, up to a limit, and no weight is damaged."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 def found(
     sealed_run: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What rank 0 found; the other rank found the same."""
+    """Return the results of rank 0; the other rank has the same results."""
     folder = tmp_path_factory.mktemp("nonfinite")
     program = "tests.integration.training_replay.nonfinite"
     run_ranks(program, 2, sealed_run, tiny_model, folder)
@@ -35,12 +35,12 @@ def test_a_mini_batch_is_skipped_and_the_others_are_trained(found: dict[str, Any
         metrics = result["metrics"]
         assert metrics["update/skipped"] == skipped
         assert metrics["actor/grad_norm"] > 0
-        assert all(value is None or value == value for value in metrics.values()), "no NaN"
+        assert all(value is None or value == value for value in metrics.values()), "a metric is NaN"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_optimizer_step_is_made_on_no_token(found: dict[str, Any], layout: str):
-    """Weight decay alone would change the weights."""
+def test_a_mini_batch_without_tokens_is_skipped(found: dict[str, Any], layout: str):
+    """An optimizer step would change the weights by weight decay."""
     result = found[f"{layout}: empty"]
     assert (result["error"], result["touched"]) == (None, False)
     metrics = result["metrics"]
@@ -54,11 +54,9 @@ def test_no_optimizer_step_is_made_on_no_token(found: dict[str, Any], layout: st
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_too_many_in_a_row_or_one_that_is_not_allowed_end_the_run(
-    found: dict[str, Any], layout: str
-):
+def test_too_many_skips_or_a_forbidden_skip_end_the_run(found: dict[str, Any], layout: str):
     for case, number, reason in (
-        ("four", 3, "the last 4 mini-batches had none that is finite"),
+        ("four", 3, "the last 4 mini-batches had no finite gradients, so"),
         ("not allowed", 0, "skip_nonfinite=False"),
     ):
         result = found[f"{layout}: {case}"]

@@ -1,7 +1,7 @@
 """The program of a training rank, from sealed steps in a file store to policies and metrics.
 
-The engine is transformers in float32 (sealed.py): with the same weights, the trainer's log-probs
-and its routers' choice must be the engine's.
+The engine is transformers in float32 (sealed.py). With the same weights, the trainer must compute
+the engine's log-probs, and its routers must make the same choices as the engine's.
 """
 
 import os
@@ -16,9 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.config.keys import with_value
+from pipeline.policies.fetch import fetch_policy
+from pipeline.policies.versions import refer_policy
 from pipeline.run import keys
 from pipeline.run.commit import commit, files_in, find_commit, new_write_id, read_commit
-from pipeline.run.policy import fetch_policy, refer_policy
 from pipeline.store import Store
 from pipeline.traces import read_manifest, read_routes, used_routes
 from pipeline.traces.read.training import find_training_set, place_of
@@ -42,7 +43,7 @@ def halved(rollouts, settings):
     estimate = reinforce_plus_plus(rollouts, settings)
     return dataclasses.replace(estimate, advantages_T=0.5 * estimate.advantages_T)
 """
-"""A user's file."""
+"""A user's file with an estimator."""
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 WATCHED = """
 from dataclasses import replace
@@ -53,26 +54,35 @@ def watched(tokens, settings):
     loss = vanilla(tokens, settings)
     return replace(loss, reports={"rising": tokens.advantages_T > 0})
 """
-"""Another."""
+"""A user's file with a loss."""
+NATIVE_EVERY = "actor_rollout_ref.actor.router_replay.native_every"
+UNCORRECTED = "algorithm.rollout_correction.uncorrected_staleness"
 LOG_PROB_SAMPLES = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
 
 
 def train(store: Store, ranks: int, attempt: int = 0) -> str:
-    """Run the training ranks of an attempt to their end."""
+    """Run an attempt's training ranks to completion, and return their output.
+
+    Args:
+        store: The run's store.
+        ranks: The number of ranks.
+        attempt: The attempt's number.
+    """
     return run_ranks(PROGRAM, ranks, "--run-uri", store.uri, "--attempt", str(attempt))
 
 
 def metrics_of(store: Store, step: int) -> dict[str, Any]:
-    """A step's metrics; every required key is there."""
+    """Return a step's metrics, and check that they have every required key."""
     metrics = read_commit(store, keys.metrics(step))["metrics"]
     assert against_the_table(metrics) == ([], [])
     return metrics
 
 
-def test_r3_in_one_rank(tmp_path: Path, tiny_model: Path):
-    """R3 with several epochs, reference, and importance weights: the trainer's log-probs are the
-    engine's, every valid row was replayed, the rest counted; the exported policy is what
-    transformers loads, and differs from the one before.
+def test_r3_trains_with_one_rank(tmp_path: Path, tiny_model: Path):
+    """R3 runs with several epochs, a reference and importance weights.
+
+    The trainer's log-probs equal the engine's. Every valid row is replayed, and the other rows are
+    counted as native. transformers loads the exported policy, which differs from policy 0.
     """
     config = config_of(
         router_replay={"mode": "R3", "native_every": 2},
@@ -99,24 +109,25 @@ def test_r3_in_one_rank(tmp_path: Path, tiny_model: Path):
     assert first["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1, abs=1e-4)
     assert first["rollout_corr/k3_kl"] == pytest.approx(first["mismatch/kl"], abs=1e-9)
     assert first["rollout_corr/ratio_token_q99"] == pytest.approx(1, abs=1e-4)
-    assert first["actor/kl_loss"] > 0  # of the second epoch; the reference is policy 0
+    assert first["actor/kl_loss"] > 0  # from the second epoch; the reference is policy 0
     assert first["reward/masked"] == 1
-    assert second["mismatch/kl"] > first["mismatch/kl"]  # policy 1 on samples of policy 0
-    assert second["mismatch/kl_native"] is None  # native_every: step 0 and 2
+    assert second["mismatch/kl"] > first["mismatch/kl"]  # policy 1 on samples from policy 0
+    assert second["mismatch/kl_native"] is None  # native_every=2: steps 0 and 2
 
     body = read_commit(store, keys.metrics(0))
     assert body["policy_version"] == 0
     assert body["policy_sha256"] == read_commit(store, keys.policy(1))["weights_sha256"]
     assert body["agreement_by_layer"].keys() == {"0", "1", "2", "3"}
-    assert store.size(keys.checkpoint(2)) is not None  # the last step's
+    assert store.size(keys.checkpoint(2)) is not None  # the checkpoint of the last step
     assert store.size(keys.checkpoint(1)) is None
     weights = [loaded(store, version, tmp_path) for version in (0, 2)]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_bypass_leaves_out_the_pass_of_old_log_probs(tmp_path: Path, tiny_model: Path):
-    """Recorded routes are examined by a replaying and a native pass in the first step of the
-    attempt; the second has its updates alone, which replay and correct all the same."""
+def test_bypass_mode_skips_the_pass_of_old_log_probs(tmp_path: Path, tiny_model: Path):
+    """With bypass_mode, later steps run only updates, which still replay and compute corrections.
+    In the first step of the attempt, a replaying and a native pass check the recorded routes.
+    """
     correction = {
         "preset": "bypass_pg_geo_rs_seq_tis",
         "rollout_rs_threshold": "0.9_1.1",
@@ -137,23 +148,32 @@ def test_bypass_leaves_out_the_pass_of_old_log_probs(tmp_path: Path, tiny_model:
         assert metrics["replay/coverage"] > 0.9
         assert metrics["rollout_corr/rollout_is_mean"] > 0
         assert metrics["actor/grad_norm"] > 0
-        assert metrics["actor/pg_clipfrac"] is None  # REINFORCE clips nothing
-    # Policy 1 on samples of policy 0: weights are off, and sequences too far off are rejected.
+        assert metrics["actor/pg_clipfrac"] is None  # REINFORCE does not clip
+    # Policy 1 trains on samples from policy 0: weights vary, and distant sequences are rejected.
     assert second["rollout_corr/rollout_is_std"] > first["rollout_corr/rollout_is_std"]
     weights = [read_commit(store, keys.policy(v))["weights_sha256"] for v in range(3)]
     assert len({*weights}) == 3
 
 
 def loaded(store: Store, version: int, folder: Path) -> dict[str, torch.Tensor]:
-    """A policy as transformers loads it."""
+    """Fetch a policy and load it with transformers; return its weights, keyed by name.
+
+    Args:
+        store: The run's store.
+        version: The policy version.
+        folder: The folder for the policy's folder.
+    """
     fetch_policy(store, version, folder / str(version))
     return AutoModelForCausalLM.from_pretrained(folder / str(version)).state_dict()
 
 
-def test_the_reference_is_never_bound(tmp_path: Path, tiny_model: Path):
-    """Routes of other experts: the replayed policy is far from the engine, the native pass is not,
-    and neither is the reference: the KL between replayed policy and native reference is far from 0
-    although their weights are equal. Each pass has micro-batches of its own."""
+def test_the_reference_never_replays(tmp_path: Path, tiny_model: Path):
+    """The reference routes natively, even if the policy replays routes to different experts.
+
+    The replayed policy then differs from the engine, while the native pass does not. The KL between
+    policy and reference is far from 0, although their weights are equal. Each pass has its own
+    micro-batches.
+    """
     config = config_of(
         router_replay={"mode": "R3", "native_every": 1},
         use_kl_loss=True,
@@ -164,14 +184,14 @@ def test_the_reference_is_never_bound(tmp_path: Path, tiny_model: Path):
     config = with_value(config, "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", 50)
     store = make_run(tmp_path / "run", tiny_model, config, steps=1, other_experts=True)
     make_attempt(store, 0, steps=1, on_unhealthy="warn")
-    said = train(store, ranks=1)
+    output = train(store, ranks=1)
     metrics = metrics_of(store, 0)
     assert metrics["mismatch/kl"] > 1e-3
     assert metrics["mismatch/kl_native"] < 1e-9
     assert metrics["actor/kl_loss"] > 1e-3
     assert metrics["replay/agreement"] < 0.1
-    assert metrics["replay/unhealthy"] == 1  # samples of many rows; the rest are too few to judge
-    assert "it is trained on all the same" in said
+    assert metrics["replay/unhealthy"] == 1  # about long samples; layers need more tokens
+    assert "training on them anyway" in output
 
 
 LAYOUTS = {
@@ -184,14 +204,17 @@ LAYOUTS = {
 }
 
 
-def test_r2_in_two_ranks(tmp_path: Path, tiny_model: Path):
-    """R2: each stage, data- and context-parallel rank stores the routes that its part of the
-    log-prob pass recorded; joined, they are the top-k of the independent forward pass. All layouts
-    see the same losses and gradient norms, up to summation order."""
+def test_r2_trains_with_two_ranks(tmp_path: Path, tiny_model: Path):
+    """In R2, each rank stores the routes that its part of the log-prob pass has recorded.
+
+    The ranks differ in their pipeline stage, or in their data-parallel or context-parallel
+    position. Together, their routes equal the top-k of the independent forward pass. All layouts
+    have the same losses and gradient norms, up to summation order.
+    """
     found = {}
     for name, megatron in LAYOUTS.items():
         config = config_of(router_replay={"mode": "R2"}, megatron=megatron)
-        if name == "dp2":  # a log-prob pass in other micro-batches than the updates
+        if name == "dp2":  # micro-batches that differ from those of the updates
             config = with_value(config, LOG_PROB_SAMPLES, 5)
         store = make_run(tmp_path / name, tiny_model, config, steps=1)
         make_attempt(store, 0, steps=1)
@@ -211,9 +234,11 @@ def test_r2_in_two_ranks(tmp_path: Path, tiny_model: Path):
             assert found[name][key] == found["dp2"][key]
 
 
-def test_a_stage_without_moe_layers(tmp_path: Path):
-    """A model whose first layers are dense, cut so that the first of two stages has no router: it
-    has nothing to record, read or replay, and the step is as any other, in R2 and in R3."""
+def test_a_stage_without_moe_layers_trains(tmp_path: Path):
+    """A pipeline stage with only dense layers trains in R2 and R3 like any other stage.
+
+    The first of two stages has no router, so it does not record, read or replay routes.
+    """
     model = make_tiny(tmp_path / "model", "qwen3_moe", mlp_only_layers=[0, 1])
     for mode in ("R2", "R3"):
         config = config_of(
@@ -235,7 +260,7 @@ def test_a_stage_without_moe_layers(tmp_path: Path):
 
 
 def assert_routes_are_the_engines(store: Store) -> None:
-    """All layers of all samples, where the engine's are valid; near-ties apart."""
+    """Assert that the trainer recorded the engine's routes in all valid rows, except near-ties."""
     manifest = read_manifest(store, 0)
     engine = read_routes(store, manifest, manifest.ids)
     trainer = read_routes(store, used_routes(store, 0), manifest.ids)
@@ -250,12 +275,18 @@ def assert_routes_are_the_engines(store: Store) -> None:
 
 
 def commits(store: Store) -> dict[str, bytes]:
-    """Every commit object of a run."""
+    """Return every commit object of a run, keyed by the object's key."""
     return {info.key: store.read(info.key) for info in store.list("") if info.key.endswith(".json")}
 
 
 def await_object(store: Store, key: str, process: Any) -> None:
-    """Wait until an object is there, while the ranks run."""
+    """Wait until an object exists, and fail if the ranks end earlier.
+
+    Args:
+        store: The run's store.
+        key: The object's key.
+        process: The torchrun process of the ranks.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while store.size(key) is None:
         assert process.poll() is None, process.communicate()[0]
@@ -264,20 +295,23 @@ def await_object(store: Store, key: str, process: Any) -> None:
 
 
 def ranks_of(process: Any) -> list[psutil.Process]:
-    """The training ranks under a torchrun."""
+    """Return the processes of the training ranks that a torchrun process has started."""
     children = psutil.Process(process.pid).children(recursive=True)
     return [child for child in children if PROGRAM in child.cmdline()]
 
 
-def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
-    """Two ranks, four steps, a checkpoint every other step. One rank is killed right after step 2
-    was committed, in mid-step 3. The next attempt continues from the checkpoint of policy 2, trains
-    step 2 again without writing, and ends at the policy of an undisturbed run, bit for bit. No
-    committed object changed. The learning rate is another in each step,
-    and the second attempt goes on with the rates of the first; so is the coefficient of the KL in
-    the reward, of which a restart knows what the step before has committed. The estimator and the
-    loss are a user's. The killed run keeps weights,
-    gradients and optimizer state away between its passes, which changes nothing either.
+def test_killing_a_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
+    """A run that is killed ends with the policies of an undisturbed run, bit by bit.
+
+    Two ranks train four steps, with a checkpoint every other step. One rank is killed in step 3,
+    right after the commit of step 2. The next attempt continues from the checkpoint of policy 2 and
+    trains step 2 again without writing. No committed object changes.
+
+    The learning rate and the coefficient of the KL penalty in the reward change in each step, and
+    the second attempt continues both. It reads the coefficient from the previous step's commit. The
+    estimator and the loss come from a user's files. The killed run also offloads weights, gradients
+    and optimizer state between passes, and uses older weights to measure the staleness of its
+    samples. Neither changes the result.
     """
     optim = {
         "lr": 1e-3,
@@ -298,6 +332,9 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
     offloaded = config
     for what in ("param", "grad", "optimizer"):
         offloaded = with_value(offloaded, f"{MEGATRON}.{what}_offload", True)
+    measuring = {"trainer.max_staleness": 1, NATIVE_EVERY: 1, UNCORRECTED: True}
+    for key, value in measuring.items():
+        offloaded = with_value(offloaded, key, value)
     files = {ESTIMATOR: HALVED, LOSS: WATCHED}
     stores = [
         make_run(tmp_path / name, tiny_model, settings, 4, functions=files)
@@ -330,10 +367,15 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
             == read_commit(calm, keys.policy(version))["weights_sha256"]
         )
     assert metrics_of(killed, 3)["actor/grad_norm"] == metrics_of(calm, 3)["actor/grad_norm"]
+    staleness = [metrics_of(killed, step)["mismatch/kl_staleness"] for step in range(4)]
+    # Step 0 trains samples of its own version, with a learning rate of 0.
+    assert staleness[:2] == [None, 0]
+    assert all(kl > 0 for kl in staleness[2:])
+    assert all(metrics_of(calm, step)["mismatch/kl_staleness"] is None for step in range(4))
     for key in ("actor/reward_kl_penalty", "actor/reward_kl_penalty_coeff"):
         values = [[metrics_of(store, step)[key] for step in range(4)] for store in stores]
-        assert values[0] == values[1], "bit by bit"
-    assert len(set(values[0])) == 4, "another coefficient in each step"
+        assert values[0] == values[1], "the values differ"
+    assert len(set(values[0])) == 4, "the coefficient must change in each step"
     assert all(0 < metrics_of(store, 3)["policy_loss/rising"] < 1 for store in stores)
     assert all(metrics_of(store, 3)["actor/pg_clipfrac"] is None for store in stores)
     for store in stores:
@@ -341,10 +383,12 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path, tiny_model: Path):
         assert rates == pytest.approx([0, 1e-3, 7.75e-4, 3.25e-4])  # 1e-4 + 9e-4 * (1 + cos) / 2
 
 
-def test_disabled_and_a_policy_that_is_there_already(tmp_path: Path, tiny_model: Path):
-    """Without routes replay's keys are null, and the native mismatch is the mismatch. A trainer
-    that finds another policy than it made (kernels that are not deterministic) leaves it, counts
-    it and warns. A stop object ends it with exit code 0.
+def test_an_existing_policy_is_kept_without_replay(tmp_path: Path, tiny_model: Path):
+    """Without replay, the replay metrics are null, and the native mismatch equals the mismatch.
+
+    If the store already has a different policy (because kernels are not deterministic), the trainer
+    keeps the stored policy, counts it and logs a warning. A stop object ends the trainer with exit
+    code 0.
     """
     store = make_run(tmp_path / "run", tiny_model, config_of(), steps=1, routes=False)
     make_attempt(store, 0, steps=5)
@@ -368,7 +412,7 @@ def test_disabled_and_a_policy_that_is_there_already(tmp_path: Path, tiny_model:
 def test_sigterm_leaves_no_scratch_files(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A pod that is moved away gets SIGTERM: downloaded weights do not stay on the node."""
+    """An evicted pod gets SIGTERM, and downloaded weights must not stay on its node."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))

@@ -1,6 +1,6 @@
-"""The loss of a mini-batch on one rank, as one micro-batch, in double precision.
+"""The loss of a mini-batch, computed on one rank, as one micro-batch, in double precision.
 
-Letters: T response tokens of the mini-batch, sample after sample.
+Dimensions: T is the number of response tokens in the mini-batch, concatenated sample by sample.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,24 @@ import numpy as np
 import torch
 
 from operators.training.batches.hashing import hashes, salt
-from operators.training.passes.objective import Targets, loss_and_report, objective_of
+from operators.training.passes.objective import (
+    Targets,
+    loss_and_report,
+    loss_of,
+    objective_of,
+)
+from pipeline.rl.corrections.apply import Sampled, correct
 from pipeline.rl.estimators.types import OneRank
-from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode, Totals
 from pipeline.rl.losses.choice import Choice
-from tests.integration.training_replay.losses_in_layouts import config_with
+from tests.integration.training_replay.losses_in_layouts import REJECTING, REJECTION, config_with
 from tests.integration.training_replay.sealed import config_of
 from tests.unit.rl.losses.batches import OneRank as OneRankOfSamples
 
 
 @dataclass(frozen=True)
 class Unsplit:
-    """Means over the mini-batch, and the gradients of the whole loss."""
+    """Means over the mini-batch, and the gradients of the full loss."""
 
     divisor: int
     policy: float
@@ -34,7 +39,15 @@ class Unsplit:
 def unsplit(
     values: dict[str, np.ndarray], pair: tuple[str, AggregationMode]
 ) -> tuple[Sequence[str], Unsplit]:
-    """The samples, and their loss, from what ranks left (`losses_in_layouts.py`)."""
+    """Compute the loss of a mini-batch from the values that ranks have written.
+
+    Args:
+        values: The values of all ranks, summed (`losses_in_layouts.py`).
+        pair: The loss and the aggregation mode.
+
+    Returns:
+        The ids of the samples in order, and the loss.
+    """
     start = f"{pair[0]}:{pair[1]}:new:"
     ids = [name.removeprefix(start) for name in sorted(values) if name.startswith(start)]
 
@@ -48,10 +61,15 @@ def unsplit(
     mask_T = joined("read:mask").bool()
     lengths = [len(values[f"read:mask:{id}"]) for id in ids]
     sample_T = torch.from_numpy(np.repeat(np.arange(len(ids)), lengths))
-    # The loss is linear in the entropy, so its value does not matter to the gradient.
+    if pair[0].startswith(REJECTING):
+        sampled = [x.detach().numpy() for x in (new_T, old_T, mask_T)]
+        kept_T = correct(REJECTION.correction, Sampled(*sampled, np.array(lengths))).mask_T
+        assert 0.1 < kept_T.sum() / mask_T.sum() < 0.9
+        mask_T, weights_T = torch.from_numpy(kept_T), None
+    # The loss is linear in the entropy, so the entropy's value does not affect the gradient.
     entropy_T = torch.zeros_like(new_T).requires_grad_()
     config = config_with(config_of(), *pair)
-    actor, choose = config.actor_rollout_ref.actor, LOSSES[pair[0]].choose
+    actor, choose = config.actor_rollout_ref.actor, loss_of(config).choose
     chosen_T = None
     if choose is not None:
         read = [x.detach().numpy() for x in (new_T, old_T, advantages_T, mask_T)]
@@ -79,8 +97,10 @@ def unsplit(
 
 
 def _draws(ids: Sequence[str], lengths: Sequence[int]) -> np.ndarray:
-    """Random numbers by the sample's row in the manifest, which has 3 samples of each of 4 prompts
-    in order, and the token's place."""
+    """Return random numbers that depend on the sample's manifest row and the token's position.
+
+    The manifest has 3 samples for each of 4 prompts, in order.
+    """
     rows = [3 * int(id.split("/")[1]) + int(id.split("/")[2]) for id in ids]
     places = [row << 32 | np.arange(G) for row, G in zip(rows, lengths, strict=True)]
     return hashes(np.concatenate(places), salt(1, 0, 0, "tokens"))

@@ -1,7 +1,7 @@
-"""What a critic makes of a step in a layout: its values, and the gradients of its first mini-batch.
+"""Save a critic's values for a step and its gradients for the first mini-batch, in any layout.
 
-Both are saved under names that no layout changes: values by sample, gradients by the HF weights'
-names, gathered over all ranks as an export gathers weights.
+The names do not depend on the layout. Values are saved under the sample's id, and gradients under
+the names of HF weights. Gradients are gathered over all ranks, like the weights in an export.
 """
 
 from dataclasses import replace
@@ -23,8 +23,15 @@ _WHOLE = "actor_rollout_ref.actor.megatron.use_distributed_optimizer"
 
 
 def save_values(rank: Rank, data: StepData, model: Path, target: Path) -> None:
-    """Write `<target>.<rank>.npz` on each rank that has any of it."""
-    # Every rank then has whole gradients.
+    """Write `<target>.<rank>.npz` on each rank.
+
+    Args:
+        rank: This training rank.
+        data: The step's data.
+        model: The model's folder.
+        target: The path of the file without the rank.
+    """
+    # Without a distributed optimizer, every rank has full gradients.
     critic = make_critic(with_value(rank.config, _WHOLE, False), model)
     rank = replace(rank, critic=critic)
     values = values_pass(rank, critic, data, None).values
@@ -41,8 +48,10 @@ def save_values(rank: Rank, data: StepData, model: Path, target: Path) -> None:
 
 
 def gradients_of(critic: TrainedCritic) -> dict[str, np.ndarray]:
-    """Gradients by HF name, whole, on rank 0; the value head's on the last stage. The weights are
-    lost."""
+    """Return full gradients, keyed by HF name, on rank 0, and the value head's on the last stage.
+
+    The gradients overwrite the weights.
+    """
     found, views = {}, []
     for chunk in critic.model.bare_chunks:
         for name, parameter in chunk.named_parameters():

@@ -1,8 +1,8 @@
-"""Steps whose recorded routes are wrong, though every digest fits, in two ranks.
+"""Train steps whose recorded routes are wrong but have valid digests, with two ranks.
 
-Arguments: run store, model folder, folder for results. Every rank leaves `<results>/RANK.json`: by
-layout and step, the text of the ReplayError, or null where the step was trained; whether weights
-were touched; the metrics of health.
+The arguments are the run store, the model folder and the folder for results. Every rank writes
+`<results>/RANK.json`. For each layout and step, the file contains the message of the ReplayError
+(null if the step was trained), whether weights have changed, and the step's metrics.
 """
 
 import json
@@ -26,22 +26,22 @@ from tests.exhaustive import sample_or_all
 from tests.integration.training_replay.sealed import config_of
 
 PROMPTS = 14
-"""42 samples of 21 response tokens on average: more than a verdict needs."""
+"""42 samples with 21 response tokens on average: more than the health check requires."""
 FAULTS = ("shifted by a token", "shifted by a layer", "two exchanged", "none")
-"""By step."""
+"""The fault of each step."""
 STALE = len(FAULTS)
-"""The last step once more, with the policy that it has made."""
+"""The last step, trained again with the policy that it produced."""
 LAYOUTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "dp2": ({}, tuple(range(STALE + 1))),
     "pp2": ({"pipeline_model_parallel_size": 2}, (2, 3)),
     "tp2 bf16": ({"tensor_model_parallel_size": 2, "dtype": "bfloat16"}, (1, 3)),
     **sample_or_all({}, {"cp2": ({"context_parallel_size": 2}, (0, 1, 2, 3))}),
 }
-"""Megatron's settings, and the steps."""
+"""Megatron settings and steps, keyed by layout."""
 
 
 def spoiled(step: int, samples: list[Sample]) -> list[Sample]:
-    """The samples of a step with its fault."""
+    """Return the samples of a step with the step's fault."""
     fault = FAULTS[step]
     if fault.startswith("shifted"):
         axis = 0 if fault.endswith("token") else 1
@@ -54,19 +54,25 @@ def spoiled(step: int, samples: list[Sample]) -> list[Sample]:
 
 
 def exchanged(samples: list[Sample]) -> tuple[int, int]:
-    """Two samples of one length, each with a response of more than 32 rows."""
+    """Return the indices of two samples of equal length, with responses of more than 32 rows."""
     long = [i for i, sample in enumerate(samples) if len(sample.response_tokens_G) > 32]
     pairs = [(a, b) for a in long for b in long if a < b]
     return next((a, b) for a, b in pairs if len(samples[a].tokens_S) == len(samples[b].tokens_S))
 
 
 def with_sets(sample: Sample, sets_TLK: np.ndarray) -> Sample:
-    """A sample with other routes."""
+    """Return a sample with different routes."""
     return replace(sample, routes=Routes(sets_TLK.copy(), sample.routes.valid_T))
 
 
 def program(run_uri: str, model: str, results: str) -> None:
-    """Train the steps in each layout."""
+    """Train the steps in each layout, and write the results.
+
+    Args:
+        run_uri: The run's store.
+        model: The model's folder.
+        results: The folder for results.
+    """
     store = open_store(run_uri)
     found = {}
     for name, (megatron, steps) in LAYOUTS.items():
@@ -84,7 +90,7 @@ def program(run_uri: str, model: str, results: str) -> None:
 
 
 def trained(rank: Rank, data: Any) -> dict[str, Any]:
-    """Train a step, and tell what happened."""
+    """Train a step; return its error, its metrics, and whether weights have changed."""
     before = weights(rank)
     error, metrics = None, {}
     try:
@@ -96,7 +102,7 @@ def trained(rank: Rank, data: Any) -> dict[str, Any]:
 
 
 def weights(rank: Rank) -> list[torch.Tensor]:
-    """All weights of this rank."""
+    """Return copies of all weights of this rank."""
     return [p.detach().clone() for chunk in rank.chunks for p in chunk.parameters()]
 
 

@@ -1,4 +1,4 @@
-"""docs/performance.md is what the programs write, and what other pages claim is on it."""
+"""docs/performance.md agrees with the programs that write it and with the claims on other pages."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import cores, plain_parquet, reading, traces, verifying, writing
+from benchmarks import codings, cores, plain_parquet, reading, traces, verifying, writing
 from benchmarks.page import PAGE, Table, block, blocks_of, read_table, with_blocks
 from benchmarks.ways.parquet_forms import FORMS
 from benchmarks.ways.peers import PEERS
@@ -19,11 +19,12 @@ HEADERS = {
     "limits": traces.LIMIT_HEADERS,
     "plain-parquet-limits": plain_parquet.LIMIT_HEADERS,
     "cores": cores.HEADERS,
+    "codings": codings.HEADERS,
     "reading": reading.HEADERS,
     "verifying": verifying.HEADERS,
     "writing": writing.headers(10_000),
 }
-"""Of programs whose columns depend on nothing."""
+"""The columns of each block whose program always writes the same columns."""
 
 
 def blocks() -> dict[str, str]:
@@ -31,7 +32,7 @@ def blocks() -> dict[str, str]:
 
 
 def section(table: Table, name: str) -> dict[str, tuple[str, ...]]:
-    """The rows of one recording in the table of traces, by way."""
+    """Return the rows of one recording in the table of traces, keyed by format."""
     names = [row[0] for row in table.rows]
     first = next(i for i, found in enumerate(names) if found.startswith(f"**{name} ("))
     rows = {}
@@ -42,7 +43,7 @@ def section(table: Table, name: str) -> dict[str, tuple[str, ...]]:
     return rows
 
 
-def test_the_page_has_each_programs_blocks_in_their_order():
+def test_the_page_has_the_blocks_of_all_programs_in_order():
     assert list(blocks()) == [b for program in everything.PROGRAMS.values() for b in program.blocks]
 
 
@@ -51,14 +52,14 @@ def test_a_block_has_the_columns_that_its_program_writes(name):
     assert read_table(blocks()[name]).headers == HEADERS[name]
 
 
-def test_every_block_has_a_table_and_every_program_says_on_which_machine():
+def test_every_block_has_a_table_and_every_program_names_its_machine():
     for name, program in everything.PROGRAMS.items():
         texts = [blocks()[block] for block in program.blocks]
         assert all(read_table(text).rows for text in texts), name
         assert re.search(r"\d+ cores; load .*Python \d", "".join(texts)), name
 
 
-def test_every_way_and_form_is_on_the_page():
+def test_every_format_and_parquet_form_is_on_the_page():
     table = read_table(blocks()["traces"])
     ways = [*(peer.name for peer in PEERS), traces.CODING, traces.FILE, traces.STORE]
     names = [row[0][2:].partition(" (E=")[0] for row in table.rows if row[0].startswith("**")]
@@ -69,15 +70,17 @@ def test_every_way_and_form_is_on_the_page():
 
 
 def test_prose_has_no_measured_rates():
-    """They go stale: a rate belongs into a block. Those of the model of compute are inputs."""
+    """Measured rates in prose become outdated, so they belong in a block. Rates of the compute
+    model are inputs, which prose may contain."""
     page = PAGE.read_text()
     prose = re.sub(r"<!-- generated: .*?<!-- end: [a-z-]+ -->", "", page, flags=re.DOTALL)
     assert re.findall(r"\d[\d.,]* (?:MB/s|GB/s|B per token|bytes per token)", prose) == []
 
 
-def test_what_the_readme_claims_of_bytes_is_on_the_page():
+def test_the_page_supports_the_readmes_claim_about_bytes():
     claim = re.search(
-        r"\*\*Small\*\*: ([\d.]+) bytes .* against (\d+) to (\d+) as peers",
+        r"\*\*Small\*\*: ([\d.]+) bytes of routes [^.]* "
+        r"compared with (\d+) to (\d+) bytes in other",
         (ROOT / "README.md").read_text(),
     )
     assert claim
@@ -88,9 +91,9 @@ def test_what_the_readme_claims_of_bytes_is_on_the_page():
     assert (round(min(peers)), round(max(peers))) == (int(claim[2]), int(claim[3]))
 
 
-def test_what_the_format_claims_of_sizes_is_on_the_page():
+def test_the_page_supports_the_sizes_claimed_by_the_trace_format():
     text = (ROOT / "docs" / "trace-format.md").read_text().partition("## Size\n")[2]
-    claim = re.search(r"32k tokens:\s([\d.]+),.*cost ([\d.]+);\stheir", text, re.DOTALL)
+    claim = re.search(r"take ([\d.]+) bytes per.*take ([\d.]+)\sbytes;\stheir", text, re.DOTALL)
     assert claim
     table = read_table(blocks()["traces"])
     for claimed, name in zip(claim.groups(), ("recorded", "uniform, top-8 of 128"), strict=True):
@@ -98,7 +101,7 @@ def test_what_the_format_claims_of_sizes_is_on_the_page():
         assert float(claimed) == pytest.approx(size, abs=0.06)
 
 
-def test_a_table_is_read_as_it_was_written():
+def test_reading_a_written_table_returns_the_same_table():
     table = Table(("", "MB/s"), (("files", "12"), ("a longer name", "3,456")))
     assert read_table(block("some words:", table, "a machine.")) == table
     with pytest.raises(ValueError, match="columns"):
@@ -107,18 +110,18 @@ def test_a_table_is_read_as_it_was_written():
         read_table("words")
 
 
-def test_blocks_replace_only_what_is_between_their_marks():
+def test_new_blocks_replace_only_the_text_between_their_marks():
     page = (
         "a\n<!-- generated: x -->\nold\n<!-- end: x -->\nb\n<!-- generated: y -->\n<!-- end: y -->"
     )
     renewed = with_blocks(page, {"x": "new\n"})
     assert renewed == page.replace("old", "new")
     assert blocks_of(renewed) == {"x": "new\n", "y": ""}
-    with pytest.raises(ValueError, match="no block"):
+    with pytest.raises(ValueError, match="does not contain block"):
         with_blocks(page, {"z": ""})
 
 
-def test_the_real_page_is_not_written_with_tiny_sizes():
+def test_the_option_quick_refuses_to_write_the_real_page():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick"], cwd=ROOT, capture_output=True, text=True
     )
@@ -127,8 +130,9 @@ def test_the_real_page_is_not_written_with_tiny_sizes():
 
 
 @pytest.mark.integration
-def test_one_command_makes_the_page_anew(tmp_path):
-    """Every program at tiny sizes; each block is new and has the form of the real page's."""
+def test_one_command_updates_the_page(tmp_path):
+    """The command runs every program at tiny sizes, and replaces each block with one of the same
+    form."""
     page = tmp_path / "page.md"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "--page", str(page)],
@@ -150,7 +154,7 @@ def test_one_command_makes_the_page_anew(tmp_path):
     }
 
 
-def test_a_program_that_forgets_a_block_is_refused(tmp_path, monkeypatch):
+def test_a_program_that_omits_a_block_is_refused(tmp_path, monkeypatch):
     def runs(command, **_):
         (tmp_path / "cores.json").write_text(json.dumps({"core": ""}))
 

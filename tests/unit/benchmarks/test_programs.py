@@ -1,16 +1,20 @@
-"""Each benchmark runs at a tiny size and its figures are sane. Nothing here depends on time.
+"""Each benchmark runs at a tiny size and gives plausible numbers. No test depends on measured
+times.
 
-Those that start processes are left to the integration tests: each imports what it measures.
+Benchmarks that start processes are slower, because each process imports the code that it measures.
+Integration tests cover these benchmarks.
 """
 
+import math
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks import manifest, plain_parquet, traces
+from benchmarks import codings, manifest, plain_parquet, traces
 from benchmarks.measure import in_fresh_process
 from benchmarks.page import read_table
 from benchmarks.routes.recordings import (
@@ -21,7 +25,7 @@ from benchmarks.routes.recordings import (
     uniform,
     widened,
 )
-from benchmarks.ways import ours
+from benchmarks.ways import differences, ours
 from benchmarks.ways.parquet_forms import FORMS
 from benchmarks.ways.peers import PEERS
 from tests.paths import ROOT
@@ -33,14 +37,14 @@ RECORDINGS = [
 
 
 def a_group() -> Recording:
-    """Samples of different lengths, the last two of one prompt with equal rows."""
+    """Return samples of different lengths; the last two share a prompt and its rows."""
     found = uniform(16, 4, samples=3, rows=9, layers=2)
     first, second, third = found.routes
     third = np.concatenate([second[:4], third[4:]])
     return replace(found, routes=(first[:6], second, third), prompts=(2, 4, 4), groups=(0, 1, 1))
 
 
-def test_the_recorded_routes_are_what_their_readme_says():
+def test_the_recorded_routes_agree_with_their_readme():
     found = recorded()
     assert (found.experts, found.layers, found.topk, found.tokens) == (128, 6, 8, 32_768)
     assert found.raw_bytes == 64 * 512 * 6 * 8
@@ -50,9 +54,9 @@ def test_the_recorded_routes_are_what_their_readme_says():
 
 
 @pytest.mark.parametrize("recording", [*RECORDINGS, a_group()], ids=["uint8", "uint16", "group"])
-def test_every_way_ends_with_the_sets_that_were_sent(recording, tmp_path):
-    """`compare` itself refuses what comes out different; here the table: all rows, and bytes as
-    the formats say."""
+def test_every_format_decodes_to_the_original_sets(recording, tmp_path):
+    """`compare` raises an error if sets differ. This test checks the table's rows and the number of
+    bytes."""
     compared = traces.compare(recording, 30, 4, 1, tmp_path)
     names = [row.name for row in compared.rows]
     assert names == [*(peer.name for peer in PEERS), traces.CODING, traces.FILE, traces.STORE]
@@ -66,18 +70,19 @@ def test_every_way_ends_with_the_sets_that_were_sent(recording, tmp_path):
     assert len(traces.limits_table([compared]).rows) == len(traces.limits(compared))
 
 
-def test_a_way_that_loses_a_set_ends_the_run(tmp_path, monkeypatch):
+def test_a_format_that_changes_a_set_ends_the_run(tmp_path, monkeypatch):
     recording = RECORDINGS[0]
     peer = PEERS[0]
     wrong = replace(peer, decode=lambda piece, shape: [a[::-1] for a in peer.decode(piece, shape)])
     monkeypatch.setattr(traces, "PEERS", (wrong,))
-    with pytest.raises(ValueError, match="samples came out different"):
+    with pytest.raises(ValueError, match="samples differ from the original"):
         traces.compare(recording, 30, 4, 1, tmp_path)
 
 
 @pytest.mark.parametrize("recording", [*RECORDINGS, a_group()], ids=["uint8", "uint16", "group"])
-def test_plain_files_hold_the_same_sets_in_fewer_bytes_than_they_have(recording):
-    """`measure` refuses what comes out different; the best form at Retrace's level is found."""
+def test_plain_files_keep_the_sets_and_the_smallest_file_is_compared(recording):
+    """`measure` raises an error if sets differ. Retrace's file is compared with the smallest plain
+    file at the compression level that Retrace uses."""
     found = plain_parquet.measure(recording, 1)
     assert len(found.forms) == 2 * len(FORMS)
     name, best = found.best
@@ -87,7 +92,71 @@ def test_plain_files_hold_the_same_sets_in_fewer_bytes_than_they_have(recording)
     assert (row[1], float(row[4])) == (name, pytest.approx(found.retrace / best, abs=1e-3))
 
 
-def test_plain_files_have_the_encodings_they_are_named_for():
+def a_few_steps(rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return a small tensor before and after three steps of the benchmark's Adam."""
+    rng = np.random.default_rng(0)
+    weights = rng.normal(0, 0.02, 30_000).astype(np.float32)
+    (_, (old,)), (_, (new,)) = codings.adam(weights, (rate,), (3,), rng)
+    return old, new
+
+
+def test_adams_steps_change_few_words_at_small_rates():
+    """A step moves a weight by at most about the learning rate, which here is far less than the
+    spacing between bf16 numbers."""
+    for rate, least, most in [(1e-6, 0.01, 0.05), (1e-5, 0.1, 0.3), (5e-4, 0.8, 1)]:
+        old, new = a_few_steps(rate)
+        moved = (old.astype(np.uint32) << 16).view(np.float32) - (new.astype(np.uint32) << 16).view(
+            np.float32
+        )
+        assert least < np.mean(old != new) < most
+        assert np.abs(moved).max() < 10 * rate + 2**-11  # bf16's spacing at 0.1
+
+
+def test_every_coding_restores_the_new_version():
+    """`measure` raises an error if the patched words differ."""
+    row = codings.Row.empty()
+    codings.measure(row, *a_few_steps(1e-5))
+    found = {way.name: row.ways[way.name].coded for way in differences.WAYS}
+    assert (row.words, row.bytes) == (30_000, 60_000)
+    assert 0 < found[differences.OURS.name] == min(found.values())
+    assert max(found.values()) < row.bytes / 2
+    assert codings.table_of({"some": row}).headers == codings.HEADERS
+    assert [line[0] for line in codings.ways_of(row).rows] == [w.name for w in differences.WAYS]
+
+
+def test_a_coding_that_loses_a_change_ends_the_run():
+    lossy = differences.OURS._replace(patch=lambda coded, target: None)
+    with pytest.raises(
+        ValueError, match="gaps, steps: the patched words differ from the new version"
+    ):
+        codings.measure(codings.Row.empty(), *a_few_steps(1e-5), ways=(lossy,))
+
+
+def test_the_synthetic_policy_has_the_size_of_a_real_one():
+    sizes = [2 * math.prod(shape) for shape, _, _ in codings.shapes()]
+    assert sum(sizes) >= 1e9
+    assert max(sizes) < sum(sizes) / 50
+
+
+def test_every_cell_is_measured_and_memory_is_that_of_one_tensor():
+    """With more tensors, the results grow but the peak does not."""
+    peaks = []
+    for count in (2, 8):
+        tensors = [((64, 1024), 0.0, 0.02)] * count
+        tracemalloc.start()
+        try:
+            rows = codings.synthetic(tensors)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert {row.bytes for row in rows.values()} == {count * 2 * 64 * 1024}
+    assert list(rows) == [codings.cell(rate, n) for rate in codings.RATES for n in codings.STEPS]
+    assert len(rows) == 9
+    assert codings.cell(*codings.GOAL) in rows
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_plain_files_have_the_encodings_in_their_names():
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -99,8 +168,8 @@ def test_plain_files_have_the_encodings_they_are_named_for():
         assert column.compression == "ZSTD"
 
 
-def test_skewed_routes_prefer_some_experts_and_keep_to_them():
-    """The popular experts are those of the lowest ids, or not; a row is like the row before."""
+def test_skewed_routes_prefer_some_experts_and_resemble_the_previous_row():
+    """With `by_id`, the most popular experts have the lowest ids."""
     for by_id in (True, False):
         found = skewed(by_id, samples=4, rows=128, layers=2)
         sets = np.stack(found.routes)[:, :, 0]
@@ -115,8 +184,9 @@ def test_skewed_routes_prefer_some_experts_and_keep_to_them():
         assert kept > 1.5 * others
 
 
-def test_repeated_routes_have_other_names_of_experts():
-    """So that no coder profits from the repetition; what was recorded stands first, as it is."""
+def test_repeated_routes_use_renamed_experts():
+    """The renaming prevents codings from benefiting from the repetition. The original routes come
+    first and are unchanged."""
     found = RECORDINGS[0]
     wide = widened(found, layers=4, tokens=2 * found.tokens)
     assert (wide.layers, wide.tokens, len(set(wide.groups))) == (4, 2 * found.tokens, 10)
@@ -133,7 +203,7 @@ def test_samples_of_a_group_share_their_prompt():
         assert len(sample.tokens_S) == len(sample.routes.valid_T) + 1
 
 
-def test_digests_do_not_see_the_order_or_the_type():
+def test_digests_ignore_order_and_type():
     sets = RECORDINGS[0].routes
     other = [array[..., ::-1].astype(np.int32) for array in sets]
     assert set_digests(sets) == set_digests(other)
@@ -143,7 +213,8 @@ def test_digests_do_not_see_the_order_or_the_type():
 
 @pytest.mark.integration
 def test_a_manifest_of_fabricated_shards_is_sealed_and_looked_up(tmp_path, monkeypatch):
-    """Two shards; the share of a rank has its rows; every phase ran in a process of its own."""
+    """There are two shards, a rank finds the rows of its share, and every phase runs in a separate
+    process."""
     phases = manifest.measure(24, 1_000_000, tmp_path)
     assert [phase.result for name, phase in phases.items() if name in manifest.PHASES][2:] == [
         24,
@@ -157,14 +228,15 @@ def test_a_manifest_of_fabricated_shards_is_sealed_and_looked_up(tmp_path, monke
         manifest.measure(9, 8, tmp_path)
 
 
-def test_a_process_that_fails_is_not_waited_for():
+def test_a_failed_process_raises_instead_of_hanging():
     with pytest.raises(RuntimeError, match="ended without an answer"):
         in_fresh_process(int, "no number")
 
 
 @pytest.mark.integration
 def test_replay_is_measured_against_native_routing():
-    """A process of its own: Megatron joins a process group. Same bits, and the parts are there."""
+    """Both outputs have the same bits, and the profile lists the parts of replay. Megatron needs a
+    separate process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.replay", "--quick"],
         cwd=ROOT,

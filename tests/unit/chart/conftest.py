@@ -1,4 +1,4 @@
-"""Helm, as the tests of the chart call it."""
+"""Fixtures that call Helm for the tests of the chart."""
 
 import shutil
 import subprocess
@@ -25,14 +25,17 @@ def helm():
 
 @pytest.fixture(scope="module")
 def render(helm):
-    """Manifests by (kind, name), of a release `retrace` in the namespace `runs`."""
+    """Render a release `retrace` in the namespace `runs`.
+
+    Return its manifests, keyed by (kind, name).
+    """
 
     def run(*arguments):
         result = helm("template", "retrace", CHART, "--namespace", "runs", *arguments)
         assert result.returncode == 0, result.stderr
         objects = [body for body in yaml.safe_load_all(result.stdout) if body]
         names = [(body["kind"], body["metadata"]["name"]) for body in objects]
-        assert len(set(names)) == len(names), "two objects of one name"
+        assert len(set(names)) == len(names), "two objects have the same name"
         return dict(zip(names, objects, strict=True))
 
     return run
@@ -40,11 +43,11 @@ def render(helm):
 
 @pytest.fixture(scope="module")
 def refuse(helm):
-    """What Helm says to values that it must refuse."""
+    """Render values that Helm must refuse; return its error output."""
 
     def run(*arguments):
         result = helm("template", "retrace", CHART, "--namespace", "runs", *arguments)
-        assert result.returncode != 0, "was rendered"
+        assert result.returncode != 0, "Helm rendered the values"
         return result.stderr
 
     return run

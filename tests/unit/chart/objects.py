@@ -1,4 +1,4 @@
-"""What the chart renders, picked apart."""
+"""Parts of the chart's rendered manifests."""
 
 import json
 
@@ -14,7 +14,7 @@ STORE = (
     "store.uri=s3://runs/retrace,"
     + ",".join(f"images.{name}.repository=r.example/{name}" for name in IMAGES),
 )
-"""The least that an installation must say."""
+"""The minimal values of an installation."""
 
 
 def values_of(name):
@@ -31,7 +31,10 @@ def template_of(objects):
 
 
 def pods_of(objects):
-    """All pod specs of the chart, by what they are: also those that others will make."""
+    """Return the chart's pod specs, keyed by name.
+
+    They include the pods that the launcher and Prefect create.
+    """
     pods = {
         name: body["spec"]["template"]["spec"]
         for (kind, name), body in objects.items()
@@ -49,7 +52,7 @@ def containers_of(pod):
 
 
 def restricted_problems(pod):
-    """What Pod Security's level `restricted` has against a pod spec."""
+    """Return the fields of a pod spec that violate the Pod Security level `restricted`."""
     problems = [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
     security = pod["securityContext"]
     if security.get("runAsNonRoot") is not True or security.get("runAsUser") == 0:

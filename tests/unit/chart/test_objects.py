@@ -1,4 +1,4 @@
-"""Everything else that the chart makes: servers, rights, volumes, policies, names."""
+"""The chart apart from its pods: servers, rights, volumes, policies, names."""
 
 import json
 import re
@@ -9,12 +9,12 @@ from tests.unit.chart.objects import CHART, CI, ROOT, STORE, containers_of, pods
 
 
 @pytest.mark.parametrize("values", CI, ids=lambda path: path.name)
-def test_lint_is_content(helm, values):
+def test_lint_passes(helm, values):
     result = helm("lint", CHART, "--strict", "--values", values)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_another_prefect_server_is_used(render):
+def test_an_existing_prefect_server_is_used(render):
     objects = render(*values_of("external"))
     assert ("Deployment", "retrace-server") not in objects
     assert ("Service", "retrace-server") not in objects
@@ -27,7 +27,7 @@ def test_another_prefect_server_is_used(render):
         assert reference == {"name": "prefect-auth", "key": "auth-string"}
 
 
-def test_without_auth_nobody_asks_for_it(render):
+def test_without_authentication_no_object_refers_to_it(render):
     objects = render(*STORE, "--set", "prefect.auth.enabled=false")
     assert "AUTH" not in json.dumps(list(objects.values()))
 
@@ -51,7 +51,7 @@ def test_rights_are_few_and_in_one_namespace(render):
     assert objects["ServiceAccount", "retrace-job"]["automountServiceAccountToken"] is False
 
 
-def test_the_flow_may_do_what_the_launcher_calls_and_no_more(render):
+def test_the_flow_has_exactly_the_rights_that_the_launcher_uses(render):
     source = (ROOT / "pipeline/launch/kubernetes/api.py").read_text()
     calls = re.findall(r"self\._(?:batch|core)\.(\w+?)_namespaced_(\w+)", source)
     used = {
@@ -69,7 +69,7 @@ def test_the_flow_may_do_what_the_launcher_calls_and_no_more(render):
         "flow.backoffLimit=5",
     ],
 )
-def test_a_change_of_what_is_registered_rolls_the_worker(render, change):
+def test_a_change_to_the_registration_restarts_the_worker(render, change):
     def annotations(*more):
         worker = render(*values_of("trial"), *more)["Deployment", "retrace-worker"]
         return worker["spec"]["template"]["metadata"]["annotations"]
@@ -95,7 +95,7 @@ def test_data_outlives_the_release(render):
     }
 
 
-def test_a_database_takes_the_volumes_place(render):
+def test_a_database_replaces_the_volume_claim(render):
     objects = render(*values_of("gpu"))
     assert not any(kind == "PersistentVolumeClaim" for kind, _ in objects)
     (server,) = pods_of(objects)["retrace-server"]["containers"]

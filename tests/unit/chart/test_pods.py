@@ -1,4 +1,4 @@
-"""The pods of the chart, and those that the launcher and Prefect make of its templates."""
+"""The chart's pods, and those that the launcher and Prefect create from its templates."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ def test_gpu_values_reach_the_pods(render):
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
         assert pod["serviceAccountName"] == "retrace-job"
         assert pod["automountServiceAccountToken"] is False
-        # GPUs are the launcher's to add: it knows the run's parallel layout.
+        # The launcher adds the GPUs, according to the run's parallel layout.
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}
         assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
     training = cluster["training"]["template"]
@@ -80,7 +80,7 @@ def test_gpu_values_reach_the_pods(render):
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
 
 
-def test_the_launcher_reads_what_the_chart_writes(render, tmp_path, monkeypatch):
+def test_the_launcher_reads_the_charts_cluster_file(render, tmp_path, monkeypatch):
     objects = render(*values_of("trial"))
     file = tmp_path / "cluster.yaml"
     file.write_text(objects["ConfigMap", "retrace-cluster"]["data"]["cluster.yaml"])
@@ -94,8 +94,8 @@ def test_the_launcher_reads_what_the_chart_writes(render, tmp_path, monkeypatch)
     assert container["image"] == "docker.io/retrace/training:test"
 
 
-def test_the_api_server_is_shown_the_pods_of_runs(render):
-    """Hooks of no pods, with what the launcher and Prefect will make later."""
+def test_hooks_send_the_pods_of_runs_to_the_api_server(render):
+    """Each hook is a Deployment with zero replicas and the pod template that runs will use."""
     objects = render(*values_of("gpu"))
     pods = pods_of(objects)
     for part in ("rollout", "training", "flow"):
@@ -122,7 +122,7 @@ def test_web_identity_needs_no_credentials(render):
     assert store == {"AWS_REGION": "eu-central-1"}
 
 
-def test_every_pod_of_a_run_reaches_the_store_alike(render):
+def test_every_pod_of_a_run_has_the_same_store_settings(render):
     objects = render(*values_of("external"))
     assert objects["ConfigMap", "retrace-store"]["data"] == {
         "AWS_REGION": "us-east-1",
@@ -138,16 +138,16 @@ def test_every_pod_of_a_run_reaches_the_store_alike(render):
         assert "/etc/retrace/ca" in {m["mountPath"] for m in container["volumeMounts"]}, name
 
 
-def test_flow_jobs_come_back_and_never_twice(render):
+def test_flow_jobs_restart_their_pod_and_never_run_two_pods(render):
     job = template_of(render(*values_of("gpu")))["job_configuration"]["job_manifest"]
     assert job["spec"]["backoffLimit"] == 3
     assert job["spec"]["podReplacementPolicy"] == "Failed"
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
-    assert rule["action"] == "Ignore", "a drained node does not count"
+    assert rule["action"] == "Ignore", "draining a node must not count as a failure"
     assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert job["metadata"]["generateName"] == "{{ name }}-"
     pod = job["spec"]["template"]["spec"]
-    # prefect-kubernetes looks for these in the pod's spec.
+    # prefect-kubernetes reads these from the pod's spec.
     assert (pod["parallelism"], pod["completions"]) == (1, 1)
     assert pod["restartPolicy"] == "Never"
     assert pod["terminationGracePeriodSeconds"] == 10
@@ -157,14 +157,14 @@ def test_flow_jobs_come_back_and_never_twice(render):
     assert [item["name"] for item in container["env"]] == ["HF_TOKEN"]
 
 
-def test_prefect_makes_the_flow_job_of_the_template(render, monkeypatch):
+def test_prefect_creates_the_flow_job_from_the_template(render, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://server/api")
     template = template_of(render(*values_of("gpu")))
     variables = template["variables"]["properties"]
     used = set(re.findall(r"{{ (\w+) }}", json.dumps(template["job_configuration"])))
     assert used == set(variables)
     values = {"image": "retrace/flow:other", "env": {"SOME": "text"}}
-    # No block is referred to, so no server is asked.
+    # The template refers to no block, so no server is needed.
     making = KubernetesWorkerJobConfiguration.from_template_and_values(
         template, values, client=object()
     )
@@ -172,7 +172,7 @@ def test_prefect_makes_the_flow_job_of_the_template(render, monkeypatch):
     run = FlowRun(id=uuid4(), flow_id=uuid4(), name="first", deployment_id=None)
     job.prepare_for_flow_run(run, flow=Flow(id=run.flow_id, name="retrace"))
     pod = job.job_manifest["spec"]["template"]
-    # What network policies choose by, and what tells whose pod it is.
+    # Network policies select pods by these labels, which also identify the pod's run.
     assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "flow"
     assert pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "retrace"
     assert pod["metadata"]["labels"]["prefect.io/flow-run-id"] == str(run.id)

@@ -1,4 +1,4 @@
-"""The run configurations that the chart brings to the cluster."""
+"""The run configurations that the chart installs."""
 
 import re
 
@@ -11,10 +11,10 @@ from tests.unit.chart.objects import CHART, CI, ROOT, STORE, cluster_of
 
 QUICKSTART = {
     "trainer.nnodes": 2,
-    "trainer.logger": ["console"],  # a pod's folder of curves would be lost with it
+    "trainer.logger": ["console"],  # tensorboard files would be lost with the pod
     "launch.rollout_workers": 2,
 }
-"""Where the chart's quickstart differs from examples/quickstart.yaml."""
+"""Settings in which the chart's quickstart differs from examples/quickstart.yaml."""
 
 
 @pytest.mark.parametrize("values", CI, ids=lambda path: path.name)
@@ -25,19 +25,20 @@ def test_presets_are_run_configurations(render, values, tmp_path):
     for name, text in objects["ConfigMap", "retrace-presets"]["data"].items():
         (tmp_path / name).write_text(text)
         config = load_config(tmp_path / name, ["store.uri=s3://runs"]).config
-        fit = InstalledGpus() if name == "quickstart.yaml" else gpus  # it is for any installation
+        # The quickstart must fit any installation.
+        fit = InstalledGpus() if name == "quickstart.yaml" else gpus
         assert config_problems(config, None, on_cluster=fit) == [], name
 
 
-def test_quickstart_is_the_example(tmp_path):
+def test_quickstart_has_the_settings_of_the_example(tmp_path):
     example = ROOT / "examples" / "quickstart.yaml"
     overrides = [f"{key}={value}" for key, value in QUICKSTART.items()]
     ours = load_config(CHART / "files" / "presets" / "quickstart.yaml").config
     assert ours == load_config(example, overrides).config
 
 
-def test_the_first_values_of_the_docs_work(render, tmp_path):
-    """As docs/kubernetes.md has them."""
+def test_the_minimal_values_in_the_docs_work(render, tmp_path):
+    """The minimal values file in docs/kubernetes.md renders a valid preset."""
     text = (ROOT / "docs" / "kubernetes.md").read_text()
     [block] = re.findall(r"```yaml\n(images:.*?)```", text, re.DOTALL)
     (tmp_path / "values.yaml").write_text(block)
@@ -69,7 +70,7 @@ def test_presets_are_merged_by_name(render, tmp_path):
     quickstart = loaded["quickstart.yaml"]
     assert quickstart.trainer.total_training_steps == 3
     assert quickstart.trainer.nnodes == 2
-    # Helm reads YAML 1.1, where the key `n` is false.
+    # Helm reads YAML 1.1, in which the key `n` means false.
     assert quickstart.actor_rollout_ref.rollout.n == 4
     assert quickstart.actor_rollout_ref.rollout.val_kwargs.n == 4
     assert quickstart.actor_rollout_ref.actor.optim.lr == 1e-7

@@ -1,4 +1,4 @@
-"""Values that are refused, and the documentation generated from values.yaml."""
+"""Values that the chart refuses, and the documentation generated from values.yaml."""
 
 import importlib.util
 import json
@@ -14,18 +14,18 @@ from tests.unit.chart.objects import CHART, ROOT, STORE
     [
         ([], 'store.uri: found "", expected s3://BUCKET/PREFIX; set store.uri, or minio.enabled'),
         ([], 'images.rollout.repository: found "", expected the image\'s name in your registry'),
-        (["store.uri=/data"], 'store.uri: found "/data", expected s3://BUCKET/PREFIX; pods share'),
+        (["store.uri=/data"], 'store.uri: found "/data", expected s3://BUCKET/PREFIX; set the URI'),
         (["store.uri=s3://B/x"], 'store.uri: found "s3://B/x", expected s3://BUCKET or'),
         (["store.endpoint=minio:9000"], 'store.endpoint: found "minio:9000", expected http://'),
         (["store.caBundle.secret=a,store.caBundle.configMap=b"], "store.caBundle: found configMap"),
         (["store.existingSecret=My_Secret"], 'store.existingSecret: found "My_Secret", expected'),
-        (["minio.enabled=true"], 'store.uri: found "s3://runs/retrace" beside minio.enabled=true'),
+        (["minio.enabled=true"], 'store.uri: found "s3://runs/retrace" with minio.enabled=true'),
         (["images.flow.digest=sha256:12"], 'images.flow.digest: found "sha256:12", expected sha'),
-        (["images.rollout.repository=a/b:1"], "put what follows the last colon into images.rollo"),
+        (["images.rollout.repository=a/b:1"], "move the part after the last colon to images.roll"),
         (["images.training.tag=a:b"], 'images.training.tag: found "a:b", expected a tag'),
         (["images.flow.taag=1"], "at '/images/flow': additional properties 'taag' not allowed"),
         (["images.pullPolicy=always"], "at '/images/pullPolicy': value must be one of 'Always'"),
-        (["gpuResource=gpu"], 'gpuResource: found "gpu", expected a resource with its domain'),
+        (["gpuResource=gpu"], 'gpuResource: found "gpu", expected a resource name with its domain'),
         (["rollout.gpus=two"], "at '/rollout/gpus': got string, want null or integer"),
         (["rollout.resources.limits.memory=4Gb"], "rollout.resources.limits.memory: found"),
         (
@@ -34,18 +34,21 @@ from tests.unit.chart.objects import CHART, ROOT, STORE
         ),
         (["training.shmSize=big"], 'training.shmSize: found "big", expected a quantity'),
         (["rollout.tolerations[0].efect=NoSchedule"], "additional properties 'efect' not allowed"),
-        (["rollout.volumes[0].name=tmp"], 'rollout.volumes: found the name "tmp", which the chart'),
+        (
+            ["rollout.volumes[0].name=tmp"],
+            'rollout.volumes: found the name "tmp", expected a name that the chart does not use',
+        ),
         (
             ["flow.volumeMounts[0].name=x,flow.volumeMounts[0].mountPath=/x"],
             'flow.volumeMounts: found "x" at /x, expected one of flow.volumes (none)',
         ),
         (
             [r"rollout.podLabels.retrace\.dev/run=x"],
-            "rollout.podLabels: found retrace.dev/run, which Retrace, Prefect and Kubernetes",
+            "rollout.podLabels: found retrace.dev/run, expected a label outside the domains that",
         ),
         (
             [r"flow.podLabels.app\.kubernetes\.io/component=x"],
-            "flow.podLabels: found app.kubernetes.io/component, which Retrace",
+            "flow.podLabels: found app.kubernetes.io/component, expected a label outside",
         ),
         (["flow.backoffLimit=0"], "at '/flow/backoffLimit': minimum: got 0, want 1"),
         (["flow.resources.limits=null"], "missing property 'limits'"),
@@ -54,12 +57,12 @@ from tests.unit.chart.objects import CHART, ROOT, STORE
         (["prefect.server.enabled=false"], 'prefect.auth.existingSecret: found "" with prefect.s'),
         (
             ["prefect.server.enabled=false,prefect.apiUrl=https://api.prefect.cloud/api/x"],
-            "expected a Prefect server of your own: Prefect Cloud asks for an API key",
+            "expected a self-hosted Prefect server: Prefect Cloud requires an API key",
         ),
-        (["prefect.apiUrl=http://p/api"], "beside prefect.server.enabled=true, expected one serv"),
+        (["prefect.apiUrl=http://p/api"], "with prefect.server.enabled=true, expected only one s"),
         (
             ["prefect.server.database.existingSecret=db"],
-            "prefect.server.persistence.enabled: found true beside prefect.server.database",
+            "prefect.server.persistence.enabled: found true with prefect.server.database",
         ),
         (["presets.My_Run.a=1"], 'presets: found the name "My_Run", expected a DNS label'),
         (["presets.mine=1"], "at '/presets/mine': got number, want object"),
@@ -70,12 +73,12 @@ from tests.unit.chart.objects import CHART, ROOT, STORE
     ],
     ids=lambda item: item[0] if isinstance(item, list) and item else None,
 )  # fmt: skip
-def test_wrong_values_are_refused(refuse, values, said):
+def test_invalid_values_are_refused(refuse, values, said):
     store = [] if not values else STORE
     assert said in refuse(*store, *(part for value in values for part in ("--set", value)))
 
 
-def test_all_problems_are_shown_at_once(refuse):
+def test_one_error_lists_all_problems(refuse):
     said = refuse("--set", "images.flow.digest=sha1,gpuResource=gpu")
     assert all(
         f"- {key}: found" in said for key in ("images.flow.digest", "gpuResource", "store.uri")

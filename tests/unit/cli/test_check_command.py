@@ -1,4 +1,4 @@
-"""`retrace check`: exit code 0 with one line, or 2 with every error; it starts nothing, and loads
+"""`retrace check` exits with 0 and a summary, or with 2 and all errors. It starts nothing and loads
 no deep-learning library."""
 
 import json
@@ -51,7 +51,8 @@ def settings(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(settings) -> dict[str, tuple[int, list[str]]]:
-    """Exit code and lines of stderr of each case; one process, as it is long in starting."""
+    """The exit code and the stderr lines of each case. One process runs all cases, because
+    starting one is slow."""
     commands = json.dumps([[str(settings), *overrides] for overrides in CASES.values()])
     ended = subprocess.run(
         [sys.executable, "-c", COMMANDS, commands], capture_output=True, text=True, check=False
@@ -65,27 +66,28 @@ def done(settings) -> dict[str, tuple[int, list[str]]]:
     }
 
 
-def test_right_input(settings, done):
-    """What the run is going to do, in lines, and where it writes."""
+def test_valid_input_gives_a_summary(settings, done):
+    """The lines describe the run's work and where it writes."""
     code, (note, right, *lines) = done["right"]
     store = f"file://{settings.parent}/store/fine"
     assert code == 0
-    assert note == "note: trainer.default_hdfs_dir: ignored; the run's state lies in store.uri"
+    assert note == "note: trainer.default_hdfs_dir: ignored; the run's state is in store.uri"
     assert right == (
-        f"{settings} is right: 10 prompts, 4 MoE layers, top-4 of 16 experts, routing replay "
+        f"{settings} is valid: 10 prompts, 4 MoE layers, top-4 of 16 experts, routing replay "
         f"disabled, run {store}"
     )
     told = dict(line.strip().split(maxsplit=1) for line in lines)
     assert " cores, " in told.pop("machine")
     assert told.pop("writes").startswith(
-        "per step a policy of 1.1 MB, samples up to 43.9 kB; every"
+        "per step, a policy of 1.1 MB and samples of up to 43.9 kB; every"
     )
     assert told.pop("memory").startswith("about ")
-    assert told.pop("host").endswith("of a training node for a checkpoint")
-    assert told.pop("engine").startswith("at least 1.1 MiB of each process of an engine: weights")
+    assert told.pop("host").endswith("on each training node, for a checkpoint")
+    assert told.pop("engine").startswith("at least 1.1 MiB in each process of an engine: weights")
+    assert told.pop("copies") == "the rollout workers on a machine keep 1.1 MB under TMPDIR"
     assert told == {
         "steps": "2 of 4 prompts x 2 = 8 samples",
-        "updates": "1 a step, of 4 prompts",
+        "updates": "1 per step, each of 4 prompts",
         "training": "1 rank: TP1 PP1 EP1, data-parallel 1, bfloat16",
         "rollout": "1 worker of TP1, bfloat16",
         "store": store,
@@ -94,48 +96,50 @@ def test_right_input(settings, done):
     assert not (settings.parent / "store/fine").exists()
 
 
-def test_a_run_too_large_for_this_machine(settings, done):
-    """It is right, but not here: `check` says so at once, and warns."""
+def test_a_run_too_large_for_this_machine_gives_a_warning(settings, done):
+    """The settings are valid, but not for this machine. The first line reports this, and a warning
+    gives the reason."""
     code, lines = done["too large"]
     assert code == 0
-    assert lines[0].startswith(f"{settings} is right, but not for this machine: 10 prompts, ")
-    assert "warning: trainer.n_gpus_per_node: 100000 training ranks are asked for, but" in lines[-2]
+    assert lines[0].startswith(f"{settings} is valid, but not for this machine: 10 prompts, ")
+    assert "warning: trainer.n_gpus_per_node: found 100000 training ranks, but" in lines[-2]
     assert lines[-1] == "`retrace run` refuses it on this machine"
 
 
-def test_gpus_that_are_too_small(settings, done):
-    """Refused as other input is: nothing says that it is right."""
+def test_a_run_is_refused_if_the_gpus_are_too_small(settings, done):
+    """The run is refused as if its input were invalid; no line calls the settings valid."""
     code, lines = done["GPUs too small"]
     assert code == 2
     note, error = lines
     assert note.startswith("note: trainer.default_hdfs_dir: ignored")
     assert error.startswith("error: trainer: the fullest GPU needs about 4.0 GiB, but has")
     assert error.endswith(
-        "no layout fits: 4.0 GiB are assumed for CUDA, NCCL and fragments alone; use larger GPUs"
+        "no layout fits, because CUDA, NCCL and fragments are assumed to need 4.0 GiB; use larger "
+        "GPUs"
     )
 
 
-def test_gpus_that_are_large_enough(done):
-    """With a size of GPUs, memory is that of GPUs, on this machine without any too."""
+def test_a_run_is_accepted_if_the_gpus_are_large_enough(done):
+    """With --gpu-memory, the estimate is for GPUs, even on a machine without one."""
     code, lines = done["GPUs large enough"]
     assert code == 0
     [memory] = [line for line in lines if line.strip().startswith("memory")]
-    assert "of the fullest training GPU: " in memory
+    assert "on the fullest training GPU: " in memory
     assert "CUDA, NCCL, fragments 4.0 GiB" in memory
 
 
-def test_wrong_settings(done):
+def test_invalid_settings_are_refused(done):
     assert done["wrong settings"] == (
         2,
         [
             "error: trainer.seed: found 'x' (text), expected an integer >= 0; the default is 1",
             "error: trainer.nnode: unknown key; did you mean trainer.nnodes?",
-            "what depends on wrong settings was not checked: correct them first",
+            "checks that depend on invalid settings were skipped: correct these first",
         ],
     )
 
 
-def test_wrong_files(done):
+def test_invalid_files_are_refused(done):
     code, lines = done["wrong files"]
     assert code == 2
     assert lines[0].startswith("note: trainer.default_hdfs_dir: ignored")

@@ -1,18 +1,20 @@
-"""A step or run that cannot be read is a line of its own; the others are shown."""
+"""A damaged step or run is reported on its own line, and the others are still shown."""
 
 import pytest
 from typer.testing import CliRunner
 
 import retrace
 from pipeline.cli import traces, whole_runs
+from pipeline.cli.runs import for_steps
 from pipeline.run import keys
 from pipeline.store import Store, open_store
 from tests.samples import GEOMETRY, R3, make_samples
+from tests.stored_runs import whole_run, write_step
 
 
 @pytest.fixture
 def run(tmp_path) -> Store:
-    """Three steps; the manifest of the second is damaged."""
+    """A run with three steps; the manifest of the second step is damaged."""
     store = open_store(str(tmp_path / "store" / "run"))
     for step in range(3):
         retrace.write_step(store, step, make_samples(step=step), GEOMETRY, R3)
@@ -51,10 +53,63 @@ def test_the_other_steps_are_exported(run, tmp_path, form):
     assert sorted(path.name for path in out.iterdir()) == names
 
 
+@pytest.mark.parametrize("command", ["ls", "stats", "export", "verify"])
+def test_a_link_to_itself_does_not_hide_the_other_steps(run, tmp_path, command):
+    manifest = tmp_path / "store" / "run" / keys.manifest(1)
+    manifest.unlink()
+    manifest.symlink_to(manifest.name)
+    out = tmp_path / "out"
+    more = ["--out", out] if command == "export" else []
+    found = outcome(command, run.uri, *more, expect=1)
+    assert keys.manifest(1) in found
+    assert "symbolic links; remove it" in found
+    if command == "export":
+        assert sorted(path.name for path in out.iterdir()) == ["000000", "000002"]
+
+
 @pytest.mark.parametrize("command", ["ls", "stats", "export"])
-def test_a_step_that_was_asked_for_is_refused(run, tmp_path, command):
+def test_a_damaged_step_that_the_user_names_is_refused(run, tmp_path, command):
     more = ["--out", tmp_path / "out"] if command == "export" else []
     assert "error: steps/000001" in outcome(command, run.uri, "--step", 1, *more, expect=2)
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "export", "verify"])
+def test_a_step_that_lost_its_manifest_is_named(run, tmp_path, command):
+    """The samples of steps 1 and 3 are committed. Only step 3 may still be in progress."""
+    for step in (1, 3):
+        manifest = tmp_path / "store" / "run" / keys.manifest(step)
+        if step == 3:
+            retrace.write_step(run, step, make_samples(step=step), GEOMETRY, R3)
+        manifest.unlink()
+    more = ["--out", tmp_path / "out"] if command == "export" else []
+    found = outcome(command, run.uri, *more, expect=1)
+    why = "step 2 is sealed, and this step has steps/000001/rollout/00000.json"
+    assert f"{keys.manifest(1)}: no such object, but {why}" in found
+    assert keys.manifest(3) not in found
+    if command == "export":
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["000000", "000002"]
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "export", "verify"])
+@pytest.mark.parametrize("lost", [keys.manifest(1), keys.training_set(1)])
+def test_a_trained_step_that_lost_an_object_is_named(tmp_path, command, lost):
+    store = open_store(str(tmp_path / "store"))
+    whole_run(store, tmp_path, "R2")
+    write_step(store, 1, "R2")
+    store.delete(lost)
+    more = ["--out", tmp_path / "out"] if command == "export" else []
+    found = outcome(command, store.uri, *more, expect=1)
+    assert f"{lost}: no such object" in found or f"{lost} in {store.uri}: no such object" in found
+    if command != "verify":
+        assert "error: step 1: " in found
+
+
+def test_an_error_names_its_step_once(capsys):
+    def work(step: int) -> None:
+        raise retrace.TraceError(f"step {step} of a run: its samples were removed")
+
+    assert for_steps([3], work)
+    assert capsys.readouterr().err == "error: step 3 of a run: its samples were removed\n"
 
 
 def test_the_other_runs_are_listed(tmp_path):

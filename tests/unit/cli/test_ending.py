@@ -1,4 +1,5 @@
-"""Signals end a command in order, and at once when they come again. Each case is a process."""
+"""The first signal ends a command cleanly, and a second one ends it immediately. Each case runs in
+a separate process."""
 
 import signal
 import subprocess
@@ -11,8 +12,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
-SAYS = "stopping in order, which may take 15 s; a second one stops at once\n"
-GO_ON = "the same command again goes on from what is committed\n"
+SAYS = "stopping cleanly (up to 15 s); a second signal stops immediately\n"
+GO_ON = "the same command continues from the last commit\n"
 IN_ORDER = """
     try:
         say("working")
@@ -32,9 +33,10 @@ NEVER_IN_ORDER = """
 
 @contextmanager
 def working(work: str, setup: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A command whose `work` has said "working"."""
+    """Start a command, and wait until its `work` has printed "working"."""
     program = (
         "import signal, sys, time\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # nohup ignores it
         "from pipeline.cli import ending\n"
         "def say(text): print(text, flush=True)\n"
         f"{textwrap.dedent(setup)}\n"
@@ -55,7 +57,7 @@ def working(work: str, setup: str = "") -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize(
     ("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)]
 )
-def test_the_first_signal_ends_in_order(number: signal.Signals, name: str, code: int):
+def test_the_first_signal_ends_the_command_cleanly(number: signal.Signals, name: str, code: int):
     with working(IN_ORDER) as command:
         command.send_signal(number)
         out, errors = command.communicate(timeout=PATIENCE_S)
@@ -63,8 +65,8 @@ def test_the_first_signal_ends_in_order(number: signal.Signals, name: str, code:
     assert errors == f"{name}: {SAYS}stopped; {GO_ON}"
 
 
-def test_a_terminal_that_is_closed_ends_it_at_once():
-    """SIGHUP is left to do that; guards then end what was started (tests/unit/test_orphans.py)."""
+def test_closing_the_terminal_ends_the_command_immediately():
+    """SIGHUP has no handler; guards then kill the children (tests/unit/test_orphans.py)."""
     with working(IN_ORDER) as command:
         command.send_signal(signal.SIGHUP)
         out, errors = command.communicate(timeout=PATIENCE_S)
@@ -79,33 +81,35 @@ def test_a_terminal_that_is_closed_ends_it_at_once():
         (signal.SIGTERM, signal.SIGINT, 143),
     ],
 )
-def test_the_second_signal_ends_at_once(first: signal.Signals, second: signal.Signals, code: int):
+def test_the_second_signal_ends_the_command_immediately(
+    first: signal.Signals, second: signal.Signals, code: int
+):
     with working(NEVER_IN_ORDER) as command:
         command.send_signal(first)
         assert command.stdout.readline() == "not yet\n"
         command.send_signal(second)
         _, errors = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == code
-    assert errors.endswith(f"{SAYS}stopped at once; {GO_ON}")
+    assert errors.endswith(f"{SAYS}stopped immediately; {GO_ON}")
 
 
-def test_what_does_not_end_in_order_is_ended_by_the_clock():
+def test_a_command_that_does_not_stop_cleanly_is_ended_by_the_timer():
     with working(NEVER_IN_ORDER, "ending._LIMIT_S = 0.5") as command:
         command.send_signal(signal.SIGTERM)
         _, errors = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 143
-    assert errors.endswith(f"so stopped at once; {GO_ON}")
+    assert errors.endswith(f"so stopped immediately; {GO_ON}")
 
 
 @pytest.mark.parametrize(
     ("instead", "code", "says"),
     [
         ("raise RuntimeError('the server is gone')", 130, f"stopped; {GO_ON}"),
-        ("return 1", 130, ""),  # an error that the command has shown
-        ("return 0", 0, ""),  # it was finished already
+        ("return 1", 130, ""),  # the command has already printed its error
+        ("return 0", 0, ""),  # the work was already finished
     ],
 )
-def test_what_comes_of_ending_is_no_failure(instead: str, code: int, says: str):
+def test_errors_that_a_signal_causes_are_not_failures(instead: str, code: int, says: str):
     work = f"""
         try:
             say("working")
@@ -119,7 +123,7 @@ def test_what_comes_of_ending_is_no_failure(instead: str, code: int, says: str):
     assert (command.returncode, errors) == (code, f"Ctrl-C: {SAYS}{says}")
 
 
-def test_without_a_signal_codes_and_errors_are_the_commands_own():
+def test_without_a_signal_exit_codes_and_errors_are_unchanged():
     with working("say('working'); return 7") as command:
         assert command.communicate(timeout=PATIENCE_S) == ("", "")
         assert command.returncode == 7
@@ -129,7 +133,7 @@ def test_without_a_signal_codes_and_errors_are_the_commands_own():
 
 
 def test_a_signal_that_was_ignored_stays_ignored():
-    """A script's jobs in the background are not ended by the Ctrl-C that ends the script."""
+    """A Ctrl-C that ends a script does not end the script's background jobs."""
     with working(IN_ORDER, "signal.signal(signal.SIGINT, signal.SIG_IGN)") as command:
         command.send_signal(signal.SIGINT)
         command.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`--help`, `-h`, `--version` and completion."""
+"""`--help`, `-h`, `--version` and shell completion."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from tests.paths import ROOT
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], object]]:
-    """Every command and group, with its words."""
+    """Yield a pair for each command and group: the words that call it, and the object itself."""
     waiting: list[tuple[tuple[str, ...], object]] = [((), get_command(_app))]
     while waiting:
         words, command = waiting.pop()
@@ -29,7 +29,7 @@ COMMANDS = dict(commands())
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_ends_with_examples_codes_and_docs(words):
-    """The examples name this command, with options that it has, and the docs are there."""
+    """The examples name this command and its options, and the named docs exist."""
     command = COMMANDS[words]
     lines = Text.from_markup(command.epilog).plain.splitlines()
     assert lines[0] == "Examples"
@@ -46,6 +46,13 @@ def test_help_ends_with_examples_codes_and_docs(words):
     assert [page for page in pages if not (ROOT / page).is_file()] == []
 
 
+@pytest.mark.parametrize("group", [words for words in COMMANDS if len(words) == 1], ids=" ".join)
+def test_the_help_of_a_group_lists_every_exit_code_of_its_commands(group):
+    codes = {words: set(re.findall(r"\b(\d+): ", of.epilog)) for words, of in COMMANDS.items()}
+    below = [found for words, found in codes.items() if words[:1] == group]
+    assert codes[group] == set().union(*below)
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_h_is_help(words):
     short, long = (CliRunner().invoke(_app, [*words, option]) for option in ("-h", "--help"))
@@ -55,15 +62,15 @@ def test_h_is_help(words):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_shows_no_types_of_python(words):
-    """An option is followed by what to write, such as N, and not by <list[int]>."""
+def test_help_shows_no_python_types(words):
+    """After an option, the help shows a placeholder such as N, not <list[int]>."""
     text = CliRunner(env={"COLUMNS": "200"}).invoke(_app, [*words, "--help"]).output
     options = [line for line in text.splitlines() if re.search(r"│[ *]+--", line)]
     assert options
     assert [line for line in options if re.search(r"<(int|str|path|list)\b", line)] == []
 
 
-def test_version():
+def test_version_is_printed():
     result = CliRunner().invoke(_app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"retrace {retrace.__version__}\n")
 

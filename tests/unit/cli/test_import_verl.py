@@ -1,4 +1,4 @@
-"""`retrace import-verl`."""
+"""`retrace import-verl`: the written file, and the errors."""
 
 import errno
 from pathlib import Path
@@ -9,7 +9,7 @@ import retrace
 from pipeline.cli import _app
 
 
-def test_writes_a_file_once_and_says_what_is_next(tmp_path):
+def test_a_file_is_written_once_and_the_next_command_is_named(tmp_path):
     script, target = tmp_path / "run.sh", tmp_path / "my.yaml"
     script.write_text(
         "python3 -m verl.trainer.main_ppo nonsense.x=1 algorithm.adv_estimator=grpo\n"
@@ -21,19 +21,20 @@ def test_writes_a_file_once_and_says_what_is_next(tmp_path):
     assert "\n  nnodes: 2\n" in text
     todos = text.count("# TODO ")
     assert first.output == (
-        f"{target} is written; decide its {todos} TODO lines, then run: retrace check {target}\n"
+        f"{target} is written; resolve its {todos} TODO lines, then run: retrace check {target}\n"
     )
     assert second.exit_code == 2
-    assert second.output.startswith(f"error: {target}: this file is there already; remove it, or")
+    assert second.output.startswith(f"error: {target}: this file already exists; remove it, or")
 
 
-def test_a_target_that_cannot_be_written(tmp_path, monkeypatch):
-    """A folder that is not there is found before the source is read."""
+def test_a_target_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    """A missing folder is reported before the source is read."""
     source, target = tmp_path / "none.sh", tmp_path / "none/my.yaml"
     result = CliRunner().invoke(_app, ["import-verl", str(source), "-o", str(target)])
     assert result.exit_code == 2
     assert result.output == (
-        f"error: {target}: the folder {target.parent} is not there; make it, or name another one\n"
+        f"error: {target}: the folder {target.parent} does not exist; create it, or give a "
+        "different one\n"
     )
 
     def full(*_: object, **__: object) -> None:
@@ -56,7 +57,7 @@ def test_errors_name_the_line(tmp_path):
     assert not target.exists()
 
 
-def test_run_and_check_point_here():
+def test_run_and_check_refer_to_import_verl():
     for command in ("run", "check"):
         result = CliRunner().invoke(_app, [command, "--config-name=mine", "trainer.nnodes=2"])
         assert result.exit_code == 2

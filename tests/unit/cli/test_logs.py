@@ -1,4 +1,4 @@
-"""`retrace logs`: the end of each worker's log, and what is added."""
+"""`retrace logs`: the end of each worker's log, and new lines."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ from tests.unit.inputs.small_inputs import check, write_inputs
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A working directory with a run, test, in its default store, and its settings."""
+    """A working directory with the settings of the run 'test', which is in the default store."""
     folder = tmp_path_factory.mktemp("logs")
     settings = write_inputs(folder, make_tiny(folder / "model", "qwen3_moe"))
     stage(check(settings, f"store.uri={folder}/outputs/store"))
@@ -30,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def logs(folder, monkeypatch) -> Path:
-    """The folder of its logs."""
+    """The folder of the run's logs, which contains the logs of two workers."""
     monkeypatch.chdir(folder)
     logs = folder / "outputs/test/logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def command(*words: str, expect: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("named", ["test", "outputs/store/test", "config.yaml"])
-def test_the_last_lines_of_each_worker(logs, named):
+def test_the_last_lines_of_each_worker_are_shown(logs, named):
     ends = [f"rollout {i}" for i in range(30, 80)]
     both = ["==> rollout-0 <==", *ends, "==> training-0 <==", "training 0", "training 1"]
     assert command(named) == both
@@ -54,27 +54,29 @@ def test_the_last_lines_of_each_worker(logs, named):
     assert command(named, "--worker", "training-0", "-n", "1") == ["training 1"]
 
 
-def test_a_worker_that_is_not_there(logs):
+def test_an_unknown_worker_is_refused(logs):
     assert command("test", "--worker", "rollout-1", expect=2) == [
         "error: --worker rollout-1: no such worker; found rollout-0, training-0"
     ]
 
 
-def test_a_settings_file_that_is_not_there(logs, folder):
+def test_a_missing_settings_file_is_refused(logs, folder):
     assert command("my.yaml", expect=2) == [
-        f"error: my.yaml: no such settings file (from {folder})"
+        f"error: my.yaml: no such settings file (working directory: {folder})"
     ]
     assert "no run there" in command(f"file://{folder}/my.yaml", expect=2)[0]
 
 
-def test_no_logs_here(logs, tmp_path, monkeypatch):
+def test_a_folder_without_logs_is_refused(logs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [said] = command(str(logs.parents[1] / "store/test"), expect=2)
-    assert said.startswith("error: outputs/test/logs: no logs of the run 'test' there (file://")
+    assert said.startswith(
+        "error: outputs/test/logs contains no logs of the run 'test' (store: file://"
+    )
 
 
-def test_a_run_on_kubernetes(logs, folder):
-    """The commands that show its logs."""
+def test_logs_of_a_run_on_kubernetes_are_elsewhere(logs, folder):
+    """The error names the commands that show the logs."""
     for log in logs.iterdir():
         log.unlink()
     from pipeline.store import open_store
@@ -89,9 +91,9 @@ def test_a_run_on_kubernetes(logs, folder):
     assert said.endswith("-l prefect.io/flow-run-id=0a1b")
 
 
-def test_following(logs, folder):
-    """Lines that are added, whole; also those of a log that was begun anew. Ctrl-C ends it without
-    a traceback."""
+def test_following_prints_new_lines(logs, folder):
+    """New lines are printed when they are complete, even if the log was replaced. Ctrl-C ends the
+    command without a traceback."""
     program = "from pipeline.cli import main; main()"
     words = ["logs", "test", "-f", "-n", "1"]
     said = folder / "said"
@@ -111,8 +113,8 @@ def test_following(logs, folder):
             see("rollout-0 | more")
             log.write(" line\n")
         see("rollout-0 | half a line")
-        (logs / "training-0.log").write_text("anew\n")
-        see("training-0 | anew")
+        (logs / "training-0.log").write_text("again\n")
+        see("training-0 | again")
         following.send_signal(signal.SIGINT)
         assert following.wait(PATIENCE_S) == 130
     finally:

@@ -1,5 +1,7 @@
-"""`retrace run` up to the flow's first step. Prefect's decorator and the steps are stand-ins;
-tests/integration/run has the whole."""
+"""`retrace run` up to the flow's first step, with stand-ins for Prefect's decorator and the steps.
+
+tests/integration/run tests the whole command.
+"""
 
 import sys
 from collections.abc import Callable
@@ -22,8 +24,10 @@ from tests.unit.inputs.small_inputs import verl_rows, write_inputs, write_prompt
 
 
 def test_prompts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """By the check; the flow stages what was checked. Prefect, which stores a flow's parameters,
-    is given the settings and not the prompts."""
+    """The check tokenises the prompts, and the flow stages the result.
+
+    Prefect stores a flow's parameters, so the flow gets the settings but not the prompts.
+    """
     settings = write_inputs(tmp_path, make_tiny(tmp_path / "model", "qwen3_moe"))
     write_prompts(tmp_path / "val.parquet", verl_rows(3))
     tokenised: list[int] = []
@@ -50,7 +54,8 @@ def test_prompts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(local, "flow", flow)
     monkeypatch.setattr(server, "prefect_server", lambda _: nullcontext(nullcontext()))
     monkeypatch.setattr(local, "drive", lambda config, run, *_: driven.append(run))
-    monkeypatch.setattr(starting, "_PREFECT", {})  # they would stay in this process's environment
+    # Without this, the variables would stay in this process's environment.
+    monkeypatch.setattr(starting, "_PREFECT", {})
 
     assert run_run(settings, [f"data.val_files={tmp_path}/val.parquet"]) == 0
     assert tokenised == [10, 3]
@@ -64,14 +69,14 @@ def test_prompts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        (StageLastingError("the reward raised"), "Mend the cause; then the same command goes on"),
-        (StageFailedError("connection lost"), "The same command again goes on"),
+        (StageLastingError("the reward raised"), "Fix the cause, then run the same command again"),
+        (StageFailedError("connection lost"), "Run the same command again to continue"),
     ],
 )
-def test_the_advice_after_a_failure(
+def test_the_advice_after_a_failure_depends_on_its_cause(
     error: Exception, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    """The same command again would meet again what no restart mends."""
+    """After a lasting error, the user must fix the cause, because the error would recur."""
 
     class Ready:
         too_small = ()

@@ -1,6 +1,7 @@
 """`retrace traces` on a run and on a recorded set."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +34,7 @@ SAMPLES = make_samples()
 
 
 def command(*arguments: object, expect: int = 0) -> str:
-    """Run `retrace traces`; what it printed, errors included."""
+    """Run `retrace traces` and return its output, including errors."""
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exit_code == expect, result.output
     return result.output
@@ -49,7 +50,7 @@ def run(request, tmp_path):
     return store
 
 
-def test_ls(run):
+def test_ls_lists_steps_and_samples(run):
     assert "000000/1/1" in command("ls", run.uri, "--step", 0)
     line = next(x for x in command("ls", run.uri).splitlines() if "vllm" in x or "megatron" in x)
     tokens = sum(len(s.tokens_S) for s in SAMPLES)
@@ -58,8 +59,9 @@ def test_ls(run):
     assert f" {tokens} │" in line
 
 
-def test_show(run, tmp_path):
-    """Each position with its token, its text and the sets of each layer; the last has no row."""
+def test_show_names_the_experts_of_each_token(run, tmp_path):
+    """For each position, the output shows the token, its text and its set in each layer. The last
+    position has no sets."""
     sample = SAMPLES[3]
     lines = [x for x in command("show", run.uri, sample.id).splitlines() if x.startswith("│")]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
@@ -77,7 +79,7 @@ def test_show(run, tmp_path):
     assert "layer 5" in one
     assert "layer 1" not in one
 
-    # A recorded set has no tokenizer: token ids then.
+    # A recorded set has no tokenizer, so only token ids are shown.
     record = open_store(str(tmp_path / "set"))
     write_recorded_set(run, record, 0)
     shown = command("show", record.uri, sample.id)
@@ -86,22 +88,23 @@ def test_show(run, tmp_path):
 
 
 def on_terminal(columns: int, *arguments: object) -> list[str]:
-    """The lines of a command on a terminal of this width."""
+    """Return the lines that a command prints on a terminal of this width."""
     env = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(columns)}
     result = CliRunner(env=env).invoke(app, [str(a) for a in arguments])
     assert result.exit_code == 0, result.output
     return Text.from_ansi(result.output).plain.splitlines()
 
 
-def test_a_terminal_gets_what_fits(run):
-    """The first layers, and the columns that matter; what is left out is said. Wide: all."""
+def test_a_terminal_gets_the_columns_that_fit(run):
+    """The first layers and the important columns are shown; the output names the others. --wide
+    shows all of them."""
     sample = SAMPLES[3]
     for columns, layers in ((60, ("layer 1",)), (72, ("layer 1", "layer 2"))):
         lines = on_terminal(columns, "show", run.uri, sample.id)
         assert max(len(line) for line in lines if "│" in line or "━" in line) <= columns
         [header] = [line for line in lines if "position" in line]
         assert [f"layer {i}" for i in (1, 2, 5) if f"layer {i}" in header] == list(layers)
-        assert lines[-1].startswith("left out, as it does not fit: layer")
+        assert re.match(r"columns that do not fit \(\d\): layer", lines[-1])
     assert "layer 5" in "".join(on_terminal(60, "show", run.uri, sample.id, "--wide"))
     [header] = [x for x in on_terminal(72, "ls", run.uri) if "samples" in x]
     assert "engine" not in header
@@ -109,7 +112,8 @@ def test_a_terminal_gets_what_fits(run):
 
 
 def step_of_every_kind(store) -> list:
-    """Of four groups one is rejected, and a branch has no reward."""
+    """Seal a step of four groups. One group is rejected, and another has a branch without a
+    reward."""
     samples = make_samples(prompts=4, n=2, known=1.0)
     first = samples[4]
     branch = replace(
@@ -128,7 +132,7 @@ def step_of_every_kind(store) -> list:
     return kept
 
 
-def test_what_is_rejected_not_trained_on_or_a_branch_is_shown(tmp_path):
+def test_rejected_groups_untrained_samples_and_branches_are_shown(tmp_path):
     store = open_store(str(tmp_path / "run"))
     kept = step_of_every_kind(store)
     branch = kept[-1]
@@ -160,7 +164,7 @@ def test_what_is_rejected_not_trained_on_or_a_branch_is_shown(tmp_path):
 
 
 def test_show_begins_with_reward_and_texts(run):
-    """The extras of the reward beside it."""
+    """The line that begins with `reward` also shows the sample's extras."""
     sample = SAMPLES[3]
     P = len(sample.prompt_tokens_P)
     prompt, response = (
@@ -177,7 +181,7 @@ def test_show_begins_with_reward_and_texts(run):
     ]
 
 
-def test_show_without_routes(tmp_path):
+def test_show_works_without_routes(tmp_path):
     store = open_store(str(tmp_path))
     write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
     seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0)
@@ -186,9 +190,12 @@ def test_show_without_routes(tmp_path):
     assert "all good" in command("verify", store.uri)
 
 
-def test_verify(run, tmp_path):
-    """Exit code 0 and one line that says what was checked; or 1 and one line for each problem,
-    however long, then their number."""
+def test_verify_reports_each_problem(run, tmp_path):
+    """For an undamaged run, verify prints one line of counts and exits with 0.
+
+    For a damaged run, it prints one line per problem, however long, and then the number of
+    problems, and exits with 1.
+    """
     good = command("verify", run.uri)
     assert good.startswith("all good; checked: 1 sealed steps, 6 samples, 2 inputs, ")
     assert good.count("\n") == 1
@@ -208,9 +215,9 @@ def test_verify(run, tmp_path):
     assert last.startswith("problems: 2; checked: 1 sealed steps, ")
 
 
-def test_verify_of_a_step(run):
-    """Another step's problem does not matter; a trained step without a manifest is a problem, a
-    step that does not exist is a mistake of who asks."""
+def test_verify_of_a_step_ignores_other_steps(run):
+    """Verify reports a trained step without a manifest as a problem with the run, but a step that
+    does not exist as the user's mistake."""
     for step in range(2):
         commit(run, keys.metrics(step), {"step": step, "metrics": {}}, new_write_id())
     assert "all good; checked: 1 sealed steps" in command("verify", run.uri, "--step", 0)
@@ -221,9 +228,10 @@ def test_verify_of_a_step(run):
     assert "step 2 is not sealed" in command("verify", run.uri, "--step", 2, expect=2)
 
 
-def test_stats(run, tmp_path):
-    """Loads by layer and of all; the agreement of engine and trainer where both recorded, and the
-    trainer's own from metrics.json; at the end what the columns mean."""
+def test_stats_show_load_and_agreement(run, tmp_path):
+    """The table shows the load of each layer and of all layers, and the agreement between engine
+    and trainer if both recorded routes. The agreement in training comes from metrics.json. A legend
+    follows the table."""
     before = command("stats", run.uri)
     assert f"of {sum(len(s.routes.valid_T) for s in SAMPLES)}" in before
     r3 = "R3:" in before
@@ -238,7 +246,7 @@ def test_stats(run, tmp_path):
     commit(run, keys.metrics(0), body, new_write_id())
     printed = command("stats", run.uri).splitlines()
     assert printed[-2].startswith("load: an expert's share of the layer's choices; ")
-    assert printed[-1].startswith("bytes per token and layer are far below the format's 2 where ")
+    assert printed[-1].startswith("bytes per token and layer are far below the format's 2 if ex")
     lines = [x for x in printed if x.startswith("│")]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert [row[0] for row in cells] == ["1", "2", "5", "all"]
@@ -258,8 +266,8 @@ def test_stats(run, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["npy", "pt"])
-def test_export(run, tmp_path, form):
-    """The layout that docs/trace-format.md promises."""
+def test_export_writes_the_documented_files(run, tmp_path, form):
+    """The files have the layout that docs/trace-format.md describes."""
     out = tmp_path / "out"
     command("export", run.uri, "--out", out, "--format", form)
     index = json.loads((out / "000000/samples.json").read_text())
@@ -298,15 +306,15 @@ def test_export(run, tmp_path, form):
             "sample 000000/9/0: not in step 0; list the ids with: retrace traces ls {run} --step 0",
         ),
         (("show", "{run}", "000007/1/0"), "step 7 is not sealed"),
-        (("show", "{run}", "first"), "an id is STEP/PROMPT/NUMBER, such as 000003/17/2; list"),
-        (("show", "{run}", "7", "--step", 0), "SAMPLE '7': not an id"),
+        (("show", "{run}", "first"), "expected STEP/PROMPT/NUMBER, such as 000003/17/2; list"),
+        (("show", "{run}", "7", "--step", 0), "SAMPLE '7': not a sample id"),
         (
             ("show", "000000/1/0", "{run}"),
-            "is a sample's id; give RUN first: show {run} 000000/1/0",
+            "is a sample id; give RUN first: show {run} 000000/1/0",
         ),
-        (("ls", "{store}"), "a store of 1 run; give that one: {store}/run"),
-        (("verify", "{store}"), "a store of 1 run; give that one: {store}/run"),
-        (("ls", "{settings}"), "{settings}: found a settings file, expected a run; give its run, "),
+        (("ls", "{store}"), "a store of 1 run; pass that run: {store}/run"),
+        (("verify", "{store}"), "a store of 1 run; pass that run: {store}/run"),
+        (("ls", "{settings}"), "{settings}: found a settings file, expected a run; pass its run, "),
         (
             ("export", "{run}", "--out", "{store}"),
             "the folder is not empty; give a new or an empty",
@@ -314,12 +322,12 @@ def test_export(run, tmp_path, form):
         (("export", "{run}", "--out", "{file}"), "cannot write to {file}/000000: "),
         (
             ("show", "{run}", "000000/1/0", "--layer", 3),
-            "no routes of layers [3]; it has (1, 2, 5)",
+            "no routes for layers [3], expected layers of (1, 2, 5)",
         ),
     ],
 )
-def test_what_is_not_there_is_named(run, tmp_path, arguments, says):
-    """One line and exit code 2."""
+def test_wrong_arguments_are_named(run, tmp_path, arguments, says):
+    """Each invalid argument causes one error line and exit code 2."""
     (tmp_path / "file").touch()
     (tmp_path / "my.yaml").touch()
     places = {
@@ -334,3 +342,14 @@ def test_what_is_not_there_is_named(run, tmp_path, arguments, says):
         says = says.replace(name, place)
     assert says in output
     assert output.count("\n") == 1
+
+
+def test_ls_and_show_print_large_rewards_in_few_characters(tmp_path):
+    store = open_store(str(tmp_path))
+    huge = [replace(sample, reward=1.7e308) for sample in SAMPLES]  # their sum is infinite
+    sealed_r3(store, huge)
+    for arguments in (("ls", store.uri), ("ls", store.uri, "--step", 0)):
+        shown = "".join(on_terminal(200, *arguments))
+        assert "1.7e+308" in shown
+        assert "0000" not in shown.replace("000000/", "")
+    assert "reward    1.7e+308" in command("show", store.uri, SAMPLES[0].id)

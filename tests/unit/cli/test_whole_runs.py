@@ -1,4 +1,4 @@
-"""`retrace runs`: what it prints, asks and refuses."""
+"""`retrace runs`: output, confirmation and refusals."""
 
 import pytest
 from rich.text import Text
@@ -14,7 +14,8 @@ from tests.unit.upkeep.test_whole_runs import make_run
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """The default store of a working directory: a finished run, a failed one, something else."""
+    """The default store of a working directory, with a finished run, a failed run and a folder of
+    photos."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     for name, reason in (("done", "finished"), ("broken", "failed")):
@@ -31,7 +32,7 @@ def command(*words: str, answer: str = "", expect: int = 0) -> str:
     return result.output
 
 
-def test_ls_of_the_default_store(store):
+def test_ls_lists_the_default_store(store):
     lines = command("ls").splitlines()
     assert lines[0].split() == [
         "name",
@@ -51,14 +52,15 @@ def test_ls_of_the_default_store(store):
     }
     assert lines[4:] == [
         "broken: no space left",
-        "photos: neither run.json nor a sealed step is there",
+        "photos: no run.json and no sealed step",
     ]
     assert all(len(line) <= 80 for line in lines)
     assert command("ls", str(store)) == "\n".join(lines) + "\n"
 
 
-def test_ls_of_what_is_no_store(store, monkeypatch):
-    """A run, a recorded set and a file are no stores; of a run the parent is named, which is."""
+def test_ls_of_places_that_are_not_stores_is_refused(store, monkeypatch):
+    """A run, a recorded set and a file are refused; for a run, the error names its parent
+    folder."""
     refusal = "error: {}: a run, expected a store of runs; list its parent: retrace runs ls {}\n"
     outputs = store.parent
     for folder, place, parent in (
@@ -75,14 +77,14 @@ def test_ls_of_what_is_no_store(store, monkeypatch):
     monkeypatch.chdir(outputs)
     (outputs / "my.yaml").touch()
     assert command("ls", "my.yaml", expect=2) == (
-        "error: my.yaml: a file, expected a folder or URI that holds runs\n"
+        "error: my.yaml: a file, expected a folder or URI with runs\n"
     )
     sealed_r3(open_store(str(outputs / "set")), make_samples())
     assert command("ls", "set", expect=2) == (
         "error: set: a recorded set, expected a store of runs; list its steps: retrace traces ls "
         "set\n"
     )
-    assert command("ls", "nothere") == "no runs in nothere: nothing is there\n"
+    assert command("ls", "nothere") == "no runs in nothere: it does not exist or is empty\n"
 
 
 LOGGED = """rollout worker 0 ended with exit code 78 and was not restarted. From logs/rollout-0.log:
@@ -109,8 +111,9 @@ NOT_LOGGED = "rollout worker 0 ended with exit code -9. From a.log:\n  | loading
         ("not committed within 60 s: steps/000001/metrics.json", None),
     ],
 )
-def test_ls_shows_the_cause(tmp_path, message, cause):
-    """Not which log has it; on a terminal as much of it as fits a line."""
+def test_ls_shows_the_cause_of_a_failure(tmp_path, message, cause):
+    """The line shows the cause, not the log's name. On a terminal, it is cut to the terminal's
+    width."""
     run = make_run(tmp_path / "store/broken", 1)
     end_attempt(run, make_attempt(run, 0, 3), "failed", message)
     line = f"broken: {cause or message}"
@@ -121,8 +124,8 @@ def test_ls_shows_the_cause(tmp_path, message, cause):
     assert last == (line if len(line) <= 60 else f"{line[:59]}…")
 
 
-def test_rm_asks(store):
-    """A run may be given by its name."""
+def test_rm_asks_before_it_removes_a_run(store):
+    """The command finds a run in the default store by its name, without a path."""
     asked = command("rm", "done", answer="n\n", expect=1)
     assert asked.startswith("Remove outputs/store/done (finished, 3/3 steps, ")
     assert (store / "done").is_dir()
@@ -132,7 +135,7 @@ def test_rm_asks(store):
     assert command("rm", "done", expect=2).startswith("error: done: expected a run, found nothing")
 
 
-def test_rm_of_a_run_at_work(store):
+def test_rm_of_a_running_run_needs_force(store):
     run = make_run(store / "busy", 1)
     make_attempt(run, 0, 8)
     assert "remove it with --force" in command("rm", "busy", "--yes", expect=2)

@@ -1,4 +1,4 @@
-"""The smallest settings that load, and what loading and checking them says."""
+"""The smallest valid settings, and functions that load and check them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,14 +49,14 @@ R3 = (f"{REPLAY}.mode=R3", f"{RECORD}=True")
 
 
 def load(folder: Path, *overrides: str, text: str = MINIMAL) -> LoadedConfig:
-    """What `load_config` makes of a YAML text and overrides."""
+    """Load settings from YAML text, with overrides."""
     path = folder / "config.yaml"
     path.write_text(text)
     return load_config(path, overrides)
 
 
 def load_error(folder: Path, *overrides: str, text: str = MINIMAL) -> tuple[str, ...]:
-    """The problems that loading finds."""
+    """Return the problems found while loading."""
     with pytest.raises(InputError) as caught:
         load(folder, *overrides, text=text)
     assert str(caught.value) == "\n".join(caught.value.problems)
@@ -64,17 +64,17 @@ def load_error(folder: Path, *overrides: str, text: str = MINIMAL) -> tuple[str,
 
 
 def problems(folder: Path, *overrides: str, model: Mapping[str, Any] | None = None) -> list[str]:
-    """The problems that checking finds; the model is a small MoE unless given."""
+    """Return the problems found by the checks; the default model is a small MoE model."""
     return config_problems(load(folder, *overrides).config, QWEN3_MOE if model is None else model)
 
 
 def the_problem(folder: Path, *overrides: str, model: Mapping[str, Any] | None = None) -> str:
-    """The one problem that checking finds."""
+    """Return the only problem found by the checks."""
     (problem,) = problems(folder, *overrides, model=model)
     return problem
 
 
 def notes(folder: Path, *overrides: str) -> list[str]:
-    """All notes of loading and checking."""
+    """Return all notes from loading and checking."""
     loaded = load(folder, *overrides)
     return [*loaded.notes, *config_notes(loaded.config)]

@@ -1,12 +1,12 @@
-"""Identity: what may change when a run is attached again, and what may not."""
+"""A run's identity consists of the settings that may not change when the run is attached again."""
 
 from pipeline.config.identity import differing, identity
 from pipeline.config.tree import RunConfig
 from tests.unit.config.settings import ACTOR, load
 
 
-def test_what_a_run_is(tmp_path):
-    """Operational settings, the store's place and the paths of inputs are not identity."""
+def test_keys_of_the_identity(tmp_path):
+    """Operational settings, the store's settings and the paths of inputs are not included."""
     keys = set(identity(load(tmp_path).config))
     assert {
         "trainer.seed",
@@ -33,15 +33,15 @@ def test_what_a_run_is(tmp_path):
     }
 
 
-def test_differing(tmp_path):
+def test_differing_identity_settings_are_returned(tmp_path):
     old = load(tmp_path, "trainer.seed=1", "trainer.save_freq=3").config
     new = load(tmp_path, "trainer.seed=2", "trainer.save_freq=4", f"{ACTOR}.optim.lr=1e-5").config
     assert differing(old, new) == {"trainer.seed": (1, 2), f"{ACTOR}.optim.lr": (1e-6, 1e-5)}
     assert differing(old, old) == {}
 
 
-def test_survives_the_round_trip_through_json(tmp_path):
-    """run.json holds the config; attaching compares it with the one just loaded."""
+def test_a_config_survives_the_round_trip_through_json(tmp_path):
+    """run.json contains the config; attaching compares the stored config with the loaded one."""
     config = load(tmp_path, "data.train_files=[a, b]", f"{ACTOR}.optim.lr=1e-7").config
     again = RunConfig.model_validate(config.model_dump(mode="json"))
     assert again == config

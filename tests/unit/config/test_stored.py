@@ -1,4 +1,4 @@
-"""New settings and new defaults never change a run that is there already."""
+"""New settings and new defaults never change an existing run."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ class Unmarked(RunConfig):
 
 @pytest.fixture
 def tree(monkeypatch):
-    """Put another tree in the place of today's."""
+    """Return a function that replaces the current settings tree with a different one."""
 
     def put(other: type[RunConfig]) -> None:
         for module in (keys, stored):
@@ -50,11 +50,12 @@ def tree(monkeypatch):
     keys.all_keys.cache_clear()
 
 
-def test_every_setting_is_in_the_old_run_or_says_what_old_runs_had():
-    """Whoever adds a setting decides: mark it with `formerly`."""
+def test_every_setting_is_in_the_old_run_or_is_marked():
+    """A new setting must be marked with `formerly`, which gives the setting's value in older
+    runs."""
     found = keys.all_keys().values()
 
-    def told(key: keys.Key) -> bool:
+    def decided(key: keys.Key) -> bool:
         value = OLD
         for part in key.name.split("."):
             if value is None:
@@ -64,11 +65,11 @@ def test_every_setting_is_in_the_old_run_or_says_what_old_runs_had():
             value = value[part]
         return True
 
-    undecided = [key.name for key in found if key.section is None and not told(key)]
+    undecided = [key.name for key in found if key.section is None and not decided(key)]
     assert undecided == [], "give these json_schema_extra=formerly(VALUE)"
 
 
-def test_an_old_run_is_read_as_it_was():
+def test_an_old_run_is_read_unchanged():
     before = copy.deepcopy(OLD)
     config = read_stored(OLD, "run.json")
     assert before == OLD
@@ -82,7 +83,7 @@ def test_an_old_run_is_read_as_it_was():
         assert keys.value_at(config, key.name) == expected, key.name
 
 
-def test_a_new_setting_has_the_value_of_old_runs_and_not_the_default(tree):
+def test_a_new_setting_has_its_former_value_in_old_runs(tree):
     tree(Grown)
     old = read_stored(OLD, "run.json")
     assert (old.trainer.grown, old.trainer.patience) == (3, 2)
@@ -91,8 +92,8 @@ def test_a_new_setting_has_the_value_of_old_runs_and_not_the_default(tree):
     assert old.trainer.seed == OLD["trainer"]["seed"]
 
 
-def test_attaching_compares_with_the_value_of_old_runs(tree):
-    """Today's default is another value; operational settings may differ."""
+def test_attaching_compares_with_the_former_values(tree):
+    """Today's defaults differ from the former values. Operational settings are not compared."""
     tree(Grown)
     new = Grown.model_validate(OLD)
     assert differing(read_stored(OLD, "run.json"), new) == {
@@ -106,8 +107,9 @@ def test_attaching_compares_with_the_value_of_old_runs(tree):
     }
 
 
-def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
-    """Attaching with yesterday's file goes on as yesterday; what is written counts as written."""
+def test_settings_that_the_user_did_not_set_have_the_old_runs_values(tree):
+    """Attaching with the same file continues the run unchanged. A value that the file sets is
+    kept."""
     tree(Grown)
     unwritten = copy.deepcopy(OLD)
     config, taken = with_former_values(Grown.model_validate(unwritten), OLD)
@@ -140,14 +142,14 @@ def test_what_the_user_did_not_write_has_the_value_of_the_old_run(tree):
     }
 
 
-def test_a_run_as_new_as_the_settings_gives_nothing_away(tree):
-    """A default that the run has stored is the run's: there is nothing to take over."""
+def test_a_run_as_new_as_the_settings_keeps_its_values(tree):
+    """The run's stored settings contain all defaults, so no value has to be adapted."""
     tree(Grown)
     today = Grown.model_validate(OLD)
     assert with_former_values(today, today.model_dump(mode="json")) == (today, {})
 
 
-def test_a_run_that_has_the_setting_keeps_it(tree):
+def test_a_stored_value_is_kept(tree):
     tree(Grown)
     settings = copy.deepcopy(OLD)
     settings["trainer"] |= {"grown": 8, "other": {"start": 1, "names": []}}
@@ -156,17 +158,17 @@ def test_a_run_that_has_the_setting_keeps_it(tree):
     assert config.trainer.other == Curriculum(start=1, names=[])
 
 
-def test_a_setting_of_which_nobody_knows_what_old_runs_had_is_refused(tree):
+def test_a_setting_without_a_known_former_value_is_refused(tree):
     tree(Unmarked)
     with pytest.raises(InputError) as caught:
         read_stored(OLD, "run.json")
     assert caught.value.problems == (
-        "run.json: novelty: found no value, and what runs had before this setting existed is not "
-        "known; use the version of retrace that made the run",
+        "run.json: novelty: found no value, and the value that applies to runs older than this "
+        "setting is unknown; use the version of retrace that created the run",
     )
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_problems_are_reported_together():
     settings = copy.deepcopy(OLD)
     del settings["trainer"]["seed"], settings["data"]["shuffle"]
     with pytest.raises(InputError) as caught:
@@ -184,8 +186,8 @@ def test_all_that_is_wrong_is_told_at_once():
     ]
 
 
-def test_a_default_that_changed_changes_no_run_that_is_there():
-    """The run has what was the default when it was created; its file says nothing of it."""
+def test_a_changed_default_changes_no_existing_run():
+    """A run whose file sets no value keeps the default that applied when the run was created."""
     unwritten = copy.deepcopy(OLD)
     del unwritten["actor_rollout_ref"]["rollout"]["enforce_eager"]
     config, taken = with_former_values(RunConfig.model_validate(unwritten), OLD)

@@ -1,5 +1,6 @@
-"""The public surface: keys, documentation and examples."""
+"""The public interface of the settings: keys, documentation and examples."""
 
+import re
 from pathlib import Path
 
 from pipeline.config.docs import render
@@ -11,8 +12,15 @@ FROZEN = Path(__file__).parent / "keys.txt"
 
 
 def test_keys_are_frozen():
-    """A new key, or one less, is a decision: write it into tests/unit/config/keys.txt too."""
+    """Adding or removing a key is a decision; update tests/unit/config/keys.txt accordingly."""
     assert [key.name for key in setting_keys()] == FROZEN.read_text().split()
+
+
+def test_messages_show_true_and_null_in_one_spelling():
+    """`pipeline.errors.shown` writes `True` and `null`; fixed texts must use the same spelling."""
+    texts = {path: path.read_text() for path in (ROOT / "pipeline/config").rglob("*.py")}
+    other = re.compile(r"found (true|false|None)\b")
+    assert [path.name for path, text in texts.items() if other.search(text)] == []
 
 
 def test_every_key_is_described():
@@ -23,7 +31,7 @@ def test_documentation_is_up_to_date():
     assert (ROOT / "docs/config.md").read_text() == render(), "run `make docs`"
 
 
-def test_examples_load():
-    """Every settings file in examples/, and nothing in it without effect."""
+def test_examples_load_without_notes():
+    """Every settings file in examples/ loads, and all its settings have an effect."""
     for path in sorted(ROOT.glob("examples/*.yaml")):
         assert load_config(path).notes == (), path.name

@@ -1,4 +1,4 @@
-"""Names of runs as verl's users write them, and the folders that they have."""
+"""A run may have any name, from which Retrace derives a valid name for the run's folder."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.unit.config.settings import load, notes
 
 
 @pytest.mark.parametrize("name", ["a", "dsv3-32nodes", "0" * 40])
-def test_a_name_that_can_be_a_folder_is_one(name):
+def test_a_valid_folder_name_is_kept(name):
     assert folder_name(name) == name
 
 
@@ -22,19 +22,19 @@ def test_a_name_that_can_be_a_folder_is_one(name):
         ("-a", "a-"),
     ],
 )
-def test_other_names_are_shortened_and_stay_apart(name, folder):
-    """The digest keeps names apart that differ only in what a folder's name cannot have."""
+def test_other_names_are_shortened_and_stay_distinct(name, folder):
+    """The digest distinguishes names that differ only in characters not allowed in folder names."""
     derived = folder_name(name)
     assert derived.startswith(folder)
     assert len(derived) <= 40
-    assert folder_name(derived) == derived, "no name that a folder can have"
+    assert folder_name(derived) == derived, "the derived name is not valid"
     assert folder_name(name + "_") != derived
 
 
-def test_the_folder_is_said(tmp_path):
+def test_a_note_names_the_folder(tmp_path):
     written = "trainer.experiment_name=Qwen3_30B"
     config = load(tmp_path, written).config
     assert config.run_uri == f"outputs/store/{config.trainer.run_name}"
     assert notes(tmp_path, written) == [
-        f"trainer.experiment_name: 'Qwen3_30B' has the folder {config.trainer.run_name}"
+        f"trainer.experiment_name: the folder of the run 'Qwen3_30B' is {config.trainer.run_name}"
     ]

@@ -1,4 +1,4 @@
-"""verl's 47 scripts for Megatron: every setting reaches a verdict, and the tables tell it."""
+"""Every setting in verl's example scripts has a stored verdict, which docs/from-verl.md shows."""
 
 import pytest
 
@@ -6,7 +6,8 @@ from pipeline.config.reading.load import load_config
 from pipeline.config.reading.read import read_override
 from pipeline.config.reading.verl import find_foreign
 from pipeline.errors import InputError
-from tests.verl_jobs import algorithms, examples, needs_verl
+from tests.paths import ROOT
+from tests.verl_jobs import algorithms, examples
 from tests.verl_verdicts import (
     OWN,
     PAGE,
@@ -19,7 +20,8 @@ from tests.verl_verdicts import (
 
 COMMAND = "python -m tests.verl_verdicts"
 NUMBERS = (148, 4334)
-"""Scripts, and settings in them; a key that a script sets twice counts once."""
+"""The number of scripts, and of settings in them; a key that a script sets twice counts only
+once."""
 REFUSED = sorted(
     {
         (setting, text)
@@ -28,17 +30,15 @@ REFUSED = sorted(
         if (entry := find_foreign(key_of(setting))) is None or entry.agreement is None
     }
 )
-"""Those that are refused by themselves, not for what others say."""
+"""Settings that are refused regardless of the values of other settings."""
 
 
-@needs_verl
-def test_the_scripts_are_there():
+def test_all_scripts_were_copied():
     settings = [settings_of(one) for one in (*examples().values(), *algorithms().values())]
     keys = [{key_of(setting) for setting in of_script} for of_script in settings]
     assert (len(keys), sum(map(len, keys))) == NUMBERS
 
 
-@needs_verl
 def test_every_argument_is_a_setting():
     for script, arguments in examples().items():
         for setting in settings_of(arguments):
@@ -49,9 +49,8 @@ def test_every_argument_is_a_setting():
                 raise
 
 
-@needs_verl
-def test_verdicts_are_those_on_record():
-    """A verdict that changes is a decision: `python -m tests.verl_verdicts` writes the new ones."""
+def test_verdicts_match_the_record():
+    """Changing a verdict is a decision; `python -m tests.verl_verdicts` records the new verdict."""
     assert verdicts() == stored_verdicts(), f"run `{COMMAND}` and look at the difference"
 
 
@@ -62,8 +61,8 @@ def test_each_script_and_setting_is_on_record():
 
 
 @pytest.mark.parametrize(("setting", "message"), REFUSED)
-def test_what_is_refused_on_record_is_refused(setting: str, message: str):
-    """A feature that is built since takes its refusals off the record."""
+def test_refusals_on_record_still_apply(setting: str, message: str):
+    """When a feature is implemented, its refusals must be removed from the record."""
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
     others = [] if "use_dynamic_bsz" in setting else [f"{micro}=1"]
     with pytest.raises(InputError) as caught:
@@ -73,7 +72,19 @@ def test_what_is_refused_on_record_is_refused(setting: str, message: str):
     ]
 
 
-def test_the_page_shows_them():
+def test_the_settings_page_shows_the_totals():
+    found = stored_verdicts().values()
+    outcomes = [sum(v["accepted"] for v in found), sum(v["ignored"] for v in found)]
+    outcomes.append(sum(len(v["refused"]) for v in found))
+    accepted, ignored, refused = (f"{number:,}" for number in outcomes)
+    page = " ".join((ROOT / "docs/config.md").read_text().split())
+    assert (
+        f"Of the {sum(outcomes):,} settings in {len(found)} of verl's scripts, Retrace accepts "
+        f"{accepted}, ignores {ignored} and refuses {refused} ([from-verl.md](from-verl.md#verls-"
+    ) in page, "correct the numbers in pipeline/config/docs.py"
+
+
+def test_the_page_shows_the_verdicts():
     page = PAGE.read_text()
     for part in ("imported", "other defaults", "verdicts"):
         assert f"<!-- {part}: " in page

@@ -1,4 +1,4 @@
-"""Each check of `retrace doctor`, in an environment that is broken in its way."""
+"""Each check of `retrace doctor`, in environments that it must report as broken."""
 
 import importlib.metadata
 import json
@@ -30,7 +30,10 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch):
-    """Let probes answer so, or end with an error."""
+    """Return a function that sets the answer of all probes.
+
+    If the answer is a string, all probes fail with that string as their error.
+    """
 
     def put(answer: dict[str, Any] | str) -> None:
         def probe(*words: str) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def answers(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def releases(monkeypatch: pytest.MonkeyPatch):
-    """Let these be installed, and no other."""
+    """Return a function that makes only the given packages appear to be installed."""
 
     def put(**found: str) -> None:
         def version(name: str) -> str:
@@ -60,7 +63,7 @@ def releases(monkeypatch: pytest.MonkeyPatch):
     return put
 
 
-def test_versions(releases):
+def test_versions_are_compared_with_the_pins(releases):
     releases(torch="2.13.0+cpu", vllm="0.31.1", prefect="3.7.7")
     found = {finding.name: finding for finding in checks.check_versions(NEEDED)}
     assert found["torch"] == ok("torch", "2.13.0+cpu")
@@ -71,26 +74,27 @@ def test_versions(releases):
     assert without["mbridge"] == Finding("mbridge", State.ABSENT, lacking)
 
 
-def test_the_pins_are_those_of_the_distribution():
+def test_the_pins_come_from_the_distribution():
     pins = checks._pins()
     assert {"torch", "megatron-core", "mbridge", "prefect"} <= pins.keys()
 
 
-def test_gpus_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch):
+def test_gpus_that_cannot_be_used_are_reported_as_broken(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(device, "gpu_pool", lambda: ("0",))
     monkeypatch.setattr(device, "probe_torch", lambda: TorchFindings("2.13.0+cpu", None, 0, None))
     finding, on = checks.check_device("auto")
     assert (finding.state, on) == (State.BROKEN, "cuda")
-    assert "is built without CUDA; install what GPUs need" in finding.text
+    assert "is built without CUDA; install the packages for GPUs" in finding.text
 
 
-def test_all_reduce(answers):
+def test_the_findings_of_the_all_reduce(answers):
     answers({"backend": "gloo", "seconds": 0.12})
     assert checks.check_all_reduce(NEEDED) == ok("all-reduce", "2 ranks, gloo, 0.1 s")
     answers("RuntimeError: NCCL error: unhandled system error")
     finding = checks.check_all_reduce(NEEDED)
     assert finding.state is State.BROKEN
-    assert "2 ranks: RuntimeError: NCCL error: unhandled system error; NCCL_DEBUG" in finding.text
+    error = "RuntimeError: NCCL error: unhandled system error"
+    assert f"2 ranks: {error}; set NCCL_DEBUG=INFO for details" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_all_reduce(answers):
         ("ImportError: libnvrtc.so.13", State.BROKEN, "cannot be imported: ImportError: libnvrtc"),
     ],
 )
-def test_transformer_engine(answers, answer, state, says):
+def test_the_findings_about_transformer_engine(answers, answer, state, says):
     answers(answer)
     finding = checks.check_transformer_engine(ON_GPUS)
     assert (finding.state, says in finding.text) == (state, True), finding
@@ -123,20 +127,20 @@ def test_transformer_engine(answers, answer, state, says):
         (
             {"version": "1", "platform": "cpu", "routes": "RolloutError: vLLM 0.31"},
             NEEDED,
-            "it returns no routes here: RolloutError: vLLM 0.31; take the pinned vllm",
+            "vllm returns no routes: RolloutError: vLLM 0.31; install the pinned vllm",
         ),
-        ("ImportError: libnuma.so.1", NEEDED, "it cannot be imported: ImportError: libnuma.so.1"),
+        ("ImportError: libnuma.so.1", NEEDED, "vllm cannot be imported: ImportError: libnuma.so.1"),
     ],
 )
-def test_engine(answers, answer, needs, says):
+def test_the_findings_about_the_engine(answers, answer, needs, says):
     answers(answer)
     finding = checks.check_engine(needs)
     assert finding.state is (State.OK if says is None else State.BROKEN)
     assert (says or "returns routes") in finding.text
 
 
-def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch):
-    """In a pod without settings it is no fault; the run that needs it says so."""
+def test_missing_packages_are_reported_as_broken_only_if_needed(monkeypatch: pytest.MonkeyPatch):
+    """Without settings, a missing package is not an error, because a pod may not need it."""
     monkeypatch.setattr(checks, "_installed", lambda package: False)
     for check in (checks.check_engine, checks.check_all_reduce):
         assert check(Needs()).state is State.ABSENT
@@ -150,19 +154,20 @@ def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     assert checks.check_engine(Needs(config)).state is State.ABSENT
 
 
-def test_store(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_the_findings_about_the_store(tmp_path, monkeypatch: pytest.MonkeyPatch):
     assert checks.check_store(Needs(None, str(tmp_path / "new"))).state is State.OK
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").touch()
     assert checks.check_store(Needs(None, str(tmp_path / "file"))).state is State.BROKEN
     assert "scheme 'ftp' is not known" in checks.check_store(Needs(None, "ftp://x")).text
     monkeypatch.setattr(checks, "free_bytes", lambda uri: 1 << 20)
-    assert "1.0 MB are free; free some space" in checks.check_store(Needs(None, str(tmp_path))).text
+    full = checks.check_store(Needs(None, str(tmp_path))).text
+    assert "; 1.0 MB free, expected 4.3 GB or more; free some space" in full
 
 
 @pytest.fixture
 def prefect(monkeypatch: pytest.MonkeyPatch):
-    """An API of another release, which wants a password."""
+    """A Prefect API of a different release, which requires a password."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -182,11 +187,11 @@ def prefect(monkeypatch: pytest.MonkeyPatch):
     server.shutdown()
 
 
-def test_prefect(prefect, monkeypatch: pytest.MonkeyPatch):
+def test_the_findings_about_prefect(prefect, monkeypatch: pytest.MonkeyPatch):
     assert "HTTP Error 401" in checks.check_prefect(NEEDED).text
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "u:p")
     monkeypatch.setattr(checks, "_pins", lambda: {"prefect": "3.7.7"})
-    assert "is 3.4.0, expected 3.7.7; upgrade the server" in checks.check_prefect(NEEDED).text
+    assert "serves 3.4.0, expected 3.7.7; upgrade the server" in checks.check_prefect(NEEDED).text
     monkeypatch.setattr(checks, "_pins", lambda: {"prefect": "3.4.0"})
     assert checks.check_prefect(NEEDED).state is State.OK
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
@@ -195,17 +200,17 @@ def test_prefect(prefect, monkeypatch: pytest.MonkeyPatch):
     assert checks.check_prefect(NEEDED).state is State.OK
 
 
-def test_disk_and_shared_memory(monkeypatch: pytest.MonkeyPatch):
+def test_the_findings_about_disk_and_shared_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(64 << 20, 0, 64 << 20))
-    assert "67.1 MB free; set TMPDIR" in checks.check_scratch().text
+    assert "67.1 MB free, expected 4.3 GB or more; set TMPDIR" in checks.check_scratch().text
     assert checks.check_shared_memory(ON_GPUS).text == (
-        "/dev/shm has 67.1 MB, expected 1.1 GB or more; docker run --shm-size=16g, or in the chart "
-        "shmSize"
+        "/dev/shm has 67.1 MB, expected 1.1 GB or more; use docker run --shm-size=16g, or shmSize "
+        "in the chart"
     )
     assert checks.check_shared_memory(NEEDED).state is State.OK
 
 
-def test_a_probe_that_ends_with_an_error(monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_probe_reports_its_error(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ProbeError, match=r"KeyError: 'nothing'"):
         checks._probe("operators.probe", "nothing")
     program = "import time; time.sleep(60)"
@@ -222,7 +227,7 @@ def test_a_probe_that_ends_with_an_error(monkeypatch: pytest.MonkeyPatch):
     ("states", "code"),
     [((State.OK, State.ABSENT), 0), ((State.OK, State.BROKEN, State.OK), 1)],
 )
-def test_the_command(monkeypatch: pytest.MonkeyPatch, states, code):
+def test_the_command_fails_if_a_part_is_broken(monkeypatch: pytest.MonkeyPatch, states, code):
     asked: list[Needs] = []
 
     def found(needs: Needs):
@@ -241,8 +246,9 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, states, code):
     assert CliRunner().invoke(_app, ["doctor", "gone.yaml"]).exit_code == 2
 
 
-def test_overrides_of_the_command(monkeypatch: pytest.MonkeyPatch):
-    """As `check` and `run` take them; a store has no settings to replace."""
+def test_the_command_accepts_overrides_only_with_settings(monkeypatch: pytest.MonkeyPatch):
+    """Overrides have the same format as for `check` and `run`. Without a settings file, there is
+    nothing to override."""
     asked: list[Needs] = []
     monkeypatch.setattr(checks, "all_checks", lambda needs: asked.append(needs) or ())
     example = str(ROOT / "examples/quickstart.yaml")
@@ -251,14 +257,16 @@ def test_overrides_of_the_command(monkeypatch: pytest.MonkeyPatch):
     assert asked == [Needs(load_config(example, words).config, QUICKSTART.store.uri)]
     ended = CliRunner().invoke(_app, ["doctor", "s3://team/runs", *words])
     assert ended.exit_code == 2
-    assert "name a CONFIG.yaml before it" in ended.output
+    assert "name a CONFIG.yaml before trainer.n_gpus_per_node=2" in ended.output
     ended = CliRunner().invoke(_app, ["doctor", example, "trainer.nnode=2"])
     assert ended.exit_code == 2
     assert "did you mean trainer.nnodes?" in ended.output
 
 
-def test_all_of_it(answers, releases, monkeypatch: pytest.MonkeyPatch, tmp_path):
-    """One check that fails hides no other."""
+def test_all_checks_run_even_after_failures(
+    answers, releases, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    """A failed check must not hide the findings of the others."""
     releases()
     answers("ImportError: libcudart.so")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")

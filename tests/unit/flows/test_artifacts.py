@@ -1,4 +1,5 @@
-"""Artifacts neither fail nor delay a run, and of versions that wait only the last is made."""
+"""Artifacts do not fail or delay a run. If several versions of an artifact are pending, only the
+last is created."""
 
 import threading
 from typing import Any
@@ -12,7 +13,7 @@ from tests.patience import PATIENCE_S, eventually
 
 
 class Server:
-    """Takes artifacts, unless it is away; the first waits until it may go on."""
+    """Accepts artifacts, unless `away` is set. Each creation waits until `go` is set."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -44,7 +45,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def test_each_has_the_runs_name(server: Server):
+def test_the_names_of_artifacts_begin_with_the_runs_name(server: Server):
     with Artifacts("main", pytest.fail) as artifacts:
         artifacts.table("steps", [{"step": 0}], "of steps")
         artifacts.text("report", "# text")
@@ -56,7 +57,7 @@ def test_each_has_the_runs_name(server: Server):
     ]
 
 
-def test_only_the_last_of_those_that_wait_is_made(server: Server):
+def test_of_several_pending_versions_only_the_last_is_created(server: Server):
     server.go.clear()
     with Artifacts("main", pytest.fail) as artifacts:
         artifacts.text("report", "0")
@@ -67,15 +68,15 @@ def test_only_the_last_of_those_that_wait_is_made(server: Server):
     assert server.made == [("main-report", "0"), ("main-report", "8")]
 
 
-def test_progress_is_made_once_and_updated(server: Server):
+def test_progress_is_created_once_and_then_updated(server: Server):
     with Artifacts("main", pytest.fail) as artifacts:
         artifacts.status("rollout")
-        eventually(lambda: bool(server.made), lambda: "no progress was made")
+        eventually(lambda: bool(server.made), lambda: "no progress artifact was created")
         artifacts.progress(50.0)
     assert server.made == [("main-progress", 0.0, "rollout"), ("update", 50.0, "rollout")]
 
 
-def test_a_server_that_is_away_is_told_once(server: Server):
+def test_an_outage_of_the_server_is_shown_once(server: Server):
     server.away = True
     warnings: list[str] = []
     with Artifacts("main", warnings.append) as artifacts:
@@ -83,4 +84,4 @@ def test_a_server_that_is_away_is_told_once(server: Server):
             artifacts.text(name, "text")
     assert artifacts.failures == 3
     assert len(warnings) == 1
-    assert "the run goes on" in warnings[0]
+    assert "the run continues" in warnings[0]

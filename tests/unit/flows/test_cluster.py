@@ -1,4 +1,4 @@
-"""What the flow on Kubernetes leaves in Prefect's UI."""
+"""The report that the flow on Kubernetes shows in Prefect's UI."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from pipeline.run.commit import commit, new_write_id
 from tests.memory_store import MemoryStore
 
 
-def test_the_report_names_the_run_and_where_its_data_are(monkeypatch: pytest.MonkeyPatch):
+def test_the_report_names_the_run_and_the_location_of_its_data(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     store = MemoryStore()
     commit(store, keys.metrics(0), {"metrics": {"critic/rewards/mean": 0.25}}, new_write_id())

@@ -1,10 +1,13 @@
-"""How the flow takes a run through its steps. Prefect's tasks, the workers and the artifacts are
-small stand-ins in this process; tests/integration/run has the real ones."""
+"""The order in which the flow runs the steps of a run.
+
+Prefect's tasks, the workers and the artifacts are small stand-ins in this process;
+tests/integration/run uses the real ones.
+"""
 
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +23,15 @@ from pipeline.report.tables import SHOWN_STEPS
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt
 from pipeline.run.commit import commit, new_write_id
+from pipeline.run.plan import publish_plan
 from pipeline.store import Store
 from tests.attempts import make_attempt
 from tests.memory_store import MemoryStore
+from tests.samples import make_validation_plan
 
 
 class CountingStore(MemoryStore):
-    """Counts the requests for objects by kind, and those for the metrics of each step."""
+    """Counts requests of each kind, and reads of each key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +53,7 @@ class CountingStore(MemoryStore):
 
 
 class Tables:
-    """Stands in for Artifacts: keeps the tables."""
+    """A stand-in for Artifacts that keeps the tables."""
 
     def __init__(self) -> None:
         self.tables: list[tuple[list[dict[str, Any]], str]] = []
@@ -83,7 +88,7 @@ class Workers:
 
 
 class Done:
-    """A task that has nothing to do: the future of its run."""
+    """A task that does nothing, and is also the future of its own run."""
 
     def submit(self, *_: object) -> "Done":
         return self
@@ -92,14 +97,14 @@ class Done:
 
 
 def finish(store: Store, step: int) -> None:
-    """A step as the trainer ends it."""
+    """Finish a step as the trainer does, by writing its metrics."""
     commit(
         store, keys.metrics(step), {"metrics": {"critic/rewards/mean": float(step)}}, new_write_id()
     )
 
 
 def train(context: Context, step: int) -> StepMetrics:
-    """The task's own last request, with a trainer that is ready at once."""
+    """Stand in for the task: finish the step immediately, log its metrics and return them."""
     finish(context.run.store, step)
     found = read_metrics(context.run.store, step)
     assert found is not None
@@ -113,9 +118,13 @@ def take(
     steps: int,
     monkeypatch: pytest.MonkeyPatch,
     attempt: int | None = None,
+    validations: Sequence[int] = (),
     **trainer: Any,
 ) -> tuple[Tables, Screen]:
-    """Take a run of so many steps to its end, in a new attempt or one that is there."""
+    """Run `steps` steps to the end, in a new attempt or in the existing attempt `attempt`.
+
+    `validations` gives the policy versions to validate; their results must be in the store.
+    """
     config = RunConfig.model_validate(
         {
             "data": {"train_files": "t.parquet"},
@@ -140,7 +149,9 @@ def take(
     number = attempt
     if number is None:
         number = sum(not info.key.endswith("stop.json") for info in store.list(keys.attempts()))
-    host = WorkerHost(lambda store, _: make_attempt(store, number, steps), launch)
+    host = WorkerHost(
+        lambda store, _: make_attempt(store, number, steps, validations=validations), launch
+    )
     tables, screen = Tables(), Screen()
     drive(config, run, screen, tables, host)
     return tables, screen
@@ -149,7 +160,7 @@ def take(
 def test_a_step_costs_as_many_requests_in_a_long_run_as_in_a_short_one(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Each step's metrics are read once; what there is apart from that does not grow."""
+    """Each step's metrics are read once; the number of other requests does not grow."""
     fixed = []
     for steps in (10, 300):
         store = CountingStore()
@@ -159,43 +170,85 @@ def test_a_step_costs_as_many_requests_in_a_long_run_as_in_a_short_one(
     assert fixed[0] == fixed[1] < 10
 
 
-def test_trackers_get_each_step_once_over_all_starts(
+def test_trackers_get_each_step_once_across_all_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Also a step that was finished when the flow was killed, and that no tracker has seen."""
-    store = MemoryStore()
-    commit(store, keys.run_json(), {}, "1a2b3c4d")
-    trainer = {"logger": ["file"], "default_local_dir": str(tmp_path)}
+    """This includes a step that no tracker had received, because it finished after the flow had
+    died."""
+    store, trainer = tracked_run(tmp_path)
     take(store, 2, monkeypatch, **trainer)
     finish(store, 2)
     _, screen = take(store, 5, monkeypatch, **trainer)
-    lines = (tmp_path / "test/metrics.jsonl").read_text().splitlines()
-    steps = [(line["step"], line["data"]["critic/rewards/mean"]) for line in map(json.loads, lines)]
-    assert steps == [(step, step) for step in range(5)]
+    assert tracked(tmp_path) == [(step, {"critic/rewards/mean": step}) for step in range(5)]
     assert not [line for line in screen.lines if "file" in line]
     record = json.loads((tmp_path / "test/trackers/file.json").read_text())
-    assert record == {"run": "test-1a2b3c4d", "last_step": 4}
+    assert record == {
+        "run": "test-1a2b3c4d",
+        "last_step": 4,
+        "last_validation": None,
+        "failures": 0,
+    }
+
+
+@pytest.mark.parametrize("lost", ["step", "validation"])
+def test_trackers_get_the_last_results_of_a_run_whose_flow_died_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: str
+):
+    """All results were in the store, but the flow died before it sent the last one."""
+    store, trainer = tracked_run(tmp_path)
+    take(store, 1 if lost == "step" else 2, monkeypatch, **trainer)
+    store.delete(keys.stop(0))
+    finish(store, 1)
+    expected = [(step, {"critic/rewards/mean": step}) for step in range(2)]
+    if lost == "validation":
+        store_validation(store, 2)
+        expected.append((2, {"val/reward/mean": 0.5}))
+    for _ in range(2):  # the second start sends nothing, because the run is finished
+        take(store, 2, monkeypatch, validations=[2] if lost == "validation" else [], **trainer)
+        assert tracked(tmp_path) == expected
+
+
+def tracked_run(folder: Path) -> tuple[Store, dict[str, Any]]:
+    """Return the store of a run, and the settings that track it in a file."""
+    store = MemoryStore()
+    commit(store, keys.run_json(), {}, "1a2b3c4d")
+    return store, {"logger": ["file"], "default_local_dir": str(folder)}
+
+
+def tracked(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """Return the lines in the file of a tracked run."""
+    lines = (folder / "test/metrics.jsonl").read_text().splitlines()
+    return [(line["step"], line["data"]) for line in map(json.loads, lines)]
+
+
+def store_validation(store: Store, version: int) -> None:
+    """Store a complete validation with a mean reward of 0.5."""
+    plan = publish_plan(store, make_validation_plan(version=version))
+    for shard in range(plan.shards):
+        body = {"reward_sum": 1.0, "count": 2, "masked": 0}
+        commit(store, keys.validation(version, shard), body, new_write_id())
 
 
 def test_attaching_counts_steps_by_their_names(monkeypatch: pytest.MonkeyPatch):
-    """Only the metrics that the table shows are read, and one listing says how many there are."""
+    """The flow reads only the metrics that the table shows, and counts steps with one listing."""
     store = CountingStore()
     for step in range(500):
         finish(store, step)
-    commit(
-        store, keys.metrics(507), {"metrics": {}}, new_write_id()
-    )  # finished means: all before it, too
+    # A step counts as finished only if all earlier steps are finished.
+    commit(store, keys.metrics(507), {"metrics": {}}, new_write_id())
     store.requests.clear()
     tables, screen = take(store, 501, monkeypatch)
-    assert "500 steps are finished already" in screen.lines[0]
+    assert "500 steps are already finished" in screen.lines[0]
     assert store.requests["read"] <= SHOWN_STEPS + 5
     assert store.requests.total() <= SHOWN_STEPS + 15
     assert len(tables.tables) == 1
 
 
 def test_the_table_of_metrics_shows_the_newest_steps(monkeypatch: pytest.MonkeyPatch):
-    """It is sent anew at each step, so it must not grow; before it is full it shows all steps, and
-    those that an earlier start of the flow finished too."""
+    """The flow sends the table again at each step, so its size must be limited.
+
+    A table that is not full shows all steps, including those that an earlier start finished.
+    """
     store = CountingStore()
     first, _ = take(store, 2, monkeypatch)
     assert [row["step"] for row in first.tables[-1][0]] == [0, 1]
@@ -218,13 +271,14 @@ def test_the_table_of_metrics_shows_the_newest_steps(monkeypatch: pytest.MonkeyP
         (3, 2, ["the last checkpoint is of policy 2: training step 2 again before step 3"]),
         (3, 3, []),
         (0, None, []),
-        (4, 2, []),  # nothing is trained any more
+        (4, 2, []),  # all steps are finished
     ],
 )
-def test_what_a_restart_trains_again_is_said(
+def test_a_restart_shows_the_steps_that_it_trains_again(
     monkeypatch: pytest.MonkeyPatch, finished: int, checkpoint: int | None, says: list[str]
 ):
-    """It takes as long as it took before, and no step of it appears."""
+    """Training these steps again takes as long as the first time. Without the line, the screen
+    would show no progress."""
     store = CountingStore()
     for step in range(finished):
         finish(store, step)
@@ -234,7 +288,7 @@ def test_what_a_restart_trains_again_is_said(
     assert [line for line in screen.lines if "again" in line] == says
 
 
-def test_workers_that_a_flow_attaches_to_train_nothing_again(monkeypatch: pytest.MonkeyPatch):
+def test_after_attaching_to_workers_no_step_is_trained_again(monkeypatch: pytest.MonkeyPatch):
     store = CountingStore()
     finish(store, 0)
     make_attempt(store, 0, 4)

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine the workers of a run get."""
+"""The GPUs that the workers of a run get on this machine."""
 
 import contextlib
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from pipeline.run.attempts import attempt_of
         ("cpu", (), (), ()),
     ],
 )
-def test_training_gets_the_first_gpus_and_each_engine_the_next(
+def test_training_gets_the_first_gpus_and_each_engine_the_next_ones(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     pool: tuple[str, ...],

@@ -1,6 +1,6 @@
-"""The Prefect server that a run starts for itself; a stand-in answers in Prefect's place.
+"""The Prefect server that a run starts for itself, with a stand-in for Prefect's program.
 
-tests/integration/run/test_ending.py has the real one, and every way in which a run may end.
+tests/integration/run/test_ending.py uses the real program, and ends runs in every possible way.
 """
 
 import sys
@@ -41,12 +41,15 @@ def stand_in(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started() -> list[psutil.Process]:
-    """Guards of this process, and what is below them."""
+    """Return the guards that this process started and that are still running, with their
+    descendants."""
     below = psutil.Process().children(recursive=True)
     return [process for process in below if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_flows_report_to_it_while_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_flows_report_to_the_server_within_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     stand_in(HEALTHY, monkeypatch)
     before = set(started())
     with prefect_server(tmp_path) as reporting:
@@ -58,21 +61,25 @@ def test_flows_report_to_it_while_there_is_one(tmp_path: Path, monkeypatch: pyte
     assert set(started()) <= before
 
 
-def test_one_that_does_not_come_up_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_error_of_a_server_that_does_not_start_quotes_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     stand_in(BROKEN, monkeypatch)
     with (
         pytest.raises(LaunchError) as error,
         prefect_server(tmp_path) as reporting,
         reporting,
     ):
-        pytest.fail("it never answered")
-    assert "Prefect's server, which this run started, ended with 1" in str(error.value)
+        pytest.fail("the server never answered")
+    assert "the Prefect server that this run started ended with 1" in str(error.value)
     assert f"The end of {tmp_path}/prefect-server.log:\n  | no such table: flow_run" in str(
         error.value
     )
 
 
-def test_an_error_of_the_flow_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_server_ends_after_an_error_of_the_flow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     stand_in(HEALTHY, monkeypatch)
     before = set(started())
     with pytest.raises(KeyboardInterrupt), prefect_server(tmp_path) as reporting, reporting:

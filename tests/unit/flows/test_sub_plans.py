@@ -1,5 +1,8 @@
-"""Dynamic sampling by the flow: sub-plans, what is accepted, restarts, verify and replays. Workers
-are a function of this process that commits real shards; tests/integration/run has real ones."""
+"""Dynamic sampling in the flow: sub-plans, accepted groups, restarts, verification and replay.
+
+Instead of workers, a function in this process commits real shards; tests/integration/run uses real
+workers.
+"""
 
 import json
 import re
@@ -47,7 +50,10 @@ FIRST = {"row": 13, "epoch": 0}
 
 
 def config_of(**filters: object) -> RunConfig:
-    """4 groups of 3 samples a step, from up to 3 batches of 4 prompts unless it says otherwise."""
+    """Return settings with 4 groups of 3 samples per step.
+
+    By default, the groups come from up to 3 batches of 4 prompts.
+    """
     size = filters.pop("gen_batch_size", None)
     staleness = filters.pop("max_staleness", 0)
     estimator = filters.pop("adv_estimator", "grpo")
@@ -70,7 +76,8 @@ def config_of(**filters: object) -> RunConfig:
 
 
 def every(number: int) -> Callable[[str], float | None]:
-    """Rewards that differ in every so many-th group, by the number of its prompt's row."""
+    """Return a reward function whose rewards vary only in groups whose prompt's row is a multiple
+    of `number`."""
 
     def reward(id: str) -> float | None:
         _, prompt, k = id.split("/")
@@ -82,7 +89,10 @@ def every(number: int) -> Callable[[str], float | None]:
 
 @dataclass
 class Workers:
-    """Make what is awaited. `killed_at`: the flow is killed when so many things have happened."""
+    """Workers that commit the awaited shards.
+
+    The flow is killed after `killed_at` events. An event is a shard's commit or the end of a wait.
+    """
 
     store: Store
     rewards: Callable[[str], float | None]
@@ -132,7 +142,7 @@ def made_by(
 
 
 def described(store: Store, config: RunConfig, kind: str = "R3", **more: str) -> None:
-    """run.json and the prompts of all windows that are looked at."""
+    """Write run.json and the prompts of all windows that the tests use."""
     rows = tuple(PlannedPrompt(row, 0) for row in range(PROMPTS))
     plan = replace(make_plan(config, run_of(store, config), 0, 1), prompts=rows)
     everything = samples_of(plan, 0, every(1))
@@ -142,8 +152,11 @@ def described(store: Store, config: RunConfig, kind: str = "R3", **more: str) ->
 
 
 def test_groups_without_variance_are_replaced_until_the_step_is_full():
-    """Sub-plans take prompts of the step's window in order, shards are numbered through, and what
-    was made and not accepted stays in the store with its reason."""
+    """Sub-plans take the window's prompts in order. The shards of all sub-plans of a step are
+    numbered consecutively.
+
+    Rejected groups stay in the store with their reasons.
+    """
     store, config = MemoryStore(), config_of()
     described(store, config)
     workers = Workers(store, every(3))
@@ -178,9 +191,9 @@ def _row(group: str) -> int:
     return int(group.split("/")[1].split(".")[0])
 
 
-def test_a_flow_that_is_killed_anywhere_goes_on_to_the_same_step():
-    """Whatever was published and made when it died, and with other shards in the next attempt: the
-    same plans, the same groups, nothing made twice."""
+def test_a_flow_that_is_killed_at_any_point_still_seals_the_same_step():
+    """The next attempt has a different number of shards, but still publishes the same plans, seals
+    the same groups, and generates no shard twice."""
     config = config_of()
     whole = MemoryStore()
     expected = made_by(whole, config, Workers(whole, every(3)))
@@ -199,8 +212,8 @@ def test_a_flow_that_is_killed_anywhere_goes_on_to_the_same_step():
         assert found.rejected == theirs.rejected
 
 
-def test_batches_that_a_step_surely_needs_are_published_together():
-    """Three batches of 2 prompts hold no 7 groups: all workers have work at once."""
+def test_batches_that_a_step_certainly_needs_are_published_together():
+    """One batch of 2 prompts cannot give 4 groups, so the flow publishes two batches together."""
     config = config_of(gen_batch_size=2, max_num_gen_batches=9)
     store = MemoryStore()
     published = []
@@ -223,22 +236,22 @@ def test_a_window_that_does_not_fill_the_step_ends_the_run():
         made_by(store, config, Workers(store, lambda _: 1.0))
     [text] = caught.value.problems
     assert text.startswith(
-        "algorithm.filter_groups.max_num_gen_batches: step 0 has 0 groups with variance of "
-        "data.train_batch_size=4, after 3 batches of 4 prompts; rejected were 12 where seq_reward "
-        "is 1 in all samples. Start a new run"
+        "algorithm.filter_groups.max_num_gen_batches: found 0 groups with variance in step 0 after "
+        "3 batches of 4 prompts, expected data.train_batch_size=4; rejected groups: 12 where "
+        "seq_reward is 1 in all samples. Start a new run"
     )
     assert len(find_step_plans(store, 0)) == 3
     assert store.size(keys.manifest(0)) is None
 
 
-def test_a_sub_plan_of_something_else_is_no_sub_plan_of_the_step():
-    """Its shards would be counted as others than workers make."""
+def test_a_sub_plan_that_differs_from_the_settings_is_refused():
+    """The flow and the workers would number its shards differently."""
     store, config = MemoryStore(), config_of()
     run = run_of(store, config)
     first = make_plan(config, run, 0, SHARDS)
     publish_step_plan(store, first)
     publish_step_plan(store, make_plan(config, run, 0, SHARDS + 1, 1))
-    with pytest.raises(CorruptObjectError, match=r"plan\.00001\.json in .*: it plans something"):
+    with pytest.raises(CorruptObjectError, match=r"plan\.00001\.json in .*: found a different"):
         made_by(store, config, Workers(store, every(3)))
 
 
@@ -248,21 +261,23 @@ def test_a_metric_that_the_reward_function_does_not_return_is_named():
         made_by(store, config, Workers(store, every(3)))
 
 
-def test_steps_own_windows_and_lag_as_they_do_without():
-    """No prompt is in two steps of an epoch, and all sub-plans of a step are of one policy."""
+def test_windows_and_policy_lag_are_the_same_as_without_dynamic_sampling():
+    """No prompt is in two steps of an epoch, and a step's sub-plans share one policy version."""
     config = config_of(max_staleness=1)
     run = run_of(MemoryStore(), config)
     windows = [make_window(config, run, step).plans for step in range(4)]
     prompts = [prompt for plans in windows for plan in plans for prompt in plan.prompts]
     assert len(set(prompts)) == len(prompts) == 4 * 3 * 4
     assert [{plan.policy_version for plan in plans} for plans in windows] == [{0}, {0}, {1}, {2}]
-    with pytest.raises(ValueError, match="sub-plan 3, a step has 3 at most"):
+    with pytest.raises(ValueError, match="sub-plan 3, expected a number below 3"):
         make_plan(config, run, 0, 1, 3)
 
 
-def test_a_recorded_set_is_replayed_with_what_was_accepted():
-    """The set has the sub-plans and the rejected groups, and so has the run that replays it; a run
-    of other settings is refused."""
+def test_replaying_a_recorded_set_accepts_the_same_groups():
+    """The set contains the sub-plans and the rejected groups, and so does a run that replays it.
+
+    A run with different settings is refused.
+    """
     store, config = MemoryStore(), config_of()
     described(store, config)
     made = made_by(store, config, Workers(store, every(3)))
@@ -277,7 +292,7 @@ def test_a_recorded_set_is_replayed_with_what_was_accepted():
     assert replayed.rejected == read_manifest(store, 0).rejected
     assert not verify(again).problems
     for other, says in (
-        (config_of(enable=False), "groups were made and not accepted: 000000/"),
+        (config_of(enable=False), "rejected groups: 000000/"),
         (config_of(gen_batch_size=3), "not expected|missing"),
     ):
         refused = MemoryStore()
@@ -286,8 +301,8 @@ def test_a_recorded_set_is_replayed_with_what_was_accepted():
             seal_replay(refused, record, 0, make_window(other, run_of(refused, other), 0))
 
 
-def test_a_set_of_the_trainers_routes_has_the_shards_of_rejected_groups_alone():
-    """R2: the routes are the trainer's, which has none of them, but their samples are made."""
+def test_an_r2_set_has_shards_with_only_rejected_groups():
+    """The trainer records no routes for rejected groups, but the set contains their samples."""
     store, config = MemoryStore(), config_of(gen_batch_size=2, max_num_gen_batches=9)
     described(store, config, kind="R2")
     samples: dict[str, Sample] = {}
@@ -312,7 +327,7 @@ def test_a_set_of_the_trainers_routes_has_the_shards_of_rejected_groups_alone():
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-def test_a_sweep_knows_sub_plans(replayed):
+def test_a_sweep_keeps_sub_plans(replayed):
     store, config = MemoryStore(), config_of()
     described(store, config)
     made_by(store, config, Workers(store, every(3)))
@@ -331,20 +346,24 @@ def test_a_sweep_knows_sub_plans(replayed):
     ("change", "key", "says"),
     [
         (lambda body: body["rejected"][0].update(reason="too long"), keys.manifest(0), "too long"),
-        (lambda body: body["rejected"].pop(), keys.manifest(0), "neither its rows nor rejected"),
+        (
+            lambda body: body["rejected"].pop(),
+            keys.manifest(0),
+            "have no rows and are not rejected",
+        ),
         (lambda body: body.update(sub_plan=2), keys.sub_plan(0, 1), "sub_plan: 2|sub_plan 2"),
         (lambda body: body.update(shards=3), keys.sub_plan(0, 1), "differs from .* its prompts"),
         (lambda body: body.update(policy_version=1), keys.sub_plan(0, 1), "differs from"),
         (
             lambda body: body["prompts"].append(FIRST),
             keys.sub_plan(0, 1),
-            "is in a sub-plan before",
+            "is in an earlier sub-plan",
         ),
         (None, keys.sub_plan(0, 1), "not expected|groups"),
-        (None, keys.plan(0), "no such object, but steps/000000/plan.00001.json is there"),
+        (None, keys.plan(0), "no such object, but steps/000000/plan.00001.json exists"),
     ],
 )
-def test_verify_knows_why_groups_are_not_in_a_step(change, key, says):
+def test_verify_checks_why_groups_are_not_in_a_step(change, key, says):
     store, config = MemoryStore(), config_of()
     described(store, config)
     made_by(store, config, Workers(store, every(3)))
@@ -360,8 +379,9 @@ def test_verify_knows_why_groups_are_not_in_a_step(change, key, says):
     assert any(re.search(says, problem.text) for problem in problems), problems
 
 
-def test_baselines_are_no_part_of_the_choice():
-    """ReMax: each group has a greedy sample more, whose reward is no variance."""
+def test_baselines_do_not_influence_which_groups_are_accepted():
+    """With ReMax, each group has an extra greedy sample, whose reward does not count towards the
+    variance."""
 
     def reward(id: str) -> float | None:
         return 5.0 if id.endswith("/3") else every(3)(id)
@@ -380,12 +400,14 @@ def test_baselines_are_no_part_of_the_choice():
     assert {group.samples for group in read_manifest(store, 0).rejected} == {4}
     assert not verify(store).problems
     store.delete(keys.manifest(0))
-    seal(store, 0, made.shards, made.ids_of_shard, 0, rejected=made.rejected)  # unmarked
+    seal(store, 0, made.shards, made.ids_of_shard, 0, rejected=made.rejected)  # no baselines
     texts = [problem.text for problem in verify(store).problems]
-    assert any("0 samples with not_trained 'greedy baseline', 4 are planned" in t for t in texts)
+    assert any(
+        "0 samples with not_trained 'greedy baseline', expected 4 as planned" in t for t in texts
+    )
 
 
-def test_a_run_that_accepts_all_has_no_rejected_groups():
+def test_verify_refuses_rejected_groups_in_a_run_without_a_filter():
     store, config = MemoryStore(), config_of()
     described(store, config_of(enable=False))
     made_by(store, config, Workers(store, every(3)))

@@ -1,4 +1,4 @@
-"""Files of a small run: model folder, prompts in verl's layout, reward file, settings."""
+"""The files of a small run: model folder, prompts in verl's layout, reward file, settings."""
 
 import shutil
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def verl_rows(count: int) -> list[dict[str, Any]]:
-    """Prompts as verl's own preprocessing writes them."""
+    """Return prompts as verl's own preprocessing writes them."""
     return [
         {
             "data_source": "add",
@@ -42,13 +42,13 @@ def verl_rows(count: int) -> list[dict[str, Any]]:
 
 
 def write_prompts(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """A Parquet file of rows."""
+    """Write rows to a Parquet file, and return its path."""
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return path
 
 
 def write_inputs(folder: Path, model: Path) -> Path:
-    """Everything that a run needs; the settings file."""
+    """Write everything that a run needs, and return the settings file."""
     write_prompts(folder / "train.parquet", verl_rows(10))
     (folder / "reward.py").write_text(REWARD)
     settings = folder / "config.yaml"
@@ -72,30 +72,30 @@ store: {{uri: {folder}/store}}
 
 
 def load(settings: Path, *overrides: str) -> RunConfig:
-    """The settings with overrides."""
+    """Return the settings with overrides applied."""
     return load_config(settings, overrides).config
 
 
 def check(settings: Path, *overrides: str) -> CheckedInputs:
-    """The checked inputs."""
+    """Check the inputs, and return them."""
     return check_inputs(load(settings, *overrides))
 
 
 def check_error(settings: Path, *overrides: str) -> tuple[str, ...]:
-    """The problems that checking finds."""
+    """Return the problems that the check finds."""
     with pytest.raises(InputError) as caught:
         check(settings, *overrides)
     return caught.value.problems
 
 
 def the_error(settings: Path, *overrides: str) -> str:
-    """The one problem that checking finds."""
+    """Return the only problem that the check finds."""
     (problem,) = check_error(settings, *overrides)
     return problem
 
 
 def error_with_file(settings: Path, model: Path, name: str, content: str | None) -> str:
-    """The one problem after a file of a copy of the model is replaced, or removed (None)."""
+    """Replace a file in a copy of the model, or remove it (None), and return the only problem."""
     copy = settings.parent / "copy"
     shutil.copytree(model, copy)
     if content is None:
@@ -106,6 +106,6 @@ def error_with_file(settings: Path, model: Path, name: str, content: str | None)
 
 
 def use(store: Store, key: str = keys.rollout(0, 0)) -> None:
-    """As if a worker had committed a shard, or something else."""
+    """Commit a shard or another object, as a worker would."""
     known = {"amendments": len(read_amendments(store))}
     commit(store, key, {**known, "maker": known}, new_write_id())

@@ -1,6 +1,6 @@
-"""What an error message advises can be done, and is accepted afterwards.
+"""Users can follow the advice in error messages, and the result is accepted.
 
-Each case breaks a good run, finds the advice in the message, follows it and starts anew.
+Each case breaks a valid run, finds the advice in the message, follows it and starts again.
 """
 
 import ast
@@ -15,9 +15,9 @@ from pipeline.config.keys import all_keys
 from pipeline.errors import InputError
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.stage import prepare
+from pipeline.policies.versions import publish_policy
 from pipeline.rl.rewards import RewardError, load_reward, score
 from pipeline.run import keys
-from pipeline.run.policy import publish_policy
 from pipeline.store import open_store
 from tests.paths import ROOT
 from tests.unit.inputs.small_inputs import REPLAY, load, use, verl_rows, write_prompts
@@ -29,7 +29,7 @@ REWARD = "custom_reward_function"
 
 
 def problems(settings: Path, *overrides: str) -> tuple[str, ...]:
-    """What is wrong with a run; empty: nothing."""
+    """Return the problems with a run's inputs."""
     try:
         check_inputs(load(settings, *overrides))
     except InputError as error:
@@ -40,14 +40,15 @@ def problems(settings: Path, *overrides: str) -> tuple[str, ...]:
 def follow(settings: Path, broken: tuple[str, ...], advice: str, *following: str) -> None:
     """Find the advice, and start the run with `following` in place of the broken settings.
 
-    Every value that is written must be one that the message says: as `key=value`, or after `write`
-    for the key that the message is about.
+    The message must name every value that the test sets, either as `key=value` or, if the message
+    begins with the key, after `write` or `set it to`.
     """
     found = problems(settings, *broken)
     (problem,) = (one for one in found if advice in one)
     for word in following:
         key, _, value = word.partition("=")
-        written = rf"write ((a )?multiple|(at most |one of [\d, ]*)?{re.escape(value)})\b"
+        wanted = rf"((a )?multiple|(at most |one of [\d, ]*)?{re.escape(value)})\b"
+        written = rf"(write|set it to) {wanted}"
         said = word in problem or f"{word.split('.')[-1]}" in problem
         assert said or (problem.startswith(key) and re.search(written, problem)), (word, problem)
     replaced = {word.partition("=")[0] for word in following}
@@ -58,7 +59,7 @@ def follow(settings: Path, broken: tuple[str, ...], advice: str, *following: str
 SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "batch": (
         ("data.train_batch_size=11", f"{ACTOR}.ppo_mini_batch_size=1"),
-        "write at most 10, or add prompts",
+        "set it to at most 10, or add prompts",
         ("data.train_batch_size=10",),
     ),
     "mini-batch": (
@@ -68,7 +69,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     ),
     "response": (
         ("data.max_response_length=500",),
-        "write at most 480, or shorten data.max_prompt_length",
+        "write at most 480, or reduce data.max_prompt_length",
         ("data.max_response_length=480",),
     ),
     "prompt": (
@@ -78,7 +79,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     ),
     "long prompts": (
         ("data.max_prompt_length=12",),
-        "write 15, drop them",
+        "set it to 15, drop them",
         ("data.max_prompt_length=15",),
     ),
     "long prompts, cut": (
@@ -146,7 +147,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     ),
     "R3": (
         (f"{REPLAY}.mode=R3",),
-        f"add the line {ROLLOUT}.enable_rollout_routing_replay=True",
+        f"add {ROLLOUT}.enable_rollout_routing_replay=True",
         (f"{ROLLOUT}.enable_rollout_routing_replay=True",),
     ),
     "top_p": (
@@ -164,29 +165,29 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_settings(settings, case):
+def test_advice_about_settings_leads_to_a_valid_run(settings, case):
     broken, advice, following = SETTINGS[case]
     follow(settings, broken, advice, *following)
 
 
-def test_a_recorded_set_without_replay(settings):
+def test_a_recorded_set_is_possible_once_replay_is_enabled(settings):
     record = f"{REPLAY}.record_file={settings.parent}/set"
     follow(settings, (record,), "write mode=R2 or mode=R3", f"{REPLAY}.mode=R2")
 
 
-def test_a_place_that_holds_a_set(settings):
-    """Another place, or the set removed."""
+def test_a_place_with_a_recorded_set_can_be_changed_or_freed(settings):
+    """The user chooses a different place, or removes the set."""
     place = settings.parent / "set"
     open_store(str(place)).create(keys.manifest(0), b"{}")
     words = (f"{REPLAY}.mode=R2", f"{REPLAY}.record_file={place}")
     (problem,) = problems(settings, *words)
-    assert "choose another place, or remove the set" in problem
+    assert "choose a different place, or remove the set" in problem
     assert problems(settings, *words[:1], f"{REPLAY}.record_file={place}-2") == ()
     shutil.rmtree(place)
     assert problems(settings, *words) == ()
 
 
-def test_prompts_that_are_too_long(settings):
+def test_prompts_that_are_too_long_can_be_dropped(settings):
     rows = verl_rows(10)
     rows[3]["prompt"][0]["content"] *= 9
     write_prompts(settings.parent / "train.parquet", rows)
@@ -215,7 +216,7 @@ FILES: dict[str, tuple[Callable[[Path], tuple[str, ...]], str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_settings_that_fit_the_files(settings, case):
+def test_settings_can_be_changed_to_fit_the_files(settings, case):
     break_it, advice = FILES[case]
     words = break_it(settings)
     (problem,) = problems(settings)
@@ -223,12 +224,12 @@ def test_settings_that_fit_the_files(settings, case):
     assert problems(settings, *words) == ()
 
 
-def test_files_of_the_model(settings, model, tmp_path):
-    """What the message says is missing, put there."""
+def test_missing_files_of_the_model_can_be_added(settings, model, tmp_path):
+    """The user adds the file that the message names."""
     for name, advice in (
-        ("tokenizer.json", "write one with transformers"),
+        ("tokenizer.json", "create one with transformers"),
         ("chat_template.jinja", "add chat_template.jinja"),
-        ("config.json", "write the folder of a model in HF's layout"),
+        ("config.json", "give the folder of a Hugging Face model"),
     ):
         if not (model / name).is_file():
             continue
@@ -248,7 +249,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def raised(settings: Path) -> str:
-    """What a worker of a run says whose reward function raises at the first sample."""
+    """Return the error of a worker whose reward function raises an exception."""
     (settings.parent / "reward.py").write_text(RAISING)
     config = load(settings)
     prepare(config)
@@ -277,11 +278,12 @@ def masked(settings: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("way", "advice"), [(mended_reward, "mend it"), (masked, "set reward.on_error=mask")]
+    ("way", "advice"), [(mended_reward, "fix it"), (masked, "set reward.on_error=mask")]
 )
 @pytest.mark.parametrize("used", [False, True])
-def test_a_reward_function_that_raises(settings, model, way, advice, used):
-    """Mended under the same name, or, once it has scored, in the new run that the refusal names."""
+def test_a_reward_function_that_raises_can_be_fixed_or_masked(settings, model, way, advice, used):
+    """Until the function has scored a sample, the fixed run can keep its name. Afterwards, it needs
+    the new name that the error message suggests."""
     assert advice in raised(settings)
     store = open_store(str(settings.parent / "store/test"))
     if used:
@@ -297,8 +299,9 @@ def test_a_reward_function_that_raises(settings, model, way, advice, used):
     assert (run.name, run.amended) == ("test-2", None)
 
 
-def test_what_workers_advise_may_be_done_to_a_run_at_work():
-    """The settings they name may change with each start; else they speak of a new run."""
+def test_workers_advice_can_be_followed_in_an_existing_run():
+    """Workers advise users to change only the run's name, or settings that may be changed whenever
+    a run is started."""
     may_change = {name for name, key in all_keys().items() if key.operational}
     may_change.add("trainer.experiment_name")  # a new run
     refused = [
@@ -312,7 +315,7 @@ def test_what_workers_advise_may_be_done_to_a_run_at_work():
 
 
 def advised(text: str) -> list[str]:
-    """The settings that a text advises to change, by dotted key."""
+    """Return the dotted keys of the settings that a text advises changing."""
     parts = re.findall(r"\b(?:raise|lower|set|write|choose|use|add the line) ([^;]*)", text)
     names = {name for part in parts for name in re.findall(r"(?:[a-z_]+\.)+[a-z_]+", part)}
     groups = {part for name in all_keys() for part in name.split(".")[:-1]}
@@ -320,7 +323,7 @@ def advised(text: str) -> list[str]:
 
 
 def messages() -> Iterator[tuple[str, str]]:
-    """Every text of the programs but for docstrings, with the module it is in."""
+    """Yield every string in the source code except docstrings, with its module's path."""
     for package in ("pipeline", "operators", "retrace"):
         for path in sorted((ROOT / package).rglob("*.py")):
             tree = ast.parse(path.read_text())
@@ -339,7 +342,7 @@ def messages() -> Iterator[tuple[str, str]]:
 
 
 def test_advice_names_settings_that_exist():
-    """As they must be written: with all groups."""
+    """Messages contain the full key of a setting, including all groups."""
     unknown = {
         (path, name)
         for path, text in messages()

@@ -1,4 +1,7 @@
-"""The same name again attaches only to the same run; what differs is named."""
+"""A start attaches to the run with the same name if settings and inputs match.
+
+If they do not match, the error names all differences.
+"""
 
 import json
 import shutil
@@ -25,8 +28,8 @@ from tests.unit.inputs.small_inputs import (
 )
 
 
-def test_another_run_of_the_same_name(settings):
-    """Every differing key with both values, and the ways out."""
+def test_a_different_run_with_the_same_name_is_refused(settings):
+    """The refusal names each differing key with both values, and the ways to continue."""
     prepare(load(settings))
     problem = the_error(
         settings, "trainer.seed=2", "actor_rollout_ref.actor.optim.lr=0.5",
@@ -34,12 +37,11 @@ def test_another_run_of_the_same_name(settings):
     )  # fmt: skip
     uri = open_store(f"{settings.parent}/store/test").uri
     assert problem == (
-        f"trainer.experiment_name: the run 'test' in {uri} was made with other settings or "
-        "inputs:\n"
-        "  actor_rollout_ref.actor.optim.lr: it has 1e-06, now 0.5\n"
-        "  actor_rollout_ref.actor.router_replay.mode: it has 'disabled', now 'R2'\n"
-        "  trainer.seed: it has 1, now 2\n"
-        "go back to the old values, or go on with the new ones in a new run, from the beginning: "
+        f"trainer.experiment_name: the run 'test' in {uri} has different settings or inputs:\n"
+        "  actor_rollout_ref.actor.optim.lr: was 1e-06, now 0.5\n"
+        "  actor_rollout_ref.actor.router_replay.mode: was 'disabled', now 'R2'\n"
+        "  trainer.seed: was 1, now 2\n"
+        "restore the old values, or continue with the new ones in a new run, from the beginning: "
         "add trainer.experiment_name=test-2"
     )
 
@@ -66,22 +68,25 @@ def test_paths_may_change_but_not_contents(settings, model):
     weights = elsewhere / "model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     problem = the_error(settings, *moved, f"data.val_files={copies[0]}")
-    assert "data.train_files: it has 10 prompts, now 9, with other content" in problem
-    assert "data.val_files: it has none, now prompts" in problem
-    assert "custom_reward_function.path: it has SHA-256" in problem
-    assert "actor_rollout_ref.model.path: model.safetensors: it has SHA-256" in problem
+    assert "data.train_files: had 10 prompts, now 9, with different content" in problem
+    assert "data.val_files: had none, now prompts" in problem
+    assert "custom_reward_function.path: was SHA-256" in problem
+    assert "actor_rollout_ref.model.path: model.safetensors: was SHA-256" in problem
 
 
-def test_broken_or_newer_run_json(settings):
+def test_a_broken_or_newer_run_json_is_refused(settings):
     run = prepare(load(settings))
     store, whole = run.store, description_json(run.description)
     less = {name: value for name, value in whole["config"].items() if name != "algorithm"}
     for body, message in (
         ({"format": 2}, "format 2, expected 1"),
-        ({**whole, "config": less}, "algorithm.adv_estimator: found no value, and what"),
+        (
+            {**whole, "config": less},
+            "algorithm.adv_estimator: found no value, and the value that applies",
+        ),
         ({**whole, "config": {**whole["config"], "new": 1}}, "new: found 1: Extra inputs are not"),
         ({"format": 1, "name": "test"}, "cannot be read: run.json"),
-        ({"format": 1, "name": "test"}, "it has no 'config'"),
+        ({"format": 1, "name": "test"}, "the field 'config' is missing"),
     ):
         store.delete(keys.run_json())
         store.create(keys.run_json(), json.dumps(body).encode())
@@ -90,19 +95,21 @@ def test_broken_or_newer_run_json(settings):
 
 @pytest.fixture
 def old_run(tmp_path, monkeypatch):
-    """The quickstart as an older commit left it, in a store of its own: overrides that name it."""
+    """The overrides that select a copy of a quickstart run created by an older commit."""
     monkeypatch.chdir(ROOT)
-    shutil.copytree(ROOT / "tests/data/quickstart-0.1.0", tmp_path / "store/quickstart")
+    run = shutil.copytree(ROOT / "tests/data/quickstart-0.1.0", tmp_path / "store/quickstart")
+    (reward,) = run.glob("inputs/*/reward.py")
     return (
         f"store.uri={tmp_path}/store",
         f"trainer.default_local_dir={tmp_path}",
-        # The example of that commit; today's has another learning rate.
+        # That commit's example has a different learning rate and a different reward file.
         "actor_rollout_ref.actor.optim.lr=5e-4",
+        f"custom_reward_function.path={reward}",
     )
 
 
-def test_a_run_of_an_older_commit_is_attached_to(old_run):
-    """Its run.json stays as it is; later settings have the values that it was made with."""
+def test_a_start_attaches_to_a_run_of_an_older_commit(old_run):
+    """`run.json` stays unchanged; settings that are newer than the run get their former values."""
     settings = ROOT / "examples/quickstart.yaml"
     inputs = check(settings, *old_run)
     before = {info.key: inputs.store.read(info.key) for info in inputs.store.list("")}
@@ -114,8 +121,10 @@ def test_a_run_of_an_older_commit_is_attached_to(old_run):
     assert {key: after[key] for key in before} == before
 
 
-def test_a_setting_newer_than_the_run_keeps_what_the_run_did(old_run, tmp_path, monkeypatch):
-    """As if max_staleness had come after the run, which was made without any overlap."""
+def test_a_setting_newer_than_the_run_keeps_the_behaviour_of_the_run(
+    old_run, tmp_path, monkeypatch
+):
+    """The test marks max_staleness as newer than the run, with a former value of 1."""
     name = "trainer.max_staleness"
     marked = all_keys()[name].field
     monkeypatch.setattr(marked, "json_schema_extra", formerly(1))
@@ -127,14 +136,14 @@ def test_a_setting_newer_than_the_run_keeps_what_the_run_did(old_run, tmp_path, 
     settings = ROOT / "examples/quickstart.yaml"
     inputs = check(settings, *old_run)
     assert inputs.config.trainer.max_staleness == 1
-    note = "trainer.max_staleness: 1, as before this setting existed: the run is older"
+    note = "trainer.max_staleness: 1, because the run is older than this setting"
     assert note in inputs.notes
     assert config_of(stage(inputs).description).trainer.max_staleness == 1
     problem = the_error(settings, *old_run, f"{name}=0")
-    assert problem.splitlines()[1:-1] == [f"  {name}: it has 1, now 0"]
+    assert problem.splitlines()[1:-1] == [f"  {name}: was 1, now 0"]
 
 
-def test_a_run_of_an_older_commit_refuses_other_settings(old_run):
+def test_a_run_of_an_older_commit_refuses_different_settings(old_run):
     settings = ROOT / "examples/quickstart.yaml"
     problem = the_error(settings, *old_run, "trainer.seed=2", "trainer.save_freq=3")
-    assert problem.splitlines()[1:-1] == ["  trainer.seed: it has 1, now 2"]
+    assert problem.splitlines()[1:-1] == ["  trainer.seed: was 1, now 2"]

@@ -1,11 +1,13 @@
-"""Checking inputs: bad input is a clear error before anything starts, all of it at once, and
-nothing is left behind."""
+"""A check of inputs reports all mistakes together before anything starts, and changes nothing."""
 
 import shutil
 
 import pytest
 
+from pipeline.config.rules.pods import InstalledGpus
+from pipeline.errors import InputError
 from pipeline.extras import EXTRAS
+from pipeline.inputs.check import check_inputs
 from pipeline.inputs.stage import prepare
 from tests.tiny_models import make_tiny
 from tests.unit.inputs.small_inputs import (
@@ -19,7 +21,7 @@ from tests.unit.inputs.small_inputs import (
 
 
 def test_checking_leaves_nothing_behind(settings):
-    """Not even folders: those that are not there yet are the run's to make."""
+    """A check creates no folders; only the run creates missing ones."""
     before = sorted(settings.parent.rglob("*"))
     check(
         settings, *R3, f"{REPLAY}.record_file={settings.parent}/sets/one",
@@ -28,9 +30,9 @@ def test_checking_leaves_nothing_behind(settings):
     assert sorted(settings.parent.rglob("*")) == before
 
 
-def test_fewer_prompts_than_a_step_needs(settings):
+def test_fewer_prompts_than_a_step_needs_are_refused(settings):
     assert the_error(settings, "data.train_batch_size=12") == (
-        "data.train_batch_size: found 12, but data.train_files has 10 prompts; write at most "
+        "data.train_batch_size: found 12, but data.train_files has 10 prompts; set it to at most "
         "10, or add prompts"
     )
 
@@ -50,14 +52,14 @@ def test_other_inputs_are_checked_without_a_model(settings, model, name):
     ]
 
 
-def test_tokenizer_of_another_model(settings, tmp_path):
+def test_a_tokenizer_of_a_different_model_is_refused(settings, tmp_path):
     small = make_tiny(tmp_path / "small", "qwen3", vocab_size=100)
     problem = the_error(settings, f"actor_rollout_ref.model.path={small}")
-    assert "the model's vocab_size is 100: the tokenizer is another model's" in problem
+    assert "the model's vocab_size is 100, so the tokenizer belongs to a different model" in problem
 
 
-def test_dense_model(settings, tmp_path):
-    """Refused with replay on; without, the run has no geometry."""
+def test_a_dense_model_is_accepted_only_without_replay(settings, tmp_path):
+    """Without replay, a run with a dense model has no geometry."""
     dense = make_tiny(tmp_path / "dense", "qwen3")
     path = f"actor_rollout_ref.model.path={dense}"
     assert "has no MoE layers" in the_error(settings, path, *R3)
@@ -66,7 +68,7 @@ def test_dense_model(settings, tmp_path):
     assert run.description.geometry is None
 
 
-def test_reward_file_without_the_function(settings):
+def test_a_reward_file_without_the_function_is_refused(settings):
     path = settings.parent / "reward.py"
     path.write_text("def score(text): return 1.0")
     assert the_error(settings) == (
@@ -75,8 +77,8 @@ def test_reward_file_without_the_function(settings):
     )
 
 
-def test_unwritable_store(settings):
-    """A file lies where a folder is needed: nobody, not even root, can write below it."""
+def test_an_unwritable_store_is_refused(settings):
+    """The place is a file instead of a folder, so not even root can write below it."""
     for place in (settings, settings / "store"):
         assert the_error(settings, f"store.uri={place}") == (
             f"store.uri: found {place}, which cannot be written: {settings} is a file, expected a "
@@ -84,7 +86,7 @@ def test_unwritable_store(settings):
         )
 
 
-def test_a_store_that_says_what_to_do_is_not_advised_otherwise(settings, monkeypatch):
+def test_no_second_fix_is_added_to_a_store_error_that_contains_one(settings, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "no-url")
     problem = the_error(settings, "store.uri=s3://bucket/store")
     assert problem.startswith("store.uri: found s3://bucket/store, which cannot be written: ")
@@ -92,23 +94,39 @@ def test_a_store_that_says_what_to_do_is_not_advised_otherwise(settings, monkeyp
 
 
 @pytest.mark.parametrize("place", ["nowhere/set", "ftp://host/set"])
-def test_a_replay_file_that_is_not_there_is_said_with_the_rest(settings, place):
+def test_a_missing_replay_file_is_reported_with_other_problems(settings, place):
     found = check_error(
         settings, *R3, f"{REPLAY}.replay_file={place}", f"data.val_files={settings}"
     )  # fmt: skip
     assert any("write data.val_files=null, or" in problem for problem in found)
     [absent] = [problem for problem in found if problem.startswith(f"{REPLAY}.replay_file: ")]
-    assert ("holds no recorded set (from " if "://" not in place else "'ftp' is not") in absent
+    assert ("contains no recorded set (from " if "://" not in place else "'ftp' is not") in absent
 
 
-def test_unwritable_local_folder(settings):
+def test_an_unwritable_local_folder_is_refused(settings):
     problem = the_error(settings, f"trainer.default_local_dir={settings}/logs")
     assert problem.startswith(
         f"trainer.default_local_dir: found {settings}/logs, which cannot be written: "
     )
 
 
-def test_a_tracker_whose_package_is_missing(settings, monkeypatch):
+def test_a_policy_cache_that_no_worker_can_create_is_refused(settings):
+    """Workers create missing folders, but a replayed run has no rollout workers."""
+    check(settings, f"store.policy_cache={settings.parent}/fast/disk")
+    for place in (settings, settings / "cache" / "deep"):
+        problem = f"store.policy_cache={place}"
+        assert the_error(settings, problem) == (
+            f"store.policy_cache: found {place}, but {settings} is not a writable folder; choose a "
+            "different folder, or write disk"
+        )
+        replayed = check_error(settings, *R3, problem, f"{REPLAY}.replay_file=nowhere")
+        assert not any(text.startswith("store.policy_cache") for text in replayed)
+    with pytest.raises(InputError) as in_pods:
+        check_inputs(load(settings, problem), InstalledGpus())
+    assert not any(text.startswith("store.policy_cache") for text in in_pods.value.problems)
+
+
+def test_a_tracker_whose_package_is_missing_is_refused(settings, monkeypatch):
     monkeypatch.setitem(EXTRAS, "wandb", ("a_package_that_is_not_here",))
     assert the_error(settings, "trainer.logger=[console,wandb]") == (
         "this installation of retrace has no a_package_that_is_not_here, which "
@@ -116,7 +134,7 @@ def test_a_tracker_whose_package_is_missing(settings, monkeypatch):
     )
 
 
-def test_unknown_kind_of_store(settings):
+def test_an_unknown_kind_of_store_is_refused(settings):
     assert "scheme 'ftp' is not known" in the_error(settings, "store.uri=ftp://host/store")
 
 
@@ -127,14 +145,15 @@ def test_credentials_in_a_place_are_refused_and_not_repeated(settings):
         assert "hidden" not in problem
 
 
-def test_endpoint_that_is_no_url(settings):
+def test_an_endpoint_that_is_not_a_url_is_refused(settings):
     problem = the_error(settings, "store.endpoint=localhost:9000")
     assert problem.startswith("store.endpoint: found 'localhost:9000', expected https://HOST")
+    assert problem.endswith("; correct it")
 
 
-def test_local_folder_elsewhere(settings):
+def test_a_local_folder_in_a_bucket_is_refused(settings):
     problem = the_error(settings, "trainer.default_local_dir=s3://bucket/logs")
-    assert problem.endswith("expected a folder of this machine")
+    assert problem.endswith("expected a folder on this machine")
 
 
 def test_all_problems_are_shown_together(settings):

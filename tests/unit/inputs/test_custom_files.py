@@ -1,5 +1,7 @@
-"""What scores a run's samples is checked without running it: reward files by their text, prompts
-without one by their data sources.
+"""The scoring of samples is checked without running users' code.
+
+The check reads the text of the reward file. Without a reward file, it compares the prompts' data
+sources with the built-in scorers.
 """
 
 from pathlib import Path
@@ -19,8 +21,8 @@ from tests.unit.inputs.small_inputs import (
 NO_FILE = "custom_reward_function.path=null"
 
 
-def test_checking_and_staging_run_nothing_of_the_file(settings):
-    """The flow holds credentials of the store and of Prefect: users' code must not meet them."""
+def test_checking_and_staging_do_not_run_the_file(settings):
+    """The flow has credentials for the store and for Prefect, which users' code must not reach."""
     path, marker = settings.parent / "reward.py", settings.parent / "ran"
     path.write_text(f"open({str(marker)!r}, 'w')\nraise SystemExit\n{path.read_text()}")
     run = prepare(load(settings))
@@ -28,19 +30,19 @@ def test_checking_and_staging_run_nothing_of_the_file(settings):
     assert run.store.read(run.description.inputs.reward.key) == path.read_bytes()
 
 
-def test_what_only_the_workers_can_see_is_a_note(settings):
+def test_possible_problems_that_only_workers_can_find_are_notes(settings):
     path = settings.parent / "reward.py"
     path.write_text("from not_there import compute_score")
     notes = [note for note in check(settings).notes if "custom_reward_function" in note]
     assert [note.startswith(f"custom_reward_function.path: {path}: ") for note in notes] == [
         True
     ] * 2
-    assert "is not known before the rollout workers run the file" in notes[0]
+    assert "is unknown until the rollout workers run the file" in notes[0]
     assert "it imports 'not_there', which is not installed here" in notes[1]
 
 
 @pytest.mark.parametrize("source", ["def compute_score(a): 1", "\xff\n".encode("latin-1"), ""])
-def test_a_file_that_is_certainly_wrong_is_refused(settings, source):
+def test_a_file_with_a_definite_mistake_is_refused(settings, source):
     path = settings.parent / "reward.py"
     path.write_bytes(source if isinstance(source, bytes) else source.encode())
     assert the_error(settings).startswith(f"custom_reward_function.path: {path}: ")
@@ -49,11 +51,11 @@ def test_a_file_that_is_certainly_wrong_is_refused(settings, source):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("absent.py", f"no file absent.py (from {Path.cwd()}); write the path of a Python file"),
-        ("docs", "docs is a folder; write the path of the Python file in it"),
+        ("absent.py", f"no file absent.py (from {Path.cwd()}); give the path of a Python file"),
+        ("docs", "docs is a folder; give the path of the Python file in it"),
     ],
 )
-def test_a_path_that_is_no_file(settings, path, message):
+def test_a_path_without_a_file_is_refused(settings, path, message):
     problem = the_error(settings, f"custom_reward_function.path={path}")
     assert problem == f"custom_reward_function.path: {message}"
 
@@ -74,7 +76,7 @@ def test_without_a_file_the_built_in_scorers_are_used(settings):
     assert prepare(load(settings, NO_FILE)).description == run.description
 
 
-def test_data_sources_without_a_scorer_are_named_by_file(settings):
+def test_data_sources_without_a_scorer_are_named_for_each_file(settings):
     train, val = settings.parent / "train.parquet", settings.parent / "val.parquet"
     write_prompts(train, with_sources(*["openai/gsm8k"] * 7, "codecontests", "taco", "taco"))
     write_prompts(val, verl_rows(2))
@@ -85,9 +87,9 @@ def test_data_sources_without_a_scorer_are_named_by_file(settings):
         f"data.val_files: {val}",
     ]
     assert problems[0].endswith(
-        " has prompts with data_source 'codecontests' (1), 'taco' (2), which no built-in scorer "
-        "scores; write compute_score(data_source, solution_str, ground_truth, extra_info) into a "
-        "Python file and set custom_reward_function.path (docs/rewards.md has the data sources "
-        "that need none)"
+        " has prompts with data_source 'codecontests' (1), 'taco' (2), for which there is no "
+        "built-in scorer; write compute_score(data_source, solution_str, ground_truth, extra_info) "
+        "into a Python file and set custom_reward_function.path (docs/rewards.md lists the data "
+        "sources with a built-in scorer)"
     )
     assert check(settings, files).reward is not None, "a reward file scores them all"

@@ -1,4 +1,4 @@
-"""The model's folder: what is missing or cannot be read is named."""
+"""The model's folder: missing and unreadable files are reported."""
 
 import json
 import math
@@ -15,31 +15,32 @@ from tests.unit.inputs.small_inputs import check_error, error_with_file, the_err
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", None, "has no config.json; write the folder of a model in HF's"),
+        ("config.json", None, "has no config.json; give the folder of a Hugging Face model"),
         ("config.json", "{", "config.json cannot be read: "),
-        ("config.json", "[]", "config.json does not hold a JSON object"),
-        ("model.safetensors", None, "has no model.safetensors (and no index of several)"),
+        ("config.json", "[]", "config.json is not a JSON object"),
+        ("model.safetensors", None,
+         "has no model.safetensors (and no model.safetensors.index.json)"),
         ("model.safetensors.index.json", '{"weight_map": {"w": "model-1.safetensors"}}',
          "has no model-1.safetensors (named by model.safetensors.index.json)"),
         ("model.safetensors.index.json", "{}", "has no weight_map"),
     ],
 )  # fmt: skip
-def test_incomplete_folder(settings, model, name, content, message):
+def test_an_incomplete_folder_is_refused(settings, model, name, content, message):
     assert message in error_with_file(settings, model, name, content)
 
 
-def test_no_folder(settings):
+def test_a_missing_folder_is_refused(settings):
     assert the_error(settings, "actor_rollout_ref.model.path=./no/such/folder").startswith(
         "actor_rollout_ref.model.path: no folder ./no/such/folder (from "
     )
 
 
-def test_hub_that_is_not_reached(settings, monkeypatch):
-    """Said with its cause; the hub's own offline switch makes the test independent of a net."""
+def test_a_hub_that_cannot_be_reached_is_named(settings, monkeypatch):
+    """The error names the cause. With the hub's offline switch, the test needs no network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    problem = the_error(settings, "actor_rollout_ref.model.path=nobody/no-such-model")
+    problem = the_error(settings, "actor_rollout_ref.model.path=example/no-such-model")
     assert problem.startswith(
-        "actor_rollout_ref.model.path: nobody/no-such-model is not a folder here and could not "
+        "actor_rollout_ref.model.path: example/no-such-model is not a local folder and could not "
         "be fetched from the Hugging Face hub: "
     )
 
@@ -49,7 +50,7 @@ NAME = "model.safetensors"
 
 @pytest.fixture
 def weights(model: Path, tmp_path: Path) -> Path:
-    """The weight file of a copy of the model."""
+    """The weight file in a copy of the model."""
     shutil.copytree(model, tmp_path / "damaged")
     return tmp_path / "damaged" / NAME
 
@@ -69,8 +70,8 @@ def tensor(begin: int, end: int) -> dict:
     return {"dtype": "F32", "shape": [(end - begin) // 4], "data_offsets": [begin, end]}
 
 
-def test_whole_weights_are_counted(model: Path):
-    """As the library that wrote them counts."""
+def test_complete_weights_are_counted(model: Path):
+    """The count matches the one from the library that wrote the weights."""
     safetensors = pytest.importorskip("safetensors")
     with safetensors.safe_open(model / NAME, framework="np") as source:
         shapes = [source.get_slice(name).get_shape() for name in source.keys()]  # noqa: SIM118
@@ -78,8 +79,8 @@ def test_whole_weights_are_counted(model: Path):
 
 
 @pytest.mark.parametrize("change", [-1, -1000, 1])
-def test_a_file_of_another_size_is_refused(weights: Path, change: int):
-    """A download that was cut short, which took minutes of restarts before."""
+def test_a_file_of_a_different_size_is_refused(weights: Path, change: int):
+    """An interrupted download is found before a run wastes minutes on restarting workers."""
     whole = weights.read_bytes()
     weights.write_bytes(whole[:change] if change < 0 else whole + bytes(change))
     [problem] = problems_of(weights)
@@ -92,23 +93,23 @@ def test_a_file_of_another_size_is_refused(weights: Path, change: int):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "found 0 bytes, expected at least 8, as its header alone has 0"),
+        (b"", "found 0 bytes, expected at least 8, because its header alone has 0"),
         ((10**6).to_bytes(8, "little") + b"{}", "found 10 bytes, expected at least 1000008"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, not the file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer instead of the file"),
         (with_header([], 0), "its header does not describe tensors"),
         (with_header({"a": {"dtype": "F32"}}, 0), "its header does not describe tensors"),
-        (with_header({"a": tensor(4, 8)}, 8), "tensor a are 4 to 8, expected to begin at 0"),
-        (with_header({"a": tensor(0, 8), "b": tensor(4, 12)}, 12), "expected to begin at 8"),
+        (with_header({"a": tensor(4, 8)}, 8), "a has bytes 4 to 8, expected them to begin at 0"),
+        (with_header({"a": tensor(0, 8), "b": tensor(4, 12)}, 12), "expected them to begin at 8"),
     ],
 )  # fmt: skip
-def test_damaged_headers(weights: Path, content: bytes, message: str):
+def test_damaged_headers_are_refused(weights: Path, content: bytes, message: str):
     weights.write_bytes(content)
     [problem] = problems_of(weights)
     assert f"{weights} is damaged: " in problem
     assert message in problem
 
 
-def test_every_damaged_file_is_named_and_every_tensor_is_looked_for(weights: Path):
+def test_every_damaged_file_and_every_missing_tensor_is_named(weights: Path):
     parts = [weights.with_name(f"model-{number}.safetensors") for number in range(3)]
     parts[0].write_bytes(with_header({"a": tensor(0, 8)}, 8))
     parts[1].write_bytes(with_header({"b": tensor(0, 8)}, 7))
@@ -118,9 +119,8 @@ def test_every_damaged_file_is_named_and_every_tensor_is_looked_for(weights: Pat
     index.write_text(json.dumps({"weight_map": names}))
     damaged, lacking = problems_of(weights)
     assert f"{parts[1]} is damaged" in damaged
-    assert f"{parts[2]} lacks 1 tensors which the model's index says it has, the first is d" in (
-        lacking
-    )
+    expected = f"{parts[2]} lacks 1 tensors that the model's index lists for it; the first is d"
+    assert expected in lacking
 
 
 def rewrite(folder: Path, **fields: object) -> None:
@@ -129,8 +129,8 @@ def rewrite(folder: Path, **fields: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
-def test_another_models_config_is_refused_alone(settings, model: Path, tmp_path: Path):
-    """vocab_size=100 would also make the tokenizer look wrong; that would lead astray."""
+def test_only_the_wrong_config_itself_is_reported(settings, model: Path, tmp_path: Path):
+    """With vocab_size=100, the tokenizer would also look wrong, which would be misleading."""
     other = shutil.copytree(model, tmp_path / "other")
     rewrite(other, num_hidden_layers=6, vocab_size=100, num_attention_heads=3)
     layers, tokens = check_error(settings, f"actor_rollout_ref.model.path={other}")
@@ -146,7 +146,7 @@ def test_another_models_config_is_refused_alone(settings, model: Path, tmp_path:
 
 
 def test_fetched_weights_are_compared_with_the_config(model: Path, tmp_path: Path, monkeypatch):
-    """Without an index, only the weights themselves show that the config is another model's."""
+    """Without an index, only the weights show that the config belongs to a different model."""
     monkeypatch.setattr("pipeline.inputs.model_folder._fetch", lambda place, patterns: fetched)
     fetched = shutil.copytree(model, tmp_path / "fetched")
     remote = find_model("s3://bucket/model")
@@ -157,7 +157,7 @@ def test_fetched_weights_are_compared_with_the_config(model: Path, tmp_path: Pat
 
 
 def test_an_index_is_compared_with_the_config(model: Path, tmp_path: Path, monkeypatch):
-    """Before hundreds of gigabytes are fetched."""
+    """The mismatch is found before hundreds of gigabytes are fetched."""
     fetched = shutil.copytree(model, tmp_path / "fetched")
     monkeypatch.setattr("pipeline.inputs.model_folder._fetch", lambda place, patterns: fetched)
     names = dict.fromkeys(find_model(str(model)).shapes, NAME)

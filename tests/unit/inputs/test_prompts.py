@@ -1,5 +1,7 @@
-"""Prompt files in verl's layout: what is wrong with a file or a row is named, and the staged table
-holds the tokens of transformers' own tokenizer."""
+"""Prompt files in verl's layout: problems with files and rows are reported.
+
+The staged table contains the tokens that transformers' own tokenizer produces.
+"""
 
 import io
 import json
@@ -21,8 +23,8 @@ from tests.unit.inputs.small_inputs import (
 )
 
 
-def test_staged_table(settings, model):
-    """Token ids are those of transformers' AutoTokenizer with the generation prompt."""
+def test_the_staged_table_contains_tokens_and_columns(settings, model):
+    """Token ids are the same as those from transformers' AutoTokenizer with generation prompt."""
     run = prepare(load(settings))
     data = read_data(run.store, run.description.inputs.prompts)
     table = pq.read_table(io.BytesIO(data))
@@ -40,7 +42,7 @@ def test_staged_table(settings, model):
 
 
 @pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
-def test_missing_column_names_those_that_are_there(settings, column):
+def test_the_error_about_a_missing_column_names_the_others(settings, column):
     rows = [{k: v for k, v in row.items() if k != column} for row in verl_rows(10)]
     path = write_prompts(settings.parent / "train.parquet", rows)
     there = ", ".join(rows[0])
@@ -49,13 +51,13 @@ def test_missing_column_names_those_that_are_there(settings, column):
     )
 
 
-def test_other_column_names(settings):
+def test_columns_may_have_different_names(settings):
     rows = [{**row, "messages": row["prompt"], "prompt": "x"} for row in verl_rows(10)]
     write_prompts(settings.parent / "train.parquet", rows)
     assert check(settings, "data.prompt_key=messages").prompt_count == 10
 
 
-def test_without_extra_info(settings):
+def test_extra_info_may_be_missing(settings):
     rows = [{k: v for k, v in row.items() if k != "extra_info"} for row in verl_rows(10)]
     write_prompts(settings.parent / "train.parquet", rows)
     assert check(settings).prompts.table["extra_info"].to_pylist() == [None] * 10
@@ -65,26 +67,26 @@ def test_without_extra_info(settings):
     ("change", "message"),
     [
         ({"prompt": "1 + 1"}, "row 0: column 'prompt' has '1 + 1', expected a list of {role, "
-         'content} texts; write [{"role": "user", "content": "1+1="}] (2 of 2 rows are wrong)'),
+         'content} texts; write [{"role": "user", "content": "1+1="}] (2 of 2 rows are invalid)'),
         ({"prompt": []}, "row 0: column 'prompt' has [], expected a list"),
         ({"prompt": [{"role": "user"}]}, "row 0: column 'prompt' has [{'role': 'user'}], "),
         ({"data_source": 1}, "row 0: column 'data_source' has 1, expected text"),
         ({"reward_model": {"style": "rule"}}, "row 0: column 'reward_model' has {'style': "
          "'rule'}, expected a struct with ground_truth"),
         ({"reward_model": {"ground_truth": None}}, "row 0: column 'reward_model' has a null "
-         "ground_truth, expected what the reward function compares with; write it into the row, or "
-         "remove the row"),
+         "ground_truth, expected the value that the reward function compares the response with; "
+         "write it into the row, or remove the row"),
         ({"extra_info": {"raw": b"x"}}, "row 0: column 'extra_info' has {'raw': b'x'}, not "
          "JSON"),
     ],
 )  # fmt: skip
-def test_rows_that_are_not_verls(settings, change, message):
+def test_rows_in_a_different_layout_are_refused(settings, change, message):
     rows = [{**row, **change} for row in verl_rows(2)]
     path = write_prompts(settings.parent / "train.parquet", rows)
     assert f"data.train_files: {path}, {message}" in the_error(settings)
 
 
-def test_empty_file(settings):
+def test_an_empty_file_is_refused(settings):
     path = settings.parent / "train.parquet"
     pq.write_table(pq.read_table(path).slice(0, 0), path)
     assert the_error(settings) == (
@@ -98,25 +100,26 @@ def test_missing_and_unreadable_files_are_shown_together(settings):
     )
     assert problems[0].startswith("data.train_files: no file absent.parquet (from ")
     assert problems[1] == (
-        f"data.val_files: {settings} is no Parquet file; write one with the columns prompt, "
+        f"data.val_files: {settings} is not a Parquet file; create one with the columns prompt, "
         "data_source and reward_model (docs/config.md)"
     )
 
 
-def test_a_damaged_parquet_file(settings):
-    """Only there does pyarrow's own text help."""
+def test_a_damaged_parquet_file_is_refused(settings):
+    """Here the message includes pyarrow's own text."""
     path = settings.parent / "train.parquet"
     path.write_bytes(path.read_bytes()[:-1])
     problem = the_error(settings)
     assert problem.startswith(f"data.train_files: {path} cannot be read as Parquet: ")
-    assert problem.endswith("; fetch it or write it again")
+    assert problem.endswith("; fetch or write the file again")
 
 
-def test_a_folder_of_prompts_is_answered_with_its_files(settings):
+def test_the_error_about_a_folder_of_prompts_names_its_files(settings):
     folder = settings.parent / "prompts"
     folder.mkdir()
     key, found = "data.train_files", f"data.train_files={folder}"
-    assert the_error(settings, found) == f"{key}: {folder} is a folder; it has no file *.parquet"
+    none = f"{key}: {folder} is a folder; it contains no *.parquet file"
+    assert the_error(settings, found) == none
     names = [str(write_prompts(folder / f"{name}.parquet", verl_rows(4))) for name in "abcd"]
     assert the_error(settings, found) == (
         f"{key}: {folder} is a folder; name its files: '{key}={','.join(names[:3])},...]'"
@@ -125,26 +128,29 @@ def test_a_folder_of_prompts_is_answered_with_its_files(settings):
 
 
 @pytest.mark.parametrize("name", ["a.parquet,b.parquet", "prompts/*.parquet"])
-def test_several_files_in_one_text(settings, name):
+def test_several_files_in_one_text_are_refused(settings, name):
     assert the_error(settings, f"data.val_files={name}").endswith(
-        "; write several as a list: 'data.val_files=[a.parquet,b.parquet]'"
+        "; give several files as a list: 'data.val_files=[a.parquet,b.parquet]'"
     )
 
 
-def test_prompts_over_the_model(settings):
-    """A longer limit would not help: the advice is another one."""
+def test_prompts_longer_than_the_models_positions_get_other_advice(settings):
+    """A higher limit would not help, so the advice is to shorten the prompts."""
     rows = verl_rows(10)
     rows[3]["prompt"][0]["content"] = "1 + 1 " * 2000
     write_prompts(settings.parent / "train.parquet", rows)
     problem = the_error(settings)
     assert (
-        "; with data.max_response_length=8 the model's 512 positions do not hold that: shorten "
-        "them, drop them with data.filter_overlong_prompts=True, or cut them with "
+        "; with data.max_response_length=8 the model's 512 positions are too few for that: shorten "
+        "the prompts, drop them with data.filter_overlong_prompts=True, or cut them with "
     ) in problem
 
 
-def test_prompts_over_the_limit(settings):
-    """How many, an example, and both ways out; or they are dropped and that is said."""
+def test_prompts_over_the_limit_are_refused_or_dropped(settings):
+    """The error gives the number of such prompts, an example and both fixes.
+
+    If the prompts are dropped, a note reports this.
+    """
     rows = verl_rows(10)
     for number in (3, 7):
         rows[number]["prompt"][0]["content"] = "1 + 1 " * number
@@ -154,7 +160,7 @@ def test_prompts_over_the_limit(settings):
     longest = int(problem.split("has ")[1].split(";")[0])
     assert problem == (
         "data.max_prompt_length: 2 of 10 prompts of data.train_files have more than 20 tokens; "
-        f"the longest, row 7 of {path}, has {longest}; write {longest}, drop them with "
+        f"the longest, row 7 of {path}, has {longest}; set it to {longest}, drop them with "
         "data.filter_overlong_prompts=True, or cut them with data.truncation=left"
     )
     assert check(settings, f"data.max_prompt_length={longest}").prompt_count == 10
@@ -162,7 +168,7 @@ def test_prompts_over_the_limit(settings):
     assert inputs.prompt_count == 8
     assert inputs.prompts.table["prompt_id"].to_pylist() == list(range(8))
     assert inputs.notes == (
-        "data.train_files: 2 prompts dropped, longer than data.max_prompt_length; 8 are left "
+        "data.train_files: dropped 2 prompts longer than data.max_prompt_length; 8 are left "
         "(data.filter_overlong_prompts=True)",
     )
     assert "all 10 prompts have more than data.max_prompt_length=2 " in the_error(
@@ -179,19 +185,20 @@ def test_prompts_over_the_limit(settings):
     ],
 )
 def test_prompts_over_the_limit_are_cut_as_in_verl(settings, side, kept):
-    """Of an odd number of tokens, verl keeps one more of the end."""
+    """If the limit is odd, verl's `middle` keeps one more token from the end than from the
+    start."""
     whole = check(settings).prompts.table["token_ids"].to_pylist()
     inputs = check(settings, "data.max_prompt_length=7", f"data.truncation={side}")
     assert min(map(len, whole)) > 7
     assert inputs.prompts.table["token_ids"].to_pylist() == [kept(ids) for ids in whole]
     assert inputs.notes == (
-        f"data.train_files: 10 prompts cut to data.max_prompt_length, at the {side} "
+        f"data.train_files: cut 10 prompts to data.max_prompt_length, at the {side} "
         "(data.truncation)",
     )
 
 
 def test_dropping_comes_before_cutting(settings):
-    """Nothing is left to cut, as in verl."""
+    """As in verl, overlong prompts are dropped first, so none remains to be cut."""
     both = ("data.filter_overlong_prompts=True", "data.truncation=left")
     table = check(settings, "data.max_prompt_length=20", *both).prompts
     assert table.cut == 0

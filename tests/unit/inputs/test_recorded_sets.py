@@ -1,5 +1,5 @@
-"""Recorded sets as inputs: a replay_file is compared with what the run would sample, and a
-record_file is one run's."""
+"""Recorded sets as inputs: a replay_file must match the samples that the run would plan, and a
+record_file belongs to one run."""
 
 import io
 import json
@@ -11,12 +11,12 @@ import pytest
 
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.stage import StagedRun, prepare
+from pipeline.policies.versions import digests_of, weights_of
+from pipeline.policies.weights import parse_header
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id, read_commit, read_data
 from pipeline.run.plan import publish_plan
 from pipeline.run.planning import make_plan
-from pipeline.run.policy import digests_of, weights_of
-from pipeline.run.weights import parse_header
 from pipeline.store import open_store
 from pipeline.traces import (
     Provenance,
@@ -40,7 +40,10 @@ from tests.unit.inputs.small_inputs import (
 
 
 def sample_step(run: StagedRun, config, step: int, weights: bool = True) -> None:
-    """Make and seal a step as the rollout workers would, with routes; they know the weights."""
+    """Write and seal a step with routes, as rollout workers do.
+
+    If `weights` is true, the shard's commit contains the weights digest of its policy.
+    """
     plan = make_plan(config, run, step, shards=1)
     data = read_data(run.store, run.description.inputs.prompts)
     tokens = pq.read_table(io.BytesIO(data))["token_ids"].to_pylist()
@@ -95,8 +98,8 @@ def recorded(settings) -> str:
     return run.uri
 
 
-def test_replay(settings, recorded):
-    """The same settings plan the same samples, so the set fits; no reward file is needed."""
+def test_a_matching_set_is_accepted(settings, recorded):
+    """The same settings plan the same samples, so the set matches. No reward file is needed."""
     text = settings.read_text().replace("custom_reward_function", "reward") + "\n"
     settings.write_text(
         "\n".join(line for line in text.splitlines() if not line.startswith("reward"))
@@ -107,7 +110,10 @@ def test_replay(settings, recorded):
 
 @pytest.fixture
 def permuted(model, tmp_path):
-    """The same model with the router of one layer turned around: other experts, equal shapes."""
+    """The same model with one layer's router rows reversed.
+
+    The router chooses different experts, but all shapes are equal.
+    """
     folder = tmp_path / "permuted"
     shutil.copytree(model, folder)
     path = folder / "model.safetensors"
@@ -123,21 +129,21 @@ def permuted(model, tmp_path):
 
 
 def test_other_weights_of_policy_0_are_refused_unless_allowed(settings, model, recorded, permuted):
-    """Permuted gates fit in every shape and token; only the weights tell."""
+    """With permuted gates, all shapes and tokens match; only the weights digest differs."""
     replay = (*R3, f"{REPLAY}.replay_file={recorded}", f"actor_rollout_ref.model.path={permuted}")
     theirs, ours = (digests_of(folder).weights for folder in (model, permuted))
     assert the_error(settings, *replay) == (
-        f"{REPLAY}.replay_file: replay_file {recorded}, step 0: its policy 0 has the weights "
-        f"{theirs}, this run's has {ours}; use the actor_rollout_ref.model.path of the set's run, "
-        f"or set {REPLAY}.replay_other_weights=True"
+        f"{REPLAY}.replay_file: replay_file {recorded}, step 0: policy 0 has weights "
+        f"{theirs}, this run's policy 0 has {ours}; use the actor_rollout_ref.model.path of the "
+        f"set's run, or set {REPLAY}.replay_other_weights=True"
     )
     allowed = prepare(load(settings, *replay, f"{REPLAY}.replay_other_weights=True"))
     assert allowed.notes == ()
     assert weights_of(allowed.store, 0) == ours
 
 
-def test_the_same_tensors_in_other_files_are_the_same_weights(settings, model, recorded, tmp_path):
-    """As a policy that was published in shards."""
+def test_equal_tensors_in_different_files_are_the_same_weights(settings, model, recorded, tmp_path):
+    """A policy that ranks published in shares consists of several files."""
     library = pytest.importorskip("safetensors")
     writer = pytest.importorskip("safetensors.torch")
     folder = tmp_path / "cut"
@@ -161,7 +167,7 @@ def test_the_same_tensors_in_other_files_are_the_same_weights(settings, model, r
 
 
 def test_a_set_that_names_no_weights_is_replayed_with_a_note(settings, permuted):
-    """As sets of format 1.0 are."""
+    """Sets in format 1.0 do not contain weights digests."""
     config = load(settings, *R3, "trainer.experiment_name=recorded")
     run = prepare(config)
     for step in range(2):
@@ -169,14 +175,15 @@ def test_a_set_that_names_no_weights_is_replayed_with_a_note(settings, permuted)
     replay = (*R3, f"{REPLAY}.replay_file={run.uri}", f"actor_rollout_ref.model.path={permuted}")
     (note,) = check(settings, *replay).notes
     assert note == (
-        f"{REPLAY}.replay_file: {run.uri} does not say which weights its policy 0 had; whether "
-        "they are this run's is not checked"
+        f"{REPLAY}.replay_file: {run.uri} does not name the weights of its policy 0, so they are "
+        "not compared with this run's"
     )
     assert not check(settings, *replay, f"{REPLAY}.replay_other_weights=True").notes
 
 
-def test_a_set_of_a_run_whose_model_was_amended(settings, model, permuted, tmp_path):
-    """Its policy 0 is the amended model, though its commit names the first one."""
+def test_a_set_of_a_run_whose_model_was_amended_is_accepted(settings, model, permuted, tmp_path):
+    """Policy 0 of that run is the amended model, although the commit of policy 0 names the original
+    model."""
     changing = tmp_path / "changing"
     shutil.copytree(permuted, changing)
     of_set = (*R3, "trainer.experiment_name=amended", f"actor_rollout_ref.model.path={changing}")
@@ -193,24 +200,26 @@ def test_a_set_of_a_run_whose_model_was_amended(settings, model, permuted, tmp_p
     assert f"weights {digests_of(model).weights}, this run's" in problem
 
 
-def test_too_few_steps(settings, recorded):
+def test_too_few_steps_are_refused(settings, recorded):
     problem = the_error(
         settings, *R3, f"{REPLAY}.replay_file={recorded}", "trainer.total_training_steps=3"
     )
     assert problem.startswith(
-        f"{REPLAY}.replay_file: {recorded} lacks objects of step 2, but "
+        f"{REPLAY}.replay_file: {recorded} lacks objects for step 2, but "
         "trainer.total_training_steps is 3: "
     )
-    assert problem.endswith("; write 2 steps, or the place of a complete set")
+    assert problem.endswith(
+        "; lower trainer.total_training_steps to 2, or set it to the place of a complete set"
+    )
 
 
-def test_no_set(settings, tmp_path):
+def test_a_missing_set_is_refused(settings, tmp_path):
     problem = the_error(settings, *R3, f"{REPLAY}.replay_file={tmp_path}/nothing")
-    assert problem.startswith(f"{REPLAY}.replay_file: {tmp_path}/nothing lacks objects of step 0")
+    assert problem.startswith(f"{REPLAY}.replay_file: {tmp_path}/nothing lacks objects for step 0")
 
 
-def test_token_digests_that_do_not_match(settings, recorded):
-    """The same prompt ids with other texts: every shape fits, the digests do not."""
+def test_token_digests_that_do_not_match_are_refused(settings, recorded):
+    """The same prompt ids have different texts, so all shapes match, but the digests do not."""
     rows = verl_rows(10)
     for row in rows:
         row["prompt"][0]["content"] = row["prompt"][0]["content"].replace("+", "-")
@@ -221,32 +230,32 @@ def test_token_digests_that_do_not_match(settings, recorded):
     assert "use the data.train_files" in problem
 
 
-def test_other_samples(settings, recorded):
-    """Another seed plans other prompts."""
+def test_different_samples_are_refused(settings, recorded):
+    """A different seed plans different prompts."""
     problem = the_error(settings, *R3, f"{REPLAY}.replay_file={recorded}", "data.seed=2")
     assert f"{REPLAY}.replay_file: replay_file {recorded}, step 0" in problem
 
 
-def test_other_sampling(settings, recorded):
-    """Log-probs of another temperature are not comparable with the trainer's."""
+def test_different_sampling_is_refused(settings, recorded):
+    """Log-probs at different temperatures cannot be compared."""
     problem = the_error(
         settings,
         *R3,
         f"{REPLAY}.replay_file={recorded}",
         "actor_rollout_ref.rollout.temperature=0.5",
     )
-    assert "step 0: sampled with temperature 1.0, this run has 0.5" in problem
+    assert "step 0: sampled with temperature 1.0, but this run uses 0.5" in problem
     assert "set actor_rollout_ref.rollout.temperature=1.0" in problem
 
 
-def test_unknown_sampling(settings, recorded):
-    """A set that does not say how it was sampled is accepted, with a note."""
+def test_unknown_sampling_is_noted(settings, recorded):
+    """A set that lacks one of its plans is accepted with a note."""
     open_store(recorded).delete(keys.plan(1))
     (note,) = check(settings, *R3, f"{REPLAY}.replay_file={recorded}").notes
-    assert "does not say how 1 of 2 steps were sampled" in note
+    assert "contains no plan.json for 1 of 2 steps; their temperature, top_p and top_k are" in note
 
 
-def test_plan_without_sampling(settings, recorded):
+def test_a_plan_without_sampling_settings_is_refused(settings, recorded):
     store = open_store(recorded)
     body = read_commit(store, keys.plan(0))
     store.delete(keys.plan(0))
@@ -254,12 +263,12 @@ def test_plan_without_sampling(settings, recorded):
     store.create(keys.plan(0), json.dumps(body).encode())
     problem = the_error(settings, *R3, f"{REPLAY}.replay_file={recorded}")
     assert f"{keys.plan(0)} in {recorded}: not the plan" in problem
-    assert "it has no 'sampling'" in problem
+    assert "the field 'sampling' is missing" in problem
 
 
 @pytest.mark.parametrize("content", [None, b"cut off"])
-def test_a_file_is_not_whole(settings, recorded, content):
-    """A set copied without its routes is told before anything starts."""
+def test_an_incomplete_set_is_refused(settings, recorded, content):
+    """A set that was copied without its routes is refused before anything starts."""
     store = open_store(recorded)
     key = next(info.key for info in store.list("steps/000001") if "routes" in info.key)
     store.delete(key)
@@ -267,19 +276,19 @@ def test_a_file_is_not_whole(settings, recorded, content):
         store.create(key, content)
     problem = the_error(settings, *R3, f"{REPLAY}.replay_file={recorded}")
     assert key in problem
-    assert ("no such object" if content is None else "7 bytes, its commit says") in problem
+    assert ("no such object" if content is None else "7 bytes, but its commit records") in problem
 
 
-def test_routes_of_the_other_kind(settings, recorded):
+def test_routes_of_a_different_mode_are_refused(settings, recorded):
     problem = the_error(settings, f"{REPLAY}.mode=R2", f"{REPLAY}.replay_file={recorded}")
     assert f"{REPLAY}.replay_file: " in problem
 
 
 def test_a_new_run_does_not_write_into_an_old_set(settings, recorded):
-    """A set is one run's; going on with the run that writes it is no conflict."""
+    """A set belongs to one run, and only that run may continue to write it."""
     record = (*R3, f"{REPLAY}.record_file={recorded}")
     assert the_error(settings, *record).startswith(
-        f"{REPLAY}.record_file: {recorded} already holds a set (steps/000000/manifest"
+        f"{REPLAY}.record_file: {recorded} already contains a recorded set (steps/000000/manifest"
     )
     fresh = (*R3, f"{REPLAY}.record_file={settings.parent}/set")
     config = load(settings, *fresh)
@@ -288,7 +297,7 @@ def test_a_new_run_does_not_write_into_an_old_set(settings, recorded):
     assert check_inputs(config).store.uri == run.uri
 
 
-def test_unwritable_set(settings):
+def test_an_unwritable_set_is_refused(settings):
     assert f"{REPLAY}.record_file: found {settings}/set, which cannot be written" in the_error(
         settings, *R3, f"{REPLAY}.record_file={settings}/set"
     )

@@ -1,4 +1,4 @@
-"""Runs that are given in epochs: the steps follow from the prompts, as verl counts them."""
+"""Runs whose length is set in epochs: the number of steps follows from the prompts, as in verl."""
 
 import pytest
 
@@ -13,21 +13,21 @@ DECAY = f"{OPTIM}.lr_decay_steps"
 
 @pytest.fixture
 def open_end(settings):
-    """Settings for 10 prompts, 4 a step, that do not say how long the run is."""
+    """Settings with 10 prompts and 4 prompts per step, but no run length."""
     settings.write_text(settings.read_text().replace(", total_training_steps: 2", ""))
     return settings
 
 
-def test_epochs_have_whole_batches(open_end):
+def test_epochs_have_full_batches(open_end):
     inputs = check(open_end, "trainer.total_epochs=3")
     assert inputs.config.trainer.total_training_steps == 6
     assert inputs.notes == (
-        "trainer.total_epochs: 3 of 2 whole batches each (10 prompts, 4 per step) are 6 steps",
+        "trainer.total_epochs: 3 of 2 full batches each (10 prompts, 4 per step) are 6 steps",
     )
 
 
 def test_dropped_prompts_do_not_count(open_end):
-    """verl counts what its filter leaves."""
+    """verl also counts only the prompts that pass its filter."""
     long = verl_rows(1)
     long[0]["prompt"][0]["content"] *= 20
     write_prompts(open_end.parent / "train.parquet", [*long * 3, *verl_rows(7)])
@@ -35,26 +35,27 @@ def test_dropped_prompts_do_not_count(open_end):
     assert (inputs.prompt_count, inputs.config.trainer.total_training_steps) == (7, 3)
 
 
-def test_less_than_a_batch(open_end):
+def test_fewer_prompts_than_a_batch_are_refused(open_end):
     problem = the_error(open_end, "trainer.total_epochs=3", "data.train_batch_size=12")
     assert problem.startswith("data.train_batch_size: found 12, but data.train_files has 10")
 
 
-def test_written_steps_win(settings):
+def test_steps_take_precedence_over_epochs(settings):
     inputs = check(settings, "trainer.total_epochs=3")
     assert inputs.config.trainer.total_training_steps == 2
     assert inputs.notes == (
-        "trainer.total_epochs: 3 has no effect, trainer.total_training_steps=2 wins as in verl",
+        "trainer.total_epochs: 3 has no effect, because trainer.total_training_steps=2 takes "
+        "precedence, as in verl",
     )
 
 
-def test_neither_is_said(open_end):
+def test_without_steps_and_epochs_a_run_has_the_default_length(open_end):
     inputs = check(open_end)
     assert inputs.config.trainer.total_training_steps == 10
-    assert inputs.notes[0].startswith("trainer.total_training_steps: 10, as neither it nor")
+    assert inputs.notes[0].startswith("trainer.total_training_steps: 10, because neither it nor")
 
 
-def test_the_run_has_the_number_and_the_same_file_attaches(open_end):
+def test_the_number_of_steps_is_stored_and_the_same_settings_attach(open_end):
     epochs = "trainer.total_epochs=3"
     run = prepare(load(open_end, epochs))
     assert run.config.trainer.total_training_steps == 6
@@ -68,16 +69,16 @@ def test_the_run_has_the_number_and_the_same_file_attaches(open_end):
 class TestWarmUp:
     RATIO = f"{WARMUP}_ratio=0.4"
 
-    def test_a_share_of_the_steps(self, open_end):
+    def test_the_warm_up_may_be_a_share_of_the_steps(self, open_end):
         inputs = check(open_end, "trainer.total_epochs=3", self.RATIO)
         assert inputs.config.actor_rollout_ref.actor.optim.lr_warmup_steps == 2  # int(0.4 * 6)
         assert f"{WARMUP}_ratio: 0.4 of 6 steps are 2 steps" in inputs.notes
 
-    def test_written_steps_win(self, settings):
+    def test_steps_take_precedence_over_a_share(self, settings):
         inputs = check(settings, self.RATIO, f"{WARMUP}=1")
         assert inputs.config.actor_rollout_ref.actor.optim.lr_warmup_steps == 1
 
-    def test_a_share_of_the_schedule(self, open_end):
+    def test_the_warm_up_may_be_a_share_of_the_schedule(self, open_end):
         inputs = check(open_end, "trainer.total_epochs=3", self.RATIO, f"{DECAY}=10")
         assert inputs.config.actor_rollout_ref.actor.optim.lr_warmup_steps == 4  # int(0.4 * 10)
 
@@ -85,12 +86,12 @@ class TestWarmUp:
 class TestSchedule:
     STYLE = (f"{OPTIM}.lr_decay_style=cosine", f"{OPTIM}.lr_warmup_steps_ratio=0.4")
 
-    def test_its_horizon_is_the_run(self, open_end):
+    def test_the_horizon_of_a_schedule_is_the_length_of_the_run(self, open_end):
         inputs = check(open_end, "trainer.total_epochs=3")
         assert inputs.config.actor_rollout_ref.actor.optim.lr_decay_steps == 6
 
     def test_a_longer_run_keeps_its_schedule(self, open_end):
-        """Where verl would change the rates of steps that come, the run goes on as it began."""
+        """In verl, the learning rates of later steps would change. Here, the run keeps them."""
         run = prepare(load(open_end, "trainer.total_epochs=3", *self.STYLE))
         before = config_of(run.description).actor_rollout_ref.actor.optim
         assert (before.lr_warmup_steps, before.lr_decay_steps) == (2, 6)
@@ -100,17 +101,17 @@ class TestSchedule:
             assert longer.config.actor_rollout_ref.actor.optim == before
 
     def test_a_run_without_a_share_keeps_its_warm_up(self, open_end):
-        """int(0.1 * 6) is 0, int(0.1 * 10) is not."""
+        """int(0.1 * 6) is 0, but int(0.1 * 10) is 1."""
         ratio = f"{WARMUP}_ratio=0.1"
         run = prepare(load(open_end, "trainer.total_epochs=3", ratio))
         longer = stage(check(open_end, "trainer.total_epochs=5", ratio))
         assert longer.config.actor_rollout_ref.actor == run.config.actor_rollout_ref.actor
 
-    def test_another_horizon_is_another_run(self, open_end):
+    def test_a_different_horizon_requires_a_new_run(self, open_end):
         prepare(load(open_end, "trainer.total_epochs=3", *self.STYLE))
         problem = the_error(open_end, "trainer.total_epochs=3", *self.STYLE, f"{DECAY}=7")
-        assert f"{DECAY}: it has 6, now 7" in problem
+        assert f"{DECAY}: was 6, now 7" in problem
 
-    def test_warm_up_must_fit(self, open_end):
+    def test_the_warm_up_must_be_shorter_than_the_schedule(self, open_end):
         problem = the_error(open_end, "trainer.total_epochs=3", self.STYLE[0], f"{WARMUP}=6")
         assert problem.startswith(f"{WARMUP}: found 6, expected fewer than {DECAY}=6 (null: the")

@@ -1,21 +1,21 @@
-"""Staging: inputs are put into the store once, and a start that was cut off is completed."""
+"""Staging: inputs are put into the store once, and an interrupted start is completed."""
 
 import pytest
 
 from pipeline.config.keys import with_value
 from pipeline.errors import InputError
 from pipeline.inputs.stage import prepare, stage
+from pipeline.policies.fetch import fetch_policy
 from pipeline.run import keys
 from pipeline.run.commit import DataFile, read_commit, read_data
 from pipeline.run.description import parse_description
-from pipeline.run.policy import fetch_policy
 from pipeline.store import open_store
 from pipeline.traces import Geometry
 from tests.unit.inputs.small_inputs import check, load, verl_rows, write_prompts
 
 
-def test_run_json(settings):
-    """run.json holds the resolved config, every input by digest, and the routing's shape."""
+def test_run_json_describes_the_run(settings):
+    """run.json contains the resolved settings, the digest of every input, and the geometry."""
     config = load(settings)
     run = prepare(config)
     body = read_commit(run.store, keys.run_json())
@@ -34,7 +34,7 @@ def test_run_json(settings):
 
 
 def test_policy_0_is_the_staged_model(settings, model, tmp_path):
-    """It refers to the staged files; code beside a model is never staged."""
+    """Policy 0 refers to the staged files. Code in a model's folder is never staged."""
     run = prepare(load(settings))
     fetch_policy(run.store, 0, tmp_path / "policy")
     files = {path.name: path.read_bytes() for path in (tmp_path / "policy").iterdir()}
@@ -42,7 +42,7 @@ def test_policy_0_is_the_staged_model(settings, model, tmp_path):
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(files)
 
 
-def test_again_changes_nothing(settings):
+def test_staging_again_changes_nothing(settings):
     run = prepare(load(settings))
     before = {info.key: run.store.read(info.key) for info in run.store.list("")}
     again = prepare(load(settings, "trainer.total_training_steps=7", "launch.rollout_workers=2"))
@@ -50,19 +50,19 @@ def test_again_changes_nothing(settings):
     assert {info.key: run.store.read(info.key) for info in run.store.list("")} == before
 
 
-def test_two_flows_at_once(settings):
-    """Both have checked before either creates the run: one wins, the other attaches to it, or
-    is refused if it is another run."""
+def test_two_flows_at_the_same_time_create_one_run(settings):
+    """Both flows finish their checks before either creates the run. One flow creates the run. The
+    other flow attaches to the run, or is refused if its settings or inputs differ."""
     inputs, same = check(settings), check(settings)
     other = check(settings, "trainer.seed=5")
     first = stage(inputs)
     assert stage(same).description == first.description
-    with pytest.raises(InputError, match=r"trainer\.seed: it has 1, now 5"):
+    with pytest.raises(InputError, match=r"trainer\.seed: was 1, now 5"):
         stage(other)
 
 
 def test_interrupted_staging_is_completed(settings):
-    """Killed between two objects: the next start makes what is missing."""
+    """If a start is killed between two objects, the next start creates the missing ones."""
     run = prepare(load(settings))
     run.store.delete(keys.policy(0))
     run.store.delete(keys.run_json())
@@ -70,7 +70,7 @@ def test_interrupted_staging_is_completed(settings):
     assert prepare(load(settings)).description.inputs == run.description.inputs
 
 
-def test_several_files_and_validation(settings):
+def test_several_files_and_validation_prompts_are_staged(settings):
     more = write_prompts(settings.parent / "more.parquet", verl_rows(3))
     config = load(
         settings, f"data.train_files=[{settings.parent}/train.parquet,{more}]",

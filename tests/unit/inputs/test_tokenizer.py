@@ -1,4 +1,4 @@
-"""The model's tokenizer and chat template: a missing or broken one is named."""
+"""The model's tokenizer and chat template: missing and broken files are reported."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from tests.unit.inputs.small_inputs import error_with_file
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", None, "has no tokenizer.json; write one with transformers"),
+        ("tokenizer.json", None, "has no tokenizer.json; create one with transformers"),
         ("tokenizer.json", "{}", "cannot be read: "),
         ("chat_template.jinja", None, "has no chat template; add chat_template.jinja"),
         ("chat_template.jinja", "{{ raise_exception('no') }}", "the model's chat template "
-         "refuses it: no"),
+         "refuses the prompt: no"),
     ],
 )  # fmt: skip
-def test_missing_or_broken_files(settings, model, name, content, message):
+def test_missing_or_broken_files_are_refused(settings, model, name, content, message):
     assert message in error_with_file(settings, model, name, content)

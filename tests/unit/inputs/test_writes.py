@@ -1,11 +1,15 @@
-"""How much a run writes: by hand for a large model, and what follows for a store on a small disk.
-tests/integration/run compares the estimate with what a run has written."""
+"""The estimate of a run's writes, compared with manual arithmetic, and disks that are too small.
+
+tests/integration/run compares the estimate with the objects that a run has written.
+"""
 
 import shutil
 from collections import namedtuple
 
 import pytest
+from rich.filesize import decimal
 
+from pipeline.cli.check import copies_line, writes_line
 from pipeline.inputs.writes import Writes, estimate, needed_bytes, row_bytes
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
@@ -16,9 +20,11 @@ QWEN3_30B = Geometry(128, 8, tuple(range(48)))
 PARAMETERS = 30_500_000_000
 
 
-def test_a_large_model_by_hand(settings):
-    """docs/kubernetes.md: 61 GB a policy, 427 GB a checkpoint, 0.44 GB of traces of real routes,
-    which pack 2.3 times as well as random ones."""
+def test_the_estimate_of_a_large_model_matches_manual_arithmetic(settings):
+    """docs/kubernetes.md lists 61 GB per policy, 427 GB per checkpoint, and 0.44 GB of traces.
+
+    The page's size for traces is for real routes, which compress 2.3 times better than random ones.
+    """
     more = ("data.train_batch_size=256", "actor_rollout_ref.rollout.n=8", *R3)
     config = load(settings, *more, "data.max_response_length=1800", "trainer.save_freq=5")
     writes = estimate(config, QWEN3_30B, PARAMETERS, prompt_tokens=200)
@@ -28,28 +34,55 @@ def test_a_large_model_by_hand(settings):
     assert writes.step == writes.policy + writes.samples + writes.routes
 
 
-def test_what_is_recorded_counts(settings):
-    """R2 records every sample's prompt; the engine's routes share that of a group. Neither without
-    replay, nor of a dense model."""
+@pytest.mark.parametrize(
+    ("overrides", "parameters", "every"),
+    [
+        ((), PARAMETERS, 16),
+        ((), (1 << 29), 16),
+        ((), (1 << 29) - 1, None),
+        (("store.policy_deltas.every=4",), PARAMETERS, 4),
+        (("store.policy_deltas.enable=true",), 1, 16),
+        (("store.policy_deltas.every=1",), PARAMETERS, None),
+        (("store.policy_deltas.enable=false",), PARAMETERS, None),
+    ],
+)
+def test_large_policies_are_differences(settings, overrides, parameters, every):
+    """By default, policies of 1 GiB or more, at 2 bytes per weight, are written as differences. The
+    estimate still assumes the size of a whole policy."""
+    writes = estimate(load(settings, *overrides), None, parameters, 10)
+    assert (writes.whole_every, writes.policy) == (every, 2 * parameters)
+    line = writes_line(writes)
+    told = every is not None
+    half = decimal(parameters)
+    text = f" (whole every {every} steps, otherwise a difference of at most {half}) and samples"
+    assert (text in line) == told
+    assert ("whole every" in line) == told
+
+
+def test_recorded_routes_are_counted(settings):
+    """With R2, the prompt's routes are recorded for every sample; with R3, once per group.
+
+    A run without replay or with a dense model records no routes.
+    """
 
     def routes(*overrides: str, geometry: Geometry | None = QWEN3_30B) -> int:
         return estimate(load(settings, *overrides), geometry, 10, prompt_tokens=100).routes
 
     assert routes() == 0
     assert routes(*R3, geometry=None) == 0
-    row = row_bytes(QWEN3_30B)  # 4 prompts, 2 samples each of at most 8 tokens
+    row = row_bytes(QWEN3_30B)  # 4 prompts with 2 samples each, of at most 8 tokens
     assert routes(*R3) == round((4 * 100 + 8 * 8) * row)
     assert routes(f"{REPLAY}.mode=R2") == round(8 * 108 * row)
 
 
-def test_float32_is_larger(settings):
+def test_float32_policies_and_checkpoints_are_larger(settings):
     config = load(settings, "actor_rollout_ref.actor.megatron.dtype=float32")
     writes = estimate(config, None, 1000, 10)
     assert (writes.policy, writes.checkpoint) == (4_000, 16_000)
 
 
-def test_a_checkpoint_holds_the_critic_too(settings):
-    """Which has the policy's shape; policies are published alone."""
+def test_a_checkpoint_includes_the_critic(settings):
+    """The critic has the policy's shape; published policies do not include it."""
     writes = estimate(load(settings, "algorithm.adv_estimator=gae"), None, 1000, 10)
     assert (writes.policy, writes.checkpoint) == (2_000, 28_000)
 
@@ -59,17 +92,71 @@ def test_a_checkpoint_holds_the_critic_too(settings):
     [
         (0, 10, 7 + 2 * 10),  # the model, and two steps
         (1, 10, 2 * 10 + 100),  # step 2 ends with a checkpoint
-        (9, 10, 10 + 100),  # the last step does, too
+        (9, 10, 10 + 100),  # the last step always ends with a checkpoint
         (8, 10, 2 * 10 + 2 * 100),
         (10, 10, 0),
     ],
 )
-def test_the_next_two_steps(first, total, needed):
+def test_the_next_two_steps_are_counted(first, total, needed):
     assert needed_bytes(Writes(1, 2, 7, 100, save_freq=3), first, total) == needed
 
 
-def test_a_disk_without_room_for_two_steps_is_refused(settings, monkeypatch):
-    """By what is free, not by the size of the disk; a run that needs less room may go on."""
+@pytest.mark.parametrize(("every", "needed"), [(1, 7 + 2 * 10), (2, 7 + 10 + 6), (16, 7 + 10 + 6)])
+def test_one_of_the_next_two_steps_writes_a_difference(every, needed):
+    """A trainer's first policy is whole. A difference is at most half as large as a whole
+    policy, rounded down."""
+    writes = Writes(1, 2, 7, 100, save_freq=3, whole_every=every)
+    assert needed_bytes(writes, 0, 10) == needed
+
+
+def test_copies_that_workers_keep_outside_the_store_are_counted(settings):
+    """Training ranks keep the policy only to write differences; a replayed run has no engines."""
+
+    def copies(*overrides: str) -> tuple[int, int, str]:
+        config = load(settings, "launch.rollout_workers=3", *overrides)
+        writes = estimate(config, None, PARAMETERS, 10)
+        line = copies_line(writes, config.store.policy_cache)
+        return writes.rank_copies, writes.engine_copies, line
+
+    size = 2 * PARAMETERS
+    assert copies() == (
+        size,
+        size,
+        "training ranks keep 61.0 GB under TMPDIR, the rollout workers on a machine keep 61.0 GB "
+        "under TMPDIR",
+    )
+    assert copies("store.policy_deltas.enable=false", "store.policy_cache=memory") == (
+        0,
+        size,
+        "the rollout workers on a machine keep 61.0 GB in /dev/shm",
+    )
+    assert copies("store.policy_deltas.every=1", "store.policy_deltas.enable=true")[0] == 0
+    replayed = f"{REPLAY}.replay_file=/recorded"
+    off = ("store.policy_deltas.enable=false", "launch.rollout_workers=null")
+    assert copies(replayed, *off) == (0, 0, "")
+
+
+def test_a_disk_without_space_for_the_copies_is_noted(settings, monkeypatch):
+    """If the store is on the same disk, the note also counts the writes of the next two steps."""
+    deltas = "store.policy_deltas.enable=true"
+    ready = check(settings, deltas)
+    writes = ready.writes
+    assert writes is not None
+    needed = needed_bytes(writes, 0, 2) + writes.rank_copies + writes.engine_copies
+    usage = namedtuple("usage", "total used free")
+    free = {"bytes": needed}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**15, 0, free["bytes"]))
+    assert check(settings, deltas).notes == ready.notes
+    free["bytes"] = needed - 1
+    [note] = set(check(settings, deltas).notes) - set(ready.notes)
+    assert f"free, but the run needs {decimal(needed)} there: " in note
+    assert (
+        f"{decimal(writes.engine_copies)} that rollout workers keep in store.policy_cache" in note
+    )
+
+
+def test_a_disk_without_space_for_two_steps_is_refused(settings, monkeypatch):
+    """The check considers the free space, not the size of the disk. A finished run needs none."""
     writes = check(settings).writes
     assert writes is not None
     needed = needed_bytes(writes, 0, 2)
@@ -80,7 +167,7 @@ def test_a_disk_without_room_for_two_steps_is_refused(settings, monkeypatch):
     store = settings.parent / "store"
     assert problem.startswith(f"store.uri: {store} has {needed - 1:,} bytes free (")
     assert f"need {needed:,} (" in problem
-    assert problem.endswith("; free some space, or choose another place")
+    assert problem.endswith("; free some space, or choose a different place")
     free["bytes"] = needed
     check(settings)
     free["bytes"] = 0

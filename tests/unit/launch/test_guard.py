@@ -1,4 +1,4 @@
-"""A guarded command does not outlive its launcher, and its exit code is passed on."""
+"""The guard: a guarded command does not outlive its launcher, and its exit code is passed on."""
 
 import signal
 import subprocess
@@ -8,7 +8,7 @@ import time
 from tests.patience import PATIENCE_S
 
 
-def test_the_guard_ends_with_the_exit_code_of_a_killed_command():
+def test_the_guard_reports_a_killed_command_by_its_exit_code():
     command = [sys.executable, "-m", "pipeline.launch.guard", sys.executable, "-c"]
     guard = subprocess.Popen(
         [*command, "import time; time.sleep(600)"], stdin=subprocess.PIPE, text=True
@@ -25,13 +25,13 @@ def guarded(program: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_commands_own_exit_code_is_the_guards():
+def test_the_guard_passes_on_the_commands_exit_code():
     with guarded("raise SystemExit(78)") as guard:
         assert guard.wait(PATIENCE_S) == 78
 
 
 def test_sigterm_reaches_the_command():
-    """Which ends in its own way; Ctrl-C does not, as the launcher handles it."""
+    """The command handles SIGTERM itself; only the launcher handles Ctrl-C."""
     program = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"

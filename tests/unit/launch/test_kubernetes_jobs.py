@@ -1,4 +1,4 @@
-"""The Jobs of a run as manifests, and what pods say of themselves."""
+"""The bodies of a run's Jobs, and the states read from pods and Jobs."""
 
 import copy
 from dataclasses import replace
@@ -71,8 +71,9 @@ def container(job: dict) -> dict:
     return found
 
 
-def test_rollout_job():
-    """A worker per index that knows it, restarted by itself; GPUs as the engine's parallelism."""
+def test_each_index_of_the_rollout_job_is_a_worker():
+    """Each worker restarts independently, and has as many GPUs as the engine's tensor-parallel
+    size."""
     job = rollout_job(launch())
     spec = job["spec"]
     assert (spec["completions"], spec["parallelism"], spec["backoffLimitPerIndex"]) == (4, 4, 2)
@@ -92,8 +93,8 @@ def test_rollout_job():
     assert {"name": "AWS_REGION", "value": "eu-north-1"} in container(job)["env"]
 
 
-def test_training_gang():
-    """One pod per node; torchrun meets at node 0's name in the gang's own Service."""
+def test_a_training_gang_has_one_pod_per_node():
+    """torchrun's agents meet at node 0's host name in the gang's Service."""
     made = launch()
     job = training_job(made, gang=1, restarts=1)
     name = job["metadata"]["name"]
@@ -117,7 +118,7 @@ def test_training_gang():
     assert service["metadata"]["ownerReferences"][0]["uid"] == "1234"
 
 
-def test_labels_are_on_jobs_and_pods_and_the_template_stays_as_it_was():
+def test_jobs_and_pods_get_labels_and_the_template_is_not_changed():
     made = launch(queue="gpus")
     before = copy.deepcopy(made.cluster)
     job = rollout_job(made)
@@ -128,11 +129,11 @@ def test_labels_are_on_jobs_and_pods_and_the_template_stays_as_it_was():
         assert labels["cost-centre"] == "7"
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert job["spec"]["template"]["metadata"]["labels"]["team"] == "rl"
-    assert "suspend" not in job["spec"]  # without Kueue nobody would resume it
+    assert "suspend" not in job["spec"]  # without Kueue, the Job would never be resumed
     assert made.cluster == before
 
 
-def test_a_run_may_ask_for_other_pods():
+def test_a_run_can_override_the_pods():
     pods = {"rollout": {"image": "mine:2", "cpu": "8", "memory": "64Gi", "gpus": 4}}
     job = rollout_job(launch(launch={"rollout_workers": 1, "kubernetes": pods}))
     assert container(job)["image"] == "mine:2"
@@ -140,11 +141,11 @@ def test_a_run_may_ask_for_other_pods():
     assert container(job)["resources"] == {"requests": amounts, "limits": amounts}
 
 
-def test_without_a_gpu_resource_pods_ask_for_none():
+def test_without_a_gpu_resource_pods_request_no_gpus():
     assert "nvidia.com/gpu" not in str(rollout_job(launch(gpu_resource="")))
 
 
-def test_a_run_on_the_cpu_asks_for_no_gpu():
+def test_a_run_on_the_cpu_requests_no_gpus():
     trainer = {"experiment_name": "x", "n_gpus_per_node": 8, "device": "cpu"}
     made = launch(trainer=trainer)
     assert "nvidia.com/gpu" not in f"{rollout_job(made)} {training_job(made, 0, 0)}"
@@ -157,7 +158,7 @@ def test_a_run_on_the_cpu_asks_for_no_gpu():
     node=st.integers(0, 9),
 )
 def test_host_names_fit(run: str, attempt: int, gang: int, node: int):
-    """A pod's host name is its Job's name and index: a DNS label has 63 characters."""
+    """A pod's host name (its Job's name and its index) must fit into a DNS label: 63 characters."""
     name = names.training_job_name(run, URI, attempt, gang)
     assert len(f"{name}-{node}") <= 63
     assert names.is_of(name, run, URI)
@@ -165,7 +166,7 @@ def test_host_names_fit(run: str, attempt: int, gang: int, node: int):
 
 
 def pod(phase: str, state: dict | None = None, conditions: list | None = None, **status) -> dict:
-    """A pod as the API server writes it."""
+    """Return a pod in the API server's format."""
     statuses = [{"name": "rollout", "state": state, **status}] if state else []
     return {
         "metadata": {
@@ -188,7 +189,7 @@ def pod(phase: str, state: dict | None = None, conditions: list | None = None, *
 
 
 SCHEDULED = {"type": "PodScheduled", "status": "True"}
-# As the kubelet writes it when a volume is full: no condition says that it was no fault of the pod.
+# The status of a pod whose volume exceeded its limit; it has no DisruptionTarget condition.
 EVICTED = {
     "phase": "Failed",
     "reason": "Evicted",
@@ -240,7 +241,7 @@ EVICTED = {
         (
             pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
             Phase.FAILED,
-            "OOMKilled (exit code 137): it needed more memory than its limit, 4Gi; raise "
+            "OOMKilled (exit code 137): the pod needed more memory than its limit of 4Gi; raise "
             "launch.kubernetes.rollout.memory (or the chart's rollout.resources), or lower "
             "actor_rollout_ref.rollout.trace_buffer_mib and, on CPUs, "
             "actor_rollout_ref.rollout.cpu_kv_cache_gib",
@@ -262,13 +263,13 @@ EVICTED = {
         ),
     ],
 )
-def test_what_a_pod_is_doing(given: dict, phase: Phase, trouble: str | None):
+def test_the_phase_and_trouble_of_a_pod_are_read(given: dict, phase: Phase, trouble: str | None):
     found = read_pod(given)
     assert (found.phase, found.trouble) == (phase, trouble)
     assert found.who == "rollout worker 1 (pod q-rollout-1-abcde)"
 
 
-def test_a_training_pod_out_of_memory_names_its_own_setting():
+def test_the_error_for_a_training_pod_out_of_memory_names_the_training_setting():
     given = pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
     given["metadata"]["labels"][names.COMPONENT] = "training"
     given["spec"]["containers"][0]["name"] = "training"
@@ -280,11 +281,11 @@ def test_a_training_pod_out_of_memory_names_its_own_setting():
     assert "actor_rollout_ref" not in trouble
 
 
-def test_a_pod_without_a_limit_was_killed_for_want_of_memory_on_its_node():
+def test_a_pod_without_a_limit_was_killed_because_its_node_ran_out_of_memory():
     given = pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
     given["spec"]["containers"][0]["resources"] = {}
     trouble = read_pod(given).trouble or ""
-    assert "no limit of its own" in trouble
+    assert "the node ran out of memory, and the pod has no memory limit" in trouble
     assert "set launch.kubernetes.rollout.memory" in trouble
 
 
@@ -307,7 +308,7 @@ def test_a_suspended_job_is_queued_not_failed():
 
 
 def test_a_job_has_failed_only_when_none_of_its_pods_runs():
-    """The next gang must not start beside a rank of the one before."""
+    """The next gang must not start while a rank of the previous gang is still running."""
     failed = job(conditions=[{"type": "Failed", "status": "True", "reason": "BackoffLimit"}])
     running = read_pod(pod("Running", {"running": {}}, [SCHEDULED], ready=True))
     assert read_jobs([failed], [running])[0].failure is None
@@ -315,16 +316,16 @@ def test_a_job_has_failed_only_when_none_of_its_pods_runs():
     assert read_jobs([failed], [dead])[0].failure is not None
 
 
-def test_who_failed_first_comes_first():
-    """Those that were only told to end, because another failed, come last."""
+def test_the_pod_that_failed_first_comes_first():
+    """Pods that were ended by SIGTERM because another pod had failed come last."""
     first = pod("Failed", {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:09Z"}})
     told = pod("Failed", {"terminated": {"exitCode": 143, "finishedAt": "2026-01-01T00:00:01Z"}})
     [found] = read_jobs([job()], [read_pod(told), read_pod(first)])
     assert [p.exit_code for p in found.failed_pods] == [1, 143]
 
 
-def test_attempt_is_what_the_store_holds():
-    """The launcher takes the number of workers from the attempt, not from the settings."""
+def test_the_attempt_decides_the_number_of_workers():
+    """The launcher takes the number from the attempt in the store, not from the settings."""
     made = launch()
     other = replace(made, attempt=replace(made.attempt, rollout_workers=7))
     assert rollout_job(other)["spec"]["completions"] == 7

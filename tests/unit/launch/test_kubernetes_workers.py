@@ -1,6 +1,6 @@
-"""How the launcher reacts to what the API server says, and to its silence.
+"""The launcher's reactions to the API server's answers and outages.
 
-The API object is replaced by a small one in memory; tests/e2e has the real one.
+The tests replace the API object with a small in-memory one; tests/e2e uses a real cluster.
 """
 
 import copy
@@ -16,7 +16,7 @@ from tests.unit.launch.test_kubernetes_jobs import launch
 
 
 class Server:
-    """Jobs, pods and Services of a namespace. `silent` requests fail before the others work."""
+    """Jobs, pods and Services of a namespace. The first `silent` requests fail."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict] = {}
@@ -24,7 +24,7 @@ class Server:
         self.pod_list: list[dict] = []
         self.log = "INFO fine\nERROR no expert left\n"
         self.logs: dict[str, str] = {}
-        """Of single pods."""
+        """Logs of individual pods; the log of all other pods is `log`."""
         self.silent = 0
         self.refuses = ""
 
@@ -66,18 +66,18 @@ class Server:
         return self.logs.get(pod, self.log)
 
     def fail(self, name: str, exit_code: int = 1) -> None:
-        """A Job of one pod that ended with an exit code."""
+        """Fail a Job whose only pod ended with an exit code."""
         self._end(name, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
         terminated = {"terminated": {"exitCode": exit_code}}
         self.pod_list.append(self._pod(name, "Failed", terminated, []))
 
     def take_away(self, name: str) -> None:
-        """A Job's one pod is evicted, and still has its grace."""
+        """Evict a Job's only pod, which keeps running during its grace period."""
         condition = {"type": "DisruptionTarget", "status": "True", "message": "Eviction API: evict"}
         self.pod_list = [self._pod(name, "Running", {"running": {}}, [condition])]
 
     def lose(self, name: str, seen_by_job: bool) -> None:
-        """A pod that was taken away is gone, as soon as the Job has counted it."""
+        """Remove a disrupted pod and fail its Job."""
         self.pod_list = []
         if seen_by_job:
             message = f"Pod {name} has condition DisruptionTarget matching FailJob rule at index 0"
@@ -86,8 +86,10 @@ class Server:
             self._end(name, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
 
     def fail_rollout(self, failures: list[str], exit_code: int = 1, index: int = 1) -> None:
-        """A rollout worker whose pods have failed so far, and the pod that follows, as the Job
-        controller makes it: 'error', or 'drain' for one that is not counted."""
+        """Give a rollout worker failed pods and a running pod, as the Job controller creates them.
+
+        A failure is 'error' or 'drain'; the Job controller counts only 'error'.
+        """
         [name] = [name for name in self.objects if name.endswith("-rollout")]
         self.pod_list = []
         counted = 0
@@ -168,8 +170,8 @@ def test_a_second_launcher_attaches(server: Server):
     assert sum("attached to Job" in line for line in again.screen.lines) == 2
 
 
-def test_a_lost_gang_is_followed_by_the_next(server: Server):
-    """With its Service, a restart counted, and the pod, its exit code and its log told once."""
+def test_a_lost_gang_is_followed_by_the_next_one(server: Server):
+    """The next gang has a Service; the restart counts, and the failed pod is shown once."""
     made = started(server)
     [first] = [name for name in server.objects if "-train-" in name]
     server.fail(first)
@@ -185,17 +187,21 @@ def test_a_lost_gang_is_followed_by_the_next(server: Server):
 
 
 @pytest.mark.parametrize("seen_by", ["the Job", "the launcher"])
-def test_a_gang_that_was_evicted_costs_no_restart(server: Server, seen_by: str):
-    """Its pod is gone before the Job has failed. The Job may have failed of another pod first, but
-    then the launcher has seen it go; or the flow pod was away, but then the Job tells."""
+def test_the_eviction_of_a_gang_does_not_count_as_a_restart(server: Server, seen_by: str):
+    """The evicted pod disappears before its Job has failed.
+
+    If another pod makes the Job fail first, only the launcher has seen the eviction. If the flow
+    pod was not running during the eviction, only the Job's status reports the eviction.
+    """
     made = started(server)
     name = next(name for name in server.objects if "-train-" in name)
     if seen_by == "the launcher":
         server.take_away(name)
         made.check()
         made.check()
-        [told] = [line for line in made.screen.lines if "is taken away" in line]
-        assert told == f"training node 0 (pod {name}-0-abcde) is taken away: Eviction API: evict"
+        [told] = [line for line in made.screen.lines if "is being disrupted" in line]
+        pod = f"training node 0 (pod {name}-0-abcde)"
+        assert told == f"{pod} is being disrupted: Eviction API: evict"
     server.lose(name, seen_by == "the Job")
     made.check()
     latest = next(job for name, job in server.objects.items() if name.endswith("-train-1"))
@@ -211,13 +217,13 @@ def test_the_run_fails_when_gangs_fail_too_often(server: Server):
     server.fail(max(name for name in server.objects if "-train-" in name))
     with pytest.raises(StageFailedError, match="no expert left"):
         made.check()
-    with pytest.raises(StageFailedError):  # every thread that waits hears of it
+    with pytest.raises(StageFailedError):  # the error is raised in every waiting thread
         made.check()
     assert gangs(server) == ["train-0", "train-1", "train-2"]
 
 
 @pytest.mark.parametrize("where", ["exit code", "torchrun's report"])
-def test_a_configuration_error_is_not_tried_again(server: Server, where: str):
+def test_a_gang_with_a_configuration_error_is_not_restarted(server: Server, where: str):
     made = started(server)
     if where == "torchrun's report":
         server.log = "ERROR 403\ntorch.distributed.elastic ...\n  exitcode  : 78 (pid: 7)\n"
@@ -228,9 +234,11 @@ def test_a_configuration_error_is_not_tried_again(server: Server, where: str):
     assert gangs(server) == ["train-0"]
 
 
-def test_the_cause_is_shown_though_its_pod_failed_second_and_is_gone(server: Server):
-    """Node 1 lost its peer, and its torchrun ended first; the Job controller then deletes node 0's
-    pod, in which the store was full."""
+def test_the_cause_is_shown_even_if_its_pod_failed_second_and_is_gone(server: Server):
+    """Node 1 lost its peer, and its torchrun ended first.
+
+    The Job controller then deletes the pod of node 0, where the store was full.
+    """
     line = "2026-11-22 10:00:01,{ms} ERROR operators.training: rank {rank} failed: {what}\n"
     full = line.format(ms=100, rank=0, what="StoreError: No space left on device")
     closed = line.format(ms=200, rank=1, what="RuntimeError: Connection closed by peer")
@@ -243,7 +251,7 @@ def test_the_cause_is_shown_though_its_pod_failed_second_and_is_gone(server: Ser
     running["metadata"] |= {"name": "node-0", "uid": "node-0"}
     server.pod_list.append(running)
     server.logs = {"node-1": closed, "node-0": full}
-    made.check()  # the Job's failure is believed once no pod runs
+    made.check()  # the Job counts as failed only when no pod is running
     server.pod_list.remove(running)
     del server.logs["node-0"]
     failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = 78
@@ -259,11 +267,15 @@ def restarts(made: KubernetesWorkers) -> list[str]:
 
 
 def test_restarts_of_a_rollout_worker_are_counted(server: Server):
-    """Each worker has its own count, of those failures that the Job counts, said once each: when
-    its pod has failed, or when the next one is there, if nobody saw the failed one."""
+    """For each worker, the launcher reports how many failures the Job has counted, and shows each
+    failure once.
+
+    The launcher shows a failure when it sees the failed pod. If it missed that pod, it shows the
+    failure when it sees the next pod.
+    """
     made = started(server)
     server.fail_rollout(["error"])
-    del server.pod_list[-1]  # not made yet
+    del server.pod_list[-1]  # the Job controller has not yet created the next pod
     made.check()
     assert restarts(made) == ["rollout worker 1: restart 1 of 2"]
     server.fail_rollout(["error", "drain", "error"])
@@ -271,19 +283,19 @@ def test_restarts_of_a_rollout_worker_are_counted(server: Server):
     made.check()
     assert restarts(made)[1:] == ["rollout worker 1: restart 2 of 2"]
     server.fail_rollout(["error"], index=3)
-    del server.pod_list[0]  # deleted by force, it was gone at once
+    del server.pod_list[0]  # deleted by force, so it disappeared immediately
     made.check()
     assert restarts(made)[2:] == ["rollout worker 3: restart 1 of 2"]
 
 
 @pytest.mark.parametrize("why", ["drained", "too often", "configuration", "the Job ends"])
-def test_what_is_no_restart_is_not_called_one(server: Server, why: str):
+def test_failures_without_a_restart_are_not_shown_as_restarts(server: Server, why: str):
     made = started(server)
     server.fail_rollout(["drain"] if why == "drained" else ["error"], 78 if "conf" in why else 143)
     if why == "too often":
         for pod in server.pod_list:
             pod["metadata"]["annotations"][names.FAILURES_OF_INDEX] = "2"
-    if why == "the Job ends":  # pods that it ends fail too
+    if why == "the Job ends":  # pods that the Job controller ends also fail
         [name] = [name for name in server.objects if name.endswith("-rollout")]
         target = {"type": "FailureTarget", "status": "True", "reason": "FailedIndexes"}
         server.objects[name]["status"] = {"conditions": [target]}
@@ -293,7 +305,7 @@ def test_what_is_no_restart_is_not_called_one(server: Server, why: str):
     assert any("rollout worker 1 (pod" in line for line in made.screen.lines)
 
 
-def test_an_api_server_that_is_away_fails_nothing(server: Server):
+def test_an_outage_of_the_api_server_does_not_fail_the_run(server: Server):
     made = started(server)
     server.silent = 2
     assert not made.check()
@@ -301,16 +313,16 @@ def test_an_api_server_that_is_away_fails_nothing(server: Server):
     made.check()
     told = [line for line in made.screen.lines if "Kubernetes API" in line]
     assert [line.partition(":")[0] for line in told] == [
-        "the Kubernetes API is away, waiting for it",
-        "the Kubernetes API answers again",
+        "the Kubernetes API is not responding; waiting for it",
+        "the Kubernetes API is responding again",
     ]
 
 
-def test_a_service_that_could_not_be_made_is_made_later(server: Server):
-    """Without it the ranks would never find one another."""
+def test_a_service_that_could_not_be_created_is_created_later(server: Server):
+    """Without the Service, the ranks would never find each other."""
     made = started(server)
     server.fail(next(name for name in server.objects if "-train-" in name))
-    made.check()  # makes the next gang
+    made.check()  # creates the next gang
     server.silent = 1
     made.check()
     assert not any(name.endswith("-train-1") for name in server.services)
@@ -319,14 +331,14 @@ def test_a_service_that_could_not_be_made_is_made_later(server: Server):
 
 
 def test_starting_waits_for_the_api_server(server: Server, monkeypatch: pytest.MonkeyPatch):
-    """A flow pod is often moved just when the control plane is upgraded."""
+    """A flow pod often moves to a different node while the control plane is upgraded."""
     server.silent = 3
     monkeypatch.setattr(workers, "Api", lambda namespace: server)
     with workers.kubernetes_workers(launch(), Screen()):
         assert len(server.objects) == 2
 
 
-def test_what_was_created_goes_when_the_rest_is_refused(
+def test_created_jobs_are_deleted_if_a_later_one_is_refused(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ):
     server.refuses = "train"
@@ -339,7 +351,7 @@ def test_what_was_created_goes_when_the_rest_is_refused(
     assert not server.objects
 
 
-def test_jobs_of_an_earlier_attempt_go_first(server: Server):
+def test_jobs_of_an_earlier_attempt_are_deleted_first(server: Server):
     old = launch()
     earlier = dataclasses.replace(old, attempt=dataclasses.replace(old.attempt, number=2))
     KubernetesWorkers(earlier, server, Screen()).start()
@@ -347,19 +359,17 @@ def test_jobs_of_an_earlier_attempt_go_first(server: Server):
     assert all("-3-" in name for name in server.objects)
 
 
-def test_a_job_that_somebody_deleted_fails_the_run_after_a_while(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-):
-    """Not at once: a run that is being cancelled is told a little later."""
+def test_a_deleted_job_fails_the_run_after_a_delay(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """When a run is cancelled, its Jobs are deleted before its flow ends."""
     made = started(server)
     server.objects.clear()
     made.check()
     monkeypatch.setattr(workers, "_MISSING_S", -1.0)
-    with pytest.raises(StageFailedError, match="somebody has deleted it"):
+    with pytest.raises(StageFailedError, match="was deleted by a user or a program"):
         made.check()
 
 
-def test_after_detaching_nobody_waits_and_nothing_is_deleted(server: Server):
+def test_after_detaching_check_fails_and_no_job_is_deleted(server: Server):
     made = started(server)
     assert made.detach()
     with pytest.raises(StageFailedError):

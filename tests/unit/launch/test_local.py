@@ -1,4 +1,4 @@
-"""Local workers die with their launcher, restart when they fail, and say why they failed."""
+"""Local workers: they end with their launcher, restart after failures, and report the cause."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def wait_until(condition) -> None:
 
 
 def test_kill_9_of_the_launcher_leaves_no_orphan(tmp_path: Path):
-    """The worker starts a child in a session of its own, as torchrun does; all of them die."""
+    """The worker starts a child in a separate session, as torchrun does; both end."""
     tag = f"orphan-{os.getpid()}-{tmp_path.name}"
     program = (
         "import sys, time; from pathlib import Path\n"
@@ -60,7 +60,7 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(tmp_path: Path):
     )
     launcher = subprocess.Popen([sys.executable, "-c", program])
     try:
-        # The launcher's own command line holds the tag too.
+        # The launcher's command line also contains the tag.
         wait_until(lambda: len(processes_with(tag)) == 3)
     finally:
         launcher.send_signal(signal.SIGKILL)
@@ -68,7 +68,7 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(tmp_path: Path):
     wait_until(lambda: not processes_with(tag))
 
 
-def test_stop_kills_what_does_not_end_by_itself(tmp_path: Path):
+def test_stop_kills_workers_that_do_not_end(tmp_path: Path):
     tag = f"stop-{os.getpid()}-{tmp_path.name}"
     stage = Stage("w", ((sys.executable, "-c", SLEEPER.format(tag=tag)),), 0, {})
     with local_workers(tmp_path, [stage], print):
@@ -76,7 +76,7 @@ def test_stop_kills_what_does_not_end_by_itself(tmp_path: Path):
     assert not processes_with(tag)
 
 
-def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
+def test_a_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
     said: list[str] = []
     workers = LocalWorkers(tmp_path, said.append)
     command = (sys.executable, "-c", "print('no expert left'); raise SystemExit(3)")
@@ -94,7 +94,7 @@ def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
     assert "rollout worker 0 ended with exit code 3 after 2 restarts" in str(error.value)
     assert "SIGKILL" not in str(error.value)
     assert "no expert left" in str(error.value)
-    with pytest.raises(StageFailedError):  # whoever asks later hears of it too
+    with pytest.raises(StageFailedError):  # later calls raise the same error
         workers.check()
     assert (tmp_path / "rollout-0.log").read_text().count("no expert left") == 3
 
@@ -108,19 +108,19 @@ def test_failing_worker_is_restarted_then_reported_with_its_log(tmp_path: Path):
     ],
     ids=["worker", "rank below torchrun"],
 )
-def test_what_a_restart_would_meet_again_fails_at_once(tmp_path: Path, program: str):
+def test_an_error_that_would_recur_fails_without_a_restart(tmp_path: Path, program: str):
     said: list[str] = []
     workers = LocalWorkers(tmp_path, said.append)
     workers.start(Stage("rollout", ((sys.executable, "-c", program),), 3, {}))
     with pytest.raises(StageLastingError) as error:
         wait_for_any(open_store(str(tmp_path)), ["never"], PATIENCE_S, "nobody", workers.check)
     assert said == []
-    assert "and was not restarted, as it would meet the same error again" in str(error.value)
+    assert "and was not restarted, because the error would recur" in str(error.value)
     assert "no such rubric" in str(error.value)
     assert (tmp_path / "rollout-0.log").read_text().count("no such rubric") == 1
 
 
-def test_a_worker_says_what_it_does_until_it_is_restarted(tmp_path: Path):
+def test_a_workers_progress_is_shown_until_it_is_restarted(tmp_path: Path):
     says = "from pipeline import progress; progress.say('log-probs'); raise SystemExit(3)"
     workers = LocalWorkers(tmp_path, print, tmp_path)
     workers.start(Stage("training", ((sys.executable, "-c", says),), 1, {}))
@@ -144,8 +144,8 @@ raise SystemExit(1)
     ["import os; os.kill(os.getpid(), 9)", RANK_KILLED],
     ids=["worker", "rank below torchrun"],
 )
-def test_a_worker_that_was_killed_may_have_had_too_little_memory(tmp_path: Path, program: str):
-    """The kernel says so in its own log alone, so ours names it and what to lower."""
+def test_the_message_about_a_killed_worker_names_memory_settings(tmp_path: Path, program: str):
+    """Only the kernel's log reports a lack of memory, so the message names `dmesg` and settings."""
     said: list[str] = []
     workers = LocalWorkers(tmp_path, said.append)
     workers.start(Stage("training", ((sys.executable, "-c", program),), 1, {}))
@@ -157,7 +157,7 @@ def test_a_worker_that_was_killed_may_have_had_too_little_memory(tmp_path: Path,
         assert "actor_rollout_ref.rollout.cpu_kv_cache_gib" in text
 
 
-def test_worker_that_ends_well_is_not_restarted(tmp_path: Path):
+def test_a_worker_that_succeeds_is_not_restarted(tmp_path: Path):
     said: list[str] = []
     workers = LocalWorkers(tmp_path, said.append)
     workers.start(Stage("rollout", ((sys.executable, "-c", "pass"),), 0, {"A": "b"}))
@@ -166,8 +166,9 @@ def test_worker_that_ends_well_is_not_restarted(tmp_path: Path):
     workers.stop(grace_s=20)
 
 
-def test_a_thread_that_waits_for_workers_hears_that_they_were_stopped(tmp_path: Path):
-    """Else a task that waits for an object would wait for its whole timeout after Ctrl-C."""
+def test_stopping_workers_ends_the_wait_of_other_threads(tmp_path: Path):
+    """Without this, a task that waits for an object would keep waiting after Ctrl-C until its
+    timeout."""
     said: list[str] = []
     workers = LocalWorkers(tmp_path, said.append)
     workers.start(Stage("w", ((sys.executable, "-c", "import time; time.sleep(600)"),), 3, {}))
@@ -187,9 +188,9 @@ def test_a_thread_that_waits_for_workers_hears_that_they_were_stopped(tmp_path: 
     assert said == []
 
 
-def test_the_cause_is_shown_and_not_torchruns_report_of_it(tmp_path: Path):
-    """torchrun ends with a long report; the rank's own error stands above it. Lines of an earlier
-    start are not shown."""
+def test_the_cause_is_shown_without_torchruns_report(tmp_path: Path):
+    """torchrun's long report follows the rank's own error. Lines from earlier starts are
+    omitted."""
     log = [
         "10:00:00 INFO operators.training.worker: step 0: manifest after 3.3 s",
         "10:00:01 ERROR operators.training: TraceError: sample 000000/17/2: no routes",
@@ -207,7 +208,7 @@ def test_the_cause_is_shown_and_not_torchruns_report_of_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize("torchrun", [False, True])
-def test_a_folder_named_pipeline_where_the_run_starts_hides_nothing(
+def test_a_folder_named_pipeline_in_the_current_folder_does_not_hide_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torchrun: bool
 ):
     (tmp_path / "pipeline").mkdir()
@@ -223,14 +224,14 @@ def test_a_folder_named_pipeline_where_the_run_starts_hides_nothing(
     assert code == 0, (tmp_path / "logs/training-0.log").read_text()
 
 
-def test_a_store_that_does_not_answer_keeps_nothing_from_being_restarted():
+def test_a_store_that_does_not_answer_does_not_prevent_a_restart():
     assert repeats_of("ftp://nowhere/run") == (
-        "which steps are trained again is not known: store 'ftp://nowhere/run': scheme 'ftp' is "
+        "the steps that are trained again are unknown: store 'ftp://nowhere/run': scheme 'ftp' is "
         "not known; use a folder, file:// URI or s3://BUCKET/PREFIX"
     )
 
 
-def test_no_gpu_has_two_owners():
+def test_no_gpu_belongs_to_two_workers():
     pool = [str(index) for index in range(8)]
     assert devices_of(pool, 4, 2, 2) == ("0,1,2,3", "4,5", "6,7")
     assert devices_of(pool, 1, 2, 1) == ("0", "1", "2")
@@ -247,8 +248,8 @@ def test_the_only_gpu_of_a_machine_is_shared():
     ("gpus", "ranks", "workers", "tensor_parallel", "wanted"),
     [(8, 9, 0, 1, 9), (8, 1, 1, 9, 10), (8, 4, 3, 2, 10), (1, 2, 0, 1, 2), (1, 1, 1, 2, 3)],
 )
-def test_more_than_there_are_is_refused(gpus, ranks, workers, tensor_parallel, wanted):
-    with pytest.raises(LaunchError, match=f"this machine: {gpus} .*; the run wants {wanted}: "):
+def test_a_run_that_needs_more_gpus_is_refused(gpus, ranks, workers, tensor_parallel, wanted):
+    with pytest.raises(LaunchError, match=f"this machine: {gpus} .*; the run needs {wanted}: "):
         devices_of([str(index) for index in range(gpus)], ranks, workers, tensor_parallel)
 
 

@@ -1,5 +1,4 @@
-"""What is quoted of a worker's log, which rank is called the cause, and what torchrun's report says
-of its ranks."""
+"""Quotes from workers' logs, the rank that is named as the cause, and torchrun's report."""
 
 from pipeline.launch.tail import LINES, failed_first, last_lines, rank_exit_codes, why_ended
 
@@ -19,13 +18,13 @@ def test_the_end_of_a_log_is_quoted():
     assert last_lines("") == ""
 
 
-def test_the_first_error_is_at_its_head_and_torchruns_report_is_left_out():
+def test_the_quote_begins_with_the_first_error_and_omits_torchruns_report():
     log = "10:00 INFO a\n10:01 ERROR b\nTraceback c\n10:02 ERROR d\n"
     quoted = ["  | 10:01 ERROR b", "  | Traceback c", "  | 10:02 ERROR d"]
     assert last_lines(log + REPORT).splitlines() == quoted
 
 
-def test_exit_codes_of_ranks():
+def test_the_exit_codes_of_ranks_are_read():
     assert rank_exit_codes(REPORT) == {1, -9, 78}
     assert rank_exit_codes("10:00 INFO a") == set()
 
@@ -40,7 +39,7 @@ INFO = "2026-11-22 10:00:00,000 INFO operators.training.worker: step 0"
 
 
 def test_the_first_rank_to_fail_is_quoted_and_the_others_follow():
-    """However long the others' tracebacks are, which used to push the cause out of sight."""
+    """Long tracebacks from the other ranks must not hide the cause."""
     cause = [rank_line("01,100", 0, FULL), "Traceback (most recent call last):", "  save()"]
     echo = [rank_line("01,200", 1, CLOSED), "Traceback (most recent call last):", *["  x"] * 60]
     said = why_ended(["\n".join([INFO, *cause, *echo, REPORT])])
@@ -50,8 +49,8 @@ def test_the_first_rank_to_fail_is_quoted_and_the_others_follow():
     ]
 
 
-def test_the_first_is_found_among_the_logs_of_several_nodes():
-    """By its time; a node whose clock is behind is not believed to have lost its peer first."""
+def test_the_first_failure_is_found_in_the_logs_of_several_nodes():
+    """The earliest failure counts as the cause, unless it is a lost connection."""
     late, early = rank_line("02,000", 3, FULL), rank_line("01,000", 1, "ValueError: a")
     assert failed_first([late, f"{INFO}\n{early}"]) == 1
     echo = rank_line("00,900", 2, CLOSED)
@@ -60,8 +59,11 @@ def test_the_first_is_found_among_the_logs_of_several_nodes():
     assert failed_first(["no line of a rank"]) is None
 
 
-def test_a_killed_rank_is_the_cause_of_what_the_others_lost():
-    """It wrote nothing; torchrun's report has its signal. Another rank's own error comes first."""
+def test_a_killed_rank_is_the_cause_if_others_only_lost_their_connection():
+    """A killed rank wrote no line, but torchrun's report names the signal.
+
+    If another rank failed with its own error, that error comes first.
+    """
     report = (
         "torch.distributed.elastic\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 7)\n"
     )
@@ -73,7 +75,7 @@ def test_a_killed_rank_is_the_cause_of_what_the_others_lost():
     assert said == [f"  | {own}", "rank 0 then ended: killed by signal 9"]
 
 
-def test_the_first_error_of_a_long_log_stays_in_sight():
+def test_the_quote_of_a_long_log_contains_the_first_error():
     log = "\n".join(["10:00 ERROR the cause", *(f"{n} lines" for n in range(100))])
     quoted = last_lines(log).splitlines()
     assert quoted[0] == "  | 10:00 ERROR the cause"

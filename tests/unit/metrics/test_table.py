@@ -1,4 +1,4 @@
-"""The table of metrics, and what older runs called them."""
+"""The metrics table, and metric names in older runs."""
 
 from collections import Counter
 
@@ -8,12 +8,12 @@ from pipeline.metrics.table import GROUPS, find_metric, names_of_every_step
 from tests.paths import ROOT
 
 
-def test_each_name_stands_once():
+def test_each_name_has_one_row():
     names = Counter(name for group in GROUPS for metric in group.metrics for name in metric.names)
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_names_are_found():
+def test_a_row_is_found_by_name():
     assert find_metric("critic/rewards/mean").unit == ""
     assert (
         find_metric("critic/rewards/openai/gsm8k/mean").name == "critic/rewards/<data source>/mean"
@@ -26,7 +26,7 @@ def test_names_are_found():
     assert not [name for name in names_of_every_step() if "<" in name]
 
 
-def test_metrics_of_older_runs_have_todays_names():
+def test_metrics_of_older_runs_are_read_under_todays_names():
     stored = {
         "reward/mean": 0.5,
         "loss/log_ratio": 0.25,
@@ -41,12 +41,12 @@ def test_metrics_of_older_runs_have_todays_names():
     assert named_today({"response/aborted": 2}) == {"response/aborted_ratio": None}
 
 
-def test_no_former_name_is_in_use_and_todays_are():
+def test_former_names_are_unused_and_their_new_names_are_in_every_step():
     names = RENAMED | NEGATED | SHARES
     assert [old for old in names if find_metric(old)] == []
     assert [new for new in names.values() if new not in names_of_every_step()] == []
 
 
-def test_the_page_is_what_the_table_makes():
+def test_the_page_is_generated_from_the_table():
     written = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-    assert written == page.render(), "make docs"
+    assert written == page.render(), "run `make docs`"

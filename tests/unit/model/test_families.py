@@ -1,5 +1,7 @@
-"""Which layers are MoE layers is what the family's own model code in transformers does; what the
-trainer would ignore is named, in whatever way a config spells it."""
+"""The geometry of models, compared with transformers, and configs that the trainer cannot support.
+
+Errors name the fields that the trainer would ignore, whatever form the config takes.
+"""
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -24,8 +26,8 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("family", "overrides"), VARIANTS)
-def test_equals_the_models_own_layers(family, overrides):
-    """The layers with a router in transformers' model are those that the config is read to have."""
+def test_the_geometry_has_the_moe_layers_of_the_transformers_model(family, overrides):
+    """The config's MoE layers are the layers with experts in transformers' model."""
     config = tiny_config(family, **overrides)
     model = AutoModelForCausalLM.from_config(config)
     layers = tuple(
@@ -43,13 +45,13 @@ def test_equals_the_models_own_layers(family, overrides):
 
 
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
-def test_both_names_of_the_number_of_experts(name):
-    """transformers 5 writes num_local_experts where published checkpoints have num_experts."""
+def test_the_number_of_experts_has_two_names(name):
+    """Published checkpoints contain num_experts, and transformers 5 writes num_local_experts."""
     config = {"model_type": "qwen3_moe", "num_hidden_layers": 1, "num_experts_per_tok": 2, name: 8}
     assert moe_geometry(config) == Geometry(8, 2, (0,))
 
 
-def test_no_experts_is_dense():
+def test_a_model_without_experts_is_dense():
     config = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "num_experts_per_tok": 2}
     assert moe_geometry({**config, "num_experts": 0}) is None
     assert moe_geometry({**config, "num_experts": 8, "mlp_only_layers": [0, 1]}) is None
@@ -63,15 +65,15 @@ def test_no_experts_is_dense():
         ({"num_local_experts": "8", "num_experts_per_tok": 2}, "num_local_experts='8'"),
     ],
 )
-def test_broken_config_is_named(config, name):
-    """A number that is missing is never taken for a dense model."""
+def test_the_error_for_a_broken_config_names_the_field(config, name):
+    """A config with a missing number is never treated as a dense model."""
     with pytest.raises(InputError, match=f"config.json has {name}, expected an integer"):
         moe_geometry({"model_type": "mixtral", "num_hidden_layers": 2, **config})
 
 
 @pytest.mark.parametrize("config", [{"model_type": "gpt2"}, {"model_type": "x", "num_experts": 4}])
-def test_a_family_that_is_not_known_is_refused(config):
-    """Dense or not: it may have experts by a name that is not known."""
+def test_an_unknown_family_is_refused(config):
+    """This includes configs that look dense: they may have experts under an unknown name."""
     with pytest.raises(
         InputError, match=r"cannot be trained: .*; expected one of deepseek_v3, glm"
     ):
@@ -86,12 +88,13 @@ def test_tiny_models_can_be_trained(family):
 FAMILY_NAMES = "deepseek_v3, glm4_moe, llama, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe"
 
 
-def test_other_families_are_refused_with_the_reason_and_the_list():
-    """Every family of transformers but ours; some have a reason of their own."""
+def test_other_families_are_refused_with_a_reason_and_the_list_of_supported_ones():
+    """The test uses all families in transformers except the supported ones. For some families, the
+    error gives a special reason."""
     ours = set(FAMILY_NAMES.split(", "))
     for name in {*CONFIG_MAPPING_NAMES, *REFUSED_FAMILIES, "unheard_of"} - ours:
         [problem] = training_problems({"model_type": name, "hidden_act": "gelu"})
-        own = REFUSED_FAMILIES.get(name, "no test holds a bridge from its weights to Megatron-core")
+        own = REFUSED_FAMILIES.get(name, "no test covers the conversion of its weights to Megatron")
         assert problem.startswith(f"has model_type={name!r}, which cannot be trained: {own}")
         assert problem.endswith(f"; expected one of {FAMILY_NAMES}")
     assert "kimi_k2" not in CONFIG_MAPPING_NAMES
@@ -112,8 +115,8 @@ def test_other_families_are_refused_with_the_reason_and_the_list():
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave=False"),
     ],
 )  # fmt: skip
-def test_what_megatron_would_ignore_is_named(family, overrides, part):
-    """In what transformers makes of a config, and in the file as it is written."""
+def test_fields_that_megatron_would_ignore_are_named(family, overrides, part):
+    """The check finds the fields in transformers' config and under the names in config.json."""
     for config in (tiny_config(family, **overrides).to_dict(), {**FAMILIES[family], **overrides}):
         [problem] = training_problems(config)
         assert part in problem
@@ -132,7 +135,7 @@ DEEPSEEK_V3 = {
     "num_experts_per_tok": 8, "norm_topk_prob": True, "rope_theta": 10000,
     "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
 }  # fmt: skip
-"""Fields of the published files, in the words of transformers 4."""
+"""Fields from the published config.json files, under the names that transformers 4 uses."""
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ DEEPSEEK_V3 = {
         (DEEPSEEK_V3, {"rope_scaling": {"type": "linear"}}, "'linear', expected default or yarn:"),
     ],
 )
-def test_published_files(published, change, part):
+def test_published_configs_are_accepted_and_unsupported_changes_are_named(published, change, part):
     problems = training_problems({**published, **change})
     assert len(problems) == (part is not None)
     assert all(part in problem for problem in problems)

@@ -1,4 +1,4 @@
-"""Operations of a model, counted by hand, and the peaks of devices."""
+"""A model's operation count, compared with a count by hand, and the peak rates of devices."""
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ def widths() -> Widths:
 
 
 def test_operations_of_each_weight_and_of_attention(widths: Widths):
-    """Two for each active weight and position, and two for each pair of positions and each of the
-    numbers that attention multiplies: queries with keys, and with values."""
+    """Each active weight takes two operations per position. For each pair of positions, attention
+    takes two operations for each number in a query and two for each number in a value."""
     attention = 8 * 8 + 2 * 8 * 4 + 8 * 8  # query, key, value, output
     norms = 2 * 8 + 2 * 4
     experts = 2 * 3 * 8 * 4  # top-2 of 4
@@ -52,5 +52,5 @@ def test_operations_of_each_weight_and_of_attention(widths: Widths):
         ("Tesla V100-SXM2-32GB", None),
     ],
 )
-def test_peaks_are_found_by_the_words_of_a_devices_name(device: str, peak: float | None):
+def test_the_words_of_a_devices_name_select_its_peak(device: str, peak: float | None):
     assert peak_flops(device) == peak

@@ -1,4 +1,5 @@
-"""A config.json of another model is told from the weights; every family's own fits."""
+"""A config.json from a different model contradicts the weights. In every family, the correct
+config.json matches them."""
 
 from pathlib import Path
 
@@ -18,8 +19,8 @@ def models(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_differs_is_named(models: dict[str, Path], family: str):
-    """With shapes, and with the names alone, which are what an index has."""
+def test_contradictions_are_named(models: dict[str, Path], family: str):
+    """The check also works without shapes, because a model's index contains only names."""
     model = find_model(str(models[family]))
     config, shapes = model.config, model.shapes
     names = dict.fromkeys(shapes, ())
@@ -37,21 +38,22 @@ def test_what_differs_is_named(models: dict[str, Path], family: str):
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_tied_embeddings_have_either_name(name: str):
+def test_tied_embeddings_may_have_either_name(name: str):
     config = {**QWEN, "vocab_size": 10}
     assert shape_problems(config, {name: (10, 4)}) == []
     assert len(shape_problems(config, {name: (12, 4)})) == 1
 
 
-def test_layers_that_predict_several_tokens_do_not_count():
-    """As in DeepSeek-V3's files, also where num_nextn_predict_layers was set to 0 for training."""
+def test_multi_token_prediction_layers_do_not_count():
+    """DeepSeek-V3's files contain such a layer. It is not counted, even if num_nextn_predict_layers
+    was set to 0 for training."""
     config = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "n_routed_experts": 256}
     layers = {f"model.layers.{layer}.mlp.gate.weight": (256, 4) for layer in range(62)}
     assert shape_problems(config, {**layers, "model.layers.61.eh_proj.weight": (4, 8)}) == []
     assert len(shape_problems(config, layers)) == 1
 
 
-def test_fused_experts_are_counted_by_the_router():
+def test_the_router_gives_the_number_of_fused_experts():
     shapes = {"model.layers.1.mlp.experts.gate_up_proj": (16, 4, 4)}
     assert shape_problems(QWEN, shapes) == []
     router = {"model.layers.1.mlp.gate.weight": (16, 4)}
@@ -59,7 +61,7 @@ def test_fused_experts_are_counted_by_the_router():
     assert "has num_experts=8, but the weights have 16 experts" in problem
 
 
-def test_unknown_names_and_families_are_not_judged():
+def test_unknown_names_and_families_are_not_checked():
     assert shape_problems(QWEN, {"w": (1, 2), "language_model.layers.9.w": (3,)}) == []
     shapes = {"model.layers.9.mlp.gate.weight": (16, 4)}
     assert shape_problems({**QWEN, "model_type": "another"}, shapes) == []

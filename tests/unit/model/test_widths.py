@@ -1,4 +1,5 @@
-"""Numbers of weights from config.json, against transformers' own models on the meta device."""
+"""Weight counts computed from config.json, compared with transformers' models on the meta
+device."""
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ def counted(config):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_large_model_has_as_many_as_transformers_builds(model):
+def test_the_count_for_a_large_model_equals_that_of_transformers(model):
     config = hf_config(model)
     assert weight_count(widths_of(config)) == MODELS[model]
     fields = {name: value for name, value in config.items() if name != "num_nextn_predict_layers"}
@@ -26,13 +27,13 @@ def test_a_large_model_has_as_many_as_transformers_builds(model):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_as_many_as_transformers_builds(family, tied):
+def test_the_count_for_each_family_equals_that_of_transformers(family, tied):
     config = tiny_config(family, tie_word_embeddings=tied)
     assert weight_count(widths_of(config.to_dict())) == counted(config)
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "vocab_size"])
 @pytest.mark.parametrize("value", [None, 0, "64", True])
-def test_a_config_without_a_number_is_refused_by_name(field, value):
+def test_the_error_for_a_missing_number_names_its_field(field, value):
     with pytest.raises(InputError, match=f"has {field}={value!r}, expected"):
         widths_of({**hf_config("qwen3-30b-a3b"), field: value})

@@ -1,7 +1,7 @@
 """Compare stubs with an installed library: `python -m tests.unit.operators.stubs vllm`.
 
-Prints a line for each name of the stubs that the library does not have. A program of its own: a
-process that has imported vLLM, or Megatron-core, is no place for other tests.
+The program prints a line for each name in the stubs that the library lacks. It is a separate
+program because importing vLLM or Megatron-core would affect other tests in the same process.
 """
 
 import ast
@@ -20,7 +20,7 @@ STUBS = ROOT / "operators/stubs"
 
 
 def differences(library: str) -> Iterator[str]:
-    """Names, and parameters of functions, that only the stubs have."""
+    """Yield the names and function parameters that exist only in the stubs."""
     for path in sorted((STUBS / library).rglob("*.pyi")):
         name = ".".join(path.relative_to(STUBS).with_suffix("").parts).removesuffix(".__init__")
         module = importlib.import_module(name)
@@ -30,14 +30,14 @@ def differences(library: str) -> Iterator[str]:
 
 def _differences(module: ModuleType, node: ast.stmt) -> Iterator[str]:
     match node:
-        case ast.ImportFrom(names=names):  # `X as X`: the module hands it on
+        case ast.ImportFrom(names=names):  # `X as X`: the module re-exports X
             wanted = [alias.name for alias in names if alias.asname]
         case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
             wanted = [name]
         case ast.AnnAssign(target=ast.Name(id=name)):
             wanted = [name]
         case _:
-            wanted = []  # an alias or a type variable of the stub
+            wanted = []  # an alias or a type variable in the stub
     if isinstance(node, ast.ClassDef) and _is_protocol(node):
         return
     for name in wanted:
@@ -50,7 +50,10 @@ def _differences(module: ModuleType, node: ast.stmt) -> Iterator[str]:
 
 
 def _members(found: type, node: ast.ClassDef) -> Iterator[str]:
-    """Attributes count as there when the class, or one it inherits from, speaks of them."""
+    """Yield the members that a class lacks.
+
+    An attribute counts as present if its name is in the source of the class or of a base class.
+    """
     bases = [base for base in found.__mro__ if base is not object]
     source = "\n".join(_source(base) for base in bases)
     where = f"{found.__module__}.{found.__qualname__}"

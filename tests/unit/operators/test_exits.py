@@ -1,4 +1,4 @@
-"""Which errors end a worker with the exit code that tells its launcher not to start it again."""
+"""Exit codes of workers after errors; one code keeps the launcher from restarting the worker."""
 
 import pytest
 
@@ -26,7 +26,7 @@ from pipeline.traces import TraceError
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_a_restart_would_meet_again(error: Exception):
+def test_errors_that_would_recur_after_a_restart_have_a_separate_code(error: Exception):
     assert exit_code(error) == CONFIGURATION_ERROR
 
 
@@ -40,5 +40,5 @@ def test_what_a_restart_would_meet_again(error: Exception):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_a_restart_may_mend(error: Exception):
+def test_errors_that_a_restart_may_fix_have_code_1(error: Exception):
     assert exit_code(error) == 1

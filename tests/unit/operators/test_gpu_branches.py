@@ -1,6 +1,7 @@
-"""Every branch that only GPUs take is reached by a test, by fakes where there is no GPU."""
+"""Each branch that is taken only on GPUs has a test that reaches it; fakes replace missing GPUs."""
 
 import ast
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InputError
+from tests.large_models import hf_config
 from tests.paths import ROOT
 
-_TE = "tests/integration/training_model/test_te_layers.py::test_parameters_are_those_on_record"
+_TE = "tests/integration/training_model/test_te_layers.py::test_parameters_equal_the_recorded_ones"
 _HERE = __name__
 _ENGINE = "tests/unit/operators/rollout/test_engine_arguments.py"
 REACHED = {
@@ -20,25 +22,29 @@ REACHED = {
     "training/megatron/local_layers.py::__init__": _TE,
     "training/megatron/model.py::_make_bridge": _TE,
     "training/megatron/model.py::_make_chunks": _TE,
-    "training/megatron/cpu_megatron.py::adapt": f"{_HERE}::test_nothing_is_adapted_on_gpus",
-    "training/megatron/optimizer.py::wrap_for_training": f"{_HERE}::test_gpus_refuse_nothing",
+    "training/megatron/cpu_megatron.py::adapt": f"{_HERE}::test_megatron_is_not_adapted_on_gpus",
+    "training/megatron/optimizer.py::wrap_for_training": (
+        f"{_HERE}::test_settings_that_need_cuda_are_refused_only_on_the_cpu"
+    ),
     "training/megatron/parallel.py::start": f"{_HERE}::test_ranks_join_over_nccl",
-    "training/offload.py::to_host": f"{_HERE}::test_what_leaves_a_gpu_is_pinned",
-    "rollout/engine.py::__init__": f"{_ENGINE}::test_an_engine_of_the_other_build",
-    "rollout/engine.py::_require_build": f"{_ENGINE}::test_an_engine_of_the_other_build",
-    "rollout/engine.py::_start": f"{_ENGINE}::test_on_gpus_the_engine_records_routes_by_itself",
+    "training/speed.py::memory_peaks": f"{_HERE}::test_the_peaks_of_gpu_memory_are_metrics",
+    "training/speed.py::find_devices": f"{_HERE}::test_the_share_of_a_gpus_peak_speed_is_a_metric",
+    "training/offload.py::to_host": f"{_HERE}::test_copies_of_gpu_tensors_are_pinned",
+    "rollout/engine.py::__init__": f"{_ENGINE}::test_a_build_for_another_device_is_refused",
+    "rollout/engine.py::_require_build": f"{_ENGINE}::test_a_build_for_another_device_is_refused",
+    "rollout/engine.py::_start": f"{_ENGINE}::test_on_gpus_vllm_records_routes_natively",
     "rollout/engine.py::load": f"{_HERE}::test_on_gpus_no_experts_are_repacked",
-    "rollout/engine.py::name": f"{_HERE}::test_the_engine_says_which_build_it_is",
-    "probe.py::all_reduce": f"{_HERE}::test_the_all_reduce_of_gpus_is_over_nccl",
-    "probe.py::vllm": f"{_HERE}::test_vllm_on_gpus_is_asked_for_its_argument_for_routes",
+    "rollout/engine.py::name": f"{_HERE}::test_the_engines_name_contains_the_version_of_its_build",
+    "probe.py::all_reduce": f"{_HERE}::test_gpus_all_reduce_over_nccl",
+    "probe.py::vllm": f"{_HERE}::test_the_probe_of_vllm_on_gpus_checks_the_argument_for_routes",
 }
-"""Function with such a branch, and the test that takes it."""
+"""The functions with a GPU branch, each with the test that takes the branch."""
 
-_MARKS = {"ON_CPU", "_on_cpu", "on_cpu"}
+_MARKS = {"ON_CPU", "_on_cpu", "on_cpu", "is_available"}
 
 
 def branches() -> Iterator[str]:
-    """The functions that ask whether there are GPUs."""
+    """Yield the functions that check for GPUs."""
     for path in sorted((ROOT / "operators").rglob("*.py")):
         for function in ast.walk(ast.parse(path.read_text())):
             if not isinstance(function, ast.FunctionDef):
@@ -52,7 +58,7 @@ def branches() -> Iterator[str]:
 
 
 def test_each_branch_has_its_test():
-    # Another one? Take it in a test by fakes, and list it with that test.
+    # If this fails, add a test that takes the new branch with fakes, and list both in REACHED.
     assert set(branches()) - {"training/megatron/cpu_megatron.py::__torch_function__"} == set(
         REACHED
     )
@@ -61,7 +67,7 @@ def test_each_branch_has_its_test():
         assert f"def {test}(" in (ROOT / path).read_text(), place
 
 
-def test_nothing_is_adapted_on_gpus(monkeypatch: pytest.MonkeyPatch):
+def test_megatron_is_not_adapted_on_gpus(monkeypatch: pytest.MonkeyPatch):
     from operators.training.megatron import cpu_megatron
 
     monkeypatch.setattr(cpu_megatron, "ON_CPU", False)
@@ -72,7 +78,7 @@ def test_nothing_is_adapted_on_gpus(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ranks_join_over_nccl(monkeypatch: pytest.MonkeyPatch):
-    """Each on the GPU of its local rank, of those that the launcher gave to the gang."""
+    """Each rank selects a GPU by its local rank from the GPUs that are assigned to its gang."""
     import torch
 
     from operators.training.megatron import cpu_megatron, parallel
@@ -96,8 +102,8 @@ def test_ranks_join_over_nccl(monkeypatch: pytest.MonkeyPatch):
     assert called == [3, "nccl"]
 
 
-def test_gpus_refuse_nothing(monkeypatch: pytest.MonkeyPatch):
-    """What needs CUDA is refused on the CPU alone."""
+def test_settings_that_need_cuda_are_refused_only_on_the_cpu(monkeypatch: pytest.MonkeyPatch):
+    """A fake supplies the problem, so the test does not depend on a real setting."""
     from operators.training.megatron import cpu_megatron, optimizer
     from pipeline.config.actor import Actor
 
@@ -112,8 +118,8 @@ def test_gpus_refuse_nothing(monkeypatch: pytest.MonkeyPatch):
         optimizer.wrap_for_training([], config, Actor())
 
 
-def test_what_leaves_a_gpu_is_pinned(monkeypatch: pytest.MonkeyPatch):
-    """Pages that the GPU's copy engine reaches; the CPU's own need none."""
+def test_copies_of_gpu_tensors_are_pinned(monkeypatch: pytest.MonkeyPatch):
+    """The GPU's copy engine needs pinned pages; copies of CPU tensors do not."""
     import torch
 
     from operators.training import offload
@@ -139,6 +145,42 @@ def test_what_leaves_a_gpu_is_pinned(monkeypatch: pytest.MonkeyPatch):
     assert pinned == [True, False]
 
 
+def test_the_peaks_of_gpu_memory_are_metrics(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    from operators.training.speed import memory_peaks
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 4 << 30)
+    peaks = memory_peaks()
+    assert peaks["perf/max_memory_allocated_gb"] == 3.0
+    assert peaks["perf/max_memory_reserved_gb"] == 4.0
+
+
+def test_the_share_of_a_gpus_peak_speed_is_a_metric(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """Two ranks, each with an H100, train on 2,000 tokens in total and spend half of the time on
+    updates."""
+    import pyarrow as pa
+    import torch
+
+    from operators.training.speed import find_devices
+    from pipeline.model.flops import forward_flops
+
+    (tmp_path / "config.json").write_text(json.dumps(hf_config("qwen3-30b-a3b")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    devices = find_devices(2, 1, tmp_path)
+    assert devices.peak == 989e12
+    columns = pa.table({"rows_total": [999, 999]})
+    names = ("timing_s/step", "timing_s/train", "timing_s/update_actor", "timing_s/old_log_prob")
+    times = dict(zip(names, (10.0, 8.0, 5.0, 2.0), strict=True))
+    found = devices.speed(columns, 1, {"perf/total_num_tokens": 2000.0, **times})
+    forward = forward_flops(devices.widths, columns["rows_total"].to_numpy())
+    assert found["perf/mfu/actor"] == pytest.approx(3 * forward / 5 / (2 * 989e12))
+    assert found["perf/mfu/actor_infer"] == pytest.approx(forward / 2 / (2 * 989e12))
+
+
 def engine_on_gpus() -> Any:
     from operators.rollout.engine import RolloutEngine
 
@@ -159,7 +201,27 @@ def test_on_gpus_no_experts_are_repacked(tmp_path):
     assert called == ["reload_weights", "3"]
 
 
-def test_the_engine_says_which_build_it_is(monkeypatch: pytest.MonkeyPatch):
+def test_on_gpus_the_engines_workers_load_some_tensors(tmp_path):
+    engine, called = engine_on_gpus(), []
+    header = json.dumps({name: {} for name in ("a.b", "a.c", "d.e")}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    engine._tensors = frozenset({"a.b", "a.c", "d.e"})
+
+    def rpc(what, args=(), kwargs=None):
+        called.append((what if isinstance(what, str) else what.__name__, args, kwargs))
+
+    engine._llm = SimpleNamespace(
+        collective_rpc=rpc,
+        reset_prefix_cache=lambda: True,
+        update_weight_version=called.append,
+    )
+    engine.load(tmp_path, 3, {"a.c"})
+    engine.load(tmp_path, 4, {"a.c", "d.e"})
+    whole = ("reload_weights", (), {"weights_path": str(tmp_path)})
+    assert called == [("load_tensors", (str(tmp_path), ["a.b", "a.c"]), None), "3", whole, "4"]
+
+
+def test_the_engines_name_contains_the_version_of_its_build(monkeypatch: pytest.MonkeyPatch):
     import importlib.metadata
 
     monkeypatch.setattr(importlib.metadata, "version", lambda package: f"of {package}")
@@ -167,8 +229,9 @@ def test_the_engine_says_which_build_it_is(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("summed", [3.0, 2.0])
-def test_the_all_reduce_of_gpus_is_over_nccl(monkeypatch: pytest.MonkeyPatch, summed: float):
-    """The second of two ranks, on the GPU of its local rank; 1 + 2 is 3, or the probe raises."""
+def test_gpus_all_reduce_over_nccl(monkeypatch: pytest.MonkeyPatch, summed: float):
+    """The test acts as the second of two ranks, on the GPU of its local rank. The probe raises an
+    error unless the sum of 1 and 2 is 3."""
     import torch
 
     from operators import probe
@@ -193,15 +256,16 @@ def test_the_all_reduce_of_gpus_is_over_nccl(monkeypatch: pytest.MonkeyPatch, su
         assert probe.all_reduce()["backend"] == "nccl"
         assert called == [1, "nccl", (2.0, "cuda"), "left"]
     else:
-        with pytest.raises(ValueError, match=r"the sum over 2 ranks is 2.0, not 3.0"):
+        with pytest.raises(ValueError, match=r"the sum over 2 ranks is 2.0, expected 3.0"):
             probe.all_reduce()
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_vllm_on_gpus_is_asked_for_its_argument_for_routes(
+def test_the_probe_of_vllm_on_gpus_checks_the_argument_for_routes(
     monkeypatch: pytest.MonkeyPatch, known: bool
 ):
-    """vLLM from its package index; a release that does not know the argument is a finding."""
+    """On GPUs, vLLM comes from a package index and may be a release without this argument. The
+    probe reports such a release."""
     from operators import probe
     from operators.rollout import vllm_environment
 

@@ -1,4 +1,4 @@
-"""What mypy believes of Megatron-core, mbridge and vLLM is what is installed."""
+"""The stubs of Megatron-core, mbridge and vLLM match the installed libraries."""
 
 import subprocess
 import sys
@@ -15,8 +15,8 @@ LIBRARIES = sorted(path.name for path in STUBS.iterdir())
 
 @pytest.mark.integration  # it imports the real engines
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_every_name_of_the_stubs_is_in_the_library(library: str):
-    """Modules, functions with their parameters, classes with their members."""
+def test_the_library_has_every_name_in_the_stubs(library: str):
+    """Names are modules, functions with their parameters, and classes with their members."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.unit.operators.stubs", library],
         cwd=ROOT,
@@ -25,11 +25,11 @@ def test_every_name_of_the_stubs_is_in_the_library(library: str):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "", f"the stubs have what {library} does not:\n{done.stdout}"
+    assert done.stdout == "", f"the stubs have names that {library} lacks:\n{done.stdout}"
 
 
 def test_no_stub_is_installed():
-    """A wheel with them would shadow nothing, but mypy would find two of each."""
+    """Stubs in a wheel would not shadow modules, but mypy would find each stub twice."""
     assert LIBRARIES == ["mbridge", "megatron", "vllm"]
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     found = find_namespace_packages(str(ROOT), **tools["setuptools"]["packages"]["find"])

@@ -1,4 +1,4 @@
-"""What the terminal shows while a run is at work."""
+"""The display of a run in progress."""
 
 import io
 import logging
@@ -11,20 +11,20 @@ from pipeline.report.display import Display, Pace, warnings_of
 
 
 def terminal(**more: object) -> Console:
-    """A console on a terminal of 100 columns."""
+    """Return a console on a terminal of 100 columns."""
     return Console(
         file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm", **more}
     )
 
 
 def live_lines(display: Display) -> list[str]:
-    """The live part as text, without the clocks."""
+    """Return the lines of the live part as text."""
     console = Console(file=io.StringIO(), width=100)
     console.print(display)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_on_a_terminal_the_live_part_says_what_each_worker_does(monkeypatch: pytest.MonkeyPatch):
+def test_the_live_part_on_a_terminal_shows_each_workers_activity(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RANK", raising=False)
     console = terminal()
     with Display(console) as display:
@@ -59,7 +59,7 @@ def test_on_a_terminal_the_live_part_says_what_each_worker_does(monkeypatch: pyt
     ],
     ids=["pipe", "NO_COLOR", "dumb"],
 )
-def test_plain_lines_without_control_characters(console: Console):
+def test_outside_a_terminal_plain_lines_have_no_control_characters(console: Console):
     with Display(console) as display:
         assert display.progress_folder is None
         display.phase("flow", "staging inputs")
@@ -74,9 +74,12 @@ def test_plain_lines_without_control_characters(console: Console):
     assert printed.replace("\n", "").isprintable()
 
 
-def test_the_time_that_is_left():
-    """From the mean of the finished steps. The first includes the start of the engines: it counts
-    while there is no other."""
+def test_remaining_time_is_estimated_from_finished_steps():
+    """The estimate uses the mean time per step.
+
+    The first step includes the start of the engines, so it is used only until another step is
+    finished.
+    """
     pace = Pace()
     pace.begin(4, 100.0)
     assert pace.left_s(130.0) is None
@@ -85,12 +88,14 @@ def test_the_time_that_is_left():
     assert pace.left_s(160.0) == 140.0
     pace.begin(2, 170.0)
     assert pace.left_s(175.0) == 35.0
-    assert pace.left_s(195.0) == 20.0, "a step that takes longer than the mean is nearly done"
+    assert pace.left_s(195.0) == 20.0, (
+        "a step that takes longer than the mean counts as nearly done"
+    )
     pace.begin(1, 180.0)
     assert pace.left_s(180.0) == 15.0
 
 
-def test_outside_a_terminal_each_new_phase_is_a_line():
+def test_outside_a_terminal_each_new_phase_is_one_line():
     console = Console(file=io.StringIO(), width=80)
     with Display(console) as display:
         display.phase("rollout", "0/2 shards")
@@ -106,8 +111,8 @@ def test_outside_a_terminal_each_new_phase_is_a_line():
     assert lines[0].startswith("[00:0")
 
 
-def test_warnings_of_the_store_are_shown_now_and_then():
-    """Who waits for a server that restarts should see why, but not each try."""
+def test_warnings_of_the_store_are_shown_at_intervals():
+    """Users who wait for a server to restart should see the reason, but not every retry."""
     console = Console(file=io.StringIO(), width=200)
     log = logging.getLogger("pipeline.store.s3_client")
     with Display(console) as display, warnings_of("pipeline.store", display.line):

@@ -1,4 +1,4 @@
-"""Whether anything is left to do of a run."""
+"""The check of whether a run is complete."""
 
 import pytest
 
@@ -31,34 +31,34 @@ def with_steps(count: int) -> MemoryStore:
     return store
 
 
-def test_all_steps_are_needed():
+def test_a_complete_run_has_all_steps():
     assert is_complete(config(), with_steps(STEPS))
     assert not is_complete(config(), with_steps(STEPS - 1))
 
 
 @pytest.mark.parametrize("recorded", range(STEPS + 1))
-def test_a_recorded_set_has_every_step(tmp_path, recorded):
-    """A flow that was killed at the end of its last step had not written it."""
+def test_a_complete_run_has_every_step_in_its_recorded_set(tmp_path, recorded):
+    """A flow that is killed at the end of a step may not have written the step to the set."""
     place = open_store(str(tmp_path))
     for step in range(recorded):
         place.create(keys.manifest(step), b"{}")
     assert is_complete(config(str(tmp_path)), with_steps(STEPS)) == (recorded == STEPS)
 
 
-def test_a_validation_that_is_missing_is_left():
+def test_a_run_without_a_planned_validation_is_incomplete():
     assert not is_complete(config(val_files="v.parquet"), with_steps(STEPS))
 
 
 @pytest.mark.parametrize("finished", [0, STEPS - 1, STEPS])
-def test_what_is_said_at_once(finished):
-    """By what the last start wanted, which needs no settings."""
+def test_finished_line_compares_steps_with_the_last_attempt(finished):
+    """The number of steps comes from the last attempt, so the line does not depend on settings."""
     store = with_steps(finished)
     make_attempt(store, 0, steps=1)
     make_attempt(store, 1, steps=STEPS)
-    said = f"{store.uri}: all 3 steps are finished already"
-    assert finished_line(store) == (said if finished == STEPS else None)
+    line = f"{store.uri}: all 3 steps are already finished"
+    assert finished_line(store) == (line if finished == STEPS else None)
 
 
-def test_nothing_is_said_of_what_is_no_run():
+def test_finished_line_refuses_a_store_without_a_run():
     with pytest.raises(StoreError):
         finished_line(MemoryStore())

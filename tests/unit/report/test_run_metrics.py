@@ -1,4 +1,4 @@
-"""Metrics of a run, as they stand in its store."""
+"""Metrics of a run, read from its store."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_metrics_are_read_up_to_the_first_unfinished_step(tmp_path: Path):
     assert [(m.step, m.values) for m in all_metrics(store)] == [(0, {"a": 0}), (1, {"a": 1})]
 
 
-def test_a_validation_is_known_when_all_its_shards_are(tmp_path: Path):
+def test_a_validation_is_complete_with_all_its_shards(tmp_path: Path):
     store = open_store(str(tmp_path))
     assert read_validation(store, 4) is None
     publish_plan(store, make_validation_plan(version=4))
@@ -31,7 +31,7 @@ def test_a_validation_is_known_when_all_its_shards_are(tmp_path: Path):
     assert read_validation(store, 4) == Validation(4, 6, 0.5, 2)
 
 
-def test_a_validation_whose_samples_are_all_masked_is_not_a_missing_one(tmp_path: Path):
+def test_a_validation_with_only_masked_samples_is_complete(tmp_path: Path):
     store = open_store(str(tmp_path))
     publish_plan(store, make_validation_plan())
     for shard in range(2):
@@ -46,22 +46,22 @@ _NO_NUMBERS = (None, "1", True, [1], {"x": 1}, float(1 << 70), -1, 0.5, 1 << 63)
 
 @pytest.mark.parametrize("value", [*_NO_NUMBERS, ...], ids=repr)
 @pytest.mark.parametrize("name", ["count", "masked", "reward_sum"])
-def test_a_validation_that_says_no_numbers_is_refused(tmp_path: Path, name, value):
-    """`...`: the key is missing."""
+def test_a_validation_with_invalid_numbers_is_refused(tmp_path: Path, name, value):
+    """The value `...` stands for a missing key."""
     if name == "reward_sum" and isinstance(value, float | int) and value in (-1, 0.5, 2.0**70):
-        return  # a sum may be any number
+        return  # a sum may be negative, fractional or large
     store = open_store(str(tmp_path))
     publish_plan(store, make_validation_plan())
     body = {"reward_sum": 1.5, "count": 2, "masked": 0, name: value}
     for shard in range(2):
-        said = {key: one for key, one in body.items() if one is not ...}
-        commit(store, keys.validation(0, shard), said, "aaaaaaaa")
+        stored = {key: one for key, one in body.items() if one is not ...}
+        commit(store, keys.validation(0, shard), stored, "aaaaaaaa")
     with pytest.raises(CorruptObjectError, match=f"{keys.validation(0, 0)} in .*{name}"):
         read_validation(store, 0)
 
 
 @pytest.mark.parametrize("sums", [None, [], [1], [1, 2, 3], ["1", 2], [1, -1], {}], ids=repr)
-def test_sums_of_data_sources_that_are_none_are_refused(tmp_path: Path, sums):
+def test_invalid_sums_of_data_sources_are_refused(tmp_path: Path, sums):
     store = open_store(str(tmp_path))
     publish_plan(store, make_validation_plan())
     body = {"reward_sum": 1.5, "count": 2, "masked": 0}
@@ -73,14 +73,14 @@ def test_sums_of_data_sources_that_are_none_are_refused(tmp_path: Path, sums):
 
 
 @pytest.mark.parametrize("value", [None, [], "x", {"a": "1"}, {"a": True}, {"a": [1]}, {"a": {}}])
-def test_metrics_that_are_no_numbers_are_refused(tmp_path: Path, value):
+def test_metrics_with_invalid_numbers_are_refused(tmp_path: Path, value):
     store = open_store(str(tmp_path))
     commit(store, keys.metrics(0), {"step": 0, "metrics": value}, "aaaaaaaa")
     with pytest.raises(CorruptObjectError, match=f"{keys.metrics(0)} in .*metrics"):
         all_metrics(store)
 
 
-def test_metrics_may_be_unmeasured(tmp_path: Path):
+def test_a_metric_may_have_the_value_none(tmp_path: Path):
     store = open_store(str(tmp_path))
     commit(store, keys.metrics(0), {"step": 0, "metrics": {"a": None, "b": 1}}, "aaaaaaaa")
     assert all_metrics(store) == [StepMetrics(0, {"a": None, "b": 1.0})]

@@ -1,11 +1,11 @@
-"""Trackers: what arrives, what is not sent twice, and that none ends a run or holds it up."""
+"""Trackers receive each step once, and cannot end or delay a run."""
 
 import json
 import os
 import signal
 import time
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -35,6 +35,10 @@ def written(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return [(line["step"], line["data"]) for line in map(json.loads, lines)]
 
 
+def record(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / "trackers" / f"{name}.json").read_text())
+
+
 def test_a_file_has_a_line_for_each_step_and_validation(tmp_path: Path):
     lines: list[str] = []
     tracker = start("file", tmp_path, lines)
@@ -46,9 +50,11 @@ def test_a_file_has_a_line_for_each_step_and_validation(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["file", "tensorboard"])
-def test_the_next_start_sends_what_had_not_arrived_and_nothing_twice(tmp_path: Path, name: str):
-    """A flow that is killed leaves a step that no tracker has seen; its next start sends the newest
-    steps once more."""
+def test_the_next_start_adds_what_is_missing_and_repeats_nothing(tmp_path: Path, name: str):
+    """A killed flow may leave a step or a validation that did not reach a tracker.
+
+    The next start therefore sends the newest steps and validations again.
+    """
     first = start(name, tmp_path, [])
     first.log_step(0, VALUES)
     first.log_step(1, VALUES)
@@ -57,29 +63,33 @@ def test_the_next_start_sends_what_had_not_arrived_and_nothing_twice(tmp_path: P
     second = start(name, tmp_path, [])
     for step in range(3):
         second.log_step(step, VALUES, again=True)
+    for version in (3, 4):
+        second.log_validation(version, {"val/reward/mean": 0.5}, again=True)
     second.log_step(3, VALUES)
     close(second)
-    assert second.taken == 4
+    assert second.taken == 6
     if name == "file":
         steps = [step for step, data in written(tmp_path) if data == MEASURED]
+        versions = [step for step, data in written(tmp_path) if data != MEASURED]
     else:
         events = EventAccumulator(str(tmp_path / "tensorboard"))
         events.Reload()
         steps = [event.step for event in events.Tensors("critic/rewards/mean")]
+        versions = [event.step for event in events.Tensors("val/reward/mean")]
         assert {*events.Tags()["tensors"]} == {*MEASURED, "val/reward/mean"}
-    assert steps == [0, 1, 2, 3]
+    assert (steps, versions) == ([0, 1, 2, 3], [3, 4])
 
 
-def test_the_steps_of_a_removed_run_of_the_same_name_do_not_count(tmp_path: Path):
+def test_steps_of_a_removed_run_with_the_same_name_are_ignored(tmp_path: Path):
     for id in ("test-11111111", "test-22222222"):
         tracker = start("tensorboard", tmp_path, [], id)
         tracker.log_step(0, VALUES, again=True)
         close(tracker)
-    record = json.loads((tmp_path / "trackers/tensorboard.json").read_text())
-    assert record == {"run": "test-22222222", "last_step": 0}
+    found = {"run": "test-22222222", "last_step": 0, "last_validation": None, "failures": 0}
+    assert record(tmp_path, "tensorboard") == found
 
 
-def test_a_line_that_a_kill_cut_short_is_written_anew(tmp_path: Path):
+def test_a_line_that_a_kill_cut_short_is_written_again(tmp_path: Path):
     tracker = start("file", tmp_path, [])
     tracker.log_step(0, VALUES)
     close(tracker)
@@ -91,7 +101,7 @@ def test_a_line_that_a_kill_cut_short_is_written_anew(tmp_path: Path):
     assert [step for step, _ in written(tmp_path)] == [0, 1]
 
 
-def test_failures_are_counted_and_said_once(tmp_path: Path):
+def test_failures_are_counted_and_reported_once(tmp_path: Path):
     (tmp_path / "metrics.jsonl").mkdir()
     lines: list[str] = []
     tracker = start("file", tmp_path, lines)
@@ -100,15 +110,14 @@ def test_failures_are_counted_and_said_once(tmp_path: Path):
     close(tracker)
     assert (tracker.taken, tracker.failures) == (0, 3)
     first, last = lines
-    assert first.startswith(
-        "file did not take a step's metrics, the run goes on: IsADirectoryError"
-    )
+    assert first.startswith("file could not record metrics; the run continues: IsADirectoryError")
     assert last.startswith("file lacks 3 of 3 steps and validations (IsADirectoryError")
+    assert record(tmp_path, "file")["failures"] == 3
     (tmp_path / "metrics.jsonl").rmdir()
 
 
 def test_a_tracker_recovers(tmp_path: Path):
-    """Each message tries it anew."""
+    """Until the tracker's file can be opened, each message causes another attempt to open it."""
     (tmp_path / "metrics.jsonl").mkdir()
     lines: list[str] = []
     tracker = start("file", tmp_path, lines)
@@ -122,8 +131,25 @@ def test_a_tracker_recovers(tmp_path: Path):
     assert lines[-1].startswith("file lacks 1 of 2 steps")
 
 
+def test_the_record_counts_the_failures_of_all_starts(tmp_path: Path):
+    """After a flow is killed, the record shows that a tracker may be missing something."""
+    name = "file"
+    expected = {"run": "test-1a2b3c4d", "last_step": 0, "last_validation": 2}
+    for start_number in range(2):
+        tracker = start(name, tmp_path, [])
+        tracker.log_step(0, VALUES)
+        tracker.log_validation(2, {"val/reward/mean": 0.5}, again=True)
+        tracker._send({"step": 1, "again": False})  # without values
+        close(tracker)
+        assert record(tmp_path, name) == {**expected, "failures": start_number + 1}
+    other = start(name, tmp_path, [], "test-22222222")
+    other._send({"step": 1, "again": False})
+    close(other)
+    assert record(tmp_path, name)["failures"] == 1
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_tracker_that_dies_or_hangs_holds_nothing_up(tmp_path: Path, how: signal.Signals):
+def test_a_tracker_that_dies_or_hangs_does_not_delay_the_run(tmp_path: Path, how: signal.Signals):
     lines: list[str] = []
     tracker = start("file", tmp_path, lines)
     tracker.log_step(0, VALUES)
@@ -131,7 +157,7 @@ def test_a_tracker_that_dies_or_hangs_holds_nothing_up(tmp_path: Path, how: sign
         time.sleep(0.01)
     os.kill(tracker._process.pid, how)
     for step in range(1, 5):
-        tracker.log_step(step, {f"extra/{i}": 1.0 for i in range(1000)})  # more than a pipe holds
+        tracker.log_step(step, {f"extra/{i}": 1.0 for i in range(1000)})  # more than fits in a pipe
     tracker.end()
     tracker.close(time.monotonic() + 0.5)
     assert tracker._process.returncode == -signal.SIGKILL
@@ -140,8 +166,9 @@ def test_a_tracker_that_dies_or_hangs_holds_nothing_up(tmp_path: Path, how: sign
     assert line.startswith(f"file lacks 4 of 5 steps and validations ({why}; its log is ")
 
 
-def test_a_tracker_writes_what_is_left_when_its_flow_is_killed(tmp_path: Path):
-    """Its messages end then, as the pipe closes."""
+def test_a_tracker_finishes_its_messages_when_its_flow_is_killed(tmp_path: Path):
+    """When the flow is killed, its end of the pipe closes, so the tracker sees the end of the
+    messages."""
     tracker = start("file", tmp_path, [])
     tracker.log_step(0, VALUES)
     while tracker.taken == 0:
@@ -150,7 +177,7 @@ def test_a_tracker_writes_what_is_left_when_its_flow_is_killed(tmp_path: Path):
     assert tracker._process.wait(PATIENCE_S) == 0
 
 
-def test_names_are_those_of_the_setting_and_of_the_extras():
+def test_the_setting_lists_all_trackers_and_their_extras_exist():
     assert {"console", *TRACKERS} == set(get_args(LoggerName))
     asked = {kind.extra for kind in TRACKERS.values() if kind.extra}
     assert asked <= set(extras.EXTRAS)

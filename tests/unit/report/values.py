@@ -1,4 +1,4 @@
-"""Metrics of a step, and what a terminal would show of tables."""
+"""A step's metrics, and the text of tables on a terminal."""
 
 import io
 

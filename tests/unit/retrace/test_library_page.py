@@ -1,4 +1,7 @@
-"""docs/library.md: its blocks run as they stand; those that make a run: tests/integration/run."""
+"""The code blocks in docs/library.md run unchanged.
+
+tests/integration/run tests the blocks that start a run.
+"""
 
 import pytest
 
@@ -7,7 +10,7 @@ from pipeline.upkeep.verify import verify
 from tests.library_page import blocks, run_apart
 
 
-def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path):
+def test_the_blocks_of_the_page_run_in_order(tmp_path):
     pytest.importorskip("duckdb", reason="the page queries a manifest with DuckDB")
     program = blocks(needs_engines=False)
     assert program.count("import") >= 5

@@ -1,4 +1,4 @@
-"""`retrace.open_run` on runs and on recorded sets."""
+"""`retrace.open_run` on runs and recorded sets."""
 
 import re
 
@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import retrace
+from pipeline.policies.versions import publish_policy
 from pipeline.run import keys
 from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
-from pipeline.run.policy import publish_policy
 from pipeline.traces import write_recorded_set
 from pipeline.upkeep.prune import prune
 from tests.samples import (
@@ -43,14 +43,14 @@ def run(request, tmp_path):
 
 @pytest.fixture
 def recorded(run, tmp_path):
-    """The recorded set of the run."""
+    """A recorded set, copied from the run."""
     store = retrace.open_store(str(tmp_path / "set"))
     write_recorded_set(run.store, store, 0)
     return retrace.open_run(store.uri)
 
 
-def test_samples_with_tokens_text_reward_and_routes(run):
-    """The routes are those of the training: of R2 the trainer's own, of R3 the engine's."""
+def test_samples_have_tokens_text_reward_and_routes(run):
+    """The routes are those used in training: in R2 the trainer's own, in R3 the engine's."""
     step = run.step(0)
     found = {sample.id: sample for sample in step.samples()}
     assert sorted(found) == sorted(sample.id for sample in SAMPLES)
@@ -66,7 +66,19 @@ def test_samples_with_tokens_text_reward_and_routes(run):
     assert (step.number, step.pruned, run.steps()) == (0, False, [0])
 
 
-def test_some_samples_and_layers(run):
+def test_samples_that_were_read_can_be_written_again(run, tmp_path):
+    manifest = run.step(0).manifest
+    copy = retrace.open_store(str(tmp_path / "copy"))
+    samples = list(run.step(0).samples())
+    retrace.write_step(copy, 0, samples, manifest.geometry, manifest.provenance)
+    found = {sample.id: sample for sample in retrace.open_run(copy.uri).step(0).samples()}
+    assert len(found) == len(samples) == len(SAMPLES)
+    for sample in samples:
+        assert np.array_equal(found[sample.id].tokens_S, sample.tokens_S)
+        assert equal(found[sample.id].routes, sample.routes)
+
+
+def test_some_samples_and_layers_can_be_read(run):
     step = run.step(0)
     ids = [SAMPLES[4].id, SAMPLES[1].id]
     some = list(step.samples(ids, layers=[5]))
@@ -76,30 +88,30 @@ def test_some_samples_and_layers(run):
         SAMPLES[4].routes.sets_TLK[SAMPLES[4].routes.valid_T][:, [2]],
     )
     assert step.sample(ids[0], layers=()).routes is None
-    with pytest.raises(retrace.TraceError, match=r"no routes of layers \[3\]"):
+    with pytest.raises(retrace.TraceError, match=r"no routes for layers \[3\]"):
         step.sample(ids[0], layers=[3])
     with pytest.raises(retrace.TraceError, match="000000/9/0"):
         step.sample("000000/9/0")
 
 
-def test_the_table_of_a_step(run):
+def test_a_step_has_a_table_of_its_samples(run):
     table = run.step(0).table()
     rewards = dict(zip(*(table[name].to_pylist() for name in ("id", "reward")), strict=True))
     assert rewards == {sample.id: sample.reward for sample in SAMPLES}
     assert not {"samples", "routes"} & set(table.column_names)
 
 
-def test_a_step_without_routes(tmp_path):
+def test_samples_of_a_step_without_routes_can_be_read(tmp_path):
     store = retrace.open_store(str(tmp_path))
     retrace.write_step(store, 0, without_routes(SAMPLES), None, None)
     step = retrace.open_run(tmp_path).step(0)
     assert [sample.routes for sample in step.samples()] == [None] * len(SAMPLES)
-    with pytest.raises(retrace.TraceError, match="its samples have no routes"):
+    with pytest.raises(retrace.TraceError, match="no routes in its samples"):
         step.sample(SAMPLES[0].id, layers=[1])
 
 
 def test_metrics_are_a_table(run):
-    """A row per step, a column per metric; null where a step did not measure it."""
+    """The table has one row per step, one column per metric, and nulls for unmeasured values."""
     for step, metrics in enumerate([{"b": 1, "a": 0.5}, {"a": None, "c": 2.0}]):
         commit(run.store, keys.metrics(step), {"step": step, "metrics": metrics}, new_write_id())
     assert run.metrics().equals(
@@ -119,7 +131,7 @@ def test_a_run_without_a_finished_step_has_no_metrics(run):
     assert run.metrics().num_rows == 0
 
 
-def test_policies(run, tmp_path):
+def test_policies_are_listed_and_fetched(run, tmp_path):
     for version in (0, 3):
         folder = tmp_path / f"weights{version}"
         folder.mkdir()
@@ -128,12 +140,12 @@ def test_policies(run, tmp_path):
     assert run.policies() == [0, 3]
     fetched = run.fetch_policy(3, tmp_path / "fetched")
     assert (fetched / "model.safetensors").read_bytes() == some_weights(3)
-    with pytest.raises(retrace.TraceError, match=r"version 2 is not there .*: \[0, 3\]$"):
+    with pytest.raises(retrace.TraceError, match=r"version 2 is not stored .*: 0, 3$"):
         run.fetch_policy(2, tmp_path / "other")
 
 
-def test_validations(run):
-    """Those that are finished."""
+def test_only_finished_validations_are_listed(run):
+    """Only one of two planned validations has all its shards."""
     for version in (0, 2):
         publish_plan(run.store, make_validation_plan(version=version))
     for shard in range(2):
@@ -150,15 +162,15 @@ def test_validations(run):
     }
 
 
-def test_the_description(run):
+def test_a_run_has_a_description(run):
     assert not run.recorded_set
     mode = run.step(0).manifest.provenance.kind
     assert run.description.settings["actor_rollout_ref"]["actor"]["router_replay"]["mode"] == mode
     assert run.description.geometry == GEOMETRY
 
 
-def test_the_description_of_each_step(run):
-    """An amendment holds from its step on."""
+def test_a_run_has_a_description_at_each_step(run):
+    """An amendment applies from its `from_step` on."""
     amendment = Amendment(0, "why", 1, {"trainer.seed": 7})
     assert write_amendment(run.store, amendment)
     assert run.amendments() == [amendment]
@@ -167,7 +179,7 @@ def test_the_description_of_each_step(run):
     assert run.description.setting("trainer.seed") == 7
 
 
-def test_a_recorded_set_has_samples_and_says_what_it_lacks(recorded):
+def test_a_recorded_set_has_samples_and_its_errors_name_the_missing_parts(recorded):
     assert recorded.recorded_set
     sample = recorded.step(0).sample(SAMPLES[3].id)
     assert equal(sample.routes, SAMPLES[3].routes)
@@ -183,12 +195,12 @@ def test_a_recorded_set_has_samples_and_says_what_it_lacks(recorded):
         "policies": recorded.policies,
     }
     for what, ask in lacking.items():
-        says = f"{recorded.uri}: no {what} there: it has sealed steps and no run.json"
+        says = f"{recorded.uri}: no {what} there: the store has sealed steps but no run.json"
         with pytest.raises(retrace.TraceError, match=re.escape(says)):
             ask()
 
 
-def test_a_pruned_step_has_its_table_alone(tmp_path):
+def test_a_pruned_step_has_only_its_table(tmp_path):
     store = retrace.open_store(str(tmp_path))
     long_run(store, 3, (1, 2))
     assert [pruned.step for pruned in prune(store, 2)] == [0]
@@ -200,7 +212,7 @@ def test_a_pruned_step_has_its_table_alone(tmp_path):
         next(step.samples())
 
 
-def test_what_is_not_there_is_named(run, tmp_path):
+def test_errors_name_missing_steps_and_runs(run, tmp_path):
     with pytest.raises(retrace.TraceError, match=r"step 4 is not sealed; sealed steps: \[0\]"):
         run.step(4)
     with pytest.raises(retrace.TraceError, match=f"a store of 1 run; .*: {tmp_path}/run"):

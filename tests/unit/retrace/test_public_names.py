@@ -1,4 +1,7 @@
-"""What `import retrace` offers is documented. What it needs: tests/unit/traces/test_alone.py."""
+"""The public names of `retrace` are documented.
+
+tests/unit/traces/test_alone.py checks which packages `import retrace` needs.
+"""
 
 import inspect
 import tomllib
@@ -10,7 +13,10 @@ NAMES = [name for name in retrace.__all__ if name != "__version__"]
 
 
 def documented(name: str) -> list[str]:
-    """A public name and its public members that this project defines, without a docstring."""
+    """Return a public name and its public members that have no docstring.
+
+    Only members that this project defines are checked.
+    """
     value = getattr(retrace, name)
     code = inspect.isclass(value) or inspect.isfunction(value)
     missing = [name] if code and not value.__doc__ else []
@@ -26,22 +32,22 @@ def documented(name: str) -> list[str]:
     return missing
 
 
-def test_every_name_is_there_and_documented():
+def test_every_name_exists_and_is_documented():
     assert [line for name in NAMES for line in documented(name)] == []
 
 
-def test_the_page_names_every_name():
+def test_the_page_lists_every_name():
     page = (ROOT / "docs/library.md").read_text()
     assert [name for name in NAMES if name not in page] == []
 
 
-def test_nothing_else_is_public():
-    """What the package's modules import does not become a name of the package."""
+def test_no_other_name_is_public():
+    """Names that the package's modules import do not become names of the package."""
     modules = {"imports", "local_logs", "opened", "sealed", "starting", "tokenizer"}
     found = {name for name in vars(retrace) if not name.startswith("_")}
     assert found - modules == set(NAMES)
 
 
-def test_one_version():
+def test_the_version_matches_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert retrace.__version__ == project["version"]

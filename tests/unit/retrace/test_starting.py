@@ -1,4 +1,4 @@
-"""`retrace.check` and `retrace.run`: what they take, what they return, what they refuse."""
+"""`retrace.check` and `retrace.run`: arguments, results and errors."""
 
 import os
 import shutil
@@ -27,18 +27,18 @@ def settings(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("form", ["path", "text", "mapping"])
-def test_right_input(settings, form):
+def test_correct_input_is_accepted(settings, form):
     content = yaml.safe_load(settings.read_text())
     config = {"path": settings, "text": str(settings), "mapping": content}[form]
     ready = retrace.check(config, {"trainer.default_hdfs_dir": "x"}, trainer={"seed": 3})
     assert ready.uri == f"file://{settings.parent}/store/test"
     assert (ready.prompts, ready.val_prompts) == (10, 0)
     assert ready.geometry == retrace.Geometry(16, 4, (0, 1, 2, 3))
-    assert ready.notes == ("trainer.default_hdfs_dir: ignored; the run's state lies in store.uri",)
+    assert ready.notes == ("trainer.default_hdfs_dir: ignored; the run's state is in store.uri",)
     assert ready.settings["trainer"]["seed"] == 3
     assert ready.settings["trainer"]["total_training_steps"] == 2, "merged, not replaced"
     assert not (settings.parent / "store").exists()
-    assert content == yaml.safe_load(settings.read_text()), "left as it was"
+    assert content == yaml.safe_load(settings.read_text()), "the mapping is unchanged"
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ def test_right_input(settings, form):
         "trainer.seed=7",
     ],
 )
-def test_forms_of_overrides(settings, overrides, monkeypatch):
-    monkeypatch.chdir(settings.parent)  # paths are relative to it
+def test_overrides_may_have_several_forms(settings, overrides, monkeypatch):
+    monkeypatch.chdir(settings.parent)  # relative paths start from there
     assert retrace.check(settings, overrides).settings["trainer"]["seed"] == 7
 
 
-def test_groups_come_last(settings):
+def test_groups_replace_overrides(settings):
     ready = retrace.check(settings, {"trainer.seed": 7}, trainer={"seed": 8})
     assert ready.settings["trainer"]["seed"] == 8
 
 
-NOT_CHECKED = "what depends on wrong settings was not checked: correct them first"
+NOT_CHECKED = "checks that depend on invalid settings were skipped: correct these first"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ NOT_CHECKED = "what depends on wrong settings was not checked: correct them firs
         ((), {"trainer": {"seed": "2"}}, "trainer.seed: found '2' (text), expected an integer"),
     ],
 )
-def test_what_is_no_setting_is_refused(settings, arguments, groups, says):
+def test_keys_that_are_not_settings_are_refused(settings, arguments, groups, says):
     with pytest.raises(retrace.InputError) as caught:
         retrace.check(settings, *arguments, **groups)
     (problem,) = caught.value.problems
@@ -83,9 +83,13 @@ def test_what_is_no_setting_is_refused(settings, arguments, groups, says):
     assert caught.value.__notes__ == [NOT_CHECKED]
 
 
-def test_wrong_settings_hide_nothing_else(settings):
-    """Settings, model, prompts and reward file at once, but nothing that follows from a value that
-    was not given: of the batch size, whose default has 32 prompts, there is one line."""
+def test_invalid_settings_hide_no_other_problem(settings):
+    """The error reports all problems with the settings, model, prompts and reward file together.
+
+    If a default replaces an invalid value, problems that only the default causes are not reported.
+    For example, only one problem with the batch size is reported, although its default of 32
+    exceeds the number of prompts.
+    """
     with pytest.raises(retrace.InputError) as caught:
         retrace.check(
             settings,
@@ -111,7 +115,7 @@ def test_wrong_settings_hide_nothing_else(settings):
     assert caught.value.__notes__ == [NOT_CHECKED]
 
 
-def test_missing_settings_hide_nothing_else(settings):
+def test_missing_settings_hide_no_other_problem(settings):
     text = "data: {train_files: no.parquet}\ntrainer: {total_training_steps: 2}\n"
     (settings.parent / "short.yaml").write_text(text)
     with pytest.raises(retrace.InputError) as caught:
@@ -123,8 +127,8 @@ def test_missing_settings_hide_nothing_else(settings):
     ]
 
 
-def test_a_model_without_weights_is_checked_too(settings):
-    """Its config and its tokenizer."""
+def test_a_model_without_weights_is_also_checked(settings):
+    """The check uses the model's config and tokenizer."""
     model = settings.parent / "light"
     shutil.copytree(settings.parent / "model", model)
     (model / "model.safetensors").unlink()
@@ -138,7 +142,7 @@ def test_a_model_without_weights_is_checked_too(settings):
     ]
 
 
-def test_all_problems_with_what_else_is_to_be_known(settings):
+def test_the_error_contains_all_problems_and_notes(settings):
     with pytest.raises(retrace.InputError) as caught:
         retrace.check(
             settings,
@@ -151,13 +155,13 @@ def test_all_problems_with_what_else_is_to_be_known(settings):
         "data.train_files",
     ]
     assert caught.value.notes == (
-        "trainer.default_hdfs_dir: ignored; the run's state lies in store.uri",
+        "trainer.default_hdfs_dir: ignored; the run's state is in store.uri",
     )
 
 
 @pytest.fixture
 def flow(settings, tmp_path, monkeypatch):
-    """In place of the flow: it leaves a run's description, and the inputs that it was given."""
+    """A fake flow that writes a run description and records its inputs in the returned list."""
     given = []
 
     def run_flow(inputs, display, server):
@@ -174,21 +178,21 @@ def flow(settings, tmp_path, monkeypatch):
     return given
 
 
-def test_a_run_is_checked_run_and_opened(settings, flow):
+def test_a_run_is_checked_started_and_opened(settings, flow):
     run = retrace.run(settings, {"trainer.total_training_steps": 1})
     assert run.description.setting("actor_rollout_ref.actor.router_replay.mode") == "R3"
     assert [inputs.config.trainer.total_training_steps for inputs in flow] == [1]
     assert {os.environ[name] for name in starting._PREFECT} == {"the user's"}
 
 
-def test_nothing_runs_with_wrong_input(settings, flow):
+def test_invalid_input_starts_no_flow(settings, flow):
     with pytest.raises(retrace.InputError):
         retrace.run(settings, {"trainer.total_training_steps": 0})
     assert flow == []
 
 
 def finish(settings: Path, overrides: dict[str, str]) -> retrace.Store:
-    """The run of the settings as its only start left it: two steps, finished."""
+    """Store a finished run with these settings, one attempt and two steps, and return its store."""
     run = stage(retrace.check(settings, overrides)._inputs)
     make_attempt(run.store, 0, steps=2)
     for step in range(2):
@@ -198,7 +202,10 @@ def finish(settings: Path, overrides: dict[str, str]) -> retrace.Store:
 
 
 def test_a_finished_run_is_opened_without_a_flow(settings, flow, tmp_path, capsys):
-    """And nothing is written. With more steps it goes on."""
+    """Opening a finished run writes nothing.
+
+    If the number of steps is raised, the run continues.
+    """
     overrides = {"store.uri": str(tmp_path / "store")}
     store = finish(settings, overrides)
     before = [info.key for info in store.list("")]
@@ -211,7 +218,7 @@ def test_a_finished_run_is_opened_without_a_flow(settings, flow, tmp_path, capsy
     assert len(flow) == 1
 
 
-def test_that_a_run_is_finished_is_said_before_its_inputs_are_checked(
+def test_the_command_reports_a_finished_run_before_it_checks_inputs(
     settings, tmp_path, capsys, monkeypatch
 ):
     place = f"store.uri={tmp_path}/store"
@@ -219,7 +226,7 @@ def test_that_a_run_is_finished_is_said_before_its_inputs_are_checked(
 
     def check(*_: object) -> None:
         said = capsys.readouterr().err.splitlines()
-        assert said == [f"checking {settings}", f"{store.uri}: all 2 steps are finished already"]
+        assert said == [f"checking {settings}", f"{store.uri}: all 2 steps are already finished"]
         raise retrace.InputError(["stop here"])
 
     monkeypatch.setattr(retrace, "check", check)

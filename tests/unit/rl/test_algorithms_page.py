@@ -1,4 +1,4 @@
-"""docs/algorithms.md tells the tables of the code, and its example runs."""
+"""docs/algorithms.md contains the table generated from the code; the page's example is valid."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.algorithms_page import PAGE, render
 from tests.unit.rl.estimators.steps import Settings, random_step
 
 
-def test_the_tables_are_the_codes():
+def test_the_table_is_generated_from_the_code():
     page = PAGE.read_text()
     assert render(page) == page, "run `python -m tests.algorithms_page`"
 

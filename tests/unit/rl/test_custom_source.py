@@ -1,4 +1,4 @@
-"""A reward file is judged by its text: what is certainly wrong is refused, nothing of it runs."""
+"""A reward file is checked without running it, and refused if it is certainly invalid."""
 
 import re
 
@@ -31,7 +31,7 @@ def notes(source: str) -> list[str]:
         "if False:\n    import not_there\n" + GOOD,
     ],
 )
-def test_what_fits(source):
+def test_valid_files_are_accepted(source):
     assert notes(source) == []
 
 
@@ -44,8 +44,8 @@ def test_what_fits(source):
         ("class A:\n    def compute_score(self): 1", "found no function, expected one named"),
         ("compute_score = 3", f"compute_score is 3; expected a plain function {CALL}"),
         ("def compute_score(text, answer): 1", "compute_score has the parameters (text, answer), "
-         "but is called with data_source=, solution_str=, ground_truth=, extra_info=; name them "
-         "so, with **kwargs for those that it does not use"),
+         "but is called with data_source=, solution_str=, ground_truth=, extra_info=; use these "
+         "names, with **kwargs for unused ones"),
         ("def compute_score(text, n=3): 1", "compute_score has the parameters (text, n=...), but"),
         ("compute_score = lambda: 1", "compute_score has the parameters (), but is called"),
         ("def f(a): 1\ncompute_score = f", "compute_score has the parameters (a), but is"),
@@ -53,13 +53,13 @@ def test_what_fits(source):
         ("def compute_score(data_source, /, **rest): 1", "(data_source, /, **rest), but is"),
         ("async def compute_score(**kwargs): 1", "compute_score is async; expected a plain"),
         ("import compute_score", "compute_score is a module; expected"),
-        ("from .beside import compute_score", "compute_score comes from a relative import"),
-        (GOOD + "compute_score = None", "compute_score is None"),
-        ("1 +", "r.py: syntax error: invalid syntax (r.py, line 1); mend it"),
+        ("from .other import compute_score", "compute_score comes from a relative import"),
+        (GOOD + "compute_score = None", f"compute_score is {None}"),
+        ("1 +", "r.py: syntax error: invalid syntax (r.py, line 1); fix it"),
         ("\0", "syntax error: source code string cannot contain null bytes"),
     ],
 )  # fmt: skip
-def test_what_is_certainly_wrong(source, message):
+def test_files_that_are_certainly_invalid_are_refused(source, message):
     with pytest.raises(RewardError, match=re.escape(message)) as caught:
         notes(source)
     assert str(caught.value).startswith("r.py: ")
@@ -70,28 +70,28 @@ def test_what_is_certainly_wrong(source, message):
     [
         ("import functools\n@functools.cache\ndef compute_score(a): 1", "it is decorated"),
         ("from json import compute_score", "it is imported from json"),
-        ("from json import *", "it is made while the file runs"),
-        ("globals()['compute_score'] = 1", "it is made while the file runs"),
+        ("from json import *", "it is created while the file runs"),
+        ("globals()['compute_score'] = 1", "it is created while the file runs"),
         ("compute_score = make()", "it is not written as a function"),
         ("class compute_score: pass", "it is not written as a function"),
         ("a = b\nb = a\ncompute_score = a", "it is not written as a function"),
-        ("if x:\n    def compute_score(a): 1", "it depends on a condition"),
-        ("try:\n    1\nexcept E:\n    compute_score = 3", "it depends on a condition"),
+        ("if x:\n    def compute_score(a): 1", "its definition depends on a condition"),
+        ("try:\n    1\nexcept E:\n    compute_score = 3", "its definition depends on a condition"),
     ],
 )  # fmt: skip
-def test_what_only_running_would_show_is_a_note(source, why):
+def test_a_note_is_reported_if_only_running_the_file_would_show_an_error(source, why):
     assert notes(source) == [
         "r.py: whether compute_score takes data_source, solution_str, ground_truth, extra_info is "
-        f"not known before the rollout workers run the file: {why}"
+        f"unknown until the rollout workers run the file: {why}"
     ]
 
 
-def test_packages_that_this_machine_lacks_are_a_note():
+def test_a_note_names_packages_that_this_machine_lacks():
     [note] = notes("import os, not_there.x\n" + GOOD)
     assert note.startswith("r.py: it imports 'not_there', which is not installed here; the rollout")
 
 
-def test_nothing_is_executed(tmp_path):
+def test_the_file_is_not_executed(tmp_path):
     marker = tmp_path / "ran"
     notes(f"open({str(marker)!r}, 'w')\n{GOOD.replace('=None', f'=open({str(marker)!r}, 1)')}")
     assert not marker.exists()

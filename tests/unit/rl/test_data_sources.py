@@ -1,4 +1,4 @@
-"""The built-in scorers: verl's names and scale, and its part of a response as the answer."""
+"""The built-in scorers have the names and scale of verl's, and find answers where verl does."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def reward(source: str, response: str, truth: object) -> float:
         ("#### 4\n#### 5", "5", True),
         ("#### -2.50", "-2.50", True),
         ("#### 5", 5, True),
-        ("#### 5.", "5", False),  # verl compares texts
+        ("#### 5.", "5", False),  # verl compares strings
         ("#### $5", "5", False),
         ("the answer is 5", "5", False),
         ("####5", "5", False),
@@ -30,7 +30,7 @@ def reward(source: str, response: str, truth: object) -> float:
         ("", "5", False),
     ],
 )
-def test_gsm8k_is_verls_rule(response, truth, right):
+def test_answers_to_gsm8k_are_found_by_verls_rule(response, truth, right):
     assert reward("openai/gsm8k", response, truth) == float(right)
 
 
@@ -51,7 +51,7 @@ def test_gsm8k_is_verls_rule(response, truth, right):
         (r"\fbox{4}", "4", True),
     ],
 )
-def test_maths_sets_need_a_box(response, truth, right):
+def test_answers_to_maths_datasets_are_in_a_box(response, truth, right):
     for source in (MATH, "lighteval/MATH", "HuggingFaceH4/MATH-500", "numina_olympiads"):
         assert reward(source, response, truth) == float(right)
 
@@ -69,12 +69,14 @@ def test_maths_sets_need_a_box(response, truth, right):
         ("Answer: 35", "34", False),
     ],
 )
-def test_dapos_sets_need_an_answer_line_and_score_one_or_minus_one(response, truth, right):
+def test_answers_to_dapos_datasets_are_in_an_answer_line_and_score_1_or_minus_1(
+    response, truth, right
+):
     for source in (DAPO, "math", "math_dapo_reasoning", "aime24", "aime_2025_x"):
         assert reward(source, response, truth) == (1.0 if right else -1.0)
 
 
-def test_every_result_is_a_score():
+def test_every_result_is_a_valid_score():
     sample = {"solution_str": "", "ground_truth": "1", "extra_info": None, "sample_id": "0/0/0"}
     for source in ("openai/gsm8k", MATH, DAPO, "numina_cn_k12"):
         found = score(compute_score, data_source=source, **sample)
@@ -84,14 +86,14 @@ def test_every_result_is_a_score():
         assert found.reward == scorer.wrong_reward
 
 
-def test_other_sources_are_refused():
+def test_other_data_sources_are_refused():
     for source in ("codecontests", "hiyouga/geometry3k", "gsm8k", "openai/gsm8k2", ""):
         assert find_scorer(source) is None
-    with pytest.raises(RewardError, match=r"no built-in scorer; write one as compute_score\("):
+    with pytest.raises(RewardError, match=r"has no built-in scorer; write compute_score\("):
         compute_score("codecontests", "", "", None)
 
 
-def test_the_docs_have_them_all():
+def test_the_docs_list_all_built_in_scorers():
     page = (ROOT / "docs/rewards.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     assert [(names.removeprefix("| "), wrong.removesuffix(" |")) for names, _, wrong in rows] == [

@@ -1,12 +1,12 @@
-"""Means of what a reward function returns beside the score."""
+"""Means of the numbers that a reward function returns in addition to the score."""
 
 import math
 
 from pipeline.rl.extra_means import MOST_EXTRAS, add_extras, extra_means
 
 
-def test_means_over_samples_and_workers():
-    """Numbers and truths; a sample that lacks one does not count as 0."""
+def test_means_cover_all_samples_and_workers():
+    """Numbers and booleans are included; a sample without a number is omitted, not counted as 0."""
     first, second = {}, {}
     add_extras(first, {"right": True, "length": 3, "note": "ok", "parts": [1], "none": None})
     add_extras(first, {"right": False, "odd": math.nan})
@@ -14,7 +14,7 @@ def test_means_over_samples_and_workers():
     assert extra_means([first, {}, second]) == {"length": 4.5, "right": 2 / 3}
 
 
-def test_names_without_end_are_cut_off():
+def test_the_number_of_names_is_limited():
     sums = {}
     for number in range(2 * MOST_EXTRAS):
         add_extras(sums, {"all": 1, f"sample {number}": 1})

@@ -1,4 +1,4 @@
-"""Which groups dynamic sampling accepts, and why not the others."""
+"""The groups that dynamic sampling accepts, and why it rejects others."""
 
 import pytest
 from hypothesis import given
@@ -37,10 +37,11 @@ def test_the_first_groups_with_variance_are_accepted():
     st.integers(0, 12),
     st.integers(0, 12),
 )
-def test_each_group_is_accepted_or_rejected_and_more_groups_change_no_earlier_verdict(
+def test_each_group_is_accepted_or_rejected_and_later_groups_do_not_change_a_verdict(
     values, seen, wanted
 ):
-    """So a flow that comes back, or sees the groups sub-plan by sub-plan, chooses the same."""
+    """A flow therefore chooses the same groups even after a restart or when it reads one sub-plan
+    at a time."""
     groups = {str(i): group for i, group in enumerate(values)}
     whole = choose(groups, "m", wanted)
     assert sorted([*whole.accepted, *whole.rejected]) == sorted(groups)
@@ -58,28 +59,39 @@ def test_each_group_is_accepted_or_rejected_and_more_groups_change_no_earlier_ve
         ("score", 0.25, {}, 0.25),
         ("acc", 0.25, {"acc": True, "overlong_reward": -0.75}, 1.0),
         ("acc", 0.25, {"overlong_reward": -0.75}, 1.0),
+        ("acc", 0.25, {"acc": 0.5, "overlong_reward": -0.75}, 0.5),
         ("rubric", 0.25, {"rubric": 3}, 3.0),
         ("rubric", None, {}, None),
     ],
 )
-def test_metrics(metric, reward, extras, value):
+def test_a_sample_has_a_value_for_each_metric(metric, reward, extras, value):
     assert metric_value(metric, reward, extras) == value
 
 
-def test_a_score_without_its_penalty_is_what_it_was():
-    """A sum of doubles is rounded; the rest of it would be variance where there is none."""
+def test_the_score_is_recovered_exactly_from_a_penalised_reward():
+    """The sum of score and penalty is rounded, and rounding errors would look like variance."""
     penalties = [-(k / 7) * 0.3 for k in range(8)]
     scores = {metric_value("acc", 0.1 + p, {"overlong_reward": p}) for p in penalties}
     assert scores == {0.1}
 
 
+def test_scores_are_recovered_with_nine_decimals():
+    """With penalties of millions, rounding errors are below 5e-10. Scores that differ by 1e-9 stay
+    different."""
+    penalties = [-(k / 7) * 3e6 for k in range(8)]
+    scores = {metric_value("acc", 0.1 + p, {"overlong_reward": p}) for p in penalties}
+    assert scores == {0.1}
+    close = [metric_value("acc", score, {}) for score in (0.123456788, 0.123456789)]
+    assert close == [0.123456788, 0.123456789]
+
+
 @pytest.mark.parametrize(
     ("extras", "says"),
     [
-        ({"acc": 1}, r"only \['acc'\] beside the score, expected a number under 'rubric'"),
-        ({"rubric": "good"}, "'good' there beside the score, expected a number under 'rubric'"),
+        ({"acc": 1}, r"only \['acc'\] in addition to the score, expected a number under 'rubric'"),
+        ({"rubric": "good"}, "'good' in addition to the score, expected a number under 'rubric'"),
     ],
 )
-def test_a_metric_that_is_not_there(extras, says):
+def test_a_missing_metric_is_refused(extras, says):
     with pytest.raises(ValueError, match=says):
         metric_value("rubric", 1.0, extras)

@@ -1,4 +1,4 @@
-"""Each mismatch correction is its definition (tests/unit/rl/reference), to 1e-6."""
+"""Each mismatch correction equals its definition (tests/unit/rl/reference) to 1e-6."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def sampled_of(batch: Batch) -> Sampled:
 @pytest.mark.parametrize("level", WEIGHT_LEVELS)
 @given(batch=batches(spread=0.5))
 @EXAMPLES
-def test_weights(level, threshold, normalise, batch):
+def test_weights_equal_their_definition(level, threshold, normalise, batch):
     bounds = weight_bounds(threshold)
     correction = Correction(level=level, bounds=bounds, normalized=normalise)
     sampled = sampled_of(batch)
@@ -54,7 +54,7 @@ def test_weights(level, threshold, normalise, batch):
 @pytest.mark.parametrize("form", REJECTION_FORMS)
 @given(batch=batches(spread=0.5), upper=st.sampled_from([1.05, 1.4, 3.0]))
 @EXAMPLES
-def test_rejection(form, batch, upper):
+def test_rejection_equals_its_definition(form, batch, upper):
     (rejection,) = rejections(form, str(upper))
     sampled = sampled_of(batch)
     found = correct(Correction(rejections=(rejection,)), sampled).mask_T
@@ -65,7 +65,7 @@ def test_rejection(form, batch, upper):
 
 @given(batch=batches(spread=1.0))
 @EXAMPLES
-def test_veto(batch):
+def test_the_veto_equals_its_definition(batch):
     sampled = sampled_of(batch)
     found = correct(Correction(veto=0.2), sampled).mask_T
     expected = [

@@ -1,4 +1,4 @@
-"""Each advantage estimator is its paper's formula (tests/unit/rl/reference), to 1e-6."""
+"""Each advantage estimator equals its paper's formula (tests/unit/rl/reference) to 1e-6."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ EXAMPLES = settings(
 
 
 def rollouts_of(batch: Batch) -> Rollouts:
-    """The batch as one data-parallel rank that has all samples knows it."""
+    """Return the batch as a single data-parallel rank would have it."""
     return Rollouts(
         rewards_N=np.array([one.reward for one in batch]),
         groups_N=np.array([one.group for one in batch]),
@@ -36,7 +36,7 @@ def rollouts_of(batch: Batch) -> Rollouts:
 
 
 def counted(batch: Batch, numbers: list[list[float]]) -> list[float]:
-    """The numbers of the tokens that count."""
+    """Return the numbers for the tokens included in the loss."""
     return [of[token] for one, of in zip(batch, numbers, strict=True) for token in one.counted]
 
 
@@ -47,7 +47,7 @@ def test_every_estimator_has_a_paper():
 @pytest.mark.parametrize("name", papers.ESTIMATORS)
 @given(batch=batches(), by_std=st.booleans(), gamma=st.sampled_from([1.0, 0.9]))
 @EXAMPLES
-def test_an_estimator_is_its_paper(name, batch, by_std, gamma):
+def test_an_estimator_equals_its_papers_formula(name, batch, by_std, gamma):
     chosen = SimpleNamespace(norm_adv_by_std_in_grpo=by_std, gamma=gamma, lam=0.8)
     rollouts = rollouts_of(batch)
     found = ESTIMATORS[name].function(rollouts, chosen)

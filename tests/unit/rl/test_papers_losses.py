@@ -1,5 +1,7 @@
-"""Each policy loss with each aggregation is its paper's formula (tests/unit/rl/reference), in value
-and gradient, to 1e-6."""
+"""Each policy loss with each aggregation equals its paper's formula in value and gradient.
+
+The formulas are in tests/unit/rl/reference; the tolerance is 1e-6.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +43,7 @@ EXAMPLES = settings(
 
 
 class Samples:
-    """The samples of a batch that one rank holds."""
+    """The samples of a batch, all on one rank."""
 
     counts_samples = True
 
@@ -68,7 +70,7 @@ def joined(batch: Batch, name: str) -> torch.Tensor:
 
 
 def tokens_of(batch: Batch, chosen_T: torch.Tensor | None) -> LossTokens:
-    """The batch as one micro-batch."""
+    """Return the batch as one micro-batch."""
     return LossTokens(
         logprobs_T=joined(batch, "new_L").requires_grad_(),
         old_T=joined(batch, "old_L"),
@@ -101,7 +103,7 @@ def test_every_loss_has_a_paper():
 @pytest.mark.parametrize("name", papers.LOSSES)
 @given(batch=batches(spread=0.3))
 @EXAMPLES
-def test_a_loss_is_its_paper(name, mode, batch):
+def test_a_loss_equals_its_papers_formula(name, mode, batch):
     choose = LOSSES[name].choose
     chosen_T = torch.from_numpy(choose(choice_of(batch), SETTINGS)) if choose else None
     tokens = tokens_of(batch, chosen_T)
@@ -123,7 +125,10 @@ def test_a_loss_is_its_paper(name, mode, batch):
 
 
 def parts(batch: Batch, chosen_T: torch.Tensor | None) -> list[tuple[Sample, tuple[Any, ...]]]:
-    """Each sample, and which of its tokens that count are chosen."""
+    """Return each sample with its chosen tokens: a flag for each token in the loss.
+
+    If the loss chooses no tokens, there are no flags.
+    """
     if chosen_T is None:
         return [(one, ()) for one in batch]
     cut = torch.split(chosen_T, [len(one.mask_L) for one in batch])
@@ -132,9 +137,12 @@ def parts(batch: Batch, chosen_T: torch.Tensor | None) -> list[tuple[Sample, tup
 
 @given(batch=batches(spread=0.3))
 @EXAMPLES
-def test_which_tokens_the_covariance_chooses(batch):
-    """arXiv 2505.22617, equations 10, 11 and 13: (log p - mean) (A - mean), the largest of it or a
-    random part of what lies between two bounds."""
+def test_the_covariance_chooses_the_papers_tokens(batch):
+    """The choice matches equations 10, 11 and 13 of arXiv 2505.22617.
+
+    A token's covariance is (log p - mean) (A - mean). KL-Cov chooses the tokens with the largest
+    covariances. Clip-Cov draws from the tokens whose covariance is between two bounds.
+    """
     mask_T, new_T = joined(batch, "mask_L").numpy(), joined(batch, "new_L").numpy()
     advantages_T = joined(batch, "advantages_L").numpy()
     covariance_T = (new_T - new_T[mask_T].mean()) * (advantages_T - advantages_T[mask_T].mean())
@@ -157,7 +165,7 @@ def test_which_tokens_the_covariance_chooses(batch):
 @pytest.mark.parametrize("estimator", ["kl", "abs", "mse", "low_var_kl"])
 @given(numbers=st.lists(st.floats(-2, 0), min_size=2, max_size=10))
 @EXAMPLES
-def test_a_kl_is_its_estimator(estimator, numbers):
+def test_a_kl_equals_its_estimator(estimator, numbers):
     new_T, reference_T = torch.tensor(numbers, dtype=torch.float64), torch.tensor(numbers[::-1])
     found_T = kl_estimate(new_T, reference_T.double(), estimator)
     expected = [papers.kl(estimator, *pair) for pair in zip(numbers, numbers[::-1], strict=True)]
@@ -166,7 +174,7 @@ def test_a_kl_is_its_estimator(estimator, numbers):
 
 @given(batch=batches())
 @EXAMPLES
-def test_the_value_loss_is_its_formula(batch):
+def test_the_value_loss_equals_its_formula(batch):
     predicted_T = joined(batch, "values_L").requires_grad_()
     before_T, target_T = joined(batch, "advantages_L"), joined(batch, "scores_L")
     found_T = value_loss(predicted_T, before_T, target_T, 0.5).loss_T

@@ -1,4 +1,4 @@
-"""Rewards: a function that raises or returns nonsense names the sample; it never scores 0."""
+"""Errors in a reward function name the sample; the sample never receives a score of 0 instead."""
 
 import math
 import re
@@ -18,7 +18,7 @@ SAMPLE = {
 
 
 def scored(body: str) -> Score:
-    """The score of SAMPLE by a function with this body."""
+    """Score SAMPLE with a function that has this body."""
     return score(load_reward(GOOD + b"    " + body.encode(), "compute_score"), **SAMPLE)
 
 
@@ -33,7 +33,7 @@ def scored(body: str) -> Score:
         ("import numpy as np; return np.float32(0.5)", 0.5, {}),
     ],
 )
-def test_numbers_and_dicts(body, reward, extras):
+def test_numbers_and_dicts_are_accepted(body, reward, extras):
     found = scored(body)
     assert found == Score(reward, extras)
     assert type(found.reward) is float
@@ -55,24 +55,24 @@ def test_numbers_and_dicts(body, reward, extras):
         ("class E(Exception):\n        def __str__(self): 1 / 0\n    raise E",
          "raised E: a E that cannot be shown"),
         ("return {'score': None}", 'returned None (NoneType) under "score"'),
-        ("return {'reward': 1}", "returned a dict with ['reward'], expected \"score\" among them"),
+        ("return {'reward': 1}", "returned a dict with ['reward'], expected a key \"score\""),
         ("return {'score': 1, 'x': {1}}", "returned {1} under 'x', which is not JSON"),
         ("return {'score': 1, 'x': float('nan')}", "returned nan under 'x', which is not JSON"),
-        ("return {'score': 1, 2: 3}", "an entry named 2, expected text"),
-        ("return 1 / 0", "raised ZeroDivisionError: division by zero; mend it, or set "
+        ("return {'score': 1, 2: 3}", "an entry named 2, expected a string"),
+        ("return 1 / 0", "raised ZeroDivisionError: division by zero; fix it, or set "
          "reward.on_error=mask"),
         ("import sys; sys.exit('bye')", "raised SystemExit: bye"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
     ],
 )  # fmt: skip
-def test_everything_else_names_the_sample(body, message):
+def test_other_results_raise_errors_that_name_the_sample(body, message):
     with pytest.raises(RewardError, match=re.escape(message)) as caught:
         scored(body)
     assert str(caught.value).startswith("sample 000003/17/2 (data source 'add'): ")
 
 
-def test_cause_is_kept_with_its_line():
-    """The user sees the line of the reward file that raised."""
+def test_the_error_keeps_its_cause():
+    """The traceback then shows the line of the reward file that raised the exception."""
     with pytest.raises(RewardError) as caught:
         scored("return {}[ground_truth]")
     assert isinstance(caught.value.__cause__, KeyError)
@@ -83,13 +83,13 @@ def test_cause_is_kept_with_its_line():
     ["data_source, solution_str, ground_truth, extra_info, scale=1", "**kwargs",
      "ground_truth, *, data_source, solution_str, extra_info"],
 )  # fmt: skip
-def test_signatures_that_fit(parameters):
+def test_valid_signatures_are_accepted(parameters):
     function = load_reward(f"def f({parameters}): return 1".encode(), "f")
     assert score(function, **SAMPLE).reward == 1.0
 
 
-def test_dataclasses_with_postponed_annotations():
-    """They look their module up in sys.modules."""
+def test_a_file_may_use_dataclasses_with_postponed_annotations():
+    """Dataclasses look up their module in sys.modules."""
     source = b"""from __future__ import annotations
 import dataclasses
 @dataclasses.dataclass
@@ -101,7 +101,7 @@ def compute_score(**kwargs):
     assert math.isclose(score(load_reward(source, "compute_score"), **SAMPLE).reward, 0.5)
 
 
-def test_a_file_may_say_its_encoding():
+def test_a_file_may_declare_its_encoding():
     source = b"# -*- coding: latin-1 -*-\n" + GOOD + b"    return {'score': 1, 'x': '\xe9'}"
     assert score(load_reward(source, "compute_score"), **SAMPLE).extras == {"x": "é"}
 
@@ -115,7 +115,7 @@ def test_a_file_may_say_its_encoding():
         ("compute_score = 3", "found no function, expected one named"),
         ("def compute_score(text, answer): return 1", "compute_score has the parameters (text, "
          "answer), but is called with data_source=, solution_str=, ground_truth=, extra_info=; "
-         "name them so, with **kwargs"),
+         "use these names, with **kwargs"),
         ("async def compute_score(**kwargs): return 1", "compute_score is async; expected a plain"),
         ("import helpers_beside_it", "it imports 'helpers_beside_it', which is not installed; a "
          "reward file must be self-contained"),
@@ -124,7 +124,7 @@ def test_a_file_may_say_its_encoding():
         ("raise KeyboardInterrupt", "running it raised KeyboardInterrupt"),
     ],
 )  # fmt: skip
-def test_files_that_cannot_be_used(source, message):
+def test_files_that_cannot_be_used_are_refused(source, message):
     with pytest.raises(RewardError, match=re.escape(message)) as caught:
         load_reward(source.encode(), "compute_score")
     assert str(caught.value).startswith("reward file: ")

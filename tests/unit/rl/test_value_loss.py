@@ -1,4 +1,4 @@
-"""The clipped value loss, against numbers worked out by hand and a plain loop."""
+"""The clipped value loss, compared with numbers computed by hand and with a plain loop."""
 
 import numpy as np
 import torch
@@ -6,9 +6,11 @@ import torch
 from pipeline.rl.value_loss import value_loss
 
 
-def test_by_hand():
-    """Returns of 2, values that began at 0, a range of 0.5: a value of 1 is clipped to 0.5, whose
-    distance counts, as it is larger; a value of -1 is clipped towards the returns, which does not.
+def test_the_loss_equals_numbers_computed_by_hand():
+    """The returns are 2, the old values 0, and the clip range is 0.5.
+
+    A value of 1 is clipped to 0.5, and the clipped loss is used because it is larger. A value of
+    -1 is clipped towards the returns, so the unclipped loss is used.
     """
     values = torch.tensor([0.25, 1.0, -1.0], requires_grad=True)
     old, returns = torch.zeros(3), torch.full((3,), 2.0)
@@ -19,7 +21,7 @@ def test_by_hand():
     assert values.grad.tolist() == [-1.75, 0.0, -3.0]
 
 
-def test_on_random_tokens():
+def test_the_loss_equals_a_loop_on_random_tokens():
     rng = np.random.default_rng(0)
     values, old, returns = rng.normal(size=(3, 500))
     found = value_loss(*map(torch.from_numpy, (values, old, returns)), 0.3)

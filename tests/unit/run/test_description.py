@@ -1,4 +1,4 @@
-"""run.json: the stored keys, and what a broken one is refused with."""
+"""run.json: its stored form, and the errors for a broken run.json."""
 
 from dataclasses import replace
 
@@ -32,8 +32,8 @@ def store(tmp_path):
     return open_store(str(tmp_path))
 
 
-def test_what_is_stored(store):
-    """Keys and values as runs had them before there was a class."""
+def test_the_stored_form_is_that_of_existing_runs(store):
+    """The keys and values match those written before the class RunDescription existed."""
     assert create_description(store, RUN) == RUN == read_created(store)
     body = read_commit(store, "run.json")
     assert {name: body[name] for name in body if name not in ("attempt", "content_sha256")} == {
@@ -52,18 +52,18 @@ def test_what_is_stored(store):
     }
 
 
-def test_a_run_may_lack_validation_reward_and_routes(store):
+def test_a_run_may_have_no_validation_no_reward_file_and_no_routes(store):
     plain = replace(RUN, inputs=replace(RUN.inputs, val_prompts=None, reward=None), geometry=None)
     assert create_description(store, plain) == plain
     assert plain.inputs.files() == [FILES[0], FILES[3]]
 
 
-def test_the_first_description_stands(store):
+def test_the_first_description_remains(store):
     create_description(store, RUN)
     assert create_description(store, replace(RUN, name="other")) == RUN
 
 
-def test_no_run(store):
+def test_reading_fails_without_a_run(store):
     with pytest.raises(ObjectMissingError):
         read_created(store)
 
@@ -71,13 +71,16 @@ def test_no_run(store):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 2}, "format 2, expected 1: another version made it"),
-        ({"name": 3}, "name: 3 is no text"),
-        ({"config": []}, r"config: \[\] is no object"),
-        ({"inputs": {}}, "inputs: it has no 'prompts'"),
-        ({"inputs": {"prompts": {"key": "a", "size": 1}}}, "inputs: prompts: it has no 'sha256'"),
-        ({"geometry": {"experts": 16}}, "geometry: geometry {'experts': 16} is not one"),
-        ({"versions": None}, "versions: None is no object"),
+        ({"format": 2}, "format 2, expected 1; restore the object, or use the version"),
+        ({"name": 3}, "name: 3 is not a string"),
+        ({"config": []}, r"config: \[\] is not an object"),
+        ({"inputs": {}}, "inputs: the field 'prompts' is missing"),
+        ({"inputs": {"prompts": {"key": "a", "size": 1}}}, "inputs: prompts: the field 'sha256'"),
+        (
+            {"geometry": {"experts": 16}},
+            "geometry: found {'experts': 16}, expected an object with experts, topk and layers",
+        ),
+        ({"versions": None}, "versions: None is not an object"),
     ],
 )
 def test_a_broken_description_is_refused(store, change, says):
@@ -87,18 +90,18 @@ def test_a_broken_description_is_refused(store, change, says):
 
 
 @pytest.mark.parametrize("name", description_json(RUN))
-def test_whatever_a_description_lacks_is_named(store, name):
+def test_each_missing_field_of_a_description_is_named(store, name):
     body = description_json(RUN)
     del body[name]
     commit(store, keys.run_json(), body, "a")
-    with pytest.raises(CorruptObjectError, match=f"it has no '{name}'"):
+    with pytest.raises(CorruptObjectError, match=f"the field '{name}' is missing"):
         read_created(store)
 
 
-def test_a_setting_by_its_dotted_key():
+def test_a_setting_is_read_by_its_dotted_key():
     assert RUN.setting("trainer.seed") == 3
     for name in ("trainer.nnodes", "custom_reward_function.path", "x"):
-        with pytest.raises(CorruptObjectError, match=f"run.json: config: .* no setting {name}"):
+        with pytest.raises(CorruptObjectError, match=f"run.json: config: {name} is missing"):
             RUN.setting(name)
 
 

@@ -3,8 +3,7 @@
 from pipeline.run import keys
 
 
-def test_numbers_of_keys():
-    """Only the commit objects of a numbered folder have a number."""
+def test_only_keys_of_commits_in_a_numbered_folder_have_a_number():
     assert keys.number_of(keys.plan(3)) == 3
     assert keys.number_of(keys.metrics(123456)) == 123456
     assert keys.number_of(keys.policy(7)) == 7
@@ -19,13 +18,13 @@ def test_numbers_of_keys():
     assert keys.number_of(keys.replayed(3, keys.rollout(3, 1))) is None
 
 
-def test_replayed_objects_stay_below_their_step():
+def test_replayed_objects_stay_in_the_folder_of_their_step():
     key = keys.replayed(3, keys.training(3, 0, 1, "5f0c2a11"))
     assert key == "steps/000003/replay/training/000-00001.5f0c2a11.json"
 
 
-def test_all_parts_of_a_training_set_have_one_maker():
-    """Commits too: they count when training.json names them."""
+def test_all_parts_of_a_training_set_have_the_same_maker():
+    """The parts include commits, which count only if training.json names them."""
     made = {
         keys.maker_of(name(3, stage, dp_rank, "5f0c2a11", cp_rank))
         for name in (keys.training, keys.training_file)
@@ -40,8 +39,8 @@ def test_all_parts_of_a_training_set_have_one_maker():
     )
 
 
-def test_keys_of_sub_plans():
-    """The first one is the step's plan, as it was before there were others."""
+def test_the_key_of_a_sub_plan_contains_its_number():
+    """Sub-plan 0 is the step's plan and has that plan's key, without a number."""
     for number in (0, 1, 12, 99_999):
         assert keys.sub_plan_number(keys.sub_plan(3, number)) == number
         assert keys.number_of(keys.sub_plan(3, number)) == 3

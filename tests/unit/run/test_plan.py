@@ -1,4 +1,4 @@
-"""plan.json: the stored bytes, and what a broken one is refused with."""
+"""plan.json: its stored form, and the errors for a broken plan."""
 
 from dataclasses import asdict, replace
 
@@ -51,9 +51,9 @@ def store(tmp_path):
     ("plan", "key", "step"),
     [(STEP, "steps/000004/plan.json", 4), (VALIDATION, "validations/000003/plan.json", 3)],
 )
-def test_what_is_stored(store, plan, key, step):
-    """Keys and values as runs had them before there were classes; a validation's `step` is its
-    policy version."""
+def test_the_stored_form_is_that_of_existing_runs(store, plan, key, step):
+    """The keys and values match those written before the plan classes existed. In a validation
+    plan, `step` is the policy version."""
     assert publish_plan(store, plan) == plan
     assert plan.key == key
     body = read_commit(store, key)
@@ -66,8 +66,9 @@ def test_what_is_stored(store, plan, key, step):
     assert read_plan(store, key) == plan == find_plan(store, key)
 
 
-def test_what_further_sub_plans_and_baselines_store(store):
-    """Beside what every plan does; their shards follow those of the sub-plans before them."""
+def test_later_sub_plans_and_baselines_add_fields_to_the_stored_form(store):
+    """The other fields are the same as in every plan. Shard numbering continues from the earlier
+    sub-plans."""
     plan = replace(STEP, sub_plan=2, baseline=True)
     assert publish_plan(store, plan) == plan
     body = read_commit(store, "steps/000004/plan.00002.json")
@@ -91,19 +92,19 @@ def test_the_plans_of_a_step_are_found_in_order(store):
 
 
 def test_a_plan_is_published_once(store):
-    """A later attempt with other shards goes on with the plan that is there."""
+    """A later attempt with a different number of shards continues with the existing plan."""
     publish_plan(store, STEP)
     assert publish_plan(store, replace(STEP, shards=5)) == STEP
 
 
-def test_shards_share_the_prompts():
+def test_the_prompts_are_divided_among_the_shards():
     assert STEP.prompts_of(0) == STEP.prompts[:1]
     assert STEP.prompts_of(1) == STEP.prompts[1:]
     assert STEP.shard_key(1) == keys.rollout(4, 1)
     assert VALIDATION.shard_key(1) == keys.validation(3, 1)
 
 
-def test_a_missing_plan(store):
+def test_a_missing_plan_is_found_as_none_but_reading_it_fails(store):
     assert find_plan(store, keys.plan(4)) is None
     with pytest.raises(ObjectMissingError):
         read_plan(store, keys.plan(4))
@@ -112,20 +113,26 @@ def test_a_missing_plan(store):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"n": None}, "n: None is no number"),
+        ({"n": None}, "n: None is not a count"),
         ({"shards": 0}, "shards: 0, expected at least 1"),
-        ({"prompts": 3}, "prompts: 3 is no list"),
-        ({"prompts": [{"row": 1}]}, "prompts: it has no 'epoch'"),
-        ({"prompts": [7]}, "prompts: 7 is no object"),
-        ({"sampling": {"temperature": 1.0, "top_p": 1.0}}, "sampling: it has no 'top_k'"),
-        ({"sampling": {**STORED["sampling"], "top_p": True}}, "sampling: top_p: True is no number"),
+        ({"prompts": 3}, "prompts: 3 is not a list"),
+        ({"prompts": [{"row": 1}]}, "prompts: the field 'epoch' is missing"),
+        ({"prompts": [7]}, "prompts: 7 is not an object"),
+        (
+            {"sampling": {"temperature": 1.0, "top_p": 1.0}},
+            "sampling: the field 'top_k' is missing",
+        ),
+        (
+            {"sampling": {**STORED["sampling"], "top_p": True}},
+            "sampling: top_p: True is not a finite number",
+        ),
         ({"routes": 1}, "routes: 1 is neither true nor false"),
         ({"sampling": {**STORED["sampling"], "top_p": 1.5}}, "expected a temperature of"),
         ({"sampling": {**STORED["sampling"], "temperature": -1.0}}, "expected a temperature of"),
-        ({"prompts": [STORED["prompts"][0]] * 2}, "a prompt stands there twice"),
+        ({"prompts": [STORED["prompts"][0]] * 2}, "a prompt is listed twice"),
         ({"step": 5}, "step 5, expected 4"),
-        ({"n": 1 << 62}, f"{1 << 63} samples in 2 shards, at most 1048576 in 100000"),
-        ({"shards": 1 << 62}, f"4 samples in {1 << 62} shards, at most"),
+        ({"n": 1 << 62}, f"{1 << 63} samples in 2 shards, expected at most 1048576 in 100000"),
+        ({"shards": 1 << 62}, f"4 samples in {1 << 62} shards, expected at most 1048576 in 100000"),
     ],
 )
 def test_a_broken_plan_is_refused(store, change, says):
@@ -138,9 +145,9 @@ def test_a_broken_plan_is_refused(store, change, says):
     ("change", "says"),
     [
         ({"sub_plan": 2}, "sub_plan 2, expected 1"),
-        ({"sub_plan": None}, "sub_plan: None is no number"),
+        ({"sub_plan": None}, "sub_plan: None is not a count"),
         ({"baseline": 1}, "baseline: 1 is neither true nor false"),
-        ({"shards": 60_000}, "sub-plan 1 of 60000 shards, at most 100000 shards"),
+        ({"shards": 60_000}, "sub-plan 1 of 60000 shards, expected at most 100000 shards"),
     ],
 )
 def test_a_broken_sub_plan_is_refused(store, change, says):
@@ -150,28 +157,28 @@ def test_a_broken_sub_plan_is_refused(store, change, says):
         read_plan(store, plan.key)
 
 
-def test_a_window_knows_which_sub_plans_were_made():
+def test_a_window_finds_the_published_sub_plans():
     window = Window(tuple(replace(STEP, sub_plan=number) for number in range(3)), 3)
     assert [len(window.made(groups)) for groups in range(9)] == [1, 1, 1, 2, 2, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("name", [*STORED, "step"])
-def test_whatever_a_plan_lacks_is_named(store, name):
+def test_each_missing_field_of_a_plan_is_named(store, name):
     body = plan_json(VALIDATION)
     del body[name]
     commit(store, keys.validation_plan(3), body, "a")
-    with pytest.raises(CorruptObjectError, match=f"it has no '{name}'"):
+    with pytest.raises(CorruptObjectError, match=f"the field '{name}' is missing"):
         find_plan(store, keys.validation_plan(3))
 
 
-def test_a_validation_has_no_epochs(store):
+def test_a_validation_plan_with_an_epoch_is_refused(store):
     prompts = [{"row": 7, "epoch": 1}]
     commit(store, keys.validation_plan(3), {**plan_json(VALIDATION), "prompts": prompts}, "a")
     with pytest.raises(CorruptObjectError, match="epoch 1, expected 0"):
         read_plan(store, keys.validation_plan(3))
 
 
-def test_a_validation_is_of_the_policy_that_its_key_names(store):
+def test_a_validation_plan_whose_policy_version_differs_from_its_key_is_refused(store):
     commit(store, keys.validation_plan(4), {**plan_json(VALIDATION), "step": 4}, "a")
     with pytest.raises(CorruptObjectError, match="policy_version 3, expected 4"):
         read_plan(store, keys.validation_plan(4))

@@ -1,4 +1,4 @@
-"""Plans are a pure function of settings and step; no prompt is left out or there twice."""
+"""A plan depends only on settings and step, and each epoch uses each prompt exactly once."""
 
 from dataclasses import dataclass, replace
 
@@ -43,7 +43,8 @@ CONFIG = RunConfig.model_validate(
     seed=st.integers(0, 2**40),
 )
 def test_epochs_follow_each_other_without_a_gap(n_prompts, batch, steps, shuffle, seed):
-    """The steps in sequence are epoch 0, epoch 1, ...: each epoch every prompt once."""
+    """Successive steps go through epoch 0, epoch 1 and so on; an epoch contains every prompt
+    once."""
     chosen = [
         pair
         for step in range(steps)
@@ -57,8 +58,8 @@ def test_epochs_follow_each_other_without_a_gap(n_prompts, batch, steps, shuffle
     assert len(set(chosen)) == len(chosen)
 
 
-def test_order_is_fixed_for_ever():
-    """A restart with another version of Python or numpy must plan the same steps."""
+def test_the_shuffled_order_never_changes():
+    """A restart with a different version of Python or numpy must plan the same steps."""
     assert prompts_of_step(0, 6, 6, True, 1) == [(4, 0), (5, 0), (2, 0), (1, 0), (3, 0), (0, 0)]
 
 
@@ -71,7 +72,7 @@ def test_orders_differ_between_epochs_and_seeds():
     assert len(orders) == 9
 
 
-def test_plan():
+def test_the_plan_of_a_step_follows_the_settings():
     plan = make_plan(CONFIG, Counts(), 2, shards=2)
     assert plan == StepPlan(
         step=2,
@@ -86,7 +87,7 @@ def test_plan():
     assert len(set(expected_ids(plan))) == 8
 
 
-def test_remax_plans_a_greedy_sample_of_each_prompt():
+def test_remax_plans_a_greedy_sample_for_each_prompt():
     config = with_value(CONFIG, "algorithm.adv_estimator", "remax")
     plan = make_plan(config, Counts(), 2, shards=2)
     assert plan == replace(make_plan(CONFIG, Counts(), 2, shards=2), baseline=True)
@@ -99,7 +100,7 @@ def test_rollouts_lag_by_at_most_max_staleness():
     assert versions == [0, 0, 1, 2]
 
 
-def test_validation_plan():
+def test_the_plan_of_a_validation_follows_the_settings():
     assert make_validation_plan(CONFIG, Counts(), 4, shards=2) == ValidationPlan(
         policy_version=4,
         prompts=tuple(PlannedPrompt(row, 0) for row in range(3)),

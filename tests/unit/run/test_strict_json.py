@@ -1,4 +1,4 @@
-"""Strict JSON beside the vectors of docs/trace-format.md: encodings, bounds, digests."""
+"""Strict JSON beyond the test vectors in docs/trace-format.md: encodings, bounds, digests."""
 
 import json
 import tracemalloc
@@ -21,13 +21,13 @@ VALUES = st.recursive(
 
 
 @given(VALUES.filter(lambda value: len(str(value)) < 90))
-def test_what_python_writes_is_its_own_canonical_form(value):
-    """The digests of all objects that Retrace has written stay what they are."""
+def test_json_that_python_writes_is_its_own_canonical_form(value):
+    """The digests of all objects that Retrace has written remain valid."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    parsed, as_it_stands = parse_numbers(text.encode())
+    parsed, as_spelled = parse_numbers(text.encode())
     assert parsed == value
-    assert as_it_stands is parsed
-    assert canonical(as_it_stands) == text
+    assert as_spelled is parsed
+    assert canonical(as_spelled) == text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -37,7 +37,7 @@ def test_other_encodings_are_refused(encoding):
 
 
 @pytest.mark.parametrize("text", [b'"\xed\xa0\x80"', b'"\xff"', b'"\xc0\x80"'])
-def test_what_is_not_utf_8_is_refused(text):
+def test_invalid_utf_8_is_refused(text):
     with pytest.raises(ValueError, match="not UTF-8"):
         parse_json(text)
 
@@ -58,8 +58,8 @@ def test_depth_is_bounded():
 
 
 @pytest.mark.parametrize("number", ["1e5", "1.0", "-0", "1E+2", "9007199254740993", "1" * 100])
-def test_a_commit_of_another_writer_has_its_own_numbers(number):
-    """Its digest is of the numbers as they stand; those that Python would write are not taken."""
+def test_the_digest_of_another_writers_commit_covers_numbers_as_spelled(number):
+    """The digest does not cover the numbers as Python would write them."""
     digest = content_digest(parse_numbers(f'{{"n": {number}}}')[1])
     store = MemoryStore({"c": f'{{ "n": {number}, "content_sha256": "{digest}" }}'.encode()})
     assert read_commit(store, "c")["n"] == json.loads(number)
@@ -70,7 +70,7 @@ def test_a_commit_of_another_writer_has_its_own_numbers(number):
             read_commit(store, "c")
 
 
-def test_a_commit_with_a_key_twice_is_refused():
+def test_a_commit_that_contains_a_key_twice_is_refused():
     store = MemoryStore()
     commit(store, "c", {"n": 1}, "aaaaaaaa")
     store.objects["c"] = store.objects["c"].replace(b'"n": 1', b'"n": 2,\n "n": 1')
@@ -78,7 +78,7 @@ def test_a_commit_with_a_key_twice_is_refused():
         read_commit(store, "c")
 
 
-def test_refusing_takes_no_memory():
+def test_refusing_a_text_needs_little_memory():
     text = b"[" * 10_000_000
     tracemalloc.start()
     try:

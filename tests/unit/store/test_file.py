@@ -30,7 +30,8 @@ class TestFileStore(StoreConformance):
 
 @pytest.fixture
 def odd(tmp_path):
-    """A folder with one object and what is none: by key, what a refusal says of it."""
+    """A store with one object and several entries that are not objects. The fixture also returns a
+    part of each entry's error, keyed by the entry's key."""
     root = tmp_path / "odd"
     (root / "steps/000000").mkdir(parents=True)
     (root / "steps/000000/plan.json").write_bytes(b"{}")
@@ -60,8 +61,8 @@ def odd(tmp_path):
 
 
 def test_only_regular_files_are_objects(odd):
-    """What is none is listed with the reason, and refused at once: no FIFO is waited for, no device
-    is read. Links that lead back are not followed for ever."""
+    """Other entries are listed with the reason, and reading them fails immediately: no read waits
+    for a FIFO or reads a device. Links to a parent folder are not followed endlessly."""
     store, says = odd
     found = {info.key: info.problem for info in store.list("")}
     assert found.pop("steps/000000/plan.json") == ""
@@ -80,8 +81,8 @@ def test_only_regular_files_are_objects(odd):
         store.read("steps/self")
 
 
-def test_linked_folders_are_listed_as_they_are_read(tmp_path):
-    """A step that was moved to another disk: its objects keep the keys that readers use."""
+def test_linked_folders_are_listed_under_readable_keys(tmp_path):
+    """If a step was moved to another disk, its objects keep the keys that readers use."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "plan.json").write_bytes(b"{}")
@@ -94,7 +95,7 @@ def test_linked_folders_are_listed_as_they_are_read(tmp_path):
 
 
 def test_a_chain_of_links_is_listed_once(tmp_path):
-    """Thirty folders, each with two links to the next, are not a thousand million."""
+    """Thirty folders, each with two links to the next folder, do not become a billion folders."""
     for i in range(30):
         (tmp_path / f"{i}").mkdir()
         for link in "ab":
@@ -106,7 +107,7 @@ def test_a_chain_of_links_is_listed_once(tmp_path):
     assert len(found) == 61
 
 
-def test_a_folder_that_cannot_be_read_is_listed_so(tmp_path, monkeypatch):
+def test_an_unreadable_folder_is_listed_as_such(tmp_path, monkeypatch):
     store = open_store(str(tmp_path))
     for key in ("a/1", "b/2", "c/3"):
         store.create(key, b"")
@@ -135,7 +136,7 @@ def test_nothing_is_deleted_through_a_link_out_of_the_store(tmp_path):
     store = open_store(str(tmp_path / "store"))
     with pytest.raises(StoreError, match="leads out of the store"):
         store.delete("steps/letter")
-    store.delete("link")  # the link, not what it names
+    store.delete("link")  # the link, not its target
     assert (tmp_path / "home/letter").read_bytes() == b"1"
     assert [info.key for info in store.list("")] == ["steps/letter"]
 
@@ -148,7 +149,7 @@ def test_a_sparse_file_is_refused_by_its_size(tmp_path):
     try:
         with pytest.raises(CorruptObjectError, match=r"commit\.json .*21474836480 bytes"):
             read_commit(store, "commit.json")
-        with pytest.raises(CorruptObjectError, match="its commit says 5 bytes"):
+        with pytest.raises(CorruptObjectError, match="its commit records 5 bytes"):
             read_data(store, DataFile("commit.json", 5, "0" * 64))
         assert tracemalloc.get_traced_memory()[1] < 1e6
     finally:
@@ -161,9 +162,9 @@ def _create_for_ever(root: str) -> None:
         store.create(f"objects/{i:06d}", bytes([i % 251]) * 100_000)
 
 
-def test_a_killed_creator_leaves_whole_objects(tmp_path):
-    """kill -9 in the middle of writing: every listed object is complete, and what the killed
-    process left half-written is no object."""
+def test_a_killed_creator_leaves_only_complete_objects(tmp_path):
+    """After kill -9 during a write, every listed object is complete, and the half-written file is
+    not an object."""
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=_create_for_ever, args=(str(tmp_path),))
     process.start()
@@ -178,8 +179,8 @@ def test_a_killed_creator_leaves_whole_objects(tmp_path):
         assert store.read(info.key) == bytes([i % 251]) * 100_000
 
 
-def test_what_the_file_system_refuses_is_a_store_error(tmp_path):
-    """A file where the store's folder should be; names that are too long."""
+def test_an_error_of_the_file_system_raises_a_store_error(tmp_path):
+    """There is a file where the store's folder should be, or a name is too long."""
     (tmp_path / "file").write_bytes(b"")
     store = open_store(str(tmp_path / "file"))
     with pytest.raises(StoreError, match="create key"):
@@ -204,9 +205,10 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize("size", [300_000, 2_000_000])
-def test_a_full_disk(small_disk, tmp_path, size):
-    """The disk is filled by objects, then by one that is larger than what is left: the error says
-    so, what was committed is whole, nothing half-written is left, and freed space can be used."""
+def test_a_full_disk_is_reported_and_damages_no_object(small_disk, tmp_path, size):
+    """Objects fill the disk, and the next object is larger than the free space. The error reports
+    the full disk, committed objects are complete, half-written files are removed, and freed space
+    can be used."""
     store = open_store(str(small_disk / "store"))
     data = os.urandom(size)
     path = tmp_path / "local"
@@ -234,7 +236,7 @@ def test_a_full_disk(small_disk, tmp_path, size):
     assert store.read("steps/small") == data[:300_000]
 
 
-def test_uris(tmp_path):
+def test_a_store_can_be_opened_by_its_uri(tmp_path):
     store = open_store(str(tmp_path))
     assert open_store(store.uri).uri == store.uri == tmp_path.as_uri()
     odd = open_store(str(tmp_path / "50% of #1"))
@@ -246,7 +248,8 @@ def test_uris(tmp_path):
 
 
 def test_objects_are_readable_by_others(store, tmp_path):
-    """Workers may run as other users of the same group: objects get the umask's permissions."""
+    """Workers may run as different users in the same group, so the umask sets the objects'
+    permissions."""
     umask = os.umask(0o027)
     try:
         store.create("key", b"1")
@@ -256,6 +259,6 @@ def test_objects_are_readable_by_others(store, tmp_path):
     assert mode == 0o640
 
 
-def test_probing_makes_no_folder(store, tmp_path):
+def test_a_probe_creates_no_folder(store, tmp_path):
     store.probe()
     assert not (tmp_path / "a store").exists()

@@ -1,4 +1,4 @@
-"""What needs no server of the s3:// store: which requests are made, what a failure means."""
+"""The parts of the s3:// store that need no server: request planning, and kinds of failure."""
 
 import subprocess
 import sys
@@ -22,9 +22,9 @@ offsets = st.one_of(st.integers(0, 20_000), st.integers(0, 10 * PIECE))
 
 
 @given(st.lists(st.tuples(offsets, sizes), max_size=20))
-def test_spans_fetch_every_range_and_little_else(ranges):
-    """Each range lies in exactly one span; no request is larger than a piece, and the bytes between
-    neighbours are at most 1/20 of what is wanted, or 4 KiB."""
+def test_spans_fetch_every_range_and_few_other_bytes(ranges):
+    """Each range is in exactly one span, and no request is larger than a piece. The other bytes of
+    a span are at most 1/20 of the requested bytes or 4 KiB, whichever is more."""
     found = spans(ranges)
     members = [member for span in found for member in span.members]
     assert sorted(members) == [(n, *r) for n, r in enumerate(ranges) if r[1]]
@@ -41,8 +41,8 @@ def test_spans_fetch_every_range_and_little_else(ranges):
         assert span.end - span.offset <= wanted + max(4096, wanted // 20)
 
 
-def test_neighbours_are_one_request():
-    """Column chunks that lie one behind the other, as a pipeline stage reads them."""
+def test_neighbours_share_a_request():
+    """The ranges are adjacent column chunks, as a pipeline stage reads them."""
     chunks = [(1000 + 75_000 * i, 75_000) for i in range(24)]
     [span] = spans(chunks)
     assert (span.offset, span.end) == (1000, 1000 + 24 * 75_000)
@@ -91,15 +91,15 @@ def answer(status: int, code: str) -> ClientError:
         (boto.ParamValidationError(report="x"), Kind.FATAL),
     ],
 )
-def test_what_a_failure_means(error, kind):
+def test_failures_are_classified(error, kind):
     verdict = judge(error)
     assert verdict.kind is kind
     assert verdict.text
     assert verdict.fix or kind in (Kind.MISSING, Kind.EXISTS, Kind.BEYOND)
 
 
-def test_settings_reach_workers_as_environment(monkeypatch):
-    """What is not set is left to the environment."""
+def test_settings_reach_workers_as_environment_variables(monkeypatch):
+    """For a setting that is None, workers use the value in their environment."""
     settings = StoreSettings(endpoint="https://host", path_style=True, ca_bundle="/ca.pem")
     assert environment(settings) == {
         "AWS_ENDPOINT_URL_S3": "https://host",
@@ -116,7 +116,7 @@ def test_settings_reach_workers_as_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_the_bucket_of_a_store_is_made_if_it_is_missing(there, monkeypatch):
+def test_a_missing_bucket_is_created(there, monkeypatch):
     client = boto3.client("s3", region_name="us-east-1", endpoint_url="http://localhost")
     monkeypatch.setattr("pipeline.store.s3_client._make_client", lambda: client)
     with Stubber(client) as server:

@@ -1,4 +1,4 @@
-"""The table of store URIs, and that nothing else names a remote scheme."""
+"""The table of store schemes. No other code names a remote scheme."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ REMOTE = [f"{scheme.name}://" for scheme in SCHEMES if scheme.remote]
 
 
 def test_nothing_outside_the_store_names_a_remote_scheme():
-    """Messages, docstrings and setting descriptions take it from the table."""
+    """Messages, docstrings and descriptions of settings take the scheme from the table."""
     sources = [
         path
         for package in ("pipeline", "operators", "retrace")
@@ -47,7 +47,7 @@ def test_nothing_outside_the_store_names_a_remote_scheme():
         ("", False),
     ],
 )
-def test_what_every_machine_reaches(place, remote):
+def test_a_place_is_remote_if_its_scheme_is(place, remote):
     assert is_remote(place) == remote
 
 
@@ -64,11 +64,11 @@ def test_what_every_machine_reaches(place, remote):
         ("file://[/x", "/x", True),
     ],
 )
-def test_the_same_place(one, other, same):
+def test_two_names_of_the_same_place_are_recognised(one, other, same):
     assert same_place(one, other) == same_place(other, one) == same
 
 
-def test_what_is_opened(tmp_path):
+def test_paths_and_uris_can_be_opened(tmp_path):
     root = tmp_path / "a store"
     for place in (str(root), root.as_uri(), f"file://localhost{root.as_uri()[7:]}"):
         assert open_store(place).uri == root.as_uri()
@@ -84,7 +84,7 @@ def test_what_is_opened(tmp_path):
         ("s3://me:pass@bucket/a", "credentials are never part of a URI"),
     ],
 )
-def test_what_cannot_be_opened(uri, said):
+def test_invalid_uris_cannot_be_opened(uri, said):
     for use in (open_store, lambda uri: make_container(uri, 1.0)):
         if use is open_store or not uri.startswith("file:"):
             with pytest.raises(StoreError, match=said) as error:
@@ -96,13 +96,13 @@ def test_a_password_is_not_shown():
     assert shown_uri("s3://me:pass@bucket/prefix") == "s3://***@bucket/prefix"
 
 
-def test_folders_are_not_made_beforehand(tmp_path):
+def test_folders_are_not_created_beforehand(tmp_path):
     assert not make_container(str(tmp_path / "store"), 1.0)
     assert not (tmp_path / "store").exists()
 
 
 def test_a_new_scheme_is_one_row(monkeypatch):
-    """What docs/store.md promises: messages and settings' descriptions follow the table."""
+    """docs/store.md promises that messages and the descriptions of settings follow the table."""
     row = Scheme(
         "az",
         "az://ACCOUNT/CONTAINER/PREFIX",
@@ -118,13 +118,13 @@ def test_a_new_scheme_is_one_row(monkeypatch):
     assert same_place("az://a/c/runs/", "az://a/c/runs")
 
 
-def test_the_docs_of_settings_say_what_the_table_says():
+def test_the_docs_of_settings_agree_with_the_table():
     for text in (schemes.STORE_SHAPES, schemes.REMOTE_URI, schemes.CREDENTIALS):
         assert text in render()
 
 
 def test_words_are_joined_as_in_a_sentence():
-    """However many schemes there are."""
+    """This holds for any number of schemes."""
     assert schemes.one_of(["a"]) == "a"
     assert schemes.one_of(["a", "b"]) == "a or b"
     assert schemes.one_of(["a", "b", "c"]) == "a, b or c"

@@ -11,5 +11,5 @@ def store(tmp_path) -> Store:
 
 @pytest.fixture
 def small_row_groups(monkeypatch) -> None:
-    """Many row groups from few tokens."""
+    """Limit row groups to a few tokens, so that there are many row groups."""
     monkeypatch.setattr(segments, "ROW_GROUP_TOKENS", 10)

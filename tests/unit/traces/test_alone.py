@@ -1,4 +1,4 @@
-"""Traces where every package but pyarrow, numpy, boto3 and what these require is hidden."""
+"""Traces work if all packages except pyarrow, numpy, boto3 and their requirements are hidden."""
 
 import os
 import subprocess
@@ -18,20 +18,20 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_traces_need_pyarrow_numpy_and_boto3_alone(tmp_path):
+def test_traces_need_only_pyarrow_numpy_and_boto3(tmp_path):
     done = run(tmp_path / "store", "--hide")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "store/steps/000000/manifest.json").is_file()
 
 
 def test_the_program_notices_other_packages(tmp_path):
-    """Or the test above would prove nothing."""
+    """If it did not, the test above would prove nothing."""
     done = run(tmp_path / "store")
-    assert "proves nothing" in done.stderr
+    assert "expected an environment without it" in done.stderr
     assert done.returncode == 1
 
 
-def test_what_boto3_requires_is_not_hidden():
+def test_the_requirements_of_boto3_are_not_hidden():
     found = set(closure(["boto3"]))
     assert {"boto3", "botocore", "urllib3", "python-dateutil"} <= found
     assert not found & {"pydantic", "pyyaml", "awscrt"}

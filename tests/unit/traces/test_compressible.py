@@ -1,4 +1,4 @@
-"""What compresses without end is written and read like all else: one token, one set, one error."""
+"""Data that compresses without bound (one token, one set or one error) is written and read."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ SMALL = Geometry(2, 1, (0,))
 
 
 def one_sample(tokens: int, k: int = 0, prompt: int = 1) -> retrace.Sample:
-    """All its tokens, log-probs, masks and routes are the same."""
+    """Return a sample whose tokens, log-probs, masks and routes are all the same."""
     return retrace.new_sample(
         step=0,
         prompt_id="1",
@@ -43,7 +43,7 @@ def written(samples: list[retrace.Sample], geometry: Geometry | None) -> MemoryS
 
 
 @pytest.mark.parametrize("prompt", [1, MOST_TOKENS - 1])
-def test_a_sample_of_millions_of_one_token(prompt):
+def test_a_sample_of_millions_of_copies_of_one_token_is_written_and_read(prompt):
     sample = one_sample(MOST_TOKENS, prompt=prompt)
     store = written([sample], SMALL)
     assert max(len(data) for data in store.objects.values()) < 100_000
@@ -67,8 +67,8 @@ def test_more_version_spans_are_not_written():
         written([replace(sample, version_spans=spans, routes=None)], None)
 
 
-def test_one_long_error_in_all_samples():
-    """Row groups end where texts get long, so that their bounds are never reached."""
+def test_one_long_error_in_all_samples_is_written_and_read():
+    """Row groups with long texts contain few rows, so the bounds are never reached."""
     error = "x" * TEXT_BYTES
     samples = [
         replace(one_sample(2, k), routes=None, reward=None, reward_error=error)

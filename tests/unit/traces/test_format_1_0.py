@@ -1,4 +1,4 @@
-"""Stores of format 1.0 are read, verified, exported and replayed as they were."""
+"""Stores in format 1.0 are read, verified, exported and replayed."""
 
 import json
 
@@ -35,16 +35,16 @@ def _digests(store):
 
 @pytest.mark.parametrize("name", ALL)
 class TestOldStore:
-    def test_has_the_routes_that_training_used(self, name, tmp_path):
+    def test_contains_the_routes_that_training_used(self, name, tmp_path):
         assert _digests(old_store(name, tmp_path)) == old_digests(name)
 
-    def test_has_its_samples(self, name, tmp_path):
+    def test_contains_its_samples(self, name, tmp_path):
         store = old_store(name, tmp_path)
         manifest = read_manifest(store, 0)
         found = {sample.id: sample for sample in read_samples(store, manifest, manifest.ids)}
         assert found.keys() == {sample.id for sample in make_samples()}
 
-    def test_verifies(self, name, tmp_path):
+    def test_is_verified_without_problems(self, name, tmp_path):
         report = verify(old_store(name, tmp_path))
         assert report.problems == []
         assert (report.steps, report.samples) == (1, 6)
@@ -68,7 +68,7 @@ class TestOldRoutes:
 
 
 @pytest.mark.parametrize("name", RECORDED_BY_TRAINER)
-def test_a_recorded_set_is_made_of_an_old_step(name, tmp_path):
+def test_a_recorded_set_is_made_from_an_old_step(name, tmp_path):
     target = open_store(f"file://{tmp_path}/new-set")
     write_recorded_set(old_store(name, tmp_path), target, 0)
     assert _digests(target) == old_digests(name)

@@ -1,4 +1,4 @@
-"""The hostile campaign's own machinery: that it notices what it must notice."""
+"""The tools of the hostile campaign detect wrong rows, unnamed damage and unexpected errors."""
 
 import dataclasses
 import time
@@ -28,13 +28,13 @@ def placed(tmp_path) -> Placed:
     return Placed("r3", tmp_path)
 
 
-def test_names_are_of_one_case_each_and_tell_the_level():
+def test_each_name_belongs_to_one_case_and_contains_the_level():
     cases = all_cases()
     assert len({case.name for case in cases}) == len(cases)
     assert {case.level for case in cases} == {"L0", "L1"}
 
 
-def test_a_sample_has_every_way_and_every_object():
+def test_a_sample_of_the_cases_covers_every_way_and_every_object():
     cases = all_cases()
     chosen = [cases[number] for number in sampled(SAMPLE)]
     assert 1_000 <= len(set(chosen)) <= 1.1 * SAMPLE
@@ -44,36 +44,36 @@ def test_a_sample_has_every_way_and_every_object():
     assert sampled(SAMPLE) == sampled(SAMPLE)
 
 
-def test_a_twin_has_the_same_objects_and_other_content():
+def test_a_twin_has_the_same_objects_with_different_content():
     for tokens in (False, True):
         routes = [key for key in world("r2") if key.endswith(".routes.parquet")]
         assert set(twin("r2", tokens)) == set(world("r2"))
         assert all(twin("r2", tokens)[key] != world("r2")[key] for key in routes)
 
 
-def test_remade_digests_fit():
-    """What was made anew with its own bytes is as it was."""
+def test_remade_digests_match():
+    """Remaking an object with its original bytes restores it."""
     key = next(key for key in world("r3") if key.endswith(".samples.parquet"))
     changed = remade(world("r3"), {key: world("r3")[key] + b"x"})
     assert {name.rsplit("/", 1)[-1] for name in changed} >= {"00000.json", "manifest.json"}
     assert remade({**world("r3"), **changed}, {key: world("r3")[key]}).keys() >= {key}
 
 
-def test_a_set_whose_commits_name_the_manifest_of_their_run_is_remade_to_an_end():
-    """The set's own manifest names those commits: neither could give the other's digest."""
+def test_remaking_a_set_whose_commits_name_their_runs_manifest_terminates():
+    """The set's manifest also names those commits, so each digest would depend on the other."""
     key = next(key for key in world("r2set") if key.endswith(".routes.parquet"))
     changed = remade(world("r2set"), {key: world("r2set")[key] + b"x"})
     assert keys.manifest(0) in changed
 
 
-def test_an_undamaged_store_is_right(placed):
+def test_an_undamaged_store_is_correct(placed):
     verdict = judge(Case("none/x/x/L0", "r3", dict, FREE), placed, {}, None)
     assert verdict.bad == []
     assert verdict.problems == []
 
 
-def test_wrong_rows_are_noticed(placed, monkeypatch):
-    """A reader that returns another value of one field is found out."""
+def test_wrong_rows_are_detected(placed, monkeypatch):
+    """Even a single wrong field in a reader's result is detected."""
 
     def lying(store, manifest, ids):
         found = read_samples(store, manifest, ids)
@@ -86,12 +86,12 @@ def test_wrong_rows_are_noticed(placed, monkeypatch):
     assert any("read_samples" in said and "reward" in said for said in verdict.wrong)
 
 
-def test_what_nobody_names_is_noticed(placed):
+def test_unnamed_damage_is_detected(placed):
     case = Case("none/x/x/L0", "r3", dict)
     assert judge(case, placed, {}, 0).unnamed
 
 
-def test_another_error_is_noticed(placed, monkeypatch):
+def test_an_unexpected_error_is_detected(placed, monkeypatch):
     def broken(store, step):
         raise KeyError("reward")
 
@@ -101,7 +101,7 @@ def test_another_error_is_noticed(placed, monkeypatch):
     assert any("KeyError" in said for said in verdict.tracebacks)
 
 
-def test_known_cases_that_come_out_right_must_go(monkeypatch):
+def test_known_cases_that_succeed_must_be_removed(monkeypatch):
     monkeypatch.setattr("tests.hostile.known.OPEN", {"^a/": "known"})
     monkeypatch.setattr("tests.hostile.campaign.OPEN", {"^a/": "known"})
     right, wrong = Verdict(), Verdict(unnamed=True)
@@ -111,7 +111,7 @@ def test_known_cases_that_come_out_right_must_go(monkeypatch):
     assert Outcome({"b/1": wrong}).failed == {"b/1": ["verify names nothing"]}
 
 
-def test_a_bound_on_memory_holds():
+def test_the_memory_bound_is_enforced():
     with pool._bounded(), pytest.raises(MemoryError):
         bytearray((pool.MEMORY_MB + 64) << 20)
 
@@ -120,7 +120,7 @@ def test_a_child_is_late_by_either_clock():
     child = pool._Child.__new__(pool._Child)
     child._cpu_s, child._used_s = 3.0, lambda: 5.0
     child._given = time.monotonic()
-    assert child.late(1)  # of the processor
+    assert child.late(1)  # by CPU time
     assert not child.late(60)
-    child._given -= 601  # waiting for something, which takes no processor
+    child._given -= 601  # waiting, which takes no CPU time
     assert child.late(60)

@@ -1,4 +1,4 @@
-"""Traces as a library: what its helpers take and refuse, and what it imports."""
+"""The traces library: which input its functions accept or refuse, and what it imports."""
 
 import json
 import re
@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import retrace
 from pipeline.cli import traces
+from pipeline.policies.versions import digests_of
 from pipeline.run.commit import new_write_id
-from pipeline.run.policy import digests_of
 from pipeline.store import open_store
 from pipeline.traces import (
     Geometry,
@@ -46,8 +46,8 @@ def run_apart(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-def test_the_library_needs_numpy_and_pyarrow_and_nothing_else(tmp_path):
-    """No other installed package is imported, so traces can be used where Retrace is not run."""
+def test_the_library_imports_only_numpy_and_pyarrow(tmp_path):
+    """Traces can therefore be used on machines where Retrace does not run."""
     program = (
         "import json, sys\n"
         "before = set(sys.modules)\n"
@@ -61,7 +61,7 @@ def test_the_library_needs_numpy_and_pyarrow_and_nothing_else(tmp_path):
     assert {name for name in extra if not name.startswith("_")} == set()
 
 
-def test_a_step_of_samples_without_routes(tmp_path):
+def test_a_step_of_samples_without_routes_has_default_values(tmp_path):
     store = open_store(str(tmp_path))
     manifest = write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [3])], None, None)
     assert manifest.samples == 1
@@ -71,7 +71,7 @@ def test_a_step_of_samples_without_routes(tmp_path):
     assert (sample.reward, sample.seed, sample.version_spans) == (None, -1, (VersionSpan(0, 0, 1),))
 
 
-def test_an_empty_response_and_everything_given(tmp_path):
+def test_an_empty_response_with_every_argument_is_written_and_read(tmp_path):
     store = open_store(str(tmp_path))
     sets = np.array([[[3, 1], [0, 15]]])
     more = {"logprobs": [], "loss_mask": [], "reward": 1.5, "finish_reason": "abort", "seed": 9}
@@ -85,7 +85,7 @@ def test_an_empty_response_and_everything_given(tmp_path):
     assert (back.reward, back.finish_reason, back.seed, back.extras) == (1.5, "abort", 9, {"x": 1})
 
 
-def test_a_row_is_unknown_only_when_all_of_it_is(tmp_path):
+def test_a_row_is_unknown_only_if_all_its_ids_are(tmp_path):
     store = open_store(str(tmp_path))
     sets = np.full((2, 2, 2), -1)
     sets[1] = [[0, 1], [-1, -1]]
@@ -103,7 +103,7 @@ def test_a_row_is_unknown_only_when_all_of_it_is(tmp_path):
         ([[1]], "tokens of type int64 and shape (1, 1), expected integers in one dimension"),
     ],
 )
-def test_tokens_that_are_none_are_refused(tokens, says):
+def test_malformed_tokens_are_refused(tokens, says):
     with pytest.raises(TraceError, match="^sample 000000/a/0: " + re.escape(says)):
         new_sample(0, "a", 0, tokens, [1])
 
@@ -115,23 +115,23 @@ def test_a_prompt_id_that_would_break_sample_ids_is_refused(prompt_id):
 
 
 @pytest.mark.parametrize("experts", [np.zeros((1, 2)), np.zeros((1, 2, 2)), np.zeros((1, 2), int)])
-def test_experts_of_another_form_are_refused(experts):
+def test_experts_of_a_wrong_form_are_refused(experts):
     with pytest.raises(
         TraceError, match=r"^sample 000000/a/0: experts of type .* expected integers"
     ):
         new_sample(0, "a", 0, [1], [1], experts)
 
 
-def test_a_row_too_many_is_refused(tmp_path):
-    """Engines and scripts that return a row for the last token too: which row is wrong, nobody
-    knows."""
+def test_an_extra_row_is_refused(tmp_path):
+    """Some engines and scripts also return a row for the last token. A reader cannot determine
+    which row is the extra one."""
     sample = new_sample(0, "a", 0, [1, 2], [3], np.array([[[0, 1], [0, 1]]] * 3))
-    with pytest.raises(TraceError, match="one row per token but the last"):
+    with pytest.raises(TraceError, match="one row per token except the last"):
         write_step(open_store(str(tmp_path)), 0, [sample], GEOMETRY, MADE_BY)
 
 
-def test_a_sample_of_one_token_has_no_row_of_the_trainer_and_is_joined(tmp_path):
-    """R2: nothing in the trainer's files names such a sample, and nothing is missing."""
+def test_a_sample_of_one_token_without_rows_is_joined(tmp_path):
+    """In R2, the trainer's files may omit such a sample, because it has no routes."""
     store = open_store(str(tmp_path))
     samples = [new_sample(0, "a", 0, [1], []), new_sample(0, "b", 0, [1, 2], [])]
     write_shard(store, 0, 0, new_write_id(), samples, None, None)
@@ -152,7 +152,7 @@ def test_a_sample_of_one_token_has_no_row_of_the_trainer_and_is_joined(tmp_path)
 
 
 @pytest.mark.parametrize("arguments", ["ls", "show 000000/gsm8k-7/0", "stats", "verify", "export"])
-def test_the_commands_read_what_the_library_wrote(tmp_path, arguments):
+def test_the_commands_read_steps_of_the_library(tmp_path, arguments):
     store = open_store(str(tmp_path / "set"))
     sample = new_sample(0, "gsm8k-7", 0, [1, 2], [3], np.array([[[0, 1], [2, 3]]] * 2))
     write_step(store, 0, [sample], GEOMETRY, MADE_BY)
@@ -165,13 +165,15 @@ def test_the_commands_read_what_the_library_wrote(tmp_path, arguments):
 def test_a_step_is_written_once(tmp_path):
     store = open_store(str(tmp_path))
     write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [3])], None, None)
-    with pytest.raises(TraceError, match=r"step 0 in .* is there already, and is written once"):
+    with pytest.raises(
+        TraceError, match=r"step 0 in .* already exists, and a step is written once"
+    ):
         write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [4])], None, None)
     assert open_manifest(store, 0).samples == 1
 
 
-def test_the_weights_of_a_step(tmp_path):
-    """Named by the writer, read in the manifest; what is no digest of all versions is refused."""
+def test_a_step_names_its_weights(tmp_path):
+    """The writer receives the digests and the manifest lists them; invalid digests are refused."""
     store = open_store(str(tmp_path / "traces"))
     (tmp_path / "model.safetensors").write_bytes(some_weights())
     digest = retrace.weights_digest(tmp_path)
@@ -185,8 +187,8 @@ def test_the_weights_of_a_step(tmp_path):
     assert not verify(store).problems
 
 
-def test_folders_without_whole_weights_have_no_digest(tmp_path):
-    with pytest.raises(TraceError, match=r"no \*\.safetensors there"):
+def test_folders_without_complete_weights_have_no_digest(tmp_path):
+    with pytest.raises(TraceError, match=r"no \*\.safetensors files"):
         retrace.weights_digest(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(some_weights()[:-1])
     with pytest.raises(TraceError, match=r"model\.safetensors: it ends 1 bytes too early"):

@@ -1,4 +1,4 @@
-"""Recorded sets, and runs that replay them."""
+"""Writing recorded sets, and replaying them in runs."""
 
 import re
 from dataclasses import replace
@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.policies.versions import refer_policy
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.run.plan import publish_plan
-from pipeline.run.policy import refer_policy
 from pipeline.store import ObjectMissingError, open_store
 from pipeline.traces import (
     Geometry,
@@ -53,12 +53,12 @@ SEALED = {"R3": sealed_r3, "R2": sealed_r2}
 
 @pytest.fixture
 def stores(tmp_path):
-    """A run, a recorded set, and a run that replays."""
+    """A run, a recorded set, and a run that replays the set."""
     return [open_store(str(tmp_path / name)) for name in ("run", "set", "again")]
 
 
 def assert_same(store, samples=SAMPLES) -> None:
-    """The sealed step holds these samples with their routes."""
+    """Check that the sealed step contains these samples with their routes."""
     manifest = read_manifest(store, 0)
     routes = read_routes(store, manifest, manifest.ids)
     for sample in samples:
@@ -78,8 +78,8 @@ def assert_same(store, samples=SAMPLES) -> None:
 
 @pytest.mark.parametrize("kind", ["R3", "R2"])
 def test_a_step_survives_recording_and_replay(stores, kind):
-    """run -> set -> run -> set: samples, routes and digests stay the same; R2 joins the files of
-    all stages and data-parallel ranks. Doing it again changes nothing."""
+    """Samples, routes and digests survive run -> set -> run -> set. In R2, the files of all stages
+    and data-parallel ranks are joined. Repeating an operation changes nothing."""
     run, record, again = stores
     SEALED[kind](run, SAMPLES)
     for _ in range(2):
@@ -99,8 +99,8 @@ def test_a_step_survives_recording_and_replay(stores, kind):
     assert_same(third)
 
 
-def test_a_set_says_how_it_was_sampled(stores):
-    """The step's plan goes along, so that a replay at another temperature can be refused."""
+def test_a_set_contains_its_sampling_parameters(stores):
+    """The step's plan is copied, so that a replay at a different temperature can be refused."""
     run, record, _ = stores
     sealed_r3(run, SAMPLES)
     plan = publish_plan(run, make_plan()).key
@@ -111,7 +111,8 @@ def test_a_set_says_how_it_was_sampled(stores):
 
 @pytest.mark.parametrize("kind", ["R3", "R2"])
 def test_a_run_can_be_replayed_without_a_set(stores, kind):
-    """A run's own steps serve as well; the replaying run owns copies, so the other may go."""
+    """The replaying run copies the steps, so it remains complete even if the other run is
+    removed."""
     run, _, again = stores
     SEALED[kind](run, SAMPLES)
     write_run(again, SAMPLES, kind, replay_file="run")
@@ -121,8 +122,8 @@ def test_a_run_can_be_replayed_without_a_set(stores, kind):
     assert_same(again)
 
 
-def test_a_step_of_other_weights_of_policy_0_is_not_sealed(stores):
-    """Where the model was not here when the set was checked; the set itself keeps the weights."""
+def test_a_step_with_different_weights_of_policy_0_is_not_sealed(stores):
+    """The check needs no model, because the set keeps the weights digests."""
     run, record, again = stores
     policies = {0: "a" * 64, 7: "b" * 64}
     write_shard(run, 0, 0, new_write_id(), SAMPLES, GEOMETRY, R3, policies=policies)
@@ -132,7 +133,7 @@ def test_a_step_of_other_weights_of_policy_0_is_not_sealed(stores):
     write_run(again, SAMPLES, "R3")
     refer_policy(again, 0, [], "c" * 64)
     with pytest.raises(
-        TraceError, match=f"step 0: .*weights {'a' * 64}, this run's has {'c' * 64};"
+        TraceError, match=f"step 0: .*weights {'a' * 64}, this run's policy 0 has {'c' * 64};"
     ):
         seal_replay(again, record, 0, make_window())
     assert again.size(keys.manifest(0)) is None
@@ -140,8 +141,8 @@ def test_a_step_of_other_weights_of_policy_0_is_not_sealed(stores):
     assert read_manifest(again, 0).policies == policies
 
 
-def test_an_audit_is_not_what_training_used(stores):
-    """In R2 the engine's routes may be recorded too; the set has the trainer's, and only them."""
+def test_a_recorded_set_excludes_an_audit(stores):
+    """In R2, the engine's routes may also be recorded, but the set contains only the trainer's."""
     run, record, _ = stores
     sealed_r3(run, make_samples(seed=5), training=True)
     theirs = make_samples(seed=5)
@@ -159,13 +160,16 @@ def test_a_set_of_another_run_is_not_overwritten(stores):
     sealed_r3(run, SAMPLES)
     write_recorded_set(run, record, 0)
     sealed_r3(other, make_samples(seed=3))
-    with pytest.raises(TraceError, match=r"other samples or routes than .*choose another record_f"):
+    with pytest.raises(
+        TraceError, match=r"samples or routes differ from those in .*choose a different record_f"
+    ):
         write_recorded_set(other, record, 0)
     assert_same(record)
 
 
-def test_a_set_cut_short_is_completed(stores):
-    """The writer died between two objects: the next one goes on, and compares what is there."""
+def test_an_incomplete_set_is_completed(stores):
+    """The writer died between two objects. The next writer continues, and compares existing
+    objects with those that it would write."""
     run, record, _ = stores
     sealed_r3(run, SAMPLES)
     first = next(iter(run.list("steps/000000/rollout/"))).key
@@ -174,11 +178,11 @@ def test_a_set_cut_short_is_completed(stores):
     assert_same(record)
     broken = open_store(record.uri + "-broken")
     broken.create(first, b"something else")
-    with pytest.raises(TraceError, match="it is there with other content"):
+    with pytest.raises(TraceError, match="exists with different content"):
         write_recorded_set(run, broken, 0)
 
 
-def test_a_step_without_routes_makes_no_set(stores):
+def test_a_step_without_routes_is_not_recorded(stores):
     run, record, _ = stores
     samples = without_routes(SAMPLES)
     write_shard(run, 0, 0, new_write_id(), samples, None, None)
@@ -188,7 +192,7 @@ def test_a_step_without_routes_makes_no_set(stores):
 
 
 def changed_tokens(samples):
-    """Another tokenizer or prompt file: the last sample's prompt differs in one token."""
+    """Return samples whose last prompt differs in one token, as with a different tokenizer."""
     *rest, last = samples
     prompt_P = last.prompt_tokens_P.copy()
     prompt_P[-1] += 1
@@ -202,29 +206,30 @@ def changed_tokens(samples):
             changed_tokens(SAMPLES),
             "R3",
             make_window(),
-            r"sample 000000/2/0 has token digest [0-9a-f]{64}, with this run's prompt and "
+            r"sample 000000/2/0 has token digest [0-9a-f]{64}; with this run's prompt and "
             r"tokenizer it is [0-9a-f]{64}; use the data.train_files",
         ),
         (
             SAMPLES[:4],
             "R3",
             make_window(),
-            "sample 000000/2/0 is of prompt 2, which this run has no",
+            "sample 000000/2/0 has prompt 2, which is not in this run's prompt table",
         ),
         (
             SAMPLES,
             "R2",
             make_window(),
-            "its routes are of kind R3, not R2; set actor_rollout_ref.actor.router_replay.mode=R3",
+            "its routes are of kind R3, expected R2; "
+            "set actor_rollout_ref.actor.router_replay.mode=R3",
         ),
         (SAMPLES, "R3", make_window(prompts=2), "not expected: 000000/2/0, 000000/2/1"),
         (SAMPLES, "R3", make_window(n=3), "missing: 000000/0/2, 000000/1/2, 000000/2/2"),
         (SAMPLES, "R3", make_window(version=1), r"policy versions \(0,\)"),
     ],
 )
-def test_a_set_that_does_not_fit_is_refused(stores, samples, mode, window, says):
-    """Another tokenizer, other prompts, another kind, another batch, another version. Nothing is
-    sealed then."""
+def test_a_set_that_does_not_match_is_refused(stores, samples, mode, window, says):
+    """The set has a different tokenizer, prompt table, kind, batch or policy version, so the step
+    is not sealed."""
     run, record, again = stores
     sealed_r3(run, SAMPLES)
     write_recorded_set(run, record, 0)
@@ -234,7 +239,7 @@ def test_a_set_that_does_not_fit_is_refused(stores, samples, mode, window, says)
     assert not list(again.list("steps/"))
 
 
-def test_another_model_is_refused(stores):
+def test_a_set_of_a_different_model_is_refused(stores):
     run, record, again = stores
     geometry = Geometry(32, 4, (1, 2, 5))
     samples = make_samples(geometry=geometry)
@@ -246,7 +251,7 @@ def test_another_model_is_refused(stores):
         seal_replay(again, record, 0, make_window())
 
 
-def test_a_set_that_lacks_the_step_is_named(stores):
+def test_a_set_without_the_step_is_reported(stores):
     run, record, again = stores
     sealed_r3(run, SAMPLES)
     write_recorded_set(run, record, 0)
@@ -256,7 +261,7 @@ def test_a_set_that_lacks_the_step_is_named(stores):
 
 
 def stages(*written):
-    """Commits of (stage, dp rank, layers, samples)."""
+    """Return a function that writes the commits for each (stage, dp rank, layers, samples)."""
 
     def write(store) -> None:
         write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
@@ -280,17 +285,18 @@ def stages(*written):
         ),
         (
             stages((0, 0, (1, 2), SAMPLES), (1, 0, (2, 5), SAMPLES)),
-            r"sample 000000/0/0: position 0 is there twice, in layers \[2\]",
+            r"sample 000000/0/0: position 0 is duplicated, in layers \[2\]",
         ),
         (
             stages((0, 0, (1, 2, 5), SAMPLES[:4]), (0, 1, (1, 2, 5), SAMPLES[2:])),
-            r"sample 000000/1/0: position 0 is there twice, in layers \[1, 2, 5\]; such samples: "
-            "000000/1/0, 000000/1/1$",
+            r"sample 000000/1/0: position 0 is duplicated, in layers \[1, 2, 5\]; "
+            "samples affected: 000000/1/0, 000000/1/1$",
         ),
     ],
 )
 def test_trainers_files_that_do_not_join_are_refused(stores, write, says):
-    """A rank's file is missing a sample, two stages have one layer, or two ranks one sample."""
+    """A rank's file lacks a sample, two stages have the same layer, or two ranks have the same
+    sample."""
     run, record, _ = stores
     write(run)
     for attempt in (lambda: used_routes(run, 0), lambda: write_recorded_set(run, record, 0)):
@@ -299,8 +305,9 @@ def test_trainers_files_that_do_not_join_are_refused(stores, write, says):
     assert any(re.search(says, problem.text) for problem in verify(run).problems)
 
 
-def test_trainers_rows_that_are_not_the_samples_are_refused(stores):
-    """One row too few of one sample, in one stage; a sample that is nobody's."""
+def test_trainers_rows_that_differ_from_the_samples_are_refused(stores):
+    """One stage has one row too few for a sample, and another has a sample that is not in the
+    step."""
     run, record, _ = stores
     write_shard(run, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
     seal(run, 0, 1, lambda _: [s.id for s in SAMPLES], 0, training=True)

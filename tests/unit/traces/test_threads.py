@@ -1,4 +1,4 @@
-"""The number of threads changes neither what is written nor what is read."""
+"""The number of threads changes neither the objects written nor the routes read."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ IDS = sorted(sample.id for sample in SAMPLES)
 
 @pytest.fixture
 def small_pieces(monkeypatch, small_row_groups):
-    """Everything is large enough for threads."""
+    """Lower the limits, so that every file is large enough for several threads."""
     for module in (files, parts):
         monkeypatch.setattr(module, "_MUCH", 0)
     monkeypatch.setattr(reader, "_TOGETHER", 2)
@@ -31,7 +31,7 @@ def written(monkeypatch, folder, cores):
     return store
 
 
-def test_objects_are_equal_byte_for_byte(monkeypatch, tmp_path, small_pieces):
+def test_objects_are_the_same_for_any_number_of_threads(monkeypatch, tmp_path, small_pieces):
     stores = [written(monkeypatch, tmp_path, cores) for cores in (1, 2, 64)]
     objects = [{info.key: store.read(info.key) for info in store.list("")} for store in stores]
     assert len(objects[0]) == 3
@@ -39,7 +39,7 @@ def test_objects_are_equal_byte_for_byte(monkeypatch, tmp_path, small_pieces):
 
 
 @pytest.mark.parametrize("layers", [None, [4], [1, 2, 6]])
-def test_routes_are_equal(monkeypatch, tmp_path, small_pieces, layers):
+def test_routes_are_the_same_for_any_number_of_threads(monkeypatch, tmp_path, small_pieces, layers):
     store = written(monkeypatch, tmp_path, 2)
     seal(store, 0, 1, lambda _: IDS, 0)
     manifest = read_manifest(store, 0)
@@ -53,8 +53,8 @@ def test_routes_are_equal(monkeypatch, tmp_path, small_pieces, layers):
             assert np.array_equal(found[0][id].valid_T, other[id].valid_T)
 
 
-def test_errors_are_equal(monkeypatch, tmp_path, small_pieces):
-    """The first damaged piece is named, whichever thread meets its own first."""
+def test_errors_are_the_same_for_any_number_of_threads(monkeypatch, tmp_path, small_pieces):
+    """The error names the first damaged piece, even if another thread finds damage earlier."""
     store = written(monkeypatch, tmp_path, 2)
     seal(store, 0, 1, lambda _: IDS, 0)
     manifest = read_manifest(store, 0)
@@ -66,14 +66,14 @@ def test_errors_are_equal(monkeypatch, tmp_path, small_pieces):
     texts = []
     for cores in (2, 64, 64):
         monkeypatch.setattr(threads, "core_count", lambda cores=cores: cores)
-        with pytest.raises(CorruptObjectError, match=r"its commit says") as error:
+        with pytest.raises(CorruptObjectError, match=r"its commit records") as error:
             read_routes(store, manifest, IDS)
         texts.append(str(error.value))
     assert texts[1] == texts[2]
 
 
 def test_an_error_of_the_store_ends_the_file(monkeypatch, tmp_path, small_pieces):
-    """What the writing thread meets is raised to the writer, and no object is left."""
+    """An error in the thread that writes is raised in the caller, and no object remains."""
     monkeypatch.setattr(threads, "core_count", lambda: 4)
     store = open_store(str(tmp_path))
     upload = store.upload

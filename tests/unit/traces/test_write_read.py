@@ -1,4 +1,4 @@
-"""What was written is what is read."""
+"""Reading returns the samples and routes that were written."""
 
 from dataclasses import replace
 
@@ -35,7 +35,8 @@ from tests.samples import (
 
 @pytest.mark.parametrize("experts", [16, 256, 300])
 def test_samples_and_routes_survive(store, experts, small_row_groups):
-    """Over shards and row groups, in the order asked for, with and without a layer selection."""
+    """There are several shards and row groups. Results are in the requested order, whether all
+    layers or only some are requested."""
     geometry = Geometry(experts, 4, (1, 2, 5))
     samples = make_samples(prompts=5, n=3, geometry=geometry)
     write_shard(store, 0, 0, new_write_id(), samples[:6], geometry, R3)
@@ -64,20 +65,22 @@ def test_samples_and_routes_survive(store, experts, small_row_groups):
         assert row["rows_total"] == len(sample.tokens_S) - 1
 
 
-def test_samples_without_routes(store):
-    """A dense model, or a run that records nothing: no geometry, no routes file, null columns."""
+def test_samples_without_routes_are_written_and_read(store):
+    """With a dense model, or in a run that records no routes, there is no geometry and no routes
+    file, and the columns for routes are null."""
     samples = without_routes(make_samples())
     write_shard(store, 0, 0, new_write_id(), samples, None, None)
     manifest = seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0).all()
     assert manifest.geometry is None
     assert manifest.rows["routes"].null_count == manifest.rows["rows_valid"].null_count == 6
     assert all(map(same_sample, read_samples(store, manifest, manifest.ids), samples))
-    with pytest.raises(TraceError, match="step 0: its samples have no routes"):
+    with pytest.raises(TraceError, match="step 0: no routes in its samples"):
         read_routes(store, manifest, manifest.ids)
 
 
 def test_an_empty_shard_is_a_shard(store):
-    """More shards than prompts: the last ones have nothing, and are joined all the same."""
+    """If there are more shards than prompts, the last shards are empty and are joined like the
+    others."""
     samples = make_samples()
     write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, R3)
     write_shard(store, 0, 1, new_write_id(), [], GEOMETRY, R3)
@@ -86,7 +89,7 @@ def test_an_empty_shard_is_a_shard(store):
 
 
 def test_a_sample_of_one_token_has_no_rows(store):
-    """P = 1 and an abort before the first response token: S - 1 = 0 rows."""
+    """With P = 1 and an abort before the first response token, S - 1 = 0 rows remain."""
     sample = make_samples(prompts=1, n=1)[0]
     nothing = Routes(np.empty((0, 3, 4), np.uint8), np.empty(0, np.bool_))
     sample = replace(
@@ -104,14 +107,14 @@ def test_a_sample_of_one_token_has_no_rows(store):
     assert read_routes(store, manifest, [sample.id])[sample.id].sets_TLK.shape == (0, 3, 4)
 
 
-def test_validation_samples(store):
-    """Samples alone, without a manifest."""
+def test_validation_samples_are_written_and_read(store):
+    """A validation has no manifest."""
     samples = without_routes(make_samples())
     file = write_samples(store, "validations/000003/00000.aaaaaaaa.samples.parquet", samples)
     assert all(map(same_sample, read_sample_file(store, file), samples))
 
 
-def test_provenance_comes_back(store):
+def test_the_provenance_is_read_as_written(store):
     samples = make_samples(version=7, step=8)
     made_by = Provenance("R3", 7, "vllm 0.32.0")
     write_shard(store, 8, 0, new_write_id(), samples, GEOMETRY, made_by)

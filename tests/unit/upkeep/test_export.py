@@ -14,7 +14,7 @@ from tests.samples import GEOMETRY, make_samples, sealed_r3
 
 @pytest.fixture
 def exported(tmp_path):
-    """Exports a step of which one sample has no reward, and some have unknown rows."""
+    """Export a step in which one sample has no reward, and several samples have unknown rows."""
     torch = pytest.importorskip("torch", reason="verl and slime take torch files")
     samples = make_samples(prompts=3, n=2)
     samples[0] = replace(samples[0], reward=None, reward_error="it failed")
@@ -33,7 +33,7 @@ def exported(tmp_path):
     return export, {sample.id: sample for sample in samples}
 
 
-def test_a_file_for_verl(exported):
+def test_a_step_is_exported_for_verl(exported):
     export, samples = exported
     loaded, output = export("verl")
     assert sorted(loaded["ids"]) == sorted(samples)
@@ -63,10 +63,11 @@ def test_a_file_for_verl(exported):
     masked = sum(s.reward is None or not s.routes.valid_T.all() for s in samples.values())
     assert 0 < masked < len(samples)
     assert "6 samples in" in output.replace("\n", " ")
-    assert f"{masked} of them have unknown rows or no reward" in " ".join(output.split())
+    said = f"{masked} of them are excluded from the loss: unknown rows or no reward"
+    assert said in " ".join(output.split())
 
 
-def test_a_file_for_slime(exported):
+def test_a_step_is_exported_for_slime(exported):
     export, samples = exported
     loaded, _ = export("slime", "--num-layers", "8")
     assert loaded["rollout_id"] == 0
@@ -90,7 +91,7 @@ def test_a_file_for_slime(exported):
         assert found["status"] == {"stop": "completed", "length": "truncated"}[sample.finish_reason]
 
 
-def test_num_layers_goes_with_peers_only(exported, tmp_path):
+def test_num_layers_is_only_for_the_formats_of_verl_and_slime(exported, tmp_path):
     arguments = [
         "export",
         str(tmp_path / "run"),
@@ -101,4 +102,5 @@ def test_num_layers_goes_with_peers_only(exported, tmp_path):
     ]
     done = CliRunner().invoke(traces.app, arguments)
     assert done.exit_code == 2
-    assert "--num-layers goes with --format verl or slime" in " ".join(done.output.split())
+    said = "--num-layers applies to --format verl or slime, not to npy"
+    assert said in " ".join(done.output.split())

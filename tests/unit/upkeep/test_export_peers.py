@@ -1,7 +1,7 @@
-"""What verl and slime would make of exported steps, by the rules of their own loaders.
+"""Exported steps satisfy the rules of verl's and slime's own loaders.
 
-The rules are those of verl-project/verl at 1dda039b and THUDM/slime at 624b824a, said as
-assertions here; each names the place that would fail.
+The rules come from verl-project/verl at 1dda039b and THUDM/slime at 624b824a, restated here as
+assertions. Each assertion names the function that would fail.
 """
 
 from dataclasses import replace
@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli import traces
+from pipeline.run.commit import new_write_id
 from pipeline.store import open_store
+from pipeline.traces import seal, write_shard
 from pipeline.upkeep.export import export, export_for
 from retrace import (
     Geometry,
@@ -50,7 +52,7 @@ def a_sample(prompt: str, k: int, G: int, *, P: int = 3, routed: bool = True, **
 
 
 def a_step() -> dict[str, Sample]:
-    """Turns of a conversation, samples that failed, were cut or aborted, and branches."""
+    """Return a step of conversation turns, branches, and failed, truncated or aborted samples."""
     turns = np.array([1, 1, 0, 0, 0, 1, 1], bool)
     logprobs = np.where(turns, np.float32(-0.5), np.float32(np.nan))
     resumed = (VersionSpan(2, 0, 3), VersionSpan(3, 3, 7))
@@ -90,17 +92,18 @@ def exported(tmp_path):
 
 
 def slime_takes(loaded: dict, routes: bool = True) -> None:
-    """`RolloutManager._convert_samples_to_train_data` (slime/ray/rollout.py) and what it calls."""
+    """Check what `RolloutManager._convert_samples_to_train_data` (slime/ray/rollout.py)
+    requires."""
     samples = loaded["samples"]
     for sample in samples:
-        # Sample.from_dict (slime/utils/types.py): the enumeration, and no field that is none of its
+        # Sample.from_dict (slime/utils/types.py): a known status, and no unknown fields
         assert sample["status"] in {"pending", "completed", "truncated", "aborted", "failed"}
         G = sample["response_length"]
         assert len(sample["loss_mask"]) == G
-        # _post_process_rewards makes a tensor of float32 of them
+        # _post_process_rewards puts them into a float32 tensor
         assert isinstance(sample["reward"], float)
         assert torch.isfinite(torch.tensor(sample["reward"], dtype=torch.float))
-    # "if samples[0].rollout_log_probs is not None": all samples' are taken
+    # "if samples[0].rollout_log_probs is not None": then the log-probs of all samples are used
     there = {"rollout_log_probs" in sample for sample in samples}
     assert len(there) == 1
     if there == {True}:
@@ -111,7 +114,7 @@ def slime_takes(loaded: dict, routes: bool = True) -> None:
             mask = torch.tensor(sample["loss_mask"], dtype=torch.float32)
             mask *= not sample["remove_sample"]
             trainer = torch.full_like(logprobs, -0.7)
-            # loss.py: train_rollout_logprob_abs_diff, vanilla_tis_function
+            # loss.py: train_rollout_logprob_abs_diff and vanilla_tis_function
             for value in ((trainer - logprobs).abs(), torch.exp(trainer - logprobs)):
                 assert torch.isfinite((value * mask).sum() / torch.clamp_min(mask.sum(), 1))
             # Sample.append_response_tokens: tokens that were not generated have 0.0
@@ -129,7 +132,10 @@ def slime_takes(loaded: dict, routes: bool = True) -> None:
 
 
 def verl_takes(loaded: dict, routes: bool = True) -> None:
-    """`list_of_dict_to_tensordict` (verl/utils/tensordict_utils.py), and what reads the batch."""
+    """Check what `list_of_dict_to_tensordict` (verl/utils/tensordict_utils.py) requires.
+
+    The requirements of the functions that read the batch are also checked.
+    """
     samples = loaded["samples"]
     assert len(loaded["ids"]) == len(samples)
     assert {frozenset(sample) for sample in samples} == {frozenset(samples[0])}
@@ -144,7 +150,7 @@ def verl_takes(loaded: dict, routes: bool = True) -> None:
         if "rollout_log_probs" in sample:
             logprobs = sample["rollout_log_probs"]
             assert logprobs.shape == (G,)
-            # rollout_corr_helper: log-ratios of the whole batch, before they are masked
+            # rollout_corr_helper: log-ratios of the entire batch, before they are masked
             assert torch.isfinite(torch.exp(torch.full_like(logprobs, -0.7) - logprobs)).all()
         if routes:
             # align_r3_router_replay_data (verl/utils/megatron/router_replay_utils.py)
@@ -152,15 +158,15 @@ def verl_takes(loaded: dict, routes: bool = True) -> None:
             assert not sample["routed_experts"][-1].any()
 
 
-def test_slime_takes_a_step_of_turns_failures_and_branches(exported):
+def test_slime_accepts_a_step_of_turns_failures_and_branches(exported):
     samples = a_step()
     loaded, said = exported("slime", samples)
     slime_takes(loaded)
     found = {sample["metadata"]["id"]: sample for sample in loaded["samples"]}
     assert samples.keys() - found.keys() == {"000000/silent/1"}
     assert "8 samples in" in said
-    assert "2 of them have unknown rows or no reward, and no loss" in said
-    assert "1 left out, which have one token: slime takes none of these" in said
+    assert "2 of them are excluded from the loss: unknown rows or no reward" in said
+    assert "1 left out, because they have one token, which slime rejects" in said
 
     turns = found["000000/turns/0"]
     assert turns["rollout_log_probs"] == [-0.5, -0.5, 0.0, 0.0, 0.0, -0.5, -0.5]
@@ -190,14 +196,14 @@ def test_slime_counts_the_branches_of_a_conversation_once(exported):
     assert [sample["index"] for sample in loaded["samples"]] == list(range(8))
 
 
-def test_verl_takes_a_step_of_turns_failures_and_branches(exported):
+def test_verl_accepts_a_step_of_turns_failures_and_branches(exported):
     samples = a_step()
     loaded, said = exported("verl", samples)
     verl_takes(loaded)
     found = dict(zip(loaded["ids"], loaded["samples"], strict=True))
     assert samples.keys() - found.keys() == {"000000/silent/0", "000000/silent/1"}
     assert "7 samples in" in said
-    assert "2 left out, which have no response: verl takes none of these" in said
+    assert "2 left out, because they have no response, which verl rejects" in said
 
     turns = found["000000/turns/0"]
     assert turns["response_mask"].tolist() == [1, 1, 0, 0, 0, 1, 1]
@@ -207,38 +213,78 @@ def test_verl_takes_a_step_of_turns_failures_and_branches(exported):
 
 
 @pytest.mark.parametrize(("form", "takes"), [("verl", verl_takes), ("slime", slime_takes)])
-def test_log_probs_that_the_loss_needs_and_nobody_knows_are_left_out_of_all(exported, form, takes):
-    """0.0 would be a probability of 1. Both trainers go by the first sample's fields."""
+def test_unknown_log_probs_in_the_loss_are_omitted_from_all_samples(exported, form, takes):
+    """A log-prob of 0.0 would be a probability of 1.
+
+    Both trainers infer all samples' fields from the first sample.
+    """
     samples = {id: a_step()[id] for id in ("000000/cut/0", "000000/turns/0")}
     samples["000000/cut/0"].logprobs_G[2] = np.nan
     loaded, said = exported(form, samples)
     takes(loaded)
     assert not any("rollout_log_probs" in sample for sample in loaded["samples"])
-    assert "no log-probs, as 1 lack some of tokens that count in the loss" in said
+    expected = "no log-probs, because they are unknown for tokens in the loss (samples: 1)"
+    assert expected in said
 
 
 @pytest.mark.parametrize(("form", "takes"), [("verl", verl_takes), ("slime", slime_takes)])
-def test_a_step_without_routes_is_a_step_without_that_field(exported, form, takes):
+def test_samples_of_a_step_without_routes_lack_the_routes_field(exported, form, takes):
     samples = [a_sample("plain", k, 4, routed=False) for k in range(2)]
     loaded, _ = exported(form, {sample.id: sample for sample in samples}, None)
     takes(loaded, routes=False)
     assert not any(name.endswith("routed_experts") for one in loaded["samples"] for name in one)
 
 
-def test_a_file_that_is_there_is_not_written_over(exported, tmp_path):
-    """--out must be empty, but other programs may write there too."""
+def test_an_existing_file_is_not_overwritten(exported, tmp_path):
+    """The folder of --out must be empty, but other programs may also write to it."""
     exported("slime", a_step())
     store = open_store(str(tmp_path / "run"))
-    with pytest.raises(TraceError, match=r"0\.pt: it is there already, and no file is written"):
+    with pytest.raises(TraceError, match=r"0\.pt: it already exists, and no file is overwritten"):
         export_for(store, 0, tmp_path / "slime", "slime")
     export(store, 0, tmp_path / "arrays", "npy")
     for name in ("000000_turns_0.npy", "000000_turns_0.valid.npy", "samples.json"):
         (kept,) = (tmp_path / "arrays").glob(name)
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / "other" / name).write_text("mine")
-        with pytest.raises(TraceError, match="it is there already, and no file is written over"):
+        with pytest.raises(TraceError, match="it already exists, and no file is overwritten"):
             export(store, 0, tmp_path / "other", "npy")
         assert (tmp_path / "other" / name).read_text() == "mine"
         assert kept.exists()
         for path in (tmp_path / "other").iterdir():
             path.unlink()
+
+
+@pytest.mark.parametrize("peer", ["verl", "slime"])
+def test_rewards_count_in_a_group_as_they_do_in_retrace(tmp_path, peer):
+    """The reward of a greedy baseline is not one of its group's rewards, so the sample is left out.
+    A sample with unknown rows keeps its reward. Only a sample without a reward gets 0."""
+    samples = [a_sample("p", k, 5, reward=float(k + 5)) for k in range(4)]
+    samples[1] = replace(samples[1], reward=None, reward_error="it raised")
+    samples[2].routes.valid_T[3:] = False
+    store = open_store(str(tmp_path / "run"))
+    write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, MADE_BY)
+    ids = [sample.id for sample in samples]
+    seal(store, 0, 1, lambda _: ids, None, baselines=[ids[3]])
+    made = export_for(store, 0, tmp_path / "out", peer)
+    assert (made.samples, made.untrained, made.left_out, made.not_counted) == (3, 2, 0, 1)
+    found = torch.load(tmp_path / "out" / "0.pt")["samples"]
+    rewards = [of["reward"] if peer == "slime" else float(of["rm_scores"].sum()) for of in found]
+    assert rewards == [5.0, 0.0, 7.0]
+    output = (
+        CliRunner()
+        .invoke(traces.app, ["export", store.uri, "--out", str(tmp_path / "cli"), "--format", peer])
+        .output
+    )
+    text = " ".join(output.split())
+    assert "1 left out, because their rewards do not count in their groups" in text
+
+
+@pytest.mark.parametrize(("peer", "P"), [("verl", 3), ("slime", 1)])
+def test_no_file_is_written_without_samples(tmp_path, peer, P):
+    """verl rejects samples without a response, and slime rejects samples of one token."""
+    store = open_store(str(tmp_path / "run"))
+    samples = [a_sample("silent", k, 0, P=P, finish_reason="abort") for k in range(2)]
+    write_step(store, 0, samples, GEOMETRY, MADE_BY)
+    with pytest.raises(TraceError, match=f"no file for {peer}, because all 2 samples"):
+        export_for(store, 0, tmp_path / "out", peer)
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,5 @@
-"""Stores that hold what is no object, or one bad object: named, and nothing else is hidden."""
+"""`verify` names a bad entry in a store, even if it is not an object, and still finds other
+defects."""
 
 import json
 import os
@@ -30,7 +31,7 @@ def made(store: Store, step: int) -> None:
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """Two good steps."""
+    """A store with two good steps."""
     for step in TWO_STEPS:
         made(open_store(str(tmp_path)), step)
     return tmp_path
@@ -61,7 +62,12 @@ def nowhere(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
-KINDS = [fifo, zero, sparse, circle, nowhere]
+def itself(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+KINDS = [fifo, zero, sparse, circle, nowhere, itself]
 COMMANDS = [
     ["traces", "ls"],
     ["traces", "ls", "--step", "0"],
@@ -88,7 +94,10 @@ for command in json.loads(sys.argv[1]):
 
 
 def run(commands: list[list[str]], root: Path) -> list[tuple[list[str], str]]:
-    """What commands of `retrace` print, which have a minute and 4 GiB of addresses together."""
+    """Run `retrace` commands, limited to one minute and 4 GiB of address space.
+
+    Return each command with its output.
+    """
     words = [list(command) for command in commands]
     for command in words:
         if command[0] == "traces":
@@ -119,8 +128,8 @@ def names(root: Path, step: int = 0) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_verify_names_it_and_goes_on(root, kind):
-    """In the place of each object of step 0, while step 1 has a damaged file, too."""
+def test_verify_names_the_entry_and_continues(root, kind):
+    """The entry replaces each object of step 0 in turn, while step 1 has a damaged file."""
     (other,) = root.glob("steps/000001/rollout/00000.*.samples.parquet")
     other.write_bytes(other.read_bytes()[:-1])
     for path in names(root):
@@ -134,9 +143,27 @@ def test_verify_names_it_and_goes_on(root, kind):
         path.write_bytes(content)
 
 
+@pytest.mark.parametrize("kind", [fifo, itself])
+def test_verify_lists_an_entry_of_a_run_once(tmp_path, kind):
+    """The listing, the check of the object and the checks that use it find the same problem."""
+    whole_run(open_store(str(tmp_path / "run")), tmp_path, "R2")
+    for path in sorted((tmp_path / "run").rglob("*")):
+        key = path.relative_to(tmp_path / "run").as_posix()
+        if not path.is_file() or key.startswith("inputs/"):
+            continue
+        content = path.read_bytes()
+        kind(path)
+        problems = verify(open_store(str(tmp_path / "run"))).problems
+        texts = [problem.text for problem in problems if problem.key == key]
+        assert [text.endswith("; remove it") for text in texts] == [True], (key, texts)
+        assert not any("UnboundLocalError" in str(problem) for problem in problems)
+        path.unlink()
+        path.write_bytes(content)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_command_hangs_or_traces_back(root, kind):
-    """Each ends with what it found."""
+def test_no_command_hangs_or_prints_a_traceback(root, kind):
+    """Each command reports its findings and exits."""
     kind(root / "steps/000000/manifest.json")
     kind(root / "steps/000001/pruned.json")
     kind(root / "run.json")
@@ -153,7 +180,7 @@ def test_no_command_hangs_on_a_data_file(root):
     "error",
     [MemoryError(), RecursionError("deep"), OverflowError(), pa.ArrowInvalid("no"), OSError("io")],
 )
-def test_what_a_library_raises_is_a_problem_of_its_object(monkeypatch, error):
+def test_an_error_of_a_library_is_reported_for_its_object(monkeypatch, error):
     store = MemoryStore()
     for step in TWO_STEPS:
         made(store, step)
@@ -186,8 +213,8 @@ FILE = {"key": "policies/000001/x", "size": 1, "sha256": "0" * 64}
         [{**FILE, "key": "/"}],
     ],
 )
-def test_a_list_of_files_that_is_none(tmp_path, files):
-    """Of a policy, whose commit fits its own digest."""
+def test_an_invalid_list_of_files_is_named(tmp_path, files):
+    """The list is in a policy commit that matches its own digest."""
     store = open_store(str(tmp_path / "run"))
     whole_run(store, tmp_path)
     path = tmp_path / "run" / keys.policy(1)
@@ -206,7 +233,7 @@ def signed(path: Path, **changes) -> None:
 
 
 def test_control_characters_never_reach_a_terminal(tmp_path):
-    """Ids, engines, errors, texts that Rich would take for markup, and keys."""
+    """The texts are ids, engines, errors and keys with control characters or Rich markup."""
     samples = [
         replace(s, reward=None, reward_error=f"{ESCAPE}[/bold][red]", extras={ESCAPE: ESCAPE})
         for s in make_samples()

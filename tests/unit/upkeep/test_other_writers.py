@@ -1,6 +1,7 @@
-"""What writers of other makers may do, and what they may not, by docs/trace-format.md."""
+"""What docs/trace-format.md allows other writers to do, and what it requires of them."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from tests.samples import R2, equal, make_samples, sealed_r2, sealed_r3
 
 
 def one_token(sample):
-    """The sample with a prompt of one token and no response: it has no row."""
+    """Return the sample with a prompt of one token and no response, and thus without a row."""
     sets_TLK, nothing = sample.routes.sets_TLK[:0], np.empty(0)
     return replace(
         sample,
@@ -39,7 +40,7 @@ def one_token(sample):
 
 
 def trained():
-    """A step with a training set, one of whose samples has one token."""
+    """A step with a training set. One of the step's samples has one token."""
     *samples, last = make_samples()
     store = MemoryStore()
     sealed_r2(store, [*samples, one_token(last)])
@@ -47,7 +48,7 @@ def trained():
 
 
 def left_out(store, id) -> None:
-    """Name a sample in no part of the training set."""
+    """Remove a sample from all parts of the training set."""
     for key in training_commits(store):
         digests = [said for said in json.loads(store.read(key))["digests"] if said[0] != id]
         resign(store, key, digests=digests, samples=len(digests))
@@ -59,7 +60,7 @@ def problems(store) -> list[str]:
     return [str(problem) for problem in verify(store).problems]
 
 
-def test_parts_may_leave_out_a_sample_of_one_token():
+def test_parts_may_omit_a_sample_of_one_token():
     store, id = trained()
     left_out(store, id)
     assert problems(store) == []
@@ -87,8 +88,9 @@ def test_a_sample_of_one_token_needs_no_part_in_a_recorded_set(digests):
     assert any("have digest" in problem for problem in problems(forgery.sealed()))
 
 
-def test_row_groups_without_rows_as_pyarrow_writes_them():
-    """Their chunks are a dictionary page alone, and pyarrow says that data begin at byte 0."""
+def test_row_groups_without_rows_are_accepted_as_pyarrow_writes_them():
+    """The chunks of such a row group contain only a dictionary page. According to the footer that
+    pyarrow writes, their data begins at byte 0."""
     samples = make_samples()
     store = MemoryStore()
     sealed_r3(store, samples)
@@ -115,11 +117,14 @@ def test_data_may_name_the_shards_in_any_order():
         row["routes"][0]["file"] = last - row["routes"][0]["file"]
     assert problems(forgery.sealed()) == []
     forgery.rows.reverse()
-    assert any("shard after shard" in problem for problem in problems(forgery.sealed()))
+    assert any("not in shard order" in problem for problem in problems(forgery.sealed()))
 
 
 def test_rows_of_a_group_end_with_the_prompt():
-    """A group that owns more is refused; the other sample has a prompt of as many tokens."""
+    """A group with rows beyond the prompt is refused.
+
+    The prompts of the group's two samples have the same length.
+    """
     store = MemoryStore()
     sealed_r3(store, make_samples())
     forgery = Forgery(store)
@@ -134,7 +139,7 @@ def test_rows_of_a_group_end_with_the_prompt():
 
 
 def renamed(store, old: str, new: str) -> None:
-    """A part of the training set, with its file, under another name."""
+    """Rename a part of the training set, with its file."""
     for info in list(store.list(keys.trainings(0))):
         if old in info.key:
             store.create(info.key.replace(old, new), store.read(info.key))
@@ -161,7 +166,7 @@ def other_write_id(store) -> None:
     [
         (other_name, "expected steps/000000/training/001-00001"),
         (first_with_cp_rank, "expected steps/000000/training/001-00001"),
-        (other_write_id, "write id 01234567, the set that names it has"),
+        (other_write_id, "write id 01234567, but the set that names it has"),
     ],
 )
 def test_parts_have_one_name_and_one_write_id(change, says):
@@ -180,7 +185,7 @@ def test_a_set_names_its_parts_in_order():
 
 
 @pytest.mark.parametrize("name", ["step", "samples", "stage", "dp_rank", "cp_rank"])
-def test_a_part_says_integers_without_a_fraction(name):
+def test_integers_of_a_part_have_no_fraction(name):
     store, _ = trained()
     key = training_commits(store)[0]
     resign(store, key, **{name: float(json.loads(store.read(key)).get(name, 0))})
@@ -189,3 +194,37 @@ def test_a_part_says_integers_without_a_fraction(name):
     assert any(key in problem for problem in problems(store))
     with pytest.raises(TraceError, match=r"\d\.0"):
         used_routes(store, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stage": 7}, "the ones in its key"),
+        ({"dp_rank": 7}, "the ones in its key"),
+        ({"cp_rank": 1}, "the ones in its key"),
+        ({"attempt": "01234567"}, "write id 01234567, expected the ones in its key"),
+        ({"step": 1}, "the commit of {'step': 1}"),
+        ({"manifest_sha256": "x"}, "manifest_sha256 'x', expected 64"),
+        ({"digests": 3}, r"\d+ valid rows, but its file contains 3 rows of the sample"),
+        ({"digests": 4}, r"has \d+ rows, 3 of them valid; steps/000000/manifest.json has"),
+    ],
+)
+def test_a_part_in_a_recorded_set_is_compared_with_its_key_and_the_manifest(changes, says):
+    run, _ = trained()
+    record = MemoryStore()
+    write_recorded_set(run, record, 0)
+    assert not problems(record)
+    key = training_commits(record)[0]
+    if "digests" in changes:
+        digests = json.loads(record.read(key))["digests"]
+        digests[0][changes["digests"]] = 3
+        changes = {"digests": digests}
+    resign(record, key, **changes)
+    data = json.loads(record.read(keys.manifest(0)))["data"]
+    for ref in data:
+        if ref["commit"] == key:
+            ref["commit_sha256"] = json.loads(record.read(key))["content_sha256"]
+    resign(record, keys.manifest(0), data=data)
+    assert any(key in problem and re.search(says, problem) for problem in problems(record)), (
+        problems(record)
+    )

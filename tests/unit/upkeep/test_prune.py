@@ -1,4 +1,4 @@
-"""`prune` frees space, keeps what a restart needs, and leaves a run that everything understands."""
+"""`prune` frees space, keeps what a restart needs, and leaves a run that all commands can read."""
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +20,7 @@ from tests.stored_runs import SAMPLES, long_run, rewrite, write_checkpoint, writ
 
 @pytest.fixture
 def run(tmp_path) -> FileStore:
-    """Five steps; a restart may begin at policy 3, or at policy 4 whose step 3 is trained."""
+    """A run with five trained steps. A restart may begin at the checkpoint of policy 3 or 4."""
     store = open_store(str(tmp_path / "run"))
     long_run(store, 5, (3, 4))
     return store
@@ -50,11 +50,11 @@ def test_old_steps_lose_samples_and_routes(run):
     swept = Report(run.uri)
     assert not list(sweep(run, 0.0, swept))
     assert not swept.problems
-    # What tells of the step is still there.
+    # The objects that describe the step still exist.
     assert read_manifest(run, 0).rows["token_digest"].null_count == 0
 
 
-def test_routes_of_the_trainer_go_too(tmp_path):
+def test_routes_of_the_trainer_are_also_removed(tmp_path):
     store = open_store(str(tmp_path))
     sealed_r2(store, SAMPLES)
     assert len(data_keys(store, 0)) == 5
@@ -63,7 +63,7 @@ def test_routes_of_the_trainer_go_too(tmp_path):
     assert not verify(store).problems
 
 
-def test_objects_of_a_record_set_go_too(run, tmp_path):
+def test_objects_of_a_recorded_set_are_also_removed(run, tmp_path):
     record, again = open_store(str(tmp_path / "set")), open_store(str(tmp_path / "again"))
     write_recorded_set(run, record, 0)
     write_run(again, SAMPLES, "R3")
@@ -77,9 +77,11 @@ def test_objects_of_a_record_set_go_too(run, tmp_path):
 
 
 @pytest.mark.parametrize("done", range(1, 5))
-def test_killed_in_between(run, tmp_path, done):
-    """The marker is first, then the files; the next call completes what one has begun, even one
-    that would keep the step."""
+def test_a_call_killed_between_deletions_is_completed(run, tmp_path, done):
+    """The marker is written before the files are deleted.
+
+    The next call completes the work, even if it would keep the step.
+    """
 
     class Killed(BaseException):
         pass
@@ -105,19 +107,19 @@ def test_killed_in_between(run, tmp_path, done):
     assert not verify(run).problems
 
 
-def test_killed_before_the_first_file(run, tmp_path):
-    """As soon as the marker is there the step is pruned for everyone."""
+def test_a_call_killed_before_the_first_deletion_has_pruned_the_step(run, tmp_path):
+    """As soon as the marker exists, all commands treat the step as pruned."""
     commit(run, keys.pruned(0), {"step": 0, "data": sorted(data_keys(run, 0))}, "a")
     assert verify(run).pruned == 1
     assert next(prune(run, 4)).files == 4
 
 
-def test_what_a_restart_needs_stays(run):
-    """The last two checkpoints: the newest may be damaged."""
+def test_steps_that_a_restart_needs_stay(run):
+    """A restart may begin at either of the last two checkpoints: the newest may be damaged."""
     with pytest.raises(TraceError, match=r"checkpoint of policy 3 .* keep at least 2 steps"):
         list(prune(run, 1))
     assert not list(run.list(keys.pruned(0)))
-    # A checkpoint whose step has no metrics is not one that a restart may begin at.
+    # A restart cannot begin at a checkpoint whose step has no metrics.
     write_step(run, 5)
     write_checkpoint(run, 6)
     run.delete(keys.metrics(5))
@@ -137,18 +139,18 @@ def test_a_run_without_checkpoints_needs_everything(tmp_path):
 
 
 def test_steps_that_the_record_file_lacks_stay(run, tmp_path):
-    """An attached flow writes them; without their routes it could not."""
+    """An attached flow adds these steps to the record file, and needs their routes to do so."""
     record = open_store(str(tmp_path / "set"))
     config = read_commit(run, keys.run_json())["config"]
     config["actor_rollout_ref"]["actor"]["router_replay"]["record_file"] = record.uri
     rewrite(tmp_path / "run" / keys.run_json(), {"config": config})
     write_recorded_set(run, record, 0)
-    with pytest.raises(TraceError, match=r"step 1: the recorded set .* not got it yet"):
+    with pytest.raises(TraceError, match=r"step 1 is not in the recorded set .* yet"):
         list(prune(run, 2))
     for step in (1, 2):
         write_recorded_set(run, record, step)
     assert len(list(prune(run, 2))) == 3
-    # The attached flow asks again for every finished step.
+    # The attached flow checks every finished step again.
     for step in range(5):
         write_recorded_set(run, record, step)
     assert not verify(record).problems
@@ -162,8 +164,8 @@ def test_a_pruned_step_is_neither_recorded_nor_replayed(run, tmp_path):
         check_replay(run, 1, expected_of(run, 1, None))
 
 
-def test_damage_of_what_is_left_is_found(run, tmp_path):
-    """verify of a pruned step: manifest, rows and commits are still compared."""
+def test_damage_of_the_remaining_objects_is_found(run, tmp_path):
+    """Verify still compares the manifest, rows and commits of a pruned step."""
     list(prune(run, 2))
     for path in sorted((tmp_path / "run" / "steps" / "000001").rglob("*")):
         if path.is_file():
@@ -180,9 +182,11 @@ def command(*arguments: object, expect: int = 0) -> list[str]:
     return result.output.splitlines()
 
 
-def test_commands(run, tmp_path):
-    """Each says that a step was pruned; none fails for it unless it was asked for that step's
-    routes."""
+def test_commands_report_pruned_steps(run, tmp_path):
+    """Each command reports that a step was pruned.
+
+    A command fails only if it needs that step's routes.
+    """
     (error,) = command("prune", run.uri, "--keep-steps", 1, expect=2)
     assert "keep at least 2 steps" in error
     *steps, last = command("prune", run.uri, "--keep-steps", 2, "--dry-run")

@@ -1,4 +1,4 @@
-"""A shard's routes file is read once, in bounded memory, wherever its row groups are cut."""
+"""A shard's routes file is read once, in bounded memory, wherever its row groups begin and end."""
 
 from unittest.mock import patch
 
@@ -12,11 +12,11 @@ from tests.samples import make_samples, sealed_r3
 
 SAMPLES = make_samples(prompts=6, n=3, known=0.8)
 ROW = 3 * 4
-"""Bytes of a row's sets."""
+"""The number of bytes that a row's sets take up in all layers."""
 
 
 class Counting(MemoryStore):
-    """Counts the bytes that are read of routes files."""
+    """Counts the bytes read from routes files."""
 
     read_bytes = 0
 
@@ -27,7 +27,7 @@ class Counting(MemoryStore):
 
 @pytest.fixture(scope="module")
 def step() -> MemoryStore:
-    """Row groups of a few rows: prompts, and samples, reach over several."""
+    """A step with small row groups, so that prompts and samples extend over several row groups."""
     store = MemoryStore()
     with patch("pipeline.traces.write.segments.ROW_GROUP_TOKENS", 8):
         sealed_r3(store, SAMPLES)
@@ -36,7 +36,7 @@ def step() -> MemoryStore:
 
 @pytest.fixture(params=[(1, 1), (1, 1 << 30), (20 * ROW, 40 * ROW), (1 << 30, 1 << 30)])
 def windows(request):
-    """Windows of one row group, of as few as samples allow, of some, of all."""
+    """Windows that contain one row group, as few as the samples allow, several, or all."""
     least, most = request.param
     with (
         patch("pipeline.upkeep.verify.routes_pass._WINDOW_BYTES", least),
@@ -45,22 +45,22 @@ def windows(request):
         yield request.param
 
 
-def test_a_good_step_is_good_wherever_it_is_cut(step, windows):
+def test_a_good_step_has_no_problems_however_it_is_divided_into_windows(step, windows):
     report = verify(MemoryStore(dict(step.objects)))
     assert not report.problems
     assert sum(key.endswith(".routes.parquet") for key in report.seen) == 2
 
 
 @pytest.mark.parametrize("number", range(0, 14, 3))
-def test_other_sets_are_found_wherever_they_are(step, windows, number):
-    """One byte of one segment; the samples that have it are named, and no others."""
+def test_changed_sets_are_found_wherever_they_are(step, windows, number):
+    """One byte of one segment is changed. Only the samples with this segment are named."""
     forgery = Forgery(step)
     row = forgery.segments[number % len(forgery.segments)]
     last = row["layer_00002"][-4:]
     other = bytes([0, 0, 0, 0]) if last != bytes(4) else bytes([1, 0, 0, 0])
     row["layer_00002"] = row["layer_00002"][:-4] + other
     if row["validity"] is not None:
-        row["validity"] = None  # else the last row may be one that means nothing
+        row["validity"] = None  # otherwise the last row may not be valid
     problems = verify(forgery.sealed()).problems
     named = {problem.sample for problem in problems if problem.sample}
     place = forgery.segments.index(row)
@@ -78,7 +78,7 @@ def test_other_sets_are_found_wherever_they_are(step, windows, number):
     }
 
 
-def test_each_byte_is_read_once_but_for_footers_and_owners(step):
+def test_each_byte_is_read_once_except_those_of_footers_and_owner_columns(step):
     store = Counting(dict(step.objects))
     size = sum(len(data) for key, data in store.objects.items() if key.endswith(".routes.parquet"))
     assert not verify(store).problems
@@ -87,11 +87,13 @@ def test_each_byte_is_read_once_but_for_footers_and_owners(step):
         (entry,) = [f for f in shard.body["files"] if f["role"] == "routes"]
         owners = [i for i, leaf in enumerate(entry["leaves"]) if not leaf.startswith("layer")]
         small += sum(g["chunks"][i][1] for g in entry["row_groups"] for i in owners)
-        small += 2 * entry["footer"][1]  # to read by, and to compare with the commit
+        small += (
+            2 * entry["footer"][1]
+        )  # once for reading, and once for the comparison with the commit
     assert size < store.read_bytes <= size + small
 
 
-def test_a_file_in_another_order_is_read_all_the_same(step):
-    """Nothing says that row groups stand in the file in their order."""
+def test_a_file_in_a_different_order_is_also_read(step):
+    """The format does not require a file to store its row groups in the order of their numbers."""
     with patch.object(RoutesPass, "_extent", lambda self, groups: (99 - groups.start, 100)):
         assert not verify(MemoryStore(dict(step.objects))).problems

@@ -1,4 +1,4 @@
-"""`verify` compares a step with its run: with the mode of its settings, with its policies."""
+"""`verify` compares a step with the replay mode in the run's settings and the run's policies."""
 
 import json
 import re
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.policies.versions import publish_policy, weights_of
 from pipeline.run import keys
 from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import commit
 from pipeline.run.description import create_description, read_created, with_settings
 from pipeline.run.plan import publish_plan
-from pipeline.run.policy import publish_policy, weights_of
 from pipeline.store import open_store
 from pipeline.traces import NewTrainingSet, read_manifest, seal, seal_training_set, write_shard
 from pipeline.traces.recorded_sets import write_recorded_set
@@ -45,7 +45,7 @@ def store():
 
 
 def described(store, **replay):
-    """run.json and the plan of a step, with these settings of replay."""
+    """Write run.json and the plan of a step, with these replay settings."""
     write_run(other := MemoryStore(), SAMPLES, replay.get("mode", "R3"))
     run = read_created(other)
     changes = {f"{REPLAY}.{name}": value for name, value in replay.items()}
@@ -61,20 +61,20 @@ def texts(store) -> list[str]:
 
 class TestTraining:
     @pytest.mark.parametrize("mode", ["R3", "disabled"])
-    def test_only_r2_records(self, store, mode):
+    def test_only_a_run_with_r2_may_have_training_sets(self, store, mode):
         described(store, mode=mode)
         sealed_r3(store, SAMPLES, training=True)
         (problem,) = texts(store)
         assert problem.startswith(f"{keys.manifest(0)}: training is True, but run.json has")
         assert repr(mode) in problem
 
-    def test_a_step_of_r2_must_say_so(self, store):
+    def test_the_manifest_of_an_r2_step_must_expect_a_training_set(self, store):
         described(store, mode="R2")
         sealed_r3(store, SAMPLES)
         (problem,) = texts(store)
         assert problem.startswith(f"{keys.manifest(0)}: training is False, but run.json has")
 
-    def test_a_single_step_is_compared_too(self, store):
+    def test_a_single_step_is_also_compared(self, store):
         described(store, mode="R2")
         sealed_r3(store, SAMPLES)
         assert [problem.key for problem in verify(store, 0).problems] == [keys.manifest(0)]
@@ -84,18 +84,18 @@ class TestTraining:
         sealed_r3(store, SAMPLES)
         assert texts(store) == []
 
-    def test_right_ones_are_right(self, store):
+    def test_correct_steps_have_no_problems(self, store):
         described(store, mode="R2")
         sealed_r2(store, SAMPLES)
         assert texts(store) == []
         other = MemoryStore()
-        write_recorded_set(store, other, 0)  # of an R2 step, and without a run
+        write_recorded_set(store, other, 0)  # from an R2 step; the set has no run.json
         assert texts(other) == []
 
 
 @pytest.fixture
 def policy(tmp_path):
-    """A folder of weights by their seed."""
+    """Return a function that writes a folder of weights generated from a seed."""
 
     def made(seed: int):
         folder = tmp_path / f"policy-{seed}"
@@ -107,13 +107,13 @@ def policy(tmp_path):
 
 
 def sealed_with(store, weights: str) -> None:
-    """A step of R3 whose tokens were made with these weights."""
+    """Write an R3 step whose tokens were generated with the weights that have this digest."""
     write_shard(store, 0, 0, "0" * 8, SAMPLES, GEOMETRY, R3, policies={0: weights})
     seal(store, 0, 1, lambda _: [sample.id for sample in SAMPLES], 0)
 
 
 class TestWeights:
-    def test_of_another_policy_are_named(self, store, policy):
+    def test_weights_of_a_different_policy_are_named(self, store, policy):
         described(store)
         publish_policy(store, 0, policy(0))
         sealed_with(store, "a" * 64)
@@ -121,18 +121,20 @@ class TestWeights:
         assert problem.startswith(f"{keys.manifest(0)}: policy 0 has weights {'a' * 64}, ")
         assert keys.policy(0) in problem
 
-    def test_of_the_runs_own_policy_are_right(self, store, policy):
+    def test_weights_of_the_runs_own_policy_are_accepted(self, store, policy):
         described(store)
         publish_policy(store, 0, policy(0))
         sealed_with(store, weights_of(store, 0))
         assert texts(store) == []
 
-    def test_of_a_policy_that_expired_are_not_compared(self, store):
+    def test_weights_of_a_policy_that_expired_are_not_compared(self, store):
         described(store)
         sealed_with(store, "a" * 64)
         assert texts(store) == []
 
-    def test_of_an_amended_model_are_not_compared_with_the_first_commit(self, store, policy):
+    def test_weights_of_an_amended_model_are_not_compared_with_the_first_commit(
+        self, store, policy
+    ):
         described(store)
         publish_policy(store, 0, policy(0))
         model = put_data(store, keys.input_file("2" * 64, "model.safetensors"), some_weights(1))
@@ -142,13 +144,15 @@ class TestWeights:
         assert not [text for text in texts(store) if "weights" in text]
 
     @pytest.mark.parametrize("others", [False, True])
-    def test_of_a_replayed_set_may_be_others_where_a_setting_allows_it(self, store, policy, others):
+    def test_weights_of_a_replayed_set_may_differ_if_a_setting_allows_it(
+        self, store, policy, others
+    ):
         described(store, replay_file="sets/one", replay_other_weights=others)
         publish_policy(store, 0, policy(0))
         sealed_with(store, "a" * 64)
         assert len(texts(store)) == (0 if others else 1)
 
-    def test_of_a_training_set_are_compared(self, store, policy):
+    def test_weights_of_a_training_set_are_compared(self, store, policy):
         described(store, mode="R2")
         publish_policy(store, 0, policy(0))
         write_shard(store, 0, 0, "0" * 8, without_routes(SAMPLES), None, None)
@@ -161,7 +165,7 @@ class TestWeights:
         assert problem.startswith(f"{keys.training_set(0)}: policy 0 has weights {'b' * 64}, ")
 
     @pytest.mark.parametrize("right", [False, True])
-    def test_that_metrics_name_are_those_of_the_next_policy(self, store, policy, right):
+    def test_weights_in_metrics_are_those_of_the_next_policy(self, store, policy, right):
         described(store)
         publish_policy(store, 1, policy(0))
         sealed_r3(store, SAMPLES)
@@ -169,8 +173,11 @@ class TestWeights:
         commit(store, keys.metrics(0), {"step": 0, "metrics": {}, "policy_sha256": digest}, "a")
         assert [text.split(":")[0] for text in texts(store)] == ([] if right else [keys.metrics(0)])
 
-    def test_of_an_older_run_have_another_digest(self, tmp_path, policy):
-        """Its policies name their files; a newer trainer went on and named the weights."""
+    def test_weights_of_an_older_run_have_a_different_digest(self, tmp_path, policy):
+        """The commit of an older run's policy contains a digest of files.
+
+        The metrics, which a newer trainer wrote, contain the digest of the policy's weights.
+        """
         store = open_store(str(tmp_path / "run"))
         described(store)
         publish_policy(store, 1, policy(0))
@@ -188,16 +195,15 @@ class TestWeights:
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        ((), True, "are not a list"),
+        ((), True, "malformed list of digests"),
         ((0, 0), "000000/9/0", "sample 000000/9/0 is not in the step's manifest|has digests None"),
         ((0, 1), "0" * 64, "has digests"),
         ((0, 2), "0" * 64, "has digests"),
     ],
 )
-def test_what_a_recorded_sets_training_commits_say_of_samples_is_compared(
-    store, place, value, says
-):
-    """The set's manifest names them, whatever their own digests of samples were made of."""
+def test_samples_in_a_recorded_sets_training_commits_are_compared(store, place, value, says):
+    """The samples are compared with the set's manifest, because a forger can recompute the digests
+    of the commits."""
     sealed_r2(store, SAMPLES)
     record = MemoryStore()
     write_recorded_set(store, record, 0)

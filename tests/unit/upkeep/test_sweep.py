@@ -1,4 +1,4 @@
-"""`sweep` removes what nobody names and everybody has forgotten, and nothing else."""
+"""`sweep` removes old objects that no commit names, and nothing else."""
 
 import os
 import time
@@ -26,6 +26,7 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
+from tests.policies import write_chain
 from tests.samples import (
     GEOMETRY,
     R2,
@@ -47,6 +48,7 @@ DAY_S = 86_400.0
 def run(request, tmp_path):
     store = open_store(str(tmp_path / "run"))
     whole_run(store, tmp_path, request.param)
+    write_chain(store, 2, 2)
     return store
 
 
@@ -55,7 +57,7 @@ def keys_of(store) -> set[str]:
 
 
 def swept(store, older_than_s: float = 0.0, dry_run: bool = False) -> set[str]:
-    """Sweep without a problem; the keys that went."""
+    """Sweep, check that no problem is reported, and return the removed keys."""
     report = Report(store.uri)
     found = [debris.key for debris in sweep(store, older_than_s, report, dry_run)]
     assert not report.problems
@@ -64,14 +66,17 @@ def swept(store, older_than_s: float = 0.0, dry_run: bool = False) -> set[str]:
 
 
 def age(store, key: str, days: float) -> None:
-    """Make a file older, by a second more than that: a file system's clock lags by a tick."""
+    """Make a file look `days` days and one second old.
+
+    The second is necessary because a file system's clock lags behind by a tick.
+    """
     path = Path(store.uri.removeprefix("file://")) / key
     at = time.time() - days * DAY_S - 1
     os.utime(path, (at, at))
 
 
 def leave_debris(store) -> None:
-    """Of every kind: losers of races, makers that were killed before their commit."""
+    """Leave every kind of debris from writers that lost a race or were killed before a commit."""
     samples = without_routes(SAMPLES)
     write_shard(store, 0, 0, new_write_id(), samples, None, None)
     if store.size(keys.training_set(0)) is not None:
@@ -84,6 +89,8 @@ def leave_debris(store) -> None:
         keys.training_file(1, 0, 0, new_write_id()),
         keys.policy_file(1, new_write_id(), "model.safetensors"),
         keys.policy_file(2, new_write_id(), "config.json"),
+        keys.policy_file(3, new_write_id(), "difference-00001-of-00002.safetensors"),
+        keys.policy_share(3, new_write_id(), 1),
         keys.checkpoint_file(1, new_write_id(), "state"),
         keys.checkpoint_file(2, new_write_id(), "state"),
         keys.input_file("2" * 64, "reward.py"),
@@ -92,11 +99,11 @@ def leave_debris(store) -> None:
         put_data(store, key, b"debris")
     write_samples(store, keys.validation_file(0, 0, new_write_id()), samples)
     upload = store.upload(keys.rollout_file(1, 4, new_write_id(), "routes"))
-    upload.write(b"debris")  # never finished, never left: its process was killed
+    upload.write(b"debris")  # neither finished nor abandoned: its process was killed
 
 
-def test_debris_of_every_kind_goes(run):
-    """And nothing else: what is left is the run as it was, and verify finds nothing missing."""
+def test_debris_of_every_kind_is_removed(run):
+    """Sweep removes nothing else, so verify finds nothing missing."""
     named = keys_of(run)
     assert swept(run) == set()
     leave_debris(run)
@@ -109,8 +116,9 @@ def test_debris_of_every_kind_goes(run):
     assert swept(run) == set()
 
 
-def test_only_what_is_older_than_the_limit(run):
-    """By the newest file of an attempt: the first of a long upload may be older than the limit."""
+def test_only_debris_older_than_the_limit_is_removed(run):
+    """A write id is as old as its newest file, because the first file of a long upload may be older
+    than the limit."""
     attempt = new_write_id()
     old, new = (keys.checkpoint_file(2, attempt, name) for name in ("a", "b"))
     lone = keys.checkpoint_file(3, new_write_id(), "c")
@@ -124,8 +132,8 @@ def test_only_what_is_older_than_the_limit(run):
     assert swept(run, DAY_S) == {old, new}
 
 
-def test_a_folder_that_is_being_written_to_is_left_alone(run):
-    """A shard's samples are there and old, its routes are still on their way."""
+def test_a_folder_with_an_upload_in_progress_is_skipped(run):
+    """A shard's samples exist and are old, while its routes are still being uploaded."""
     key = keys.rollout_file(1, 0, new_write_id(), "samples")
     put_data(run, key, b"samples")
     age(run, key, 2)
@@ -136,8 +144,8 @@ def test_a_folder_that_is_being_written_to_is_left_alone(run):
     assert swept(run, DAY_S) == {key}
 
 
-def test_shards_of_a_step_in_the_making_stay(tmp_path):
-    """Committed, not sealed."""
+def test_shards_of_an_unsealed_step_stay(tmp_path):
+    """The shards are committed, but the step is not sealed."""
     store = open_store(str(tmp_path))
     write_shards(store, SAMPLES)
     before = keys_of(store)
@@ -148,7 +156,7 @@ def test_shards_of_a_step_in_the_making_stay(tmp_path):
 
 
 def test_inputs_stay_until_the_run_is_created(tmp_path):
-    """A flow that was killed between staging and run.json finds them when it is started again."""
+    """A flow that was killed between staging and run.json finds its inputs at the next start."""
     store = open_store(str(tmp_path))
     key = keys.input_file("0" * 64, "reward.py")
     put_data(store, key, b"")
@@ -158,7 +166,8 @@ def test_inputs_stay_until_the_run_is_created(tmp_path):
 
 
 def test_inputs_of_amendments_stay(tmp_path):
-    """Mended ones, and those that they took the place of; nothing while an amendment is broken."""
+    """Corrected inputs stay, and so do the inputs that they replaced. If an amendment is broken,
+    all inputs stay."""
     store = open_store(str(tmp_path))
     write_run(store, SAMPLES, "R3")
     mended = put_data(store, keys.input_file("2" * 64, "prompts.parquet"), b"mended")
@@ -175,8 +184,9 @@ def test_inputs_of_amendments_stay(tmp_path):
     assert not verify(store).problems
 
 
-def test_objects_taken_over_from_a_recorded_set(tmp_path):
-    """Their names are not random: as long as the step is not sealed, a restarted flow uses them."""
+def test_objects_copied_from_a_recorded_set_stay_until_their_step_is_sealed(tmp_path):
+    """A restarted flow uses these objects until the step is sealed: it finds them by their names,
+    which are not random."""
     source, record, again = (open_store(str(tmp_path / name)) for name in ("run", "set", "again"))
     for store in (source, again):
         write_run(store, SAMPLES, "R3")
@@ -193,9 +203,8 @@ def test_objects_taken_over_from_a_recorded_set(tmp_path):
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_damaged_commits_are_not_believed(run, data):
-    """A flipped bit in any JSON object, or its loss: no file of the undamaged run goes because of
-    it, but those of a policy or checkpoint whose commit is lost, as if it were pruned."""
+def test_damaged_commits_are_not_trusted(run, data):
+    """One bit of a JSON object is flipped. Sweep then removes no file of the undamaged run."""
     root = Path(run.uri.removeprefix("file://"))
     path = data.draw(st.sampled_from(sorted(root.rglob("*.json"))))
     content = path.read_bytes()
@@ -209,8 +218,12 @@ def test_damaged_commits_are_not_believed(run, data):
         path.write_bytes(content)
 
 
-def test_a_damaged_folder_does_not_save_others(run, tmp_path):
-    """What its commit may have named stays, debris elsewhere goes, the problem is told."""
+def test_a_damaged_folder_does_not_protect_other_folders(run, tmp_path):
+    """Files that the damaged commit may have named stay.
+
+    Debris in other folders is removed, except inputs, which the commit may also have named. The
+    damaged commit is reported.
+    """
     leave_debris(run)
     path = tmp_path / "run" / keys.policy(1)
     body = path.read_text()
@@ -220,6 +233,23 @@ def test_a_damaged_folder_does_not_save_others(run, tmp_path):
     assert [problem.key for problem in report.problems] == [keys.policy(1)]
     assert not any(key.startswith("policies/000001/") for key in gone)
     assert any(key.startswith("policies/000002/") for key in gone)
+    assert not any(key.startswith(keys.inputs()) for key in gone)  # the commit may name them
+
+
+def test_the_base_of_a_difference_stays_without_its_commit(run):
+    """Policy 3 is a difference from policy 2. The commit of policy 2 can be restored as long as the
+    files of policy 2 exist."""
+    run.delete(keys.policy(2))
+    before = keys_of(run)
+    report = Report(run.uri)
+    assert not list(sweep(run, 0.0, report))
+    assert [problem.key for problem in report.problems] == [keys.policy(2)]
+    assert "policies/000003/policy.json is the difference from it" in report.problems[0].text
+    assert keys_of(run) == before
+    run.delete(keys.policy(3))  # retention also removes a difference before its base
+    assert swept(run) == {
+        key for key in before if key.startswith(("policies/000002/", "policies/000003/"))
+    } - {keys.policy(3)}
 
 
 def command(*arguments: object, expect: int = 0) -> list[str]:
@@ -228,7 +258,7 @@ def command(*arguments: object, expect: int = 0) -> list[str]:
     return result.output.splitlines()
 
 
-def test_command(run, tmp_path):
+def test_the_command_removes_debris(run, tmp_path):
     assert command("sweep", run.uri) == ["removed 0 objects, 0 bytes"]
     key = keys.policy_file(2, new_write_id(), "x")
     put_data(run, key, b"12345")

@@ -1,6 +1,6 @@
-"""`verify` reads everything that a run's commits name, and calls what is wrong by its own name.
+"""`verify` reads all objects that a run's commits name, and names each defect.
 
-What is damaged, lost or swapped: tests/unit/traces/test_damage.py.
+Damaged, lost or swapped objects are tested in tests/unit/traces/test_damage.py.
 """
 
 import json
@@ -26,7 +26,7 @@ from tests.stored_runs import rewrite, whole_run
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of one step, one policy, one checkpoint and one validation of two shards."""
+    """A run with one step, one policy, one checkpoint and one validation of two shards."""
     store = open_store(str(tmp_path / "run"))
     whole_run(store, tmp_path)
     assert not verify(store).problems
@@ -42,7 +42,7 @@ def named(store) -> set[str]:
 
 
 def replay(**settings: object) -> dict[str, object]:
-    """A change of run.json to other settings of replay."""
+    """Return a change to the replay settings in run.json."""
     return {"config": {"actor_rollout_ref": {"actor": {"router_replay": settings}}}}
 
 
@@ -100,14 +100,14 @@ def replay(**settings: object) -> dict[str, object]:
         (keys.validation(0, 1), {"files": []}),
     ],
 )
-def test_json_that_says_something_else_is_named(run, tmp_path, key, change):
+def test_json_with_different_content_is_named(run, tmp_path, key, change):
     rewrite(tmp_path / "run" / key, change)
-    # Another digest of weights is another one than the metrics name, too.
+    # An incorrect weights digest also differs from the digest in the metrics.
     assert {key} <= named(run) <= {key, *([keys.metrics(0)] if key == keys.policy(1) else [])}
 
 
-def test_json_that_was_changed_is_named(run, tmp_path):
-    """Each object's own digest tells, and none may be without."""
+def test_changed_json_is_named(run, tmp_path):
+    """Each object's own digest reveals the change, and no object may lack its digest."""
     for path in objects(tmp_path):
         content = path.read_bytes()
         body = json.loads(content) if path.suffix == ".json" else {}
@@ -127,8 +127,8 @@ def test_json_that_was_changed_is_named(run, tmp_path):
 
 
 @pytest.mark.parametrize("key", [keys.policy(1), keys.checkpoint(1)])
-def test_files_that_are_not_listed_or_listed_twice_are_found(run, tmp_path, key):
-    """A commit lists what its maker wrote with one write id; another's files are debris."""
+def test_files_that_are_unlisted_or_listed_twice_are_found(run, tmp_path, key):
+    """A commit lists the files that its writer wrote under one write id. Other files are debris."""
     path = tmp_path / "run" / key
     body = json.loads(path.read_bytes())
     made = keys.maker_of(body["files"][0]["key"])
@@ -151,7 +151,7 @@ def test_routes_in_the_run_of_a_model_without_experts_are_found(run, tmp_path):
 
 
 def test_samples_of_another_validation_are_found(run, tmp_path):
-    """Files and counts are right, but not what the plan asks of this shard."""
+    """Files and counts are correct, but the plan names different samples for this shard."""
     (tmp_path / "run" / keys.validation_plan(0)).unlink()
     publish_plan(run, make_validation_plan(prompts=4))
     (problem,) = verify(run).problems
@@ -165,8 +165,8 @@ def test_samples_of_a_validation_without_a_plan_are_found(run):
     assert problem.key == keys.validation_plan(0)
 
 
-def test_amendments_and_the_files_that_they_name_are_checked(run, tmp_path):
-    """Broken, lost, out of order, or with a file that is not what it was."""
+def test_amendments_and_their_files_are_checked(run, tmp_path):
+    """An amendment is broken, lost or out of order, or one of its files is changed."""
     mended = put_data(run, keys.input_file("2" * 64, "reward.py"), b"mended")
     model = {"inputs.model": {"model.safetensors": mended}}
     for number, changes in enumerate(({"inputs.reward": mended}, model)):
@@ -186,7 +186,7 @@ def test_amendments_and_the_files_that_they_name_are_checked(run, tmp_path):
     first.unlink()
     (problem,) = verify(run).problems
     assert problem.key == keys.amendment(0)
-    assert problem.text == f"no such object, but {keys.amendment(1)} is there"
+    assert problem.text == f"no such object, but {keys.amendment(1)} exists"
     first.write_bytes(content)
     rewrite(tmp_path / "run" / keys.amendment(1), {"from_step": 0})
     assert named(run) == {keys.amendment(1)}
@@ -195,8 +195,8 @@ def test_amendments_and_the_files_that_they_name_are_checked(run, tmp_path):
     assert named(run) == {mended.key}
 
 
-def test_a_single_step_is_checked_alone(run, tmp_path):
-    """Damage elsewhere is not its problem."""
+def test_a_single_step_is_checked_separately(run, tmp_path):
+    """Damage elsewhere is not reported."""
     for path in (tmp_path / "run").rglob("*.safetensors"):
         path.unlink()
     assert named(run)
@@ -207,7 +207,7 @@ def test_a_single_step_is_checked_alone(run, tmp_path):
     assert {problem.key for problem in verify(run, 0).problems} == {keys.plan(0)}
 
 
-def test_a_record_set_has_steps_only(run, tmp_path):
+def test_a_recorded_set_has_only_steps(run, tmp_path):
     record = open_store(str(tmp_path / "set"))
     write_recorded_set(run, record, 0)
     report = verify(record)
@@ -215,8 +215,8 @@ def test_a_record_set_has_steps_only(run, tmp_path):
     assert (report.steps, report.inputs) == (1, 0)
 
 
-def test_a_plan_of_other_samples_is_found(tmp_path):
-    """verify compares the manifest with the plan that stands beside it."""
+def test_a_plan_with_different_samples_is_found(tmp_path):
+    """Verify compares the manifest with the step's plan."""
     store = open_store(str(tmp_path))
     sealed_r3(store, make_samples())
     publish_plan(store, make_plan())

@@ -20,7 +20,7 @@ from tests.stored_runs import whole_run
 
 
 def make_run(place: Path, steps: int) -> Store:
-    """A run of 8 steps, some of them trained."""
+    """Create a run with 8 steps, `steps` of which are trained."""
     made = MemoryStore()
     write_run(made, make_samples(), "R3")
     run = replace(read_created(made), settings={"trainer": {"total_training_steps": 8}})
@@ -36,8 +36,8 @@ def listed(place: Path) -> dict[str, retrace.ListedRun]:
     return {run.name: run for run in retrace.list_runs(place)}
 
 
-def test_how_runs_are(tmp_path):
-    """The state is that of the newest attempt; its number of steps replaces the run's."""
+def test_the_newest_attempt_determines_the_state_of_a_run(tmp_path):
+    """It also determines the total number of steps."""
     runs = tmp_path / "store"
     make_run(runs / "new", 0)
     for reason in ("finished", "failed", "cancelled"):
@@ -67,7 +67,7 @@ def test_how_runs_are(tmp_path):
     assert found["failed"].size == sum(sizes)
 
 
-def test_what_is_damaged_or_no_run_is_named(tmp_path):
+def test_damaged_runs_and_other_folders_are_named(tmp_path):
     make_run(tmp_path / "store/whole", 1)
     make_run(tmp_path / "store/cut", 1)
     (tmp_path / "store/cut/run.json").write_text("{")
@@ -85,7 +85,7 @@ def test_what_is_damaged_or_no_run_is_named(tmp_path):
     assert found["photos"].size == 3
 
 
-def test_removing_leaves_nothing(tmp_path):
+def test_removing_a_run_leaves_no_object(tmp_path):
     whole_run(open_store(str(tmp_path / "store/first")), tmp_path)
     make_run(tmp_path / "store/second", 1)
     (tmp_path / "store/first/steps/000000/.tmp-0123").write_bytes(b"unfinished")
@@ -95,12 +95,13 @@ def test_removing_leaves_nothing(tmp_path):
 
 
 class Killed(BaseException):
-    """What stands for a kill at a deletion."""
+    """A stand-in for a kill during a deletion."""
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, -2, -1])
 def test_an_interrupted_removal_is_recognised_and_completed(tmp_path, monkeypatch, after):
-    """Wherever it was killed: the run is listed as half removed, or it is gone."""
+    """At whatever point a removal is killed, the run is listed as half removed, and the next
+    removal completes it."""
     place = tmp_path / "store/first"
     whole_run(open_store(str(place)), tmp_path)
     objects = len(list(open_store(str(place)).list(""))) + 1
@@ -124,8 +125,8 @@ def test_an_interrupted_removal_is_recognised_and_completed(tmp_path, monkeypatc
     assert not place.exists()
 
 
-def test_what_is_refused(tmp_path):
-    """Nothing is removed of what is no run, or of a run at work."""
+def test_other_removals_are_refused(tmp_path):
+    """Only runs are removed, and nothing is removed from a run in progress."""
     store = make_run(tmp_path / "store/run", 1)
     attempt = make_attempt(store, 0, 8)
     (tmp_path / "photos").mkdir()
@@ -135,19 +136,19 @@ def test_what_is_refused(tmp_path):
     sealed_r3(open_store(str(tmp_path / "two/second")), make_samples())
     (tmp_path / "my.yaml").touch()
     for place, says in (
-        ("store/run", "the run is at work"),
-        ("photos", "expected a run, found neither run.json nor a sealed step"),
+        ("store/run", "the run is in progress"),
+        ("photos", "expected a run, found no run.json and no sealed step"),
         ("set", "expected a run, found a recorded set"),
         ("nothing", "expected a run, found nothing"),
-        ("store", f"store: a store of 1 run; give that one: {tmp_path}/store/run$"),
+        ("store", f"store: a store of 1 run; pass that run: {tmp_path}/store/run$"),
         (
             "two",
-            f"two: a store of 2 runs; give one of them: {tmp_path}/two/first, {tmp_path}/two/sec",
+            f"two: a store of 2 runs; pass one of them: {tmp_path}/two/first, {tmp_path}/two/sec",
         ),
         (
             "my.yaml",
-            "my.yaml: found a settings file, expected a run; give its run, such as "
-            f"outputs/store/NAME, which `retrace check {tmp_path}/my.yaml` names",
+            "my.yaml: found a settings file, expected a run; pass its run, such as "
+            f"outputs/store/NAME, which `retrace check {tmp_path}/my.yaml` prints",
         ),
     ):
         before = sorted(tmp_path.rglob("*"))

@@ -1,1 +1,1 @@
-"""Rules of the learning algorithm."""
+"""Rules for the learning algorithm."""

@@ -1,10 +1,10 @@
-"""Rules of the corrections under algorithm.rollout_correction, and with other settings."""
+"""Rules for algorithm.rollout_correction, within the group and together with other settings."""
 
-import difflib
 from collections.abc import Iterable, Iterator
 
 from pipeline.config.algorithm import RolloutCorrection
 from pipeline.config.tree import RunConfig
+from pipeline.errors import nearest, shown
 from pipeline.rl.corrections.forms import (
     REJECTION_FORMS,
     rejections,
@@ -23,11 +23,11 @@ _OLDER = {
     "bypass_pg_rs": "bypass_pg_geo_rs",
     "tis": "decoupled_token_is",
 }
-"""Names of older versions of verl and of papers, and what they are called here."""
+"""The names used here, keyed by names from older versions of verl and from papers."""
 
 
 def correction_problems(config: RunConfig) -> list[str]:
-    """Corrections that cannot be read, contradict each other or the rest, or are missing."""
+    """Return problems with corrections that are invalid, contradictory or missing."""
     correction = config.algorithm.rollout_correction
     return [
         *_preset_problems(correction),
@@ -37,6 +37,29 @@ def correction_problems(config: RunConfig) -> list[str]:
         *_bypass_problems(config),
         *_staleness_problems(config),
     ]
+
+
+def correction_notes(config: RunConfig) -> Iterator[str]:
+    """Yield a note on each setting that has no effect, and on stale samples without weights."""
+    correction = config.algorithm.rollout_correction
+    default = RolloutCorrection().rollout_is_threshold
+    if correction.rollout_is is None and correction.rollout_is_threshold not in (default, None):
+        yield f"{_KEY}.rollout_is_threshold: this setting has no effect without {_KEY}.rollout_is"
+    if config.trainer.max_staleness and correction.rollout_rs and not _weights(config):
+        yield (
+            f"{_KEY}.rollout_rs: with trainer.max_staleness={config.trainer.max_staleness}, this "
+            "setting only rejects; the accepted samples of an older policy are trained on without "
+            f"weights ({_KEY}.rollout_is)"
+        )
+    if correction.uncorrected_staleness:
+        key = f"{_KEY}.uncorrected_staleness"
+        if not config.trainer.max_staleness:
+            yield f"{key}: this setting has no effect without trainer.max_staleness=1"
+        elif _weights(config) or correction.rollout_rs:
+            yield (
+                f"{key}: this setting has no effect, because samples of an older policy are "
+                "corrected"
+            )
 
 
 def _preset_problems(correction: RolloutCorrection) -> Iterator[str]:
@@ -53,8 +76,8 @@ def _preset_problems(correction: RolloutCorrection) -> Iterator[str]:
         found = getattr(correction, setting)
         if setting not in THRESHOLDS and found != value:
             yield (
-                f"{_KEY}.{setting}: found {_text(found)}, but {_KEY}.preset={name} is "
-                f"{_text(value)}; leave one of the two out"
+                f"{_KEY}.{setting}: found {shown(found)}, but {_KEY}.preset={name} sets "
+                f"{shown(value)}; write {shown(value)}, or leave one of the two out"
             )
 
 
@@ -63,8 +86,8 @@ def _weight_problems(correction: RolloutCorrection) -> Iterator[str]:
     if threshold is None:
         if correction.rollout_is is not None:
             yield (
-                f"{key}: found null, but {_KEY}.rollout_is={correction.rollout_is} needs one; "
-                "write such as 2.0"
+                f"{key}: found null, but {_KEY}.rollout_is={correction.rollout_is} requires a "
+                "threshold; write a number, such as 2.0"
             )
         return
     try:
@@ -74,9 +97,9 @@ def _weight_problems(correction: RolloutCorrection) -> Iterator[str]:
         return
     if correction.rollout_is and not (bounds.lower or 0) <= 1 <= bounds.upper:
         yield (
-            f"{key}: found {threshold!r}, but 1, the weight of a token that both policies hold as "
-            "likely, must lie inside; write 1 or more, or two numbers in quotes, such as "
-            "'0.5_5.0' (without quotes 0.5_5 is 0.55)"
+            f"{key}: found {threshold!r}, but the bounds must include 1, the weight of a token to "
+            "which both policies give the same probability; write 1 or more, or two numbers, such "
+            "as 0.5_5.0"
         )
 
 
@@ -88,12 +111,15 @@ def _rejection_problems(correction: RolloutCorrection) -> Iterator[str]:
         name = unknown[0]
         yield (
             f"{_KEY}.rollout_rs: found {name!r}, expected {', '.join(REJECTION_FORMS)}, or several "
-            f"between commas; {_nearest(name, REJECTION_FORMS)}"
+            f"separated by commas; {_nearest(name, REJECTION_FORMS)}"
         )
         return
     key = f"{_KEY}.rollout_rs_threshold"
     if threshold is None:
-        yield f"{key}: found null, but {_KEY}.rollout_rs={forms} needs one; write such as 2.0"
+        yield (
+            f"{key}: found null, but {_KEY}.rollout_rs={forms} requires a threshold; write a "
+            "number, such as 2.0"
+        )
         return
     try:
         read = rejections(forms, threshold)
@@ -103,16 +129,16 @@ def _rejection_problems(correction: RolloutCorrection) -> Iterator[str]:
     for one in read:
         if not (one.bounds.lower or 0) <= 0 <= one.bounds.upper:
             yield (
-                f"{key}: found {threshold!r}, but 1, the ratio of a token that both policies hold "
-                f"as likely, must lie inside the bounds of {one.form}; correct it"
+                f"{key}: found {threshold!r}, but the bounds of {one.form} must include 1, the "
+                "ratio of a token to which both policies give the same probability; correct it"
             )
 
 
 def _contradictions(correction: RolloutCorrection) -> Iterator[str]:
     if correction.rollout_is_batch_normalize and correction.rollout_is is None:
         yield (
-            f"{_KEY}.rollout_is_batch_normalize: found True, but there are no weights to "
-            f"normalize; write {_KEY}.rollout_is=token or sequence, or False"
+            f"{_KEY}.rollout_is_batch_normalize: found True, but no weights are computed; "
+            f"write {_KEY}.rollout_is=token or sequence, or False"
         )
     if correction.rollout_rs_threshold is not None and correction.rollout_rs is None:
         yield (
@@ -121,7 +147,7 @@ def _contradictions(correction: RolloutCorrection) -> Iterator[str]:
         )
     if not correction.bypass_mode and correction.loss_type != "ppo_clip":
         yield (
-            f"{_KEY}.loss_type: found reinforce, but it belongs to bypass_mode; write "
+            f"{_KEY}.loss_type: found reinforce, but this loss requires bypass_mode; write "
             f"{_KEY}.bypass_mode=True, or ppo_clip"
         )
 
@@ -134,44 +160,61 @@ def _bypass_problems(config: RunConfig) -> Iterator[str]:
     if actor.router_replay.mode == "R2":
         yield (
             f"{found} actor_rollout_ref.actor.router_replay.mode=R2 records its routes in the pass "
-            "that it leaves out; write R3 or disabled there, or False here"
+            "that bypass_mode leaves out; write R3 or disabled there, or False here"
         )
     loss_mode = actor.policy_loss.loss_mode
     if correction.loss_type == "reinforce" and loss_mode != "vanilla":
         yield (
             f"actor_rollout_ref.actor.policy_loss.loss_mode: found {loss_mode}, but "
-            f"{_KEY}.loss_type=reinforce is the loss; write vanilla, or ppo_clip there"
+            f"{_KEY}.loss_type=reinforce replaces this loss; write vanilla here, or ppo_clip there"
         )
     if correction.rollout_is is not None and correction.loss_type == "ppo_clip":
         yield (
             f"{_KEY}.rollout_is: found {correction.rollout_is}, but with bypass_mode PPO's own "
-            f"ratio is to the engine already; write null, or {_KEY}.loss_type=reinforce"
+            "ratio already refers to the engine's probabilities; write null, or "
+            f"{_KEY}.loss_type=reinforce"
         )
     if correction.rollout_is_batch_normalize:
         yield (
-            f"{_KEY}.rollout_is_batch_normalize: found True, but with bypass_mode weights are made "
-            "micro-batch by micro-batch, before a step's mean is known; write False"
+            f"{_KEY}.rollout_is_batch_normalize: found True, but with bypass_mode weights are "
+            "computed for each micro-batch, before a step's mean is known; write False"
         )
 
 
 def _staleness_problems(config: RunConfig) -> Iterator[str]:
     correction = config.algorithm.rollout_correction
-    corrects = correction.corrects
-    if config.actor_rollout_ref.actor.policy_loss.loss_mode == "gpg":  # it has no ratio
-        corrects = correction.rollout_is is not None or correction.rejects
-    if config.trainer.max_staleness and not (corrects or correction.uncorrected_staleness):
-        yield (
-            f"trainer.max_staleness: found {config.trainer.max_staleness}, but nothing corrects "
-            f"for samples of an older policy; write {_KEY}.rollout_is=token (or rollout_rs, or "
-            f"bypass_mode), or {_KEY}.uncorrected_staleness=True to train on them as they are"
-        )
+    enough = _weights(config) or correction.rollout_rs or correction.uncorrected_staleness
+    if not config.trainer.max_staleness or enough:
+        return
+    why, fix = "", f"{_KEY}.rollout_is=token (or rollout_rs, or bypass_mode)"
+    if correction.bypass_mode and correction.loss_type == "reinforce":
+        why = f": {_KEY}.loss_type=reinforce has no weights"
+        fix = f"{_KEY}.rollout_is=token (or rollout_rs)"
+    elif correction.bypass_mode:
+        loss = f"actor_rollout_ref.actor.policy_loss.loss_mode={_loss_mode(config)}"
+        why = f": {loss} has no ratio, so {_KEY}.bypass_mode does not change it"
+        fix = f"{_KEY}.rollout_rs, or {_KEY}.bypass_mode=False with rollout_is=token"
+    elif correction.rollout_token_veto_threshold is not None:
+        veto = f"{_KEY}.rollout_token_veto_threshold"
+        why = f": {veto} rejects only sequences with an extreme token"
+    yield (
+        f"trainer.max_staleness: found {config.trainer.max_staleness}, but nothing corrects for "
+        f"samples of an older policy{why}; write {fix}, or {_KEY}.uncorrected_staleness=True to "
+        "train without a correction"
+    )
+
+
+def _weights(config: RunConfig) -> bool:
+    """Return whether weights, or the ratio of the loss, correct for samples of an older policy."""
+    correction = config.algorithm.rollout_correction
+    of_ratio = correction.bypass_mode and correction.loss_type == "ppo_clip"
+    has_ratio = _loss_mode(config) != "gpg"
+    return correction.rollout_is is not None or (of_ratio and has_ratio)
+
+
+def _loss_mode(config: RunConfig) -> str:
+    return config.actor_rollout_ref.actor.policy_loss.loss_mode
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    meant = _OLDER.get(name, name)
-    close = difflib.get_close_matches(meant, list(names), 1, 0.0)
-    return f"did you mean {close[0]}?"
-
-
-def _text(value: object) -> str:
-    return "null" if value is None else str(value)
+    return nearest(_OLDER.get(name, name), names, "write one of these")

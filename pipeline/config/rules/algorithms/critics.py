@@ -1,4 +1,4 @@
-"""Rules of PPO's critic: its settings need it, and must fit the actor's."""
+"""Rules for PPO's critic: its settings require a critic and must fit the actor's."""
 
 from collections.abc import Iterator
 
@@ -13,11 +13,15 @@ from pipeline.config.tree import RunConfig
 _OPTIM = "critic.optim"
 _MINI = "critic.ppo_mini_batch_size"
 _CUTS = ("megatron.", "ppo_micro_", "use_dynamic_bsz", "ppo_max_token_", "forward_")
-"""Beginnings of the names of settings that change no result but its rounding."""
+"""Prefixes of the names of settings that affect only the rounding of a result."""
 
 
 def critic_problems(config: RunConfig) -> Iterator[str]:
-    """Yield settings of a critic that the run does not have, and those that contradict others."""
+    """Yield problems with the critic's settings.
+
+    Without a critic, its settings must not be set. With one, they must not contradict other
+    settings.
+    """
     if not config.has_critic:
         yield from _without_critic(config)
         return
@@ -25,19 +29,19 @@ def critic_problems(config: RunConfig) -> Iterator[str]:
     if critic.ppo_mini_batch_size is not None and batch % critic.ppo_mini_batch_size:
         yield (
             f"{_MINI}: found {critic.ppo_mini_batch_size}, expected a divisor of "
-            f"data.train_batch_size={batch} (both count prompts); leave it out for the actor's"
+            f"data.train_batch_size={batch} (both count prompts); leave it out to use the actor's"
         )
     if critic.replay_routes and config.actor_rollout_ref.actor.router_replay.mode == "disabled":
         yield (
-            "critic.replay_routes: found true, but actor_rollout_ref.actor.router_replay.mode is "
-            "disabled, so there are no routes; write mode=R2 or mode=R3, or replay_routes=false"
+            "critic.replay_routes: found True, but actor_rollout_ref.actor.router_replay.mode is "
+            "disabled, so no routes exist; write mode=R2 or mode=R3, or replay_routes=false"
         )
     settings = over_actor(critic, config.actor_rollout_ref.actor)
     if critic.loss_scale_factor is not None and settings.loss_agg_mode != NORM:
         yield (
             f"critic.loss_scale_factor: found {critic.loss_scale_factor}, but only {NORM} divides "
             f"by it, and critic.loss_agg_mode (null: the actor's) is {settings.loss_agg_mode}; "
-            "write null, or that mode"
+            f"write null, or loss_agg_mode={NORM}"
         )
     yield from _renamed(rate_problems(critic.optim))
     of_actor = {*option_problems(config.actor_rollout_ref.actor)}
@@ -48,33 +52,36 @@ def critic_problems(config: RunConfig) -> Iterator[str]:
 
 
 def schedule_problems(config: RunConfig) -> Iterator[str]:
-    """Yield parts of a schedule, the actor's or the critic's, that do not fit into its steps."""
+    """Yield problems with an actor or critic schedule that does not fit into lr_decay_steps."""
     yield from decay_problems(config.actor_rollout_ref.actor.optim)
     if config.has_critic:
         yield from _renamed(decay_problems(config.critic.optim))
 
 
 def critic_notes(config: RunConfig) -> Iterator[str]:
-    """Yield notes on rates of the critic, on a run that trains nothing else, and on settings of a
-    critic that the run does not have."""
+    """Yield notes on the critic's settings.
+
+    The notes cover the critic's learning rates, runs that train only the critic, and runs without a
+    critic.
+    """
     if not config.has_critic:
         for key, value in _written(config, cuts=True):
             yield (
-                f"{key}: {value} has no effect: algorithm.adv_estimator="
-                f"{config.algorithm.adv_estimator} has no critic"
+                f"{key}: {value} has no effect, because algorithm.adv_estimator="
+                f"{config.algorithm.adv_estimator} uses no critic"
             )
         return
     steps, warmup = config.trainer.total_training_steps, config.trainer.critic_warmup
     yield from _renamed(rate_notes(config.critic.optim, steps))
     if warmup >= steps:
         yield (
-            f"trainer.critic_warmup: {warmup} are all of the run's {steps} steps or more, so only "
-            "the critic is trained"
+            f"trainer.critic_warmup: {warmup} steps of warm-up cover all {steps} steps of the run, "
+            "so only the critic is trained"
         )
 
 
 def _renamed(texts: Iterator[str]) -> Iterator[str]:
-    """The actor's rules hold for the critic's optimizer, under the critic's name."""
+    """Replace the actor's optimizer settings with the critic's in texts from the actor's rules."""
     return (text.replace(OPTIM, _OPTIM) for text in texts)
 
 
@@ -84,14 +91,18 @@ def _without_critic(config: RunConfig) -> Iterator[str]:
         more = f" and {len(found) - 1} more such settings" if len(found) > 1 else ""
         yield (
             f"{key}: found {value}{more}, but algorithm.adv_estimator="
-            f"{config.algorithm.adv_estimator} has no critic; write algorithm.adv_estimator=gae, "
-            "or leave them out"
+            f"{config.algorithm.adv_estimator} uses no critic; write algorithm.adv_estimator=gae, "
+            "or leave the critic's settings out"
         )
 
 
 def _written(config: RunConfig, cuts: bool) -> list[tuple[str, object]]:
-    """Settings of a critic that say more than its defaults and the actor's values, as files that
-    write every setting repeat them. `cuts`: those of memory and micro-batches, else the others."""
+    """Return the critic's settings that differ from its defaults and from the actor's values.
+
+    Other values are left out, because files that contain every setting repeat them. If `cuts` is
+    true, only settings for memory and micro-batches are returned; otherwise, only the remaining
+    settings.
+    """
     actor = config.actor_rollout_ref.actor
     ours, plain = over_actor(config.critic, actor), over_actor(Critic(), actor)
     found: list[tuple[str, object]] = []

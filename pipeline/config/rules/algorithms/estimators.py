@@ -1,4 +1,4 @@
-"""Rules of advantage estimators and of the KL in the reward: what fits, and what has an effect."""
+"""Rules for advantage estimators and the KL in the reward: contradictions and unused settings."""
 
 from collections.abc import Iterator
 
@@ -12,28 +12,28 @@ _OF_ESTIMATORS = tuple(dict.fromkeys(name for one in ESTIMATORS.values() for nam
 
 
 def estimator_problems(config: RunConfig) -> Iterator[str]:
-    """Yield estimators whose needs the other settings do not meet."""
+    """Yield problems with settings that the estimator or an adaptive KL coefficient cannot use."""
     name, samples = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
     estimator = ESTIMATORS.get(name)
     if estimator is not None and "group" in estimator.needs and samples == 1:
         free = ", ".join(name for name, one in ESTIMATORS.items() if "group" not in one.needs)
         yield (
-            f"{_ESTIMATOR}: found {name}, which compares the samples of a prompt, with "
-            "actor_rollout_ref.rollout.n=1, so that every advantage would be 0; write n=2 or more, "
-            f"or an estimator that compares none ({free})"
+            f"{_ESTIMATOR}: found {name}, which compares the samples of a prompt, but with "
+            "actor_rollout_ref.rollout.n=1 every advantage would be 0; write n=2 or more, "
+            f"or an estimator that does not compare samples ({free})"
         )
     control, most = config.algorithm.kl_ctrl, config.data.train_batch_size * samples
     if config.algorithm.use_kl_in_reward and control.type == "adaptive":
         if 5 * control.horizon <= most:
             yield (
                 f"algorithm.kl_ctrl.horizon: found {control.horizon}, but a step of {most} samples "
-                "may lower the coefficient by a fifth of samples / horizon, to 0 and below; write "
+                "may lower the coefficient by a fifth of samples / horizon, to 0 or below; write "
                 f"more than {most // 5}, such as 10000"
             )
         if not control.kl_coef:
             yield (
                 "algorithm.kl_ctrl.kl_coef: found 0.0, but kl_ctrl.type=adaptive multiplies it, so "
-                "it stays 0; write more, such as 0.001, or type=fixed"
+                "it would stay 0; write a value above 0, such as 0.001, or type=fixed"
             )
 
 
@@ -42,7 +42,7 @@ def estimator_notes(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
     unread: list[tuple[str, str]] = []
     estimator = ESTIMATORS.get(algorithm.adv_estimator)
-    for name in _OF_ESTIMATORS:  # a user's function may read any
+    for name in _OF_ESTIMATORS:  # a user's function may read any of them
         if estimator is not None and name not in estimator.settings:
             readers = [other for other, one in ESTIMATORS.items() if name in one.settings]
             unread.append((name, f"{_ESTIMATOR}={' or '.join(readers)}"))
@@ -55,4 +55,4 @@ def estimator_notes(config: RunConfig) -> Iterator[str]:
         unread.append(("filter_groups", "algorithm.filter_groups.enable=true"))
     for name, switch in unread:
         if value_at(algorithm, name) != value_at(Algorithm(), name):
-            yield f"algorithm.{name}: it has no effect without {switch}"
+            yield f"algorithm.{name}: this setting has no effect without {switch}"

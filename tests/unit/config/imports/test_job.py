@@ -1,4 +1,4 @@
-"""A verl job becomes a settings file that the reader takes, but for what its TODO lines say."""
+"""An imported verl job is a valid settings file, except for the settings on its TODO lines."""
 
 import re
 from pathlib import Path
@@ -20,33 +20,32 @@ TODO = re.compile(r"^( *)# TODO ([\w.-]+): ", re.MULTILINE)
 
 
 def todos(text: str) -> set[str]:
-    """The last parts of the keys that are to be decided."""
+    """Return the last part of each key on a TODO line."""
     return {found[2].rpartition(".")[2] for found in TODO.finditer(text)}
 
 
 def check_import(folder: Path, text: str) -> None:
-    """The reader's remaining problems are settings to be added, which the TODO lines say."""
+    """Check that the reader finds problems only with settings on TODO lines."""
     path = folder / "my.yaml"
     path.write_text(text)
     problems, notes = read(path)
-    decide = [problem for problem in problems if " is to be decided; " in problem]
+    decide = [problem for problem in problems if " is undecided; " in problem]
     assert len(decide) == len(re.findall(r"(?m)^ *# TODO (?!.*: \.\.\.$)", text))
     problems = tuple(problem for problem in problems if problem not in decide)
     assert [problem for problem in problems if ": missing, " not in problem] == []
     assert {problem.partition(":")[0].rpartition(".")[2] for problem in problems} <= todos(text)
-    assert [note for note in notes if "ignored" in note] == []  # only what has an effect is written
+    assert [note for note in notes if "ignored" in note] == []  # the file has no ignored settings
 
 
 def read(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Problems and notes of the reader."""
+    """Return the reader's problems and notes."""
     try:
         return (), load_config(path).notes
     except InputError as error:
         return error.problems, error.notes
 
 
-@needs_verl
-@pytest.mark.parametrize("name", examples() or ["none"])
+@pytest.mark.parametrize("name", examples())
 def test_scripts_round_trip(tmp_path, name):
     text = import_verl(write_script(tmp_path, name), [], {})
     check_import(tmp_path, text)
@@ -65,7 +64,7 @@ def test_generated_files_round_trip(tmp_path, file):
     assert content["data"]["train_batch_size"] == 1024
 
 
-def test_the_file_reads_in_our_order(tmp_path):
+def test_the_file_lists_settings_in_our_order(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text(
         "python3 -m verl.trainer.main_ppo trainer.nnodes=2 data.train_batch_size=64 "
@@ -81,21 +80,22 @@ def test_the_file_reads_in_our_order(tmp_path):
         "trainer:",
     ]
     assert "\n  train_batch_size: 32\n" in text
-    assert "\n    n: 1 # verl's default; here it would be 8\n" in text
+    assert "\n    n: 1 # verl's default; the default here is 8\n" in text
     assert "\n    # TODO actor_rollout_ref.rollout.name: sglang\n    #   " in text
     assert "\n# TODO nonsense.x: 1\n" in text
     assert "ray_kwargs.ray_init.num_cpus" in text.partition("# Left out")[2]
-    assert "line 1 of the script takes it from `date`" in " ".join(text.split())
+    assert "line 1 of the script takes this value from `date`" in " ".join(text.split())
     assert "total_epochs" not in text
     flat = " ".join(text.replace("#", "").split())
     assert (
-        "verl's default; -1 means every 10 steps here, as a restart needs checkpoints; only the "
-        "newest stay" in flat
+        "verl's default; -1 means every 10 steps here, because a restart needs checkpoints; only "
+        "the newest checkpoints are kept" in flat
     )
 
 
-def test_what_is_to_be_decided_is_refused_until_it_is(tmp_path):
-    """Else the run would go by our default, or without what verl would have done."""
+def test_undecided_settings_are_refused_until_they_are_decided(tmp_path):
+    """If the file were accepted, the run would use our default for such a setting, or the setting
+    would not have the effect that it has in verl."""
     script, mine = tmp_path / "run.sh", tmp_path / "my.yaml"
     script.write_text(
         "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nproc) "
@@ -106,7 +106,7 @@ def test_what_is_to_be_decided_is_refused_until_it_is(tmp_path):
     text = import_verl(script, ["algorithm.adv_estimator=grpo"], {})
     mine.write_text(text)
     problems, _ = read(mine)
-    keys = [re.fullmatch(r".*, line \d+: ([\w.]+) is to be decided; .*", p) for p in problems]
+    keys = [re.fullmatch(r".*, line \d+: ([\w.]+) is undecided; .*", p) for p in problems]
     assert {key and key[1] for key in keys} == {
         "trainer.n_gpus_per_node",
         "algorithm.use_pf_ppo",
@@ -116,8 +116,8 @@ def test_what_is_to_be_decided_is_refused_until_it_is(tmp_path):
     assert load_config(mine, ["trainer.n_gpus_per_node=2"]).config.trainer.n_gpus_per_node == 2
 
 
-def test_the_penalty_of_long_responses_is_kept(tmp_path):
-    """verl's spelling of it lies in a group of which nothing else is ours."""
+def test_the_penalty_on_long_responses_is_kept(tmp_path):
+    """In verl, the penalty's group also contains settings that Retrace does not have."""
     script = tmp_path / "run.sh"
     buffer = "+reward_model.reward_kwargs.overlong_buffer_cfg"
     script.write_text(
@@ -150,7 +150,7 @@ def test_defaults_and_interpolation_are_composed(tmp_path):
         assert "# TODO actor_rollout_ref.model.path: ..." in text
 
 
-def test_a_script_with_a_file_of_its_own(tmp_path):
+def test_a_scripts_own_settings_file_is_read(tmp_path):
     (tmp_path / "mine.yaml").write_text("data: {train_batch_size: 16}\n")
     script = tmp_path / "run.sh"
     script.write_text(
@@ -172,12 +172,16 @@ def test_interpolation_in_a_script_is_resolved(tmp_path):
     ("content", "arguments", "message"),
     [
         ("a: ${nowhere}\n", [], "Interpolation key 'nowhere' not found"),
-        ("defaults: [ppo_trainer]\n", [], "install verl or add its folder to the file: hydra:"),
-        ("data: {n: 1}\n", ["--trainer.nnodes=2"], "--trainer.nnodes=2: no option that is read"),
+        ("defaults: [ppo_trainer]\n", [], "install verl or add verl's folder to the settings "),
+        (
+            "data: {n: 1}\n",
+            ["--trainer.nnodes=2"],
+            "--trainer.nnodes=2: this option of verl's command",
+        ),
         ("data: {n: 1}\n", ["data"], "data: expected key.path=value"),
     ],
 )
-def test_what_cannot_be_resolved_is_named(tmp_path, content, arguments, message):
+def test_errors_name_the_value_that_cannot_be_resolved(tmp_path, content, arguments, message):
     (tmp_path / "mine.yaml").write_text(content)
     with pytest.raises(InputError, match=re.escape(message)):
         import_verl(tmp_path / "mine.yaml", arguments, {})
@@ -206,18 +210,20 @@ def test_what_cannot_be_resolved_is_named(tmp_path, content, arguments, message)
         (
             "jobs",
             (),
-            "found a folder, expected verl's shell script (.sh) or YAML file (.yaml), or "
-            "--config-name=NAME beside it",
+            "found a folder, expected verl's shell script (.sh) or YAML file (.yaml); for a "
+            "folder, add --config-name=NAME",
         ),
         (
             "my.yaml",
             ("--config-name=mine",),
-            "found a file beside --config-name, expected its folder; leave the option out",
+            "found a file and --config-name, expected a folder; leave the option out",
         ),
-        ("binary.sh", (), "the script cannot be read: it is no text"),
+        ("binary.sh", (), "the script cannot be read: the file is not text"),
     ],
 )
-def test_what_is_no_job_of_verl(tmp_path, monkeypatch, name, arguments, message):
+def test_sources_that_are_not_verl_jobs_are_refused(
+    tmp_path, monkeypatch, name, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     Path("jobs").mkdir()
     Path("my.txt").write_text("trainer: {}\n")
@@ -236,8 +242,9 @@ def test_the_missing_extra_is_named(tmp_path, monkeypatch):
 
 
 @needs_verl
-def test_defaults_of_verl_are_known():
-    """Every setting whose default differs is imported, or is in the table of others with why."""
+def test_verls_defaults_are_known():
+    """An import writes each of verl's defaults that differs from ours, unless a table gives the
+    reason for omitting it."""
     verl = newest_defaults()
     ours = RunConfig.model_validate(
         {"actor_rollout_ref": {"model": {"path": "x"}}, "trainer": {"experiment_name": "x"}}

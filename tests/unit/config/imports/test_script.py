@@ -1,4 +1,4 @@
-"""A verl script is evaluated by bash, and nothing that it names is started or written."""
+"""bash evaluates a verl script without starting or writing anything that the script names."""
 
 import contextlib
 import subprocess
@@ -28,7 +28,7 @@ def problem(folder, text, **variables) -> str:
     return str(caught.value).replace(str(folder), "")
 
 
-def test_what_scripts_of_verl_are_made_of(tmp_path):
+def test_constructs_of_verls_scripts_are_evaluated(tmp_path):
     command = read(
         tmp_path,
         f"""#!/usr/bin/env bash
@@ -66,8 +66,8 @@ exec {TRAINER} --config-name=ppo_megatron_trainer \\
     assert "line 17: `mkdir` was not run" in command.notes
 
 
-def test_parts_of_a_pipe_are_told_apart(tmp_path):
-    """They run at the same time, so their words come in any order."""
+def test_parts_of_a_pipe_are_separated(tmp_path):
+    """The parts run at the same time, so their recorded words are interleaved."""
     for _ in range(20):
         command = read(tmp_path, f"{TRAINER} a=1 b=2 c=3 | tee x y z | tee u v w\n")
         assert command.arguments == ("a=1", "b=2", "c=3")
@@ -77,17 +77,17 @@ def test_parts_of_a_pipe_are_told_apart(tmp_path):
     "launcher",
     ["python", "nohup python3 -u", "ray job submit --no-wait -- python3", "uv run python"],
 )
-def test_the_trainer_behind_another_command(tmp_path, launcher):
+def test_the_trainer_is_found_behind_another_command(tmp_path, launcher):
     text = f"{launcher} -m verl.trainer.main_ppo a=1 &\nwait\n"
     assert read(tmp_path, text).arguments == ("a=1",)
 
 
-def test_the_trainer_of_the_recipe_for_dapo(tmp_path):
+def test_the_trainer_of_the_dapo_recipe_is_found(tmp_path):
     text = "ray job submit --no-wait -- python3 -m recipe.dapo.main_dapo a=1\n"
     assert read(tmp_path, text).arguments == ("a=1",)
 
 
-def test_nothing_is_started_and_nothing_written(tmp_path, monkeypatch):
+def test_nothing_is_started_or_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = """touch by-name
 echo text > redirected
@@ -106,11 +106,14 @@ python3 -m verl.trainer.main_ppo a=1
     assert "line 6: PATH: readonly variable" in found
 
 
-def test_an_unknown_part_names_its_line(tmp_path):
+def test_the_line_that_makes_a_value_unknown_is_named(tmp_path):
     command = read(tmp_path, f"GPUS=$(nproc)\n{TRAINER} a=$GPUS b=run-$(date +%m)\n")
     first, second = command.arguments
-    assert unknown_part(first) == ("line 1 of the script takes it from `nproc`, which was not run")
-    assert "line 2 of the script takes it from `date`" in (unknown_part(second) or "")
+    assert (
+        unknown_part(first)
+        == "line 1 of the script takes this value from `nproc`, which was not run"
+    )
+    assert "line 2 of the script takes this value from `date`" in (unknown_part(second) or "")
     assert unknown_part("a=1") is None
 
 
@@ -124,32 +127,32 @@ def test_an_unknown_part_names_its_line(tmp_path):
         ),
         (
             f"{TRAINER} a=$(( $(nproc) / 2 ))\n",
-            "no program is run and no file written or sourced here; write the value itself",
+            "no program is run, and no file is written or sourced; write the value itself",
         ),
         (f"for x in 1 2; do {TRAINER} a=$x; done\n", "lines 1, 1 each start"),
         (
             "python3 -m verl.trainer.sft_trainer a=1\n",
-            "/run.sh: it starts verl.trainer.sft_trainer, expected python3 -m "
+            "/run.sh: the script starts verl.trainer.sft_trainer, expected python3 -m "
             "verl.trainer.main_ppo; other trainers cannot be imported",
         ),
-        ("echo hello\n", "/run.sh: it starts no module"),
+        ("echo hello\n", "/run.sh: the script starts no module"),
         (f"if true; then\n{TRAINER}\n", "syntax error"),
     ],
 )
-def test_what_cannot_be_read_names_the_line(tmp_path, text, message):
+def test_errors_name_the_line(tmp_path, text, message):
     assert message in problem(tmp_path, text)
 
 
-def test_a_script_that_waits_for_a_program(tmp_path, monkeypatch):
-    """Nothing of it goes on, subshells neither."""
+def test_a_script_that_waits_for_a_program_is_ended(tmp_path, monkeypatch):
+    """None of the script's processes survives, not even those of subshells."""
     monkeypatch.setattr(script, "_LONGEST_S", 1.0)
     text = f"(until ray status; do :; done) & wait\n{TRAINER}\n"
-    assert "does not end by itself" in problem(tmp_path, text, MARK=str(tmp_path))
+    assert "does not end on its own" in problem(tmp_path, text, MARK=str(tmp_path))
     eventually(lambda: not left_of(tmp_path), lambda: left_of(tmp_path))
 
 
 def left_of(mark: Path) -> list[psutil.Process]:
-    """Processes with this mark in their environment."""
+    """Return the processes with this mark in their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -158,9 +161,9 @@ def left_of(mark: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_script_that_ends_its_process_group(tmp_path):
-    """As scripts do that start things in the background. It is read in a process of its own, as it
-    may end that."""
+def test_a_script_that_ends_its_process_group_is_read(tmp_path):
+    """Scripts that start background processes often end their process group. Here, a separate
+    process reads the script, because the script may end the process that reads it."""
     path = tmp_path / "run.sh"
     path.write_text(f"trap 'kill 0' EXIT\n{TRAINER} a=1\n")
     reading = (

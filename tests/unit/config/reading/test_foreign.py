@@ -1,4 +1,6 @@
-"""Nothing of verl's that alters numbers is ignored: each line of the table keeps its promise."""
+"""No verl setting that changes a run's numbers is ignored. Each entry in the table of verl's
+settings has a concern, which gives the condition for ignoring the setting, and meets that
+condition."""
 
 import re
 
@@ -21,30 +23,31 @@ def name(entry: Foreign) -> str:
 
 
 class TestNothingThatAltersNumbersIsIgnored:
-    """Each line of the table keeps what its concern promises."""
+    """Each entry in the table meets its concern's condition."""
 
     NUMBERS = (
         "loss|coef|clip|lr_|betas|decay|momentum|temperature|top_p|top_k|penalty|reward|gamma|lam|"
         "threshold|epochs|batch_size|max_samples|truncation|length|rollout_is|rollout_rs|adv_|"
         "estimator|kl_|warmup|template|quant|mtp|lora|override_config|critic"
     )
-    """Parts of names of what alters numbers."""
+    """A pattern for words in the names of settings that change a run's numbers."""
 
     @pytest.mark.parametrize(
         "entry", of(Concern.SPEED, Concern.RECORDS), ids=lambda one: one.pattern
     )
     def test_speed_and_records(self, entry):
-        """Names speak of speed, memory, places, logs or files. The exceptions are decided here."""
+        """No setting's name contains a word from `NUMBERS`, except those in `sizes`."""
         sizes = {
             "data.val_batch_size": "a validation has no mini-batches",
             "trainer.max_*_ckpt_to_keep": "files",
-            "reward.reward_kwargs.overlong_buffer_cfg.log": "what is stored beside the reward",
+            "reward.reward_kwargs.overlong_buffer_cfg.log": "what is stored with the reward",
         }
         words = entry.pattern.removeprefix("critic.").replace("log_prob", "")
         assert entry.pattern in sizes or not re.search(self.NUMBERS, words)
 
-    def test_random_numbers(self):
-        """Few, so that each is a decision."""
+    def test_seeds_and_orders(self):
+        """The test lists all entries for seeds and sample orders, because adding one must be a
+        deliberate decision."""
         assert {entry.pattern for entry in of(Concern.RANDOM)} == {
             f"{ACTOR}.shuffle",
             f"{ACTOR}.data_loader_seed",
@@ -59,18 +62,19 @@ class TestNothingThatAltersNumbersIsIgnored:
         }
 
     @pytest.mark.parametrize("entry", of(Concern.UNREAD), ids=name)
-    def test_unread(self, entry):
-        """The key that would make verl read it is refused with such a value: it is an entry with
-        harmless values, or a setting of ours whose rules do not allow them."""
+    def test_guards_refuse_values_that_make_verl_read_a_setting(self, entry):
+        """Each entry has a guard: a setting whose value determines whether verl reads the entry's
+        setting. Guard values that make verl read it are refused, either by the guard's own table
+        entry or by the rules for our settings."""
         other = find_foreign(entry.guard)
         if other is None:
             assert entry.guard in {
-                "actor_rollout_ref.model.path": "families of text models, in classes of our own",
-                "actor_rollout_ref.rollout.name": "vllm alone",
-                f"{ACTOR}.strategy": "megatron alone",
+                "actor_rollout_ref.model.path": "families of text models, in our own classes",
+                "actor_rollout_ref.rollout.name": "only vllm",
+                f"{ACTOR}.strategy": "only megatron",
                 f"{ACTOR}.policy_loss.loss_mode": "neither dro nor bypass_mode",
-                "algorithm.adv_estimator": "grpo alone",
-                "trainer.total_training_steps": "verl overwrites the one with the other",
+                "algorithm.adv_estimator": "no estimator of verl that reads them",
+                "trainer.total_training_steps": "verl overwrites one with the other",
             }
         else:
             assert other.concern in (Concern.SAME, Concern.ELSEWHERE)
@@ -119,7 +123,7 @@ class TestNothingThatAltersNumbersIsIgnored:
             ("critic.optim.warmup_style", "cosine", "constant"),
         ],
     )
-    def test_what_is_written_elsewhere_must_agree(self, tmp_path, key, good, bad):
+    def test_settings_written_elsewhere_must_agree(self, tmp_path, key, good, bad):
         others = (
             f"{ACTOR}.use_kl_loss=True",
             f"{OVERRIDE}.moe_router_dtype=fp32",
@@ -142,21 +146,21 @@ class TestNothingThatAltersNumbersIsIgnored:
 
     @pytest.mark.parametrize("key", [f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"])
     @pytest.mark.parametrize("setting", ["use_dist_checkpointing", "override_transformer_config.x"])
-    def test_the_reference_counts_where_there_is_one(self, tmp_path, key, setting):
+    def test_the_references_settings_count_only_if_it_exists(self, tmp_path, key, setting):
         written = f"actor_rollout_ref.ref.megatron.{setting}=True"
         assert load(tmp_path, written).notes
         (problem,) = load_error(tmp_path, written, f"{key}=True")
         assert problem.startswith(written.removesuffix("=True"))
 
-    def test_every_condition_is_tried(self):
+    def test_every_condition_is_tested(self):
         tried = {
             find_foreign(arguments[0]).pattern
-            for mark in self.test_what_is_written_elsewhere_must_agree.pytestmark
+            for mark in self.test_settings_written_elsewhere_must_agree.pytestmark
             for arguments in mark.args[1]
         }
         assert {entry.pattern for entry in of(Concern.ELSEWHERE)} == tried
 
-    def test_every_entry_has_a_concern_that_is_held(self):
+    def test_every_entry_has_a_tested_concern(self):
         held = {*IGNORED, Concern.SAME, Concern.REFUSED, Concern.ELSEWHERE}
         assert held == set(Concern)
         for entry in FOREIGN:

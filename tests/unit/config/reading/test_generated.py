@@ -1,4 +1,4 @@
-"""verl's own files, in which every setting is written: only what is not built is refused."""
+"""verl's own files contain every setting, and load unless a value is missing or unresolved."""
 
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ pytestmark = needs_verl
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 
 REFUSED = (
-    f"{MICRO}: found null, expected an integer >= 1; verl asks for it too: write 1 or more, as "
-    "many samples as fit at once",
+    f"{MICRO}: found null, expected an integer >= 1; verl also requires this setting; write 1 or "
+    "more, up to the number of samples that fit in memory",
 )
-"""For the files as they are, `${...}` resolved."""
+"""The problems with the unchanged files, after `${...}` is resolved."""
 FIXED = (f"{MICRO}=4", "algorithm.adv_estimator=grpo")
 
 
@@ -33,7 +33,7 @@ def version(path: Path) -> str:
     return path.stem.rpartition("-")[2]
 
 
-def test_there_are_files_of_each_version():
+def test_files_of_each_version_exist():
     assert [version(path).rpartition(".")[0] for path in FILES] == [
         "v0.6", "v0.6", "v0.7", "v0.8", "v0.9",
     ]  # fmt: skip
@@ -41,13 +41,13 @@ def test_there_are_files_of_each_version():
 
 @pytest.mark.parametrize("path", FILES or [Path("none")], ids=version)
 class TestGeneratedFile:
-    def test_refusals_are_few_and_real(self, path):
+    def test_only_the_missing_micro_batch_size_is_refused(self, path):
         with pytest.raises(InputError) as caught:
             load_config(resolved(path))
         assert caught.value.problems == REFUSED
 
-    def test_what_is_left_is_verls_run(self, path):
-        """All that verl's defaults say of numbers is in force, where ours are others too."""
+    def test_the_other_settings_have_verls_values(self, path):
+        """verl's default values apply, even where ours differ."""
         loaded = load_config(resolved(path), FIXED)
         expected = {
             "data.train_batch_size": 1024,
@@ -70,25 +70,25 @@ class TestGeneratedFile:
         assert "total_training_steps" not in loaded.config.trainer.model_fields_set
         assert loaded.config.custom_reward_function is None
 
-    def test_two_names_of_replay(self, path):
-        """Both are written in each file; the one that says something counts."""
+    def test_replay_may_be_set_under_either_name(self, path):
+        """Each file contains both names; the value that differs from the default applies."""
         for name in (REPLAY, f"{ACTOR}.megatron.router_replay"):
             config = load_config(resolved(path), [*FIXED, f"{name}.mode=R3"]).config
             assert config.actor_rollout_ref.actor.router_replay.mode == "R3"
 
-    def test_as_it_is_it_points_to_the_import(self, path):
+    def test_the_error_for_an_unresolved_file_names_the_import_command(self, path):
         with pytest.raises(InputError) as caught:
             load_config(path)
         first, *others = caught.value.problems
         assert first.startswith(
             "actor_rollout_ref.ref.log_prob_use_dynamic_bsz: found '${oc.select:"
         )
-        assert first.endswith("or let `retrace import-verl` resolve the file")
+        assert first.endswith("or resolve the file with `retrace import-verl`")
         assert tuple(others) == REFUSED
 
 
-def test_every_setting_of_ours_that_verl_has_is_written_in_the_files():
-    """Else the files are not what the newest verl is."""
+def test_the_files_contain_every_setting_that_we_share_with_verl():
+    """If a shared setting is missing, the files do not match the newest verl."""
     newest = resolved(FILES[-1])
     own = {
         "actor_rollout_ref.rollout.trace_buffer_mib",

@@ -1,14 +1,15 @@
-"""Loading: a YAML file and overrides as verl's users write them become one typed tree, or every
-problem is named at once with its key, what was found, what is expected and the fix."""
+"""Loading turns a YAML file and overrides in verl's style into one typed tree, or reports all
+problems together, each with its key, the value found, the values expected and the fix."""
 
 import pytest
 
 from pipeline.config.reading.load import load_config
+from pipeline.config.reading.read import read_file, read_override
 from pipeline.errors import InputError
 from tests.unit.config.settings import ACTOR, MINIMAL, OVERRIDE, RECORD, REPLAY, load, load_error
 
 
-def test_file_and_defaults(tmp_path):
+def test_a_file_is_read_and_defaults_are_added(tmp_path):
     config = load(tmp_path).config
     assert config.data.train_files == "train.parquet"
     assert config.actor_rollout_ref.actor.router_replay.mode == "disabled"
@@ -16,31 +17,50 @@ def test_file_and_defaults(tmp_path):
 
 @pytest.mark.parametrize("value", ["R2", '"R2"', "'R2'"])
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
-def test_override_with_literal_quotes_and_hydra_prefix(tmp_path, value, prefix):
-    """verl's documentation writes mode="R2" and users' scripts keep the quotes; `+` is Hydra's."""
+def test_overrides_may_have_literal_quotes_and_hydras_prefix(tmp_path, value, prefix):
+    """verl's documentation shows mode="R2", and users' scripts keep the quotes; `+` is Hydra's
+    prefix."""
     config = load(tmp_path, f"{prefix}{REPLAY}.mode={value}").config
     assert config.actor_rollout_ref.actor.router_replay.mode == "R2"
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("1_000", 1000),
+        ("-1_000_000.5", -1e6 - 0.5),
+        ("1_000e3", 1e6),
+        *((text, text) for text in ("0.5_2", "0.5_200", "1_2", "1_2e3", "1_0000", "1_000_0")),
+    ],
+)
+def test_an_underscore_in_a_number_separates_only_thousands(tmp_path, written, value):
+    """Any other value with an underscore is text, which some settings read as two bounds."""
+    path = tmp_path / "config.yaml"
+    path.write_text(f"found: {written}\n")
+    assert read_file(path) == {"found": value}
+    assert read_override(f"found={written}") == (["found"], value)
 
 
 @pytest.mark.parametrize(
     ("written", "value"), [("1e-6", 1e-6), ("1", 1.0), ("2.5E-3", 2.5e-3), ("1.0e6", 1e6)]
 )
 def test_numbers_are_read_as_omegaconf_reads_them(tmp_path, written, value):
-    """YAML 1.1 reads 1e-6 as text; verl's users write it everywhere, in files too."""
+    """YAML 1.1 reads 1e-6 as text, but verl's users write such numbers, both in overrides and in
+    files."""
     text = MINIMAL.replace("model}}", f"model}}, actor: {{optim: {{lr: {written}}}}}}}")
     for loaded in (load(tmp_path, f"{ACTOR}.optim.lr={written}"), load(tmp_path, text=text)):
         assert loaded.config.actor_rollout_ref.actor.optim.lr == value
 
 
 @pytest.mark.parametrize("group", ["rollout_correction", "filter_groups"])
-def test_null_is_none_of_a_group_that_verl_may_have(tmp_path, group):
-    """It takes back what the file or an earlier override has below it."""
+def test_null_resets_a_group_that_verl_may_omit(tmp_path, group):
+    """The null removes the group's settings, whether from the file or from an earlier override."""
     written = {"rollout_correction": "rollout_is=token", "filter_groups": "enable=True"}[group]
     taken_back = (f"algorithm.{group}.{written}", f"algorithm.{group}=null")
     assert load(tmp_path, *taken_back).config == load(tmp_path).config
 
 
-def test_override_values(tmp_path):
+def test_overrides_are_parsed_as_yaml_and_merged(tmp_path):
     config = load(
         tmp_path,
         "trainer.logger=[console,tensorboard]",
@@ -55,16 +75,16 @@ def test_override_values(tmp_path):
     assert config.trainer.logger == ["console", "tensorboard"]
     assert config.data.train_files == ["a.parquet", "b.parquet"]
     assert config.actor_rollout_ref.rollout.enable_rollout_routing_replay is True
-    # A mapping is merged into the one that is there, as OmegaConf does.
+    # As in OmegaConf, a mapping is merged into an existing one.
     assert config.actor_rollout_ref.actor.megatron.override_transformer_config == {
         "moe_router_dtype": "fp32",
         "recompute_granularity": "full",
     }
     assert config.data.val_files is None
-    assert config.trainer.nnodes == 3  # the last one counts
+    assert config.trainer.nnodes == 3  # the last override applies
 
 
-def test_unknown_keys_name_the_nearest(tmp_path):
+def test_the_message_for_an_unknown_key_names_the_nearest(tmp_path):
     found = load_error(
         tmp_path,
         "trainer.total_training_step=3",
@@ -74,7 +94,7 @@ def test_unknown_keys_name_the_nearest(tmp_path):
     )
     assert found == (
         "actor_rollout_ref.actor.optim.learning_rate: unknown key; actor_rollout_ref.actor.optim "
-        "has lr, lr_warmup_init, lr_warmup_steps, lr_warmup_steps_ratio, lr_decay_style, "
+        "contains lr, lr_warmup_init, lr_warmup_steps, lr_warmup_steps_ratio, lr_decay_style, "
         "lr_decay_steps, min_lr, lr_wsd_decay_style, lr_wsd_decay_steps, weight_decay, "
         "weight_decay_on_norms, betas, use_precision_aware_optimizer, main_grads_dtype, "
         "exp_avg_dtype, exp_avg_sq_dtype, override_optimizer_config, clip_grad, "
@@ -84,6 +104,29 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         "trainer.total_training_step: unknown key; did you mean trainer.total_training_steps?",
         "trainer.train_batch_size: unknown key; did you mean data.train_batch_size?",
     )
+
+
+@pytest.mark.parametrize(
+    ("unknown", "nearest"),
+    [
+        ("rollout.n", "actor_rollout_ref.rollout"),
+        ("trainer.lr", f"{ACTOR}.optim.lr"),
+        ("actor_rollout_ref.megatron.dtype", f"{ACTOR}.megatron"),
+        ("trainer.lr_warmup_step", f"{ACTOR}.optim.lr_warmup_steps"),
+        ("critic.lr", "critic.optim.lr"),
+        ("kubernetes.rollout.cpu", "launch.kubernetes"),
+        (f"{REPLAY}.enable", None),
+        (f"{ACTOR}.loss_mode", f"{ACTOR}.policy_loss.loss_mode"),
+        (f"{ACTOR}.kl_coef", f"{ACTOR}.kl_loss_coef"),
+        ("trainer.name", "trainer.experiment_name"),
+        ("data.batch_size", "data.train_batch_size"),
+    ],
+)
+def test_the_nearest_key_is_not_merely_the_most_similar_text(tmp_path, unknown, nearest):
+    """Names in the same group come first, then names in the groups of the actor and the rollout,
+    because the critic, the reference and the pods have settings with the same names."""
+    (problem,) = load_error(tmp_path, f"{unknown}=1")
+    assert problem.endswith(f"did you mean {nearest}?" if nearest else "allow_aux_loss")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +164,7 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         (
             "data.train_files=3",
             "data.train_files: found 3 (an integer), expected text or a list of texts or null; "
-            "put it in quotes: data.train_files='\"3\"'",
+            "quote it: data.train_files='\"3\"'",
         ),
         (
             "algorithm.rollout_correction.rollout_rs=[token_k1,seq_sum_k1]",
@@ -130,19 +173,35 @@ def test_unknown_keys_name_the_nearest(tmp_path):
             "algorithm.rollout_correction.rollout_rs='token_k1,seq_sum_k1'",
         ),
         (
+            "data.train_files=[1,a.parquet]",
+            "data.train_files: found [1, 'a.parquet'] (a list), expected text or a list of texts "
+            "or null; correct it or leave it out",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is_threshold=[0.5,5.0]",
+            "algorithm.rollout_correction.rollout_is_threshold: found [0.5, 5.0] (a list), "
+            "expected a number or text or null; write one number, or both bounds as text, such as "
+            "0.5_5.0",
+        ),
+        (
+            "trainer.logger=[console,wanb]",
+            "trainer.logger: item 1: found 'wanb' (text), expected one of console, tensorboard, "
+            "file, wandb, mlflow, swanlab, trackio; did you mean wandb?",
+        ),
+        (
             f"{ACTOR}.optim.betas=[0.9,x]",
-            "actor_rollout_ref.actor.optim.betas: item 1: found 'x' (text), expected a list of "
-            "numbers >= 0 and < 1, 2 of them; the default is [0.9, 0.999]",
+            "actor_rollout_ref.actor.optim.betas: item 1: found 'x' (text), expected a number "
+            ">= 0 and < 1; the default is [0.9, 0.999]",
         ),
         (
             f"{ACTOR}.optim.betas=[0.9,1.0]",
-            "actor_rollout_ref.actor.optim.betas: item 1: found 1.0 (a number), expected a list of "
-            "numbers >= 0 and < 1, 2 of them; the default is [0.9, 0.999]",
+            "actor_rollout_ref.actor.optim.betas: item 1: found 1.0 (a number), expected a "
+            "number >= 0 and < 1; the default is [0.9, 0.999]",
         ),
         (
             f"{ACTOR}.optim.betas=[-0.1,0.9]",
-            "actor_rollout_ref.actor.optim.betas: item 0: found -0.1 (a number), expected a list "
-            "of numbers >= 0 and < 1, 2 of them; the default is [0.9, 0.999]",
+            "actor_rollout_ref.actor.optim.betas: item 0: found -0.1 (a number), expected a "
+            "number >= 0 and < 1; the default is [0.9, 0.999]",
         ),
         (
             f"{ACTOR}.optim.lr_warmup_steps=-2",
@@ -155,20 +214,30 @@ def test_unknown_keys_name_the_nearest(tmp_path):
             "leave one of min_lr and min_lr_ratio out",
         ),
         (
+            f"{ACTOR}.policy_loss=gspo",
+            "actor_rollout_ref.actor.policy_loss: found 'gspo' (text), expected a group of "
+            "settings; write actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+        ),
+        (
+            "algorithm.filter_groups=true",
+            "algorithm.filter_groups: found True (true/false), expected a group of settings; "
+            "write algorithm.filter_groups.enable=True",
+        ),
+        (
             f"{ACTOR}.megatron.dtype=float16",
             "actor_rollout_ref.actor.megatron.dtype: found 'float16' (text), expected one of "
-            "bfloat16, float32; float16 would need its losses scaled, which is not supported; "
+            "bfloat16, float32; float16 requires loss scaling, which is not supported; "
             "write bfloat16",
         ),
         (
             f"{ACTOR}.optim.lr=1e400",
-            "actor_rollout_ref.actor.optim.lr: found inf (a number), expected a number > 0, which "
-            "is finite; the default is 1e-06",
+            "actor_rollout_ref.actor.optim.lr: found inf (a number), expected a number > 0, not "
+            "infinity or NaN; the default is 1e-06",
         ),
         (
             f"{ACTOR}.optim.clip_grad=.inf",
             "actor_rollout_ref.actor.optim.clip_grad: found inf (a number), expected a number "
-            ">= 0, which is finite; the default is 1.0",
+            ">= 0, not infinity or NaN; the default is 1.0",
         ),
         (
             "actor_rollout_ref.actor.strategy=fsdp",
@@ -183,16 +252,16 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         (
             "actor_rollout_ref.model=3",
             "actor_rollout_ref.model: found 3 (an integer), expected a group of settings; "
-            "write its settings below it",
+            "write its settings below it, such as actor_rollout_ref.model.path=...",
         ),
         (
             "trainer.nnodes",
-            "trainer.nnodes: expected key.path=value, without spaces around =, such as "
+            "trainer.nnodes: expected key.path=value, without spaces around =, for example "
             "trainer.total_training_steps=200",
         ),
         (
             "--trainer.nnodes",
-            "--trainer.nnodes: expected key.path=value, without spaces around =, such as "
+            "--trainer.nnodes: expected key.path=value, without spaces around =, for example "
             "trainer.total_training_steps=200",
         ),
         (
@@ -201,33 +270,33 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         ),
         (
             "~trainer.nnodes",
-            "~trainer.nnodes: expected key.path=value; a setting is removed by not writing it",
+            "~trainer.nnodes: expected key.path=value; to remove a setting, leave it out",
         ),
         ("trainer..nnodes=1", "trainer..nnodes=1: the key 'trainer..nnodes' has an empty part; "
          "expected key.path=value"),
         (
             "data.train_files=*x",
-            "data.train_files: found *x, which is not a YAML value; put it in quotes: "
+            "data.train_files: found *x, which is not a YAML value; quote it: "
             "data.train_files='\"...\"'",
         ),
         (
             "data.train_files=[a.parquet,",
-            "data.train_files: found '[a.parquet,', which ends too early; put the whole setting "
-            "into single quotes: 'data.train_files=[a, b]'",
+            "data.train_files: found '[a.parquet,', which ends too early; quote the whole "
+            "setting in single quotes: 'data.train_files=[a, b]'",
         ),
         (
             "trainer.logger=[console",
-            "trainer.logger: found '[console', which ends too early; put the whole setting into "
+            "trainer.logger: found '[console', which ends too early; quote the whole setting in "
             "single quotes: 'trainer.logger=[a, b]'",
         ),
         (
             f"{OVERRIDE}={{a:",
-            f"{OVERRIDE}: found '{{a:', which ends too early; put the whole setting into single "
+            f"{OVERRIDE}: found '{{a:', which ends too early; quote the whole setting in single "
             f"quotes: '{OVERRIDE}={{a: 1, b: 2}}'",
         ),
         (
             "data.train_files=[a]]",
-            "data.train_files: found [a]], which is not a YAML value; put it in quotes: "
+            "data.train_files: found [a]], which is not a YAML value; quote it: "
             "data.train_files='\"...\"'",
         ),
         (
@@ -243,7 +312,7 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         (
             "trainer.experiment_name=3",
             "trainer.experiment_name: found 3 (an integer), expected text of 1 to 200 characters; "
-            "put it in quotes: trainer.experiment_name='\"3\"'",
+            "quote it: trainer.experiment_name='\"3\"'",
         ),
         (
             "actor_rollout_ref.model.path=null",
@@ -257,20 +326,52 @@ def test_unknown_keys_name_the_nearest(tmp_path):
         (
             "trainer.experiment_name.x=1",
             "trainer.experiment_name.x: trainer.experiment_name is 'test', not a group; "
-            "remove one of the two",
+            "remove one of the two settings",
         ),
         (
             "trainer.default_local_dir=out/${trainer.experiment_name}",
             "trainer.default_local_dir: found 'out/${trainer.experiment_name}'; interpolation is "
-            "not supported; write the value itself, or let `retrace import-verl` resolve the file",
+            "not supported; write the value itself, or resolve the file with `retrace import-verl`",
         ),
     ],
 )  # fmt: skip
-def test_each_wrong_value_says_what_to_do(tmp_path, override, message):
+def test_the_message_for_an_invalid_value_names_the_fix(tmp_path, override, message):
     assert load_error(tmp_path, override) == (message,)
 
 
-def test_all_problems_are_shown_together(tmp_path):
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("algorithm.rollout_correction.rollout_is=tokn", "did you mean token?"),
+        ("algorithm.rollout_correction.rollout_is=None", "write null"),
+        (f"{ACTOR}.strategy=megatorn", "did you mean megatron?"),
+        ("actor_rollout_ref.rollout.name=trtllm", "only vLLM is supported so far; write vllm, or "
+         "leave the key out"),
+        ("trainer.device=npu", "only NVIDIA GPUs and CPUs are supported; write auto"),
+        ("actor_rollout_ref.rollout.dtype=bf16", "did you mean bfloat16?"),
+        ("actor_rollout_ref.rollout.dtype=half", "float16 requires loss scaling, which is not "
+         "supported; write bfloat16"),
+        ("algorithm.adv_estimator=gdpo", "gdpo is not supported here; write one of these names, or "
+         "your own function (file.py:function)"),
+        (f"{ACTOR}.policy_loss.loss_mode=dro", "dro is not supported here; write one of these "
+         "names, or your own function (file.py:function)"),
+        (f"{ACTOR}.policy_loss.loss_mode=bypass_mode", "this loss has its own setting; write "
+         "algorithm.rollout_correction.bypass_mode=True instead"),
+        (f"{ACTOR}.kl_loss_type=k3+", "+ (straight-through gradient) is not supported; write mse, "
+         "whose gradient is that of k3+"),
+        ("algorithm.kl_penalty=kl+", "+ (straight-through gradient) is not supported, and would "
+         "have no effect on a reward; write kl"),
+        ("algorithm.kl_penalty=full", "verl does not implement full; write one of these names"),
+        ("launch.kubernetes.rollout.memory=64", "write a quantity such as 64Gi"),
+    ],
+)  # fmt: skip
+def test_an_unsupported_value_of_verl_is_not_treated_as_a_misspelling(tmp_path, override, fix):
+    """A value similar to an option is a misspelling, unless the value has a meaning in verl."""
+    (problem,) = load_error(tmp_path, override)
+    assert problem.endswith(f"; {fix}")
+
+
+def test_all_problems_are_reported_together(tmp_path):
     found = load_error(tmp_path, "x", "critic.enable=True", "trainer.nnodes=0", "tariner.nnodes=1")
     assert [problem.split(":")[0] for problem in found] == [
         "x",
@@ -291,11 +392,11 @@ def test_missing_settings_are_named(tmp_path):
     )
 
 
-def test_duplicate_yaml_key_is_refused(tmp_path):
-    """YAML would take the last one in silence."""
+def test_a_duplicate_yaml_key_is_refused(tmp_path):
+    """Without this check, YAML would silently use the last value."""
     (problem,) = load_error(tmp_path, text="trainer:\n  seed: 1\n  nnodes: 1\n  seed: 2\n")
     assert problem == (
-        f"{tmp_path}/config.yaml, line 4: key 'seed' is there twice, in line 2 and in line 4; "
+        f"{tmp_path}/config.yaml, line 4: key 'seed' appears twice, on line 2 and on line 4; "
         "remove one"
     )
 
@@ -303,30 +404,30 @@ def test_duplicate_yaml_key_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- 1", "found a list at the top, expected `key: value` lines"),
+        ("- 1", "found a list at the top level, expected `key: value` lines"),
         ("a: [", "expected the node content"),
-        ("trainer.nnodes: 1", "trainer.nnodes: a key with dots in a YAML file; nest it"),
+        ("trainer.nnodes: 1", "trainer.nnodes: found a key with dots, expected nested groups"),
         ("1: 2", "1: unknown key"),
-        ("3", "found a number at the top, expected `key: value` lines"),
+        ("3", "found a number at the top level, expected `key: value` lines"),
         ("a:\n\tb: 1", "line 2: found character '\\t' that cannot start any token; indent with"),
     ],
 )
-def test_files_that_are_no_settings(tmp_path, text, message):
+def test_files_that_do_not_contain_settings_are_refused(tmp_path, text, message):
     assert message in "\n".join(load_error(tmp_path, text=text))
 
 
-def test_missing_file(tmp_path):
-    with pytest.raises(InputError, match=r"absent\.yaml: the settings file cannot be read"):
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"absent\.yaml: the settings file does not exist"):
         load_config(tmp_path / "absent.yaml")
-    with pytest.raises(InputError, match="it is a folder; write the path of a YAML file"):
+    with pytest.raises(InputError, match="it is a folder; give the path to a YAML file"):
         load_config(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\x84\xff")
-    with pytest.raises(InputError, match="it is no text; write the path of a YAML file"):
+    with pytest.raises(InputError, match="it is not text; give the path to a YAML file"):
         load_config(tmp_path / "binary.yaml")
 
 
 class TestOtherSpelling:
-    """verl has router_replay in two places."""
+    """In verl, router_replay can be set in two places."""
 
     OTHER = f"{ACTOR}.megatron.router_replay"
 
@@ -334,20 +435,20 @@ class TestOtherSpelling:
         config = load(tmp_path, f'{self.OTHER}.mode="R2"').config
         assert config == load(tmp_path, f"{REPLAY}.mode=R2").config
 
-    def test_both_may_agree_or_complete_each_other(self, tmp_path):
+    def test_both_may_agree_or_complement_each_other(self, tmp_path):
         replay = load(
             tmp_path, f"{self.OTHER}.mode=R2", f"{REPLAY}.mode=R2", f"{self.OTHER}.record_file=set"
         ).config.actor_rollout_ref.actor.router_replay
         assert (replay.mode, replay.record_file) == ("R2", "set")
 
-    def test_disagreement_names_both(self, tmp_path):
+    def test_the_message_for_a_conflict_names_both(self, tmp_path):
         assert load_error(tmp_path, f"{self.OTHER}.mode=R2", f"{REPLAY}.mode=R3") == (
             "actor_rollout_ref.actor.megatron.router_replay.mode: found 'R2', but "
             "actor_rollout_ref.actor.router_replay.mode, another spelling of the same setting, is "
             "'R3'; keep actor_rollout_ref.actor.router_replay.mode and remove the other",
         )
 
-    def test_errors_name_what_was_written(self, tmp_path):
+    def test_errors_name_the_users_spelling(self, tmp_path):
         (problem,) = load_error(tmp_path, f"{self.OTHER}.mode=R4")
         assert problem.startswith(f"{REPLAY}.mode (written as {self.OTHER}.mode): found 'R4'")
 
@@ -358,20 +459,21 @@ class TestOtherSpelling:
         (
             "run.sh",
             (),
-            "run.sh: found a shell script, expected a settings file; make one of a script for "
-            "verl: retrace import-verl run.sh -o my.yaml",
+            "run.sh: found a shell script, expected a settings file; to import a "
+            "verl script, run: retrace import-verl run.sh -o my.yaml",
         ),
         (
             "--config-name=mine",
             (),
-            "--config-name=mine: an option of verl's command line, which names a folder or file "
-            "of settings; make one file of them: retrace import-verl FOLDER/NAME.yaml -o my.yaml",
+            "--config-name=mine: this is an option of verl's command line that names a settings "
+            "folder or file; import the settings into one file: retrace import-verl "
+            "FOLDER/NAME.yaml -o my.yaml",
         ),
-        (None, ("--config-path=x",), "--config-path=x: an option of verl's command line"),
-        (None, ("data.seed=${trainer.seed}",), "let `retrace import-verl` resolve the file"),
+        (None, ("--config-path=x",), "--config-path=x: this is an option of verl's command line"),
+        (None, ("data.seed=${trainer.seed}",), "resolve the file with `retrace import-verl`"),
     ],
 )
-def test_what_belongs_to_verl_points_to_the_import(tmp_path, path, overrides, message):
+def test_the_message_for_verls_files_names_the_import_command(tmp_path, path, overrides, message):
     minimal = tmp_path / "config.yaml"
     minimal.write_text(MINIMAL)
     with pytest.raises(InputError) as caught:
@@ -379,12 +481,13 @@ def test_what_belongs_to_verl_points_to_the_import(tmp_path, path, overrides, me
     assert message in str(caught.value)
 
 
-def test_a_list_of_other_files_is_imported_first(tmp_path):
-    """What else is wrong or missing may lie in those files, so it is not said; overrides are."""
+def test_a_list_of_other_files_must_be_imported_first(tmp_path):
+    """Until the files are combined, other errors in the file may be false, so only this error and
+    those in overrides are reported."""
     hydra = "defaults: [ppo_trainer, _self_]\ntariner: {seed: 1}\n"
     fix = (
-        "defaults: found ['ppo_trainer', '_self_'], Hydra's list of other files; make one file of "
-        "all: retrace import-verl {} -o my.yaml"
+        "defaults: found ['ppo_trainer', '_self_'], Hydra's list of other files; combine the "
+        "files into one: retrace import-verl {} -o my.yaml"
     )
     assert load_error(tmp_path, text=hydra) == (fix.format(tmp_path / "config.yaml"),)
     assert len(load_error(tmp_path, "x", text=hydra)) == 2
@@ -392,20 +495,20 @@ def test_a_list_of_other_files_is_imported_first(tmp_path):
         load_config({"defaults": ["ppo_trainer", "_self_"]})
     assert caught.value.problems == (fix.format("CONFIG.yaml"),)
     assert load_error(tmp_path, "defaults=[]") == (
-        "defaults: found []; Hydra's list of other files: `retrace import-verl` makes one file of "
-        "all; leave the key out",
+        "defaults: found []; Hydra's list of other files is not read; `retrace import-verl` "
+        "combines the files; leave the key out",
     )
 
 
-def test_a_setting_instead_of_a_file(tmp_path, monkeypatch):
+def test_a_setting_in_place_of_a_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as caught:
         load_config("data.train_files=a/b.parquet", ["trainer.seed=1"])
     assert caught.value.problems == (
-        "data.train_files=a/b.parquet: found a setting, expected a settings file before it, such "
-        "as: retrace check my.yaml data.train_files=...",
+        "data.train_files=a/b.parquet: found a setting, expected a settings file before it, as "
+        "in: retrace check my.yaml data.train_files=...",
     )
-    with pytest.raises(InputError, match="it is not there"):
+    with pytest.raises(InputError, match="the settings file does not exist"):
         load_config("seed=1.yaml")
     (tmp_path / "seed=1").write_text(MINIMAL)
     assert load_config("seed=1").config.trainer.experiment_name == "test"

@@ -1,10 +1,11 @@
-"""A verl user brings the file along: what has no meaning here is noted, what would make another
-run is refused with the reason."""
+"""In a verl user's file, settings without a meaning in Retrace produce a note. Settings that would
+change the run are refused, and the error gives the reason."""
 
 import pytest
 
 from pipeline.config.keys import all_keys
-from pipeline.config.reading.verl import FOREIGN, HINTS, find_foreign
+from pipeline.config.reading.hints import EMPTY_HINTS, HINTS, NEAREST, REFUSED_VALUES
+from pipeline.config.reading.verl import FOREIGN, find_foreign
 from tests.unit.config.settings import (
     ACTOR,
     MINIMAL,
@@ -70,7 +71,8 @@ trainer.total_training_steps=50000
 trainer.balance_batch=False
 trainer.val_before_train=False
 """
-"""verl's examples/router_replay/run_qwen30_a3b_megatron_vllm.sh, without its names."""
+"""The settings in verl's examples/router_replay/run_qwen30_a3b_megatron_vllm.sh, except the names
+that a user chooses."""
 
 
 def test_published_example_loads(tmp_path):
@@ -83,13 +85,16 @@ def test_published_example_loads(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("trainer.default_hdfs_dir=x", "the run's state lies in store.uri"),
+        ("trainer.default_hdfs_dir=x", "the run's state is in store.uri"),
         ("actor_rollout_ref.hybrid_engine=True", "rollout and training are separate processes"),
-        ("actor_rollout_ref.rollout.mode=async", "engines run by themselves"),
-        ("actor_rollout_ref.ref.megatron.grad_offload=True", "the reference has weights alone"),
+        ("actor_rollout_ref.rollout.mode=async", "engines are separate processes"),
+        (
+            "actor_rollout_ref.ref.megatron.grad_offload=True",
+            "the reference has no gradients and no optimizer",
+        ),
         ("actor_rollout_ref.rollout.calculate_log_probs=True", "always recorded"),
         ("critic.model.path=x", "the critic starts from the actor's weights"),
-        ("critic.megatron.tensor_model_parallel_size=4", "the actor's layout"),
+        ("critic.megatron.tensor_model_parallel_size=4", "the same layout and ranks as the actor"),
         (f"{REPLAY}._target_=x", "Hydra"),
     ],
 )
@@ -102,51 +107,51 @@ def test_harmless_settings_are_noted(tmp_path, setting, reason):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("critic.enable=True", "critic.enable: found True; algorithm.adv_estimator=gae has a "
-         "critic, no other has one; change algorithm.adv_estimator, or leave the key out"),
+        ("critic.enable=True", "critic.enable: found True; only algorithm.adv_estimator=gae uses a "
+         "critic; change algorithm.adv_estimator, or leave the key out"),
         (
             "custom_reward_function.reward_kwargs.scale=2",
             "custom_reward_function.reward_kwargs.scale: found 2; put constants into the reward "
             "file; leave the key out",
         ),
-        # 0 is not False: it would be a mistake.
+        # 0 is not False; accepting it would hide a mistake.
         (
             "reward_model.enable=0",
-            "reward_model.enable: found 0; rewards come from custom_reward_function, or from "
-            "scorers of data sources; write False or leave the key out",
+            "reward_model.enable: found 0; rewards come from custom_reward_function or from the "
+            "built-in scorers; write False or leave the key out",
         ),
     ],
 )  # fmt: skip
-def test_settings_of_another_run_are_refused(tmp_path, setting, message):
+def test_settings_that_would_change_the_run_are_refused(tmp_path, setting, message):
     assert load_error(tmp_path, setting) == (message,)
 
 
-def test_notes_of_one_reason_are_one_line(tmp_path):
+def test_settings_with_the_same_reason_share_one_note(tmp_path):
     found = notes(tmp_path, *(f"global_profiler.{name}=1" for name in ("a", "b", "c", "d")))
-    assert found == ["global_profiler.a and 3 more: ignored; there is no profiler here"]
+    assert found == ["global_profiler.a and 3 more: ignored; Retrace has no profiler"]
 
 
-def test_reward_function_under_its_new_name(tmp_path):
-    """Newer verl has custom_reward_function under reward."""
+def test_the_new_name_of_the_reward_function_is_accepted(tmp_path):
+    """In newer versions of verl, custom_reward_function is under reward."""
     text = MINIMAL.replace("custom_reward_function: {path: reward.py}", "")
     loaded = load(tmp_path, "reward.custom_reward_function.path=reward.py", text=text)
     assert loaded.config == load(tmp_path).config
 
 
-def test_reward_function_without_path_is_none(tmp_path):
-    """verl's own files hold {path: null, name: compute_score}."""
+def test_a_reward_function_without_a_path_does_not_count(tmp_path):
+    """verl's own files contain {path: null, name: compute_score}."""
     loaded = load(tmp_path, "custom_reward_function={path: null, name: compute_score}")
     assert loaded.config.custom_reward_function is None
 
 
-def test_table_hides_none_of_our_keys():
+def test_the_table_hides_no_setting_of_ours():
     assert [key for key in all_keys() if find_foreign(key)] == []
-    assert set(HINTS) <= set(all_keys())
+    assert {*HINTS, *EMPTY_HINTS, *REFUSED_VALUES, *NEAREST} <= set(all_keys())
     assert find_foreign(f"{ACTOR}.nonsense") is None
 
 
-def test_every_entry_of_the_table_is_reached():
-    """An entry behind a wider pattern would never count."""
+def test_every_entry_of_the_table_can_match():
+    """An entry could never match if an earlier entry had a broader pattern."""
     for entry in FOREIGN:
         example = entry.pattern.replace("*", "zzz")
         assert find_foreign(example) is entry, entry.pattern
@@ -155,7 +160,7 @@ def test_every_entry_of_the_table_is_reached():
 class TestDynamicBatches:
     DYNAMIC = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=16384")
 
-    def test_micro_batches_are_cut_by_tokens(self, tmp_path):
+    def test_micro_batches_are_split_by_token_count(self, tmp_path):
         for more in ([], [f"{ACTOR}.ppo_micro_batch_size_per_gpu=null"]):
             actor = load(tmp_path, *self.DYNAMIC, *more).config.actor_rollout_ref.actor
             assert actor.use_dynamic_bsz

@@ -1,4 +1,4 @@
-"""Recomputed and offloaded activations: what `retrace check` refuses before Megatron-core would."""
+"""`retrace check` refuses activation settings that Megatron-core would refuse or ignore."""
 
 import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -22,7 +22,7 @@ def without(settings: dict, *names: str) -> dict:
 
 
 @pytest.mark.parametrize("settings", [{}, FULL, SELECTIVE, LAYERS, FINE])
-def test_what_megatron_takes(settings):
+def test_settings_that_megatron_accepts_pass(settings):
     assert list(activation_problems(Megatron(override_transformer_config=settings))) == []
     TransformerConfig(**MODEL, **settings)
 
@@ -35,21 +35,28 @@ def test_what_megatron_takes(settings):
         (SELECTIVE | {"recompute_num_layers": 1}, "recompute_num_layers: found 1, but"),
         (LAYERS | SELECTIVE, "cpu_offloading: found True with recompute_granularity"),
         (FINE | LAYERS, "fine_grained_activation_offloading: found True with cpu_offloading"),
-        (without(FINE, "offload_modules"), "offload_modules: found null, expected some of attn_n"),
-        (FINE | {"offload_modules": ["mlp"]}, "offload_modules: found 'mlp', expected some of"),
+        (without(FINE, "offload_modules"), "offload_modules: found null, expected one or more of"),
+        (FINE | {"offload_modules": [None]}, "offload_modules: found null, expected one or more"),
+        (FINE | {"offload_modules": ["mlp"]}, "offload_modules: found 'mlp', expected one or more"),
         (FINE | {"offload_modules": ["attn_proj"]}, "offload_modules: found attn_proj without"),
     ],
 )
-def test_what_megatron_refuses(settings, expected):
-    """As late as when a rank builds its model."""
+def test_settings_that_megatron_refuses_are_refused(settings, expected):
+    """Megatron-core refuses these settings only when a rank builds its model."""
     (problem,) = activation_problems(Megatron(override_transformer_config=settings))
     assert f"override_transformer_config.{expected}" in problem
-    assert any(word in problem for word in ("write", "leave", "expected some"))
+    assert any(word in problem for word in ("write", "leave", "list the modules"))
     with pytest.raises((AssertionError, ValueError)):
         TransformerConfig(**MODEL, **settings)
 
 
-def test_offloaded_layers_have_one_stage():
+def test_the_nearest_module_is_named():
+    fields = FINE | {"offload_modules": ["mpl_norm"]}
+    (problem,) = activation_problems(Megatron(override_transformer_config=fields))
+    assert problem.endswith("; did you mean mlp_norm?")
+
+
+def test_offloaded_layers_require_a_single_stage():
     megatron = Megatron(pipeline_model_parallel_size=2, override_transformer_config=LAYERS)
     (problem,) = activation_problems(megatron)
     assert "pipeline_model_parallel_size=2, which Megatron-core does not support" in problem
@@ -63,8 +70,8 @@ def test_offloaded_layers_have_one_stage():
         ({"offload_modules": ["core_attn"]}, "has no effect without fine_grained_activation"),
     ],
 )
-def test_what_would_have_no_effect(settings, expected):
-    """Megatron-core says nothing."""
+def test_settings_without_effect_are_refused(settings, expected):
+    """Megatron-core accepts these settings silently."""
     TransformerConfig(**MODEL, **settings)
     (problem,) = activation_problems(Megatron(override_transformer_config=settings))
     assert expected in problem

@@ -1,5 +1,7 @@
-"""Rules across settings: each refused combination names the key, what was found and the fix, and
-what is not forbidden passes."""
+"""Rules that involve several settings: valid combinations pass.
+
+The message for each refused combination names the key, the value found and the fix.
+"""
 
 import pytest
 
@@ -23,32 +25,33 @@ from tests.unit.config.settings import (
 
 
 @pytest.mark.parametrize("mode", ["disabled", "R2"])
-def test_small_settings_are_right(tmp_path, mode):
+def test_minimal_settings_pass(tmp_path, mode):
     assert problems(tmp_path, f"{REPLAY}.mode={mode}") == []
     assert notes(tmp_path, f"{REPLAY}.mode={mode}") == []
 
 
 class TestReplay:
-    def test_r3_without_the_rollout_flag(self, tmp_path):
+    def test_r3_without_the_rollout_flag_is_refused(self, tmp_path):
         assert the_problem(tmp_path, f"{REPLAY}.mode=R3") == (
             "actor_rollout_ref.rollout.enable_rollout_routing_replay: found False, but "
-            "actor_rollout_ref.actor.router_replay.mode=R3 replays what the rollout engine chose; "
-            "add the line actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
+            "actor_rollout_ref.actor.router_replay.mode=R3 replays the routes of the rollout "
+            "engine; add actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
         )
 
-    def test_r3_with_the_rollout_flag(self, tmp_path):
+    def test_r3_with_the_rollout_flag_passes(self, tmp_path):
         assert problems(tmp_path, *R3) == []
         assert notes(tmp_path, *R3) == []
 
     @pytest.mark.parametrize(
         ("mode", "note"),
         [
-            ("R2", "R2 replays the trainer's own"),
+            ("R2", "R2 replays the trainer's routes"),
             ("disabled", "not replayed (actor_rollout_ref.actor.router_replay.mode is disabled)"),
         ],
     )
-    def test_flag_without_r3_is_noted(self, tmp_path, mode, note):
-        """verl's published R2 example sets both; the flag alone is an audit."""
+    def test_the_rollout_flag_without_r3_is_noted(self, tmp_path, mode, note):
+        """verl's published R2 example also sets the rollout flag; without R3, the flag only allows
+        an audit."""
         settings = (f"{REPLAY}.mode={mode}", f"{RECORD}=True")
         assert problems(tmp_path, *settings) == []
         assert note in "\n".join(notes(tmp_path, *settings))
@@ -72,14 +75,14 @@ class TestReplay:
             "moe_enable_routing_replay=True",
         ],
     )
-    def test_router_settings_are_refused_by_name(self, tmp_path, setting):
-        """Each would make replay do nothing, or something else, in silence."""
+    def test_incompatible_router_settings_are_refused(self, tmp_path, setting):
+        """Each of these settings would silently disable or change replay."""
         name = setting.split("=")[0]
         for mode in (("actor_rollout_ref.actor.router_replay.mode=R2",), R3):
             problem = the_problem(tmp_path, *mode, f"{OVERRIDE}.{name}={setting.split('=')[1]}")
             assert problem.startswith(f"{OVERRIDE}.{name}: found ")
             assert "leave it out" in problem
-        assert problems(tmp_path, f"{OVERRIDE}.{setting}") == []  # disabled: no business of ours
+        assert problems(tmp_path, f"{OVERRIDE}.{setting}") == []  # allowed without replay
 
     @pytest.mark.parametrize(
         "setting",
@@ -97,17 +100,17 @@ class TestReplay:
     def test_harmless_router_settings_pass(self, tmp_path, setting):
         assert problems(tmp_path, *R3, f"{OVERRIDE}.{setting}") == []
 
-    def test_cuda_graphs_beside_the_router_pass(self, tmp_path):
+    def test_cuda_graphs_without_the_router_pass(self, tmp_path):
         graphs = f"{OVERRIDE}={{cuda_graph_impl: transformer_engine, cuda_graph_scope: SCOPE}}"
         assert problems(tmp_path, *R3, graphs.replace("SCOPE", "[attn]")) == []
         assert the_problem(tmp_path, *R3, graphs.replace("SCOPE", "[attn, moe_router]"))
 
     @pytest.mark.parametrize(("setting", "fix"), [("top_p=0.9", "1.0"), ("top_k=20", "-1")])
-    def test_renormalised_sampling(self, tmp_path, setting, fix):
+    def test_renormalised_sampling_is_refused(self, tmp_path, setting, fix):
         name, value = setting.split("=")
         assert the_problem(tmp_path, *R3, f"{ROLLOUT}.{setting}") == (
-            f"{ROLLOUT}.{name}: found {value}; with replay on, the engine's log-probs must be of "
-            f"the whole distribution, not of what sampling keeps of it; write {fix}"
+            f"{ROLLOUT}.{name}: found {value}; with replay, the engine's log-probs must refer to "
+            f"the full distribution, not to the part that sampling keeps; write {fix}"
         )
         assert problems(tmp_path, f"{ROLLOUT}.{setting}") == []
 
@@ -116,7 +119,7 @@ class TestReplay:
         [
             [f"{OVERRIDE}.moe_aux_loss_coeff=0.001"],
             [f"{OVERRIDE}.moe_aux_loss_coeff=[0.001]"],
-            [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss"],  # coefficient of the model
+            [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss"],  # the model's coefficient
         ],
     )
     def test_auxiliary_loss_must_be_acknowledged(self, tmp_path, settings):
@@ -129,7 +132,7 @@ class TestReplay:
     @pytest.mark.parametrize(
         ("settings", "key"), [(R3, f"{REPLAY}.mode"), ((f"{RECORD}=True",), RECORD)]
     )
-    def test_dense_model(self, tmp_path, settings, key):
+    def test_a_dense_model_has_no_routes(self, tmp_path, settings, key):
         problem = the_problem(tmp_path, *settings, model=QWEN3)
         assert problem.startswith(f"{key}: found ")
         assert "(model_type 'qwen3') has no MoE layers" in problem
@@ -142,19 +145,19 @@ class TestModels:
         [
             {**QWEN3_MOE, "model_type": "new_moe"},
             {**QWEN3, "model_type": "new_dense"},
-            {**QWEN3_MOE, "model_type": "new_moe", "num_experts": None},  # half-made
+            {**QWEN3_MOE, "model_type": "new_moe", "num_experts": None},  # incomplete
         ],
     )
-    def test_only_families_that_can_be_trained(self, tmp_path, model):
+    def test_families_that_cannot_be_trained_are_refused(self, tmp_path, model):
         assert the_problem(tmp_path, model=model) == (
             f"actor_rollout_ref.model.path: config.json has model_type='{model['model_type']}', "
-            "which cannot be trained: no test holds a bridge from its weights to Megatron-core and "
-            "back; expected one of deepseek_v3, glm4_moe, llama, mixtral, qwen2, qwen2_moe, qwen3, "
-            "qwen3_moe"
+            "which cannot be trained: no test covers the conversion of its weights to "
+            "Megatron-core and back; expected one of deepseek_v3, glm4_moe, llama, mixtral, qwen2, "
+            "qwen2_moe, qwen3, qwen3_moe"
         )
 
-    def test_what_the_trainer_would_ignore(self, tmp_path):
-        """The trainer refuses the same, after the start of all processes."""
+    def test_model_features_that_the_trainer_would_ignore_are_refused(self, tmp_path):
+        """The trainer also refuses such a model, but only after all processes have started."""
         problem = the_problem(tmp_path, model={**QWEN3_MOE, "hidden_act": "gelu"})
         assert problem.startswith(
             "actor_rollout_ref.model.path: config.json has hidden_act='gelu', expected silu: "
@@ -164,50 +167,50 @@ class TestModels:
 class TestRecordSets:
     REPLAYED = (*R3, f"{REPLAY}.replay_file=old/set")
 
-    def test_replay_needs_neither_workers_nor_reward(self, tmp_path):
+    def test_replay_needs_no_workers_and_no_reward_function(self, tmp_path):
         config = load(tmp_path, *self.REPLAYED).config
         config = config.model_copy(update={"custom_reward_function": None})
         assert config_problems(config, QWEN3_MOE) == []
 
-    def test_replay_with_workers(self, tmp_path):
+    def test_replay_with_workers_is_refused(self, tmp_path):
         assert the_problem(tmp_path, *self.REPLAYED, "launch.rollout_workers=2") == (
             "launch.rollout_workers: found 2, but with "
-            "actor_rollout_ref.actor.router_replay.replay_file no rollout runs; write 0, or leave "
-            "one of the two out"
+            "actor_rollout_ref.actor.router_replay.replay_file no rollout takes place; write 0, or "
+            "leave one of the two out"
         )
         assert problems(tmp_path, *self.REPLAYED, "launch.rollout_workers=0") == []
 
-    def test_replay_with_validation(self, tmp_path):
+    def test_replay_with_validation_is_refused(self, tmp_path):
         problem = the_problem(tmp_path, *self.REPLAYED, "data.val_files=val.parquet")
         assert problem.startswith("data.val_files: found val.parquet, but with")
 
-    def test_record_where_it_is_read(self, tmp_path):
-        """The same folder in another spelling is the same folder."""
+    def test_recording_to_the_replayed_set_is_refused(self, tmp_path):
+        """Recording is also refused if the path to the same folder is spelled differently."""
         for place in ("old/set", "./old/../old/set"):
             problem = the_problem(tmp_path, *self.REPLAYED, f"{REPLAY}.record_file={place}")
             assert problem.startswith(f"{REPLAY}.record_file: found {place}, the same as")
         assert problems(tmp_path, *self.REPLAYED, f"{REPLAY}.record_file=new") == []
 
     @pytest.mark.parametrize("name", ["record_file", "replay_file"])
-    def test_the_run_itself(self, tmp_path, name):
+    def test_a_set_in_the_runs_own_place_is_refused(self, tmp_path, name):
         place = "outputs/store/test"
         problem = the_problem(tmp_path, *R3, f"{REPLAY}.{name}={place}")
-        assert problem.startswith(f"{REPLAY}.{name}: found {place}, which is the run itself")
+        assert problem.startswith(f"{REPLAY}.{name}: found {place}, which is the run's own place")
 
     @pytest.mark.parametrize("name", ["record_file", "replay_file"])
-    def test_mode_disabled(self, tmp_path, name):
+    def test_a_set_without_replay_is_refused(self, tmp_path, name):
         problem = the_problem(tmp_path, f"{REPLAY}.{name}=set")
         assert problem.startswith(f"{REPLAY}.{name}: found set, but {REPLAY}.mode is disabled")
 
 
 class TestInputs:
-    def test_no_prompts(self, tmp_path):
+    def test_a_run_without_prompts_is_refused(self, tmp_path):
         assert the_problem(tmp_path, "data.train_files=null").startswith("data.train_files: found")
 
-    def test_no_workers(self, tmp_path):
+    def test_a_run_without_workers_is_refused(self, tmp_path):
         assert "write 1 or more" in the_problem(tmp_path, "launch.rollout_workers=0")
 
-    def test_batches(self, tmp_path):
+    def test_batches_and_shards_must_fit_each_other(self, tmp_path):
         problem = the_problem(
             tmp_path, "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=12"
         )
@@ -222,40 +225,40 @@ class TestInputs:
             tmp_path, "launch.rollout_shards=2", "launch.rollout_workers=3"
         )
 
-    def test_more_than_can_be_stored(self, tmp_path):
-        """Refused before anything starts, not by a worker."""
+    def test_steps_and_samples_above_the_limits_are_refused(self, tmp_path):
+        """These settings are refused before anything starts, not later by a worker."""
         assert the_problem(
             tmp_path, "data.train_batch_size=131104", "actor_rollout_ref.rollout.n=8"
         ) == (
-            "data.train_batch_size: found 131104, with actor_rollout_ref.rollout.n=8 that is "
-            "1048832 samples a step, expected at most 1048576"
+            "data.train_batch_size: found 131104, which with actor_rollout_ref.rollout.n=8 gives "
+            "1048832 samples per step, expected at most 1048576"
         )
         found = problems(tmp_path, "data.max_response_length=2097152")
         assert (
-            "data.max_response_length: found 2097152, with data.max_prompt_length=512 that is "
-            "2097664 tokens a sample, expected at most 2097152"
+            "data.max_response_length: found 2097152, which with data.max_prompt_length=512 gives "
+            "2097664 tokens per sample, expected at most 2097152"
         ) in found
 
-    def test_pods_share_no_folder(self, tmp_path):
+    def test_a_run_with_pods_cannot_have_its_store_in_a_folder(self, tmp_path):
         config = load(tmp_path, "trainer.nnodes=2", "store.uri=/data").config
         [problem] = config_problems(config, QWEN3_MOE, on_cluster=InstalledGpus())
-        assert (
-            problem == "store.uri: found /data, expected s3://BUCKET/PREFIX: pods share no folder"
+        assert problem == (
+            "store.uri: found /data, expected s3://BUCKET/PREFIX, because pods share no folder"
         )
 
-    def test_nodes_are_ranks_of_one_machine(self, tmp_path):
+    def test_nodes_become_ranks_on_one_machine(self, tmp_path):
         nodes = ("trainer.nnodes=2", "trainer.n_gpus_per_node=3")
         assert problems(tmp_path, *nodes, f"{MEGATRON}.tensor_model_parallel_size=2") == []
         assert rank_notes(load(tmp_path, *nodes).config) == [
-            "trainer.nnodes: 2 nodes of 3 are 6 ranks, all on this machine; several nodes need "
-            "Kubernetes (docs/kubernetes.md)"
+            "trainer.nnodes: 2 nodes with 3 ranks each mean 6 ranks, all on this machine; several "
+            "nodes require Kubernetes (docs/kubernetes.md)"
         ]
 
-    def test_longer_than_the_model(self, tmp_path):
+    def test_samples_longer_than_the_models_positions_are_refused(self, tmp_path):
         problem = the_problem(tmp_path, "data.max_response_length=2000")
         assert problem == (
-            "data.max_response_length: found 2000, with data.max_prompt_length=512 that is 2512 "
-            "tokens, but the model has 2048 positions; write at most 1536, or shorten "
+            "data.max_response_length: found 2000, which with data.max_prompt_length=512 gives "
+            "2512 tokens, but the model has 2048 positions; write at most 1536, or reduce "
             "data.max_prompt_length"
         )
         yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
@@ -284,7 +287,7 @@ class TestLayout:
             ],
         ],
     )
-    def test_layouts_that_fit(self, tmp_path, settings):
+    def test_layouts_that_fit_pass(self, tmp_path, settings):
         assert problems(tmp_path, *R3, *settings) == []
 
     @pytest.mark.parametrize(
@@ -320,10 +323,10 @@ class TestLayout:
                     f"{MEGATRON}.tensor_model_parallel_size=2",
                     f"{MEGATRON}.expert_tensor_parallel_size=1",
                 ],
-                f"{MEGATRON}.expert_tensor_parallel_size: found 1, expected 2 like "
-                f"{MEGATRON}.tensor_model_parallel_size: with "
-                f"{MEGATRON}.expert_model_parallel_size=1 Megatron-core would train each "
-                "tensor-parallel rank's experts apart, silently; write 2 or null",
+                f"{MEGATRON}.expert_tensor_parallel_size: found 1, expected 2, the same as "
+                f"{MEGATRON}.tensor_model_parallel_size; with "
+                f"{MEGATRON}.expert_model_parallel_size=1 Megatron-core would silently train "
+                "separate experts on each tensor-parallel rank; write 2 or null",
             ),
             (
                 [f"{MEGATRON}.virtual_pipeline_model_parallel_size=2"],
@@ -368,16 +371,16 @@ class TestLayout:
                     f"{MEGATRON}.sequence_parallel=False",
                 ],
                 f"{MEGATRON}.sequence_parallel: found False; Megatron-core trains experts under "
-                "tensor parallelism only with it; write True",
+                "tensor parallelism only with sequence parallelism; write True",
             ),
             (
                 [f"{OVERRIDE}.tensor_model_parallel_size=2"],
-                f"{OVERRIDE}.tensor_model_parallel_size: found 2, which has a setting of its own; "
-                f"write {MEGATRON}.tensor_model_parallel_size instead",
+                f"{OVERRIDE}.tensor_model_parallel_size: found 2, which has its own setting; "
+                f"use {MEGATRON}.tensor_model_parallel_size instead",
             ),
             (
                 [f"{OVERRIDE}.moe_router_topk=2"],
-                f"{OVERRIDE}.moe_router_topk: found 2, which the model's config.json decides; "
+                f"{OVERRIDE}.moe_router_topk: found 2, which the model's config.json determines; "
                 "leave it out",
             ),
             (
@@ -388,8 +391,8 @@ class TestLayout:
                     f"{OVERRIDE}.overlap_p2p_comm=False",
                 ],
                 f"{OVERRIDE}.overlap_p2p_comm: found False; with "
-                f"{MEGATRON}.virtual_pipeline_model_parallel_size Megatron-core would silently "
-                "exchange activations for gradients; leave it out, which makes it true",
+                f"{MEGATRON}.virtual_pipeline_model_parallel_size, Megatron-core would silently "
+                "confuse activations and gradients; leave it out, which makes it true",
             ),
             (
                 [
@@ -399,8 +402,8 @@ class TestLayout:
                     f"{OVERRIDE}.batch_p2p_comm=True",
                 ],
                 f"{OVERRIDE}.batch_p2p_comm: found True; with "
-                f"{MEGATRON}.virtual_pipeline_model_parallel_size Megatron-core would silently "
-                "exchange activations for gradients; leave it out, which makes it false",
+                f"{MEGATRON}.virtual_pipeline_model_parallel_size, Megatron-core would silently "
+                "confuse activations and gradients; leave it out, which makes it false",
             ),
             (
                 [
@@ -408,17 +411,18 @@ class TestLayout:
                     "data.train_batch_size=1",
                     f"{ACTOR}.ppo_mini_batch_size=1",
                 ],
-                f"{ACTOR}.ppo_mini_batch_size: found 1, with rollout.n that is 8 samples for 16 "
-                "data-parallel ranks; write more, or use fewer ranks",
+                f"{ACTOR}.ppo_mini_batch_size: found 1, which with rollout.n gives 8 samples for "
+                "16 data-parallel ranks; write more, or use fewer ranks",
             ),
         ],
     )
-    def test_layouts_that_do_not(self, tmp_path, settings, message):
-        """Refused with replay disabled too: Megatron-core is wrong by itself, or cannot start."""
+    def test_layouts_that_do_not_fit_are_refused(self, tmp_path, settings, message):
+        """These layouts are also refused without replay, because Megatron-core would compute
+        incorrect results or would not start."""
         assert the_problem(tmp_path, *settings) == message
 
-    def test_a_size_that_several_numbers_of_the_model_forbid(self, tmp_path):
-        """One line per setting, with what fits all of them."""
+    def test_a_size_must_divide_all_dimensions(self, tmp_path):
+        """For each setting, one message lists the sizes that divide all dimensions."""
         found = problems(
             tmp_path, "trainer.n_gpus_per_node=3", f"{MEGATRON}.tensor_model_parallel_size=3",
             f"{MEGATRON}.sequence_parallel=True",
@@ -426,19 +430,19 @@ class TestLayout:
         assert found == [
             f"{MEGATRON}.tensor_model_parallel_size: found 3, expected a divisor of the model's "
             "num_attention_heads=4, num_key_value_heads=2, vocab_size=512; write one of 1, 2",
-            f"{MEGATRON}.expert_tensor_parallel_size: found 3 (null: as "
+            f"{MEGATRON}.expert_tensor_parallel_size: found 3 (null: the same as "
             "tensor_model_parallel_size), expected a divisor of the model's "
             "moe_intermediate_size=32; write one of 1, 2, 4, 8, 16, 32",
         ]
 
-    def test_dense_model_without_expert_parallelism(self, tmp_path):
+    def test_expert_parallelism_of_a_dense_model_is_refused(self, tmp_path):
         settings = ["trainer.n_gpus_per_node=2", f"{MEGATRON}.expert_model_parallel_size=2"]
         assert "the model has no MoE layers; write 1" in the_problem(
             tmp_path, *settings, model=QWEN3
         )
 
 
-def test_all_problems_are_shown_together(tmp_path):
+def test_all_problems_are_reported_together(tmp_path):
     found = problems(
         tmp_path, f"{REPLAY}.mode=R3", f"{ROLLOUT}.top_p=0.5", "trainer.n_gpus_per_node=3",
         f"{MEGATRON}.tensor_model_parallel_size=2", "data.train_files=null",
@@ -447,7 +451,7 @@ def test_all_problems_are_shown_together(tmp_path):
 
 
 class TestUnevenStages:
-    """Four layers, cut as Megatron-core can cut them."""
+    """Four layers are split into stages, in the ways that Megatron-core supports."""
 
     TWO = (f"{MEGATRON}.pipeline_model_parallel_size=2", "trainer.n_gpus_per_node=2")
     THREE = (f"{MEGATRON}.pipeline_model_parallel_size=3", "trainer.n_gpus_per_node=3")
@@ -469,7 +473,7 @@ class TestUnevenStages:
             (f"{EMBEDDING}=True",),
         ],
     )
-    def test_right(self, tmp_path, settings):
+    def test_valid_splits_pass(self, tmp_path, settings):
         assert problems(tmp_path, *settings) == []
 
     @pytest.mark.parametrize(
@@ -480,20 +484,20 @@ class TestUnevenStages:
             ((f"{FIRST}=2", f"{LAST}=2"), "which is one stage; leave num_layers_in_first"),
             ((*THREE, f"{FIRST}=1"), "which leaves 3 layers for 2 stages; write numbers that"),
             ((*THREE, f"{LOSS}=True"), "which leaves 5 layers for 3 stages"),
-            ((*TWO, f"{FIRST}=1", f"{LOSS}=True"), "expected one way to cut the layers"),
+            ((*TWO, f"{FIRST}=1", f"{LOSS}=True"), "expected one way to split the layers"),
             ((*TWO, VPP, f"{FIRST}=1"), "stages of 1, 3 layers, expected multiples of"),
         ],
     )
-    def test_wrong(self, tmp_path, settings, message):
+    def test_invalid_splits_are_refused(self, tmp_path, settings, message):
         (problem,) = problems(tmp_path, *settings)
         assert problem.startswith(f"{OVERRIDE}: found ")
         assert message in problem
 
-    def test_layer_by_layer(self, tmp_path):
+    def test_a_layout_of_single_layers_is_refused(self, tmp_path):
         problem = the_problem(
             tmp_path, *self.TWO, f"{OVERRIDE}.pipeline_model_parallel_layout=Et|L"
         )
-        assert "a layout layer by layer is not supported yet; write num_layers_in_" in problem
+        assert "a layout of single layers is not supported yet; write num_layers_in_" in problem
 
 
 @pytest.mark.parametrize(
@@ -502,14 +506,28 @@ class TestUnevenStages:
         (f"{MEGATRON}.param_offload=true", f"{MEGATRON}.param_offload: True has no effect"),
         ("actor_rollout_ref.ref.megatron.param_offload=true", "there is no reference policy"),
         ("actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true", "there is no reference policy"),
-        (f"{ROLLOUT}.log_prob_max_token_len_per_gpu=5000", "micro-batches that are cut by samples"),
-        (f"{ACTOR}.ppo_max_token_len_per_gpu=5000", "micro-batches that are cut by samples"),
+        (
+            f"{ROLLOUT}.log_prob_max_token_len_per_gpu=5000",
+            "no effect, because micro-batches are formed by number",
+        ),
+        (
+            f"{ACTOR}.ppo_max_token_len_per_gpu=5000",
+            "no effect, because micro-batches are formed by number",
+        ),
         (f"{OVERRIDE}.recompute_modules=[mlp]", "no effect with recompute_granularity=null"),
     ],
 )
-def test_what_has_no_effect_is_noted(tmp_path, settings, expected):
+def test_settings_without_effect_are_noted(tmp_path, settings, expected):
     (note,) = notes(tmp_path, settings)
     assert expected in note
+
+
+def test_whole_versions_at_intervals_are_noted_without_differences(tmp_path):
+    key = "store.policy_deltas"
+    assert notes(tmp_path, f"{key}.enable=false") == notes(tmp_path, f"{key}.every=4") == []
+    assert notes(tmp_path, f"{key}.enable=false", f"{key}.every=4") == [
+        f"{key}.every: 4 has no effect with {key}.enable=false"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -520,13 +538,13 @@ def test_what_has_no_effect_is_noted(tmp_path, settings, expected):
         (f"{OVERRIDE}.recompute_modules=[mlp]", f"{OVERRIDE}.recompute_granularity=selective"),
     ],
 )
-def test_what_has_an_effect_is_not_noted(tmp_path, settings):
+def test_settings_with_an_effect_are_not_noted(tmp_path, settings):
     assert notes(tmp_path, *settings) == []
 
 
 def test_replaced_fields_and_high_agreement_are_noted(tmp_path):
     assert notes(tmp_path, f"{OVERRIDE}.moe_permute_fusion=true") == []
     (note,) = notes(tmp_path, f"{OVERRIDE}.moe_permute_fusion=true", "trainer.device=cpu")
-    assert "moe_permute_fusion: True needs CUDA" in note
+    assert "moe_permute_fusion: True requires CUDA" in note
     (note,) = notes(tmp_path, *R3, f"{REPLAY}.min_agreement=0.6")
     assert "min_agreement: 0.6 is high" in note

@@ -1,4 +1,5 @@
-"""Settings of a critic: only with one, and not against the actor's."""
+"""A critic's settings are refused in a run without a critic; in other runs, they must fit the
+actor's settings."""
 
 import pytest
 
@@ -25,30 +26,30 @@ def test_without_gae_a_critics_settings_are_refused(tmp_path, setting):
     (problem,) = problems(tmp_path, setting)
     assert problem.startswith(f"{key}: found ")
     assert problem.endswith(
-        "but algorithm.adv_estimator=grpo has no critic; write algorithm.adv_estimator=gae, or "
-        "leave them out"
+        "but algorithm.adv_estimator=grpo uses no critic; write algorithm.adv_estimator=gae, or "
+        "leave the critic's settings out"
     )
     modes = [f"{ACTOR}.router_replay.mode=R2"] if "routes" in setting else []
     assert problems(tmp_path, setting, GAE, *modes) == []
 
 
-def test_several_are_one_problem(tmp_path):
+def test_several_settings_give_one_problem(tmp_path):
     (problem,) = problems(tmp_path, "critic.optim.lr=1e-4", "critic.optim.clip_grad=2.0")
     assert problem.startswith("critic.optim.lr: found 0.0001 and 1 more such settings, but")
 
 
-def test_files_that_write_every_setting_say_nothing_with_it(tmp_path):
-    """verl's files hold its defaults, and the actor's values."""
+def test_repeated_defaults_of_a_critic_are_accepted(tmp_path):
+    """In verl's files, the critic's settings repeat the critic's defaults or the actor's values."""
     written = ("critic.optim.lr=1e-5", f"{ACTOR}.ppo_epochs=4", "critic.ppo_epochs=4")
     assert problems(tmp_path, *written) == []
 
 
-def test_how_a_missing_critics_batches_are_cut_has_no_effect(tmp_path):
+def test_micro_batch_sizes_without_a_critic_are_noted(tmp_path):
     found = load(tmp_path, "critic.ppo_micro_batch_size_per_gpu=3")
     assert config_problems(found.config, None) == []
     assert (
-        "critic.ppo_micro_batch_size_per_gpu: 3 has no effect: algorithm.adv_estimator=grpo has no "
-        "critic"
+        "critic.ppo_micro_batch_size_per_gpu: 3 has no effect, because "
+        "algorithm.adv_estimator=grpo uses no critic"
     ) in config_notes(found.config)
 
 
@@ -58,22 +59,23 @@ def test_how_a_missing_critics_batches_are_cut_has_no_effect(tmp_path):
         (
             ["critic.ppo_mini_batch_size=5"],
             "critic.ppo_mini_batch_size: found 5, expected a divisor of data.train_batch_size=32 "
-            "(both count prompts); leave it out for the actor's",
+            "(both count prompts); leave it out to use the actor's",
         ),
         (
             ["critic.replay_routes=True"],
-            "critic.replay_routes: found true, but actor_rollout_ref.actor.router_replay.mode is "
-            "disabled, so there are no routes; write mode=R2 or mode=R3, or replay_routes=false",
+            "critic.replay_routes: found True, but actor_rollout_ref.actor.router_replay.mode is "
+            "disabled, so no routes exist; write mode=R2 or mode=R3, or replay_routes=false",
         ),
         (
             ["critic.loss_scale_factor=10"],
             "critic.loss_scale_factor: found 10, but only seq-mean-token-sum-norm divides by it, "
-            "and critic.loss_agg_mode (null: the actor's) is token-mean; write null, or that mode",
+            "and critic.loss_agg_mode (null: the actor's) is token-mean; write null, or "
+            "loss_agg_mode=seq-mean-token-sum-norm",
         ),
         (
             ["critic.optim.min_lr=1.0"],
-            "critic.optim.min_lr: found 1.0, expected at most critic.optim.lr=1e-05; write less, "
-            "or a larger lr",
+            "critic.optim.min_lr: found 1.0, expected at most critic.optim.lr=1e-05; write a "
+            "smaller rate, or a larger lr",
         ),
         (
             ["critic.optim.override_optimizer_config.adam_eps=0"],
@@ -81,31 +83,31 @@ def test_how_a_missing_critics_batches_are_cut_has_no_effect(tmp_path):
         ),
     ],
 )
-def test_contradictions(tmp_path, settings, message):
+def test_contradictions_are_refused(tmp_path, settings, message):
     found = problems(tmp_path, GAE, *settings)
     assert any(problem.startswith(message) for problem in found), found
     assert all("actor.optim" not in problem for problem in found)
 
 
-def test_a_divisor_goes_with_its_mode_be_it_the_actors(tmp_path):
+def test_a_divisor_may_apply_to_a_mode_inherited_from_the_actor(tmp_path):
     for owner in ("critic", ACTOR):
         settings = (f"{owner}.loss_agg_mode=seq-mean-token-sum-norm", "critic.loss_scale_factor=10")
         assert problems(tmp_path, GAE, *settings) == []
 
 
-def test_a_schedule_that_does_not_fit(tmp_path):
+def test_a_schedule_that_does_not_fit_is_refused(tmp_path):
     settings = ("critic.optim.lr_warmup_steps=9", "critic.optim.lr_decay_steps=5")
     config = load(tmp_path, GAE, *settings, "critic.optim.lr_decay_style=linear").config
     (problem,) = schedule_problems(config)
     assert problem.startswith("critic.optim.lr_warmup_steps: found 9, expected fewer than")
 
 
-def test_a_run_of_warm_up_alone_is_noted(tmp_path):
+def test_a_run_that_trains_only_the_critic_is_noted(tmp_path):
     config = load(tmp_path, GAE, "trainer.critic_warmup=50").config
     assert any("only the critic is trained" in note for note in config_notes(config))
 
 
-def test_null_is_the_actors(tmp_path):
+def test_null_means_the_actors_value(tmp_path):
     written = (f"{ACTOR}.ppo_epochs=3", f"{ACTOR}.megatron.param_offload=True", "critic.optim.lr=1")
     config = load(tmp_path, GAE, *written, "critic.megatron.grad_offload=True").config
     found = over_actor(config.critic, config.actor_rollout_ref.actor)
@@ -114,7 +116,7 @@ def test_null_is_the_actors(tmp_path):
     assert found.router_replay == config.actor_rollout_ref.actor.router_replay
 
 
-def test_its_passes_have_limits_of_their_own(tmp_path):
+def test_the_critics_passes_have_their_own_limits(tmp_path):
     dynamic = (
         f"{ACTOR}.use_dynamic_bsz=True",
         "critic.forward_max_token_len_per_gpu=900",

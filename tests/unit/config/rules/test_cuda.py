@@ -1,4 +1,4 @@
-"""What a run on CPU cannot have."""
+"""Settings and models that a run on CPU cannot use are refused."""
 
 import pytest
 
@@ -20,23 +20,24 @@ MIXTRAL = {key: value for key, value in QWEN3_MOE.items() if "moe" not in key} |
 
 
 @pytest.mark.parametrize(
-    ("model", "settings", "says"),
+    ("model", "settings", "value"),
     [
         (QWEN3_MOE | {"moe_intermediate_size": 16}, (), "moe_intermediate_size=16"),
         (QWEN3_MOE | {"hidden_size": 48}, (), "hidden_size=48"),
         (MIXTRAL | {"intermediate_size": 112}, (), "intermediate_size=112"),
     ],
 )
-def test_experts_that_the_engine_cannot_compute(tmp_path, model, settings, says):
-    """vLLM's CPU build refuses them, or pads them and loads no later policy; GPUs take them."""
+def test_experts_that_the_cpu_engine_cannot_compute_are_refused(tmp_path, model, settings, value):
+    """vLLM's CPU build refuses these experts, or pads them and then cannot load a later policy. On
+    GPUs, they are accepted."""
     assert the_problem(tmp_path, CPU, *settings, model=model) == (
-        f"actor_rollout_ref.model.path: config.json has {says}, but vLLM's kernels of experts on "
-        "CPU need a multiple of 32; use another model, or GPUs"
+        f"actor_rollout_ref.model.path: config.json has {value}, but vLLM's CPU kernels for "
+        "experts require a multiple of 32; use another model, or GPUs"
     )
     assert problems(tmp_path, *settings, model=model) == []
 
 
-def test_experts_that_are_cut(tmp_path):
+def test_the_width_of_experts_counts_after_the_split_by_tensor_parallelism(tmp_path):
     tp = f"{ROLLOUT}.tensor_model_parallel_size=2"
     found = the_problem(tmp_path, CPU, tp)
     assert "moe_intermediate_size=32, but" in found
@@ -47,8 +48,8 @@ def test_experts_that_are_cut(tmp_path):
     assert problems(tmp_path, CPU, tp, whole) == []
 
 
-def test_models_without_such_experts(tmp_path):
-    """A dense model has none, and a run that replays has no engine."""
+def test_runs_without_experts_on_the_engine_pass(tmp_path):
+    """A dense model has no experts, and a run that replays a recorded set has no engine."""
     dense = QWEN3 | {"hidden_size": 48, "intermediate_size": 16}
     assert problems(tmp_path, CPU, model=dense) == []
     replay = (*R3, f"{REPLAY}.replay_file={tmp_path}/set")

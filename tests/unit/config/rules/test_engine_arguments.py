@@ -1,4 +1,4 @@
-"""Which of vLLM's engine arguments a run may set."""
+"""A run may set only the vLLM engine arguments that keep routes and log-probs correct."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ from tests.unit.config.settings import ROLLOUT, load, problems
 KWARGS = f"{ROLLOUT}.engine_kwargs.vllm"
 
 
-def test_the_tables_are_the_arguments_of_the_installed_engine():
-    """A new release's arguments are a decision: do they make routes or log-probs wrong?"""
+def test_the_tables_match_the_installed_engine():
+    """A new argument needs a decision: could it lead to incorrect routes or log-probs?"""
     from vllm.engine.arg_utils import EngineArgs
 
     listed = [*OWNED, *REFUSED, *ACCEPTED]
@@ -22,25 +22,26 @@ def test_the_tables_are_the_arguments_of_the_installed_engine():
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ("speculative_config={method: ngram}", "drafted tokens are accepted many at a time"),
-        ("enable_prefix_caching=False", "routes are stored in blocks beside those of the prefix"),
-        ("quantization=fp8", "other weights than the trainer's, and other log-probs; leave it out"),
-        ("enable_dbo=True", "overwrite one another's routes; leave it out"),
-        ("kv_cache_dtype=fp8", "move log-probs away from the trainer's; leave it out"),
-        ("dtype=float16", f"has a setting of its own; write {ROLLOUT}.dtype instead"),
-        ("seed=3", "has a setting of its own; write trainer.seed instead"),
+        ("speculative_config={method: ngram}", "drafted tokens are accepted several at a"),
+        ("enable_prefix_caching=False", "routes are stored in blocks next to those of"),
+        ("quantization=fp8", "weights and log-probs would differ from the trainer's; leave"),
+        ("quantization=null", "found null; "),
+        ("enable_dbo=True", "overwrite each other's routes; leave it out"),
+        ("kv_cache_dtype=fp8", "shift log-probs away from the trainer's; leave it out"),
+        ("dtype=float16", f"has its own setting; use {ROLLOUT}.dtype instead"),
+        ("seed=3", "has its own setting; use trainer.seed instead"),
         ("enable_return_routed_experts=False", "enable_rollout_routing_replay instead"),
         ("enable_chunked_prefil=True", "of vLLM 0.32.0; did you mean enable_chunked_prefill?"),
-        ("xyz=1", "no engine argument of vLLM 0.32.0; leave it out"),
+        ("xyz=1", "not an engine argument of vLLM 0.32.0; leave it out"),
     ],
 )
-def test_what_breaks_routes_or_logprobs_is_refused_by_name(tmp_path, setting, text):
+def test_arguments_that_break_routes_or_logprobs_are_refused(tmp_path, setting, text):
     [problem] = problems(tmp_path, f"+{KWARGS}.{setting}")
     assert problem.startswith(f"{KWARGS}.{setting.partition('=')[0]}: ")
     assert text in problem
 
 
-def test_others_reach_the_engine(tmp_path):
+def test_other_arguments_are_passed_to_the_engine(tmp_path):
     settings = (
         f"+{KWARGS}.compilation_config.cudagraph_mode=FULL_DECODE_ONLY",
         f"+{KWARGS}.compilation_config.cudagraph_capture_sizes=[4,12]",

@@ -1,4 +1,4 @@
-"""Estimators by name or file: what is refused, and which settings have no effect."""
+"""Estimators are selected by name or file; unsuitable settings are refused or noted."""
 
 import pytest
 
@@ -16,11 +16,11 @@ ESTIMATOR = "algorithm.adv_estimator"
         ("grop", "did you mean grpo?"),
         ("ppo", "did you mean gae?"),
         ("GRPO_vectorized", "did you mean grpo?"),
-        ("my.py", "the default is 'grpo'"),
+        ("my.py", "add the name of its function: my.py:my_function"),
         ("a.txt:f", "the default"),
     ],
 )
-def test_an_unknown_name(tmp_path, value, fix):
+def test_an_unknown_name_is_refused(tmp_path, value, fix):
     with pytest.raises(InputError) as caught:
         load(tmp_path, f"{ESTIMATOR}={value}")
     (problem,) = caught.value.problems
@@ -30,11 +30,11 @@ def test_an_unknown_name(tmp_path, value, fix):
 
 
 @pytest.mark.parametrize("value", ["rloo", "mine.py:f", "s3://bucket/mine.py:f"])
-def test_a_name_or_a_file(tmp_path, value):
+def test_a_name_or_a_file_is_accepted(tmp_path, value):
     assert load(tmp_path, f"{ESTIMATOR}={value}").config.algorithm.adv_estimator == value
 
 
-def test_a_group_of_one_cannot_be_compared(tmp_path):
+def test_groups_of_one_sample_are_refused(tmp_path):
     one = "actor_rollout_ref.rollout.n=1"
     (problem,) = estimator_problems(load(tmp_path, one).config)
     assert problem.startswith(f"{ESTIMATOR}: found grpo, which compares the samples of a prompt")
@@ -46,32 +46,41 @@ def test_a_group_of_one_cannot_be_compared(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "noted"),
     [
-        (["algorithm.gamma=0.9"], "gamma: it has no effect without algorithm.adv_estimator=rei"),
+        (
+            ["algorithm.gamma=0.9"],
+            "gamma: this setting has no effect without algorithm.adv_estimator=rei",
+        ),
         ([f"{ESTIMATOR}=rloo", "algorithm.norm_adv_by_std_in_grpo=False"], "norm_adv_by_std_in_g"),
-        (["algorithm.kl_penalty=abs"], "kl_penalty: it has no effect without algorithm.use_kl_in"),
-        (["algorithm.kl_ctrl.kl_coef=0.1"], "kl_ctrl: it has no effect without algorithm.use_kl"),
+        (
+            ["algorithm.kl_penalty=abs"],
+            "kl_penalty: this setting has no effect without algorithm.use_kl_in",
+        ),
+        (
+            ["algorithm.kl_ctrl.kl_coef=0.1"],
+            "kl_ctrl: this setting has no effect without algorithm.use_kl",
+        ),
         (
             ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.horizon=9"],
-            "kl_ctrl.horizon: it has no effect without algorithm.kl_ctrl.type=adaptive",
+            "kl_ctrl.horizon: this setting has no effect without algorithm.kl_ctrl.type=adaptive",
         ),
         (
             ["algorithm.filter_groups.metric=acc"],
-            "filter_groups: it has no effect without algorithm.filter_groups.enable=true",
+            "filter_groups: this setting has no effect without algorithm.filter_groups.enable=true",
         ),
     ],
 )
-def test_settings_that_are_not_read(tmp_path, settings, noted):
+def test_settings_that_are_not_read_are_noted(tmp_path, settings, noted):
     assert [n for n in notes(tmp_path, *settings) if n.startswith(f"algorithm.{noted}")]
 
 
-def test_settings_that_are_read(tmp_path):
+def test_settings_that_are_read_are_not_noted(tmp_path):
     settings = (f"{ESTIMATOR}=reinforce_plus_plus", "algorithm.gamma=0.9")
     kl = ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl={type: adaptive, horizon: 9}")
     assert not [note for note in notes(tmp_path, *settings, *kl) if "no effect" in note]
 
 
-def test_of_a_file_only_the_functions_name_is_identity(tmp_path):
-    """Its content is compared when it is staged."""
+def test_only_a_functions_name_belongs_to_the_identity(tmp_path):
+    """The file's content is compared when the file is staged."""
     old, moved, other = (
         load(tmp_path, f"{ESTIMATOR}={value}").config for value in ("a.py:f", "b/c.py:f", "a.py:g")
     )
@@ -88,7 +97,8 @@ def test_of_a_file_only_the_functions_name_is_identity(tmp_path):
     ],
 )
 def test_an_adaptive_coefficient_stays_above_zero(tmp_path, settings, problem):
-    """32 prompts of 8 samples: it falls by at most a fifth of 256 / horizon."""
+    """In a step with 256 samples (8 for each of 32 prompts), the coefficient falls by a fraction
+    of at most 0.2 * 256 / horizon."""
     settings = [f"algorithm.kl_ctrl.{one}" for one in [*settings, "type=adaptive"]]
     assert list(estimator_problems(load(tmp_path, *settings).config)) == []
     config = load(tmp_path, *settings, "algorithm.use_kl_in_reward=True").config

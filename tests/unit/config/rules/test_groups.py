@@ -1,4 +1,4 @@
-"""Rules of dynamic sampling."""
+"""Rules for dynamic sampling."""
 
 import re
 
@@ -21,23 +21,23 @@ ON = (f"{FILTERS}.enable=True", f"{FILTERS}.metric=acc", f"{FILTERS}.max_num_gen
         (f"{FILTERS}.metric=acc", f"{FILTERS}.max_num_gen_batches=-1"),
     ],
 )
-def test_what_fits(tmp_path, settings):
+def test_settings_that_fit_pass(tmp_path, settings):
     assert problems(tmp_path, *settings) == []
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
-        ((f"{FILTERS}.metric=null",), f"{FILTERS}.metric: found None, but .* write seq_reward"),
+        ((f"{FILTERS}.metric=null",), f"{FILTERS}.metric: found null, but .* write seq_reward"),
         (
             (f"{FILTERS}.metric=seq_final_reward", "algorithm.use_kl_in_reward=True"),
-            "found seq_final_reward, .* before there are log-probs; write seq_reward",
+            "found seq_final_reward, .* before log-probs exist; write seq_reward",
         ),
-        ((f"{FILTERS}.max_num_gen_batches=0",), "found 0, which is no limit in verl, expected 1"),
-        ((f"{FILTERS}.max_num_gen_batches=-3",), "found -3, which is no limit in verl"),
+        ((f"{FILTERS}.max_num_gen_batches=0",), "found 0, which in verl means no limit, expected"),
+        ((f"{FILTERS}.max_num_gen_batches=-3",), "found -3, which in verl means no limit"),
         (
             ("data.gen_batch_size=3",),
-            r"found 10, but so many batches of data.gen_batch_size=3 prompts never fill "
+            r"found 10, but 10 batches of data.gen_batch_size=3 prompts cannot fill "
             r"data.train_batch_size=32; write 11 or more",
         ),
         (
@@ -47,11 +47,11 @@ def test_what_fits(tmp_path, settings):
         (("data.shuffle=False",), "data.shuffle: found False, .* write True"),
         (
             ("data.gen_batch_size=1000000",),
-            "data.gen_batch_size: found 1000000, with .*n=8 that is 8000000 samples at once",
+            "data.gen_batch_size: found 1000000, which with .*n=8 gives 8000000 samples per plan",
         ),
         (
             (f"{FILTERS}.max_num_gen_batches=20000", "launch.rollout_shards=8"),
-            "found 20000, in 8 shards each that is 160000, .*; write 12500 or fewer",
+            "found 20000, which with 8 shards per batch gives 160000 .*; write 12500 or fewer",
         ),
         (
             ("launch.rollout_shards=5", "data.gen_batch_size=4"),
@@ -59,13 +59,13 @@ def test_what_fits(tmp_path, settings):
         ),
     ],
 )
-def test_what_does_not(tmp_path, settings, says):
-    assert re.search(says, the_problem(tmp_path, *ON, *settings))
+def test_settings_that_do_not_fit_are_refused(tmp_path, settings, message):
+    assert re.search(message, the_problem(tmp_path, *ON, *settings))
 
 
-def test_batches_without_dynamic_sampling(tmp_path):
-    """They would have no effect."""
+def test_a_generation_batch_size_without_dynamic_sampling_is_refused(tmp_path):
+    """The setting would have no effect."""
     assert the_problem(tmp_path, "data.gen_batch_size=96") == (
-        "data.gen_batch_size: found 96, but without algorithm.filter_groups.enable a step has "
-        "data.train_batch_size=32 prompts; write that"
+        "data.gen_batch_size: found 96, but without algorithm.filter_groups.enable a step "
+        "samples data.train_batch_size=32 prompts; write that number, or null"
     )

@@ -1,4 +1,5 @@
-"""Settings of a loss that contradict each other, or that the loss does not read."""
+"""Loss settings that contradict each other are refused; those that the loss does not read are
+noted."""
 
 from pathlib import Path
 
@@ -22,17 +23,17 @@ MODE = f"{ACTOR}.policy_loss.loss_mode"
         ("klcov", "did you mean kl_cov?"),
         ("gmpo", "did you mean geo_mean?"),
         ("ppo", "did you mean vanilla?"),
-        ("mine.py", "the default"),
+        ("mine.py", "add the name of its function: mine.py:my_function"),
     ],
 )
-def test_an_unknown_loss_is_refused_with_the_nearest(tmp_path: Path, written: str, fix: str):
+def test_the_message_for_an_unknown_loss_names_the_nearest(tmp_path: Path, written: str, fix: str):
     (problem,) = load_error(tmp_path, f"{MODE}={written}")
     names = f"expected one of {', '.join(LOSSES)}, or path/to/file.py:function; {fix}"
     assert problem.startswith(f"{MODE}: found {written!r} (text), {names}")
 
 
-def test_a_function_that_cannot_be_called_is_refused():
-    with pytest.raises(CustomError, match=r"is called as mine\(tokens, settings\); take these 2"):
+def test_a_function_with_the_wrong_parameters_is_refused():
+    with pytest.raises(CustomError, match=r"as mine\(tokens, settings\); declare these 2"):
         check_source(b"def mine(tokens): 1", "mine.py", "mine", LOSS)
     with pytest.raises(CustomError, match="found functions other, expected one named mine"):
         check_source(b"def other(tokens, settings): 1", "mine.py", "mine", LOSS)
@@ -42,22 +43,24 @@ def test_a_function_that_cannot_be_called_is_refused():
 def test_a_divisor_without_its_mode_is_refused():
     (problem,) = loss_problems(Actor(loss_scale_factor=512, loss_agg_mode="token-mean"))
     assert problem.startswith(f"{ACTOR}.loss_scale_factor: found 512.0, but only ")
-    assert problem.endswith("it is token-mean; write null, or that mode")
+    assert problem.endswith(
+        "the mode is token-mean; write null, or loss_agg_mode=seq-mean-token-sum-norm"
+    )
     assert not [
         *loss_problems(Actor(loss_scale_factor=512, loss_agg_mode="seq-mean-token-sum-norm"))
     ]
 
 
-def test_bounds_without_room_are_refused():
+def test_bounds_without_values_between_them_are_refused():
     actor = Actor.model_validate({"policy_loss": {"clip_cov_lb": 5.0}})
     (problem,) = loss_problems(actor)
     assert problem.startswith(f"{ACTOR}.policy_loss.clip_cov_lb: found 5.0, expected less than ")
 
 
 @pytest.mark.parametrize("mode", LOSSES)
-def test_what_a_loss_does_not_read_is_noted(mode: str):
-    """Each setting that some loss reads, moved from its default: those of the loss itself are not
-    noted, all others are."""
+def test_settings_that_a_loss_does_not_read_are_noted(mode: str):
+    """The test changes every setting that any loss reads. Notes must name exactly those settings
+    that the chosen loss does not read."""
     moved = {
         "clip_ratio": 0.3,
         "clip_ratio_low": 0.1,
@@ -75,33 +78,33 @@ def test_what_a_loss_does_not_read_is_noted(mode: str):
     actor = Actor.model_validate(
         {**moved, "policy_loss": policy_loss, "loss_agg_mode": aggregation}
     )
-    notes = [note for note in loss_notes(actor) if "beside" not in note]
+    notes = [note for note in loss_notes(actor) if "are set" not in note]
     assert all(note.endswith(f"has no effect with {MODE}={mode}") for note in notes)
     noted = {note.split(":")[0].removeprefix(f"{ACTOR}.") for note in notes}
     assert noted == names - {*LOSSES[mode].reads}
 
 
-def test_a_clip_range_that_both_others_replace_is_noted():
+def test_a_clip_range_that_two_other_settings_replace_is_noted():
     both = Actor(clip_ratio=0.3, clip_ratio_low=0.2, clip_ratio_high=0.28)
     (note,) = loss_notes(both)
     assert note == (
-        f"{ACTOR}.clip_ratio: 0.3 has no effect beside clip_ratio_low and clip_ratio_high"
+        f"{ACTOR}.clip_ratio: 0.3 has no effect, because clip_ratio_low and clip_ratio_high are set"
     )
     assert not [*loss_notes(both.model_copy(update={"clip_ratio_high": None}))]
 
 
-def test_defaults_and_functions_of_users_have_no_notes():
+def test_defaults_and_users_functions_cause_no_notes():
     assert not [*loss_notes(Actor())]
     own = Actor.model_validate({"policy_loss": {"loss_mode": "mine.py:loss"}, "tau_pos": 2.0})
     assert not [*loss_notes(own)]
 
 
-def test_a_loss_of_one_mode_is_noted_with_another():
+def test_a_mode_that_the_loss_ignores_is_noted():
     actor = Actor.model_validate(
         {"policy_loss": {"loss_mode": "gspo"}, "use_kl_loss": True, "entropy_coeff": 0.1}
     )
     (note,) = loss_notes(actor)
     assert note == (
-        f"{ACTOR}.loss_agg_mode: the loss gspo is always averaged by seq-mean-token-mean, as in "
-        "verl; token-mean holds for the entropy and the KL loss"
+        f"{ACTOR}.loss_agg_mode: the loss gspo is always aggregated with seq-mean-token-mean, as "
+        "in verl; token-mean applies to the entropy and the KL loss"
     )

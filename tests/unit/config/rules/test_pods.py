@@ -1,4 +1,4 @@
-"""GPUs of pods against what runs in them."""
+"""A pod's number of GPUs must match the worker in the pod."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def found(folder, *settings, installed=NO_NUMBERS, on_cluster=True):
 
 @pytest.mark.parametrize("training", ["null", "0", "8"])
 @pytest.mark.parametrize("rollout", ["null", "0", "4"])
-def test_as_many_as_are_used_or_none(tmp_path, training, rollout):
+def test_zero_null_and_the_matching_number_are_accepted(tmp_path, training, rollout):
     pods = (
         f"launch.kubernetes.training.gpus={training}",
         f"launch.kubernetes.rollout.gpus={rollout}",
@@ -29,33 +29,33 @@ def test_as_many_as_are_used_or_none(tmp_path, training, rollout):
 
 
 @pytest.mark.parametrize("gpus", [1, 7, 16])
-def test_another_number_of_the_run(tmp_path, gpus):
+def test_a_different_number_set_by_the_run_is_refused(tmp_path, gpus):
     pods = (f"launch.kubernetes.training.gpus={gpus}", f"launch.kubernetes.rollout.gpus={gpus}")
     training, rollout = found(tmp_path, *USED, *pods)
     assert training == (
-        f"launch.kubernetes.training.gpus: found {gpus} (of the run, or else of the installation), "
-        "expected 8 like trainer.n_gpus_per_node, or 0 for a run on CPU; write "
+        f"launch.kubernetes.training.gpus: found {gpus} (from the run or the installation), "
+        "expected 8, the same as trainer.n_gpus_per_node, or 0 for a run on CPU; write "
         f"launch.kubernetes.training.gpus=8, or trainer.n_gpus_per_node={gpus}"
     )
     assert rollout.startswith(
-        f"launch.kubernetes.rollout.gpus: found {gpus} (of the run, or else of the installation), "
-        f"expected 4 like {ROLLOUT}.tensor_model_parallel_size, or 0"
+        f"launch.kubernetes.rollout.gpus: found {gpus} (from the run or the installation), "
+        f"expected 4, the same as {ROLLOUT}.tensor_model_parallel_size, or 0"
     )
 
 
-def test_another_number_of_the_installation(tmp_path):
-    """The run's own number is in its place, not beside it."""
+def test_a_different_number_set_by_the_installation_is_refused(tmp_path):
+    """A number that the run sets replaces the installation's number."""
     [problem] = found(tmp_path, *USED, installed=InstalledGpus(rollout=4, training=4))
     assert problem.startswith("launch.kubernetes.training.gpus: found 4 ")
     right = "launch.kubernetes.training.gpus=8"
     assert found(tmp_path, *USED, right, installed=InstalledGpus(training=4)) == []
 
 
-def test_runs_elsewhere_have_no_pods(tmp_path):
+def test_the_number_does_not_matter_without_pods(tmp_path):
     assert found(tmp_path, *USED, "launch.kubernetes.training.gpus=1", on_cluster=False) == []
 
 
-def test_pods_have_what_the_device_needs(tmp_path):
+def test_pods_must_match_the_device(tmp_path):
     none = InstalledGpus(rollout=0, training=0)
     on_gpus = found(tmp_path, *USED, "trainer.device=cuda", installed=none)
     assert [problem.partition(":")[0] for problem in on_gpus] == [

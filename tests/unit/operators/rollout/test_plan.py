@@ -1,4 +1,7 @@
-"""Which samples a worker makes of a plan, and with which policy it starts: no engine."""
+"""The samples that a worker generates for a plan, and the first policy version that it loads.
+
+These tests need no engine.
+"""
 
 import json
 from dataclasses import replace
@@ -48,7 +51,7 @@ def plan(**parts):
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
 def test_workers_and_shards_cover_a_plan_once(count, shards, workers, n):
-    """Every sample of a plan is made by exactly one worker, groups stay together."""
+    """Exactly one worker generates each sample of a plan, and each group stays in one shard."""
     body = plan(count=count, shards=shards, n=n)
     made = [
         wanted.id
@@ -63,7 +66,7 @@ def test_workers_and_shards_cover_a_plan_once(count, shards, workers, n):
         assert all(groups.count(group) == n for group in groups)
 
 
-def test_a_sample_carries_what_engine_and_reward_need():
+def test_a_planned_sample_contains_the_inputs_of_the_engine_and_the_reward_function():
     [first, second, *_] = wanted_of(plan(), 1, prompts())
     assert (first.id, first.group, first.prompt_id) == ("000004/1.1/0", "000004/1.1", "1.1")
     assert second.id == "000004/1.1/1"
@@ -82,19 +85,20 @@ def test_a_baseline_is_the_last_sample_of_its_group_and_greedy():
     ]
 
 
-def test_validation_ids_are_their_own():
+def test_ids_of_validation_samples_differ_from_those_of_training_samples():
     [first, *_] = wanted_of(ValidationPlan(**common(), policy_version=4), 0, prompts())
     assert (first.id, first.group) == ("val-000004/0/0", "val-000004/0")
 
 
-def test_a_plan_of_other_prompts_is_refused():
-    with pytest.raises(RolloutError, match=r"prompts\.parquet has rows 0\.\.4, .*names row 5"):
+def test_a_plan_for_different_prompts_is_refused():
+    with pytest.raises(RolloutError, match=r"prompts\.parquet: .*names row 5, expected 0\.\.4:"):
         wanted_of(plan(), 2, prompts(rows=5))
 
 
-def test_start_takes_the_newest_policy_that_the_next_step_may_use(tmp_path):
-    """Sealed steps are passed over; a policy that the trainer has not made yet is not waited for,
-    and with staleness the newest one may be newer than the step's own.
+def test_a_worker_starts_with_the_newest_policy_that_the_next_step_may_use(tmp_path):
+    """The next step is the first step that is not sealed. The worker does not wait for a policy
+    version that the trainer has not published yet. If max_staleness is above 0, the step uses an
+    older version, and the worker ignores newer ones.
     """
     store = open_store(str(tmp_path))
     assert first_open_step(store, 5) == 0

@@ -1,4 +1,4 @@
-"""Routes are checked when they arrive: what an engine may return, and what is refused."""
+"""Routes from an engine: which arrays are accepted, and which are refused."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LAYERS = 4
 
 
 def raw(rows, seed=0, geometry=GEOMETRY, dtype=np.uint8):
-    """What an engine returns: dense layers are zero, the order in a set means nothing."""
+    """Return an array like an engine's, with zeros in dense layers and sets in any order."""
     rng = np.random.default_rng(seed)
     routes_TDK = np.zeros((rows, LAYERS, geometry.topk), dtype)
     for row in range(rows):
@@ -36,7 +36,7 @@ def test_moe_layers_are_taken_by_index_and_sorted(rows, seed):
         )
 
 
-def test_ids_above_255_keep_their_value():
+def test_ids_above_255_keep_their_values():
     geometry = Geometry(experts=384, topk=2, layers=(0,))
     routes_TDK = np.array([[[300, 2]], [[256, 255]]], np.uint16)
     routes = routes_of(routes_TDK, 2, 1, geometry, "s")
@@ -45,7 +45,7 @@ def test_ids_above_255_keep_their_value():
 
 
 def finished(reason, routes_TDK=None, P=2, G=4):
-    """A response of the engine, of P + G - 1 rows."""
+    """Return a finished engine response; its routes must have P + G - 1 rows."""
     request = Request("000003/1/0", (7,) * P, 0)
     tokens_G, logprobs_G = np.zeros(G, np.uint32), np.zeros(G, np.float32)
     return Finished(request, tokens_G, logprobs_G, routes_TDK, reason, (VersionSpan(0, 0, G),))
@@ -67,14 +67,14 @@ def test_a_finished_response_without_routes_is_refused(reason):
 
 
 @pytest.mark.parametrize("reason", ["None", "error", "repetition", "st\nop", ""])
-def test_an_unknown_finish_reason_is_refused_when_it_arrives(reason):
-    """None is what an engine says of a request that still runs."""
+def test_an_unknown_finish_reason_is_refused(reason):
+    """Engines report None for a request that is still running."""
     with pytest.raises(RolloutError, match=r"sample 000003/1/0: the engine ended it with '"):
         finished(reason)
 
 
 @pytest.mark.parametrize("routes_TDK", [raw(0), None])
-def test_a_prompt_of_one_token_without_response_has_no_row(routes_TDK):
+def test_a_prompt_of_one_token_without_response_has_no_rows(routes_TDK):
     routes = read_routes(finished("abort", routes_TDK, P=1, G=0), LAYERS, GEOMETRY)
     assert routes.sets_TLK.shape == (0, 2, 3)
     assert routes.valid_T.shape == (0,)
@@ -83,32 +83,34 @@ def test_a_prompt_of_one_token_without_response_has_no_row(routes_TDK):
 @pytest.mark.parametrize(
     "shape", [(4, LAYERS, 3), (6, LAYERS, 3), (5, 2, 3), (5, LAYERS, 2), (5, LAYERS * 3)]
 )
-def test_another_shape_is_never_padded_or_cut(shape):
-    """A row short, a row too many (S rows that nobody declared), MoE layers only, another K."""
+def test_an_incorrect_shape_is_refused_instead_of_padded_or_cut(shape):
+    """The cases: one row too few, one row too many (S rows), only MoE layers, a different K, and
+    only two axes."""
     with pytest.raises(TraceError, match=r"sample 000003/1/0: .*expected \(5, 4, 3\)"):
         routes_of(np.zeros(shape, np.uint8), 5, LAYERS, GEOMETRY, "000003/1/0")
 
 
-def test_all_zero_is_a_kernel_that_did_not_report():
-    with pytest.raises(TraceError, match=r"sample s: every id of every MoE layer is 0"):
+def test_routes_of_only_zeros_are_refused():
+    with pytest.raises(TraceError, match=r"sample s: every id in every MoE layer is 0"):
         routes_of(np.zeros((5, LAYERS, 3), np.uint8), 5, LAYERS, GEOMETRY, "s")
 
 
-def test_a_duplicate_names_row_and_layer():
+def test_the_error_for_a_duplicate_names_row_and_layer():
     routes_TDK = raw(5)
     routes_TDK[3, 3] = [2, 7, 2]
-    with pytest.raises(TraceError, match=r"sample s: .*row 3 in layer 3 is \[2, 2, 7\]: an expert"):
+    with pytest.raises(TraceError, match=r"sample s: .*row 3 in layer 3 is \[2, 2, 7\]: it con"):
         routes_of(routes_TDK, 5, LAYERS, GEOMETRY, "s")
 
 
-def test_an_id_that_is_not_below_the_number_of_experts():
+def test_an_id_that_is_not_below_the_number_of_experts_is_refused():
     routes_TDK = raw(5)
     routes_TDK[2, 1] = [0, 8, 2]
-    with pytest.raises(TraceError, match=r"row 2 in layer 1 is \[0, 2, 8\]: an id outside 0\.\.7"):
+    message = r"row 2 in layer 1 is \[0, 2, 8\]: it contains an id outside 0\.\.7"
+    with pytest.raises(TraceError, match=message):
         routes_of(routes_TDK, 5, LAYERS, GEOMETRY, "s")
 
 
-def test_what_stands_in_dense_layers_does_not_matter():
+def test_ids_in_dense_layers_are_ignored():
     routes_TDK = raw(5)
     routes_TDK[:, 0] = 255
     assert routes_of(routes_TDK, 5, LAYERS, GEOMETRY, "s").valid_T.all()
@@ -119,6 +121,6 @@ def test_floats_are_refused():
         routes_of(raw(5, dtype=np.float32), 5, LAYERS, GEOMETRY, "s")
 
 
-def test_absent_routes_own_their_memory():
+def test_absent_routes_are_writable():
     routes = absent_routes(3, GEOMETRY)
     assert routes.sets_TLK.flags.writeable

@@ -1,4 +1,4 @@
-"""Samples of finished responses, without an engine."""
+"""Samples built from finished responses, without an engine."""
 
 from concurrent.futures import Future
 
@@ -17,7 +17,7 @@ WANTED = Wanted(ID, "000003/17", "17", Prompt((1, 2), "sums", "3", None), 5)
 
 
 class Engine:
-    """Gives a response back as it came."""
+    """A fake engine that returns each response unchanged."""
 
     def read(self, finished):
         return Generation(
@@ -33,7 +33,7 @@ class Engine:
 
 
 class Scorer:
-    """Every answer is right."""
+    """A fake scorer that gives every answer the reward 1."""
 
     def submit(self, wanted, text, length):
         scored = Future()
@@ -45,7 +45,7 @@ class Scorer:
     ("reason", "reward", "trained"),
     [("stop", 1.0, True), ("length", 1.0, True), ("abort", None, False)],
 )
-def test_what_was_aborted_is_neither_scored_nor_trained_on(reason, reward, trained):
+def test_aborted_responses_are_not_scored_and_not_trained_on(reason, reward, trained):
     made = []
     maker = SampleMaker(Engine(), Scorer(), [WANTED], made.append, routes=False)
     tokens_G, logprobs_G = np.ones(3, np.uint32), np.zeros(3, np.float32)

@@ -1,5 +1,7 @@
-"""Rewards in processes of their own: what users' code does there names its sample and harms no
-other, and shows it no credentials.
+"""Rewards computed in separate processes.
+
+An error in users' code names its sample and does not affect other samples. The code has no access
+to credentials.
 """
 
 import json
@@ -41,7 +43,7 @@ BY_TEXT = (
 MAX_LENGTH = 100
 
 
-def wanted(number: int, source: str = "by-hand", truth: object = "7") -> Wanted:
+def planned(number: int, source: str = "by-hand", truth: object = "7") -> Wanted:
     prompt = Prompt((1, 2), source, truth, {"row": number})
     return Wanted(f"000000/{number}/0", f"000000/{number}", str(number), prompt, number)
 
@@ -54,7 +56,7 @@ def scorer(source: str | None, **settings) -> Scorer:
 
 def scores(scorer: Scorer, *texts: str):
     futures = [
-        scorer.submit(wanted(number), lambda text=text: text, 5)
+        scorer.submit(planned(number), lambda text=text: text, 5)
         for number, text in enumerate(texts)
     ]
     return [future.result(PATIENCE_S) for future in futures]
@@ -63,18 +65,19 @@ def scores(scorer: Scorer, *texts: str):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("exit", "the reward function was called and its process ended with exit code 3; mend it"),
+        ("exit", "the reward function failed: its process ended with exit code 3; fix it"),
         ("crash", "its process was ended by SIGSEGV"),
-        ("killed", "its process was killed (SIGKILL: perhaps by the kernel, for want of memory)"),
+        ("killed", "its process was killed (SIGKILL, perhaps by the kernel because "
+         "memory ran out)"),
         ("memory", "the reward function raised MemoryError"),
-        ("raise", "the reward function raised KeyError: 'no such rubric'; mend it, or set "
+        ("raise", "the reward function raised KeyError: 'no such rubric'; fix it, or set "
          "reward.on_error=mask"),
         ("closed", "its process"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_is_the_samples_own(text, says):
-    """With mask its neighbours, before and after, in the same processes, have their rewards, each
-    its own. With fail, its future alone raises.
+def test_a_failure_affects_only_its_own_sample(text, says):
+    """With `mask`, samples scored before and after the failed one in the same processes keep their
+    rewards. With `fail`, only the future of the failed sample raises an error.
     """
     texts = ["a", "bb", text, "dddd", "eeeee", text, "ggggggg", "hhhhhhhh"]
     with scorer(BY_TEXT, on_error="mask") as masking:
@@ -90,14 +93,14 @@ def test_what_goes_wrong_is_the_samples_own(text, says):
             assert (one.reward, one.error) == (len(given), None)
             assert one.extras == {"truth": "7", "info": {"row": number}, "é": "ü→"}
     with scorer(BY_TEXT, on_error="fail", num_workers=1) as failing:
-        bad = failing.submit(wanted(0), lambda: text, 5)
-        good = failing.submit(wanted(1), lambda: "bb", 5)
+        bad = failing.submit(planned(0), lambda: text, 5)
+        good = failing.submit(planned(1), lambda: "bb", 5)
         with pytest.raises(RewardError, match="sample 000000/0/0"):
             bad.result(PATIENCE_S)
         assert good.result(PATIENCE_S).reward == 2
 
 
-def test_a_reward_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+def test_a_hanging_reward_is_ended_with_its_child_processes(tmp_path):
     pids = tmp_path / "pids"
     source = (
         HEAD
@@ -112,12 +115,12 @@ def test_a_reward_that_hangs_is_ended_with_all_that_it_started(tmp_path):
 """
     )
     with scorer(source, on_error="mask", timeout_s=5.0, num_workers=1) as masking:
-        while not pids.exists():  # a busy machine may need more than the limit for this
+        while not pids.exists():  # on a busy machine this may take longer than the limit
             hung, after = scores(masking, "hang", "fine")
     assert hung.error == (
-        "sample 000000/0/0 (data source 'by-hand'): the reward function was called and it did not "
-        "return within reward.timeout_s=5 s and was ended; mend it, or set reward.on_error=mask to "
-        "leave such samples out"
+        "sample 000000/0/0 (data source 'by-hand'): the reward function failed: it did not return "
+        "within reward.timeout_s=5 s, so its process was ended; fix it, or set "
+        "reward.on_error=mask to leave such samples out"
     )
     assert after.reward == 1
     for pid in map(int, pids.read_text().split()):
@@ -131,8 +134,9 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_a_reward_may_use_signals_and_leaves_none_behind():
-    """An alarm is for the main thread. One that is left on does not meet the next sample."""
+def test_a_reward_may_use_signals_without_affecting_the_next_sample():
+    """Alarms work because the function runs in the main thread. An alarm that the function leaves
+    set does not interrupt the next sample."""
     source = (
         HEAD
         + """
@@ -154,9 +158,9 @@ def test_a_reward_may_use_signals_and_leaves_none_behind():
     assert (left.reward, after.reward) == (1, 1)
 
 
-def test_the_file_sees_no_credentials(tmp_path, monkeypatch):
-    """A reward file writes down its environment, its open files, and what its process was started
-    with: what the worker holds of the store, of Prefect and of the cluster is not there.
+def test_the_reward_file_has_no_access_to_credentials(tmp_path, monkeypatch):
+    """The reward file records its environment, its open files and its imported modules. None of
+    them contains the worker's credentials for the store, Prefect or the cluster.
     """
     secrets = {
         "AWS_ACCESS_KEY_ID": "s3cret-0", "AWS_SECRET_ACCESS_KEY": "s3cret-1",
@@ -196,8 +200,8 @@ def compute_score(**kwargs):
     assert not heavy & {name.partition(".")[0] for name in seen["modules"]}
 
 
-def test_what_a_function_returns_does_not_run_here(tmp_path):
-    """Objects with code of their own are data when they arrive."""
+def test_objects_that_a_function_returns_do_not_run_code_here(tmp_path):
+    """Objects that carry code arrive as plain data."""
     marker = tmp_path / "ran"
     source = f"""
 import os
@@ -217,20 +221,20 @@ def compute_score(**kwargs):
     ("source", "says"),
     [
         ("raise ValueError('x')", "reward file: running it raised ValueError: x"),
-        ("import os; os._exit(9)", "reward file: while it was loaded, its process ended with exit "
-         "code 9; mend it"),
+        ("import os; os._exit(9)", "reward file: loading it failed: its process ended with exit "
+         "code 9; fix the file"),
         ("compute_score = 3", "reward file: found no function"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_loaded_fails_at_once(source, says):
-    """Whatever on_error says: no sample could be scored."""
+def test_a_file_that_cannot_be_loaded_fails_immediately(source, says):
+    """`on_error` has no effect, because no sample could be scored."""
     with pytest.raises(RewardError) as caught:
         scorer(source, on_error="mask")
     assert says in str(caught.value)
 
 
-def test_samples_are_scored_side_by_side(tmp_path):
-    """With two processes, one sample waits for the other to begin."""
+def test_samples_are_scored_in_parallel(tmp_path):
+    """There are two processes, and each sample waits until the other has started."""
     source = (
         HEAD
         + f"""
@@ -253,7 +257,7 @@ def test_sets_have_the_same_order_in_every_process(monkeypatch):
     assert len(orders) == 1
 
 
-def test_closing_ends_what_hangs(tmp_path):
+def test_closing_ends_hanging_processes(tmp_path):
     source = (
         HEAD
         + f"""
@@ -261,10 +265,10 @@ def test_closing_ends_what_hangs(tmp_path):
     time.sleep(10**6)
 """
     )
-    before = set(psutil.Process().children())  # of other tests
+    before = set(psutil.Process().children())  # started by other tests
     scoring = scorer(source, timeout_s=None)
-    futures = [scoring.submit(wanted(number), lambda: "", 5) for number in range(5)]
-    eventually((tmp_path / "begun").exists, lambda: "no sample was begun")
+    futures = [scoring.submit(planned(number), lambda: "", 5) for number in range(5)]
+    eventually((tmp_path / "begun").exists, lambda: "no sample was started")
     closing = threading.Thread(target=scoring.close)
     closing.start()
     closing.join(PATIENCE_S)
@@ -273,8 +277,8 @@ def test_closing_ends_what_hangs(tmp_path):
     assert not set(psutil.Process().children()) - before
 
 
-def test_processes_end_with_a_worker_that_is_killed(tmp_path):
-    """Also one that is in the middle of a sample."""
+def test_processes_end_when_their_worker_is_killed(tmp_path):
+    """Processes that are scoring a sample also end."""
     source = (
         HEAD
         + f"""
@@ -284,15 +288,17 @@ def test_processes_end_with_a_worker_that_is_killed(tmp_path):
     )
     program = f"""
 import time
-from tests.unit.operators.rollout.test_scoring import scorer, wanted
+from tests.unit.operators.rollout.test_scoring import scorer, planned
 scoring = scorer({source!r}, timeout_s=None)
 for number in range(2):
-    scoring.submit(wanted(number), lambda: "", 5)
+    scoring.submit(planned(number), lambda: "", 5)
 time.sleep(10**6)
 """
     worker = subprocess.Popen([sys.executable, "-c", program])
     try:
-        eventually(lambda: len(list(tmp_path.iterdir())) == 2, lambda: "no two samples begun")
+        eventually(
+            lambda: len(list(tmp_path.iterdir())) == 2, lambda: "fewer than two samples started"
+        )
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
@@ -300,11 +306,12 @@ time.sleep(10**6)
         eventually(lambda path=path: not runs(int(path.name)), lambda path=path: f"{path} runs")
 
 
-def test_without_a_file_the_data_source_decides():
-    """What the built-in scorers cannot compare in time is not right: 0, or -1 where verl has -1."""
+def test_without_a_file_the_data_source_selects_the_scorer():
+    """An answer that a built-in scorer cannot compare in time gets the scorer's lowest score: 0,
+    or -1 for the scorers that give -1 in verl."""
     with scorer(None) as scoring:
         found = {
-            source: scoring.submit(wanted(0, source, "34"), lambda text=text: text, 5)
+            source: scoring.submit(planned(0, source, "34"), lambda text=text: text, 5)
             for source, text in {"openai/gsm8k": "#### 34", "math_dapo": "Answer: $35$"}.items()
         }
         assert {source: future.result(PATIENCE_S).reward for source, future in found.items()} == {
@@ -312,14 +319,14 @@ def test_without_a_file_the_data_source_decides():
             "math_dapo": -1.0,
         }
     with scorer(None, timeout_s=0.01, num_workers=1) as scoring:
-        late = scoring.submit(wanted(2, "math_dapo", "3"), lambda: "Answer: 9^{9^{9^{9}}}", 5)
+        late = scoring.submit(planned(2, "math_dapo", "3"), lambda: "Answer: 9^{9^{9^{9}}}", 5)
         assert late.result(PATIENCE_S).reward == -1.0
         assert late.result().error is None
 
 
-def test_the_penalty_on_long_responses_is_verls():
-    """As verl's reward manager dapo computes it, for each length; the score stays in the extras of
-    none, and a sample that is masked has no penalty.
+def test_the_penalty_on_long_responses_equals_verls():
+    """The penalty for each length is the same as in verl's reward manager `dapo`. A sample's
+    extras contain the penalty but not the score, and a masked sample has no penalty.
     """
     overlong = {"enable": True, "len": 40, "penalty_factor": 0.5}
     source = HEAD + "    return {'score': float(solution_str)}"
@@ -327,9 +334,9 @@ def test_the_penalty_on_long_responses_is_verls():
         source, on_error="mask", reward_kwargs={"overlong_buffer_cfg": overlong}
     ) as scoring:
         lengths = [1, 59, 60, 61, 80, 100]
-        futures = [scoring.submit(wanted(length), lambda: "1", length) for length in lengths]
+        futures = [scoring.submit(planned(length), lambda: "1", length) for length in lengths]
         found = [future.result(PATIENCE_S) for future in futures]
-        masked = scoring.submit(wanted(7), lambda: "no number", 100).result(PATIENCE_S)
+        masked = scoring.submit(planned(7), lambda: "no number", 100).result(PATIENCE_S)
     for length, one in zip(lengths, found, strict=True):
         exceed = length - (MAX_LENGTH - 40)  # verl/workers/reward_manager/dapo.py
         penalty = min(-exceed / 40 * 0.5, 0)
@@ -356,13 +363,13 @@ ODD = (
     [
         ("text", "a\ufffdb\ufffdc\ufffd[2J\n\td"),
         ("long", "éé..."),
-        ("number", "expected numbers of less than 100 digits"),
+        ("number", "expected fewer than 100 digits"),
         ("large", "bytes of JSON, expected at most 1048576"),
         ("half", "a surrogate in"),
     ],
 )
-def test_what_no_trace_can_hold_is_masked_and_written(text, says):
-    """An error's text is cleaned and cut; extras outside of the format are an error."""
+def test_values_that_no_trace_can_hold_mask_the_sample(text, says):
+    """An error's text is cleaned and shortened. Extras that the format forbids cause an error."""
     with scorer(ODD, on_error="mask") as scoring:
         [found] = scores(scoring, text)
     assert (found.reward, found.extras) == (None, {})

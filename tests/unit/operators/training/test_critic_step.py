@@ -1,11 +1,22 @@
-"""The critic's metrics from the reports of ranks, against numpy over all tokens."""
+"""The critic: its metrics from the ranks' reports, compared with numpy over all tokens, and its
+routes."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from operators.training.critic_step import PASS, CriticReport, CriticStep, critic_metrics
+from operators.training.critic_step import (
+    PASS,
+    CriticReport,
+    CriticStep,
+    critic_metrics,
+    routes_of,
+)
 from operators.training.passes.update import Updates
 from operators.training.replay.counts import LayerCounts
+from pipeline.config.critic import Critic
 from pipeline.rl.moments import moments
 
 
@@ -19,9 +30,12 @@ def step(**updates) -> CriticStep:
     return CriticStep(CriticReport(), Updates(**updates), {})
 
 
-def test_ranks_are_joined():
-    """Two ranks of unequal share, and one that reports nothing: means and variances are those of
-    all tokens; the losses are means over mini-batches."""
+def test_metrics_cover_the_tokens_of_all_ranks():
+    """Of four ranks, two have different numbers of tokens, one has no report, and one has no
+    tokens.
+
+    Means and variances are taken over all tokens. Losses are means over mini-batches.
+    """
     rng = np.random.default_rng(0)
     values, returns = rng.normal(3, 2, (2, 100))
     sums = [
@@ -49,7 +63,7 @@ def test_ranks_are_joined():
     assert found["critic/replay/agreement"] is None
 
 
-def test_a_step_without_a_token():
+def test_a_step_without_tokens_has_no_means():
     nothing = report(np.empty(0), np.empty(0))
     found = critic_metrics([nothing], step(empty=2), {})
     assert found["critic/skipped_empty"] == 2
@@ -57,8 +71,8 @@ def test_a_step_without_a_token():
         assert found[f"critic/{name}"] is None
 
 
-def test_replay_of_the_actors_routes():
-    """The first of its passes counts, over layers; the policy's passes are not its."""
+def test_replay_metrics_cover_the_critics_first_pass():
+    """The metrics cover all layers of this pass, but none of the policy's passes."""
     passes = {
         "log-prob pass": {0: LayerCounts(5, 5, 0, 5)},
         f"{PASS}values": {0: LayerCounts(8, 2, 3, 6), 1: LayerCounts(8, 2, 3, 4)},
@@ -67,3 +81,11 @@ def test_replay_of_the_actors_routes():
     found = critic_metrics([None], step(), passes)
     assert found["critic/replay/coverage"] == 0.8
     assert found["critic/replay/agreement"] == 10 / 16
+
+
+@pytest.mark.parametrize(("settings", "replays"), [({}, False), ({"replay_routes": True}, True)])
+def test_the_critic_routes_natively_by_default(settings: dict[str, bool], replays: bool):
+    rank: Any = SimpleNamespace(config=SimpleNamespace(critic=Critic(**settings)))
+    routes: Any = {"000000/0/0": None}
+    assert routes_of(rank, routes) is (routes if replays else None)
+    assert routes_of(rank, None) is None

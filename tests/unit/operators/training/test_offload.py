@@ -1,4 +1,4 @@
-"""What is away comes back bit for bit, and what never leaves the device is left alone."""
+"""Offloaded tensors are restored bit for bit, and tensors on other devices stay untouched."""
 
 from types import SimpleNamespace
 
@@ -6,14 +6,20 @@ import pytest
 import torch
 
 from operators.training import offload
-from operators.training.offload import Offload, Offloaded, make_critic_offload, make_offload
+from operators.training.offload import (
+    Offload,
+    Offloaded,
+    OlderWeights,
+    make_critic_offload,
+    make_offload,
+)
 from pipeline.config.tree import ActorRolloutRef
 
 LENGTHS = (5, 7)
 
 
 class Chunk(torch.nn.Module):
-    """Weights that are views of one buffer, as Megatron's, and one with a storage of its own."""
+    """Weights that are views of one buffer, as in Megatron, and a weight with its own storage."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +37,10 @@ def chunk() -> Chunk:
 
 
 def optimizer_of(chunk: Chunk) -> SimpleNamespace:
-    """An fp32 copy of the first weight with moments, and a weight that is updated itself."""
+    """Return an optimizer with two parameters.
+
+    One is an fp32 copy of the model's first weight, and the other is a weight of the model itself.
+    """
     master = chunk.weights[0].detach().float()
     state = {"exp_avg": torch.full((5,), 2.0), "step": torch.tensor(3.0)}
     inner = SimpleNamespace(
@@ -55,14 +64,14 @@ def settings(reference: bool | None = None, **actor: bool) -> ActorRolloutRef:
 
 
 class TestOffloaded:
-    def test_views_come_back(self):
+    def test_views_stay_views_of_the_restored_storage(self):
         made = chunk()
         views = list(made.weights)
         before = [view.detach().clone() for view in views]
         held = Offloaded(lambda: views)
         held.to_host()
         assert [size(view) for view in views] == [0, 0, 0]
-        held.to_host()  # nothing is left to put away
+        held.to_host()  # has no effect the second time
         held.to_device()
         held.to_device()
         assert all(torch.equal(a, b) for a, b in zip(views, before, strict=True))
@@ -70,7 +79,7 @@ class TestOffloaded:
         made.whole[0] = 9
         assert made.weights[0][0] == 9, "still a view"
 
-    def test_what_is_not_kept_comes_back_as_zeros(self):
+    def test_tensors_without_kept_content_are_restored_as_zeros(self):
         gradients = torch.ones(4)
         held = Offloaded(lambda: [gradients], keep=False)
         held.to_host()
@@ -78,7 +87,16 @@ class TestOffloaded:
         held.to_device()
         assert gradients.tolist() == [0] * 4
 
-    def test_what_appears_later_is_to_host_too(self):
+    def test_restored_zeros_do_not_depend_on_the_content_of_new_memory(self):
+        gradients = torch.ones(4)
+        held = Offloaded(lambda: [gradients], keep=False)
+        held.to_host()
+        gradients.untyped_storage().resize_(16)
+        gradients.fill_(7)  # like memory that another tensor used before
+        held.to_device()
+        assert gradients.tolist() == [0] * 4
+
+    def test_tensors_that_are_created_later_are_offloaded(self):
         state: list[torch.Tensor] = []
         held = Offloaded(lambda: state)
         held.to_host()
@@ -88,8 +106,66 @@ class TestOffloaded:
         assert size(state[0]) == 0
 
 
+class TestOlderWeights:
+    @pytest.mark.parametrize("error", [None, RuntimeError("kernel")])
+    def test_a_pass_sees_the_older_weights_and_leaves_every_bit_as_it_was(self, monkeypatch, error):
+        """The copy is larger than a piece. NaNs with different bits also survive.
+
+        The float32 weights of the optimizer stay the same, and so do the views of the buffer.
+        """
+        monkeypatch.setattr(offload, "_PIECE", 10)  # splits a buffer of 24 bytes
+        made = chunk()
+        master = optimizer_of(made).optimizer.param_groups[0]["params"][0]
+        held = OlderWeights()
+        held.keep(4, [made])
+        assert held.version == 4
+        bits = torch.tensor([0x7FC1, 0x7FFF, 0x3F80, *range(9)], dtype=torch.int16)
+        made.whole.copy_(bits.view(torch.bfloat16))
+        made.weights[2].detach().fill_(5)
+        caught = None
+        try:
+            with held.in_use([made]):
+                assert torch.equal(made.whole, torch.arange(12, dtype=torch.bfloat16))
+                assert made.weights[1].tolist() == list(range(5, 12)), "still a view"
+                assert made.weights[2].tolist() == [1, 1, 1]
+                assert master.tolist() == [0, 1, 2, 3, 4]
+                if error is not None:
+                    raise error
+        except RuntimeError as found:
+            caught = found
+        assert caught is error
+        assert torch.equal(made.whole.view(torch.int16), bits)
+        assert torch.equal(made.weights[0].view(torch.int16), bits[:5])
+        assert made.weights[2].tolist() == [5, 5, 5]
+        assert master.tolist() == [0, 1, 2, 3, 4]
+        assert held == OlderWeights(), "the copy is dropped"
+
+    def test_weights_that_were_offloaded_meanwhile_take_part(self):
+        """Offloading allocates new memory for the weights, but the order of storages stays the
+        same."""
+        made = chunk()
+        held, moved = OlderWeights(), Offloaded(lambda: list(made.weights))
+        held.keep(0, [made])
+        made.whole.zero_()
+        moved.to_host()
+        moved.to_device()
+        with held.in_use([made]):
+            assert torch.equal(made.whole, torch.arange(12, dtype=torch.bfloat16))
+        assert not made.whole.any()
+
+    def test_a_newer_copy_replaces_the_older_one(self):
+        made, held = chunk(), OlderWeights()
+        held.keep(0, [made])
+        made.whole.fill_(7)
+        held.keep(1, [made])
+        made.whole.zero_()
+        with held.in_use([made]):
+            assert set(made.whole.tolist()) == {7}
+        assert not made.whole.any()
+
+
 class TestOffload:
-    def test_the_passes_of_a_step(self, monkeypatch):
+    def test_each_pass_of_a_step_has_only_its_parts_on_the_device(self, monkeypatch):
         monkeypatch.setattr(offload, "parts", lambda optimizer: [optimizer])
         policy, reference = chunk(), chunk()
         optimizer = optimizer_of(policy)
@@ -126,7 +202,7 @@ class TestOffload:
         assert master.tolist() == [0, 1, 2, 3, 4]
         assert state["exp_avg"].tolist() == [2] * 5
 
-    def test_a_failing_reference_leaves_the_policy_here(self):
+    def test_an_error_in_the_reference_pass_restores_the_policy(self):
         policy, reference = chunk(), chunk()
         of = make_offload(settings(param=True), [policy], optimizer_of(policy), [reference], None)
         with pytest.raises(RuntimeError, match="kernel"), of.of_reference():
@@ -134,8 +210,9 @@ class TestOffload:
         assert (size(policy.whole), size(reference.whole)) == (24, 0)
 
     @pytest.mark.parametrize("keeps", [True, False])
-    def test_the_passes_of_a_critic(self, monkeypatch, keeps):
-        """It is here for its own passes, when the policy is away, and for a checkpoint."""
+    def test_each_pass_of_a_critic_has_only_its_parts_on_the_device(self, monkeypatch, keeps):
+        """An offloaded critic returns to the device for its own passes, during which the policy is
+        offloaded, and before a checkpoint is written."""
         monkeypatch.setattr(offload, "parts", lambda optimizer: [optimizer])
         policy, critic = chunk(), chunk()
         optimizer = optimizer_of(critic)
@@ -172,21 +249,23 @@ class TestOffload:
         ("of_actor", "own", "away"),
         [(False, None, False), (True, None, True), (True, False, False), (False, True, True)],
     )
-    def test_the_reference_follows_the_actor(self, of_actor, own, away):
+    def test_the_reference_uses_the_actors_setting_by_default(self, of_actor, own, away):
         reference = chunk()
         held = settings(own, param=of_actor)
         make_offload(held, [chunk()], optimizer_of(chunk()), [reference], None)
         assert (size(reference.whole) == 0) == away
 
-    def test_nothing_is_asked_for(self):
+    def test_nothing_is_offloaded_without_settings_or_without_a_second_model(self):
         models = ([chunk()], optimizer_of(chunk()))
         assert make_offload(settings(), *models, [chunk()], None) == Offload()
         alone = make_offload(settings(param=True), *models, None, None)
         assert alone == Offload()
 
-    def test_what_is_on_another_device_stays(self, monkeypatch):
-        """Megatron's CPU offload keeps its part on the host already: a model elsewhere (here: of no
-        device) has nothing there to be moved."""
+    def test_state_on_a_different_device_stays_there(self, monkeypatch):
+        """Megatron's CPU offload keeps its state on the host, away from the model's device.
+
+        Here the model is on the device "meta".
+        """
         monkeypatch.setattr(offload, "parts", lambda optimizer: [optimizer])
         optimizer = optimizer_of(chunk())
         elsewhere = torch.nn.Linear(2, 2, device="meta")

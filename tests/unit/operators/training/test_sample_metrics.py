@@ -14,7 +14,7 @@ from tests.memory_store import MemoryStore
 
 
 def columns(rewards: list[float | None], **more: Any) -> pa.Table:
-    """Samples in groups of two; each file of a manifest has a dictionary of its own."""
+    """Build samples in groups of two; each file of the manifest has its own dictionary."""
     N = len(rewards)
     names = [f"g{i // 2}" for i in range(N)]
     groups = [pa.array(names[i : i + 2]).dictionary_encode() for i in range(0, N, 2)]
@@ -27,8 +27,8 @@ def columns(rewards: list[float | None], **more: Any) -> pa.Table:
     return pa.table({"group": pa.chunked_array(groups), **plain, **more})
 
 
-def test_extras_and_data_sources_are_means_over_all_shards():
-    """Of an older worker's shards there are none."""
+def test_metrics_of_extras_and_data_sources_are_means_over_all_shards():
+    """The shards of an older worker contain neither extras nor data sources."""
     store = MemoryStore()
     sources = ({"gsm8k": {"reward": [1.0, 4]}}, {"gsm8k": {"reward": [3.0, 4]}, "math": {}})
     extras = ({"right": [3.0, 4]}, {"right": [1.0, 4], "long": [9.0, 2]})
@@ -46,8 +46,9 @@ def test_extras_and_data_sources_are_means_over_all_shards():
     assert [name for name in metrics if find_metric(name) is None] == []
 
 
-def test_rollout_speed_counts_all_that_workers_made():
-    """Also what the step is not trained on: rejected groups, greedy baselines."""
+def test_rollout_speed_counts_all_tokens_of_the_workers():
+    """The speed includes the tokens of rejected groups and greedy baselines, although they are not
+    trained on."""
     store = MemoryStore()
     for shard, tokens in enumerate((30, 50)):
         maker = {"worker": shard, "generation_s": 4.0, "tokens": tokens}
@@ -55,7 +56,18 @@ def test_rollout_speed_counts_all_that_workers_made():
     assert manifest_metrics(store, 0, columns([0.0, 1.0]), 8)["perf/rollout_tokens_per_s"] == 20
 
 
-def test_rewards_of_samples_that_have_one():
+def test_times_of_policies_are_those_of_the_slowest_worker():
+    """Each of a worker's shards contains the time since the previous shard."""
+    store = MemoryStore()
+    for shard, (worker, fetch_s, stall_s) in enumerate([(0, 4.0, 0.5), (0, 3.0, 0.5), (1, 6.0, 2)]):
+        maker = {"worker": worker, "policy_fetch_s": fetch_s, "policy_stall_s": stall_s}
+        commit(store, keys.rollout(0, shard), {"maker": maker}, "a")
+    metrics = manifest_metrics(store, 0, columns([0.0, 1.0]), 8)
+    assert metrics["time/policy_fetch_s"] == 4.0 + 3.0
+    assert metrics["time/policy_stall_s"] == 2
+
+
+def test_reward_metrics_leave_out_samples_without_a_reward():
     rewards = [1.0, 1.0, None, 0.0, 0.5, 1.0, None, None]
     metrics = manifest_metrics(MemoryStore(), 0, columns(rewards), 8)
     assert metrics["critic/rewards/mean"] == metrics["critic/score/mean"] == 0.7
@@ -63,10 +75,10 @@ def test_rewards_of_samples_that_have_one():
     assert metrics["critic/rewards/std"] == pytest.approx(np.std([1, 1, 0, 0.5, 1], ddof=1))
     assert metrics["reward/masked"] == 3
     assert metrics["reward/groups"] == 3
-    assert metrics["reward/groups_without_variance"] == 2, "equal ones, and a single one"
+    assert metrics["reward/groups_without_variance"] == 2, "equal rewards, and a single one"
 
 
-def test_lengths_and_ages():
+def test_metrics_summarise_lengths_and_ages():
     lengths = [1, 2, 3, 10]
     more = {
         "response_length": lengths,
@@ -83,13 +95,13 @@ def test_lengths_and_ages():
     assert metrics["perf/total_num_tokens"] == 28
 
 
-def test_a_step_without_rewards_has_none_in_its_metrics():
+def test_reward_metrics_of_a_step_without_rewards_are_null():
     metrics = manifest_metrics(MemoryStore(), 0, columns([None, None]), 8)
     assert {metrics[f"critic/rewards/{name}"] for name in ("mean", "max", "min", "std")} == {None}
     assert metrics["reward/groups"] == metrics["reward/groups_without_variance"] == 0
 
 
-def test_greedy_baselines_are_no_samples_of_the_step():
+def test_metrics_leave_out_greedy_baselines():
     marks = pa.array([None, "greedy baseline", "no reward", None], pa.string())
     with_one = columns([1.0, 9.0, None, 0.0], not_trained=marks)
     metrics = manifest_metrics(MemoryStore(), 0, with_one, 8)

@@ -1,5 +1,4 @@
-"""Weights and rejections equal plain loops written from the definitions, and do so in every cut of
-a step over ranks."""
+"""Weights and rejections equal those of plain loops, however samples are distributed over ranks."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +38,10 @@ FORMS_AND_BOUNDS = {
 
 
 def samples_of(seed: int, number: int = 12) -> list[Part]:
-    """Ragged samples with tokens that do not count, some without any that does, one of length 0."""
+    """Return ragged samples in which some tokens are excluded from the loss.
+
+    One sample has no token in the loss, and another has length 0.
+    """
     rng = np.random.default_rng(seed)
     made: list[Part] = []
     for i in range(number):
@@ -47,7 +49,7 @@ def samples_of(seed: int, number: int = 12) -> list[Part]:
         engine_G = -rng.exponential(1, G).astype(np.float32)
         trainer_G = (engine_G + rng.normal(0, 0.2, G)).astype(np.float32)
         mask_G = rng.random(G) < (0 if i == 5 else 0.8)
-        engine_G[~mask_G] = np.nan  # an unknown log-prob of a token that does not count
+        engine_G[~mask_G] = np.nan  # unknown outside the loss
         made.append((trainer_G, engine_G, mask_G))
     return made
 
@@ -78,7 +80,7 @@ def logs_of(sample: Part) -> list[float]:
 
 @pytest.mark.parametrize("threshold", [1.1, "0.9_1.2"])
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_weights(level: str, threshold: float | str) -> None:
+def test_weights_equal_a_loop(level: str, threshold: float | str) -> None:
     samples = samples_of(1)
     correction = Correction(level, weight_bounds(threshold))
     found = by_sample(correct(correction, joined(samples)), samples)
@@ -99,14 +101,14 @@ def test_weights(level: str, threshold: float | str) -> None:
             expected, rel=1e-6
         )
         assert not any(w for w, counts in zip(weights, sample[2], strict=True) if not counts)
-        assert mask == sample[2].tolist()  # weights reject nothing, not even IcePop's of 0
+        assert mask == sample[2].tolist()  # weights reject no token, not even one whose weight is 0
         changed += sum(w in (0.0, upper) for w in expected)
-    assert changed  # the bounds were met
+    assert changed  # some weights were outside the bounds
 
 
 @pytest.mark.parametrize("form", REJECTION_FORMS)
-def test_rejection(form: str) -> None:
-    """Each form against a loop; the bounds of k1 are of p_engine / p_trainer, as verl's are."""
+def test_rejection_equals_a_loop(form: str) -> None:
+    """The bounds for k1 apply to p_engine / p_trainer, as in verl."""
     samples = samples_of(2, 40)
     spec = FORMS_AND_BOUNDS[form]
     correction = Correction(rejections=rejections(form, spec))
@@ -146,7 +148,7 @@ def test_rejection(form: str) -> None:
         assert metrics[f"rollout_corr/{name}"] == pytest.approx(rejected / tokens)
 
 
-def test_criteria_are_all_to_be_passed_and_a_veto_takes_the_sequence() -> None:
+def test_a_token_must_pass_all_criteria_and_a_veto_rejects_the_sequence() -> None:
     samples = samples_of(3, 40)
 
     def mask(correction: Correction) -> npt.NDArray[np.bool_]:
@@ -173,9 +175,8 @@ def test_criteria_are_all_to_be_passed_and_a_veto_takes_the_sequence() -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_ranks_add_up(level: str) -> None:
-    """However a step is cut over ranks: the same weights, masks and quantiles to the bit, and the
-    same metrics up to the order of additions."""
+def test_results_do_not_depend_on_the_distribution_over_ranks(level: str) -> None:
+    """Masks and quantiles are bit-identical, and weights and metrics are equal up to rounding."""
     samples = samples_of(4, 30)
     correction = Correction(
         level,
@@ -210,6 +211,34 @@ def test_ranks_add_up(level: str) -> None:
                 assert weights == pytest.approx(expected[x][0], rel=1e-6)
 
 
+@pytest.mark.parametrize("threshold", [1.0, "0.5_1", "1_2"])
+def test_a_weight_equal_to_a_bound_is_kept(threshold: float | str) -> None:
+    """The bounds are inclusive, so a token on which both policies agree always has the weight 1."""
+    same = np.full(2, -1.5, np.float32)
+    correction = Correction(level="token", bounds=weight_bounds(threshold))
+    made = correct(correction, joined([(same, same, np.ones(2, np.bool_))]))
+    assert made.weights_T is not None
+    assert made.weights_T.tolist() == [1.0, 1.0]
+    assert made.weights_T.dtype == normalized(made, correction, made.tally).weights_T.dtype
+    assert made.tally["weights_high"].total == made.tally["weights_low"].total == 0
+
+
+def test_the_share_of_low_weights_refers_to_the_lower_bound() -> None:
+    """Without a lower bound, it refers to the reciprocal of the upper bound."""
+    engine = np.full(4, -2.0, np.float32)
+    trainer = engine + np.log([0.1, 0.3, 0.6, 1.0]).astype(np.float32)
+    sampled = joined([(trainer, engine, np.ones(4, np.bool_))])
+    for threshold, low in (("0.5_5", 2), ("0.2_2", 1), (5.0, 1), (2.0, 2)):
+        made = correct(Correction(level="token", bounds=weight_bounds(threshold)), sampled)
+        assert made.tally["weights_low"].total == low, threshold
+
+
+def test_a_correction_without_a_level_has_no_weights() -> None:
+    made = correct(Correction(rejections=rejections("token_k2", 0.02)), joined(samples_of(0)))
+    assert made.weights_T is None
+    assert not [name for name in made.tally.moments if name.startswith("weights")]
+
+
 def test_normalized_weights_have_mean_1() -> None:
     samples = samples_of(6)
     for level, each in (("token", False), ("sequence", True), ("geometric", True)):
@@ -222,11 +251,11 @@ def test_normalized_weights_have_mean_1() -> None:
         ]
         flat = [w for one in of_tokens for w in (one[:1] if each else one)]
         assert np.mean(flat) == pytest.approx(1.0, rel=1e-6)
-        assert max(flat) > 1.1  # after the cut, so that the cut means what it says
+        assert max(flat) > 1.1  # the bounds apply before the normalization
 
 
-def test_a_step_without_tokens() -> None:
-    """Nothing counts: no number, and no division by it."""
+def test_metrics_of_a_step_without_tokens_that_count_are_null() -> None:
+    """Counts of 0 do not cause a division by zero."""
     correction = Correction("token", rejections=rejections("token_k1,seq_max_k3", 2.0))
     corrected = correct(correction, joined([s for s in samples_of(7) if not logs_of(s)]))
     metrics = correction_metrics(correction, corrected.tally)
@@ -262,7 +291,7 @@ def test_quantiles_are_within_a_bin(scale: float) -> None:
     assert quantiles(bins(values), shares) == pytest.approx(exact, rel=1 / 256)
 
 
-def test_moments() -> None:
+def test_moments_equal_their_definitions() -> None:
     found = moments([1.0, 2.0, 4.0])
     assert found + moments([]) == found == moments([1.0]) + moments([2.0, 4.0])
     assert (found.mean, found.smallest, found.largest) == (7 / 3, 1.0, 4.0)

@@ -1,4 +1,4 @@
-"""Settings become bounds, and what is none is refused with what is expected."""
+"""The settings of corrections are parsed; errors state the expected format."""
 
 import math
 
@@ -15,7 +15,7 @@ from pipeline.rl.corrections.forms import (
 from pipeline.rl.corrections.presets import PRESETS
 
 
-def test_weight_bounds() -> None:
+def test_valid_weight_bounds_are_parsed() -> None:
     assert weight_bounds(2) == weight_bounds("2.0") == Bounds(None, 2.0)
     assert weight_bounds("0.5_5.0") == Bounds(0.5, 5.0)
     assert weight_bounds("1e-2_1e1") == Bounds(0.01, 10.0)
@@ -24,12 +24,14 @@ def test_weight_bounds() -> None:
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "nan", "inf", "a", "2_1", "0_1", "_", "_2_", "1_x", "-1_2", "1_2_3"]
 )
-def test_bounds_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a number > 0, or two as lower_upper"):
+def test_invalid_weight_bounds_are_refused(text: str) -> None:
+    with pytest.raises(
+        ValueError, match="expected a number > 0, or two numbers in the form lower_upper"
+    ):
         weight_bounds(text)
 
 
-def test_rejections() -> None:
+def test_valid_rejections_are_parsed() -> None:
     (one,) = rejections("seq_mean_k1", 2.0)
     assert one.form == "seq_mean_k1"
     assert one.bounds.lower == -math.log(2)
@@ -43,27 +45,39 @@ def test_rejections() -> None:
 @pytest.mark.parametrize(
     ("forms", "threshold", "expected"),
     [
-        ("token_k1,token_k2,token_k3", "0.1,0.2", "one threshold, or 3 between commas"),
-        ("token_k1", "", "one threshold, or 1 between commas"),
-        ("token_k2", "0.5_2.0", "one number > 0 for token_k2, found 0.5_2.0"),
-        ("token_k2", "0", "one number > 0 for token_k2, found 0"),
-        ("token_k1", "0.5", "two numbers > 0 as lower_upper for token_k1, or one number >= 1"),
-        ("token_k1", "2_1", "two numbers > 0 as lower_upper for token_k1, or one number >= 1"),
-        ("token_k1", "x", "two numbers > 0 as lower_upper for token_k1, or one number >= 1"),
+        ("token_k1,token_k2,token_k3", "0.1,0.2", "one threshold, or 3 separated by commas"),
+        ("token_k1", "", "one threshold, or 1 separated by commas"),
+        ("token_k2", "0.5_2.0", "expected one number > 0 for token_k2"),
+        ("token_k2", "0", "expected one number > 0 for token_k2"),
+        (
+            "token_k1",
+            "0.5",
+            "two numbers > 0 for token_k1, such as 0.5_2.0, or one number >= 1",
+        ),
+        (
+            "token_k1",
+            "2_1",
+            "two numbers > 0 for token_k1, such as 0.5_2.0, or one number >= 1",
+        ),
+        (
+            "token_k1",
+            "x",
+            "two numbers > 0 for token_k1, such as 0.5_2.0, or one number >= 1",
+        ),
     ],
 )
-def test_rejections_that_are_none(forms: str, threshold: str, expected: str) -> None:
+def test_invalid_rejections_are_refused(forms: str, threshold: str, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         rejections(forms, threshold)
 
 
-def test_unknown_forms() -> None:
+def test_unknown_forms_of_rejection_are_returned() -> None:
     assert unknown_forms("token_k1, geometric,seq_max_k1") == ["geometric", "seq_max_k1"]
     assert unknown_forms(",".join(REJECTION_FORMS)) == []
     assert unknown_forms("") == [""]
 
 
-def test_presets_can_be_read() -> None:
+def test_presets_have_valid_settings() -> None:
     for name, values in PRESETS.items():
         assert values.keys() == PRESETS["disabled"].keys(), name
         assert weight_bounds(values["rollout_is_threshold"]).upper > 1

@@ -1,4 +1,4 @@
-"""Random ragged steps for tests of estimators, whole or split over ranks that run as threads."""
+"""Random ragged steps for tests of estimators, on one rank or on several ranks in threads."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Settings:
 
 @st.composite
 def steps(draw: st.DrawFn, least: int = 1, most: int = 12) -> Rollouts:
-    """A step on one rank: some samples are masked, and some tokens do not count."""
+    """Draw a step on one rank; some samples and tokens are excluded from the loss."""
     count = draw(st.integers(least, most))
     numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return random_step(numbers, count)
@@ -49,7 +49,7 @@ def random_step(numbers: np.random.Generator, count: int) -> Rollouts:
 
 
 def in_parts(whole: Rollouts, rows_of_rank: list[np.ndarray]) -> list[Rollouts]:
-    """The step as each of several ranks knows it; they must be estimated at the same time."""
+    """Split a step among several ranks, which must run the estimator at the same time."""
     ranks = ThreadRanks(len(rows_of_rank))
     parts = []
     for rows in rows_of_rank:
@@ -69,7 +69,7 @@ def in_parts(whole: Rollouts, rows_of_rank: list[np.ndarray]) -> list[Rollouts]:
 
 
 def estimated(parts: list[Rollouts], estimate: Callable[[Rollouts], Estimate]) -> list[Estimate]:
-    """Each rank's estimate; the ranks run at the same time."""
+    """Run all ranks at the same time, and return the estimate of each rank."""
     found: dict[int, Estimate] = {}
 
     def run(rank: int) -> None:
@@ -85,7 +85,10 @@ def estimated(parts: list[Rollouts], estimate: Callable[[Rollouts], Estimate]) -
 
 
 class ThreadRanks:
-    """Ranks in threads of one process; a call that not all make ends in a broken barrier."""
+    """Ranks in threads of one process.
+
+    If one rank does not call `total` when the others do, the barrier breaks.
+    """
 
     def __init__(self, count: int) -> None:
         self._values = [np.empty(0)] * count

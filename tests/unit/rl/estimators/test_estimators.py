@@ -1,4 +1,4 @@
-"""Each estimator against its formula, written out sample by sample from the paper."""
+"""Each estimator, compared with its paper's formula for one sample at a time."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rl.estimators.group import gpg, grpo, grpo_passk, opo, rloo
+from pipeline.rl.estimators.group import Groups, gpg, grpo, grpo_passk, opo, rloo
 from pipeline.rl.estimators.tokens import (
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
@@ -20,7 +20,7 @@ from pipeline.rl.estimators.types import OneRank, Rollouts
 from tests.unit.rl.estimators.steps import Settings, estimated, in_parts, steps
 
 Step = list[dict]
-"""Samples with their reward, group, baseline, and tokens: (score, whether it counts)."""
+"""For each sample: its group, baseline and score, and its tokens' scores and masks."""
 
 
 def samples_of(rollouts: Rollouts) -> Step:
@@ -39,7 +39,7 @@ def samples_of(rollouts: Rollouts) -> Step:
 
 
 def others(sample: dict, step: Step) -> list[float]:
-    """The scores that a sample is compared with, its own among them."""
+    """Return the scores with which a sample is compared, including its own score."""
     return [one["score"] for one in step if one["group"] == sample["group"] and one["known"]]
 
 
@@ -92,7 +92,7 @@ OF_GROUPS = {
 @pytest.mark.parametrize("estimator", OF_GROUPS, ids=lambda one: one.__name__)
 @given(steps(), st.booleans())
 @settings(deadline=None)
-def test_of_groups(estimator, rollouts, by_std):
+def test_estimators_of_groups_equal_their_formulas(estimator, rollouts, by_std):
     how = Settings(norm_adv_by_std_in_grpo=by_std)
     found = estimator(rollouts, how)
     step = samples_of(rollouts)
@@ -105,8 +105,11 @@ def test_of_groups(estimator, rollouts, by_std):
 
 
 def plain_returns(sample: dict, gamma: float) -> list[float]:
-    """From each token: each later token that counts is one more step away, and those that do not
-    count are where the one before them is."""
+    """Return the discounted return from each token onwards.
+
+    Time advances by one step at each token in the loss. Any other token belongs to the step of the
+    previous token.
+    """
     result = []
     for start in range(len(sample["scores"])):
         total, discount = sample["scores"][start], 1.0
@@ -130,7 +133,7 @@ def plain_whitened(values: list[float], counts: list[bool]) -> list[float]:
 
 @given(steps(), st.sampled_from([1.0, 0.9, 0.0]))
 @settings(deadline=None)
-def test_reinforce_plus_plus(rollouts, gamma):
+def test_reinforce_plus_plus_equals_its_formula(rollouts, gamma):
     found = reinforce_plus_plus(rollouts, Settings(gamma=gamma))
     expected = [value for sample in samples_of(rollouts) for value in plain_returns(sample, gamma)]
     assert found.returns_T == pytest.approx(expected, rel=1e-9, abs=1e-12)
@@ -140,7 +143,7 @@ def test_reinforce_plus_plus(rollouts, gamma):
 
 @given(steps())
 @settings(deadline=None)
-def test_reinforce_plus_plus_baseline(rollouts):
+def test_reinforce_plus_plus_baseline_equals_its_formula(rollouts):
     found = reinforce_plus_plus_baseline(rollouts, Settings())
     step, values = samples_of(rollouts), []
     for sample in step:
@@ -154,7 +157,7 @@ def test_reinforce_plus_plus_baseline(rollouts):
 
 @given(steps())
 @settings(deadline=None)
-def test_remax(rollouts):
+def test_remax_equals_its_formula(rollouts):
     found = remax(rollouts, Settings())
     expected = [
         value - sample["baseline"]
@@ -164,7 +167,7 @@ def test_remax(rollouts):
     assert found.advantages_T == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_remax_of_a_prompt_whose_greedy_sample_has_no_reward():
+def test_remax_gives_0_if_a_prompts_greedy_sample_has_no_reward():
     found = remax(replace(one_group([1.0, 2.0]), baseline_N=np.array([np.nan, 0.5])), Settings())
     assert found.advantages_T.tolist() == [0.0, 1.5]
 
@@ -185,8 +188,8 @@ EVERY: list[Callable] = [
 @pytest.mark.parametrize("estimator", EVERY, ids=lambda one: one.__name__)
 @given(whole=steps(), data=st.data())
 @settings(deadline=None, max_examples=15)
-def test_how_samples_are_split_over_ranks_changes_nothing(estimator, whole, data):
-    """Any assignment of samples to ranks, also one that leaves a rank without any."""
+def test_advantages_do_not_depend_on_the_distribution_over_ranks(estimator, whole, data):
+    """Samples are assigned to ranks at random; a rank may have 0 samples."""
     how = Settings(gamma=0.95)
     count = len(whole.lengths_X)
     ranks = data.draw(st.integers(2, 4))
@@ -204,7 +207,8 @@ def test_how_samples_are_split_over_ranks_changes_nothing(estimator, whole, data
 
 
 def one_group(rewards: list[float], lengths: list[int] | None = None) -> Rollouts:
-    """One group on one rank, every token counting."""
+    """Return a step with one group on one rank; samples without a reward are excluded from
+    the loss."""
     lengths_X = np.array(lengths or [1] * len(rewards))
     scores_T = np.zeros(lengths_X.sum())
     scores_T[(np.cumsum(lengths_X) - 1)[lengths_X > 0]] = np.nan_to_num(rewards)[lengths_X > 0]
@@ -219,8 +223,8 @@ def one_group(rewards: list[float], lengths: list[int] | None = None) -> Rollout
     )
 
 
-def test_grpo_is_the_group_mean_and_unbiased_deviation():
-    """Rewards 1, 2, 3, 6: mean 3, variance ((-2)^2 + 1 + 0 + 9) / 3."""
+def test_grpo_uses_the_group_mean_and_unbiased_deviation():
+    """The rewards 1, 2, 3, 6 have the mean 3 and the variance ((-2)^2 + 1 + 0 + 9) / 3."""
     rollouts = one_group([1.0, 2, 3, 6])
     std = math.sqrt(14 / 3) + 1e-6
     found = grpo(rollouts, Settings()).advantages_T
@@ -230,7 +234,7 @@ def test_grpo_is_the_group_mean_and_unbiased_deviation():
 
 
 def test_a_response_without_a_token_still_counts_in_its_group():
-    """It has a reward, and no token at which it could stand."""
+    """The response has a reward, but no token for its score."""
     found = grpo(one_group([1.0, 3.0], [0, 2]), Settings(norm_adv_by_std_in_grpo=False))
     assert found.advantages_T.tolist() == [1.0, 1.0]
 
@@ -242,22 +246,47 @@ def test_a_group_masked_down_to_one_sample_has_advantage_0(estimator):
     assert estimator(one_group([np.nan, 2.0, np.nan]), Settings()).advantages_T.tolist() == [0] * 3
 
 
-def test_equal_rewards_teach_nothing():
-    """Exactly: the mean of three tenths is not a tenth, and what rounding left over would be
-    divided by a deviation that is nothing else either."""
+def test_gpg_scales_by_the_only_sample_with_a_score():
+    found = gpg(one_group([0.0, 1.0, 0.0, 0.0]), Settings())
+    assert found.advantages_T.tolist() == [-1.0, 3.0, -1.0, -1.0]
+
+
+def test_opo_leaves_out_the_tokens_of_samples_without_a_reward():
+    """The last sample's tokens are in the loss, but its reward is unknown."""
+    step = replace(one_group([1.0, 0.0, math.nan], [1, 3, 4]), mask_T=np.ones(8, bool))
+    found = opo(step, Settings())
+    assert found.advantages_T.tolist() == [0.75, -0.25, -0.25, -0.25, 0, 0, 0, 0]
+
+
+def test_a_weighted_mean_needs_a_weight_above_0():
+    scores_N = np.array([1.0, 3.0, 1.0, 3.0])
+    groups = Groups.of([0, 0, 1, 1], scores_N)
+    found = groups.centred_N(scores_N, np.array([1.0, 0.0, 0.0, 0.0]))
+    assert found.tolist() == [0.0, 2.0, 0.0, 0.0]
+
+
+def test_equal_rewards_have_advantages_of_exactly_0():
+    """The mean of three rewards of 0.1 is not exactly 0.1.
+
+    Without special treatment, the rounding error would be divided by a standard deviation that also
+    consists only of rounding errors.
+    """
     for estimator in (*OF_GROUPS, reinforce_plus_plus_baseline):
         assert estimator(one_group([0.1] * 3), Settings()).advantages_T.tolist() == [0, 0, 0]
 
 
-def test_a_step_without_a_token_that_counts():
+def test_a_step_without_a_token_that_counts_has_advantages_of_0():
     for estimator in EVERY:
         rollouts = replace(one_group([np.nan, np.nan]), baseline_N=np.zeros(2))
         assert estimator(rollouts, Settings()).advantages_T.tolist() == [0, 0]
 
 
-def test_an_environments_tokens_are_passed_without_a_discount():
-    """s s e s with gamma 1/2: the third token, which does not count, is no step in time. A reward
-    that stands at such a token at the end is the last step's, as in GAE."""
+def test_tokens_of_an_environment_do_not_discount_returns():
+    """The samples are s s e s and s s e e, and gamma is 1/2; tokens e are excluded from the loss.
+
+    A token e is not a step in time. If a sample ends with a token e, the reward at that token
+    belongs to the last step before it, as in GAE.
+    """
     rollouts = replace(one_group([8.0], [4]), mask_T=np.array([True, True, False, True]))
     assert returns(rollouts, 0.5)[rollouts.mask_T].tolist() == [2, 4, 8]
     rollouts = replace(one_group([8.0], [4]), mask_T=np.array([True, True, False, False]))

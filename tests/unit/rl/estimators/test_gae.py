@@ -1,4 +1,4 @@
-"""GAE on flat samples of any length, against the sums of the paper and whitening by numpy."""
+"""GAE on samples of any length, compared with the paper's sums, computed and whitened in numpy."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ LENGTHS = (5, 1, 0, 12, 7)
 
 
 def rollouts(seed: int, values: bool = True, rewards_at_counted: bool = True) -> Rollouts:
-    """Samples of ragged lengths, of whose tokens some do not count; all scores are random."""
+    """Return ragged samples with random scores; some tokens are excluded from the loss."""
     rng = np.random.default_rng(seed)
     tokens = sum(LENGTHS)
     mask_T = rng.random(tokens) < 0.8
@@ -33,8 +33,10 @@ def rollouts(seed: int, values: bool = True, rewards_at_counted: bool = True) ->
 
 
 def by_the_paper(of: Rollouts) -> tuple[np.ndarray, np.ndarray]:
-    """Equation 16 of arXiv 1506.02438 as the sum that it is, over each sample's counting tokens:
-    A_t = sum over l of (gamma lam)^l d_(t+l); and A + V."""
+    """Return A_t = sum over l of (gamma lam)^l d_(t+l), equation 16 of arXiv 1506.02438, and A + V.
+
+    The sum is over each sample's tokens in the loss.
+    """
     advantages, returns = np.zeros(len(of.scores_T)), np.zeros(len(of.scores_T))
     start = 0
     for length in of.lengths_X:
@@ -52,7 +54,7 @@ def by_the_paper(of: Rollouts) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_sum_of_the_paper_whitened(seed: int):
+def test_advantages_equal_the_papers_sum_whitened(seed: int):
     of = rollouts(seed)
     advantages_T, returns_T = by_the_paper(of)
     counted = advantages_T[of.mask_T]
@@ -62,8 +64,9 @@ def test_the_sum_of_the_paper_whitened(seed: int):
     assert np.abs(found.returns_T[of.mask_T] - returns_T[of.mask_T]).max() < 1e-12
 
 
-def test_a_reward_behind_the_last_token_that_counts_is_that_tokens():
-    """verl would drop it. A sample ends with an environment's token, where its reward stands."""
+def test_a_reward_after_the_last_token_that_counts_belongs_to_that_token():
+    """The sample ends with an environment's token, which carries the reward. verl would drop the
+    reward."""
     of = rollouts(0)
     behind, before = (of.scores_T.copy() for _ in range(2))
     of.mask_T[:5] = [True, True, True, False, False]
@@ -76,7 +79,7 @@ def test_a_reward_behind_the_last_token_that_counts_is_that_tokens():
     assert np.array_equal(ours.returns_T, same.returns_T)
 
 
-def test_values_of_tokens_that_do_not_count_change_nothing():
+def test_values_of_tokens_that_do_not_count_are_ignored():
     of = rollouts(1)
     other = np.where(of.mask_T, of.values_T, 1e6)
     for name in ("advantages_T", "returns_T"):
@@ -88,6 +91,14 @@ def test_values_of_tokens_that_do_not_count_change_nothing():
         assert np.isfinite(changed).all()
 
 
-def test_without_values():
-    with pytest.raises(ValueError, match="needs a critic"):
+def test_a_rank_without_samples_has_no_advantages():
+    whole = rollouts(2)
+    names = ("rows_X", "lengths_X", "mask_T", "scores_T", "values_T")
+    empty = Rollouts(**{**vars(whole), **{name: getattr(whole, name)[:0] for name in names}})
+    found = gae(empty, SETTINGS)
+    assert found.advantages_T.shape == found.returns_T.shape == (0,)
+
+
+def test_a_step_without_values_is_refused():
+    with pytest.raises(ValueError, match="requires a critic"):
         gae(rollouts(0, values=False), SETTINGS)

@@ -1,4 +1,4 @@
-"""The KL penalty in the reward, and its coefficient over steps."""
+"""The KL penalty in the reward, and its coefficient in each step."""
 
 import json
 import math
@@ -37,12 +37,12 @@ def test_an_adaptive_coefficient_follows_the_kl(kl, samples, expected):
     assert next_coefficient(0.1, StepKl(kl, samples), Control()) == pytest.approx(expected)
 
 
-def test_a_fixed_coefficient_stays():
+def test_a_fixed_coefficient_does_not_change():
     assert next_coefficient(0.1, StepKl(5.0, 100), Control("fixed")) == 0.1
 
 
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=20))
-def test_a_coefficient_that_was_stored_as_json_goes_on_bit_identically(kls):
+def test_a_coefficient_that_was_stored_as_json_continues_bit_identically(kls):
     calm = stored = 0.1
     for kl in kls:
         calm = next_coefficient(calm, StepKl(kl, 77), Control())
@@ -53,8 +53,8 @@ def test_a_coefficient_that_was_stored_as_json_goes_on_bit_identically(kls):
 
 @given(whole=steps(), data=st.data())
 @settings(deadline=None, max_examples=30)
-def test_the_mean_is_over_samples_and_the_same_on_any_ranks(whole, data):
-    """Bit-identical, as a coefficient that depends on the layout would be another run's."""
+def test_the_mean_is_over_samples_and_equal_in_every_layout(whole, data):
+    """The mean is bit-identical, so the next coefficient does not depend on the layout."""
     count = len(whole.lengths_X)
     kl_T = np.random.default_rng(data.draw(st.integers(0, 99))).normal(size=len(whole.mask_T))
     found = step_kl(whole, kl_T)
@@ -69,6 +69,6 @@ def test_the_mean_is_over_samples_and_the_same_on_any_ranks(whole, data):
 
     half = data.draw(st.integers(0, count))
     rows = [np.arange(half), np.arange(half, count)]
-    marked = replace(whole, scores_T=kl_T)  # so that the KL is cut as the tokens are
+    marked = replace(whole, scores_T=kl_T)  # in_parts then splits the KL like the tokens
     parts = estimated(in_parts(marked, rows), lambda part: step_kl(part, part.scores_T))
     assert parts == [found, found]

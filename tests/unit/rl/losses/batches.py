@@ -1,4 +1,4 @@
-"""Random ragged batches of tokens, as losses take them."""
+"""Random ragged batches of tokens, in the form that the losses expect."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from pipeline.rl.losses.types import LossTokens
 from tests.unit.rl.losses.plain import Sequence
 
 LENGTHS = (5, 1, 0, 13, 40, 2)
-"""Response tokens of each sample. The second has none that counts."""
+"""Number of response tokens in each sample. The second sample has no token in the loss."""
 ACTOR = Actor(clip_ratio_low=0.2, clip_ratio_high=0.3)
 
 
 @dataclass(frozen=True)
 class OneRank:
-    """Samples that lie on one rank, the tokens of each next to one another."""
+    """The samples of one rank; the tokens of a sample are adjacent."""
 
     sample_T: torch.Tensor
     mask_T: torch.Tensor
@@ -25,27 +25,30 @@ class OneRank:
 
     @property
     def tokens_S(self) -> torch.Tensor:
-        """Tokens that count."""
+        """Number of each sample's tokens that are included in the loss."""
         return self.sum(torch.ones(len(self.sample_T), dtype=torch.float64))
 
     def sum(self, values_T: torch.Tensor) -> torch.Tensor:
-        """Sum over tokens that count."""
+        """Return each sample's sum over the tokens in the loss."""
         values_T = torch.where(self.mask_T, values_T, 0)
         return values_T.new_zeros(self.number).index_add(0, self.sample_T, values_T)
 
     def mean(self, values_T: torch.Tensor) -> torch.Tensor:
-        """Mean over tokens that count."""
+        """Return each sample's mean over the tokens in the loss."""
         return self.sum(values_T) / self.tokens_S.clamp(min=1)
 
     def spread(self, values_S: torch.Tensor) -> torch.Tensor:
-        """Repeat for each token."""
+        """Repeat each sample's value for its tokens."""
         return values_S[self.sample_T]
 
 
 def make_tokens(
     seed: int, *, of_sample: bool = True, weighted: bool = False, spread: float = 0.5
 ) -> LossTokens:
-    """A micro-batch in double precision; `of_sample`: advantages are equal within a sample."""
+    """Return a random micro-batch in double precision.
+
+    With `of_sample`, all tokens of a sample have the same advantage.
+    """
     rng = np.random.default_rng(seed)
     sample_T = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     T = len(sample_T)
@@ -67,7 +70,7 @@ def make_tokens(
 
 
 def sequences(tokens: LossTokens) -> dict[int, Sequence]:
-    """The samples that have tokens that count, by number."""
+    """Return the samples that have tokens in the loss, keyed by sample number."""
     found = {}
     new_T = tokens.logprobs_T.detach()
     weights_T = torch.ones_like(new_T) if tokens.weights_T is None else tokens.weights_T

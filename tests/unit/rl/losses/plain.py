@@ -1,7 +1,7 @@
-"""The losses as their papers write them: one sample after another, numpy in double precision.
+"""The losses as their papers define them, in numpy with double precision.
 
-Each returns the loss of every token that counts, sample after sample, and the tokens where the loss
-was clipped. Letters: G tokens of a sample that count.
+Each function takes one sample and returns the losses of its tokens that are included in the loss.
+Dimensions: G is the number of these tokens.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Sequence:
-    """The tokens of a sample that count, [G] each."""
+    """The tokens of a sample that are included in the loss, [G] each."""
 
     new: Array
     old: Array
@@ -29,14 +29,18 @@ def vanilla(s: Sequence, low=0.2, high=0.3, c=3.0) -> Array:
 
 
 def gspo(s: Sequence, low=0.2, high=0.3) -> Array:
-    """(pi(y) / pi_old(y)) ^ (1 / |y|), clipped as a whole."""
+    """Return GSPO's loss, which clips (pi(y) / pi_old(y)) ^ (1 / |y|)."""
     ratio = (np.exp(s.new.sum()) / np.exp(s.old.sum())) ** (1 / len(s.new))
     clipped = min(max(ratio, 1 - low), 1 + high)
     return s.weight * np.array([max(-a * ratio, -a * clipped) for a in s.A])
 
 
 def geo_mean(s: Sequence, low=0.2, high=0.3) -> Array:
-    """The product of min over (r, clip(r, e^-low, e^high)), or of max for A < 0, to the 1 / |y|."""
+    """Return GMPO's loss.
+
+    Its ratio is the product of min(r, clip(r, e^-low, e^high)), or max for A < 0, to the power of
+    1 / |y|.
+    """
     r = np.exp(s.new - s.old)
     limited = np.clip(r, np.exp(-low), np.exp(high))
     A = s.A.mean()
@@ -82,3 +86,33 @@ PLAIN: dict[str, Callable[[Sequence], Array]] = {
     "dppo_kl": dppo_kl,
     "sapo": sapo,
 }
+
+
+def dppo_clips(s: Sequence, loss: Array, c=3.0) -> tuple[Array, Array]:
+    """Return DPPO's reports: a token whose loss is 0 is clipped, but never truncated as well."""
+    return loss == 0, (np.exp(s.new - s.old) > c) & (loss != 0)
+
+
+def clips(name: str, s: Sequence, low=0.2, high=0.3, c=3.0) -> tuple[Array, Array]:
+    """Return whether each token is clipped, and whether the bound for negative advantages applies.
+
+    A token is clipped if the clip changes its loss; in CISPO and GMPO, if its ratio is out of
+    range. GMPO distinguishes clipped ratios with positive and negative advantages.
+    """
+    r = np.exp(s.new - s.old)
+    if name == "gspo":
+        r = np.full(len(r), np.exp(np.mean(s.new - s.old)))
+    none = np.zeros(len(r), bool)
+    limited = np.clip(r, 1 - low, 1 + high)
+    if name in ("vanilla", "gspo"):
+        loss = np.maximum(-s.A * r, -s.A * limited)
+        dual = (s.A < 0) & (loss > -s.A * c) if name == "vanilla" else none
+        return -s.A * limited > -s.A * r, dual
+    if name == "cispo":
+        return r != limited, none
+    if name == "geo_mean":
+        beyond = (s.new - s.old < -low) | (s.new - s.old > high)
+        return beyond & (s.A > 0), beyond & (s.A < 0)
+    if name in ("dppo_tv", "dppo_kl"):
+        return dppo_clips(s, PLAIN[name](s), c)
+    return none, none

@@ -1,4 +1,4 @@
-"""Clip-Cov and KL-Cov choose from the whole mini-batch, however it is spread over ranks."""
+"""Clip-Cov and KL-Cov choose from the whole mini-batch, however it is distributed over ranks."""
 
 import threading
 from dataclasses import replace
@@ -35,7 +35,7 @@ def covariances(tokens: Choice) -> np.ndarray:
     return np.where(mask, (A - A[mask].mean()) * (new - new[mask].mean()), -np.inf)
 
 
-def test_kl_cov_takes_the_largest():
+def test_kl_cov_chooses_the_largest_covariances():
     tokens = make_choice()
     chosen_T = choose_penalised(tokens, ACTOR)
     number = int(0.02 * tokens.mask_T.sum())
@@ -43,7 +43,7 @@ def test_kl_cov_takes_the_largest():
     assert sorted(np.flatnonzero(chosen_T)) == sorted(expected)
 
 
-def test_clip_cov_draws_among_those_in_the_bounds_that_the_clip_leaves_alone():
+def test_clip_cov_draws_tokens_within_the_bounds_that_are_not_clipped():
     tokens = make_choice()
     found_T = choose_clipped(tokens, ACTOR)
     ratio = np.exp(tokens.logprobs_T - tokens.old_T)
@@ -58,7 +58,27 @@ def test_clip_cov_draws_among_those_in_the_bounds_that_the_clip_leaves_alone():
     assert (choose_clipped(other, ACTOR) != found_T).any()
 
 
-def test_at_least_one_is_taken_and_at_most_all():
+@pytest.mark.parametrize(
+    ("lower", "upper", "expected"), [(1, 3, [0, 1]), (2, 3, []), (-1, 2, [2, 3]), (0, 2, [])]
+)
+def test_clip_covs_bounds_are_exclusive_and_distant_tokens_may_be_drawn(lower, upper, expected):
+    """The covariances are 2, 2, 0 and 0. Without a clamp, the ratio of token 2 would
+    overflow."""
+    logprobs_T = np.array([1.0, -1.0, 0.0, 0.0])
+    tokens = Choice(
+        logprobs_T=logprobs_T,
+        old_T=logprobs_T - np.array([0.0, 0.0, 1000.0, 0.0]),
+        advantages_T=np.array([2.0, -2.0, 0.0, 0.0]),
+        mask_T=np.ones(4, bool),
+        drawn_T=np.arange(4, dtype=np.uint64),
+        ranks=OneRank(),
+    )
+    bounds = {"clip_cov_ratio": 1.0, "clip_cov_lb": lower, "clip_cov_ub": upper}
+    chosen_T = choose_clipped(tokens, Actor.model_validate({"policy_loss": bounds}))
+    assert np.flatnonzero(chosen_T).tolist() == expected
+
+
+def test_at_least_one_token_is_chosen_and_at_most_all():
     tokens = make_choice()
     few = Actor.model_validate({"policy_loss": {"clip_cov_ratio": 1e-9, "kl_cov_ratio": 1e-9}})
     assert choose_clipped(tokens, few).sum() == choose_penalised(tokens, few).sum() == 1
@@ -70,7 +90,7 @@ def test_at_least_one_is_taken_and_at_most_all():
     assert not choose_penalised(nothing, ACTOR).any()
 
 
-def test_equal_covariances_are_told_apart_by_the_draw():
+def test_the_drawn_numbers_decide_between_equal_covariances():
     """All log-probs are equal, so all covariances are 0."""
     tokens = make_choice(tied=True)
     tokens = replace(tokens, advantages_T=np.ones(T))
@@ -88,7 +108,7 @@ class Together:
         self.sums: dict[int, np.ndarray] = {}
 
     def total(self, values: np.ndarray) -> np.ndarray:
-        """Sum in the order of the ranks."""
+        """Return the sum over the threads, in a fixed order."""
         self.sums[threading.get_ident()] = values
         self.barrier.wait()
         summed = np.sum([self.sums[key] for key in sorted(self.sums)], axis=0)
@@ -123,7 +143,7 @@ def test_the_choice_is_the_same_on_any_number_of_ranks(seed: int, number: int):
 
 
 @pytest.mark.parametrize("choose", [choose_clipped, choose_penalised])
-def test_what_does_not_count_changes_nothing(choose):
+def test_tokens_that_do_not_count_do_not_change_the_choice(choose):
     tokens = make_choice()
     moved_T = np.where(tokens.mask_T, 0, 100.0)
     other = replace(

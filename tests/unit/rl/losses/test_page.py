@@ -1,4 +1,4 @@
-"""docs/algorithms.md has the losses of the table, and the settings that each reads."""
+"""docs/algorithms.md lists every loss, and the settings that each loss reads."""
 
 import re
 from typing import get_args
@@ -15,13 +15,13 @@ PAGE = (ROOT / "docs/algorithms.md").read_text()
 
 
 def rows(head: str) -> list[list[str]]:
-    """The cells of the table whose first column is called so."""
+    """Return the cells of the table whose first column has this heading."""
     lines = PAGE.split(f"| {head} |")[1].splitlines()[2:]
     table = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
-def test_each_loss_has_a_row_with_what_it_reads():
+def test_each_loss_has_a_row_with_its_settings():
     found = {
         re.findall(r"`(.+?)`", name)[0]: re.findall(r"`(.+?)`", reads)
         for name, _, reads, _ in rows("loss_mode")
@@ -29,18 +29,18 @@ def test_each_loss_has_a_row_with_what_it_reads():
     assert found == {name: list(loss.reads) for name, loss in LOSSES.items()}
 
 
-def test_each_mode_has_a_row():
+def test_each_aggregation_mode_has_a_row():
     assert [name.strip("`") for name, _ in rows("loss_agg_mode")] == list(get_args(AggregationMode))
 
 
-def test_losses_of_one_mode_are_named():
+def test_losses_with_a_fixed_mode_are_listed():
     own = [name for name, loss in LOSSES.items() if loss.aggregation]
-    (said,) = re.findall(r"- (`\w+`(?:, `\w+`)* and `\w+`) are always averaged by", PAGE)
+    (said,) = re.findall(r"- (`\w+`(?:, `\w+`)* and `\w+`) are always aggregated with", PAGE)
     assert re.findall(r"`(\w+)`", said) == own
 
 
 def test_the_example_of_a_loss_runs():
-    """It is bounded above alone, so where no ratio is above the bound it is the policy gradient."""
+    """The example's loss has only an upper bound on the ratio."""
     (source,) = re.findall(r"### A loss\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
     (name,) = re.findall(r"^def (\w+)\(", source, re.MULTILINE)
     tokens = make_tokens(0, weighted=True)

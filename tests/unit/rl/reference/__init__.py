@@ -1,4 +1,5 @@
-"""The algorithms written from their papers, sample by sample in double precision.
+"""The algorithms, implemented from their papers, one sample at a time in double precision.
 
-Nothing here knows the package's functions: `tests/unit/rl/test_papers_*.py` compare the two.
+These modules do not use the functions under test; `tests/unit/rl/test_papers_*.py` compare their
+results with those of the functions.
 """

@@ -1,6 +1,7 @@
-"""Random ragged batches: samples of groups, with tokens that do not count and samples without any.
+"""Random ragged batches of grouped samples; some or all of a sample's tokens may be excluded
+from the loss.
 
-Letters: L response tokens of one sample.
+Dimensions: L is the number of response tokens of one sample.
 """
 
 from dataclasses import dataclass
@@ -12,23 +13,23 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of a step. All numbers are float32's, held in double precision."""
+    """A sample of a step. All numbers are float32 values in double precision."""
 
     group: int
     reward: float
-    """NaN: it is not trained on, and none of its tokens counts."""
+    """The reward. NaN marks a sample that is not trained on; the loss excludes all its tokens."""
     baseline: float
-    """The reward of the greedy sample of its group."""
+    """The reward of the group's greedy sample."""
     mask_L: Any
-    """Whether a token counts."""
+    """Whether a token is included in the loss."""
     new_L: Any
-    """Log-probs of the weights that are trained."""
+    """Log-probs under the current weights."""
     old_L: Any
-    """Of the weights at the step's start."""
+    """Log-probs under the weights at the step's start."""
     engine_L: Any
-    """Of the distribution that was sampled from."""
+    """Log-probs from the engine."""
     scores_L: Any
-    """Rewards of tokens: the reward at the last, and a penalty on each that counts."""
+    """Scores of tokens: a penalty at each token in the loss, and the reward at the last token."""
     values_L: Any
     advantages_L: Any
     weights_L: Any
@@ -36,7 +37,7 @@ class Sample:
 
     @property
     def counted(self) -> list[int]:
-        """The tokens that count."""
+        """The indices of the tokens included in the loss."""
         return np.flatnonzero(self.mask_L).tolist()
 
     @property
@@ -50,9 +51,12 @@ Batch = list[Sample]
 
 @st.composite
 def batches(draw: st.DrawFn, spread: float = 1.0) -> Batch:
-    """Groups of 1 to 5 samples of 1 to 8 tokens, in any order; log-ratios of about `spread`."""
+    """Draw groups of 1 to 5 samples of 1 to 8 tokens, in any order.
+
+    Log-ratios have a standard deviation of about `spread`.
+    """
     lengths = draw(st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=5), max_size=4))
-    lengths.append([draw(st.integers(2, 8)), 3])  # never without a token that counts
+    lengths.append([draw(st.integers(2, 8)), 3])  # all tokens of this group are in the loss
     number = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     batch = [
         _sample(number, group, length, spread)
@@ -82,8 +86,8 @@ def _sample(number: np.random.Generator, group: int, length: int, spread: float)
         baseline=float(np.float32(number.normal())),
         mask_L=mask_L,
         new_L=new_L,
-        old_L=np.minimum(new_L + some(spread), 0.0),
-        engine_L=np.minimum(new_L + some(spread), 0.0),
+        old_L=np.minimum(new_L + some(spread), 0.0).astype(np.float32).astype(np.float64),
+        engine_L=np.minimum(new_L + some(spread), 0.0).astype(np.float32).astype(np.float64),
         scores_L=scores_L,
         values_L=some(1.0),
         advantages_L=some(1.0),

@@ -1,4 +1,4 @@
-"""Mismatch corrections from their definitions, with r = p_trainer / p_engine of a sampled token.
+"""Mismatch corrections from their definitions; r is p_trainer / p_engine for a sampled token.
 
 Sources: F. Yao et al., Your efficient RL framework secretly brings you off-policy RL training
 (2025); J. Liu et al., When speed kills stability (2025); IcePop, arXiv 2510.18855; J. Schulman,
@@ -13,15 +13,18 @@ from tests.unit.rl.reference.batch import Batch, Sample
 
 
 def _logs(sample: Sample) -> list[float]:
-    """log r of the tokens that count."""
+    """Return log r for the tokens in the loss."""
     return [float(sample.old_L[t] - sample.engine_L[t]) for t in sample.counted]
 
 
 def weights(
     batch: Batch, level: str, lower: float | None, upper: float, normalized: bool
 ) -> list[list[float]]:
-    """The weights of the tokens that count. Without `lower` they are cut to `upper`; with it, those
-    outside are 0. Normalized: divided by their mean, over sequences where whole ones are weighed.
+    """Return the weights of the tokens in the loss.
+
+    Without `lower`, weights are clipped to `upper`. With `lower`, weights outside the bounds are 0.
+    Normalized weights are divided by their mean. If each sequence has one weight, the mean is over
+    sequences.
     """
     found: list[list[float]] = []
     for sample in batch:
@@ -45,7 +48,10 @@ def weights(
 
 
 def kept(batch: Batch, form: str, lower: float | None, upper: float) -> list[list[bool]]:
-    """The tokens that count and pass. For k1 the bounds are of 1 / r, else of the statistic."""
+    """Return, for each token in the loss, whether the rejection keeps it.
+
+    For k1, the bounds apply to 1 / r. For the other forms, they apply to the statistic.
+    """
     of_what, _, statistic = form.rpartition("_")
     low, high = (math.log(lower or 1 / upper), math.log(upper)) if statistic == "k1" else (0, upper)
     found = []
@@ -63,5 +69,5 @@ def kept(batch: Batch, form: str, lower: float | None, upper: float) -> list[lis
 
 
 def vetoed(batch: Batch, least: float) -> list[bool]:
-    """Whether a sample has a token that counts whose ratio is below `least`."""
+    """Return, for each sample, whether the ratio of any token in the loss is below `least`."""
     return [any(math.exp(log) < least for log in _logs(sample)) for sample in batch]

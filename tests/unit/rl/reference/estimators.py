@@ -1,8 +1,8 @@
-"""Advantages from the papers, one sample and one token after the other.
+"""Advantages from the papers, computed sample by sample and token by token.
 
-Each function takes a batch and settings and returns, for each sample, the advantages of its tokens;
-those of tokens that do not count mean nothing. What holds for all: a sample that is not trained on
-is in no statistic; a sample with nothing to compare it with has advantage 0.
+Each function takes a batch and settings and returns, for each sample, the advantages of its tokens.
+Advantages of tokens excluded from the loss have no meaning. No statistic includes samples that are
+not trained on. A sample that cannot be compared with others has advantage 0.
 """
 
 import math
@@ -19,7 +19,7 @@ def _known(batch: Batch) -> Batch:
 
 
 def _group(batch: Batch, sample: Sample) -> list[float]:
-    """The scores of a sample's group."""
+    """Return the scores of a sample's group."""
     return [one.score for one in _known(batch) if one.group == sample.group]
 
 
@@ -28,13 +28,13 @@ def _mean(numbers: list[float]) -> float:
 
 
 def _deviation(numbers: list[float]) -> float:
-    """The unbiased one; a single number has 0."""
+    """Return the unbiased standard deviation; 0 for a single number."""
     mean = _mean(numbers)
     return math.sqrt(math.fsum((n - mean) ** 2 for n in numbers) / max(len(numbers) - 1, 1))
 
 
 def _of_samples(batch: Batch, advantage: Any) -> Advantages:
-    """The same advantage for all tokens of a sample."""
+    """Return advantages that are equal for all tokens of a sample."""
     return [
         [0.0 if math.isnan(one.reward) else advantage(one, _group(batch, one))] * len(one.mask_L)
         for one in batch
@@ -42,8 +42,10 @@ def _of_samples(batch: Batch, advantage: Any) -> Advantages:
 
 
 def grpo(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """DeepSeekMath (arXiv 2402.03300), 4.1.2: (r - mean) / std; without std Dr. GRPO's
-    (arXiv 2503.20783)."""
+    """GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2: (r - mean) / std.
+
+    Without the division, this is Dr. GRPO's advantage (arXiv 2503.20783).
+    """
 
     def advantage(sample: Sample, scores: list[float]) -> float:
         centred = sample.score - _mean(scores)
@@ -55,7 +57,10 @@ def grpo(batch: Batch, settings: SimpleNamespace) -> Advantages:
 
 
 def grpo_passk(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """arXiv 2503.19595: the best of a group has its distance to the second best."""
+    """Pass@k (arXiv 2503.19595): the advantage of a group's best sample.
+
+    It is the sample's lead over the second best sample. All other samples have advantage 0.
+    """
 
     def advantage(sample: Sample, scores: list[float]) -> float:
         first, *others = sorted(scores, reverse=True)
@@ -79,7 +84,10 @@ def rloo(batch: Batch, settings: SimpleNamespace) -> Advantages:
 
 
 def opo(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """OPO (arXiv 2505.23585), equation 7: the baseline weighs scores by response lengths."""
+    """OPO (arXiv 2505.23585), equation 7: the score minus a baseline.
+
+    The baseline is the group's mean score, weighted by response length.
+    """
     advantages = []
     for sample in batch:
         group = [one for one in _known(batch) if one.group == sample.group]
@@ -93,8 +101,10 @@ def opo(batch: Batch, settings: SimpleNamespace) -> Advantages:
 
 
 def gpg(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """GPG (arXiv 2504.02546), equation 5 with F_norm = 1; alpha is the share of samples with a
-    score, inverted."""
+    """GPG (arXiv 2504.02546), equation 5 with F_norm = 1.
+
+    alpha is the inverse of the share of samples whose score is not 0.
+    """
     known = _known(batch)
     alpha = len(known) / max(sum(one.score != 0 for one in known), 1)
     return _of_samples(
@@ -104,8 +114,10 @@ def gpg(batch: Batch, settings: SimpleNamespace) -> Advantages:
 
 
 def _steps(sample: Sample) -> list[float]:
-    """The scores of the tokens that count: they are the steps in time. A token that does not count
-    gives its score to the step before it."""
+    """Return the score of each time step; every token in the loss is one step.
+
+    The score of any other token is added to the score of the previous step.
+    """
     scores: list[float] = []
     for counts, score in zip(sample.mask_L, sample.scores_L, strict=True):
         if counts:
@@ -116,20 +128,23 @@ def _steps(sample: Sample) -> list[float]:
 
 
 def _at_tokens(sample: Sample, numbers: list[float]) -> list[float]:
-    """A number for each token from those of the steps."""
+    """Assign each step's value to its token; tokens excluded from the loss get 0."""
     left = iter(numbers)
     return [next(left) if counts else 0.0 for counts in sample.mask_L]
 
 
 def _whitened(steps: list[list[float]]) -> list[list[float]]:
-    """(x - mean) / sqrt(unbiased variance + 1e-8) over the steps of all samples."""
+    """Return (x - mean) / sqrt(unbiased variance + 1e-8) over the steps of all samples."""
     every = [number for of_sample in steps for number in of_sample]
     mean, scale = _mean(every), math.sqrt(_deviation(every) ** 2 + 1e-8)
     return [[(number - mean) / scale for number in of_sample] for of_sample in steps]
 
 
 def reinforce_plus_plus(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """REINFORCE++ (arXiv 2501.03262), 3.2: R_t = sum over k >= t of gamma^(k-t) s_k, whitened."""
+    """REINFORCE++ (arXiv 2501.03262), section 3.2.
+
+    R_t = sum over k >= t of gamma^(k-t) s_k, whitened.
+    """
     returns = []
     for sample in batch:
         scores = _steps(sample)
@@ -143,7 +158,7 @@ def reinforce_plus_plus(batch: Batch, settings: SimpleNamespace) -> Advantages:
 
 
 def reinforce_plus_plus_baseline(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """REINFORCE++ with baseline (arXiv 2501.03262): r - mean of the group, whitened."""
+    """REINFORCE++ with baseline (arXiv 2501.03262): the score minus the group's mean, whitened."""
     centred = _of_samples(batch, lambda sample, scores: sample.score - _mean(scores))
     steps = [
         [numbers[token] for token in sample.counted]
@@ -153,8 +168,7 @@ def reinforce_plus_plus_baseline(batch: Batch, settings: SimpleNamespace) -> Adv
 
 
 def remax(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """ReMax (arXiv 2310.10505), algorithm 1: the return from a token on, minus the greedy sample's
-    reward."""
+    """ReMax (arXiv 2310.10505), algorithm 1: the return minus the greedy sample's reward."""
     return [
         _at_tokens(
             sample,
@@ -166,13 +180,15 @@ def remax(batch: Batch, settings: SimpleNamespace) -> Advantages:
 
 
 def gae(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """GAE (arXiv 1506.02438), equation 16: A_t = sum over k >= t of (gamma lam)^(k-t) delta_k, with
-    delta_k = s_k + gamma V_(k+1) - V_k; whitened."""
+    """GAE (arXiv 1506.02438), equation 16, whitened.
+
+    A_t = sum over k >= t of (gamma lam)^(k-t) delta_k, with delta_k = s_k + gamma V_(k+1) - V_k.
+    """
     return [_at_tokens(*pair) for pair in zip(batch, _whitened(_gae(batch, settings)), strict=True)]
 
 
 def gae_returns(batch: Batch, settings: SimpleNamespace) -> Advantages:
-    """What the critic learns: A + V, before whitening."""
+    """Return the critic's targets: A + V, with A before whitening."""
     return [
         _at_tokens(
             sample, [a + sample.values_L[t] for a, t in zip(of, sample.counted, strict=True)]

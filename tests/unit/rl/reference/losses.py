@@ -1,10 +1,11 @@
-"""Policy losses from the papers, and how tokens become one number.
+"""Policy losses from the papers, and the aggregation of token losses into one number.
 
-A loss takes a sample's tokens that count and returns each token's loss and its derivative: a matrix
-with a row for each loss and a column for each log-prob of the trained weights. Importance weights
-multiply the losses. `total` adds up a batch.
+A loss function takes a sample and returns the losses of its tokens that are included in the loss,
+and their derivatives. The derivatives are a matrix with a row for each loss and a column for each
+log-prob under the current weights. Importance weights multiply the losses. `total` aggregates a
+batch.
 
-Letters: C tokens of a sample that count.
+Dimensions: C is the number of tokens of a sample that are included in the loss.
 """
 
 from types import SimpleNamespace
@@ -15,13 +16,13 @@ import numpy as np
 from tests.unit.rl.reference.batch import Batch, Sample
 
 Losses = tuple[Any, Any]
-"""[C], and [C, C]."""
+"""The losses [C] and their derivatives [C, C]."""
 NOTHING: Losses = (np.zeros(0), np.zeros((0, 0)))
-"""Of a sample without a token that counts."""
+"""The result for a sample without a token in the loss."""
 
 
 def _tokens(sample: Sample) -> tuple[Any, Any, Any, Any]:
-    """Log-probs new and old, advantages, weights: [C]."""
+    """Return new and old log-probs, advantages and weights, [C] each."""
     kept = sample.mask_L
     return (
         sample.new_L[kept],
@@ -32,7 +33,10 @@ def _tokens(sample: Sample) -> tuple[Any, Any, Any, Any]:
 
 
 def _each(sample: Sample, token: Any) -> Losses:
-    """A loss of each token by itself: `token(new, old, A)` gives the loss and its derivative."""
+    """Apply a loss to each token separately.
+
+    `token(new, old, A)` returns the token's loss and its derivative.
+    """
     new_C, old_C, advantages_C, weights_C = _tokens(sample)
     found = [token(*row) for row in zip(new_C, old_C, advantages_C, strict=True)]
     losses_C = np.array([loss for loss, _ in found])
@@ -41,8 +45,11 @@ def _each(sample: Sample, token: Any) -> Losses:
 
 
 def vanilla(sample: Sample, settings: SimpleNamespace) -> Losses:
-    """PPO (arXiv 1707.06347), equation 7, with the bounds of DAPO (arXiv 2503.14476), equation 8,
-    and the dual clip of arXiv 1912.09729, equation 5."""
+    """PPO (arXiv 1707.06347), equation 7.
+
+    The bounds come from DAPO (arXiv 2503.14476), equation 8, and the dual clip comes from
+    arXiv 1912.09729, equation 5.
+    """
 
     def token(new: float, old: float, advantage: float) -> tuple[float, float]:
         ratio = np.exp(new - old)
@@ -72,8 +79,10 @@ def cispo(sample: Sample, settings: SimpleNamespace) -> Losses:
 
 
 def sapo(sample: Sample, settings: SimpleNamespace) -> Losses:
-    """SAPO (arXiv 2511.20347), equations 5 to 7: the gate 4 / tau sigmoid(tau (r - 1)), whose
-    derivative is 4 p (1 - p) r."""
+    """SAPO (arXiv 2511.20347), equations 5 to 7.
+
+    The gate is (4 / tau) p with p = sigmoid(tau (r - 1)), and its derivative is 4 p (1 - p) r.
+    """
 
     def token(new: float, old: float, advantage: float) -> tuple[float, float]:
         tau = settings.tau_pos if advantage > 0 else settings.tau_neg
@@ -85,8 +94,10 @@ def sapo(sample: Sample, settings: SimpleNamespace) -> Losses:
 
 
 def dppo_tv(sample: Sample, settings: SimpleNamespace) -> Losses:
-    """DPPO (arXiv 2602.04879), 4: no update of a token that leaves the trust region further, by
-    the difference of its probability."""
+    """DPPO (arXiv 2602.04879), section 4, with the difference between old and new probabilities.
+
+    An update must not move a token further out of the trust region.
+    """
 
     def token(new: float, old: float, advantage: float) -> tuple[float, float]:
         moved = np.exp(new) - np.exp(old)
@@ -98,7 +109,10 @@ def dppo_tv(sample: Sample, settings: SimpleNamespace) -> Losses:
 
 
 def dppo_kl(sample: Sample, settings: SimpleNamespace) -> Losses:
-    """DPPO by the KL divergence of (the token, any other) from old to new."""
+    """DPPO (arXiv 2602.04879), section 4, with a KL divergence over two outcomes.
+
+    The outcomes are the sampled token and any other token.
+    """
 
     def token(new: float, old: float, advantage: float) -> tuple[float, float]:
         p, q = np.exp(old), np.exp(new)
@@ -112,8 +126,11 @@ def dppo_kl(sample: Sample, settings: SimpleNamespace) -> Losses:
 
 
 def gspo(sample: Sample, settings: SimpleNamespace) -> Losses:
-    """GSPO-token (arXiv 2507.18071), equations 7, 13 and 14: the ratio s of the sequence is the
-    geometric mean of its tokens', and each token has the derivative of its own log-prob."""
+    """GSPO-token (arXiv 2507.18071), equations 7, 13 and 14.
+
+    The ratio s of the sequence is the geometric mean of its tokens' ratios. Each token has the
+    derivative of its own log-prob.
+    """
     new_C, old_C, advantages_C, weights_C = _tokens(sample)
     s = np.exp(np.mean(new_C - old_C))
     clipped = min(max(s, 1 - settings.clip_low), 1 + settings.clip_high)
@@ -123,9 +140,11 @@ def gspo(sample: Sample, settings: SimpleNamespace) -> Losses:
 
 
 def geo_mean(sample: Sample, settings: SimpleNamespace) -> Losses:
-    """GMPO (arXiv 2507.20673), equation 4: the geometric mean of clipped ratios, where the clip
-    holds for the logarithm and takes the pessimistic side; the loss of the sample stands at each of
-    its tokens. A weight of the sample is the geometric mean of its tokens'."""
+    """GMPO (arXiv 2507.20673), equation 4: the geometric mean of clipped ratios.
+
+    The clip range applies to the logarithm, on the pessimistic side. Each token has the loss of
+    its sample. The sample's weight is the geometric mean of its tokens' weights.
+    """
     new_C, old_C, advantages_C, weights_C = _tokens(sample)
     taken, slopes = [], []
     for x, advantage in zip(new_C - old_C, advantages_C, strict=True):
@@ -140,14 +159,14 @@ def geo_mean(sample: Sample, settings: SimpleNamespace) -> Losses:
 
 
 def clip_cov(sample: Sample, settings: SimpleNamespace, chosen_C: Any) -> Losses:
-    """Clip-Cov (arXiv 2505.22617), equation 12: PPO's loss, and none for the chosen tokens."""
+    """Clip-Cov (arXiv 2505.22617), equation 12: PPO's loss, and 0 for the chosen tokens."""
     unbounded = SimpleNamespace(**{**vars(settings), "clip_ratio_c": np.inf})
     losses_C, slopes_CC = vanilla(sample, unbounded)
     return losses_C * ~chosen_C, slopes_CC * ~chosen_C
 
 
 def kl_cov(sample: Sample, settings: SimpleNamespace, chosen_C: Any) -> Losses:
-    """KL-Cov (arXiv 2505.22617), equation 14: -A r, and |log r| more for the chosen tokens."""
+    """KL-Cov (arXiv 2505.22617), equation 14: -A r, with a penalty |log r| on the chosen tokens."""
     new_C, old_C, advantages_C, weights_C = _tokens(sample)
     ratio_C, penalty = np.exp(new_C - old_C), settings.policy_loss.ppo_kl_coef * chosen_C
     losses_C = -advantages_C * ratio_C + penalty * np.abs(new_C - old_C)
@@ -162,10 +181,17 @@ LOSSES = {
 
 
 def total(mode: str, batch: Batch, losses: list[Losses], scale: float) -> tuple[float, list[Any]]:
-    """The loss of a mini-batch and its derivative by each sample's log-probs, [C] each.
+    """Return a mini-batch's loss and its derivatives with respect to each sample's log-probs [C].
 
-    token-mean: DAPO (arXiv 2503.14476), equation 8; seq-mean-token-mean: GRPO (arXiv 2402.03300),
-    equation 3; seq-mean-token-sum-norm: Dr. GRPO (arXiv 2503.20783), a fixed divisor.
+    Sources: for token-mean, DAPO (arXiv 2503.14476), equation 8; for seq-mean-token-mean, GRPO
+    (arXiv 2402.03300), equation 3; for seq-mean-token-sum-norm, Dr. GRPO (arXiv 2503.20783), whose
+    divisor is fixed.
+
+    Args:
+        mode: verl's loss_agg_mode.
+        batch: The samples.
+        losses: The samples' losses and derivatives.
+        scale: The fixed divisor of seq-mean-token-sum-norm.
     """
     numbers = [len(sample.counted) for sample in batch]
     samples, tokens = sum(number > 0 for number in numbers), sum(numbers)
@@ -183,7 +209,7 @@ def total(mode: str, batch: Batch, losses: list[Losses], scale: float) -> tuple[
 
 
 def kl(estimator: str, new: float, reference: float) -> float:
-    """J. Schulman, Approximating KL divergence (2020): k1, |k1|, k2, k3."""
+    """Return k1, |k1|, k2 or k3 from J. Schulman, Approximating KL divergence (2020)."""
     difference = reference - new
     return {
         "kl": -difference,
@@ -194,7 +220,7 @@ def kl(estimator: str, new: float, reference: float) -> float:
 
 
 def value(predicted: float, before: float, target: float, clip: float) -> tuple[float, float]:
-    """The clipped value loss of PPO (openai/baselines) and its derivative."""
+    """Return the clipped value loss of PPO (openai/baselines) and its derivative."""
     limited = min(max(predicted, before - clip), before + clip)
     free, cut = (predicted - target) ** 2, (limited - target) ** 2
     if free >= cut:

@@ -1,4 +1,4 @@
-"""Reads a sealed step. Written from docs/trace-format.md alone; it imports nothing of Retrace."""
+"""A reader of sealed steps, written only from docs/trace-format.md without importing Retrace."""
 
 import io
 import json
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 
 class Number(str):
-    """A number as it stands in the text."""
+    """A number as spelled in the text."""
 
     def __new__(cls, text):
         assert len(text) <= 100, text
@@ -28,7 +28,7 @@ def refuse(name):
 
 
 def canonical(text, leave_out=None):
-    """The canonical form of an object's text, without one of its keys."""
+    """Return the canonical form of an object's text, without one of its keys."""
     number = {"parse_int": Number, "parse_float": Number, "parse_constant": refuse}
     body = json.loads(text, object_pairs_hook=once, **number)
     return written({key: value for key, value in body.items() if key != leave_out})
@@ -38,7 +38,7 @@ def written(value, depth=1):
     if isinstance(value, Number):
         return str(value)
     if not isinstance(value, dict | list):
-        str(value).encode()  # refuses half of a surrogate pair
+        str(value).encode()  # raises for half of a surrogate pair
         return json.dumps(value)
     assert depth <= 64, "too deep"
     if isinstance(value, list):
@@ -61,7 +61,8 @@ def read_file(root, ref, commit):
     assert sha256(data).hexdigest() == file["sha256"], ref
     for at, length, digest in sum((g["chunks"] for g in file["row_groups"]), [file["footer"]]):
         assert sha256(data[at : at + length]).hexdigest() == digest, (ref, at)
-    table = pq.read_table(io.BytesIO(data))
+    # A failed assertion must not end the program while pyarrow's threads are running.
+    table = pq.read_table(io.BytesIO(data), use_threads=False, pre_buffer=False)
     if file["role"] != "routes":
         return table.to_pylist()
     coding = table.schema.metadata[b"retrace.coding"].decode()
@@ -69,7 +70,7 @@ def read_file(root, ref, commit):
 
 
 def segment(row, coding, experts, topk, layers):
-    """Owner, first position, sets [n, K] by layer, E."""
+    """Return the owner, the first position, the sets [n, K] of each layer, and E."""
     n, coded = row["tokens"], [np.frombuffer(row[f"layer_{i:05d}"], np.uint8) for i in layers]
     if coding == ("ids-uint8" if experts <= 256 else "ids-uint16"):
         ids = np.array(coded).view("u1" if experts <= 256 else "<u2")
@@ -86,7 +87,7 @@ def segment(row, coding, experts, topk, layers):
 
 
 def read_sample(row, files):
-    """Tokens [S] and routes [L, S - 1, K] of a row of the manifest; -1 in rows not valid."""
+    """Return tokens [S] and routes [L, S - 1, K] for a manifest row; invalid rows are -1."""
     sample = files[row["samples"]["file"]][row["samples"]["row"]]
     tokens = np.array(sample["prompt_tokens"] + sample["response_tokens"], "<u4")
     assert sha256(tokens).hexdigest() == row["token_digest"], row["id"]
@@ -104,21 +105,21 @@ def read_sample(row, files):
             for layer, sets in taken.items():
                 mine[layer] = np.concatenate([mine.get(layer, sets[:0]), sets])
         assert not mine or expected in (None, routes_digest(mine, E)), (row["id"], part["file"])
-    for start, taken in sorted(found, key=lambda piece: piece[0]):  # R2 may cut rows over files
+    for start, taken in sorted(found, key=lambda piece: piece[0]):  # R2 may spread rows over files
         for layer, sets in taken.items():
             before = routes.get(layer, sets[:0])
             assert start == len(before), row["id"]
             routes[layer] = np.concatenate([before, sets])
     if routes:
         known = {(len(sets), bytes(sets[:, 0] >= 0)) for sets in routes.values()}
-        [(rows, valid)] = known  # the same in every layer
+        [(rows, valid)] = known  # identical in every layer
         assert (rows, row["rows_valid"]) in ((row["rows_total"], n) for n in (None, sum(valid)))
         assert row["routes_digest"] in (None, routes_digest(routes, E)), row["id"]
     return tokens, np.array([routes[layer] for layer in sorted(routes)])
 
 
 def routes_digest(routes, experts):
-    """Of sets [n, K] by layer; -1 in rows not valid."""
+    """Return the routes digest of the sets [n, K] of each layer; rows that are not valid are -1."""
     sets = np.array([routes[layer] for layer in sorted(routes)])
     (L, _, K), valid = sets.shape, sets[0, :, 0] >= 0
     stored = np.where(valid[:, None], sets, range(K)).astype("u1" if experts <= 256 else "<u2")
@@ -140,7 +141,7 @@ def read_step(root, step):
     for n, commit in enumerate(trained, len(files)):
         files.append(read_file(root, commit["files"][0], commit))
         mine = {}
-        for i, (owner, _, layers, _) in enumerate(files[n]):  # its owner takes a segment whole
+        for i, (owner, _, layers, _) in enumerate(files[n]):  # the owner uses all tokens
             length = len(next(iter(layers.values())))
             mine.setdefault(owner, []).append({"row": i, "tokens": length})
         said = {id: rest for id, *rest in commit.get("digests", [])}
@@ -154,8 +155,8 @@ def read_step(root, step):
 
 
 def read_training(root, path, manifest):
-    """The commits of the routes that the trainer recorded; [] when it records none."""
-    if manifest["format"] == "1.0":  # listed: nothing named them
+    """Return the commits of the routes that the trainer recorded; [] if it recorded none."""
+    if manifest["format"] == "1.0":  # no object names the commits
         return [read_commit(key) for key in sorted((path / "training").glob("*.json"))]
     if not manifest["training"]:
         return []

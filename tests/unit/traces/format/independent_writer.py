@@ -1,8 +1,8 @@
-"""Writes a sealed step. Written from docs/trace-format.md alone; it imports nothing of Retrace.
+"""A writer of sealed steps, written only from docs/trace-format.md without importing Retrace.
 
-It makes other choices than Retrace where the page leaves a choice: no shared segments, segments and
-row groups of odd sizes, small pages of version 2, no dictionaries, compact JSON, every column
-optional, and columns and keys of a later minor version.
+Where the page allows a choice, it chooses differently from Retrace: no shared segments, segments
+and row groups of odd sizes, small pages of version 2, no dictionaries, compact JSON, every column
+optional, and columns and keys from a later minor version.
 """
 
 import json
@@ -41,7 +41,7 @@ def encode(sets_TK, experts):
 
 
 def write_file(root, key, role, types, rows, **metadata):
-    """A file of these rows, and its description for a commit."""
+    """Write a file with these rows, and return its description for a commit."""
     metadata = {"format": "1.7", "role": role, "producer": "a stranger", **metadata}
     schema = pa.schema(types, {f"retrace.{name}": value for name, value in metadata.items()})
     table = pa.table({name: [row.get(name) for row in rows] for name in types}, schema)
@@ -85,8 +85,8 @@ def write_commit(root, key, **body):
 def write_step(root, step, samples, experts, topk, layers):
     """Seal a step of one shard.
 
-    A sample has the columns of a samples file that are not computed here, `sets` [S - 1, L, K] and
-    `valid` [S - 1]. Branches come after their first sequences.
+    Each sample has the columns of a samples file that are not computed here, and also `sets`
+    [S - 1, L, K] and `valid` [S - 1]. Branches follow their first sequences.
     """
     path = f"steps/{step:06d}"
     geometry = {"experts": experts, "topk": topk, "layers": layers}
@@ -103,7 +103,7 @@ def write_step(root, step, samples, experts, topk, layers):
             made[row["id"]][start] = part.tolist(), known.tolist(), place
             theirs = made.get(row.get("branch_of"), {}).get(start, [None])
             if theirs[:2] == (part.tolist(), known.tolist()):
-                row["segments"].append(theirs[2])  # a branch takes what its first sequence has
+                row["segments"].append(theirs[2])  # a branch shares its first sequence's segment
                 continue
             row["segments"].append(place)
             segment = {"owner": row["id"], "token_start": start, "tokens": len(part)}

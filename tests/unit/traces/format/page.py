@@ -1,7 +1,7 @@
-"""What docs/trace-format.md states, cut into pieces: the rows of its tables, and its rules.
+"""Splitting docs/trace-format.md into statements: the rows of its tables, and its rules.
 
-A rule is a sentence or list item that says what must or may not be, in a section that says how
-things are stored and read. Examples, test vectors and exports are tested elsewhere.
+A rule is a sentence or list item that requires or forbids something, in a section about storing or
+reading. Other tests cover examples, test vectors and exports.
 """
 
 import re
@@ -40,22 +40,22 @@ ELSEWHERE = {
     "For other trainers": "tests/unit/traces/read/test_peers.py",
     "Size": "benchmarks",
 }
-_RULE = re.compile(r"\b(must|never|may not|refuses?|cannot|always|each once|exactly)\b")
+_RULE = re.compile(r"\b(must|never|may not|refuses?|cannot|always|once|exactly|compare)\b")
 
 
 def sections() -> dict[str, str]:
-    """The text under each heading."""
+    """Return the text under each heading, keyed by heading."""
     parts = re.split(r"^#+ (.*)\n", PAGE, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def plain(text: str) -> str:
-    """A text without line breaks."""
+    """Return a text without line breaks."""
     return re.sub(r"\s+", " ", text).strip()
 
 
 def statements() -> Iterator[tuple[str, str]]:
-    """Each table row and rule, with the section that it stands in."""
+    """Yield each table row and rule, with the heading of its section."""
     for section, text in sections().items():
         if section not in _SECTIONS:
             continue
@@ -72,5 +72,5 @@ def statements() -> Iterator[tuple[str, str]]:
 
 
 def strange_sections() -> set[str]:
-    """Headings that nobody has said how to test."""
+    """Return the headings of sections that are covered neither by this module nor by ELSEWHERE."""
     return sections().keys() - _SECTIONS - ELSEWHERE.keys()

@@ -1,10 +1,12 @@
-"""The statements of docs/trace-format.md, each with a way to break it and who must say so.
+"""The statements in docs/trace-format.md, each with a way to break it and the resulting message.
 
-`CASES` break a statement in a small sealed step whose digests are all made anew (tests/forging.py):
-`verify` must name what is wrong; so must readers, for those of `READING`. `ELSEWHERE` has the
-statements that other tests break, `FREE` those that nothing stored can break, with the reason.
+Each of `CASES` breaks a statement in a small sealed step, whose digests are all recomputed
+(tests/forging.py). `verify` must report every case, and readers must refuse those in `READING`.
+`ELSEWHERE` lists the statements that other tests break. `FREE` lists those that no stored data can
+break, with the reason.
 
-A case's first text is quoted from the page: a table's row by its first cells.
+The first text of a case is a quote from the page. For a table row, the quote consists of the row's
+first cells.
 """
 
 import json
@@ -21,16 +23,16 @@ Forge = Callable[[Forgery], None]
 
 
 class Case(NamedTuple):
-    """A broken statement."""
+    """A statement and a way to break it."""
 
     quote: str
     says: str
-    """A regular expression: what `verify` says of it."""
+    """A regular expression that matches the message of `verify`."""
     forge: Forge
 
 
 def sample(**changes: Any) -> Forge:
-    """Of the samples file and of the manifest."""
+    """Change the first sample in the samples file and in the manifest."""
     return lambda forgery: forgery.sample(**changes)
 
 
@@ -95,7 +97,7 @@ def described(role: str, change: Callable[[dict[str, Any]], object]) -> Forge:
 
 
 def renamed(role: str, old: str, new: str) -> Forge:
-    """A file under another name, in its commit and in the manifest."""
+    """Rename a file in its commit and in the manifest."""
 
     def forge(forgery: Forgery) -> None:
         commit = forgery.manifest if role == "manifest" else forgery.shards[0]
@@ -109,7 +111,7 @@ def renamed(role: str, old: str, new: str) -> Forge:
 
 
 def coded(change: Callable[[bytes], bytes | str]) -> Forge:
-    """Other bytes in a layer."""
+    """Change the coded bytes of one layer in every segment."""
 
     def forge(forgery: Forgery) -> None:
         for row in forgery.segments:
@@ -119,7 +121,7 @@ def coded(change: Callable[[bytes], bytes | str]) -> Forge:
 
 
 def renumbered(layers: list[int], old: str, new: str) -> Forge:
-    """Other layers in the geometry of everything, and in a column's name."""
+    """Change the layers in every geometry, and the name of a column."""
 
     def forge(forgery: Forgery) -> None:
         geometry = {"experts": 16, "topk": 4, "layers": layers}
@@ -139,7 +141,7 @@ def renumbered(layers: list[int], old: str, new: str) -> Forge:
 
 
 def geometry(**changes: int) -> Forge:
-    """Another geometry in everything."""
+    """Change the geometry everywhere."""
 
     def forge(forgery: Forgery) -> None:
         for commit in (*forgery.shards, forgery.manifest):
@@ -152,7 +154,7 @@ def geometry(**changes: int) -> Forge:
 
 
 def both(*forges: Forge) -> Forge:
-    """One change after the other."""
+    """Apply several changes in order."""
 
     def forge(forgery: Forgery) -> None:
         for change in forges:
@@ -162,7 +164,7 @@ def both(*forges: Forge) -> Forge:
 
 
 def all_samples(**changes: Callable[[Any], Any]) -> Forge:
-    """New values of columns of the first shard, made of the old ones."""
+    """Replace values of the first shard's samples with values computed from the old ones."""
 
     def forge(forgery: Forgery) -> None:
         for row in forgery.samples:
@@ -172,7 +174,7 @@ def all_samples(**changes: Callable[[Any], Any]) -> Forge:
 
 
 def invalid_row(forgery: Forgery) -> None:
-    """A row that is not valid, as if it were."""
+    """Store sets for a row that is not valid, although such a row must contain filler."""
     for file in (made.file("routes") for made in forgery.shards):
         for row in file.rows:
             if row["validity"] is not None:
@@ -192,12 +194,12 @@ def unused_bit(forgery: Forgery) -> None:
     row["validity"] = whole[:-1] + bytes([whole[-1] | 0x80])
 
 
-def moved_id(id: str, group: str, prompt_id: str) -> Forge:
-    """The first sample under another name everywhere."""
+def moved_id(id: str, group: str, prompt_id: str, branch_of: str | None = None) -> Forge:
+    """Rename the first sample everywhere."""
 
     def forge(forgery: Forgery) -> None:
         old = forgery.samples[0]["id"]
-        forgery.sample(id=id, group=group, prompt_id=prompt_id)
+        forgery.sample(id=id, group=group, prompt_id=prompt_id, branch_of=branch_of)
         for row in forgery.segments:
             row["owner"] = id if row["owner"] == old else row["owner"]
         forgery.rows.sort(key=lambda row: (row["samples"]["file"], row["id"]))
@@ -205,8 +207,27 @@ def moved_id(id: str, group: str, prompt_id: str) -> Forge:
     return forge
 
 
+def made_by(**changes: Any) -> Forge:
+    """Change the provenance everywhere."""
+
+    def forge(forgery: Forgery) -> None:
+        for commit in (*forgery.shards, forgery.manifest):
+            commit.body["provenance"] = {**commit.body["provenance"], **changes}
+        for made in forgery.shards:
+            made.file("routes").metadata["retrace.provenance"] = json.dumps(made.body["provenance"])
+
+    return forge
+
+
+def zero_tokens(forgery: Forgery) -> None:
+    """Add a segment without rows, to which no sample refers."""
+    row = forgery.segments[0]
+    nothing = {name: b"" for name in row if name.startswith("layer_")}
+    forgery.segments.append({**row, "token_start": 0, "tokens": 0, "validity": None, **nothing})
+
+
 def dropped_row(forgery: Forgery) -> None:
-    """A sample that the manifest does not know, and counts that do not know it either."""
+    """Drop a sample from the manifest and from its counts."""
     row = forgery.rows.pop()
     counts = forgery.manifest.body["counts"]
     counts["samples"] -= 1
@@ -216,7 +237,7 @@ def dropped_row(forgery: Forgery) -> None:
 
 
 def dropped_shard(forgery: Forgery) -> None:
-    """The same of all samples of the second shard, which `data` does not name either."""
+    """Drop all samples of the second shard, and its files from `data`."""
     number = len(forgery.shards[0].files)
     forgery.rows.sort(key=lambda row: row["samples"]["file"] < number)
     while forgery.rows[-1]["samples"]["file"] < number:
@@ -228,7 +249,7 @@ def dropped_shard(forgery: Forgery) -> None:
 
 
 def twice(forgery: Forgery) -> None:
-    """Two rows of one sample of a shard."""
+    """Make two rows of the manifest refer to the same sample of a shard."""
     one, two = (row for row in forgery.rows if row["group"] == "000000/1")
     two["samples"] = one["samples"]
 
@@ -239,7 +260,7 @@ def infinite(forgery: Forgery) -> None:
 
 
 def without_routes(forgery: Forgery) -> None:
-    """A manifest that knows nothing of its shards' routes."""
+    """Drop the routes of the shards from the manifest."""
     data = forgery.manifest.body["data"]
     samples = [ref for ref in data if ".samples." in ref["key"]]
     forgery.manifest.body.update(geometry=None, provenance=None, data=samples)
@@ -250,7 +271,8 @@ def without_routes(forgery: Forgery) -> None:
 
 
 def another_shards_routes(forgery: Forgery) -> None:
-    """Good ones: the other shard has a copy of the sample's segments."""
+    """Make a row refer to another shard's routes file, which contains copies of the row's
+    segments."""
     mine, other = (made.file("routes") for made in forgery.shards)
     sample = forgery.samples[0]
     places = [
@@ -267,6 +289,19 @@ def unused_file(forgery: Forgery) -> None:
     data = forgery.manifest.body["data"]
     forgery.others["steps/000000/rollout/00000.0123abcd.routes.parquet"] = b"unused"
     data.append({**data[0], "key": "steps/000000/rollout/00000.0123abcd.routes.parquet"})
+
+
+def rejected_twice(forgery: Forgery) -> None:
+    """Reject group 1, the only group in its shard, and list it twice."""
+    for row in [row for row in forgery.rows if row["group"] == "000000/1"]:
+        forgery.rows.remove(row)
+        counts = forgery.manifest.body["counts"]
+        counts["samples"] -= 1
+        counts["tokens"] -= row["rows_total"] + 1
+        for name in ("rows_total", "rows_valid"):
+            counts[name] -= row[name]
+    group = {"group": "000000/1", "reason": "alike", "samples": 2}
+    forgery.manifest.body["rejected"] = [group, group]
 
 
 def swapped_data(forgery: Forgery) -> None:
@@ -296,7 +331,7 @@ def reordered(entry: dict[str, Any]) -> None:
 
 
 def other_version(forgery: Forgery) -> None:
-    """The weights of one of the shards only."""
+    """Add a policy to the manifest's list, although no shard names this policy."""
     forgery.manifest.body["policies"] = [{"version": 0, "weights_sha256": "a" * 64}]
 
 
@@ -305,31 +340,150 @@ def unlisted_version(forgery: Forgery) -> None:
         commit.body["policies"] = [{"version": 7, "weights_sha256": "a" * 64}]
 
 
+def flipped_bit(forgery: Forgery) -> None:
+    """Flip a bit in the middle of the first samples file, after all digests were computed."""
+    key = forgery.shards[0].file("samples").key
+    data = bytearray(forgery.sealed().objects[key])
+    data[len(data) // 2] ^= 1
+    forgery.others[key] = bytes(data)
+
+
+def other_content(forgery: Forgery) -> None:
+    """Replace a shard's commit with another that has a correct digest of its own content."""
+    shard = forgery.shards[0]
+    body = {**json.loads(forgery.sealed().objects[shard.key]), "maker": {"worker": 7}}
+    del body[CONTENT_SHA256]
+    body[CONTENT_SHA256] = content_digest(body)
+    forgery.others[shard.key] = json.dumps(body).encode()
+
+
 A_DIGEST = "0" * 64
 SIGNED = json.dumps({"step": 0, CONTENT_SHA256: content_digest({"step": 0})}).encode()
 
 IDENTITY = [
     Case("| group |", "expected '000000/0'", sample(group="000000/00")),
-    Case("| sample |", "expected an id of the form", moved_id("000000/0/x", "000000/0", "0")),
-    Case("Ids are unique in a step", "there twice", sample(id="000000/0/1")),
+    Case("| sample |", "expected a sample id of the form", moved_id("000000/0/x", "000000/0", "0")),
+    Case("Ids are unique within a step", "duplicated", sample(id="000000/0/1")),
     Case(
         "A `prompt_id` is any name",
         "expected a name without '/'",
         moved_id("000000/0/0/0", "000000/0/0", "0/0"),
     ),
+    *(
+        Case(
+            "A `prompt_id` is any name", says, moved_id(f"000000/{name}/0", f"000000/{name}", name)
+        )
+        for name, says in ((".", "not '.' or '..'"), ("..", "not '.' or '..'"), ("", "empty"))
+    ),
+    Case(
+        "written in decimal, without leading zeros",
+        "expected a sample id of the form",
+        moved_id("000000/0/00", "000000/0", "0"),
+    ),
+    Case(
+        "written in decimal, without leading zeros",
+        "expected a sample id of the form|branch_of",
+        moved_id("000000/0/1.01", "000000/0", "0", "000000/0/1"),
+    ),
+    Case(
+        "A writer must form ids in this way, with the number of the sample's step",
+        "its id contains step 000001",
+        moved_id("000001/0/0", "000001/0", "0"),
+    ),
+    Case(
+        "but refuses characters that must not reach",
+        r"contains U\+001B",
+        moved_id("000000/\x1b/0", "000000/\x1b", "\x1b"),
+    ),
+    Case(
+        "but refuses characters that must not reach",
+        r"contains U\+2066",
+        moved_id("000000/\u2066/0", "000000/\u2066", "\u2066"),
+    ),
+    Case(
+        "finish reasons and the engine's name are UTF-8",
+        r"contains U\+001B",
+        made_by(engine="\x1b"),
+    ),
+]
+
+BRANCHES = [
+    Case(
+        "A branch is in the same group and in the same shard as its first sequence",
+        "a branch of 000000/1/0, which is not a first sequence",
+        moved_id("000000/1/0.1", "000000/1", "1", "000000/1/0"),
+    ),
+    Case(
+        "Its `branch_of` is the id of the first sequence",
+        "a branch of 000000/0/7, which is not a first sequence",
+        moved_id("000000/0/7.1", "000000/0", "0", "000000/0/7"),
+    ),
+    Case(
+        "Its `branch_of` is the id of the first sequence",
+        "branch_of 000000/2/0, expected 000000/0/1",
+        moved_id("000000/0/1.1", "000000/0", "0", "000000/2/0"),
+    ),
+    Case(
+        "The id of branch b is `{branch_of}.{b}`",
+        "expected a sample id of the form|branch_of",
+        moved_id("000000/0/1.0", "000000/0", "0", "000000/0/1"),
+    ),
+    Case(
+        "A first sequence is not a branch of another sequence",
+        "expected a sample id of the form|branch_of",
+        moved_id("000000/0/1.1.1", "000000/0", "0", "000000/0/1.1"),
+    ),
 ]
 
 LIMITS = [
     Case(
-        "| layers of a geometry |",
+        "| number of layers in a geometry |",
         "at least one layer",
         head(geometry={"experts": 16, "topk": 4, "layers": []}),
     ),
-    Case("| `seed` | 2^63 - 1", "seed: -2, expected -1", only_sample(seed=-2)),
+    Case("| `seed` | -1 to 2^63 - 1", "seed: -2, expected -1", only_sample(seed=-2)),
     Case("| `reward` | a finite number |", "reward nan", sample(reward=float("nan"))),
     Case("| `logprobs` | finite numbers, or NaN |", "infinite log-probs", infinite),
     Case("| E |", "expected 0 < topk <= experts <= 65536", geometry(experts=65_537)),
     Case("| K |", "topk <= 64", geometry(topk=65)),
+    Case(
+        "| counts, positions, rows, versions |",
+        "policy version of the provenance: 2147483648",
+        made_by(policy_version=2**31),
+    ),
+    Case(
+        "| `id`, `group`, `prompt_id`, `branch_of`",
+        "bytes of UTF-8, expected",
+        moved_id(f"000000/{'x' * 1_100}/0", f"000000/{'x' * 1_100}", "x" * 1_100),
+    ),
+    *(
+        Case("| `id`, `group`, `prompt_id`, `branch_of`", "1100 bytes of UTF-8, expected", forge)
+        for forge in (only_sample(finish_reason="x" * 1_100), made_by(engine="x" * 1_100))
+    ),
+    Case(
+        "| `reward_error`; `extras` as JSON |",
+        "reward_error: 1100000 bytes",
+        sample(reward=None, reward_error="x" * 1_100_000),
+    ),
+    Case(
+        "| `reward_error`; `extras` as JSON |",
+        "extras of 11000.. characters, expected at most 1048576",
+        only_sample(extras=json.dumps({"a": "x" * 1_100_000})),
+    ),
+    *(
+        Case("| `reward_error`; `extras` as JSON |", f"invalid JSON in extras: .*{says}", forge)
+        for says, forge in (
+            ("too large or too long", only_sample(extras='{"a": 1e400}')),
+            ("is too long", only_sample(extras='{"a": 1' + "0" * 100 + "}")),
+            ("nested more than 64 deep", only_sample(extras='{"a":' * 65 + "1" + "}" * 65)),
+            ("half of a surrogate pair", only_sample(extras='{"a": "\\ud800"}')),
+        )
+    ),
+    Case(
+        "| number of version spans in a sample |",
+        "version spans",
+        only_sample(version_spans=[{"version": 0, "start": 0, "end": 0}] * 65_537),
+    ),
     Case(
         "| counts, positions, rows, versions |",
         "of a version span: -1, expected",
@@ -390,7 +544,7 @@ PARQUET = [
     ),
     Case(
         "| list of x |",
-        "prompt_tokens.list.element is not there",
+        "prompt_tokens.list.element is missing",
         both(
             typed("samples", "prompt_tokens", pa.list_(pa.list_(pa.uint32()))),
             all_samples(prompt_tokens=lambda tokens: [tokens]),
@@ -398,7 +552,7 @@ PARQUET = [
     ),
     Case(
         "| (a, b) |",
-        "samples.row is not there|samples has",
+        "samples.row is missing|samples has",
         typed("manifest", "samples", pa.struct([("file", pa.int32())])),
     ),
     Case("| `retrace.format` |", "no retrace.format", no_metadata("samples", "format")),
@@ -409,7 +563,7 @@ PARQUET = [
     Case("| `retrace.producer` |", "no retrace.producer", no_metadata("samples", "producer")),
     Case(
         "| `retrace.geometry` |",
-        "its commit says",
+        "as in its commit|its commit records",
         metadata("routes", geometry='{"experts": 17, "topk": 4, "layers": [1, 2, 5]}'),
     ),
     Case(
@@ -419,31 +573,31 @@ PARQUET = [
     ),
     Case(
         "| `retrace.provenance` |",
-        "made by .*its commit says",
+        "its provenance is .*its commit records",
         metadata(
             "routes", provenance='{"kind": "R3", "policy_version": 1, "engine": "vllm 0.32.0"}'
         ),
     ),
-    Case("| `retrace.provenance` |", "made by None", no_metadata("routes", "provenance")),
+    Case("| `retrace.provenance` |", "its provenance is None", no_metadata("routes", "provenance")),
 ]
 
 SAMPLES = [
     Case("| `id` | string |", "id", only_sample(id="000000/0/7")),
     Case("| `group` | string |", "group", only_row(group="000000/7")),
-    Case("| `prompt_id` | string |", "of prompt 7", sample(prompt_id="7")),
+    Case("| `prompt_id` | string |", "prompt 7", sample(prompt_id="7")),
     Case(
         "| `policy_version` | int32 |",
-        "policy_version 3, its .* spans say 0",
+        "policy_version 3, but its .* spans require 0",
         sample(policy_version=3),
     ),
     Case(
         "| `prompt_length`, `response_length` | int32 |",
-        "prompt_length 99, its tokens",
+        "prompt_length 99, but its tokens",
         sample(prompt_length=99),
     ),
     Case(
         "| `prompt_length`, `response_length` | int32 |",
-        "response_length 99, its tokens",
+        "response_length 99, but its tokens",
         sample(response_length=99),
     ),
     Case(
@@ -466,9 +620,9 @@ SAMPLES = [
     Case(
         "| `routes_digest` | string |", "routes_digest is '0000", only_row(routes_digest=A_DIGEST)
     ),
-    Case("| `rows_valid` | int32 |", "valid rows, its", sample(rows_valid=1)),
+    Case("| `rows_valid` | int32 |", "valid rows, but its", sample(rows_valid=1)),
     Case("| `rows_valid` | int32 |", "rows_valid is 1", only_row(rows_valid=1)),
-    Case("| `rows_total` | int32 |", "rows_total 99, its tokens", sample(rows_total=99)),
+    Case("| `rows_total` | int32 |", "rows_total 99, but its tokens", sample(rows_total=99)),
     Case(
         "| `branch_of` | string |", "branch_of 000000/0/1, expected", sample(branch_of="000000/0/1")
     ),
@@ -505,10 +659,10 @@ SAMPLES = [
     ),
     Case("| `seed` | int64 |", "seed: -2, expected -1", only_sample(seed=-2)),
     Case(
-        "| `extras` | string |", "extras are a list, expected an object", only_sample(extras="[]")
+        "| `extras` | string |", "extras of type list, expected an object", only_sample(extras="[]")
     ),
-    Case("| `extras` | string |", "extras are not JSON", only_sample(extras="{")),
-    Case("| `extras` | string |", "there twice|twice", only_sample(extras='{"a": 1, "a": 2}')),
+    Case("| `extras` | string |", "invalid JSON in extras", only_sample(extras="{")),
+    Case("| `extras` | string |", "twice", only_sample(extras='{"a": 1, "a": 2}')),
 ]
 
 ROUTES = [
@@ -517,6 +671,17 @@ ROUTES = [
     Case("| `token_start` | int32 |", "token_start -1", segment(token_start=-1)),
     Case("| `tokens` | int32 |", "expected 99 rows of 4", segment(tokens=99)),
     Case("| `tokens` | int32 |", "-1 tokens|tokens -1", segment(tokens=-1)),
+    Case("| `tokens` | int32 |", "tokens 0, expected 1", zero_tokens),
+    Case(
+        "From each listed **row** of the file, the sample takes the first **tokens** positions",
+        "0 tokens (of|from) a segment",
+        lambda f: f.sample(segments=[{"row": 0, "tokens": 0}, *f.samples[0]["segments"]]),
+    ),
+    Case(
+        "| `owner` | string |",
+        "a segment of 000009/9, which is not in its shard",
+        lambda f: f.segments.append({**f.segments[0], "owner": "000009/9"}),
+    ),
     Case("| `validity` | binary |", "bytes of validity", segment(validity=b"\xff" * 9)),
     Case("| `validity` | binary |", "unused bits", unused_bit),
     Case(
@@ -526,18 +691,18 @@ ROUTES = [
     ),
     Case(
         "| `layer_00003`, ... | binary |",
-        "column layer_00009, which its geometry",
+        "column layer_00009, but the geometry in its commit",
         more_columns("routes", "layer_00009", pa.binary()),
     ),
-    Case("stored as 0..K-1 in every layer", "a row that is not valid holds", invalid_row),
-    Case("All must be less than E", "expected 0..15", coded(lambda data: b"\xff" * len(data))),
+    Case("stored as 0..K-1 in every layer", "a row that is not valid contains", invalid_row),
+    Case("All ids must be less than E", "expected 0..15", coded(lambda data: b"\xff" * len(data))),
     Case(
         "A reader must refuse a row of\nids",
         "expected ascending",
         metadata("routes", coding="ids-uint8"),
     ),
     Case(
-        "each once and in order: the first begins at\n`token_start` 0",
+        "each once and in order: the first segment begins at `token_start` 0",
         "rows of routes|position",
         lambda f: f.sample(segments=f.samples[0]["segments"][:1]),
     ),
@@ -550,24 +715,24 @@ ROUTES = [
 
 MANIFEST = [
     Case(
-        "shard after shard and, in a shard, ascending by `id`",
-        "do not stand shard after shard",
+        "ordered by shard and, within a shard, by `id`",
+        "are not in shard order",
         reversed_rows,
     ),
     Case(
-        "shard after shard and, in a shard, ascending by `id`",
-        "stands after",
+        "ordered by shard and, within a shard, by `id`",
+        "comes after",
         lambda f: f.rows.__setitem__(slice(0, 2), f.rows[1::-1]),
     ),
-    Case("| `samples` | (file, row), both int32 |", "two rows of one sample", twice),
+    Case("| `samples` | (file, row), both int32 |", "two rows for one sample", twice),
     Case(
         "| `samples` | (file, row), both int32 |",
-        "file 9 of 4",
+        "refers to file 9, but data lists 4 files",
         only_row(samples={"file": 9, "row": 0}),
     ),
     Case(
         "| `samples` | (file, row), both int32 |",
-        "of another role",
+        "which has a different role",
         lambda f: f.rows[0].update(samples={"file": f.rows[0]["routes"][0]["file"], "row": 0}),
     ),
     Case(
@@ -582,7 +747,7 @@ MANIFEST = [
     ),
     Case("| `routes` | list of (file, segments) |", "no routes", only_row(routes=None)),
     Case("| `routes` | list of (file, segments) |", "but .* has routes", without_routes),
-    Case("| `routes` | list of (file, segments) |", "have routes of", another_shards_routes),
+    Case("| `routes` | list of (file, segments) |", "use routes from", another_shards_routes),
     Case("| `routes` | list of (file, segments) |", "no routes", only_row(routes=[])),
     Case(
         "| `routes` | list of (file, segments) |",
@@ -595,7 +760,7 @@ MANIFEST = [
         only_row(part_digests=[A_DIGEST, A_DIGEST]),
     ),
     Case("| `not_trained` | string |", "no reward, but not_trained is null", sample(reward=None)),
-    Case("| `not_trained` | string |", "it has one", only_row(not_trained="no reward")),
+    Case("| `not_trained` | string |", "it has a reward", only_row(not_trained="no reward")),
 ]
 
 COMMITS = [
@@ -625,21 +790,21 @@ COMMITS = [
     Case("| `geometry`, `provenance` |", "go together", shard(provenance=None)),
     Case(
         "| `geometry`, `provenance` |",
-        "routes of",
+        "its provenance is",
         head(provenance={"kind": "R3", "policy_version": 1, "engine": "vllm 0.32.0"}),
     ),
     Case(
         "| `geometry`, `provenance` |",
-        "made by 'other'",
+        "its engine is 'other'",
         head(provenance={"kind": "R3", "policy_version": 0, "engine": "other"}),
     ),
     Case(
         "| `geometry`, `provenance` |",
-        "layers \\[1, 2\\], its files",
+        "layers \\[1, 2\\], but its files",
         head(geometry={"experts": 16, "topk": 4, "layers": [1, 2]}),
     ),
     Case("| `policies` |", "policies \\{0: 'aaa", other_version),
-    Case("| `policies` |", "tokens of policy version 0", unlisted_version),
+    Case("| `policies` |", "tokens from policy version 0", unlisted_version),
     Case(
         "| `files` |",
         "0 files of role routes",
@@ -656,14 +821,16 @@ COMMITS = [
         lambda f: f.others.update({"steps/000001/manifest.json": b'{"format": "1.1"}'}),
     ),
     Case("| `attempt` |", "expected a write id", head(attempt=None)),
-    Case("`3.0` is not `3`", r"\[?'step': 0\.0", shard(step=0.0)),
-    Case("`3.0` is not `3`", r"'step': 0\.0", head(step=0.0)),
-    Case("`3.0` is not `3`", "4.0 samples", lambda f: shard(samples=len(f.samples) + 0.0)(f)),
-    Case("`3.0` is not `3`", "counts", lambda f: counted(samples=len(f.rows) + 0.0)(f)),
+    Case("`3.0` instead of `3`", r"\[?'step': 0\.0", shard(step=0.0)),
+    Case("`3.0` instead of `3`", r"'step': 0\.0", head(step=0.0)),
+    Case("`3.0` instead of `3`", "4.0 samples", lambda f: shard(samples=len(f.samples) + 0.0)(f)),
+    Case("`3.0` instead of `3`", "counts", lambda f: counted(samples=len(f.rows) + 0.0)(f)),
     Case("| `step`, `shard` |", "shard=True", shard(shard=True)),
-    Case("| `samples` | of a rollout shard", "7 samples", shard(samples=7)),
+    Case("| `samples` | in a rollout shard", "7 samples", shard(samples=7)),
     Case("| `maker` |", "expected an object", shard(maker=[])),
-    Case("| `step` | its number |", "expected step 0|expected \\{'step': 0\\}", head(step=1)),
+    Case(
+        "| `step` | the step's number |", "expected step 0|expected \\{'step': 0\\}", head(step=1)
+    ),
     Case("| `policy_versions` |", "its samples have \\[0\\]", head(policy_versions=[0, 1])),
     Case("| `policy_versions` |", "its samples have \\[0\\]", head(policy_versions=[])),
     Case(
@@ -673,28 +840,43 @@ COMMITS = [
     ),
     Case(
         "| `rejected` |",
-        "rejected group 000000/0",
+        "rejected group 000000/9: no shard has a sample",
+        head(rejected=[{"group": "000000/9", "reason": "alike", "samples": 0}]),
+    ),
+    Case(
+        "| `rejected` |",
+        "rejected group 000000/0: its samples have rows",
         head(rejected=[{"group": "000000/0", "reason": "alike", "samples": 2}]),
+    ),
+    Case(
+        "| `rejected` |",
+        "rejected group 000000/0: found 3 samples, expected the 2 samples",
+        head(rejected=[{"group": "000000/0", "reason": "alike", "samples": 3}]),
+    ),
+    Case(
+        "Each rejected group is listed once",
+        "a rejected group is listed twice",
+        rejected_twice,
     ),
     Case("| `counts` |", "counts", counted(samples=7)),
     Case("| `counts` |", "counts", counted(tokens=7)),
     Case("| `counts` |", "counts", counted(rows_total=7)),
     Case("| `counts` |", "counts", counted(rows_valid=7)),
     Case("| `counts` |", "counts", head(counts=None)),
-    Case("| `data` |", "no row refers to|twice", unused_file),
+    Case("| `data` |", "no row refers to it|twice", unused_file),
     Case(
-        "A reader must refuse every other key",
+        "A reader must refuse any other key",
         "relative parts are not allowed",
         lambda f: f.manifest.body["data"][0].update(key="steps/../x.parquet"),
     ),
-    Case("| `data` |", "of another role", swapped_data),
+    Case("| `data` |", "which has a different role", swapped_data),
     Case(
-        "Every sample of every shard is either a row of the manifest or of a group in `rejected`",
-        "neither its rows nor rejected",
+        "Every sample of every shard is either in a row of the manifest or in a group in",
+        "have no rows and are not rejected",
         dropped_row,
     ),
     Case(
-        "Every sample of every shard is either a row of the manifest or of a group in `rejected`",
+        "Every sample of every shard is either in a row of the manifest or in a group in",
         "it does not name the shard",
         dropped_shard,
     ),
@@ -713,36 +895,51 @@ COMMITS = [
         "footer",
         described("routes", lambda entry: entry["footer"].__setitem__(0, entry["footer"][0] - 1)),
     ),
-    Case("| `leaves` |", "its commit has", described("samples", reordered)),
+    Case("| `leaves` |", "its commit lists", described("samples", reordered)),
     Case(
         "| `row_groups` |",
-        "row groups of",
+        "its row groups have",
         described("samples", lambda entry: entry["row_groups"][0].update(rows=2)),
     ),
-    Case("| `row_groups` |", "bytes from|digest", described("samples", shifted)),
+    Case("| `row_groups` |", "bytes at offset|digest", described("samples", shifted)),
     Case(
         "whole-file and range digests\nagree",
-        "another digest of them|its commit says",
+        "wrong digest in|its commit records",
         described("samples", another_digest),
     ),
     Case(
         "whole-file and range digests\nagree",
-        "another digest of them|its commit says",
+        "wrong digest in|its commit records",
         described("routes", another_digest),
     ),
     Case(
         "| `pruned.json` |",
-        "expected data of step 0",
+        "expected step 0 with the field data",
         lambda f: f.others.update({keys.pruned(0): SIGNED}),
     ),
 ]
 
 READING = [
-    Case("refuse another major version in `format`", "2.0 is newer", shard(format="2.0")),
+    Case(
+        "compare `content_sha256` of every commit with the commit's content",
+        "digest|content",
+        lambda f: f.others.update({f.shards[0].key: SIGNED[:-2] + b'0"}'}),
+    ),
+    Case(
+        "each `commit_sha256` in the manifest with\n  the commit's `content_sha256`",
+        "content",
+        other_content,
+    ),
+    Case(
+        "before it decodes a complete data file or a fetched range, compare the SHA-256",
+        "SHA-256 [0-9a-f]{16}",
+        flipped_bit,
+    ),
+    Case("refuse a different major version in `format`", "2.0 is newer", shard(format="2.0")),
     Case("a version that is not two numbers", "format version '1.1.1'", head(format="1.1.1")),
     Case(
-        "a coding that it does not know",
-        "coding 'bitmap' is not known",
+        "refuse a coding that it does not know",
+        "unknown coding 'bitmap'",
         metadata("routes", coding="bitmap"),
     ),
     Case(
@@ -751,38 +948,38 @@ READING = [
         of_file("samples", lambda file: file.without("seed")),
     ),
     Case(
-        "compare role and geometry of a file with its commit's",
+        "compare the role and geometry of a file with those in its commit",
         "a routes file, expected samples",
         metadata("samples", role="routes"),
     ),
     Case(
-        "compare role and geometry of a file with its commit's",
-        "its commit says",
+        "compare the role and geometry of a file with those in its commit",
+        "as in its commit|its commit records",
         metadata("routes", geometry='{"experts": 17, "topk": 4, "layers": [1, 2, 5]}'),
     ),
     Case("refuse a coded column of the wrong length", "coded bytes", coded(lambda data: data[1:])),
     Case("ids that are not less than E", "expected 0..15", coded(lambda data: b"\xff" * len(data))),
-    Case("or do not ascend", "expected ascending ones", metadata("routes", coding="ids-uint8")),
+    Case("or do not ascend", "expected ascending ids", metadata("routes", coding="ids-uint8")),
     Case("a `validity` of the wrong", "bytes of validity", segment(validity=b"\xff" * 9)),
     Case(
-        "more tokens than a segment has",
-        "tokens of a segment",
+        "more tokens than the segment has",
+        "tokens from a segment",
         lambda f: f.sample(segments=[{"row": 0, "tokens": 99}]),
     ),
     Case(
-        "a segment of another owner",
+        "a segment with the wrong owner",
         "a segment of",
         lambda f: f.sample(segments=[{"row": len(f.segments) - 1, "tokens": 1}]),
     ),
     Case(
-        "positions that are not 0..S-2\neach once",
+        "positions are not 0..S-2, each once",
         "rows of routes, expected",
         lambda f: f.sample(segments=f.samples[0]["segments"][:1]),
     ),
-    Case("compare what columns say twice", "rows_total 99, its tokens", sample(rows_total=99)),
-    Case("compare what columns say twice", "reward is", only_row(reward=9.0)),
+    Case("with the lengths of the lists", "rows_total 99, but its tokens", sample(rows_total=99)),
+    Case("the columns that a manifest's row repeats", "reward is", only_row(reward=9.0)),
     Case(
-        "refuse a column of another physical or logical type",
+        "refuse a column whose physical or logical type",
         "rows_total is INT64, expected INT32",
         typed("samples", "rows_total", pa.int64()),
     ),
@@ -792,48 +989,52 @@ READING = [
         sample(token_digest=A_DIGEST),
     ),
     Case(
-        "when it has all layers of a sample, the routes digest",
+        "if it has read all layers of a sample, the routes digest",
         "its routes have digest",
         sample(routes_digest=A_DIGEST),
     ),
 ]
 
-CASES = [*IDENTITY, *LIMITS, *PARQUET, *SAMPLES, *ROUTES, *MANIFEST, *COMMITS, *READING]
+CASES = [*IDENTITY, *BRANCHES, *LIMITS, *PARQUET, *SAMPLES, *ROUTES, *MANIFEST, *COMMITS, *READING]
 
 _RECORDED = "tests/unit/traces/test_recorded_sets.py"
+_CUT = "tests/unit/traces/read/test_cut_rows.py"
 _R2 = "tests/unit/traces/test_damage.py"
 _TRAINING = "tests/unit/traces/read/test_training.py"
 _OLD = "tests/unit/traces/format/test_schema.py"
 _OTHERS = "tests/unit/upkeep/test_other_writers.py"
+_NEWER = "tests/unit/upkeep/test_newer_stores.py"
 
 ELSEWHERE = {
-    "What ties routes to tokens is not the id but the digests": _RECORDED,
+    "A reader that joins the routes of a sample\nwith tokens from elsewhere": _RECORDED,
     "| `training/SSS-DDDDD[-CCCCC].<write-id>.routes.parquet` |": _OTHERS,
     "| `manifest.json` | seals the step": "tests/unit/traces/test_damage.py",
     "| `replay/...` |": _RECORDED,
     "Objects are created once and never changed": "tests/store_conformance.py",
-    "| tokens S of a sample; its version spans |": "tests/unit/traces/test_compressible.py",
+    "| number of tokens S in a sample |": "tests/unit/traces/test_compressible.py",
+    "| number of version spans in a sample |": "tests/unit/traces/test_compressible.py",
     "| {3, 7, 8, 20}, {0, 1, 2, 3} | 64 |": "tests/unit/traces/format/test_format_doc.py",
     "| {5, 300, 301}, {0, 256, 511} | 512 |": "tests/unit/traces/format/test_format_doc.py",
-    "**Ids** are faster where nothing is compressed": "tests/unit/traces/write/test_compression.py",
+    "ids are faster to write and read": "tests/unit/traces/write/test_compression.py",
     "| the codings of ids |": "tests/unit/traces/format/test_codec.py",
-    "Width follows E, never the ids that occur": "tests/unit/traces/format/test_codec.py",
+    "The number of bytes per gap depends on E, never": "tests/unit/traces/format/test_codec.py",
     "| `step`, `stage`, `dp_rank` |": _R2,
     "A reader refuses every other\nencoding": "tests/unit/run/test_strict_json.py",
-    "The columns are\nthe stage's layers": _TRAINING,
-    "The reader must": _TRAINING,
+    "The file's columns are\nthe stage's layers": _TRAINING,
+    "A reader of\n`training.json` must": _TRAINING,
     "Creation must be atomic and must fail if the object exists": "tests/store_conformance.py",
-    "A writer must check what a reader will": "tests/unit/traces/write/test_writer.py",
-    "A reader of 1.x reads every 1.y before it": "tests/unit/traces/test_format_1_0.py",
+    "A writer must perform the same checks as a reader": "tests/unit/traces/write/test_writer.py",
+    "A reader of 1.x reads every earlier 1.y": "tests/unit/traces/test_format_1_0.py",
+    "It reads every later 1.y correctly, or refuses": "tests/unit/traces/test_format_1_0.py",
     "It must refuse every other major version": _OLD,
     "| columns `branch_of`, `part_digests`, `not_trained` |": _OLD,
     "| `training.json`; `manifest_sha256`": "tests/unit/traces/test_format_1_0.py",
     "| `training`, `rejected` of a manifest |": "tests/unit/traces/format/test_policies.py",
     "never use a row that is not valid": "tests/integration/training_replay",
-    "it never guesses the name": "tests/unit/traces/format/test_independent_writer.py",
-    "| samples of a step |": "tests/unit/traces/write/test_domain.py",
-    "A writer must form ids so": "tests/unit/traces/write/test_domain.py",
-    "and refuses what must not reach a terminal": "tests/unit/traces/write/test_domain.py",
+    "It never guesses the name": "tests/unit/traces/format/test_independent_writer.py",
+    "| number of samples in a step |": "tests/unit/traces/write/test_domain.py",
+    "A writer must form ids in this way": "tests/unit/traces/write/test_domain.py",
+    "but refuses characters that must not reach": "tests/unit/traces/write/test_domain.py",
     "| `id`, `group`, `prompt_id`, `branch_of`": "tests/unit/traces/write/test_domain.py",
     "| `reward_error`; `extras` as JSON |": "tests/unit/traces/write/test_domain.py",
     "| `training/SSS-DDDDD[-CCCCC].<write-id>.json` |": _OTHERS,
@@ -846,33 +1047,47 @@ ELSEWHERE = {
     "| `files` | `[]` |": _TRAINING,
     "| `commits` | the parts": _TRAINING,
     "| `counts` | `samples`, `rows_total` and": _TRAINING,
-    "A writer must not create it unless the parts hold every sample": _TRAINING,
+    "A writer must not create `training.json` unless the parts contain every sample": _TRAINING,
     "must refuse a step that has": _TRAINING,
-    "refuse a `training.json` beside `training: false`": _TRAINING,
-    "refuse parts of other E, K, kind or policy version": _TRAINING,
-    "refuse unless the parts that hold a layer together": _TRAINING,
-    "It cannot notice that files of another run": "tests/unit/traces/test_format_1_0.py",
+    "refuse a `training.json` in a step with `training: false`": _TRAINING,
+    "refuse parts whose E, K, kind or policy version differs": _TRAINING,
+    "refuse parts whose layers together are not those": _TRAINING,
+    "refuse policies that name different weights": _TRAINING,
+    "refuse the set unless, in each layer, its parts together": _TRAINING,
+    "refuse a sample whose validity differs between layers": _CUT,
+    "compare `step` and `manifest_sha256` of `training.json` and of each part": _TRAINING,
+    "compare every token digest with the one in the manifest, and `rows`": _TRAINING,
+    "compare a sample's routes digest in a part with the sample's rows": _TRAINING,
+    "a sample's segments are in the file in the order of their positions": _NEWER,
+    "neither a reader nor `verify` notices this in a run": _NEWER,
+    "The list\ncontains the tensors of all safetensors": "tests/unit/policies/test_weights.py",
+    "Row groups therefore stay within the bounds": "tests/unit/traces/format/test_pages.py",
+    "A reader cannot detect that the folder contains files": "tests/unit/traces/test_format_1_0.py",
     "every sample once in every layer of their union": "tests/unit/traces/test_format_1_0.py",
 }
-"""Statements that need more than one sealed step, and where they are tested."""
+"""Statements that need more than one sealed step, each with the file that tests it."""
 
 FREE = {
-    "Dense layers never appear": "a file does not say which layers of a model are dense; verify "
-    "compares the geometry with the run's model (tests/unit/upkeep/test_verify.py)",
-    "An unknown row is never left out": "S - 1 rows are demanded; who left one out and moved the "
-    "others cannot be told from who recorded wrongly",
-    "| step | 999,999 |": "an object of step 1,000,000 has no key",
-    "| tokens of a segment or row group |": "a rule for writers that no reader may demand",
-    "| compression |": "a reader takes any",
-    "| encodings |": "a reader takes any",
-    "| pages |": "any is right",
-    "| row groups | any number": "any is right",
-    "| other indexes |": "advice",
-    "Engines route the prompt of a group mostly, not always": "an observation",
-    "A reader must": "what is told one by one below it",
-    "It\nmay not change what is here": "a rule for the next version of the page",
-    "| `training` | true": "whether the trainer was to record is known to the run alone; "
-    "what follows from it is tested with the sets (R2)",
-    "| shard, data-parallel and context-parallel rank; pipeline stage |": "of more there is no key",
+    "Dense layers never appear": "a file does not record which layers of a model are "
+    "dense; verify compares the geometry with the model "
+    "(tests/unit/upkeep/test_verify.py)",
+    "A row that is not valid is never left out": "S - 1 rows are required; a writer that left one "
+    "out and moved the others cannot be distinguished from one that recorded wrong routes",
+    "A manifest has no rows for rejected samples": "nothing to detect; the hostile campaign lists "
+    "these columns (tests/hostile/known.py)",
+    "| step | 0 to 999,999 |": "an object of step 1,000,000 has no key",
+    "| number of tokens in a segment or row group": "a rule for writers that no reader may enforce",
+    "| compression |": "a reader accepts any compression",
+    "| encodings |": "a reader accepts any encoding",
+    "| pages |": "any page layout is correct",
+    "| row groups | any number": "any number is correct",
+    "| page indexes and bloom filters |": "advice",
+    "Engines usually, but not always, route the prompt": "an observation",
+    "A reader must": "the list below states each rule",
+    "A minor version must not change the definitions": "a rule for the next version of the page",
+    "| `training` | true": "only the run's settings show whether the trainer was to "
+    "record; the consequences are tested with the sets (R2)",
+    "| shard, data-parallel and context-parallel rank |": "other numbers have no key",
+    "| pipeline stage |": "other numbers have no key",
 }
-"""Statements that nothing stored can break, or that no reader may demand, and why."""
+"""Statements that no stored data can break, or that no reader may enforce, with the reason."""

@@ -18,7 +18,7 @@ from tests.samples import random_sets
 
 @st.composite
 def shapes(draw: st.DrawFn) -> tuple[Geometry, int, np.random.Generator]:
-    """A geometry of one layer (E up to 1024, K up to 16), a number of rows, a source of sets."""
+    """Draw a one-layer geometry (E up to 1024, K up to 16), a number of rows and a generator."""
     experts = draw(st.one_of(st.integers(1, 1024), st.sampled_from([255, 256, 257])))
     topk = draw(st.integers(1, min(16, experts)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -26,8 +26,8 @@ def shapes(draw: st.DrawFn) -> tuple[Geometry, int, np.random.Generator]:
 
 
 @given(shapes(), st.booleans())
-def test_sets_survive(shape, as_gaps):
-    """What is decoded is what was encoded, sorted, in K or 2K bytes a row."""
+def test_decoding_returns_the_encoded_sets(shape, as_gaps):
+    """Decoding returns the encoded sets, sorted. A row takes K or 2K bytes."""
     geometry, rows, rng = shape
     sets_TK = random_sets(rng, rows, geometry)[:, 0]
     shuffled_TK = rng.permuted(sets_TK, axis=1)
@@ -41,7 +41,7 @@ def test_sets_survive(shape, as_gaps):
 
 @given(shapes(), st.lists(st.integers(0, 9), max_size=5), st.booleans())
 def test_segments_decode_together(shape, tokens, as_gaps):
-    """Several segments in one go give what each gives alone, empty ones included."""
+    """Decoding several segments together, including empty ones, gives the same sets."""
     geometry, _, rng = shape
     sets = [random_sets(rng, rows, geometry)[:, 0] for rows in tokens]
     stored = coding(geometry.experts, gaps=as_gaps)
@@ -56,14 +56,14 @@ def test_segments_decode_together(shape, tokens, as_gaps):
     st.integers(0, 2**32),
     st.data(),
 )
-def test_samples_put_in_order_together_are_those_put_in_order_alone(geometry, rows, seed, data):
-    """Whatever integers a sample has, and however they lie in memory; some rows are not valid."""
+def test_canonical_samples_equal_canonical_of_each_sample(geometry, rows, seed, data):
+    """Samples have any integer dtype and any memory layout; some of their rows are not valid."""
     rng = np.random.default_rng(seed)
     samples = []
     for T in rows:
         sets_TLK = rng.permuted(random_sets(rng, T, geometry), axis=2)
         valid_T = rng.random(T) < data.draw(st.sampled_from([0.5, 1]))
-        sets_TLK[~valid_T] = 255  # no set, and above all bounds but those of 300 experts
+        sets_TLK[~valid_T] = 255  # not a set, and out of bounds except with 300 experts
         dtype = data.draw(st.sampled_from([geometry.dtype, np.int64, ">u2"]))
         order = data.draw(st.permutations([0, 1, 2]))
         laid_out = sets_TLK.astype(dtype).transpose(order).copy()
@@ -89,7 +89,7 @@ def test_one_wrong_sample_among_several_is_refused(wrong):
 
 @given(st.binary(max_size=200), st.integers(0, 30), st.integers(1, 8), st.integers(8, 600))
 def test_any_bytes_give_sets_or_an_error(data, tokens, topk, experts):
-    """No bytes decode to a row that is no set of K ids below E."""
+    """If bytes decode at all, each row is a set of K ids below E."""
     try:
         sets_TK = decode(data, tokens, topk, experts).astype(np.int64)
     except TraceError:
@@ -104,17 +104,17 @@ def test_any_bytes_give_sets_or_an_error(data, tokens, topk, experts):
     [
         (np.array([[0, 16]]), "expert id 16: expected 0..15"),
         (np.array([[-1, 3]]), "expert id -1: expected 0..15"),
-        (np.array([[1, 2], [3, 3]]), r"row \[1\] names an expert twice: \[3, 3\]"),
+        (np.array([[1, 2], [3, 3]]), r"row \[1\] contains an expert twice: \[3, 3\]"),
         (np.array([[0.0, 1.0]]), "float64"),
     ],
 )
-def test_wrong_ids_are_refused(sets, says):
+def test_invalid_ids_are_refused(sets, says):
     with pytest.raises(TraceError, match=says):
         checked(sets, 16)
 
 
 def test_more_than_256_experts_do_not_wrap():
-    """Ids that uint8 would wrap to others come back as they were; what does not fit is refused."""
+    """Ids above 255 survive with 384 experts; with 256 experts they are refused, not wrapped."""
     sets_TK = np.array([[0, 255, 256, 383]], np.int64)
     assert decode(encode(sets_TK, 384), 1, 4, 384).tolist() == sets_TK.tolist()
     with pytest.raises(TraceError, match="expert id 256: expected 0"):
@@ -122,7 +122,7 @@ def test_more_than_256_experts_do_not_wrap():
 
 
 def test_largest_gaps_do_not_wrap():
-    """The sum of K gaps of 255 exceeds one byte; it is refused, not taken modulo 256."""
+    """The sum of K gaps of 255 exceeds one byte; it is refused, not reduced modulo 256."""
     with pytest.raises(TraceError, match=r"expert id \d+: expected 0..255"):
         decode(bytes([255] * 16), 1, 16, 256)
 
@@ -142,13 +142,13 @@ def test_the_bytes_of_the_specification():
     ],
 )
 def test_wrong_shapes_are_refused(routes):
-    """One row too few or too many, another K, validity that is no bool."""
+    """One row is missing or superfluous, K is wrong, or the validity's dtype is not bool."""
     with pytest.raises(TraceError, match=r"expected"):
         canonical(routes, Geometry(8, 2, (0,)), 4)
 
 
-def test_rows_that_are_not_valid_hold_no_meaning():
-    """Whatever a producer left in them, they are stored alike, and the input is not changed."""
+def test_invalid_rows_are_stored_as_filler():
+    """Such rows are stored as 0..K-1 whatever they contain, and the input array is not changed."""
     sets = np.array([[[7, 7]], [[3, 1]]], np.uint8)
     made = canonical(Routes(sets, np.array([False, True])), Geometry(8, 2, (0,)), 2)
     assert made.sets_TLK.tolist() == [[[0, 1]], [[1, 3]]]
@@ -164,13 +164,13 @@ def test_rows_that_are_not_valid_hold_no_meaning():
         ([[0, 1], [2, 300]], 300, "expert id 300: expected 0..299"),
     ],
 )
-def test_wrong_stored_ids_are_refused(ids, experts, says):
+def test_invalid_stored_ids_are_refused(ids, experts, says):
     data = np.array(ids, "<u1" if experts <= 256 else "<u2").tobytes()
     with pytest.raises(TraceError, match=says):
         decode(data, 2, 2, experts, coding(experts, gaps=False))
 
 
 @pytest.mark.parametrize("stored", ["gaps-uint16-planes", "ids-uint16", "", "bitmap"])
-def test_a_coding_of_another_width_is_refused(stored):
-    with pytest.raises(TraceError, match=f"coding '{stored}' is not known"):
+def test_a_coding_of_a_different_width_is_refused(stored):
+    with pytest.raises(TraceError, match=f"unknown coding '{stored}'"):
         decode(b"\0\1", 1, 2, 16, stored)

@@ -1,4 +1,4 @@
-"""Columns of other Parquet types than the page's are refused, not cast."""
+"""Columns whose Parquet types differ from those on the page are refused, not cast."""
 
 import io
 
@@ -26,16 +26,16 @@ WRONG = {
     "a decimal for an integer": ("response_length", pa.decimal128(9)),
     "signed tokens": ("prompt_tokens", pa.list_(pa.int32())),
     "wide tokens": ("prompt_tokens", pa.list_(pa.uint64())),
-    "no list": ("response_tokens", pa.uint32()),
-    "a list too many": ("loss_mask", pa.list_(pa.list_(pa.bool_()))),
+    "not a list": ("response_tokens", pa.uint32()),
+    "one list too many": ("loss_mask", pa.list_(pa.list_(pa.bool_()))),
     "numbers for bools": ("loss_mask", pa.list_(pa.int32())),
     "a wider field": (
         "version_spans",
         pa.list_(pa.struct([("version", pa.int64()), *SPAN[1:]])),
     ),
-    "a field less": ("version_spans", pa.list_(pa.struct(SPAN[:2]))),
-    "a field more": ("version_spans", pa.list_(pa.struct([*SPAN, ("more", pa.int32())]))),
-    "no group": ("version_spans", pa.list_(pa.int32())),
+    "one field fewer": ("version_spans", pa.list_(pa.struct(SPAN[:2]))),
+    "one field more": ("version_spans", pa.list_(pa.struct([*SPAN, ("more", pa.int32())]))),
+    "not a group": ("version_spans", pa.list_(pa.int32())),
 }
 
 
@@ -50,9 +50,9 @@ def changed(schema: pa.Schema, column: str, type_: pa.DataType) -> pa.Schema:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_other_types_are_refused(case):
+def test_different_types_are_refused(case):
     column, type_ = WRONG[case]
-    with pytest.raises(TraceError, match=rf"F: its column {column}.*(expected|does not know)"):
+    with pytest.raises(TraceError, match=rf"F: its column {column}.*(expected|does not define)"):
         check_columns(metadata_of(changed(SAMPLES, column, type_)), SAMPLES, "F")
 
 
@@ -62,7 +62,7 @@ def test_text_for_coded_sets_is_refused():
 
 
 @pytest.mark.parametrize("schema", [SAMPLES, MANIFEST, ROUTES])
-def test_our_own_types_are_taken(schema):
+def test_our_types_are_accepted(schema):
     check_columns(metadata_of(schema), schema, "F")
 
 
@@ -74,12 +74,13 @@ def test_our_own_types_are_taken(schema):
         ("prompt_tokens", pa.large_list(pa.uint32())),
     ],
 )
-def test_what_only_arrow_sees_is_taken(column, type_):
-    """The file is the same, but for the metadata that Arrow leaves for itself."""
+def test_types_that_only_arrow_distinguishes_are_accepted(column, type_):
+    """The files are the same, except for Arrow's metadata."""
     check_columns(metadata_of(changed(SAMPLES, column, type_)), SAMPLES, "F")
 
 
-def test_other_columns_are_the_callers():
-    """Of a later minor version; and those that an earlier one lacks."""
+def test_other_columns_are_left_to_the_caller():
+    """These are columns from a later minor version, and columns that an earlier minor version
+    lacks."""
     check_columns(metadata_of(SAMPLES.append(pa.field("new", pa.date32()))), SAMPLES, "F")
     check_columns(metadata_of(SAMPLES.remove(0)), SAMPLES, "F")

@@ -12,15 +12,15 @@ from tests.samples import random_sets
 GEOMETRY = Geometry(16, 3, (0, 4))
 
 
-def test_token_digest_is_of_little_endian_uint32():
+def test_the_token_digest_covers_little_endian_uint32():
     expected = hashlib.sha256(bytes([1, 0, 0, 0, 0, 1, 0, 0])).hexdigest()
     assert token_digest(np.array([1, 256], np.int64)) == expected
     assert token_digest(np.array([1, 256], np.uint32)) == expected
 
 
 @pytest.mark.parametrize(("experts", "width"), [(16, 1), (256, 1), (257, 2)])
-def test_routes_digest_is_as_specified(experts, width):
-    """An id is one byte up to 256 experts, two above."""
+def test_the_routes_digest_is_as_specified(experts, width):
+    """An id takes one byte with up to 256 experts, and two bytes with more."""
     sets = np.array([[[0, 1, 2], [3, 4, 15]], [[9, 9, 9], [9, 9, 9]]], np.uint8)
     digest = hashlib.sha256(struct.pack("<3I", 2, experts, 3))
     for id in (0, 1, 2, 0, 1, 2, 3, 4, 15, 0, 1, 2):  # layer by layer
@@ -32,8 +32,10 @@ def test_routes_digest_is_as_specified(experts, width):
 
 @given(st.integers(0, 2**32), st.integers(1, 20), st.data())
 def test_every_change_of_a_valid_row_changes_the_digest(seed, rows, data):
-    """The order of ids in a row and the content of rows that are not valid do not count; one id,
-    one validity bit, or two rows swapped do."""
+    """A changed id, a changed validity bit and two swapped rows change the digest.
+
+    The order of ids in a row and the content of invalid rows do not.
+    """
     rng = np.random.default_rng(seed)
     sets = random_sets(rng, rows, GEOMETRY)
     valid = rng.random(rows) < 0.7

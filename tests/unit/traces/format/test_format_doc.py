@@ -1,4 +1,4 @@
-"""docs/trace-format.md is enough to read a shard: its example is run as it stands."""
+"""docs/trace-format.md suffices to read a shard: the page's example is run verbatim."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.model.geometry import MOST_EXPERTS, MOST_TOPK
+from pipeline.policies.weights import scan_weights, weights_digest
 from pipeline.run.commit import content_digest, read_commit
 from pipeline.run.strict_json import canonical as canonical_form
 from pipeline.run.strict_json import parse_json, parse_numbers
-from pipeline.run.weights import scan_weights, weights_digest
 from pipeline.store import open_store
 from pipeline.traces import (
     Geometry,
@@ -52,7 +52,7 @@ np.savez("out.npz", **{f"{id} {part}": array for id, pair in routes.items()
 
 @pytest.mark.parametrize("experts", [16, 300])
 def test_the_example_decodes_a_shard(tmp_path, experts):
-    """With pyarrow and numpy alone, in a process of its own, without any module of this project."""
+    """The example needs only pyarrow and numpy: its process imports no module of this project."""
     geometry = Geometry(experts, 4, (1, 2, 5))
     samples = make_samples(geometry=geometry)
     write_shard(open_store(str(tmp_path)), 0, 0, "aaaaaaaa", samples, geometry, R3)
@@ -70,7 +70,7 @@ def test_the_example_decodes_a_shard(tmp_path, experts):
 
 
 def test_the_page_names_every_column_and_key():
-    """What a file has and the page does not name, nobody could read in ten years."""
+    """Without the page, a future reader could not interpret a column or key."""
     names = {*SAMPLES.names, *SEGMENT.names, *MANIFEST.names}
     names |= set(file_metadata("routes", Geometry(16, 4, (1,)), R3))
     assert not [name for name in names if f"`{name}`" not in PAGE]
@@ -78,7 +78,7 @@ def test_the_page_names_every_column_and_key():
 
 
 def vectors(*header: str) -> list[list[str]]:
-    """The rows of the page's table with this header."""
+    """Return the rows of the page's table with this header."""
     lines = PAGE.splitlines()
     start = lines.index(f"| {' | '.join(header)} |") + 2
     rows = []
@@ -91,28 +91,28 @@ def vectors(*header: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("row", vectors("sets", "E", "coded bytes"))
-def test_vectors_of_the_coding(row):
+def test_the_coding_agrees_with_the_vectors(row):
     sets_TK, experts, data = np.array(json.loads(row[0])), int(row[1]), bytes.fromhex(row[2])
     assert encode(sets_TK, experts) == data
     assert decode(data, *sets_TK.shape, experts).tolist() == sets_TK.tolist()
 
 
 @pytest.mark.parametrize("row", vectors("sets", "E", "bytes as ids"))
-def test_vectors_of_ids(row):
+def test_the_coding_of_ids_agrees_with_the_vectors(row):
     sets_TK, experts, data = np.array(json.loads(row[0])), int(row[1]), bytes.fromhex(row[2])
     stored = coding(experts, gaps=False)
     assert encode(sets_TK, experts, stored) == data
     assert decode(data, *sets_TK.shape, experts, stored).tolist() == sets_TK.tolist()
 
 
-def test_the_worked_examples_of_the_coding():
+def test_the_worked_examples_of_the_coding_are_correct():
     for sets, experts, _, data in vectors("sets", "E", "gaps", "bytes"):
         sets_TK = json.loads(f"[{sets}]".replace("{", "[").replace("}", "]"))
         written = bytes.fromhex(re.sub("`|then", "", data))
         assert encode(np.array(sets_TK), int(experts)) == written
 
 
-def test_vectors_of_digests():
+def test_the_digests_agree_with_the_vectors():
     for row in vectors("valid rows", "validity"):
         assert validity_bits(np.array(json.loads(row[0]), bool)) == bytes.fromhex(row[1])
     for tokens, digest in vectors("tokens", "token digest"):
@@ -129,22 +129,22 @@ def test_vectors_of_digests():
     for body, canonical, digest in vectors(
         "object without `content_sha256`", "canonical form", "content digest"
     ):
-        _, as_it_stands = parse_numbers(body)
-        assert canonical_form(as_it_stands) == canonical == independent_reader.canonical(body)
-        assert content_digest(as_it_stands) == digest
+        _, as_spelled = parse_numbers(body)
+        assert canonical_form(as_spelled) == canonical == independent_reader.canonical(body)
+        assert content_digest(as_spelled) == digest
         assert hashlib.sha256(canonical.encode()).hexdigest() == digest
 
 
-@pytest.mark.parametrize("row", vectors("text that is not strict JSON", "because"))
-def test_what_is_not_strict_json(row):
+@pytest.mark.parametrize("row", vectors("text that is not strict JSON", "reason"))
+def test_text_that_is_not_strict_json_is_refused(row):
     text, _ = row
     for parse in (parse_json, independent_reader.canonical):
         with pytest.raises((ValueError, AssertionError)):
             parse(text)
 
 
-def test_the_drawn_group(tmp_path):
-    """The project cuts the drawn example as the page says."""
+def test_the_drawn_group_is_what_the_writer_stores(tmp_path):
+    """The writer splits the samples in the drawn example into segments as the page shows."""
     letters = dict(re.findall(r"^(000003/17/\d) +((?:[a-n]   )+)", PAGE, re.MULTILINE))
     assert len(letters) == 3
     base = make_samples(prompts=1, n=3, known=1.0, geometry=Geometry(99, 1, (0,)))
@@ -174,10 +174,10 @@ def test_the_drawn_group(tmp_path):
         assert line in PAGE
 
 
-def test_the_page_names_the_limits():
-    assert f"| E | {MOST_EXPERTS:,}; " in PAGE
-    assert f"| K | {MOST_TOPK}, " in PAGE
-    assert f"| tokens of a segment or row group | {ROW_GROUP_TOKENS:,}: " in PAGE
+def test_the_page_gives_the_limits():
+    assert f"| E | 1 to {MOST_EXPERTS:,} |" in PAGE
+    assert f"| K | 1 to {MOST_TOPK}, " in PAGE
+    assert f"| number of tokens in a segment or row group | at most {ROW_GROUP_TOKENS:,}; " in PAGE
 
 
 def test_the_page_names_every_key_of_a_commit(tmp_path):

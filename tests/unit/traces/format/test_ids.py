@@ -18,7 +18,7 @@ from tests.samples import (
 )
 
 
-def test_ids():
+def test_ids_contain_step_prompt_and_number():
     assert sample_id(3, "17", 2) == "000003/17/2"
     assert validation_id(3, "17", 0) == "val-000003/17/0"
 
@@ -31,9 +31,12 @@ def test_a_plan_names_its_samples():
     assert expected_ids(plan) == ["000004/7/0", "000004/7/1", "000004/3.1/0", "000004/3.1/1"]
 
 
-def test_a_seed_is_31_bits_and_repeats():
-    """A retry samples the same; another sample or run does not. The value is part of the format of
-    a run: a change here would make resumed runs sample differently."""
+def test_a_seed_has_31_bits_and_repeats():
+    """A retry has the same seed, and thus samples the same tokens; other samples and runs have
+    different seeds.
+
+    The value is part of a run's format: a change here would make resumed runs sample differently.
+    """
     seeds = {sampling_seed(seed, sample_id(0, "1", k)) for seed in range(10) for k in range(10)}
     assert len(seeds) == 100
     assert all(0 <= seed < 2**31 for seed in seeds)
@@ -44,8 +47,9 @@ _ids = st.lists(st.sampled_from([f"000000/{row}/0" for row in range(12)]), max_s
 
 
 @given(_ids, _ids)
-def test_a_join_is_good_only_if_it_is_exactly_the_plan(found, expected):
-    """Any missing, unexpected or doubled id is named; nothing else is refused."""
+def test_ids_are_accepted_only_if_they_are_exactly_those_of_the_plan(found, expected):
+    """Any missing, unexpected or duplicated id is named, and ids are refused for no other
+    reason."""
     expected = sorted(set(expected))
     if sorted(found) == expected:
         check_ids("step 0", found, expected)
@@ -70,12 +74,12 @@ def test_a_join_is_good_only_if_it_is_exactly_the_plan(found, expected):
         ("0/" + "a" * 199, "0_" + "a" * 148 + "~" + "63175b14a8c7364a"),
     ],
 )
-def test_names_of_exported_files(id, name):
-    """As docs/trace-format.md says."""
+def test_names_of_exported_files_are_formed_from_ids(id, name):
+    """docs/trace-format.md specifies the names."""
     assert file_name(id) == name
 
 
 @given(st.lists(st.text(st.sampled_from("aA/_%~.é0F2"), min_size=1, max_size=260), max_size=20))
-def test_two_ids_never_have_one_file_name(ids):
+def test_two_ids_never_have_the_same_file_name(ids):
     assert len({file_name(id) for id in set(ids)}) == len(set(ids))
     assert all(len(file_name(id)) <= 200 and file_name(id).isascii() for id in ids)

@@ -1,4 +1,4 @@
-"""A second reader, written from docs/trace-format.md alone, reads what the project writes."""
+"""A second reader, written only from docs/trace-format.md, reads the project's files."""
 
 import ast
 import subprocess
@@ -27,18 +27,21 @@ from tests.samples import R3, make_samples, random_sets, sealed_r2, sealed_r3
 READER = Path(__file__).with_name("independent_reader.py")
 
 PROGRAM = """
-import runpy, sys
+import os, runpy, sys
 from pathlib import Path
 import numpy as np
 found = runpy.run_path(sys.argv[1])["read_step"](Path(sys.argv[2]), 0)
 assert not [name for name in sys.modules if name.split(".")[0] in ("pipeline", "operators")]
 np.savez(sys.argv[3], **{f"{id} {part}": array for id, pair in found.items()
                          for part, array in zip(("tokens", "routes"), pair)})
+os._exit(0)
 """
+"""The program skips the interpreter's normal exit, during which Arrow's threads sometimes abort on
+a busy machine."""
 
 
 def read_apart(root: Path) -> subprocess.CompletedProcess[str]:
-    """The reader in a process of its own, isolated from this project's folder and environment."""
+    """Run the reader in a separate process, isolated from this project's folder and environment."""
     command = [sys.executable, "-I", "-c", PROGRAM, READER, root, root / "found.npz"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
@@ -69,14 +72,14 @@ def test_the_reader_is_short_and_imports_nothing_of_the_project():
 
 
 def test_it_reads_routes_of_the_engine(tmp_path):
-    """Two shards, shared prompts, rows that are not valid."""
+    """There are two shards, with shared prompts and with rows that are not valid."""
     samples = make_samples(prompts=5, n=3)
     sealed_r3(open_store(str(tmp_path)), samples)
     assert_reads(tmp_path, samples)
 
 
 def test_it_reads_routes_of_the_trainer(tmp_path):
-    """R2: two stages and two data-parallel ranks, joined by the owners of their segments."""
+    """In R2, the reader joins two stages and two data-parallel ranks by segment owner."""
     samples = make_samples()
     sealed_r2(open_store(str(tmp_path)), samples)
     assert_reads(tmp_path, samples)
@@ -107,7 +110,8 @@ def test_it_reads_a_recorded_set(tmp_path, seal_run):
 
 
 def test_it_reads_a_sample_in_several_segments_that_differs_from_its_group(tmp_path):
-    """A prompt of more than one row group; one sample routes it otherwise from the middle on."""
+    """The prompt is longer than one row group. From the middle of the prompt on, one sample's
+    routes differ from those of the other samples."""
     geometry, rng = Geometry(8, 2, (1,)), np.random.default_rng(0)
     P = 2 * ROW_GROUP_TOKENS + 100
     first, second, third = make_samples(prompts=1, n=3, geometry=geometry, known=1.0)
@@ -129,7 +133,7 @@ def test_it_reads_a_sample_in_several_segments_that_differs_from_its_group(tmp_p
 @pytest.mark.parametrize(
     "suffix", ["manifest.json", ".json", ".samples.parquet", ".routes.parquet"]
 )
-def test_it_refuses_what_was_changed(tmp_path, suffix):
+def test_it_refuses_changed_files(tmp_path, suffix):
     sealed_r3(open_store(str(tmp_path)), make_samples())
     path = next(path for path in sorted(tmp_path.rglob("*")) if path.name.endswith(suffix))
     data = bytearray(path.read_bytes())
@@ -149,7 +153,7 @@ def seal_one(
     geometry: Geometry | None,
     compression: Compression = "zstd",
 ) -> None:
-    """A step of one shard."""
+    """Seal a step that consists of one shard."""
     made_by = R3 if geometry else None
     new = new_write_id()
     write_shard(store, 0, 0, new, samples, geometry, made_by, compression=compression)

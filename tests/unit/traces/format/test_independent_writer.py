@@ -1,4 +1,4 @@
-"""A second writer, written from docs/trace-format.md alone, is read by the project."""
+"""The project reads the files of a second writer, which follows only docs/trace-format.md."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("pipeline", "
 
 
 def branch_of(first: Sample, geometry: Geometry) -> Sample:
-    """A branch that goes on otherwise from the last token but one."""
+    """Return a branch that differs from its first sequence in the last two tokens."""
     sets_TLK, tokens_G = first.routes.sets_TLK.copy(), first.response_tokens_G.copy()
     sets_TLK[-2:] = np.arange(geometry.topk, dtype=geometry.dtype) + 1
     tokens_G[-2:] += 1
@@ -69,7 +69,7 @@ def write_as_a_stranger(root: Path, geometry: Geometry) -> list:
 
 
 @pytest.mark.parametrize("experts", [16, 300])
-def test_the_project_reads_and_verifies_what_a_stranger_wrote(tmp_path, experts):
+def test_the_project_reads_and_verifies_files_of_another_writer(tmp_path, experts):
     samples = write_as_a_stranger(tmp_path, Geometry(experts, 4, (1, 2, 5)))
     store = open_store(str(tmp_path))
     assert [str(problem) for problem in verify(store).problems] == []
@@ -85,8 +85,8 @@ def test_the_project_reads_and_verifies_what_a_stranger_wrote(tmp_path, experts)
         assert found.branch_of == sample.branch_of
 
 
-def test_a_branch_may_lie_in_segments_of_its_first_sequence(tmp_path):
-    """That is how the stranger wrote it; nobody else's segments may hold it."""
+def test_a_branch_may_use_segments_of_its_first_sequence(tmp_path):
+    """The other writer stores branches in this way. Segments of unrelated samples are refused."""
     *_, branch = write_as_a_stranger(tmp_path, Geometry(16, 4, (1, 2, 5)))
     files = [path for path in tmp_path.rglob("*.parquet") if "routes" in path.name]
     owners = pq.read_table(files[0])["owner"].to_pylist()
@@ -108,7 +108,7 @@ def test_the_second_reader_reads_the_second_writer(tmp_path):
     assert_reads(tmp_path, write_as_a_stranger(tmp_path, Geometry(300, 4, (1, 2, 5))))
 
 
-def test_a_record_set_can_be_made_of_it(tmp_path):
+def test_a_recorded_set_can_be_made_from_files_of_another_writer(tmp_path):
     write_as_a_stranger(tmp_path / "a", Geometry(16, 4, (1, 2, 5)))
     source, target = open_store(str(tmp_path / "a")), open_store(str(tmp_path / "b"))
     write_recorded_set(source, target, 0)

@@ -1,4 +1,5 @@
-"""A sealed step's manifest: read as a whole or in part, and by a version that knows less."""
+"""Reading a sealed step's manifest in whole or in part, including manifests of later minor
+versions."""
 
 import itertools
 import json
@@ -31,8 +32,8 @@ from tests.samples import (
 )
 
 
-def test_sealed_steps(store):
-    """Steps in the making are not among them."""
+def test_only_steps_with_a_manifest_are_listed(store):
+    """Unsealed steps are not listed."""
     sealed_r3(store, make_samples())
     samples = make_samples(step=12)
     write_shard(store, 12, 0, new_write_id(), samples, GEOMETRY, R3)
@@ -45,7 +46,7 @@ def test_sealed_steps(store):
 
 @pytest.fixture
 def many(store, monkeypatch):
-    """A sealed step of two shards, 24 samples and row groups of 5."""
+    """Seal a step of two shards with 24 samples, in row groups of 5."""
     monkeypatch.setattr(sys.modules[seal.__module__], "ROW_GROUP_SAMPLES", 5)
     samples = make_samples(prompts=8, n=3)
     write_shards(store, samples)
@@ -54,14 +55,14 @@ def many(store, monkeypatch):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 23), unique=True))
-def test_some_rows_are_as_in_the_whole(many, rows):
-    """Whatever rows are wanted, in their order; the head is the whole's."""
+def test_selected_rows_equal_those_of_the_whole_manifest(many, rows):
+    """Any rows can be selected, in any order. The other fields equal the whole manifest's."""
     whole, some = many.all(), many.select(rows)
     assert some.rows.equals(whole.rows.take(pa.array(rows, pa.int64())).combine_chunks())
     assert replace(some, rows=None) == replace(whole, rows=None)
 
 
-def test_only_the_row_groups_of_wanted_rows_are_read(many):
+def test_only_the_row_groups_of_selected_rows_are_read(many):
     fetched = []
 
     class Noting:
@@ -76,26 +77,26 @@ def test_only_the_row_groups_of_wanted_rows_are_read(many):
     assert set(fetched) == {(r.offset, r.length) for r in [*chunks, many.file.footer]}
 
 
-def test_columns_come_alone_and_groups_as_codes(many):
+def test_single_columns_are_read_and_groups_are_dictionary_coded(many):
     table = many.columns(["group", "rows_total"])
     assert table["rows_total"].to_pylist() == many.all().rows["rows_total"].to_pylist()
     assert pa.types.is_dictionary(table["group"].type)
     assert table["group"].to_pylist() == many.all().rows["group"].to_pylist()
 
 
-def test_rows_that_there_are_not_are_refused(many):
+def test_rows_out_of_range_are_refused(many):
     for rows in ([24], [-1, 3]):
         with pytest.raises(TraceError, match=r"step 0: rows .* of 24"):
             many.select(rows)
 
 
-def test_a_groups_samples_are_neighbours(many):
+def test_the_samples_of_a_group_are_adjacent(many):
     groups = many.all().rows["group"].to_pylist()
     assert len([1 for a, b in itertools.pairwise(groups) if a != b]) == len(set(groups)) - 1
 
 
 def test_keys_that_a_later_version_adds_are_ignored(store, tmp_path):
-    """At every level of a commit."""
+    """Such keys may occur at every level of a commit."""
     samples = make_samples()
     expected = sealed_r3(store, samples)
     path = tmp_path / "steps/000000/manifest.json"
@@ -110,8 +111,8 @@ def test_keys_that_a_later_version_adds_are_ignored(store, tmp_path):
     assert read_manifest(store, 0).rows.equals(expected.rows)
 
 
-def test_a_file_of_a_role_that_a_later_version_adds_is_passed_over(store, tmp_path):
-    """Beside samples and routes, in a shard's commit; the shard is sealed and read without it."""
+def test_a_file_with_a_role_of_a_later_version_is_skipped(store, tmp_path):
+    """A shard whose commit also lists such a file is sealed and read without it."""
     samples = make_samples()
     write_shards(store, samples)
     path = tmp_path / "steps/000000/rollout/00000.json"

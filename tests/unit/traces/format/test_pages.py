@@ -1,4 +1,5 @@
-"""Files that would grow without bound are refused before they are decoded; real ones never are."""
+"""Files whose decoded content would exceed the bounds are refused before decoding. Files that a
+writer can produce are read."""
 
 import io
 import random
@@ -45,7 +46,7 @@ SAMPLE = {
 def stored(
     table: pa.Table, role: str, of: Geometry = GEOMETRY, **options
 ) -> tuple[MemoryStore, TraceFile]:
-    """A file as its commit describes it; whatever it claims, its digests fit."""
+    """Store a file and return its description, in which all digests match the file."""
     geometry = of if role == "routes" else None
     meta = file_metadata(role, geometry, R3 if geometry else None)
     out = io.BytesIO()
@@ -70,7 +71,7 @@ def refused(
     says: str,
     geometry: Geometry | None = None,
 ) -> None:
-    """That nothing is decoded: no memory of Arrow's or Python's, and no time."""
+    """Check that a read is refused before decoding: it takes little memory and time."""
     pa.default_memory_pool().release_unused()
     before = pa.total_allocated_bytes()
     peak = pa.default_memory_pool().max_memory()
@@ -91,8 +92,8 @@ def tokens(values: pa.Array) -> pa.Array:
 
 
 @pytest.mark.parametrize("encoding", [None, "DELTA_BINARY_PACKED", "PLAIN"])
-def test_tokens_that_only_a_run_length_claims(encoding):
-    """Millions of one token, in a file of some kilobytes."""
+def test_run_lengths_that_claim_many_tokens_are_refused(encoding):
+    """A file of a few kilobytes contains millions of copies of one token."""
     values = tokens(pa.array(np.zeros(20_000_000, np.uint32)))
     options = {"use_dictionary": encoding is None}
     if encoding:
@@ -102,7 +103,7 @@ def test_tokens_that_only_a_run_length_claims(encoding):
     refused(store, file, SAMPLES, "20000000 values in a row group of")
 
 
-def test_rows_that_only_a_run_length_claims():
+def test_run_lengths_that_claim_many_rows_are_refused():
     rows = pa.DictionaryArray.from_arrays(np.zeros(20_000_000, np.int8), pa.array(["a"]))
     store, file = stored(pa.table({"finish_reason": rows}), "samples", row_group_size=1 << 30)
     assert file.data.size < 100_000
@@ -111,8 +112,8 @@ def test_rows_that_only_a_run_length_claims():
 
 
 @pytest.mark.parametrize("column", ["reward_error", "id", "extras"])
-def test_texts_that_a_dictionary_repeats(column):
-    """One text of a megabyte, in ten thousand rows: 10 GB."""
+def test_long_texts_repeated_through_a_dictionary_are_refused(column):
+    """A one-megabyte text in ten thousand rows would take 10 GB."""
     many = 10_000
     text = random.Random(0).randbytes(500_000).hex()
     values = pa.DictionaryArray.from_arrays(np.zeros(many, np.int32), pa.array([text]))
@@ -123,8 +124,9 @@ def test_texts_that_a_dictionary_repeats(column):
     assert pa.total_allocated_bytes() < 100e6
 
 
-def test_a_long_text_beside_short_ones_is_read():
-    """What a dictionary's longest text would make of all rows is not what the rows have."""
+def test_a_long_text_among_short_ones_is_read():
+    """The bound applies to the total length of the rows' texts, not to the longest length times the
+    number of rows."""
     many = 10_000
     text = "x" * 100_000
     texts = pa.DictionaryArray.from_arrays([0, *[1] * (many - 1)], pa.array([text, "{}"]))
@@ -135,27 +137,27 @@ def test_a_long_text_beside_short_ones_is_read():
     assert table.schema == SAMPLES
 
 
-def test_texts_that_share_their_beginnings():
-    """DELTA_BYTE_ARRAY: each value is the one before and a little more."""
+def test_long_texts_that_share_their_beginnings_are_refused():
+    """With DELTA_BYTE_ARRAY, each value is the previous value plus a few bytes."""
     many = 6_000
     text = "x" * 50_000
     table = samples_with(many, extras=pa.array([text[:-1] + c for c in "ab"] * (many // 2)))
     encodings = {"column_encoding": {"extras": "DELTA_BYTE_ARRAY"}, "use_dictionary": False}
     store, file = stored(table, "samples", data_page_size=1 << 30, **encodings)
-    refused(store, file, SAMPLES, "its texts, of shared beginnings, may be too long")
+    refused(store, file, SAMPLES, "its texts share their beginnings and may be too long")
 
 
-def test_coded_sets_that_decompress_without_end():
+def test_coded_sets_that_decompress_without_bound_are_refused():
     rows = {"owner": ["a"], "token_start": [0], "tokens": [1 << 28], "validity": [None]}
     layers = {f"layer_{layer:05d}": [bytes(200 << 20)] for layer in GEOMETRY.layers}
     table = pa.table({**rows, **layers}, routes_schema(GEOMETRY))
     store, file = stored(table, "routes", use_dictionary=False, write_statistics=False)
     assert file.data.size < 100_000
-    refused(store, file, routes_schema(GEOMETRY), "stored bytes become", GEOMETRY)
+    refused(store, file, routes_schema(GEOMETRY), "stored bytes decode to", GEOMETRY)
 
 
 def test_one_set_in_every_row_of_many_layers_is_read():
-    """The largest sets that there are, in a full row group: 400 MB, of some kilobytes."""
+    """The largest possible sets fill a row group: a few kilobytes decode to 400 MB."""
     geometry = Geometry(65_536, 64, tuple(range(100)))
     many = 32_768
     rows = {"owner": ["a"], "token_start": [0], "tokens": [many], "validity": [None]}
@@ -170,7 +172,7 @@ def test_one_set_in_every_row_of_many_layers_is_read():
 
 
 def test_unknown_rows_compress_without_bound_and_are_read():
-    """A row group of a long sample whose routing is not known: zeros, and a valid file."""
+    """A row group of a long sample with unknown routing consists of zeros, which is valid."""
     many = 32_768
     rows = {"owner": ["a"], "token_start": [0], "tokens": [many], "validity": [bytes(many // 8)]}
     layers = {f"layer_{layer:05d}": [bytes(many * 4)] for layer in GEOMETRY.layers}
@@ -182,7 +184,7 @@ def test_unknown_rows_compress_without_bound_and_are_read():
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd"])
 def test_all_pages_of_a_chunk_are_walked(version, codec):
-    """Their values, whatever the library that wrote them chose."""
+    """All values are counted, whatever page layout the library writes."""
     values = pa.array([f"{i % 50}" for i in range(10_000)])
     out = io.BytesIO()
     options = {"data_page_size": 100, "data_page_version": version, "compression": codec}
@@ -198,7 +200,7 @@ def test_all_pages_of_a_chunk_are_walked(version, codec):
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd"])
 def test_column_chunks_are_where_pyarrow_finds_them(codec):
-    """With dictionaries, statistics, lists, no rows, several row groups: all that footers have."""
+    """The footer has dictionaries, statistics, lists, an empty row group and several row groups."""
     lists = pa.array([[1, 2], [], [3]], SAMPLES.field("response_tokens").type)
     table = samples_with(3, response_tokens=lists)
     out = io.BytesIO()
@@ -225,11 +227,11 @@ def footer_of(content: bytes) -> bytes:
     [
         # The codec of column `id`, 6, becomes 61.
         (b"\x19\x18\x02id\x15\x0c", b"\x19\x18\x02id\x15\x7a"),
-        # The two repetition levels of a list, counted 2 and 4, become one, counted 514.
+        # A list column's two repetition-level counts, 2 and 4, become one count, 514.
         (b"\x29\x26\x04\x08", b"\x29\x16\x84\x08"),
     ],
 )
-def test_what_ends_the_process_in_pyarrow_is_an_error(right, wrong):
+def test_footers_that_end_the_process_in_pyarrow_raise_an_error(right, wrong):
     lists = pa.array([[1, 2, 3], [4, 5, 6]], SAMPLES.field("response_tokens").type)
     store, file = stored(samples_with(2, response_tokens=lists), "samples")
     content = store.read("file")
@@ -253,7 +255,7 @@ def test_what_ends_the_process_in_pyarrow_is_an_error(right, wrong):
         b"",
     ],
 )
-def test_footers_that_are_none(footer):
+def test_malformed_footers_are_refused(footer):
     with pytest.raises(ValueError, match=r"row group|column|twice|list|end|deep|type"):
         stored_chunks(footer, 1)
 
@@ -261,7 +263,7 @@ def test_footers_that_are_none(footer):
 PAGE = bytes([0x15, 0, 0x15, 0x10, 0x15, 0x10, 0x2C, 0x15, 0x02, 0x15, 0, 0, 0]) + bytes(8)
 
 
-def test_a_page_by_hand():
+def test_a_page_header_is_parsed():
     assert list(walk_pages(PAGE, 1)) == [Page(0, 8, 8, 1, 0, 13)]
 
 
@@ -281,13 +283,13 @@ def test_a_page_by_hand():
         b"",
     ],
 )
-def test_headers_that_are_none(chunk):
+def test_malformed_page_headers_are_refused(chunk):
     with pytest.raises((ValueError, IndexError)):
         list(walk_pages(chunk, 1))
 
 
-def test_a_footer_whose_lists_only_claim():
-    """A million row groups, in a footer of a hundred bytes."""
+def test_a_footer_that_claims_long_lists_is_refused():
+    """A footer of a hundred bytes claims to contain a million row groups."""
     samples = make_samples()
     store = MemoryStore()
     sealed_r3(store, samples)

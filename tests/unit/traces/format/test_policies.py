@@ -1,4 +1,5 @@
-"""Weights digests by policy version, in commits and in the manifest that unites them."""
+"""Weights digests of policy versions, in the shards' commits and in the manifest that combines
+them."""
 
 import json
 
@@ -14,7 +15,7 @@ from tests.samples import GEOMETRY, R3, by_shard, make_samples, sealed_r3
 A, B = "a" * 64, "b" * 64
 
 
-def test_they_are_stored_by_ascending_version():
+def test_policies_are_stored_by_ascending_version():
     assert policies_json({3: B, 2: A}) == [
         {"version": 2, "weights_sha256": A},
         {"version": 3, "weights_sha256": B},
@@ -39,17 +40,17 @@ def test_they_are_stored_by_ascending_version():
         [{"version": 1, "weights_sha256": A}, {"version": 1, "weights_sha256": A}],
     ],
 )
-def test_what_is_no_list_of_them_is_refused(value):
+def test_malformed_lists_of_policies_are_refused(value):
     with pytest.raises(TraceError, match=r"^x: "):
         parse_policies(value, "x")
 
 
-def test_shards_unite_what_they_name():
+def test_the_policies_of_shards_are_combined():
     assert united([("a", {0: A}), ("b", {0: A, 1: B})]) == {0: A, 1: B}
     assert united([("a", {0: A}), ("b", None)]) is None
-    with pytest.raises(TraceError, match=f"b: policy 0 has weights {B}, a says {A}; remake"):
+    with pytest.raises(TraceError, match=f"b: policy 0 has weights {B}, but a names {A}; remake"):
         united([("a", {0: A}), ("b", {0: B})])
-    with pytest.raises(TraceError, match="c: policy 0"):  # also when others do not know theirs
+    with pytest.raises(TraceError, match="c: policy 0"):  # even if other shards do not name weights
         united([("a", {0: A}), ("b", None), ("c", {0: B})])
 
 
@@ -68,14 +69,14 @@ def test_the_seal_names_the_weights_of_all_shards(store):
     assert open_manifest(store, 0).head.policies == {0: A}
 
 
-def test_shards_of_other_weights_are_not_sealed(store):
+def test_shards_with_different_weights_are_not_sealed(store):
     ids = shards(store, {0: A}, {0: B})
     with pytest.raises(TraceError, match=f"{keys.rollout(0, 1)}: policy 0 has weights {B}"):
         seal(store, 0, 2, by_shard(ids, 2), 0)
     assert store.size(keys.manifest(0)) is None
 
 
-def test_a_manifest_says_what_it_was_sealed_as(store):
+def test_a_manifest_records_the_arguments_of_its_seal(store):
     ids = shards(store, None)
     seal(store, 0, 1, lambda _: ids, 0, training=True)
     found = read_manifest(store, 0)
@@ -83,7 +84,7 @@ def test_a_manifest_says_what_it_was_sealed_as(store):
     assert (found.format, found.sha256) == ("1.1", json_of(store)["content_sha256"])
 
 
-def test_without_word_of_it_a_step_is_not_recorded_by_the_trainer(store):
+def test_by_default_the_trainer_does_not_record_a_step(store):
     assert sealed_r3(store, make_samples()).training is False
 
 
@@ -101,14 +102,23 @@ def resigned(store: FileStore, path, **changes: object) -> None:
 
 @pytest.mark.parametrize("name", ["training", "rejected"])
 @pytest.mark.parametrize("value", [..., None, 1, "true", {}, [1], [{"group": "g"}]])
-def test_a_manifest_of_today_must_say_it_right(store, tmp_path, name, value):
+def test_a_current_manifest_needs_these_keys_in_the_correct_form(store, tmp_path, name, value):
     sealed_r3(store, make_samples())
     resigned(store, tmp_path, **{name: value})
-    with pytest.raises(TraceError, match="not a manifest"):
+    with pytest.raises(TraceError, match="malformed manifest"):
         read_manifest(store, 0)
 
 
-def test_a_manifest_of_the_first_version_says_none_of_it(store, tmp_path):
+def test_a_current_commit_has_the_key_policies(store, tmp_path):
+    sealed_r3(store, make_samples())
+    resigned(store, tmp_path, policies=None)
+    assert read_manifest(store, 0).policies is None
+    resigned(store, tmp_path, policies=...)
+    with pytest.raises(TraceError, match="no policies in the commit, expected a list, or null"):
+        read_manifest(store, 0)
+
+
+def test_in_a_manifest_of_format_1_0_these_keys_mean_nothing(store, tmp_path):
     sealed_r3(store, make_samples())
     resigned(store, tmp_path, format="1.0", training=True, rejected=..., policies="x")
     found = read_manifest(store, 0)

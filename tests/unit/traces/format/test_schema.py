@@ -1,4 +1,4 @@
-"""Versions of the format: what is refused, and what files of an older minor version lack."""
+"""Format versions: which are refused, and which columns older minor versions lack."""
 
 from unittest.mock import patch
 
@@ -20,7 +20,7 @@ from pipeline.traces.write.files import FileWriter
         "1." + "9" * 5_000,
     ],
 )
-def test_other_versions_are_refused(version):
+def test_other_major_versions_and_invalid_versions_are_refused(version):
     with pytest.raises(TraceError, match="format version"):
         check_format(version, "file")
 
@@ -37,7 +37,7 @@ ROW |= {"samples": {"file": 0, "row": 0}, "branch_of": "b", "not_trained": "c"}
 
 
 def written(store, version: str, schema: pa.Schema) -> TraceFile:
-    """A manifest's file of two rows with these columns, made as of a version."""
+    """Write a file with two manifest rows and these columns, in a given format version."""
     table = pa.Table.from_pylist([ROW, ROW], MANIFEST).select(schema.names)
     with patch("pipeline.traces.format.schema.FORMAT", version):
         key = f"{new_write_id()}.parquet"
@@ -50,7 +50,7 @@ def without(schema: pa.Schema, *names: str) -> pa.Schema:
     return pa.schema([field for field in schema if field.name not in names])
 
 
-def test_columns_that_came_with_a_later_version_are_null(store):
+def test_columns_of_a_later_version_are_null(store):
     old = written(store, "1.0", without(MANIFEST, *LATER))
     rows = read_table(store, old, MANIFEST).to_pylist()
     assert [[row[name] for name in LATER] for row in rows] == [[None] * 3] * 2
@@ -62,15 +62,15 @@ def test_columns_that_came_with_a_later_version_are_null(store):
 @pytest.mark.parametrize("name", LATER)
 def test_a_file_that_lacks_a_column_of_its_version_is_refused(store, name):
     file = written(store, "1.1", without(MANIFEST, name))
-    with pytest.raises(TraceError, match=f"no column {name}; it has"):
+    with pytest.raises(TraceError, match=f"no column {name}; found"):
         read_table(store, file, MANIFEST)
 
 
-def test_a_column_of_the_first_version_is_never_absent(store):
+def test_a_column_of_the_first_version_must_be_present(store):
     old = written(store, "1.0", without(MANIFEST, *LATER, "reward"))
-    with pytest.raises(TraceError, match="no column reward; it has"):
+    with pytest.raises(TraceError, match="no column reward; found"):
         read_table(store, old, MANIFEST)
 
 
-def test_samples_and_manifest_repeat_the_same_columns():
+def test_the_manifest_has_the_columns_of_samples_up_to_branch_of():
     assert [name for name in SAMPLES.names if name in MANIFEST.names][-1] == "branch_of"

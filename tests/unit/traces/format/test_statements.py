@@ -1,4 +1,4 @@
-"""Everything that docs/trace-format.md states is checked: the page, statement by statement."""
+"""Every statement in docs/trace-format.md has a test that breaks it."""
 
 import re
 from functools import cache
@@ -29,12 +29,12 @@ def read_all(store: MemoryStore) -> None:
     read_routes(store, manifest, manifest.ids)
 
 
-def test_the_step_is_good_when_nothing_is_changed():
+def test_the_unchanged_step_is_correct():
     assert not verify(Forgery(step()).sealed()).problems
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.quote[:40]} {case.says[:30]}")
-def test_a_broken_statement_is_named(case):
+def test_verify_reports_a_broken_statement(case):
     forgery = Forgery(step())
     case.forge(forgery)
     problems = [str(problem) for problem in verify(forgery.sealed()).problems]
@@ -42,7 +42,7 @@ def test_a_broken_statement_is_named(case):
 
 
 @pytest.mark.parametrize("case", READING, ids=lambda case: case.quote)
-def test_a_reader_refuses_what_it_must(case):
+def test_a_reader_refuses_a_broken_statement(case):
     forgery = Forgery(step())
     case.forge(forgery)
     store = forgery.sealed()
@@ -53,22 +53,22 @@ def test_a_reader_refuses_what_it_must(case):
 QUOTES = [*(case.quote for case in CASES), *ELSEWHERE, *FREE]
 
 
-def test_each_quote_stands_on_the_page():
-    """Who changes a statement changes its case."""
+def test_each_quote_is_on_the_page():
+    """If a statement changes, its case must change too."""
     assert [quote for quote in QUOTES if plain(quote) not in plain(PAGE)] == []
 
 
 def test_each_statement_has_a_case():
-    """Each table row and rule is quoted in statements.py, so that none goes unchecked."""
+    """statements.py quotes each table row and rule, so that each one has a test."""
     quotes = [plain(quote) for quote in QUOTES]
     bare = [
         f"{section}: {text}"
         for section, text in statements()
         if not any(quote in text or text in quote for quote in quotes)
     ]
-    assert bare == [], "add a case, or say in ELSEWHERE or FREE why there is none"
+    assert bare == [], "add a case, or give the reason in ELSEWHERE or FREE"
     assert strange_sections() == set()
 
 
-def test_the_other_tests_are_there():
+def test_the_files_of_tests_elsewhere_exist():
     assert [path for path in ELSEWHERE.values() if not (ROOT / path).exists()] == []

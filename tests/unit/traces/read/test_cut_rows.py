@@ -1,4 +1,5 @@
-"""Rows of a sample that were cut over files, by layers and by positions, are joined whole."""
+"""A sample's rows are joined if they are spread over several files, each with different layers or
+positions."""
 
 import itertools
 from dataclasses import replace
@@ -24,9 +25,10 @@ ID, GROUP = "000000/0/0", "000000/0"
 
 
 def cut_manifest(store, routes, cuts):
-    """A step of one sample whose rows lie in several files: (layers, ranges of positions) each.
+    """Write the routes files of one sample, and return the manifest of its step.
 
-    A third item has other routes of the sample, for that file alone.
+    Each cut describes one file: its layers and ranges of positions. A third item, if present, gives
+    the sample different routes in this file.
     """
     refs, parts, digests = [], [], []
     for number, (layers, ranges, *other) in enumerate(cuts):
@@ -68,7 +70,8 @@ def cut_manifest(store, routes, cuts):
 
 
 def zigzag(rows, ranks):
-    """The positions of each context-parallel rank: chunk r from the front and from the back."""
+    """Return the positions of each context-parallel rank r: chunk r counted from the front, and
+    chunk r counted from the back."""
     ends = np.linspace(0, rows, 2 * ranks + 1).astype(int).tolist()
     chunks = list(itertools.pairwise(ends))
     return [
@@ -78,7 +81,7 @@ def zigzag(rows, ranks):
 
 @st.composite
 def cuts_of(draw, rows):
-    """How layers are dealt to stages, and each stage's positions to ranks."""
+    """Draw an assignment of layers to stages, and of positions to the ranks of each stage."""
     stages = draw(
         st.sampled_from([[(1, 2, 5)], [(1, 2), (5,)], [(1,), (2,), (5,)], [(5,), (1, 2)]])
     )
@@ -107,7 +110,7 @@ def recorded(rows, seed):
 
 
 @given(data=st.data(), rows=st.integers(1, 60), seed=st.integers(0, 9))
-def test_cut_rows_are_read_whole_and_by_slices(data, rows, seed):
+def test_cut_rows_are_read_completely_and_by_slices(data, rows, seed):
     store = MemoryStore()
     routes = recorded(rows, seed)
     manifest = cut_manifest(store, routes, data.draw(cuts_of(rows)))
@@ -125,22 +128,22 @@ def test_cut_rows_are_read_whole_and_by_slices(data, rows, seed):
 
 ALL = GEOMETRY.layers
 WRONG = {
-    "twice": ([(ALL, [(0, 6)]), (ALL, [(5, 9)])], "position 5 is there twice"),
+    "twice": ([(ALL, [(0, 6)]), (ALL, [(5, 9)])], "position 5 is duplicated"),
     "gap": ([(ALL, [(0, 5)]), (ALL, [(6, 9)])], "position 5 is missing"),
     "no start": ([(ALL, [(1, 9)])], "position 0 is missing"),
     "no end": ([(ALL, [(0, 5)]), (ALL, [(5, 8)])], "8 rows of routes, expected 9"),
-    "one layer twice": ([(ALL, [(0, 9)]), ((5,), [(0, 9)])], "position 0 is there twice"),
-    "one layer cut otherwise": (
+    "one layer twice": ([(ALL, [(0, 9)]), ((5,), [(0, 9)])], "position 0 is duplicated"),
+    "one layer cut differently": (
         [((1, 2), [(0, 9)]), ((5,), [(0, 4)]), ((5,), [(5, 9)])],
         "position 4 is missing, in layers [5]",
     ),
-    "a layer missing": ([((1, 2), [(0, 9)])], "no routes of layers [5]"),
+    "a layer missing": ([((1, 2), [(0, 9)])], "no routes for layers [5]"),
     "order": ([(ALL, [(4, 9), (0, 4)])], "a segment from position 0, expected from 9 or later"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_positions_that_are_not_there_once_are_refused(case):
+def test_positions_that_do_not_occur_exactly_once_are_refused(case):
     cuts, says = WRONG[case]
     store = MemoryStore()
     manifest = cut_manifest(store, recorded(9, 0), cuts)
@@ -159,8 +162,9 @@ def test_files_of_a_sample_must_agree_on_its_valid_rows():
         read_routes(store, manifest, [ID])
 
 
-def test_a_part_that_is_read_whole_is_compared_with_its_digest():
-    """Also where some layers only are wanted: the part is what one file holds of the sample."""
+def test_a_completely_read_part_is_compared_with_its_digest():
+    """A part is the sample's rows in one file. It is compared even if only some of the sample's
+    layers are read."""
     store = MemoryStore()
     routes, other = recorded(9, 0), recorded(9, 1)
     other = Routes(other.sets_TLK, routes.valid_T)
@@ -177,5 +181,5 @@ def test_a_part_that_is_read_whole_is_compared_with_its_digest():
         rows = manifest.rows.set_column(column, field, pa.array([forged], field.type))
         with pytest.raises(TraceError, match=rf"part-{number}.*sample {ID}: .* have digest"):
             read_routes(store, replace(manifest, rows=rows), [ID], layers)
-        if number == 0:  # half of the part has no digest of its own
+        if number == 0:  # half of the part has no digest
             read_routes(store, replace(manifest, rows=rows), [ID], (1,))

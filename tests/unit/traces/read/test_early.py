@@ -1,4 +1,4 @@
-"""Shards that are read before the seal give what the sealed step gives, or are refused."""
+"""Shards that are read before the seal must match the sealed step, or they are refused."""
 
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from pipeline.store import ObjectMissingError
 from pipeline.traces import (
     RouteStream,
     TraceError,
+    VersionSpan,
     check_shard,
     open_shard,
     read_manifest,
@@ -25,7 +26,7 @@ from tests.samples import GEOMETRY, R3, make_samples
 
 @pytest.fixture
 def shards(store):
-    """Two committed shards of step 0 that are not sealed."""
+    """Commit two shards of step 0, which is not sealed."""
     made = [make_samples(prompts=3, seed=shard) for shard in range(2)]
     renamed = [
         replace(
@@ -69,14 +70,14 @@ def test_a_shard_that_is_not_committed_is_missing(store):
         open_shard(store, 0, 0)
 
 
-def test_a_commit_of_another_place_is_refused(store, shards):
+def test_a_commit_under_another_key_is_refused(store, shards):
     store.create(keys.rollout(0, 7), store.read(keys.rollout(0, 1)))
-    with pytest.raises(TraceError, match=r"it is the commit of .*'shard': 1"):
+    with pytest.raises(TraceError, match=r"the commit of .*'shard': 1"):
         open_shard(store, 0, 7)
 
 
-def test_another_commit_than_the_sealed_one_is_refused(store, shards):
-    """The shard was removed and made again between the early reading and the seal."""
+def test_a_commit_that_was_not_sealed_is_refused(store, shards):
+    """The shard was removed and written again between the early read and the seal."""
     early = open_shard(store, 0, 0)
     store.delete(keys.rollout(0, 0))
     changed = [replace(sample, seed=sample.seed + 1) for sample in shards[0]]
@@ -85,7 +86,7 @@ def test_another_commit_than_the_sealed_one_is_refused(store, shards):
         check_shard(sealed(store, shards), early)
 
 
-def test_a_sealed_step_that_says_something_else_of_a_sample_is_refused(store, shards):
+def test_a_sealed_step_with_different_values_for_a_sample_is_refused(store, shards):
     early = open_shard(store, 0, 0)
     manifest = sealed(store, shards)
     place = manifest.rows.schema.get_field_index("routes_digest")
@@ -93,5 +94,24 @@ def test_a_sealed_step_that_says_something_else_of_a_sample_is_refused(store, sh
     forged = manifest.rows.set_column(
         place, manifest.rows.schema.field(place), pa.array(digests, pa.string())
     )
-    with pytest.raises(TraceError, match="another routes_digest in the sealed step"):
+    with pytest.raises(
+        TraceError, match="routes_digest of its samples differs between the sealed step"
+    ):
         check_shard(replace(manifest, rows=forged), early)
+
+
+def test_an_early_shard_has_the_policy_versions_of_its_sealed_step(store):
+    """A response may contain tokens of several versions."""
+    sample = make_samples(prompts=1, n=1)[0]
+    G = len(sample.response_tokens_G)
+    spans = (VersionSpan(3, 0, 1), VersionSpan(4, 1, G))
+    write_shard(store, 0, 0, new_write_id(), [replace(sample, version_spans=spans)], GEOMETRY, R3)
+    early = open_shard(store, 0, 0).policy_versions
+    seal(store, 0, 1, lambda _: [sample.id], None)
+    assert early == read_manifest(store, 0).policy_versions == (3, 4)
+
+
+@pytest.mark.parametrize(("step", "shard"), [(0, "0"), (False, 0), (-1, 0), (0, 10**6)])
+def test_malformed_numbers_of_shards_are_refused(store, step, shard):
+    with pytest.raises(TraceError, match="expected"):
+        open_shard(store, step, shard)

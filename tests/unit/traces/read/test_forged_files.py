@@ -1,4 +1,5 @@
-"""Files that fit their digests are not trusted: of a forger, a broken writer, a later version."""
+"""Files are not trusted even if they match their digests: they may be forged, or come from a faulty
+writer or a later version."""
 
 import json
 import re
@@ -26,7 +27,7 @@ SAMPLES = make_samples()
 
 
 def read_all(root: Path) -> None:
-    """Read the step; what comes back must be right."""
+    """Read the step and check that every result is correct."""
     store = open_store(str(root))
     manifest = read_manifest(store, 0)
     found = read_samples(store, manifest, [s.id for s in SAMPLES])
@@ -44,8 +45,8 @@ def objects(root: Path, suffix: str = "") -> list[Path]:
 
 
 def test_another_files_commit_is_refused(tmp_path):
-    """A shard made anew behind a sealed manifest's back: all digests of the new files fit their own
-    commit, but it is not the commit that the manifest was sealed with."""
+    """A shard was written again after the seal. All digests of the new files match their commit,
+    but the manifest was sealed with a different commit."""
     store = open_store(str(tmp_path / "one"))
     other = open_store(str(tmp_path / "two"))
     sealed_r3(store, SAMPLES)
@@ -55,13 +56,13 @@ def test_another_files_commit_is_refused(tmp_path):
         store.delete(info.key)
         store.create(info.key, other.read(info.key))
     manifest = read_manifest(store, 0)
-    with pytest.raises(CorruptObjectError, match=f"{key}.*the manifest says"):
+    with pytest.raises(CorruptObjectError, match=f"{key}.*the manifest records"):
         read_samples(store, manifest, manifest.ids)
 
 
 def foreign_file(root: Path, table: pa.Table) -> None:
-    """Put a Parquet file in the place of a routes file, with a commit and a manifest that fit it:
-    a forger's, or a broken writer's."""
+    """Replace a routes file with a Parquet file that has a matching commit and manifest, as a
+    forger or a faulty writer could."""
     path = objects(root, ".routes.parquet")[0]
     pq.write_table(table, path)
     content = path.read_bytes()
@@ -89,7 +90,7 @@ def foreign_file(root: Path, table: pa.Table) -> None:
 
 
 def column(name: str, change: Callable[[list], list]) -> Callable[[pa.Table], pa.Table]:
-    """Change the values of a column."""
+    """Return a change to the values of a column."""
 
     def changed(table: pa.Table) -> pa.Table:
         field = table.schema.field(name).with_nullable(True)
@@ -100,20 +101,20 @@ def column(name: str, change: Callable[[list], list]) -> Callable[[pa.Table], pa
 
 
 def metadata(**values: bytes) -> Callable[[pa.Table], pa.Table]:
-    """Change the file's metadata."""
+    """Return a change to the file's metadata."""
     changes = {f"retrace.{key}".encode(): value for key, value in values.items()}
     return lambda table: table.replace_schema_metadata({**table.schema.metadata, **changes})
 
 
-# Files that fit their digests, and what a reader must say of each.
+# Changes to files that match their digests, and the message with which a reader must refuse each.
 FORGERIES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "not a trace": (lambda table: table.replace_schema_metadata({}), "not a trace file"),
     "newer major": (metadata(format=b"2.0"), "version 2.0 is newer than 1.1; use a newer retrace"),
     "other role": (metadata(role=b"samples"), "a samples file, expected routes"),
-    "other coding": (metadata(coding=b"bitmap"), "coding 'bitmap' is not known"),
+    "other coding": (metadata(coding=b"bitmap"), "unknown coding 'bitmap'"),
     "other geometry": (
         metadata(geometry=b'{"experts": 17, "topk": 4, "layers": [1, 2, 5]}'),
-        "its commit says",
+        "as in its commit",
     ),
     "layer gone": (lambda table: table.drop_columns(["layer_00002"]), "no column layer_00002"),
     "layer null": (column("layer_00002", lambda sets: [None, *sets[1:]]), "null values"),
@@ -141,8 +142,8 @@ FORGERIES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
 
 
 @pytest.mark.parametrize("case", FORGERIES)
-def test_files_that_fit_their_digests_are_not_trusted(tmp_path, case):
-    """Digests show that nothing changed, not that it was right from the start."""
+def test_files_that_match_their_digests_are_not_trusted(tmp_path, case):
+    """Digests show that a file did not change, but not that it was correct when it was written."""
     sealed_r3(open_store(str(tmp_path)), SAMPLES)
     table = pq.read_table(objects(tmp_path, ".routes.parquet")[0])
     forge, says = FORGERIES[case]
@@ -152,12 +153,15 @@ def test_files_that_fit_their_digests_are_not_trusted(tmp_path, case):
     assert any(says in p.text for p in verify(open_store(str(tmp_path))).problems)
 
 
-def test_unknown_columns_are_ignored(tmp_path):
-    """What a later minor version adds does not disturb this one."""
+@pytest.mark.parametrize("version", [b"1.1", b"1.7"])
+def test_unknown_columns_are_ignored(tmp_path, version):
+    """A later minor version's columns, keys and number do not affect this version's readers."""
     sealed_r3(open_store(str(tmp_path)), SAMPLES)
     table = pq.read_table(objects(tmp_path, ".routes.parquet")[0])
     table = table.append_column("router_scores", pa.array([[1.0]] * len(table)))
-    meta = {**table.schema.metadata, b"retrace.format": b"1.7", b"retrace.new": b"?"}
+    meta = {**table.schema.metadata, b"retrace.format": version, b"retrace.new": b"?"}
     foreign_file(tmp_path, table.replace_schema_metadata(meta))
     read_all(tmp_path)
-    assert not verify(open_store(str(tmp_path))).problems
+    problems = [problem.text for problem in verify(open_store(str(tmp_path))).problems]
+    assert len(problems) == (version != b"1.1")
+    assert all("its format is 1.7, but its commit has the format 1.1" in text for text in problems)

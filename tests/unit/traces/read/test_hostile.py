@@ -1,6 +1,9 @@
-"""Commits and files of a broken or hostile writer, whose digests all fit: refused by name, with
-the errors of the format, and without making room for what a length only claims. The fuzzer
-(fuzz/) looks for more of them; what it found is here."""
+"""Readers refuse commits and files from a faulty or hostile writer, and verify names them, although
+all digests match.
+
+Readers raise only TraceError or StoreError, and allocate no memory for a size that is only claimed.
+The fuzzer (fuzz/) searches for more such files; those that it found are here.
+"""
 
 import json
 import tracemalloc
@@ -31,7 +34,7 @@ def store() -> MemoryStore:
 
 
 def sign(store: MemoryStore, key: str, body: dict[str, Any]) -> None:
-    """Store a commit with its digest; a shard's also in the manifest."""
+    """Store a commit with its new digest. For a shard, sign the manifest again with this digest."""
     body = {name: value for name, value in body.items() if name != CONTENT_SHA256}
     body[CONTENT_SHA256] = content_digest(body)
     store.objects[key] = json.dumps(body).encode()
@@ -50,10 +53,10 @@ def read_all(store: Store) -> None:
 
 
 def refused(store: Store, key: str) -> str:
-    """That readers and verify refuse the step and name the object; what they say."""
+    """Check that readers and verify refuse the step and name the object. Return the error."""
     with pytest.raises((TraceError, StoreError)) as error:
         read_all(store)
-    name = key.removesuffix(".json")  # of the commit, and of its files
+    name = key.removesuffix(".json")  # the keys of the commit and its files start with it
     assert any(name in f"{problem.key} {problem.text}" for problem in verify(store).problems)
     return str(error.value)
 
@@ -90,7 +93,7 @@ FILES = [
 
 @pytest.mark.parametrize("commit", [SHARD, MANIFEST_KEY])
 @pytest.mark.parametrize(("path", "value"), FILES)
-def test_descriptions_of_files(store, commit, path, value):
+def test_malformed_descriptions_of_files_are_refused(store, commit, path, value):
     body = json.loads(store.objects[commit])
     for number in range(len(body["files"])):
         inner = body["files"][number]
@@ -102,8 +105,9 @@ def test_descriptions_of_files(store, commit, path, value):
 
 
 @pytest.mark.parametrize("size", [HUGE, 1 << 40])
-def test_a_size_that_is_not_the_files(store, tmp_path, size):
-    """And ranges to match: nothing of that size is made room for, on files neither."""
+def test_a_wrong_size_of_a_file_is_refused(store, tmp_path, size):
+    """The ranges match the claimed size. Readers do not allocate this much memory, whether the
+    store is in memory or in a folder."""
     body = json.loads(store.objects[SHARD])
     for file in body["files"]:
         file["footer"] = [file["footer"][0], size - file["footer"][0], "0" * 64]
@@ -142,7 +146,7 @@ def test_a_size_that_is_not_the_files(store, tmp_path, size):
         {"files": {}},
     ],
 )
-def test_manifests(store, changes):
+def test_malformed_manifests_are_refused(store, changes):
     sign(store, MANIFEST_KEY, {**json.loads(store.objects[MANIFEST_KEY]), **changes})
     refused(store, MANIFEST_KEY)
 
@@ -151,7 +155,7 @@ def test_manifests(store, changes):
     "text",
     [b"[" * 100_000, b'{"a":' * 100_000, b'{"a": NaN}', b'{"a": 1e999}', b"\xff", b"1" * 9_999],
 )
-def test_texts_that_are_not_json(store, text):
+def test_texts_other_than_json_are_refused(store, text):
     store.objects[MANIFEST_KEY] = text
     with pytest.raises(CorruptObjectError, match=f"{MANIFEST_KEY}.*not"):
         read_commit(store, MANIFEST_KEY)
@@ -203,19 +207,22 @@ PLACE = {"row": 0, "tokens": 1}
         {"routes": [{"file": 0, "segments": [{"row": 0, "tokens": None}]}]},
     ],
 )
-def test_rows_of_a_manifest(store, values):
+def test_malformed_rows_of_a_manifest_are_refused(store, values):
     forge_rows(store, **values)
     with pytest.raises((TraceError, StoreError)):
         read_all(store)
     assert verify(store).problems
 
 
-def test_a_number_of_rows_that_lies(store):
-    """Lengths that fit each other, but not the segments: nothing of that size is made room for."""
+def test_a_wrong_number_of_rows_is_refused(store):
+    """The lengths match each other but not the segments, and no memory is allocated
+    for the recorded number of rows."""
     forge_rows(store, prompt_length=1 << 30, response_length=1 << 30, rows_total=(1 << 31) - 1)
     tracemalloc.start()
     try:
-        with pytest.raises(TraceError, match="prompt_length is 7, the manifest says 1073741824"):
+        with pytest.raises(
+            TraceError, match="prompt_length is 7, but the manifest records 1073741824"
+        ):
             read_all(store)
         manifest = read_manifest(store, 0)
         with pytest.raises(TraceError, match="rows of routes, expected 2147483647"):

@@ -1,4 +1,4 @@
-"""What verl and slime hold in memory, by shape, dtype and value."""
+"""The shapes, dtypes and values of the in-memory layouts of verl and slime."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ROUTES = Routes(
 
 
 SPARSE = Geometry(experts=9, topk=2, layers=(1, 3))
-"""Layers 0 and 2 are dense. The sample has 4 tokens, and its row 2 is not known."""
+"""Layers 0 and 2 are dense. The sample has 4 tokens, and its row 2 is unknown."""
 
 
 DENSE = [
@@ -23,33 +23,35 @@ DENSE = [
 ]
 
 
-def test_slime_gets_int32_of_every_decoder_layer_and_all_tokens_but_the_last():
+def test_slime_receives_int32_for_every_decoder_layer_and_every_token_except_the_last():
     found = to_slime(ROUTES, SPARSE)
     assert found.dtype == np.int32
     assert found.shape == (3, 4, 2)
     assert found.tolist() == DENSE
 
 
-def test_verl_gets_int16_with_a_row_of_zeros_for_the_last_token():
+def test_verl_receives_int16_with_a_row_of_zeros_for_the_last_token():
     found = to_verl(ROUTES, SPARSE)
     assert found.dtype == np.int16
     assert found.shape == (4, 4, 2)
     assert found.tolist() == [*DENSE, [[0, 0]] * 4]
 
 
-def test_a_padded_batch_of_verl_has_prompts_on_the_left_and_responses_on_the_right():
+def test_a_padded_batch_for_verl_has_prompts_on_the_left_and_responses_on_the_right():
     found = to_verl_batch([ROUTES, ROUTES], [1, 3], SPARSE, prompt_length=3, response_length=4)
     assert found.dtype == np.int16
     assert found.shape == (2, 7, 4, 2)
     nothing = [[0, 0]] * 4
     assert found[0].tolist() == [nothing, nothing, *DENSE, nothing, nothing]
     assert found[1].tolist() == [*DENSE, nothing, nothing, nothing, nothing]
-    with pytest.raises(TraceError, match="sample 0 of 1 prompt and 3 response tokens: more than"):
+    with pytest.raises(
+        TraceError, match="sample 0 of 1 prompt and 3 response tokens, expected at most"
+    ):
         to_verl_batch([ROUTES], [1], SPARSE, prompt_length=3, response_length=2)
 
 
-def test_rows_that_are_not_known_are_different_experts_or_what_was_asked_for():
-    """NeMo-RL reads -1 as: route this token natively."""
+def test_unknown_rows_have_distinct_experts_or_the_given_id():
+    """In NeMo-RL, -1 means that the token is routed natively."""
     found = dense_routes(ROUTES, SPARSE, np.int16, unknown=-1)
     assert found[2].tolist() == [[0, 0], [-1, -1], [0, 0], [-1, -1]]
     assert found[:2].tolist() == DENSE[:2]
@@ -57,7 +59,7 @@ def test_rows_that_are_not_known_are_different_experts_or_what_was_asked_for():
 
 def test_dense_layers_at_the_end_must_be_counted():
     assert to_slime(ROUTES, SPARSE, num_layers=6).shape == (3, 6, 2)
-    with pytest.raises(TraceError, match="num_layers is 3, but the routes have layer 3: give the"):
+    with pytest.raises(TraceError, match="num_layers is 3, but the routes contain layer 3: give"):
         to_slime(ROUTES, SPARSE, num_layers=3)
 
 

@@ -1,4 +1,4 @@
-"""Only what is wanted is fetched, and what is not there is refused."""
+"""Only the required bytes are fetched, and requests for missing data are refused."""
 
 from dataclasses import replace
 
@@ -10,12 +10,15 @@ from pipeline.traces import (
     Geometry,
     Routes,
     TraceError,
+    read_manifest,
     read_routes,
     read_samples,
     seal,
     write_shard,
 )
+from pipeline.traces.format.manifest import open_manifest
 from tests.samples import (
+    GEOMETRY,
     R3,
     equal,
     make_samples,
@@ -25,7 +28,7 @@ from tests.samples import (
 
 
 class Counting:
-    """A store that notes which bytes are read."""
+    """A store that records which bytes are read."""
 
     def __init__(self, store) -> None:
         self._store = store
@@ -40,9 +43,10 @@ class Counting:
         return self._store.read_ranges(key, ranges, size)
 
 
-def test_a_slice_fetches_its_own_bytes_alone(store, monkeypatch, small_row_groups):
-    """Two neighbouring layers of one sample: of each of its row groups the segments' columns and
-    the two layers, and the footer. No byte of another layer or row group."""
+def test_a_slice_fetches_only_its_own_bytes(store, monkeypatch, small_row_groups):
+    """For two neighbouring layers of a sample, the reader fetches the footer and, in each of the
+    sample's row groups, the columns for the segments and the two layers. It fetches no byte of
+    any other layer or row group."""
     rng = np.random.default_rng(0)
     geometry = Geometry(64, 8, tuple(range(8)))
     samples = [
@@ -84,5 +88,27 @@ def test_unknown_samples_and_layers_are_refused(store):
     manifest = sealed_r3(store, make_samples())
     with pytest.raises(TraceError, match="unknown: 000000/9/0"):
         read_samples(store, manifest, ["000000/9/0"])
-    with pytest.raises(TraceError, match=r"no routes of layers \[0, 4\]; it has \(1, 2, 5\)"):
+    with pytest.raises(
+        TraceError, match=r"no routes for layers \[0, 4\], expected layers of \(1, 2, 5\)"
+    ):
         read_routes(store, manifest, manifest.ids, [4, 1, 0])
+
+
+@pytest.mark.parametrize("layers", [[], [GEOMETRY.layers[0]] * 2])
+def test_layers_must_be_given_once_each(store, layers):
+    samples = make_samples()
+    sealed_r3(store, samples)
+    with pytest.raises(TraceError, match=r"layers \[.*\], expected at least one, and each once"):
+        read_routes(store, read_manifest(store, 0), [samples[0].id], layers)
+
+
+@pytest.mark.parametrize("step", ["0", False, -1, 10**6, None, 0.5])
+def test_a_malformed_step_is_refused(store, step):
+    with pytest.raises(TraceError, match="step"):
+        read_manifest(store, step)
+
+
+def test_an_unknown_column_is_refused(store):
+    sealed_r3(store, make_samples())
+    with pytest.raises(TraceError, match="no column nope, expected columns of"):
+        open_manifest(store, 0).columns(["id", "nope"])

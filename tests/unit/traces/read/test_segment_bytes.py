@@ -1,4 +1,4 @@
-"""Uncompressed pages are taken as they lie: the same rows as by a Parquet library, or refused."""
+"""Uncompressed pages are used in place; the rows equal those that a Parquet library reads."""
 
 import numpy as np
 import pytest
@@ -24,11 +24,11 @@ PLAIN = {
         f"layer_{layer:05d}": "DELTA_LENGTH_BYTE_ARRAY" for layer in GEOMETRY.layers
     },
 }
-"""How pyarrow writes pages of the form that is taken as it lies."""
+"""Options with which pyarrow writes pages in the form that is used in place."""
 
 
 def step_of(geometry: Geometry, tokens: int, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
-    """A sealed step without compression, of row groups of so many tokens."""
+    """Seal a step without compression, with row groups of this many tokens."""
     monkeypatch.setattr(segments, "ROW_GROUP_TOKENS", tokens)
     store, samples = MemoryStore(), make_samples(known=0.8, geometry=geometry)
     write_shard(store, 0, 0, "0123abcd", samples, geometry, R3, compression="none")
@@ -38,7 +38,7 @@ def step_of(geometry: Geometry, tokens: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def taken(monkeypatch) -> list[bool]:
-    """Of each page that was looked at, whether it was taken as it lies."""
+    """Record, for each page that is examined, whether it is used in place."""
     found: list[bool] = []
     page_bytes = OpenedGroups.page_bytes
 
@@ -52,7 +52,7 @@ def taken(monkeypatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("experts", [16, 300])
-def test_any_segments_of_any_layers_are_those_that_pyarrow_reads(experts, taken):
+def test_any_segments_of_any_layers_equal_those_that_pyarrow_reads(experts, taken):
     geometry = Geometry(experts, 4, (1, 2, 5))
     with pytest.MonkeyPatch.context() as patch:
         store = step_of(geometry, 10, patch)
@@ -75,7 +75,7 @@ def test_any_segments_of_any_layers_are_those_that_pyarrow_reads(experts, taken)
     assert all(taken)
 
 
-def test_compressed_pages_are_not_taken(taken):
+def test_compressed_pages_are_not_used_without_a_copy(taken):
     store, samples = MemoryStore(), make_samples()
     write_shard(store, 0, 0, "0123abcd", samples, GEOMETRY, R3)
     seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0)
@@ -95,7 +95,7 @@ def test_compressed_pages_are_not_taken(taken):
         {**PLAIN, "data_page_version": "2.0"},
     ],
 )
-def test_ids_of_every_form_are_read(options, monkeypatch):
+def test_pages_of_every_form_are_read(options, monkeypatch):
     forgery = Forgery(step_of(GEOMETRY, 10_000, monkeypatch))
     expected = read_manifest(forgery.sealed(), 0)
     forgery.shards[0].file("routes").options = options
@@ -111,7 +111,7 @@ def test_ids_of_every_form_are_read(options, monkeypatch):
     [
         ("layer_00002", lambda data: data[:-1], "coded bytes, expected"),
         ("layer_00002", lambda data: data + b"\1", "coded bytes, expected"),
-        ("layer_00002", lambda data: data[::-1], "expected ascending ones"),
+        ("layer_00002", lambda data: data[::-1], "expected ascending ids"),
         ("layer_00002", lambda data: b"\1" + data[1:], "digest|ascending"),
         ("layer_00002", lambda data: data[:-1] + b"\x10", "expert id 16: expected 0..15"),
         ("tokens", lambda _: -1, "a segment of -1 tokens"),
@@ -119,7 +119,7 @@ def test_ids_of_every_form_are_read(options, monkeypatch):
         ("tokens", lambda n: n + 1, "coded bytes, expected"),
     ],
 )
-def test_what_is_wrong_is_refused(column, change, says, monkeypatch, taken):
+def test_invalid_content_is_refused(column, change, says, monkeypatch, taken):
     forgery = Forgery(step_of(GEOMETRY, 10_000, monkeypatch))
     forgery.shards[0].file("routes").options = PLAIN
     row = forgery.segments[1]
@@ -128,5 +128,5 @@ def test_what_is_wrong_is_refused(column, change, says, monkeypatch, taken):
     manifest = read_manifest(store, 0)
     with pytest.raises((TraceError, StoreError), match=says):
         read_routes(store, manifest, manifest.ids)
-    assert any(taken) or row["tokens"] < 0  # which is seen first
+    assert any(taken) or row["tokens"] < 0  # a negative number is refused before any page
     assert verify(store).problems

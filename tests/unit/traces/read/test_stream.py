@@ -1,4 +1,5 @@
-"""Routes fetched ahead of use are what read_routes returns, each byte of them fetched once."""
+"""Routes that are read ahead equal the result of read_routes, and each byte is fetched only
+once."""
 
 import threading
 from contextlib import closing
@@ -29,13 +30,13 @@ from tests.samples import GEOMETRY, R3, equal, make_samples, sealed_r2, sealed_r
 
 @pytest.fixture
 def small(monkeypatch):
-    """Many row groups, and few of them in a fetch."""
+    """Use many small row groups, with few row groups per fetch."""
     monkeypatch.setattr(segments_module, "ROW_GROUP_TOKENS", 10)
     monkeypatch.setattr(stream_module, "_AT_ONCE_BYTES", 2_000)
 
 
 class Noting:
-    """A store that notes what is read, and waits before it reads when it is told to."""
+    """A store that records reads, and delays them until `go` is set."""
 
     def __init__(self, store):
         self._store = store
@@ -55,9 +56,9 @@ class Noting:
 @pytest.mark.parametrize("seal", [sealed_r3, sealed_r2])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(data=st.data())
-def test_the_stream_is_what_a_reader_reads(tmp_path_factory, small, seal, data):
-    """For any samples in any order and any layers, looked up in any order; of R2, whose layers lie
-    in the files of several stages, too."""
+def test_the_stream_equals_a_reader(tmp_path_factory, small, seal, data):
+    """Any samples and layers can be read, and looked up in any order. In R2, the layers are in the
+    files of several stages."""
     store = open_store(str(tmp_path_factory.mktemp("store")))
     samples = make_samples(prompts=4, n=3, seed=data.draw(st.integers(0, 9)))
     seal(store, samples)
@@ -74,7 +75,7 @@ def test_the_stream_is_what_a_reader_reads(tmp_path_factory, small, seal, data):
 
 
 def test_a_sample_of_one_token_has_no_rows(store):
-    """It is in no segment, so the stream opens no file for it, alone or beside others."""
+    """It has no segments, so the stream opens no file for it, alone or with other samples."""
     samples = make_samples(prompts=2, n=1)
     empty = np.empty(0)
     samples[0] = replace(
@@ -95,8 +96,9 @@ def test_a_sample_of_one_token_has_no_rows(store):
             )
 
 
-def test_samples_come_as_a_reader_reads_them(store):
-    """More of them than are read at once, in an order of their own."""
+def test_streamed_samples_equal_those_of_a_reader(store):
+    """There are more samples than are read at a time, and they are not in the order of the
+    files."""
     sealed_r3(store, make_samples(prompts=14, n=3))
     manifest = open_manifest(store, 0).select(np.random.default_rng(0).permutation(42))
     stream = SampleStream(store, manifest)
@@ -123,7 +125,7 @@ def test_every_range_is_fetched_once_and_counted(store, small):
     assert stream.fetched_bytes == sum(length for _, _, length in noting.ranges)
 
 
-def test_waiting_is_counted_and_what_is_there_is_not_waited_for(store):
+def test_waiting_is_counted_and_samples_already_read_cause_none(store):
     sealed_r3(store, make_samples())
     manifest = open_manifest(store, 0).all()
     noting = Noting(store)
@@ -140,8 +142,9 @@ def test_waiting_is_counted_and_what_is_there_is_not_waited_for(store):
     stream.close()
 
 
-def test_what_fails_in_the_thread_is_raised_where_it_is_wanted(store, tmp_path, small):
-    """A damaged file spoils the samples that it holds; those that were there before stay."""
+def test_an_error_in_the_thread_is_raised_by_the_look_up(store, tmp_path, small):
+    """A damaged file affects only its own samples; samples that were read earlier remain
+    available."""
     sealed_r3(store, make_samples(prompts=6))
     manifest = open_manifest(store, 0).all()
     (path,) = tmp_path.glob("steps/000000/rollout/00001.*.routes.parquet")
@@ -156,7 +159,7 @@ def test_what_fails_in_the_thread_is_raised_where_it_is_wanted(store, tmp_path, 
     stream.close()
 
 
-def test_a_store_that_fails_is_said_so(store):
+def test_an_error_of_the_store_is_raised(store):
     sealed_r3(store, make_samples())
     manifest = open_manifest(store, 0).all()
 
@@ -171,7 +174,7 @@ def test_a_store_that_fails_is_said_so(store):
 
 
 def test_closing_ends_the_fetching(store, small):
-    """Who asks for what was not fetched by then is told so."""
+    """Looking up a sample that was not fetched by then raises an error."""
     sealed_r3(store, make_samples(prompts=6, n=3))
     manifest = open_manifest(store, 0).all()
     noting = Noting(store)
@@ -179,14 +182,14 @@ def test_closing_ends_the_fetching(store, small):
     stream = RouteStream(noting, manifest, [1])
     threading.Timer(0.1, noting.go.set).start()
     stream.close()
-    with pytest.raises(TraceError, match="not read before the end"):
+    with pytest.raises(TraceError, match="the stream ended before reading it"):
         stream[manifest.ids[-1]]
 
 
-def test_layers_and_samples_that_there_are_not(store):
+def test_unknown_layers_and_samples_are_refused(store):
     sealed_r3(store, make_samples())
     manifest = open_manifest(store, 0).all()
-    with pytest.raises(TraceError, match=r"no routes of layers \[4\]"):
+    with pytest.raises(TraceError, match=r"no routes for layers \[4\]"):
         RouteStream(store, manifest, [1, 4])
     stream = RouteStream(store, manifest, [1])
     with pytest.raises(KeyError):

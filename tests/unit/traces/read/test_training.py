@@ -1,4 +1,4 @@
-"""Routes of the trainer are of the step that they lie in, whole, or refused."""
+"""The trainer's routes must be complete and belong to their step, or they are refused."""
 
 import json
 import re
@@ -51,7 +51,7 @@ SAMPLES = make_samples()
 
 
 def trained_run(store: Store, samples=SAMPLES) -> None:
-    """A finished R2 step."""
+    """Write a finished R2 step."""
     write_run(store, samples, "R2")
     publish_plan(store, make_plan())
     sealed_r2(store, samples)
@@ -59,7 +59,7 @@ def trained_run(store: Store, samples=SAMPLES) -> None:
 
 
 def other_routes(samples=SAMPLES, seed: int = 1):
-    """The same samples, of the same ids, tokens and lengths, routed otherwise."""
+    """Return samples with the same ids, tokens and lengths, but different routes."""
     rng = np.random.default_rng(seed)
     return [
         replace(
@@ -91,7 +91,7 @@ def other():
 
 
 def take(store: Store, source: Store, *parts: str) -> None:
-    """Put another run's training objects in place of the store's own."""
+    """Replace the store's training objects with those of another run."""
     for part in parts:
         for info in list(store.list(keys.step_prefix(0))):
             if info.key.startswith(keys.step_prefix(0) + part):
@@ -107,7 +107,7 @@ def read_used(store: Store, layers: tuple[int, ...] | None = None) -> dict[str, 
 
 
 def assert_refused(store: Store, says: str, verify_says: str | None = None) -> None:
-    """By the reader, by what is built on it, and by verify."""
+    """Check that the reader, the code that depends on the reader, and verify refuse the step."""
     with pytest.raises((TraceError, StoreError), match=says):
         read_used(store)
     with pytest.raises((TraceError, StoreError), match=says):
@@ -117,7 +117,7 @@ def assert_refused(store: Store, says: str, verify_says: str | None = None) -> N
     assert any(re.search(verify_says or says, str(problem)) for problem in problems), problems
 
 
-def test_its_own_routes_are_read(store):
+def test_the_routes_of_the_trainer_are_read(store):
     used = used_routes(store, 0)
     found = read_routes(store, used, used.ids)
     assert all(equal(found[s.id], s.routes) for s in SAMPLES)
@@ -126,19 +126,19 @@ def test_its_own_routes_are_read(store):
 
 
 class TestFromAnotherRun:
-    """No digest was recomputed: every object is whole."""
+    """No digest was recomputed, because every object is intact."""
 
-    def test_all_of_it(self, store, other):
+    def test_all_objects(self, store, other):
         take(store, other, "training")
-        assert_refused(store, "is of another run")
+        assert_refused(store, "belongs to a different run")
 
-    def test_its_folder_without_what_names_it(self, store, other):
+    def test_the_folder_without_training_json(self, store, other):
         take(store, other, "training/")
         assert_refused(store, "no such object")
 
     @pytest.mark.parametrize("stage", [0, 1])
     def test_one_stage(self, store, other, stage):
-        """Under the names of the store's own."""
+        """The other run's commits have the keys of the store's commits."""
         ours = [key for key in training_commits(store) if f"/00{stage}-" in key]
         theirs = [key for key in training_commits(other) if f"/00{stage}-" in key]
         for mine, foreign in zip(ours, theirs, strict=True):
@@ -146,17 +146,28 @@ class TestFromAnotherRun:
             store.create(file, other.read(file))
             store.delete(mine)
             store.create(mine, other.read(foreign))
-        assert_refused(store, "is of another run", "training.json names other content")
+        assert_refused(store, "belongs to a different run", "training.json records other content")
 
     def test_a_stage_whose_digests_were_remade(self, store, other):
-        """The forger put this step's manifest into the commits and named them anew, but did not
-        recompute token digests."""
+        """The forger put the digest of this step's manifest into the commits and named these in
+        training.json, but did not recompute the token digests."""
         sealed = read_manifest(store, 0)
         take(store, other, "training")
         for key in training_commits(store):
             resign(store, key, manifest_sha256=sealed.sha256)
         name_all(store, NewTrainingSet(sealed, R2))
-        assert_refused(store, r"has token digest .* of another run")
+        assert_refused(store, r"has token digest .* belongs to a different run")
+
+    def test_more_valid_rows_than_rows(self, store, other):
+        """The forger signed the changed commits and named them in training.json (level L1 of
+        tests/hostile)."""
+        sealed = read_manifest(store, 0)
+        for key in training_commits(store):
+            digests = json.loads(store.read(key))["digests"]
+            digests[0][4] = 2**31
+            resign(store, key, digests=digests)
+        name_all(store, NewTrainingSet(sealed, R2))
+        assert_refused(store, r"2147483648 valid rows, but its file contains \d+ rows")
 
 
 class TestMissing:
@@ -165,7 +176,7 @@ class TestMissing:
             store.delete(info.key)
         assert_refused(store, "no such object")
 
-    def test_what_names_it(self, store):
+    def test_training_json(self, store):
         store.delete(keys.training_set(0))
         assert_refused(store, "no such object")
 
@@ -176,7 +187,8 @@ class TestMissing:
         assert_refused(store, "no such object")
 
     def test_a_stage_that_is_not_named(self, store):
-        """L1: training.json was made anew, and says that the model has fewer layers."""
+        """The forger wrote a training.json for a model with fewer layers (level L1 of
+        tests/hostile)."""
         sealed = read_manifest(store, 0)
         for key in training_commits(store):
             if "/001-" in key:
@@ -197,8 +209,8 @@ class TestMissing:
         assert not list(out.rglob("*.npy"))
 
 
-def test_a_step_in_training_is_no_problem_and_has_no_routes_yet():
-    """While the run is at work: sealed, its routes not recorded."""
+def test_a_step_during_training_is_valid_and_has_no_routes_yet():
+    """While the run continues, the step is sealed but its routes are not recorded."""
     store = MemoryStore()
     write_run(store, SAMPLES, "R2")
     publish_plan(store, make_plan())
@@ -209,13 +221,13 @@ def test_a_step_in_training_is_no_problem_and_has_no_routes_yet():
         used_routes(store, 0)
     new = NewTrainingSet(read_manifest(store, 0), R2)
     write_stage(store, new, 0, 0, STAGES[0][1], SAMPLES)
-    assert verify(store).problems == [], "a part of a set that is being made"
+    assert verify(store).problems == [], "a part of an unfinished set"
     with pytest.raises(TraceError, match="not recorded yet, or were removed"):
         used_routes(store, 0)
 
 
 @pytest.mark.parametrize("later", ["policy", "metrics"])
-def test_a_step_that_was_trained_must_have_its_routes(later):
+def test_a_trained_step_must_have_its_routes(later):
     store = MemoryStore()
     write_run(store, SAMPLES, "R2")
     publish_plan(store, make_plan())
@@ -227,7 +239,7 @@ def test_a_step_that_was_trained_must_have_its_routes(later):
     assert any(f"{keys.training_set(0)}: no such object" in problem for problem in problems)
 
 
-def test_a_set_in_a_step_that_records_none_is_refused(other):
+def test_a_set_in_a_step_without_recorded_routes_is_refused(other):
     store = MemoryStore()
     sealed_r3(store, SAMPLES)
     take(store, other, "training")
@@ -235,7 +247,7 @@ def test_a_set_in_a_step_that_records_none_is_refused(other):
 
 
 def flipped(routes: Routes) -> Routes:
-    """One expert of one valid row is another."""
+    """Return routes with one expert of one valid row changed."""
     sets = routes.sets_TLK.copy()
     t = int(np.flatnonzero(routes.valid_T)[-1])
     unused = np.setdiff1d(np.arange(GEOMETRY.experts), sets[t, 0])
@@ -254,8 +266,8 @@ CHANGED = {
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_changed_rows_whose_files_and_commits_were_remade_are_refused(change):
-    """L1: file, ranges, commit and training.json are right for the changed rows; the per-sample
-    digests are those of the rows that were recorded."""
+    """The file, its ranges, the commit and training.json match the changed rows, but the per-sample
+    digests are those of the recorded rows (level L1 of tests/hostile)."""
     store = MemoryStore()
     trained_run(store)
     changed = [replace(s, routes=CHANGED[change](s.routes)) for s in SAMPLES]
@@ -271,7 +283,7 @@ def test_changed_rows_whose_files_and_commits_were_remade_are_refused(change):
         resign(store, key, digests=old["digests"])
     name_all(store, new)
     whole_parts = [None, (2, 1)] if change == "flipped" else [None, (2, 1), (5,)]
-    for layers in whole_parts:  # layers that one stage's file has are compared without the others
+    for layers in whole_parts:  # a stage is compared even if no other stage is read
         with pytest.raises(TraceError, match="have digest"):
             read_used(store, layers)
     assert any("have digest" in str(problem) for problem in verify(store).problems)
@@ -284,7 +296,7 @@ def test_a_set_is_sealed_only_if_it_has_every_sample_in_every_layer(store):
     new = NewTrainingSet(sealed, R2)
     for samples, layers, says in (
         (None, None, "no commits"),
-        (SAMPLES, (1, 2), r"of layers \[1, 2\], expected \[1, 2, 5\]"),
+        (SAMPLES, (1, 2), r"for layers \[1, 2\], expected \[1, 2, 5\]"),
         (SAMPLES[1:], (5,), "position 0 rows of routes|0 rows of routes, expected"),
     ):
         if samples:
@@ -297,8 +309,8 @@ def test_a_set_is_sealed_only_if_it_has_every_sample_in_every_layer(store):
 
 
 def test_a_step_has_one_set_and_the_first_stays(store):
-    """A restart in another layout that finds the step's set makes none; what a dead attempt left
-    is not looked at."""
+    """A restart with a different layout uses the step's set and writes no other set. Debris from
+    a dead attempt is ignored."""
     before = store.read(keys.training_set(0))
     new = NewTrainingSet(read_manifest(store, 0), R2)
     write_stage(store, new, 0, 0, GEOMETRY.layers, other_routes())
@@ -311,19 +323,19 @@ def test_a_step_has_one_set_and_the_first_stays(store):
 
 def test_a_set_of_another_manifest_is_not_sealed(store):
     new = NewTrainingSet(replace(read_manifest(store, 0), sha256="0" * 64), R2)
-    with pytest.raises(TraceError, match=r"content .*, the training set is of 0000"):
+    with pytest.raises(TraceError, match=r"content .*, expected 0000.* as in the training set"):
         seal_training_set(store, new, GEOMETRY)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"step": 1}, "of step 1, expected 0"),
-        ({"manifest_sha256": "0" * 64}, "is of another run"),
-        ({"manifest_sha256": ...}, "is of another run"),
-        ({"commits": ...}, "not a training set|does not say"),
+        ({"step": 1}, "step 1, expected 0"),
+        ({"manifest_sha256": "0" * 64}, "belongs to a different run"),
+        ({"manifest_sha256": ...}, "belongs to a different run"),
+        ({"commits": ...}, "malformed training set|a field is missing"),
         ({"commits": []}, "0 commits"),
-        ({"commits": [{"key": "steps/000000/training/x.json"}]}, "not a training set|it names"),
+        ({"commits": [{"key": "steps/000000/training/x.json"}]}, "malformed training set|it names"),
         ({"counts": {"samples": 6, "rows_total": 1, "rows_valid": 1}}, "counts"),
         ({"geometry": None}, "geometry None"),
         ({"geometry": {"experts": 16, "topk": 4, "layers": [1, 2]}}, "expected"),
@@ -333,16 +345,16 @@ def test_a_set_of_another_manifest_is_not_sealed(store):
         ({"provenance": {"kind": "R2", "policy_version": 9, "engine": "x"}}, r"\('R2', 0\)"),
     ],
 )
-def test_a_set_that_says_something_else_is_refused(store, changes, says):
+def test_a_set_with_wrong_values_is_refused(store, changes, says):
     resign(store, keys.training_set(0), **changes)
-    if "counts" in changes:  # rows are right
+    if "counts" in changes:  # the rows are correct
         assert any(says in str(problem) for problem in verify(store).problems)
     else:
         assert_refused(store, says)
 
 
 def of_first(**changes):
-    """Digests of a commit, of which the first is changed: id, tokens, routes, rows, valid."""
+    """Return a change to the first digests of a commit: id, tokens, routes, rows, rows_valid."""
 
     def change(digests):
         names = ("id", "tokens", "routes", "rows", "rows_valid")
@@ -355,18 +367,18 @@ def of_first(**changes):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda digests: digests[1:], "digests of"),
-        (lambda digests: [*digests, digests[0]], "digests of"),
-        (lambda digests: [[*digests[0], 1], *digests[1:]], "not a list of them"),
-        (lambda digests: "x", "not a list of them"),
+        (lambda digests: digests[1:], "digests for"),
+        (lambda digests: [*digests, digests[0]], "digests for"),
+        (lambda digests: [[*digests[0], 1], *digests[1:]], "malformed list of digests"),
+        (lambda digests: "x", "malformed list of digests"),
         (of_first(tokens="0" * 64), "has token digest"),
         (of_first(routes="0" * 64), "have digest"),
         (of_first(rows=1000), "1000"),
-        (of_first(rows_valid=-1), "not a list of them"),
-        (of_first(id="000000/9/9"), "000000/9/9|no digest"),
+        (of_first(rows_valid=-1), "malformed list of digests"),
+        (of_first(id="000000/9/9"), "000000/9/9|a segment of 000000/0/0, expected one of"),
     ],
 )
-def test_a_commit_that_says_something_else_of_its_samples_is_refused(store, change, says):
+def test_a_commit_with_wrong_values_of_its_samples_is_refused(store, change, says):
     key = training_commits(store)[0]
     resign(store, key, digests=change(json.loads(store.read(key))["digests"]))
     sealed = NewTrainingSet(read_manifest(store, 0), R2)
@@ -398,8 +410,9 @@ def test_a_recorded_set_of_a_trained_step_has_the_digest_of_every_part(store):
 
 
 @pytest.mark.parametrize("cp_ranks", [1, 2, 3])
-def test_rows_that_context_parallel_ranks_cut_are_written_sealed_and_read(cp_ranks):
-    """Zigzag, as such ranks cut a sequence; a rank may have no row of a short sample."""
+def test_rows_cut_by_context_parallel_ranks_are_written_sealed_and_read(cp_ranks):
+    """The rows are split in a zigzag, as for context-parallel ranks. If a sample is short, some
+    ranks have none of its rows."""
     store = MemoryStore()
     write_shard(store, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
     seal(store, 0, 1, lambda _: [s.id for s in SAMPLES], 0, training=True)
@@ -437,7 +450,7 @@ def test_rows_that_context_parallel_ranks_cut_are_written_sealed_and_read(cp_ran
 
 
 @pytest.mark.parametrize("positions", [[0, 0], [1, 0], [0, 99], [-1, 0]])
-def test_positions_that_are_none_are_refused_before_they_are_committed(store, positions):
+def test_invalid_positions_are_refused_before_the_commit(store, positions):
     new = NewTrainingSet(read_manifest(store, 0), R2)
     id = SAMPLES[0].id
     routes = {id: Routes(SAMPLES[0].routes.sets_TLK[:2], np.ones(2, bool))}
@@ -447,31 +460,31 @@ def test_positions_that_are_none_are_refused_before_they_are_committed(store, po
         )
 
 
-def test_no_set_is_written_for_a_step_whose_trainer_records_none():
+def test_no_set_is_written_for_a_step_without_recorded_routes():
     store = MemoryStore()
     sealed = sealed_r3(store, SAMPLES)
-    with pytest.raises(TraceError, match="the trainer records no routes of this step"):
+    with pytest.raises(TraceError, match="the trainer records no routes for this step"):
         NewTrainingSet(sealed, R2)
     with pytest.raises(TraceError, match="routes of kind R3, expected R2"):
         NewTrainingSet(replace(sealed, training=True), replace(R2, kind="R3"))
 
 
-def test_commits_that_are_gone_are_missing(store):
+def test_missing_commits_are_reported(store):
     for key in training_commits(store):
         store.delete(key)
     with pytest.raises(ObjectMissingError, match="training/000-00000"):
         used_routes(store, 0)
 
 
-def test_a_signed_object_of_another_place_is_refused(store):
-    """The commit of one part under the key of another."""
+def test_a_signed_object_under_another_key_is_refused(store):
+    """The commit of one part is stored under the key of another."""
     first, second, *_ = training_commits(store)
     put_signed(store, second, json.loads(store.read(first)))
     name_all(store, NewTrainingSet(read_manifest(store, 0), R2))
-    assert_refused(store, "position 0 is there twice|0 rows of routes", "it names .*, expected")
+    assert_refused(store, "position 0 is duplicated|0 rows of routes", "it names .*, expected")
 
 
-def test_an_audit_beside_routes_of_the_engine(tmp_path):
+def test_an_audit_contains_the_routes_of_trainer_and_engine(tmp_path):
     store = open_store(str(tmp_path))
     sealed_r3(store, SAMPLES, training=True)
     theirs = other_routes()

@@ -1,5 +1,6 @@
-"""Every compression that a writer offers is read by every reader, and no other is taken."""
+"""Readers accept every compression that a writer offers, and writers refuse any other value."""
 
+import io
 from typing import get_args
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from pipeline.config.tree import Rollout
 from pipeline.traces import (
     Compression,
+    Geometry,
+    Routes,
     RouteStream,
     TraceError,
     read_manifest,
@@ -16,15 +19,20 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from tests.samples import GEOMETRY, R3, make_samples
+from pipeline.traces.format.codec import coding, decode, has_gaps
+from pipeline.traces.write.routes_file import RoutesFile
+from pipeline.traces.write.segments import SegmentWriter
+from tests.memory_store import MemoryStore
+from tests.samples import GEOMETRY, R3, make_samples, random_sets
 
 CODECS = {"zstd": "ZSTD", "lz4": "LZ4", "none": "UNCOMPRESSED"}
 CODINGS = {"zstd": b"gaps-uint8", "lz4": b"gaps-uint8", "none": b"ids-uint8"}
-"""Gaps are only for what is compressed."""
+"""Without compression, ids are stored. With compression, a file with few rows always stores
+gaps."""
 
 
 @pytest.mark.parametrize("compression", get_args(Compression))
-def test_every_reader_takes_it(store, tmp_path, compression):
+def test_every_reader_accepts_every_compression(store, tmp_path, compression):
     samples = make_samples()
     write_shard(store, 0, 0, "0123abcd", samples, GEOMETRY, R3, compression=compression)
     path = next(tmp_path.rglob("*.routes.parquet"))
@@ -42,11 +50,55 @@ def test_every_reader_takes_it(store, tmp_path, compression):
         assert np.array_equal(stream[sample.id].sets_TLK, found[sample.id].sets_TLK)
 
 
-def test_another_is_refused_before_anything_is_stored(store):
+def test_an_unknown_compression_is_refused_before_writing(store):
     with pytest.raises(TraceError, match="compression 'gzip', expected"):
         write_shard(store, 0, 0, "0123abcd", make_samples(), GEOMETRY, R3, compression="gzip")
     assert list(store.list("")) == []
 
 
-def test_the_setting_has_the_values_of_the_writer():
+def test_the_setting_accepts_the_same_values_as_the_writer():
     assert Rollout.model_fields["trace_compression"].annotation == Compression
+
+
+def routes_of(kind, rows, experts):
+    """Return sets [rows, 1, 8]: drawn uniformly, or mostly copied from a few sets."""
+    rng = np.random.default_rng(1)
+    sets_TLK = random_sets(rng, rows, Geometry(experts, 8, (0,)))
+    if kind == "uniform":
+        return sets_TLK
+    # Six of a row's eight ids come from one of 40 sets, so more bytes repeat when ids are stored
+    # than when gaps are stored.
+    known_NK = random_sets(rng, 40, Geometry(experts, 8, (0,)))[:, 0]
+    sets_TLK[:, 0, 1:7] = known_NK[rng.integers(0, 40, rows), 1:7]
+    wrong_T = (np.diff(sets_TLK[:, 0].astype(int), axis=1) <= 0).any(axis=1)
+    sets_TLK[wrong_T, 0] = known_NK[0]
+    return sets_TLK
+
+
+@pytest.mark.parametrize("experts", [128, 512])
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("kind", ["uniform", "repeated"])
+def test_the_smaller_coding_is_chosen(kind, compression, experts):
+    """The file is no larger than it would be with the other coding. A file with few rows always
+    stores gaps."""
+    geometry = Geometry(experts, 8, (0,))
+
+    def written(rows, forced=None):
+        store, sets_TLK = MemoryStore(), routes_of(kind, rows, experts)
+        with RoutesFile(store, "routes", geometry, R3, compression=compression) as file:
+            if forced is not None:
+                file._coding = forced
+            segments = SegmentWriter(file)
+            segments.add("a", Routes(sets_TLK, np.ones(rows, bool)), 0, rows)
+            segments.finish()
+            size = file.finish().data.size
+        table = pq.read_table(io.BytesIO(store.read("routes")))
+        name = table.schema.metadata[b"retrace.coding"].decode()
+        [value] = table["layer_00000"].to_pylist()
+        assert np.array_equal(decode(value, rows, 8, experts, name), sets_TLK[:, 0])
+        return name, size
+
+    chosen, size = written(8_000)
+    assert size == min(written(8_000, coding(experts, gaps=gaps))[1] for gaps in (True, False))
+    assert has_gaps(chosen, experts) == (kind == "uniform")
+    assert has_gaps(written(4_000)[0], experts)

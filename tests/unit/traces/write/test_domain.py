@@ -1,4 +1,4 @@
-"""What lies outside of the format's domain is refused by every public writer, before it writes."""
+"""Every public writer refuses values outside the format's domain before it writes."""
 
 import functools
 from dataclasses import replace
@@ -16,18 +16,18 @@ from tests.memory_store import MemoryStore
 GEOMETRY = Geometry(experts=8, topk=2, layers=(0, 3))
 R3 = Provenance("R3", 0, "sglang 0.5.15")
 EXPERTS = np.array([[[0, 1], [7, 3]], [[2, 4], [5, 6]], [[1, 0], [2, 3]]])
-"""Of a sample of 4 tokens."""
+"""The experts of a sample with 4 tokens."""
 DEEP = functools.reduce(lambda inner, _: {"a": inner}, range(100_000), {})
 
 
 def sample(**changes):
-    """A sample that every writer takes, with changes."""
+    """Return a valid sample with these changes, which may make it invalid."""
     made = retrace.new_sample(0, "17", 0, [1, 2], [3, 4], EXPERTS)
     return replace(made, **changes)
 
 
 class OnGpu:
-    """Like a torch tensor that numpy cannot take."""
+    """An object that numpy cannot convert, like a torch tensor on a GPU."""
 
     def __array__(self, *_: object, **__: object) -> np.ndarray:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
@@ -42,14 +42,14 @@ ARGUMENTS = [
     ({"prompt_id": "a/b"}, "expected a name without '/'"),
     ({"prompt_id": "."}, "expected a name without '/'"),
     ({"prompt_id": ".."}, "expected a name without '/'"),
-    ({"prompt_id": "a\0b"}, "has U+0000"),
-    ({"prompt_id": "a\x1b[31m"}, "has U+001B"),
-    ({"prompt_id": "a\x9bm"}, "has U+009B"),
-    ({"prompt_id": "a\u202eb"}, "has U+202E"),
-    ({"prompt_id": "\ud800"}, "has U+D800"),
+    ({"prompt_id": "a\0b"}, "contains U+0000"),
+    ({"prompt_id": "a\x1b[31m"}, "contains U+001B"),
+    ({"prompt_id": "a\x9bm"}, "contains U+009B"),
+    ({"prompt_id": "a\u202eb"}, "contains U+202E"),
+    ({"prompt_id": "\ud800"}, "contains U+D800"),
     ({"prompt_id": "é" * 600}, "1200 bytes of UTF-8, expected at most 1024"),
     ({"prompt_id": "a" * 1_020}, "expected at most 1024"),
-    ({"prompt_id": 17}, "of type int, expected a text"),
+    ({"prompt_id": 17}, "of type int, expected text"),
     ({"k": -1}, "k: -1, expected 0..2147483647"),
     ({"k": 1.0}, "of type float, expected an integer"),
     ({"prompt_tokens": []}, "no prompt token"),
@@ -59,15 +59,15 @@ ARGUMENTS = [
     ({"prompt_tokens": [1.5]}, "tokens of type float64"),
     ({"prompt_tokens": [True]}, "tokens of type bool"),
     ({"prompt_tokens": ["1"]}, "tokens of type <U1"),
-    ({"prompt_tokens": [[1], [1, 2]]}, "make no array"),
-    ({"prompt_tokens": OnGpu()}, "make no array (can't convert cuda:0"),
+    ({"prompt_tokens": [[1], [1, 2]]}, "cannot become an array"),
+    ({"prompt_tokens": OnGpu()}, "cannot become an array (can't convert cuda:0"),
     ({"response_tokens": np.ma.masked_array([3, 4], [0, 1])}, "is a masked array"),
     ({"experts": EXPERTS > 3}, "experts of type bool"),
     ({"experts": EXPERTS.astype(float)}, "experts of type float64"),
     ({"experts": EXPERTS.astype(object)}, "experts of type object"),
     ({"experts": EXPERTS[0]}, "expected integers [S - 1, L, K]"),
-    ({"experts": [[[0, 1], [2]]]}, "make no array"),
-    ({"logprobs": [0.0]}, "1 values of logprobs_G for 2 response tokens"),
+    ({"experts": [[[0, 1], [2]]]}, "cannot become an array"),
+    ({"logprobs": [0.0]}, "1 values of logprobs_G, expected 2, one per response token"),
     ({"logprobs": [1e300, 0.0]}, "infinite log-probs"),
     ({"logprobs": [-np.inf, 0.0]}, "infinite log-probs"),
     ({"logprobs": [None, 0.0]}, "logprobs of type object"),
@@ -75,14 +75,14 @@ ARGUMENTS = [
     ({"loss_mask": ["", "no"]}, "loss_mask of type <U2"),
     ({"loss_mask": [0.5, 1.0]}, "loss_mask of type float64"),
     ({"loss_mask": [0, 2]}, "expected True and False, or 1 and 0"),
-    ({"loss_mask": [True]}, "1 values of loss_mask_G for 2 response tokens"),
+    ({"loss_mask": [True]}, "1 values of loss_mask_G, expected 2, one per response token"),
     ({"reward": float("nan")}, "reward nan, expected a finite number"),
     ({"reward": float("inf")}, "reward inf, expected a finite number"),
     ({"reward": 10**400}, "expected a finite number"),
     ({"reward": 10**5000}, "expected a finite number"),
     ({"reward": "1"}, "reward 1 of type str, expected a finite number"),
-    ({"finish_reason": None}, "finish_reason: None of type NoneType, expected a text"),
-    ({"finish_reason": "st\nop"}, "has U+000A"),
+    ({"finish_reason": None}, "finish_reason: None of type NoneType, expected text"),
+    ({"finish_reason": "st\nop"}, "contains U+000A"),
     ({"versions": -1}, "versions: -1, expected 0..2147483647"),
     ({"versions": 2**31}, "versions: 2147483648, expected 0..2147483647"),
     ({"versions": "3"}, "versions: 3 of type str"),
@@ -102,8 +102,8 @@ ARGUMENTS = [
     ({"extras": {"a": object()}}, "of type object is not JSON"),
     ({"extras": {"a": "\ud800"}}, "extras: a surrogate"),
     ({"extras": {"\ud800": 1}}, "extras: a surrogate"),
-    ({"extras": {1: 2}}, "extras: a key 1, expected texts as keys"),
-    ({"extras": {"a": 10**5000}}, "expected numbers of less than 100 digits"),
+    ({"extras": {1: 2}}, "extras: key 1, expected text keys"),
+    ({"extras": {"a": 10**5000}}, "expected fewer than 100 digits"),
     ({"extras": DEEP}, "nested too deep"),
     ({"extras": {"a": "x" * (1 << 20)}}, "bytes of JSON, expected at most 1048576"),
     ({"extras": [1]}, "extras of type list, expected a JSON object"),
@@ -111,7 +111,7 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("changes", "says"), ARGUMENTS, ids=range(len(ARGUMENTS)))
-def test_new_sample_names_what_a_trace_cannot_hold(changes, says):
+def test_new_sample_names_values_outside_of_the_domain(changes, says):
     arguments = {
         "step": 0,
         "prompt_id": "17",
@@ -126,8 +126,8 @@ def test_new_sample_names_what_a_trace_cannot_hold(changes, says):
     assert str(refused.value).isprintable()
 
 
-def test_new_sample_takes_what_engines_and_scripts_return():
-    """Each is stored as the one type that the format has."""
+def test_new_sample_accepts_output_of_engines_and_scripts():
+    """Each value is stored as the one type that the format defines for it."""
 
     class Tensor:
         def __array__(self, dtype=None, copy=None):
@@ -157,12 +157,12 @@ ARRAY = np.array([1, 2], np.uint32)
 SAMPLES = [
     ({"reward": float("nan")}, "reward nan"),
     ({"id": None}, "id: None of type NoneType"),
-    ({"id": "17"}, "expected an id of the form 'STEP/PROMPT_ID/K'"),
-    ({"id": "000000/17/00"}, "expected an id of the form"),
-    ({"id": "000000/18/0"}, "expected an id of the form"),
-    ({"id": "000001/17/0", "group": "000001/17"}, "its id is of step 000001, expected one of step"),
+    ({"id": "17"}, "expected a sample id of the form 'STEP/PROMPT_ID/K'"),
+    ({"id": "000000/17/00"}, "expected a sample id of the form"),
+    ({"id": "000000/18/0"}, "expected a sample id of the form"),
+    ({"id": "000001/17/0", "group": "000001/17"}, "its id contains step 000001, expected step"),
     ({"group": "000000/18"}, "group 000000/18, expected '000000/17'"),
-    ({"prompt_id": "18"}, "expected an id of the form"),
+    ({"prompt_id": "18"}, "expected a sample id of the form"),
     ({"branch_of": "000000/17/1"}, "branch_of 000000/17/1, expected None"),
     ({"id": "000000/17/0.1"}, "branch_of None, expected 000000/17/0"),
     ({"prompt_tokens_P": [1, 2]}, "prompt_tokens_P of type list, expected an array"),
@@ -172,8 +172,11 @@ SAMPLES = [
     ({"loss_mask_G": ARRAY}, "loss_mask_G of type uint32"),
     ({"logprobs_G": np.zeros(2)}, "logprobs_G of type float64"),
     ({"reward_error": "\ud800"}, "reward_error: a surrogate"),
-    ({"reward_error": 1}, "reward_error: 1 of type int, expected a text"),
-    ({"reward": 1.0, "reward_error": "no"}, "a reward and a reward_error, expected one of them"),
+    ({"reward_error": 1}, "reward_error: 1 of type int, expected text"),
+    (
+        {"reward": 1.0, "reward_error": "no"},
+        "a reward and a reward_error, expected at most one of the two",
+    ),
     ({"extras": None}, "extras: None of type NoneType, expected a JSON object"),
     ({"version_spans": [VersionSpan(0, 0, 2)]}, "expected a tuple of VersionSpan"),
     ({"routes": None}, "no routes"),
@@ -185,8 +188,8 @@ SAMPLES = [
     ({"routes": Routes(EXPERTS.astype(float), np.ones(3, bool))}, "expert ids: float64"),
     ({"routes": Routes(EXPERTS.astype(object), np.ones(3, bool))}, "expert ids: object"),
     ({"routes": Routes(EXPERTS + 1, np.ones(3, bool))}, "expert id 8: expected 0..7"),
-    ({"routes": Routes(EXPERTS * 0, np.ones(3, bool))}, "names an expert twice"),
-    ({"routes": Routes(EXPERTS[:2], np.ones(2, bool))}, "one row per token but the last"),
+    ({"routes": Routes(EXPERTS * 0, np.ones(3, bool))}, "contains an expert twice"),
+    ({"routes": Routes(EXPERTS[:2], np.ones(2, bool))}, "one row per token except the last"),
     ({"routes": Routes(EXPERTS[:, :1], np.ones(3, bool))}, "expected (3, 2, 2)"),
 ]
 
@@ -208,7 +211,8 @@ WRITERS = {
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize(("changes", "says"), SAMPLES, ids=range(len(SAMPLES)))
 def test_a_sample_outside_of_the_domain_leaves_the_store_untouched(write, changes, says):
-    """Also where it comes last: nothing is written before all of it is known to be right."""
+    """The position of the sample does not matter: all samples are checked before anything is
+    written."""
     store = MemoryStore()
     wrong = sample(**changes)
     right = retrace.new_sample(0, "9", 0, [1, 2], [3, 4], EXPERTS)
@@ -223,13 +227,13 @@ def test_a_sample_outside_of_the_domain_leaves_the_store_untouched(write, change
 STEPS = [
     ({"samples": []}, "no samples, expected at least one"),
     ({"samples": [1]}, "1 of type int, expected a Sample"),
-    ({"samples": [sample(), sample()]}, "there twice: 000000/17/0"),
+    ({"samples": [sample(), sample()]}, "duplicated: 000000/17/0"),
     ({"step": -1}, "step: -1"),
     ({"step": 1_000_000}, "step: 1000000"),
-    ({"step": 1}, "its id is of step 000000, expected one of step 000001"),
-    ({"provenance": None}, "geometry and provenance go together"),
-    ({"geometry": None}, "geometry and provenance go together"),
-    ({"geometry": None, "provenance": None}, "it has routes, but its shard has no geometry"),
+    ({"step": 1}, "its id contains step 000000, expected step 000001"),
+    ({"provenance": None}, "only one of geometry and provenance"),
+    ({"geometry": None}, "only one of geometry and provenance"),
+    ({"geometry": None, "provenance": None}, "routes in a shard without geometry"),
     ({"geometry": Geometry(8, 2, ())}, "at least one layer"),
     ({"geometry": Geometry(8, 2, (3, 0))}, "layers ascending"),
     ({"geometry": Geometry(8, 2, (0, 0))}, "layers ascending"),
@@ -246,8 +250,10 @@ STEPS = [
     ({"provenance": Provenance("R3", -1, "x")}, "policy version of the provenance: -1"),
     ({"provenance": Provenance("R3", 2**31, "x")}, "policy version of the provenance: 2147483648"),
     ({"provenance": Provenance("R3", 0, None)}, "engine of the provenance: None"),
-    ({"provenance": Provenance("R3", 0, "a\nb")}, "has U+000A"),
+    ({"provenance": Provenance("R3", 0, "a\nb")}, "contains U+000A"),
     ({"provenance": "R3"}, "expected a Provenance"),
+    ({"samples": None}, "samples None, expected a list of samples"),
+    ({"samples": 5}, "samples 5, expected a list of samples"),
 ]
 
 
@@ -272,6 +278,8 @@ SHARDS = [
     ({"policies": {"0": "00" * 32}}, "version of a policy: 0 of type str"),
     ({"policies": {0: "00"}}, "policy 0 has weights '00'"),
     ({"policies": [0]}, "policies of type list"),
+    ({"policies": {np.int64(0): "00"}}, "policy 0 has weights '00'"),
+    ({"policies": {np.int64(7): "00" * 32}}, "found digests for versions [7], pass one for each"),
 ]
 
 
@@ -289,13 +297,13 @@ def test_a_shard_outside_of_the_domain_leaves_the_store_untouched(changes, says)
     ("changes", "says"),
     [({"group_size": 0}, "group_size: 0"), ({"memory_bytes": -1}, "memory_bytes: -1")],
 )
-def test_sizes_of_a_writer_are_checked(changes, says):
+def test_the_sizes_of_a_writer_are_checked(changes, says):
     arguments = {"group_size": 1, "memory_bytes": 0} | changes
     with pytest.raises(TraceError, match=says):
         retrace.ShardWriter(MemoryStore(), 0, 0, "0123abcd", GEOMETRY, R3, **arguments)
 
 
-def test_a_sample_after_the_end_and_a_maker_that_is_not_json_are_refused():
+def test_a_sample_after_finish_and_a_maker_other_than_json_are_refused():
     store = MemoryStore()
     with retrace.ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
         writer.add(sample())
@@ -303,16 +311,23 @@ def test_a_sample_after_the_end_and_a_maker_that_is_not_json_are_refused():
             writer.commit({"worker": object()})
         assert store.objects == {}
         writer.finish()
-        with pytest.raises(TraceError, match="000000/18/0 after the files were finished"):
+        with pytest.raises(TraceError, match="000000/18/0 added after finish"):
             writer.add(retrace.new_sample(0, "18", 0, [1, 2], [3, 4], EXPERTS))
         assert writer.commit().ours
+
+
+def test_versions_of_policies_may_be_numpy_integers():
+    store = MemoryStore()
+    policies = {np.int64(0): "00" * 32}
+    found = retrace.write_step(store, 0, [sample()], GEOMETRY, R3, policies=policies)
+    assert found.head.policies == {0: "00" * 32}
 
 
 def test_a_branch_needs_its_first_sequence_in_the_shard():
     store = MemoryStore()
     branch = sample(id="000000/17/0.1", branch_of="000000/17/0")
     for write in WRITERS.values():
-        with pytest.raises(TraceError, match="branches of samples that are not there: 000000/17/0"):
+        with pytest.raises(TraceError, match="missing first sequences of branches: 000000/17/0"):
             write(store, [branch])
     assert store.objects == {}
     assert retrace.write_step(store, 0, [branch, sample()], GEOMETRY, R3).samples == 2
@@ -354,20 +369,20 @@ def test_a_trainers_routes_outside_of_the_domain_leave_the_store_untouched(chang
     assert store.objects == before
 
 
-def test_samples_of_a_validation_have_ids_of_their_own():
+def test_validation_samples_have_separate_ids():
     store = MemoryStore()
     validated = sample(id="val-000000/17/0", group="val-000000/17", routes=None)
     write_samples(store, "validations/000000/00000.0123abcd.samples.parquet", [validated])
-    with pytest.raises(TraceError, match="its id is of step val-000000"):
+    with pytest.raises(TraceError, match="its id contains step val-000000"):
         retrace.write_step(MemoryStore(), 0, [validated], None, None)
 
 
-def test_a_step_whose_writer_was_interrupted_can_be_sealed():
+def test_a_step_of_an_interrupted_writer_can_be_sealed():
     store = MemoryStore()
     made: Sample = sample()
     write_shard(store, 0, 0, "0123abcd", [made], GEOMETRY, R3)
-    with pytest.raises(TraceError, match=r"seal\(\) seals one whose writer was interrupted"):
+    with pytest.raises(TraceError, match=r"seal\(\) completes an interrupted one"):
         retrace.write_step(store, 0, [made], GEOMETRY, R3)
     assert retrace.seal(store, 0, 1, lambda _: [made.id], None).samples == 1
-    with pytest.raises(TraceError, match="it is there already, and is written once"):
+    with pytest.raises(TraceError, match="it already exists, and a step is written once"):
         retrace.write_step(store, 0, [made], GEOMETRY, R3)

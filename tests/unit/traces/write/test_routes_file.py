@@ -1,4 +1,4 @@
-"""Routes files are written without a Parquet library; one reads them."""
+"""Routes files are written without a Parquet library, and a Parquet library reads them."""
 
 import hashlib
 import io
@@ -23,7 +23,7 @@ BITS = st.one_of(st.none(), st.binary(min_size=1, max_size=9))
 
 
 def segments_of(rows: list[tuple[str, int, bytes | None]]) -> tuple[Segments, list[list[bytes]]]:
-    """A row group of segments with an owner, so many tokens and validity, and its coded sets."""
+    """Return a row group of segments (owner, number of tokens, validity) and its coded sets."""
     rng = np.random.default_rng(len(rows))
     coded = [[rng.bytes(tokens) for _, tokens, _ in rows] for _ in GEOMETRY.layers]
     lengths = stored_lengths([tokens for _, tokens, _ in rows])
@@ -40,8 +40,8 @@ def segments_of(rows: list[tuple[str, int, bytes | None]]) -> tuple[Segments, li
     ),
     st.sampled_from(["zstd", "lz4", "none"]),
 )
-def test_a_parquet_library_reads_what_was_written(groups, compression):
-    """Any owners, bits and lengths, any number of row groups."""
+def test_a_parquet_library_reads_the_file(groups, compression):
+    """The library reads any owners, bits and lengths, in any number of row groups."""
     store = MemoryStore()
     made = [segments_of(rows) for rows in groups]
     with RoutesFile(store, "routes", GEOMETRY, R3, compression=compression) as file:
@@ -59,7 +59,7 @@ def test_a_parquet_library_reads_what_was_written(groups, compression):
     assert table["validity"].to_pylist() == [bits for _, _, bits in rows]
     for number, layer in enumerate(("layer_00000", "layer_12345")):
         assert table[layer].to_pylist() == [b for _, coded in made for b in coded[number]]
-    # The places and digests that were noted on the way are those that the footer says.
+    # The locations and digests that were computed while writing equal those from the footer.
     assert written == describe(data, written.data, "routes")
     assert written.data.sha256 == hashlib.sha256(data).hexdigest()
     assert read_table(store, written, routes_schema(GEOMETRY), geometry=GEOMETRY).equals(table)
@@ -67,7 +67,7 @@ def test_a_parquet_library_reads_what_was_written(groups, compression):
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=400))
 def test_lengths_have_the_form_that_parquet_libraries_write(lengths):
-    """DELTA_BINARY_PACKED of pyarrow, of the same numbers."""
+    """The bytes equal pyarrow's DELTA_BINARY_PACKED encoding of the same numbers."""
     written = io.BytesIO()
     column = np.array(lengths, np.int32)
     table = pa.table({"n": column}, schema=pa.schema([pa.field("n", pa.int32(), nullable=False)]))

@@ -1,10 +1,16 @@
-"""Sealing: the join of the shards is complete, unique and of the plan's policy, or is refused."""
+"""A step is sealed only if its shards are complete, contain no duplicates, and come from the plan's
+policy version."""
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from pipeline import threads
+from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.run.plan import publish_plan
 from pipeline.store import ObjectExistsError, ObjectMissingError, open_store
@@ -21,6 +27,7 @@ from pipeline.traces import (
     write_shard,
 )
 from pipeline.traces.format.manifest import Rejected
+from pipeline.traces.write import seal as sealing
 from pipeline.upkeep.verify import verify
 from tests.samples import (
     GEOMETRY,
@@ -44,8 +51,9 @@ def test_a_missing_shard_is_not_sealed(store):
     assert store.size("steps/000000/manifest.json") is None
 
 
-def test_samples_that_are_missing_doubled_or_foreign_are_named(store):
-    """One sample missing, one of another shard, too: both in one error, and nothing is sealed."""
+def test_missing_duplicated_and_unexpected_samples_are_named(store):
+    """A sample is missing, and a sample of another shard is present. One error reports both
+    problems, and the step is not sealed."""
     samples = make_samples(prompts=4)
     write_shard(store, 0, 0, new_write_id(), samples[:4], GEOMETRY, R3)
     write_shard(store, 0, 1, new_write_id(), samples[3:6], GEOMETRY, R3)
@@ -58,14 +66,80 @@ def test_samples_that_are_missing_doubled_or_foreign_are_named(store):
     assert store.size("steps/000000/manifest.json") is None
 
 
-def test_another_policy_version_is_refused(store):
-    """Even a few tokens of it, in the middle of a sample."""
+class Overlapping:
+    """A store with slow reads; `most` is the largest number of simultaneous reads."""
+
+    def __init__(self, store):
+        self._store, self.under_way, self.most = store, 0, 0
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def read(self, *arguments):
+        return self._slowly(self._store.read, *arguments)
+
+    def read_range(self, *arguments):
+        return self._slowly(self._store.read_range, *arguments)
+
+    def _slowly(self, read, *arguments):
+        with self._lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        try:
+            time.sleep(0.002)
+            return read(*arguments)
+        finally:
+            with self._lock:
+                self.under_way -= 1
+
+
+def many_shards(store):
+    """Write a step of 40 shards with one sample each. Return the ids of each shard."""
+    samples = make_samples(prompts=40)[::2]
+    for shard, sample in enumerate(samples):
+        write_shard(store, 0, shard, f"{shard:08x}", [sample], GEOMETRY, R3)
+    return by_shard([sample.id for sample in samples], 40)
+
+
+def test_the_reads_of_shards_overlap_and_the_step_is_the_same(tmp_path, monkeypatch):
+    """The number of overlapping reads stays within the limit, and objects are equal byte for
+    byte."""
+    monkeypatch.setattr(sealing, "new_write_id", lambda: "0a1b2c3d")
+    found = {}
+    for at_once in (1, threads.AT_ONCE):
+        store = Overlapping(open_store(str(tmp_path / str(at_once))))
+        ids = many_shards(store)
+        with monkeypatch.context() as patched:
+            patched.setattr(sealing, "in_order", partial(threads.in_order, at_once=at_once))
+            seal(store, 0, 40, ids, 0)
+        assert 0.5 * at_once < store.most <= at_once
+        found[at_once] = {info.key: store.read(info.key) for info in store.list("")}
+    assert found[1] == found[threads.AT_ONCE]
+
+
+def test_the_first_of_several_wrong_shards_is_named(store):
+    """Shards are checked in order, whatever the order in which they are read: first all commits,
+    then all columns."""
+    ids = many_shards(store)
+    wrong = {shard: [*ids(shard), f"000000/{shard}/9"] for shard in (7, 8, 30)}
+    with pytest.raises(TraceError, match=r"step 0, shard 7: .* missing: 000000/7/9"):
+        seal(store, 0, 40, lambda shard: wrong.get(shard, ids(shard)), 0)
+    for shard in (31, 33):
+        store.delete(keys.rollout(0, shard))
+    with pytest.raises(ObjectMissingError, match=r"rollout/00031\.json"):
+        seal(store, 0, 40, lambda shard: wrong.get(shard, ids(shard)), 0)
+    assert store.size("steps/000000/manifest.json") is None
+
+
+def test_tokens_of_a_different_policy_version_are_refused(store):
+    """Even a few such tokens in the middle of a sample are refused."""
     samples = make_samples()
     G = len(samples[2].response_tokens_G)
     stale = (VersionSpan(0, 0, G - 1), VersionSpan(1, G - 1, G))
     samples[2] = replace(samples[2], version_spans=stale)
     write_shards(store, samples)
-    with pytest.raises(TraceError, match=r"policy versions \(0, 1\), its plan says 0"):
+    with pytest.raises(TraceError, match=r"policy versions \(0, 1\), but the step's plan has 0"):
         seal(store, 0, 2, by_shard(planned_ids(), 2), 0)
 
 
@@ -80,17 +154,20 @@ def test_another_policy_version_is_refused(store):
     ],
 )
 def test_shards_must_agree(store, geometry, provenance):
-    """Another number of experts, other layers, kind or policy version, or no routes at all."""
+    """One shard has a different number of experts, different layers, a different kind or policy
+    version, or no routes."""
     samples = make_samples()
     second = samples[4:] if geometry else without_routes(samples[4:])
     write_shard(store, 0, 0, new_write_id(), samples[:4], GEOMETRY, R3)
     write_shard(store, 0, 1, new_write_id(), second, geometry, provenance)
-    with pytest.raises(TraceError, match=r"rollout/00001\.json: .* but .*rollout/00000.json has"):
+    with pytest.raises(
+        TraceError, match=r"rollout/00001\.json: .*, expected .* as in .*rollout/00000\.json"
+    ):
         seal(store, 0, 2, by_shard(planned_ids(), 2), 0)
 
 
 def test_shards_of_two_engines_are_sealed(store):
-    """A run goes on after its engine was upgraded, between two shards of a step."""
+    """A run continues after its engine was upgraded between two shards of a step."""
     samples = make_samples()
     upgraded = replace(R3, engine="vllm 0.33.0")
     write_shard(store, 0, 0, new_write_id(), samples[:4], GEOMETRY, R3)
@@ -101,17 +178,17 @@ def test_shards_of_two_engines_are_sealed(store):
     )
 
 
-def test_a_shard_in_another_ones_place_is_refused(store, tmp_path):
+def test_a_shard_under_the_key_of_another_shard_is_refused(store, tmp_path):
     write_shards(store, make_samples())
     rollout = tmp_path / "steps/000000/rollout"
     (rollout / "00001.json").write_bytes((rollout / "00000.json").read_bytes())
-    with pytest.raises(TraceError, match=r"00001.json .* is the commit of .*'shard': 0"):
+    with pytest.raises(TraceError, match=r"00001.json .* the commit of .*'shard': 0"):
         seal(store, 0, 2, by_shard(planned_ids(), 2), 0)
 
 
-def test_a_sealed_step_is_returned_as_it_stands(store):
-    """Attaching seals nothing anew, even if a shard's commit is gone by then; but another plan's
-    ids are noticed."""
+def test_a_sealed_step_is_returned_unchanged(store):
+    """Attaching does not seal the step again, even if a shard's commit is missing by then. Ids from
+    a different plan are refused."""
     samples = make_samples()
     manifest = sealed_r3(store, samples)
     objects = [info.key for info in store.list("")]
@@ -122,7 +199,7 @@ def test_a_sealed_step_is_returned_as_it_stands(store):
 
 
 class LosesAnswer:
-    """A store whose creation of one object succeeds, but says that the object was there."""
+    """A store that creates one object, but then reports that the object existed."""
 
     def __init__(self, store, key: str) -> None:
         self._store = store
@@ -135,12 +212,12 @@ class LosesAnswer:
     def create(self, key: str, data: bytes) -> None:
         self._store.create(key, data)
         if key == self._key:
-            raise ObjectExistsError(f"create {key}: it exists already")
+            raise ObjectExistsError(f"create {key}: the object already exists")
 
 
-def test_a_lost_answer_is_no_failure(store):
-    """The conditional create went through and its retry found the object there: the seal, and a
-    shard's commit, are recognised as our own."""
+def test_a_lost_answer_is_not_a_failure(store):
+    """The conditional create succeeded, but its answer was lost, so the retry found the object. The
+    writer recognises the seal and the shard's commit as its own."""
     samples = make_samples()
     key = "steps/000000/rollout/00000.json"
     flaky = LosesAnswer(store, key)
@@ -151,7 +228,7 @@ def test_a_lost_answer_is_no_failure(store):
 
 
 def test_many_sealers_make_one_manifest(store):
-    """Two flows at once: all see the same sealed step, whoever was first."""
+    """Four sealers run at the same time, and all of them return the same sealed step."""
     samples = make_samples()
     write_shards(store, samples)
     ids = by_shard(planned_ids(), 2)
@@ -161,8 +238,8 @@ def test_many_sealers_make_one_manifest(store):
     assert read_manifest(store, 0).files == made[0].files
 
 
-def test_a_sample_keeps_its_routes_whatever_shard_made_it(store, tmp_path):
-    """The same samples cut into shards in two ways join to the same content."""
+def test_the_seal_does_not_depend_on_the_division_into_shards(store, tmp_path):
+    """The same samples, divided into shards in two ways, are sealed to the same content."""
     samples = make_samples(prompts=4)
     other = open_store(str(tmp_path / "other"))
     one = sealed_r3(store, samples)
@@ -189,8 +266,9 @@ def seal_without_rejected(store, samples):
     return seal(store, 0, 2, by_shard(ids, 2), 0, rejected=REJECTED)
 
 
-def test_rejected_groups_are_in_the_shards_and_not_in_the_step(store):
-    """With their reasons and counts; everything that reads the step sees the others alone."""
+def test_rejected_groups_are_in_the_shards_but_not_in_the_step(store):
+    """The manifest lists their reasons and counts. Every reader of the step sees only the other
+    groups."""
     samples = make_samples(prompts=4, n=3)
     manifest = seal_without_rejected(store, samples).all()
     assert manifest.rejected == (
@@ -207,7 +285,7 @@ def test_rejected_groups_are_in_the_shards_and_not_in_the_step(store):
     assert not verify(store).problems
 
 
-def test_a_set_of_such_a_step_keeps_what_was_rejected(store, tmp_path):
+def test_a_recorded_set_keeps_rejected_groups(store, tmp_path):
     seal_without_rejected(store, make_samples(prompts=4, n=3))
     record = open_store(str(tmp_path / "set"))
     write_recorded_set(store, record, 0)
@@ -215,14 +293,14 @@ def test_a_set_of_such_a_step_keeps_what_was_rejected(store, tmp_path):
     assert not verify(record).problems
 
 
-def test_a_rejected_group_that_is_nowhere_or_of_no_name_is_refused(store):
+def test_a_missing_or_malformed_rejected_group_is_refused(store):
     samples = make_samples()
     write_shards(store, samples)
     ids = by_shard([sample.id for sample in samples], 2)
-    with pytest.raises(TraceError, match="rejected groups that no shard has: 000000/7"):
+    with pytest.raises(TraceError, match="rejected groups missing from all shards: 000000/7"):
         seal(store, 0, 2, ids, 0, rejected={"000000/7": "too long"})
     for wrong in ({"": "too long"}, {"000000/1": "a\x1bb"}, {"000000/1": None}, {3: "x"}):
-        with pytest.raises(TraceError, match=r"step 0: .*rejected group"):
+        with pytest.raises(TraceError, match=r"step 0: (rejected|reason for rejecting) group"):
             seal(store, 0, 2, ids, 0, rejected=wrong)
     everything = {sample.group: "too long" for sample in samples}
     with pytest.raises(TraceError, match="no samples, expected at least one"):
@@ -230,8 +308,69 @@ def test_a_rejected_group_that_is_nowhere_or_of_no_name_is_refused(store):
     assert store.size("steps/000000/manifest.json") is None
 
 
-def test_a_rejected_sample_among_the_expected_ones_is_missing(store):
+def test_an_expected_sample_of_a_rejected_group_is_missing(store):
     samples = make_samples(prompts=4, n=3)
     write_shards(store, samples)
     with pytest.raises(TraceError, match="missing: 000000/0/0"):
         seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0, rejected=REJECTED)
+
+
+def test_a_rejected_group_counts_in_the_policy_versions_of_a_step(store):
+    """A manifest lists the versions of all samples in its shards, as `verify` requires."""
+    samples = make_samples(prompts=2)
+    later = VersionSpan(5, 0, 10**6)
+    samples = [
+        replace(s, version_spans=(replace(later, end=len(s.response_tokens_G)),))
+        if s.group == "000000/1"
+        else s
+        for s in samples
+    ]
+    write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, R3)
+    ids = [sample.id for sample in samples if sample.group != "000000/1"]
+    seal(store, 0, 1, lambda _: ids, None, rejected={"000000/1": "too long"})
+    assert read_manifest(store, 0).policy_versions == (0, 5)
+    assert not verify(store).problems
+
+
+def test_a_sample_in_two_shards_is_refused(store):
+    """Otherwise, no reader could open the sealed step."""
+    samples = make_samples(prompts=2)
+    for shard in range(2):
+        write_shard(store, 0, shard, new_write_id(), samples[shard:], GEOMETRY, R3)
+    with pytest.raises(TraceError, match=f"duplicated: {samples[1].id}"):
+        seal(store, 0, 2, lambda shard: [s.id for s in samples[shard:]], 0)
+    assert store.size("steps/000000/manifest.json") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"training": "yes"}, "training yes, expected a bool"),
+        ({"training": 1}, "training 1, expected a bool"),
+        ({"rejected": ["000000/1"]}, r"rejected \['000000/1'\], expected a mapping"),
+        ({"rejected": {5: "x", "a": "y"}}, "rejected group: 5 of type int, expected text"),
+        ({"baselines": "000000/0/0"}, "baselines: 000000/0/0, expected a list of texts"),
+        ({"baselines": [5]}, "baselines: 5 of type int, expected text"),
+        ({"baselines": None}, "baselines: None, expected a list of texts"),
+        ({"baselines": ["000000/7/0"]}, "baselines missing from all shards: 000000/7/0"),
+        ({"ids_of_shard": lambda _: None}, "ids of shard 0: None, expected a list of texts"),
+        ({"ids_of_shard": lambda _: [1]}, "ids of shard 0: 1 of type int, expected text"),
+        ({"ids_of_shard": lambda _: [["a"]]}, r"ids of shard 0: \['a'\] of type list"),
+        ({"ids_of_shard": lambda _: "000000/0/0"}, "ids of shard 0: 000000/0/0, expected a list"),
+    ],
+)
+def test_malformed_arguments_are_refused_before_the_step_is_sealed(store, changes, says):
+    samples = make_samples(prompts=1)
+    write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, R3)
+    arguments = {"ids_of_shard": lambda _: [s.id for s in samples], "policy_version": 0, **changes}
+    with pytest.raises(TraceError, match=says):
+        seal(store, 0, 1, **arguments)
+    assert store.size("steps/000000/manifest.json") is None
+
+
+def test_equal_hashes_of_different_ids_do_not_refuse_a_step(store, monkeypatch):
+    monkeypatch.setattr(sealing, "hash", lambda _: 7, raising=False)
+    samples = make_samples(prompts=2)
+    write_shards(store, samples)
+    seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0)
+    assert len(read_manifest(store, 0).ids) == len(samples)

@@ -1,4 +1,4 @@
-"""How rows of routes are cut into segments and row groups, and which samples share them."""
+"""Routes are split into segments and row groups, and samples share segments of their prompt."""
 
 import io
 from dataclasses import replace
@@ -34,7 +34,7 @@ from tests.samples import (
 
 
 def routes_file(store):
-    """The rows of shard 0's routes file."""
+    """Return the rows of the routes file of shard 0."""
     body = read_commit(store, "steps/000000/rollout/00000.json")
     (key,) = (f["key"] for f in body["files"] if f["role"] == "routes")
     return pq.read_table(io.BytesIO(store.read(key))).to_pylist()
@@ -42,9 +42,9 @@ def routes_file(store):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.integers(2, 4), st.data())
-def test_each_sample_shares_what_equals_the_first_ones_prompt(tmp_path, seed, n, data):
-    """Sharing ends at the first row that differs in sets or validity, never leaves the prompt, and
-    the one sample that differs does not keep the others from sharing; all read back equal."""
+def test_each_sample_shares_the_rows_that_equal_the_first_samples_prompt(tmp_path, seed, n, data):
+    """Sharing ends at the first row with different sets or validity, or at the end of the prompt. A
+    sample that differs does not affect the sharing of other samples. All routes survive."""
     samples = make_samples(prompts=1, n=n, seed=seed)
     P = len(samples[0].prompt_tokens_P)
     victim = data.draw(st.integers(1, n - 1))
@@ -79,15 +79,15 @@ def test_each_sample_shares_what_equals_the_first_ones_prompt(tmp_path, seed, n,
 
 
 def test_prompts_that_differ_are_not_shared(store):
-    """Equal rows of different tokens are a coincidence."""
+    """If the tokens differ, equal rows are a coincidence."""
     one, two = make_samples(prompts=1, n=2)
     two = replace(two, prompt_tokens_P=one.prompt_tokens_P + 1)
     write_shard(store, 0, 0, new_write_id(), [one, two], GEOMETRY, R3)
     assert [row["owner"] for row in routes_file(store)] == [one.group, one.id, two.id]
 
 
-def test_a_long_sample_is_cut_into_segments(store, small_row_groups):
-    """No segment and no row group is longer than a row group may be."""
+def test_a_long_sample_is_split_into_segments(store, small_row_groups):
+    """No segment or row group exceeds the limit of a row group."""
     rng = np.random.default_rng(0)
     (sample,) = make_samples(prompts=1, n=1)
     G = 200
@@ -110,8 +110,8 @@ def test_a_long_sample_is_cut_into_segments(store, small_row_groups):
 
 @pytest.mark.parametrize("experts", [16, 300])
 @pytest.mark.parametrize("order", ["TLK", "LTK", "KTL"])
-def test_routes_of_any_order_in_memory_are_written_alike(store, order, experts):
-    """Rows come as the caller's array has them in memory; the file has a layer's one by one."""
+def test_the_memory_layout_of_routes_does_not_affect_the_file(store, order, experts):
+    """The caller chooses the memory layout. In the file, the rows of each layer are contiguous."""
     geometry = Geometry(experts, 4, (1, 3))
     sets_TLK = random_sets(np.random.default_rng(0), 12, geometry)
     axes = ["TLK".index(letter) for letter in order]
@@ -130,9 +130,9 @@ def test_routes_of_any_order_in_memory_are_written_alike(store, order, experts):
             assert row[layer_column(layer)] == encode(part_TLK[:, number], experts)
 
 
-def test_row_groups_are_cut_by_tokens(store, small_row_groups):
-    """A row group is full, or ends half full where a group ends; no group lies in two of them if it
-    fits into one."""
+def test_row_groups_end_by_token_count(store, small_row_groups):
+    """A row group ends when it is full, or at the end of a group of samples if it is at least half
+    full by then. A group of samples that fits into a row group is not divided."""
     sealed_r3(store, make_samples(prompts=6))
     for info in store.list("steps/000000/rollout/"):
         if info.key.endswith(".routes.parquet"):
@@ -144,7 +144,7 @@ def test_row_groups_are_cut_by_tokens(store, small_row_groups):
 
 
 def test_sharing_makes_files_smaller(store, tmp_path):
-    """Of sixteen samples of a long prompt its rows are stored once."""
+    """The rows of a long prompt are stored only once for its sixteen samples."""
     rng = np.random.default_rng(0)
     sample = make_samples(prompts=1, n=1, known=1.0)[0]
     prompt_P = rng.integers(0, 100, 400).astype(np.uint32)

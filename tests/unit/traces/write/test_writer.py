@@ -1,4 +1,4 @@
-"""A shard is written once and whole, or not at all."""
+"""A shard is written once and completely, or not at all."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,9 +28,11 @@ from tests.samples import (
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 400, 1 << 20])
-def test_memory_decides_how_groups_lie_but_not_what_is_read(store, memory_bytes, small_row_groups):
-    """Samples that come in turn from many groups are held until their group is whole, or the
-    memory is full; either way the same routes are read."""
+def test_memory_affects_the_place_of_groups_but_not_the_result(
+    store, memory_bytes, small_row_groups
+):
+    """Samples alternate between many groups. The writer holds them until their group is complete
+    or memory is full. The same routes are read in both cases."""
     samples = make_samples(prompts=5, n=4)
     in_turn = sorted(samples, key=lambda s: s.id.split("/")[2])
     with ShardWriter(store, 0, 0, new_write_id(), GEOMETRY, R3, 4, memory_bytes) as writer:
@@ -46,8 +48,8 @@ def test_memory_decides_how_groups_lie_but_not_what_is_read(store, memory_bytes,
     assert all(map(same_sample, read_samples(store, manifest, [s.id for s in samples]), samples))
 
 
-def test_a_writer_that_gives_up_leaves_nothing(store):
-    """A sample that no reader would accept ends the shard: no commit, no file."""
+def test_a_failed_writer_leaves_no_object(store):
+    """If a reader would refuse a sample, the shard has no commit and no file."""
     samples = make_samples()
     bad = replace(samples[1], loss_mask_G=samples[1].loss_mask_G[:-1])
     with pytest.raises(TraceError, match=bad.id):
@@ -55,9 +57,9 @@ def test_a_writer_that_gives_up_leaves_nothing(store):
     assert list(store.list("")) == []
 
 
-def test_two_writers_of_one_shard(store):
-    """The second one's commit is refused and shows the first one's; its files are debris that no
-    manifest names; what is read is the first one's alone."""
+def test_the_first_of_two_writers_of_a_shard_wins(store):
+    """The second commit is refused, and the first commit is returned. The second writer's files
+    are debris that no manifest names, so readers see only the first writer's files."""
     first, second = make_samples(seed=1), make_samples(seed=2)
     ours = write_shard(store, 0, 0, "aaaaaaaa", first, GEOMETRY, R3)
     theirs = write_shard(store, 0, 0, "bbbbbbbb", second, GEOMETRY, R3)
@@ -75,7 +77,7 @@ def bad_samples() -> Iterator[tuple[object, str]]:
     routes = sample.routes
     yield replace(sample, routes=None), "no routes"
     longer = Routes(np.concatenate([routes.sets_TLK] * 2), np.concatenate([routes.valid_T] * 2))
-    yield replace(sample, routes=longer), "one row per token but the last"
+    yield replace(sample, routes=longer), "one row per token except the last"
     yield replace(sample, logprobs_G=sample.logprobs_G[1:]), f"{G - 1} values of logprobs_G"
     yield replace(sample, version_spans=()), "version spans"
     yield replace(sample, version_spans=(VersionSpan(0, 0, G + 1),)), "version spans"
@@ -86,17 +88,17 @@ def bad_samples() -> Iterator[tuple[object, str]]:
 
 @pytest.mark.parametrize(("sample", "says"), list(bad_samples()))
 def test_samples_that_do_not_fit_together_are_refused(store, sample, says):
-    """With the sample's id, and before anything is committed."""
+    """The message contains the sample's id, and the shard is not committed."""
     with pytest.raises(TraceError, match=f"sample 000000/0/0: .*{says}"):
         write_shard(store, 0, 0, new_write_id(), [sample], GEOMETRY, R3)
     assert store.size("steps/000000/rollout/00000.json") is None
 
 
-def test_contradictions_of_a_shard_are_refused(store):
+def test_contradictory_arguments_of_a_shard_are_refused(store):
     samples = make_samples()
-    with pytest.raises(TraceError, match="geometry and provenance go together"):
+    with pytest.raises(TraceError, match="only one of geometry and provenance"):
         write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, None)
-    with pytest.raises(TraceError, match="it has routes, but its shard has no geometry"):
+    with pytest.raises(TraceError, match="routes in a shard without geometry"):
         write_shard(store, 0, 0, new_write_id(), samples, None, None)
-    with pytest.raises(TraceError, match="there twice: 000000/0/1"):
+    with pytest.raises(TraceError, match="duplicated: 000000/0/1"):
         write_shard(store, 0, 0, new_write_id(), [*samples, samples[1]], GEOMETRY, R3)

@@ -2,5 +2,5 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-# A variable, because the CPU adapter replaces it.
+# Declared as a variable, because the CPU adapter replaces this function.
 get_default_causal_mask: Callable[[int], Tensor]

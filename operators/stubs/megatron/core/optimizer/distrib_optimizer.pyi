@@ -8,10 +8,13 @@ from torch.nn import Parameter
 HAVE_APEX_OR_TE: bool
 
 class DistributedOptimizer(MegatronOptimizer):
+    distributed_optimizer_instance_id: int
+    gbuf_ranges: list[dict[Any, list[dict[str, Any]]]]
     model_param_group_index_map: dict[Parameter, tuple[int, int]]
-    # A variable, because a patch replaces it.
+    # Declared as a variable, because a patch replaces this method.
     _set_main_param_and_optimizer_states: ClassVar[
         Callable[[DistributedOptimizer, Parameter, dict[str, Tensor]], None]
     ]
+    def _get_main_param_and_optimizer_states(self, model_param: Parameter) -> dict[str, Tensor]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def _init_optimizer_states_with_dummy_values(self) -> None: ...

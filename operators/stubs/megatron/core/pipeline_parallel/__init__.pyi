@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import Module
 
 class _ForwardBackward(Protocol):
-    """Returns what the forward steps of all micro-batches gave, on the last stage."""
+    """A function that returns the forward steps' results on the last pipeline stage."""
 
     def __call__(
         self,

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-# Variables, because the CPU adapter replaces them.
+# Declared as variables, because the CPU adapter replaces these functions.
 _get_cuda_rng_state: Callable[..., Tensor]
 _set_cuda_rng_state: Callable[..., None]
 

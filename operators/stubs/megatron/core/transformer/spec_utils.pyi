@@ -1,5 +1,5 @@
 from typing import Any
 
 class ModuleSpec:
-    # Another ModuleSpec's, or a dataclass of them, for each kind of module another one.
+    # Another ModuleSpec, or a dataclass of ModuleSpecs that depends on the kind of module.
     submodules: Any

@@ -9,7 +9,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import AuxRequestOutput
 
 class _InputBatch(Protocol):
-    """What is read of V2's InputBatch."""
+    """The fields of Model Runner V2's InputBatch that the connector reads."""
 
     @property
     def req_ids(self) -> list[str]: ...

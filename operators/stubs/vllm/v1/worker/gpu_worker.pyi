@@ -1,3 +1,6 @@
+from collections.abc import Iterator
+
+from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -5,6 +8,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 class Worker:
+    def reload_weights(self, *, weights_iterator: Iterator[tuple[str, Tensor]]) -> None: ...
     model_runner: GPUModelRunner
     vllm_config: VllmConfig
     def load_model(self, *, load_dummy_weights: bool = ...) -> None: ...

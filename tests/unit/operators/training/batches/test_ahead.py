@@ -1,4 +1,5 @@
-"""What lets reading go on beside computing: lazy lay-outs, and the loader of the next step."""
+"""Reading during computation: micro-batches are laid out on access, and the next step is loaded in
+advance."""
 
 import threading
 import types
@@ -19,12 +20,14 @@ LIMIT_S = 30
 
 @pytest.fixture
 def step():
-    """Six samples in three micro-batches of one rank, of which nothing has been read yet."""
+    """Six samples in three micro-batches of one rank; no sample has been read yet."""
     ids = [f"000000/{i}/0" for i in range(6)]
     layout = make_layout(0, np.arange(6), np.full(6, 7), LayoutRules(0, 6, 2, 1, 1))
     (mini_batch,) = layout.mini_batches
     batches = [tuple(ids[row] for row in micro.rows) for micro in mini_batch.shares[0]]
-    data = types.SimpleNamespace(samples={}, ids=dict(enumerate(ids)), untrained=frozenset())
+    data = types.SimpleNamespace(
+        samples={}, ids=dict(enumerate(ids)), untrained=frozenset(), routes=None
+    )
     position = types.SimpleNamespace(dp_rank=0, sequence=Slice(), context=ALL)
     algorithm = types.SimpleNamespace(mask_truncated_samples=False)
     config = types.SimpleNamespace(algorithm=algorithm)
@@ -38,8 +41,11 @@ def arrive(data, routes, ids):
         routes[id] = coded_routes(data.samples[id])
 
 
-def test_a_micro_batch_is_laid_out_from_its_own_samples_and_routes_alone(step):
-    """The others may still be on their way: making the lay-out and the replayers asks for none."""
+def test_a_micro_batch_is_laid_out_from_only_its_own_samples_and_routes(step):
+    """No samples are read when the share and its replayers are created.
+
+    When a micro-batch is laid out, samples of other micro-batches may still be missing.
+    """
     rank, data, mini_batch, ids = step
     routes = {}
     batches = lay_out_share(rank, data, mini_batch, routes)
@@ -53,7 +59,8 @@ def test_a_micro_batch_is_laid_out_from_its_own_samples_and_routes_alone(step):
 
 
 def test_a_micro_batch_is_laid_out_once_in_a_pass(step):
-    """Virtual pipeline stages, every layer's replayer and the loss ask for it again."""
+    """Virtual pipeline stages, the replayer of every layer and the loss all access the
+    micro-batch."""
     rank, data, mini_batch, ids = step
     routes = {}
     arrive(data, routes, sum(ids, ()))
@@ -63,7 +70,7 @@ def test_a_micro_batch_is_laid_out_once_in_a_pass(step):
 
 
 class Loader:
-    """Loads steps when they may, and notes which in which thread."""
+    """A fake loader that records which steps it loads, and whether it runs in the main thread."""
 
     def __init__(self):
         self.sealed = threading.Event()
@@ -83,7 +90,7 @@ class Loader:
         return self.sealed.is_set()
 
 
-def test_a_step_that_is_sealed_meanwhile_is_loaded_beside():
+def test_a_step_sealed_in_the_meantime_is_loaded_in_the_background():
     loader = Loader()
     ahead = Ahead(loader.load, loader.is_sealed)
     ahead.prepare(4)
@@ -96,8 +103,8 @@ def test_a_step_that_is_sealed_meanwhile_is_loaded_beside():
     assert not loader.closed
 
 
-def test_a_step_that_was_not_seen_to_be_sealed_is_loaded_by_who_wants_it():
-    """It does not wait for the thread's next look, and nothing is loaded twice."""
+def test_take_loads_a_step_that_the_thread_has_not_yet_found_sealed():
+    """`take` does not wait for the thread's next check, and the step is not loaded twice."""
     loader = Loader()
     ahead = Ahead(loader.load, loader.is_sealed)
     ahead.prepare(4)
@@ -106,7 +113,7 @@ def test_a_step_that_was_not_seen_to_be_sealed_is_loaded_by_who_wants_it():
     assert loader.loads == [(4, True)]
 
 
-def test_what_loading_ahead_raises_is_raised_when_the_step_is_wanted():
+def test_take_raises_the_error_with_which_loading_ahead_failed():
     loader = Loader()
     loader.sealed.set()
     loader.error = StoreError("read steps/000004/manifest.json: the server is gone")
@@ -118,8 +125,8 @@ def test_what_loading_ahead_raises_is_raised_when_the_step_is_wanted():
     ahead.close()
 
 
-def test_a_step_that_is_never_wanted_is_closed():
-    """The run was stopped: its threads must end with it."""
+def test_a_prepared_step_that_is_never_taken_is_closed():
+    """When a run is stopped, its threads must end too."""
     loader = Loader()
     loader.sealed.set()
     ahead = Ahead(loader.load, loader.is_sealed)

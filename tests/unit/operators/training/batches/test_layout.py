@@ -1,4 +1,4 @@
-"""Every sample is trained exactly once, on every layout, with its own tokens and routes."""
+"""In every layout, each sample is trained on exactly once per epoch, with its tokens and routes."""
 
 import itertools
 import zlib
@@ -33,7 +33,7 @@ GEOMETRY = Geometry(experts=300, topk=4, layers=(1, 3))
 
 
 def code_of(tokens_T, layer):
-    """K distinct experts, ascending, that a token's id and the layer determine."""
+    """Return K distinct experts in ascending order, derived from a token's id and the layer."""
     first = (tokens_T.astype(np.int64) * 7 + layer) % 100
     return (first[:, None] + 50 * np.arange(4)).astype(np.uint16)
 
@@ -83,7 +83,7 @@ rules = st.builds(
 
 @st.composite
 def steps(draw):
-    """Groups and lengths of a step's rows; groups differ in size."""
+    """Draw the groups and lengths for a step's rows; groups differ in size."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=20))
     groups_N = np.repeat(np.arange(len(sizes)), sizes)
     lengths = draw(st.lists(st.integers(1, 40), min_size=len(groups_N), max_size=len(groups_N)))
@@ -92,9 +92,10 @@ def steps(draw):
 
 @given(steps(), rules)
 @settings(max_examples=200, deadline=None)
-def test_every_sample_is_trained_once_per_epoch(step, rules):
-    """The mini-batches of an epoch hold each sample once; a sample never changes its rank; all
-    ranks have as many micro-batches, within the limits, in the shapes that the rules demand."""
+def test_every_sample_is_trained_on_once_per_epoch(step, rules):
+    """The mini-batches of an epoch contain each sample once, and a sample never changes its rank.
+    All ranks have the same number of micro-batches. Micro-batches have only sizes and shapes that
+    the rules allow."""
     groups_N, lengths_N = step
     layout = make_layout(3, groups_N, lengths_N, rules)
     owners = {}
@@ -130,13 +131,16 @@ def width_multiple(rules):
 
 
 def taken_in_packs(lengths_N, rules):
-    """What samples take in a packed row: all chunks of one are equal under context parallelism."""
+    """Return the number of positions that each sample takes in a packed row.
+
+    Each sample is padded so that it can be divided into equal chunks.
+    """
     chunks = 2 * rules.context_parallel * rules.sequence_slices if rules.context_parallel > 1 else 1
     return -(-lengths_N // chunks) * chunks
 
 
 def check_places(micro, lengths_N, rules):
-    """No two samples share a position, none leaves its row, and padding is needed."""
+    """Check that samples do not overlap and stay in their rows, and that shapes are correct."""
     batch, width = micro.shape
     assert width % width_multiple(rules) == 0
     if micro.packed:
@@ -153,7 +157,7 @@ def check_places(micro, lengths_N, rules):
 
 @given(steps(), rules)
 @settings(max_examples=100, deadline=None)
-def test_no_row_is_wider_than_its_samples_need(step, rules):
+def test_rows_are_only_as_wide_as_their_samples_require(step, rules):
     groups_N, lengths_N = step
     multiple = width_multiple(rules)
     taken_N = taken_in_packs(lengths_N, rules) if rules.packed else lengths_N
@@ -175,8 +179,8 @@ def test_no_row_is_wider_than_its_samples_need(step, rules):
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(1, 5))
 @settings(max_examples=200, deadline=None)
-def test_neighbouring_parts_are_as_even_as_can_be(lengths, parts):
-    """No other way to cut the row has a shorter longest part."""
+def test_contiguous_parts_are_as_even_as_possible(lengths, parts):
+    """In every other division of the sequence, the longest part is at least as long."""
     lengths_N = np.array(lengths)
     found = cut_evenly(lengths_N, parts)
     assert [i for part in found for i in range(len(lengths))[part]] == list(range(len(lengths)))
@@ -192,7 +196,7 @@ def test_neighbouring_parts_are_as_even_as_can_be(lengths, parts):
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 6), st.none() | st.just(5))
 @settings(max_examples=200, deadline=None)
 def test_bins_hold_each_sample_once_and_are_nearly_even(lengths, count, most):
-    """No bin exceeds the mean by more than one sample (Graham's bound of any list order)."""
+    """No bin exceeds the mean load by more than the longest sample (Graham's bound)."""
     if most is not None and len(lengths) > most * count:
         return
     lengths_N = np.array(lengths, np.int64)
@@ -208,9 +212,10 @@ def test_bins_hold_each_sample_once_and_are_nearly_even(lengths, count, most):
 
 @given(steps(), rules)
 @settings(max_examples=100, deadline=None)
-def test_groups_stay_whole_and_mini_batches_even(step, rules):
-    """A mini-batch has all samples of its groups, at most so many groups as the config says, and of
-    each run of neighbouring groups one: it goes through the step's files from end to end."""
+def test_groups_stay_together_and_mini_batches_spread_evenly(step, rules):
+    """A mini-batch contains all samples of its groups, and at most the configured number of groups.
+    If there are B mini-batches, each block of B neighbouring groups goes into B different
+    mini-batches. Each mini-batch therefore spans the step's files."""
     groups_N, lengths_N = step
     layout = make_layout(3, groups_N, lengths_N, rules)
     batches = layout.epoch(0)
@@ -229,8 +234,8 @@ def test_groups_stay_whole_and_mini_batches_even(step, rules):
 @given(steps(), rules)
 @settings(max_examples=50, deadline=None)
 def test_layout_is_a_pure_function_and_its_mini_batches_do_not_depend_on_ranks(step, rules):
-    """One data-parallel rank trains the same mini-batches as several: equal gradients up to
-    summation order. What number a group has does not matter."""
+    """One data-parallel rank trains on the same mini-batches as several ranks, so gradients are
+    equal up to summation order. The numbers assigned to groups do not matter."""
     groups_N, lengths_N = step
     layout = make_layout(3, groups_N, lengths_N, rules)
     assert layout.sha256 == make_layout(3, 7 * groups_N + 1, lengths_N, rules).sha256
@@ -239,14 +244,15 @@ def test_layout_is_a_pure_function_and_its_mini_batches_do_not_depend_on_ranks(s
         together = np.concatenate([batch.rows(d) for d in range(rules.data_parallel)])
         assert sorted(together) == sorted(batch_alone.rows(0))
         ends = [sorted(batch.rows(d)) for d in range(rules.data_parallel)]
-        assert sorted(together) == [row for rows in ends for row in rows]  # neighbouring ranges
+        assert sorted(together) == [row for rows in ends for row in rows]  # each rank has one range
 
 
 @given(st.integers(2, 8), st.integers(1, 6), st.integers(0, 5))
 @settings(max_examples=50, deadline=None)
-def test_a_ranks_samples_lie_together(data_parallel, batches, seed):
-    """Over all mini-batches of a step, a rank's rows are one run of the manifest, but for the
-    neighbourhood of its ends: what it fetches of others' row groups does not grow with the step."""
+def test_a_ranks_samples_are_close_together_in_the_manifest(data_parallel, batches, seed):
+    """Over all mini-batches of a step, a rank's rows form one range of the manifest, with gaps only
+    near the ends of the range. The number of other ranks' rows that the rank also fetches therefore
+    does not grow with the size of the step."""
     groups, n = 60 * data_parallel, 4
     groups_N = np.repeat(np.arange(groups), n)
     rules = LayoutRules(seed, -(-groups // batches), 4, 1, data_parallel)
@@ -257,8 +263,19 @@ def test_a_ranks_samples_lie_together(data_parallel, batches, seed):
         assert spread <= len(rows) + 2 * batches * n
 
 
+def test_padded_micro_batches_combine_samples_of_similar_length():
+    """Each micro-batch is as wide as its longest sample, so sorting by length saves padding."""
+    lengths_N = np.array([8, 64, 16, 56, 24, 48, 32, 40])
+    rules = LayoutRules(
+        data_parallel=1, mini_batch_groups=8, epochs=1, seed=1, micro_batch_samples=2, packed=False
+    )
+    [batch] = make_layout(0, np.arange(8), lengths_N, rules).mini_batches
+    widths = [micro.shape[1] for micro in batch.shares[0]]
+    assert sorted(widths) == [16, 32, 48, 64]
+
+
 def test_step_seed_and_epoch_change_the_order():
-    """Otherwise the same samples would meet in the same mini-batch for ever."""
+    """Otherwise the same samples would be in the same mini-batch each time."""
     groups_N, lengths_N = np.arange(32), np.full(32, 5)
     rules = LayoutRules(1, 8, 4, 2, 1)
     layout = make_layout(3, groups_N, lengths_N, rules)
@@ -269,14 +286,14 @@ def test_step_seed_and_epoch_change_the_order():
     assert layout.sha256 != make_layout(3, groups_N, lengths_N, other).sha256
 
 
-def test_the_layout_is_the_same_for_ever():
-    """A restart with another numpy must lay out the same step: the order of a known one."""
+def test_the_layout_of_a_known_step_never_changes():
+    """A restart with a different version of numpy must lay out a step in the same order."""
     layout = make_layout(3, np.arange(12), np.full(12, 5), LayoutRules(1, 4, 2, 1, 2))
     found = [[m.rows for m in share] for batch in layout.mini_batches for share in batch.shares]
     assert found == [[(2, 4)], [(8, 9)], [(1, 3)], [(7, 10)], [(0, 5)], [(6, 11)]]
 
 
-def test_nothing_to_train_is_an_error():
+def test_a_step_without_samples_is_refused():
     with pytest.raises(ValueError, match="step 3: the manifest has no samples"):
         make_layout(3, np.arange(0), np.arange(0), LayoutRules(1, 8, 4, 2, 1))
 
@@ -285,7 +302,7 @@ shapes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=4)
 
 
 def placed(samples, packed, slices=1, context=1, batch=None):
-    """Samples one after the other, or each in a row of its own, and some padding."""
+    """Place samples one after another in one row, or each in a separate row, with some padding."""
     chunks = sequence_multiple(context, slices)
     lengths = [len(sample.tokens_S) - 1 for sample in samples.values()]
     multiple = 8 * slices * context
@@ -305,10 +322,10 @@ def placed(samples, packed, slices=1, context=1, batch=None):
 @given(shapes, st.booleans(), st.integers(1, 3), st.integers(1, 3), st.data())
 @settings(max_examples=200, deadline=None)
 def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, context, data):
-    """Each token's id is coded into its own route. After laying out, the code of the token that a
-    router's row belongs to equals the recorded set of that row, for every slice of the sequence
-    and every context-parallel rank: a shift by one token or layer, or two samples swapped, would
-    show. All ranks together have each response token once, with its own label."""
+    """Each token's route encodes its id. After layout, the recorded set for a router's row still
+    encodes the id of the row's token, for every slice of the sequence and every context-parallel
+    rank. The test would fail if routes were shifted by a token or layer, or if two samples were
+    swapped. Each response token is on exactly one rank, with its own label."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", *shape) for i, shape in enumerate(shapes)}
     valid = {
         id: np.array(
@@ -345,7 +362,7 @@ def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, context, d
 
 
 def check_router_rows(parts):
-    """A rank's slices have as many rows each, and padding where its tokens have."""
+    """Check that a rank's slices have equal sizes and that its padding tokens are marked."""
     batch, (B, M) = parts[0], parts[0].tokens_BM.shape
     assert all(len(part.rows.kinds_R) == M // len(parts) * B for part in parts)
     kinds_BM = np.concatenate([part.rows.kinds_R for part in parts]).reshape(M, B).T
@@ -353,7 +370,10 @@ def check_router_rows(parts):
 
 
 def check_samples(samples, valid, where, batches):
-    """Kinds, tokens, positions and routes of all ranks, put together by Megatron's own rule."""
+    """Check the kinds, tokens, positions and routes of all ranks.
+
+    The ranks' parts are joined by Megatron-core's rule.
+    """
     first = batches[0][0]
     held = [held_by_megatron(rank, len(batches), first.ends) for rank in range(len(batches))]
     B, N = where.shape
@@ -382,8 +402,10 @@ def check_samples(samples, valid, where, batches):
 
 
 def held_by_megatron(rank, ranks, ends):
-    """Positions of a rank, sequence by sequence: get_batch_on_this_cp_rank of megatron.core.utils
-    on the positions themselves."""
+    """Return the positions of a rank, sequence by sequence.
+
+    This is get_batch_on_this_cp_rank from megatron.core.utils, applied to the positions.
+    """
     if ranks == 1:
         return np.arange(ends[-1])
     parts = []
@@ -394,7 +416,7 @@ def held_by_megatron(rank, ranks, ends):
 
 
 def check_responses(samples, where, batches):
-    """Each response token is on one rank, behind the position before it in the whole row."""
+    """Check that each response token is on one rank, at the position that predicts it."""
     _, N = where.shape
     engine = {id: sample.logprobs_G for id, sample in samples.items()}
     found = {}
@@ -425,9 +447,10 @@ def check_responses(samples, where, batches):
 
 @given(shapes, st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
-def test_sequences_of_a_pack_end_where_its_samples_do(shapes, context):
-    """And none is longer than the longest sample: its length must not be that of the row, which
-    would choose other rotary embeddings. Context parallelism pads each to 2 * CP equal chunks."""
+def test_the_samples_of_a_pack_are_separate_sequences(shapes, context):
+    """No sequence is longer than the longest sample, because a sequence as long as the row would
+    select different rotary embeddings. Context parallelism pads each sequence to 2 * CP equal
+    chunks."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", *shape) for i, shape in enumerate(shapes)}
     where, ids = placed(samples, packed=True, context=context)
     contents = Contents(samples, context=Zigzag(0, context))
@@ -446,8 +469,8 @@ def test_sequences_of_a_pack_end_where_its_samples_do(shapes, context):
 
 @pytest.mark.parametrize("context", [1, 2, 3])
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_is_recorded_comes_back_by_sample(packed, context):
-    """take_up reverses lay_out: routes laid out and taken up are the routes."""
+def test_recorded_routes_are_returned_for_each_sample(packed, context):
+    """take_up reverses lay_out: it returns the routes that were laid out."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 3 + i, 4) for i in range(3)}
     routes = {id: coded_routes(s) for id, s in samples.items()}
     where, ids = placed(samples, packed, context=context)
@@ -467,9 +490,9 @@ def test_what_is_recorded_comes_back_by_sample(packed, context):
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
 @pytest.mark.parametrize("context", [1, 2, 3])
-def test_what_a_rank_holds_of_a_sample_is_what_it_holds_in_the_row(context, slices):
-    """R2 stores by sample what each context-parallel rank has seen, in rows cut for the tensor-
-    parallel ranks too."""
+def test_a_rank_holds_the_same_positions_of_a_sample_as_of_its_row(context, slices):
+    """R2 stores, for each sample, the positions that each context-parallel rank has seen. Each row
+    is also divided among the tensor-parallel ranks."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 1 + i, 3 * i) for i in range(9)}
     rules = LayoutRules(0, 99, None, 1, 1, 1, slices, context, packed=True)
     lengths = np.array([len(s.tokens_S) - 1 for s in samples.values()])
@@ -486,8 +509,9 @@ def test_what_a_rank_holds_of_a_sample_is_what_it_holds_in_the_row(context, slic
 
 
 @pytest.mark.parametrize("context", [1, 2])
-def test_numbers_of_response_tokens_are_joined_and_split_by_sample(context):
-    """Joined are those of a rank, split those of all together."""
+def test_values_of_response_tokens_are_joined_and_split_for_each_sample(context):
+    """`joined` joins the samples' values on one rank. `split` takes the values of all ranks and
+    splits them into samples."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 2 + i, 3 * i) for i in range(3)}
     values = {id: s.logprobs_G for id, s in samples.items()}
     where = placed(samples, packed=True, context=context)
@@ -504,7 +528,7 @@ def test_numbers_of_response_tokens_are_joined_and_split_by_sample(context):
     assert all((again[id] == values[id]).all() for id in samples)
 
 
-def test_a_micro_batch_without_samples_is_padding_only():
+def test_a_micro_batch_without_samples_is_only_padding():
     batch = lay_out(MicroRows((), (), (1, 16), True), {}, Contents({}))
     assert batch.padding_BM.all()
     assert batch.ends.tolist() == [0, 8, 16]
@@ -521,7 +545,7 @@ def test_a_micro_batch_without_samples_is_padding_only():
         ("stop", frozenset({"abort", "length"}), True),
     ],
 )
-def test_what_was_not_finished_may_have_no_loss(reason, without, counts):
+def test_unfinished_responses_may_be_left_out_of_the_loss(reason, without, counts):
     sample = replace(make_sample("0/0/0", 3, 5), finish_reason=reason)
     contents = Contents({"0/0/0": sample}, without_loss=without)
     batch = lay_out(*placed({"0/0/0": sample}, False), contents)
@@ -537,18 +561,18 @@ def test_a_sample_that_is_not_trained_on_has_no_loss_but_is_laid_out():
     assert (batch.tokens_BM[0, :7] == sample.tokens_S[:-1]).all()
 
 
-def test_routes_of_another_length_are_refused_by_sample():
-    """One row too many or too few is never cut or filled."""
+def test_routes_with_an_incorrect_number_of_rows_are_refused():
+    """Routes with one row too many or too few are never cut or filled in."""
     sample = make_sample("0/0/0", 3, 5)
     routes, contents = coded_routes(sample), ({"0/0/0": sample}, frozenset())
     for change in (slice(1, None), slice(None, -1)):
         wrong = Routes(routes.sets_TLK[change], routes.valid_T[change])
-        with pytest.raises(TraceError, match="sample 0/0/0: routes of shape"):
+        with pytest.raises(TraceError, match="sample 0/0/0: routes have shape"):
             lay_out(*placed(contents[0], False), Contents(*contents, {"0/0/0": wrong}, GEOMETRY))
 
 
 def test_padding_is_not_one_constant_token():
-    """Padding repeats the text: a constant would send all of it to the same experts."""
+    """Padding repeats the text, because a constant token would always select the same experts."""
     sample = make_sample("0/0/0", 4, 4)
     where = MicroRows((0,), (0,), (2, 32), False)
     batch = lay_out(where, {0: "0/0/0"}, Contents({"0/0/0": sample}))
@@ -556,7 +580,7 @@ def test_padding_is_not_one_constant_token():
     assert len(set(batch.tokens_BM[1])) > 1
 
 
-def test_a_sample_that_no_micro_batch_can_hold_is_refused():
+def test_a_sample_too_long_for_a_micro_batch_is_refused():
     rules = LayoutRules(0, 8, None, 1, 1, packed=True, max_tokens=20)
-    with pytest.raises(ValueError, match="a sample of 21 positions, at most 20"):
+    with pytest.raises(ValueError, match="21 positions; a micro-batch holds at most 20"):
         make_layout(3, np.arange(2), np.array([4, 21]), rules)

@@ -1,4 +1,4 @@
-"""What a training rank reads of a sealed step, and what it refuses."""
+"""The data that a training rank reads from a sealed step, and the steps that it refuses."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,12 @@ import pyarrow as pa
 import pytest
 
 from operators.training.batches.micro_batch import Contents, lay_out
-from operators.training.batches.step_data import group_baselines, layout_rules, load_step
+from operators.training.batches.step_data import (
+    group_baselines,
+    group_codes,
+    layout_rules,
+    load_step,
+)
 from operators.training.errors import ReplayError
 from operators.training.step_metrics import finish_reasons_of
 from pipeline.config.keys import with_value
@@ -42,6 +47,23 @@ def config(**replay: object) -> RunConfig:
             "trainer": {"experiment_name": "x"},
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({}, "no"),
+        ({"tensor_model_parallel_size": 2, "context_parallel_size": 2}, "no"),
+        ({"expert_model_parallel_size": 2}, "ranks"),
+        ({"pipeline_model_parallel_size": 2}, "all"),
+        ({"pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2}, "all"),
+    ],
+)
+def test_stages_and_expert_groups_require_micro_batches_of_one_shape(sizes, expected):
+    settings = config()
+    for name, size in sizes.items():
+        settings = with_value(settings, f"actor_rollout_ref.actor.megatron.{name}", size)
+    assert layout_rules(settings, 1).same_shape == expected
 
 
 def sealed(folder: Path, geometry: Geometry | None) -> Store:
@@ -81,8 +103,9 @@ def load(store: Store, settings: RunConfig, geometry: Geometry | None, dp_rank=0
     return load_step(store, open_manifest(store, 0), settings, rules, dp_rank, geometry)
 
 
-def test_a_rank_reads_its_share_and_its_layers(tmp_path):
-    """Two data-parallel ranks hold all samples between them, routes of the stage's layer only."""
+def test_a_rank_reads_its_own_samples_and_layers(tmp_path):
+    """Two data-parallel ranks share the samples; each reads only the routes of its stage's
+    layer."""
     store = sealed(tmp_path, GEOMETRY)
     stage = Geometry(8, 2, (2,))
     parts = [load(store, config(mode="R3"), stage, dp_rank, 2) for dp_rank in (0, 1)]
@@ -95,8 +118,8 @@ def test_a_rank_reads_its_share_and_its_layers(tmp_path):
     assert parts[0].untrained | parts[1].untrained == {"000000/0/2"}
 
 
-def test_a_sample_that_is_not_trained_on_counts_for_nobody(tmp_path):
-    """Whatever the reason that its row in the manifest gives."""
+def test_a_sample_that_is_not_trained_on_has_no_loss(tmp_path):
+    """The reason in the sample's manifest row does not matter."""
     manifest = read_manifest(sealed(tmp_path / "a", GEOMETRY), 0)
     at = manifest.rows.schema.get_field_index("not_trained")
     assert manifest.rows["not_trained"].to_pylist() == [None, None, "no reward"]
@@ -126,14 +149,14 @@ def test_a_step_without_routes_is_not_replayed(tmp_path):
 
 
 @pytest.mark.parametrize("other", [Geometry(16, 2, (1, 2)), Geometry(8, 2, (0, 1))])
-def test_routes_of_another_model_are_refused(tmp_path, other):
-    """Other sizes, or a layer that the routes do not have: never shifted, never filled."""
-    with pytest.raises(ReplayError, match="the routes are another model's"):
+def test_routes_of_a_different_model_are_refused(tmp_path, other):
+    """Routes with different sizes, or without one of the layers, are never shifted or filled in."""
+    with pytest.raises(ReplayError, match="The routes belong to a different model"):
         load(sealed(tmp_path, GEOMETRY), config(mode="R3"), other)
 
 
 class TestCuts:
-    """Each pass has micro-batches of its own, of the same samples on the same ranks."""
+    """All passes have the same samples on the same ranks, but each has its own micro-batches."""
 
     LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
 
@@ -144,17 +167,17 @@ class TestCuts:
         return found
 
     def cuts(self, tmp_path: Path, **values: object) -> list[list[int]]:
-        """Samples of each micro-batch, by pass."""
+        """Return the number of samples in each micro-batch, for each pass."""
         data = load(sealed(tmp_path, GEOMETRY), self.settings(**values), GEOMETRY)
         layouts = (data.layout, data.logprob_layout, data.reference_layout)
         assert {tuple(sorted(layout.rows(0))) for layout in layouts} == {(0, 1, 2)}
         return [[len(m.rows) for m in layout.epoch(0)[0].shares[0]] for layout in layouts]
 
-    def test_as_the_updates(self, tmp_path):
+    def test_by_default_all_passes_use_the_same_micro_batches_as_the_updates(self, tmp_path):
         assert self.cuts(tmp_path, actor__ppo_micro_batch_size_per_gpu=2) == [[2, 1]] * 3
 
-    def test_of_their_own(self, tmp_path):
-        """Samples of four positions each."""
+    def test_each_pass_follows_its_own_settings(self, tmp_path):
+        """Each sample has four positions, so a budget of eight tokens holds two samples."""
         assert self.cuts(
             tmp_path,
             actor__ppo_micro_batch_size_per_gpu=1,
@@ -163,32 +186,32 @@ class TestCuts:
             ref__log_prob_max_token_len_per_gpu=8,
         ) == [[1, 1, 1], [3], [2, 1]]
 
-    def test_a_budget_of_the_updates_is_all_passes(self, tmp_path):
+    def test_the_token_budget_of_the_updates_applies_to_all_passes(self, tmp_path):
         values = {"actor__use_dynamic_bsz": True, "actor__ppo_max_token_len_per_gpu": 12}
         assert self.cuts(tmp_path, **values) == [[3]] * 3
         values |= {"rollout__log_prob_use_dynamic_bsz": False}
         values |= {"rollout__log_prob_micro_batch_size_per_gpu": 1}
         assert self.cuts(tmp_path / "b", **values) == [[3], [1, 1, 1], [3]]
 
-    def test_a_sample_beyond_a_budget(self, tmp_path):
+    def test_a_sample_longer_than_the_token_budget_is_refused(self, tmp_path):
         values = {"rollout__log_prob_use_dynamic_bsz": True}
         values |= {"rollout__log_prob_max_token_len_per_gpu": 3}
         with pytest.raises(InputError) as caught:
             self.cuts(tmp_path, **values)
         assert str(caught.value) == (
-            "step 0, sample 000000/0/0: 4 positions, but a micro-batch has at most "
-            f"{self.LOG_PROB}=3; start a new run with 4 or more"
+            "step 0, sample 000000/0/0: it has 4 positions, but a micro-batch holds at most "
+            f"{self.LOG_PROB}=3; start a new run with {self.LOG_PROB}=4 or more"
         )
 
-    def test_a_reference_that_is_not_there_has_no_cut(self, tmp_path):
+    def test_without_a_reference_its_settings_are_ignored(self, tmp_path):
         values = {"ref__log_prob_use_dynamic_bsz": True, "ref__log_prob_max_token_len_per_gpu": 3}
         settings = with_value(self.settings(**values), "actor_rollout_ref.actor.use_kl_loss", False)
         data = load(sealed(tmp_path, GEOMETRY), settings, GEOMETRY)
         assert data.reference_layout is None
 
 
-def test_reasons_why_samples_ended_are_not_those_of_baselines(tmp_path):
-    """Shares of the step's samples, of which a greedy one is none; one without a reward is."""
+def test_finish_reasons_leave_out_baselines(tmp_path):
+    """The counts include samples without a reward, but not greedy baselines."""
     data = load(sealed(tmp_path, None), config(), None)
     rows = data.manifest.rows
     marks = [BASELINE if id.endswith("/1") else None for id in data.manifest.ids]
@@ -199,14 +222,17 @@ def test_reasons_why_samples_ended_are_not_those_of_baselines(tmp_path):
     assert finish_reasons_of(with_one) == {"stop": 2}
 
 
-def test_baselines_are_the_rewards_of_greedy_samples_of_the_same_group():
-    """NaN where that has no reward, or a group has none; None in a step without any."""
+def test_a_samples_baseline_is_the_reward_of_its_groups_greedy_sample():
+    """The baseline is NaN if the greedy sample or its reward is missing. A step without greedy
+    samples has no baselines."""
     files = [["a", "b", "a"], ["c", "b", "c"]]  # each file of a manifest has its own dictionary
     groups = pa.chunked_array([pa.array(names).dictionary_encode() for names in files])
     marks = ["greedy baseline", None, None, None, "greedy baseline", "no reward"]
     rewards = pa.array([2.0, 1.0, 0.0, 1.0, None, None], pa.float64())
     columns = pa.table({"group": groups, "reward": rewards, "not_trained": marks})
     nan = np.nan
-    np.testing.assert_array_equal(group_baselines(columns), [2.0, nan, 2.0, nan, nan, nan])
+    np.testing.assert_array_equal(
+        group_baselines(columns, group_codes(columns)), [2.0, nan, 2.0, nan, nan, nan]
+    )
     none = columns.set_column(2, "not_trained", pa.nulls(6, pa.string()))
-    assert group_baselines(none) is None
+    assert group_baselines(none, group_codes(none)) is None

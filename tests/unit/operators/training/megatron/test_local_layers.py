@@ -4,8 +4,11 @@ from operators.training.megatron.local_layers import bridge_names
 
 
 def test_local_names_become_those_of_transformer_engine():
-    """A dense layer's norms are fused into the next linear layer, the one before experts is
-    not; latent attention keeps its input norm and fuses its inner norms."""
+    """Transformer Engine fuses a dense layer's norms into the next linear layer.
+
+    It does not fuse the norm before experts. Latent attention keeps its input norm and fuses its
+    inner norms.
+    """
     dense, moe, latent = (f"decoder.layers.{n}." for n in (0, 1, 0))
     assert bridge_names(
         [

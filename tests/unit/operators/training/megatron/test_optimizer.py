@@ -1,4 +1,4 @@
-"""Learning rates and weight decay of the steps of a run."""
+"""Learning rates, weight decay, and optimizer options."""
 
 import math
 import sys
@@ -30,7 +30,8 @@ STYLES = {
     "inverse-square-root": [0.2, 0.6, *(math.sqrt(2 / step) for step in (2, 3, 4, 5, 6)), 0.1],
     "WSD": [0.2, 0.6, 1.0, 1.0, 1.0, 0.55, 0.1, 0.1],
 }
-"""Rates of steps 0 to 7: warm-up from 0.2 in two steps, then from 1.0 to 0.1 until step 6."""
+"""Rates for steps 0 to 7: a warm-up from 0.2 over two steps, then a decay from 1.0 to 0.1 at step
+6."""
 
 
 def rates_of(groups: list[dict] | None = None, **optim):
@@ -39,7 +40,7 @@ def rates_of(groups: list[dict] | None = None, **optim):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_rates_of_each_style(style):
+def test_each_style_has_its_rates(style):
     groups = [{}, {"wd_mult": 0.0}]
     rates = rates_of(
         groups,
@@ -57,7 +58,7 @@ def test_rates_of_each_style(style):
         found.append(rates.set(step))
         assert [group["lr"] for group in groups] == [found[-1]] * 2
     assert found == pytest.approx(STYLES[style])
-    assert rates.set(3) == found[3], "a restart begins in the middle"
+    assert rates.set(3) == found[3], "a restart in the middle has the same rate"
 
 
 def test_a_run_without_a_schedule_warms_up_from_zero():
@@ -67,8 +68,8 @@ def test_a_run_without_a_schedule_warms_up_from_zero():
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_groups_without_decay(everywhere):
-    """Megatron marks norms and biases by wd_mult, which the optimizer by itself does not read."""
+def test_norms_and_biases_decay_only_if_configured(everywhere):
+    """Megatron marks norms and biases with wd_mult, which the optimizer itself does not read."""
     groups = [{"wd_mult": 1.0, "weight_decay": 0.5}, {"wd_mult": 0.0, "weight_decay": 0.5}]
     rates_of(groups, weight_decay=0.5, weight_decay_on_norms=everywhere).set(0)
     assert [group["weight_decay"] for group in groups] == [0.5, 0.5 if everywhere else 0.0]
@@ -82,7 +83,7 @@ PRECISE = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"}
 
 
 class FusedAdam:
-    """The signature of Transformer Engine's, which Megatron-core looks at."""
+    """The signature of Transformer Engine's FusedAdam, which Megatron-core inspects."""
 
     def __init__(
         self, params, master_weight_dtype, exp_avg_dtype, exp_avg_sq_dtype, use_decoupled_grad
@@ -92,7 +93,7 @@ class FusedAdam:
 
 @pytest.fixture
 def transformer_engine(monkeypatch):
-    """Transformer Engine as far as Megatron-core asks for it here."""
+    """Install stubs for the parts of Transformer Engine that Megatron-core uses here."""
     for name in ("transformer_engine", "transformer_engine.pytorch"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     optimizers = ModuleType("transformer_engine.pytorch.optimizers")
@@ -102,7 +103,7 @@ def transformer_engine(monkeypatch):
 
 
 class TestOptions:
-    def test_without_any(self):
+    def test_the_defaults_are_passed_to_megatron(self):
         ddp, adam = ddp_config(actor()), optimizer_config(actor())
         assert ddp.grad_reduce_in_fp32
         assert ddp.use_distributed_optimizer
@@ -110,7 +111,7 @@ class TestOptions:
         assert adam.bf16
         assert not adam.use_precision_aware_optimizer
 
-    def test_they_reach_megatron(self):
+    def test_overrides_reach_megatron(self):
         options = {"adam_eps": 1e-7, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1}
         settings = actor(
             {"override_optimizer_config": options},
@@ -122,7 +123,7 @@ class TestOptions:
         assert ddp_config(settings).bucket_size == 1000
 
     @pytest.mark.parametrize("gradients", ["fp32", "bf16"])
-    def test_lower_precision(self, transformer_engine, gradients):
+    def test_lower_precision_sets_the_dtypes(self, transformer_engine, gradients):
         settings = actor(PRECISE | {"main_grads_dtype": gradients})
         adam = optimizer_config(settings)
         assert adam.use_precision_aware_optimizer
@@ -130,18 +131,19 @@ class TestOptions:
         assert adam.main_grads_dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
         assert ddp_config(settings).grad_reduce_in_fp32 == (gradients == "fp32")
 
-    def test_what_megatron_refuses(self, transformer_engine, monkeypatch):
+    def test_an_option_that_megatron_refuses_raises_an_error(self, transformer_engine, monkeypatch):
         monkeypatch.setattr(FusedAdam, "__init__", lambda self, params: None)
         with pytest.raises(InputError, match="optim: Megatron-core refuses the options: Current"):
             optimizer_config(actor(PRECISE))
 
-    def test_a_rank_on_cpu_refuses_what_needs_cuda(self):
-        with pytest.raises(InputError, match="use_precision_aware_optimizer: found true, but"):
+    def test_a_rank_on_the_cpu_refuses_options_that_need_cuda(self):
+        with pytest.raises(InputError, match="use_precision_aware_optimizer: found True, but"):
             wrap_for_training([], SimpleNamespace(), actor(PRECISE))
 
     @pytest.mark.parametrize("count", [1, 2])
-    def test_gradients_sent_during_the_backward_pass(self, monkeypatch, count):
-        """Megatron's schedules must be told how to wait for the last micro-batch."""
+    def test_overlapped_gradients_set_no_sync_func(self, monkeypatch, count):
+        """Megatron's schedules call no_sync_func so that only the last micro-batch sends
+        gradients."""
 
         class Wrapped:
             def __init__(self, config, settings, chunk, disable_bucketing):

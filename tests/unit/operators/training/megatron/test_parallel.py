@@ -1,4 +1,4 @@
-"""Which rank reports what, so that sums over ranks count everything once."""
+"""The ranks that report rows, tokens and samples, so that sums count everything exactly once."""
 
 from itertools import product
 from typing import Any
@@ -12,7 +12,7 @@ from operators.training.megatron.parallel import RankPosition
 
 
 def positions(sequence_parallel: bool) -> list[RankPosition]:
-    """The ranks of one data-parallel share: TP2 x CP2 x PP2."""
+    """Return the positions of the ranks that form one data-parallel rank: TP2 x CP2 x PP2."""
     group: Any = MagicMock()
     return [
         RankPosition(
@@ -34,8 +34,10 @@ def positions(sequence_parallel: bool) -> list[RankPosition]:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_everything_is_reported_once(sequence_parallel: bool):
-    """Samples by one rank, tokens by one of each part of the sequences, rows by all that see
-    different ones in a stage."""
+    """One rank reports samples, and one rank for each part of the sequences reports tokens.
+
+    Rows are reported for each stage, by one of the ranks that have the same rows.
+    """
     ranks = positions(sequence_parallel)
     samples = [rank for rank in ranks if rank.speaks_for_samples]
     tokens = [rank for rank in ranks if rank.speaks_for_tokens]

@@ -1,4 +1,4 @@
-"""What is patched in Megatron-core, and that other source of it is refused."""
+"""The patches of Megatron-core, and their refusal of unknown source code."""
 
 import hashlib
 import inspect
@@ -17,8 +17,8 @@ class TestPaddingMask:
             enable_expert_bias=True, local_tokens_per_expert=torch.zeros(experts)
         )
 
-    def test_counts_only_real_tokens(self):
-        """4 tokens, 4 experts, K=2, the last token is padding."""
+    def test_the_patch_counts_only_real_tokens(self):
+        """There are 4 tokens and 4 experts with K=2, and the last token is padding."""
         routing_map = torch.tensor(
             [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]], dtype=torch.bool
         )
@@ -27,8 +27,8 @@ class TestPaddingMask:
         patched._apply_expert_bias(router, routing_map, padding)
         assert router.local_tokens_per_expert.tolist() == [1, 2, 2, 1]
 
-    def test_upstream_is_wrong_without_an_error_when_tokens_are_as_many_as_experts(self):
-        """The reason of the patch; when this fails, Megatron-core has mended it: drop the patch."""
+    def test_upstream_is_silently_wrong_with_as_many_tokens_as_experts(self):
+        """This is why the patch exists. If this test fails, upstream is fixed: remove the patch."""
         upstream = inspect.unwrap(patched.UPSTREAM_APPLY_EXPERT_BIAS)
         routing_map = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]], dtype=torch.bool)
         padding = torch.tensor([False, False, True])
@@ -38,14 +38,14 @@ class TestPaddingMask:
         with pytest.raises(RuntimeError):
             upstream(self.counter(3), routing_map[:2], padding[:2])
 
-    def test_is_bound_once_and_again(self):
+    def test_the_patch_may_be_applied_twice(self):
         patched.count_tokens_without_padding()
         patched.count_tokens_without_padding()
         assert TopKRouter._apply_expert_bias is patched._apply_expert_bias
 
 
-def test_a_patch_refuses_source_it_does_not_know():
-    """Another release of a patched library stops the start and says which function to read."""
+def test_a_patch_refuses_unknown_source():
+    """With a different release of a patched library, the error names the function to review."""
 
     def function():
         return 1

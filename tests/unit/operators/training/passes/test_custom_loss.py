@@ -1,4 +1,4 @@
-"""A user's loss is called with tokens and settings, and what it returns is checked."""
+"""A user's loss: the tokens and settings that it receives, and the results that are accepted."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -29,46 +29,47 @@ def failure(function: Any) -> str:
     return str(caught.value).removeprefix(WHERE)
 
 
-def test_what_it_returns_is_taken():
+def test_the_returned_loss_and_reports_are_used():
     def mine(tokens, settings):
         assert settings.clip_high == 0.3
         return PolicyLoss(-tokens.logprobs_T * tokens.advantages_T, {"high": tokens.old_T > -1})
 
     tokens = make_tokens(0)
     made = checked(mine, WHERE, RESPONSE)(tokens, ACTOR)
-    assert made.reports.keys() == {"high"}
+    assert made.reports.keys() == {"high", "log_ratio"}
+    assert torch.equal(made.reports["log_ratio"], tokens.logprobs_T - tokens.old_T)
     assert torch.equal(made.loss_T, -tokens.logprobs_T * tokens.advantages_T)
 
 
 def test_an_exception_names_step_function_and_samples():
     text = failure(lambda tokens, settings: {}["gain"])
-    assert text.startswith(": it raised KeyError: 'gain', with 61 tokens of 6 samples ")
+    assert text.startswith(" raised KeyError: 'gain', for 61 tokens of 6 samples ")
     assert f"({IDS[0]} to {IDS[-1]})" in text
 
 
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (lambda t: t.logprobs_T, ": it returned Tensor, expected a PolicyLoss "),
-        (lambda t: PolicyLoss(t.logprobs_T.mean(), {}), ": it returned loss_T of shape ()"),
-        (lambda t: PolicyLoss(0.5, {}), ": it returned loss_T of type float"),
+        (lambda t: t.logprobs_T, " returned Tensor, expected a PolicyLoss "),
+        (lambda t: PolicyLoss(t.logprobs_T.mean(), {}), " returned loss_T of shape ()"),
+        (lambda t: PolicyLoss(0.5, {}), " returned loss_T of type float"),
         (
             lambda t: PolicyLoss(t.logprobs_T, {"x": t.old_T[1:]}),
-            ": it returned x of shape (60,), expected a tensor with a number for each of 61 tokens",
+            " returned x of shape (60,), expected a tensor with a number for each of 61 tokens",
         ),
-        (lambda t: PolicyLoss(t.logprobs_T, None), ": it returned reports None, expected tensors"),
-        (lambda t: PolicyLoss(t.logprobs_T, {1: t.old_T}), ": it returned reports {1: tensor("),
-        (lambda t: PolicyLoss(t.old_T, {}), ": its loss has no gradient"),
+        (lambda t: PolicyLoss(t.logprobs_T, None), " returned reports None, expected a dict of"),
+        (lambda t: PolicyLoss(t.logprobs_T, {1: t.old_T}), " returned reports {1: tensor("),
+        (lambda t: PolicyLoss(t.old_T, {}), " returned a loss without a gradient"),
         *[
             (
                 lambda t, name=name: PolicyLoss(t.logprobs_T, {name: t.old_T}),
-                f": it returned reports called {name}, which exist",
+                f" returned reports with the reserved names {name}; rename",
             )
             for name in sorted(OWN_REPORTS)
         ],
     ],
 )
-def test_what_is_no_loss_by_token_is_refused(made: Any, text: str):
+def test_results_without_a_loss_per_token_are_refused(made: Any, text: str):
     assert failure(lambda tokens, settings: made(tokens)).startswith(text)
 
 
@@ -83,25 +84,23 @@ def test_a_loss_that_is_not_finite_names_the_sample(value: float):
         return PolicyLoss(tokens.logprobs_T + wrong_T, {})
 
     text = failure(mine)
-    assert text.startswith(
-        f", sample {IDS[4]}: its loss is {value}, expected a finite number (1 of"
-    )
+    assert text.startswith(f", sample {IDS[4]}: loss is {value}, expected a finite number (1 of")
 
 
-def test_so_does_a_report():
+def test_a_report_that_is_not_finite_names_the_sample():
     text = failure(lambda t, settings: PolicyLoss(t.logprobs_T, {"gain": t.old_T / 0}))
-    assert text.startswith(f", sample {IDS[0]}: its gain is -inf, expected a finite number (")
+    assert text.startswith(f", sample {IDS[0]}: gain is -inf, expected a finite number (")
 
 
-def test_what_does_not_count_may_have_any_loss():
+def test_tokens_that_do_not_count_may_have_any_loss():
     def mine(tokens, settings):
         return PolicyLoss(torch.where(tokens.mask_T, tokens.logprobs_T, float("nan")), {})
 
     checked(mine, WHERE, RESPONSE)(make_tokens(0), ACTOR)
 
 
-def test_the_reports_every_loss_has_are_those_that_are_refused():
-    """What loss_and_report itself adds."""
+def test_the_reserved_names_are_those_of_the_reports_of_every_loss():
+    """loss_and_report itself adds these reports."""
     tokens = make_tokens(0)
     config = config_of(use_kl_loss=True)
     objective = objective_of(config, lambda tokens, _: PolicyLoss(tokens.logprobs_T, {}))

@@ -1,4 +1,4 @@
-"""Log-probs from hidden states against plain torch, and the memory that they take."""
+"""Log-probs from hidden states, compared with plain torch, and the memory that they require."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ TEMPERATURE = 0.7
 
 @pytest.fixture(scope="module")
 def alone():
-    """The group of a rank without tensor parallelism."""
+    """The group of a single rank, without tensor parallelism."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
@@ -34,8 +34,8 @@ def plain(hidden_TH, weight_VH, labels_T):
 
 @pytest.mark.parametrize("tokens", [0, 1, 7, 8, 9, 23])
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_values_and_gradients_are_those_of_plain_torch(alone, monkeypatch, tokens, with_entropy):
-    """Chunks of 8 tokens: none, a part of one, one, one and a part, several."""
+def test_values_and_gradients_equal_those_of_plain_torch(alone, monkeypatch, tokens, with_entropy):
+    """A chunk holds 8 tokens; the cases range from no token to almost three chunks."""
     monkeypatch.setattr(logprobs, "CHUNK_TOKENS", 8)
     inputs, labels_T = made(tokens, 16, 50)[:2], made(tokens, 16, 50)[2]
     copies = [x.detach().clone().requires_grad_() for x in inputs]
@@ -56,11 +56,10 @@ def test_values_and_gradients_are_those_of_plain_torch(alone, monkeypatch, token
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_memory_is_that_of_a_chunk_however_many_tokens_there_are(
-    alone, monkeypatch, dtype, with_entropy
-):
-    """Beside hidden states, weight and their gradients: at most 1.5 times a chunk's float32
-    logits. All tokens' logits would be 16 chunks, and their gradients as much again."""
+def test_memory_does_not_grow_with_the_number_of_tokens(alone, monkeypatch, dtype, with_entropy):
+    """In addition to the hidden states, the weight and their gradients, the computation takes at
+    most 1.5 times the memory of a chunk's float32 logits. The logits of all tokens would take the
+    memory of 16 chunks, and so would the gradients of these logits."""
     monkeypatch.setattr(logprobs, "CHUNK_TOKENS", 64)
     tokens, width, vocabulary = 16 * 64, 16, 20_000
     hidden_TH, weight_VH, labels_T = made(tokens, width, vocabulary, dtype)
@@ -75,6 +74,6 @@ def test_memory_is_that_of_a_chunk_however_many_tokens_there_are(
             held += event.nbytes()
             peak = max(peak, held)
     chunk = 4 * 64 * vocabulary
-    # The weight's gradient is summed in float32; beside it lies that of one chunk.
+    # Memory holds the float32 sum of the weight's gradients as well as the gradient of one chunk.
     gradients = 3 * 4 * weight_VH.numel() + 4 * 4 * hidden_TH.numel()
     assert chunk < peak <= 1.5 * chunk + gradients

@@ -1,4 +1,4 @@
-"""The loss of a mini-batch does not depend on its cut into micro-batches, in any mode."""
+"""In every mode, the loss of a mini-batch does not depend on its division into micro-batches."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from operators.training.passes.objective import Objective, Targets, loss_and_report
+from operators.training.passes.objective import (
+    Objective,
+    Targets,
+    loss_and_report,
+    loss_of,
+    objective_of,
+)
 from pipeline.config.actor import Actor
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import Totals
+from pipeline.rl.losses.reinforce import reinforce
+from tests.integration.training_replay.sealed import config_of
 from tests.unit.rl.losses.batches import LENGTHS, OneRank, make_tokens
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -18,7 +26,7 @@ NORM = 7.0
 
 
 def plain(mode: str, values_T: np.ndarray, sample_T: np.ndarray, mask_T: np.ndarray) -> float:
-    """verl's agg_loss, over samples that have a token that counts."""
+    """Compute verl's agg_loss over the samples with at least one token in the mask."""
     of_samples = [values_T[(sample_T == s) & mask_T] for s in range(len(LENGTHS))]
     of_samples = [values for values in of_samples if len(values)]
     return {
@@ -32,9 +40,9 @@ def plain(mode: str, values_T: np.ndarray, sample_T: np.ndarray, mask_T: np.ndar
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("cuts", [((0, 1, 2, 3, 4, 5),), ((0, 3), (1,), (2, 4, 5))])
-def test_a_loss_is_its_mean_over_the_whole_mini_batch(name: str, mode: str, cuts: Any):
-    """KL and entropy by loss_agg_mode, the policy loss by its own mode where it has one: sums of
-    micro-batches, divided by the sum of their divisors as Megatron does."""
+def test_the_loss_is_a_mean_over_the_entire_mini_batch(name: str, mode: str, cuts: Any):
+    """loss_agg_mode is the mode for KL and entropy; the policy loss may have a different mode. Like
+    Megatron, the test divides the sum of the micro-batches' losses by the sum of their divisors."""
     actor = Actor(
         entropy_coeff=0.3, use_kl_loss=True, kl_loss_coef=0.7, loss_agg_mode=mode, kl_loss_type="kl"
     )
@@ -73,7 +81,7 @@ def test_a_loss_is_its_mean_over_the_whole_mini_batch(name: str, mode: str, cuts
     assert sum(float(r["policy"]) for r in reports) / divisor == pytest.approx(policy)
 
 
-def test_samples_without_a_token_that_counts_are_no_part_of_a_mean():
+def test_samples_without_a_token_that_counts_are_left_out_of_means():
     made = make_tokens(1)
     empty = replace(made, mask_T=torch.zeros_like(made.mask_T))
     targets = Targets(
@@ -86,3 +94,29 @@ def test_samples_without_a_token_that_counts_are_no_part_of_a_mean():
             objective, targets, Totals(0, 0), made.logprobs_T, made.entropy_T
         )
         assert (float(loss.detach()), int(divisor)) == (0, 0)
+
+
+def test_bypass_mode_with_reinforce_replaces_the_policy_loss():
+    correction = {"rollout_correction": {"preset": "bypass_pg_is"}}
+    assert loss_of(config_of(algorithm=correction)).function is reinforce
+    correction = {"rollout_correction": {"preset": "bypass_ppo_clip"}}
+    chosen = config_of(algorithm=correction, policy_loss={"loss_mode": "gpg"})
+    for config in (chosen, config_of(policy_loss={"loss_mode": "gpg"})):
+        assert loss_of(config) is LOSSES["gpg"]
+        assert loss_of(config, reinforce).function is reinforce  # a user's own loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "mode", "others", "differs"),
+    [
+        ("gspo", "token-mean", {"entropy_coeff": 0.1}, True),
+        ("gspo", "token-mean", {"use_kl_loss": True}, True),
+        ("gspo", "token-mean", {}, False),
+        ("gspo", "seq-mean-token-sum", {"entropy_coeff": 0.1, "use_kl_loss": True}, False),
+        ("vanilla", "token-mean", {"entropy_coeff": 0.1, "use_kl_loss": True}, False),
+    ],
+)
+def test_kl_and_entropy_may_have_another_divisor(loss: str, mode: Any, others: Any, differs: bool):
+    """GSPO's loss is always a mean over samples."""
+    actor = {"policy_loss": {"loss_mode": loss}, "loss_agg_mode": mode, "entropy_coeff": 0.0}
+    assert objective_of(config_of(**{**actor, **others})).has_other_divisor is differs

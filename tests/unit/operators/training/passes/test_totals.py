@@ -1,4 +1,4 @@
-"""What a mini-batch holds is known before a micro-batch is laid out."""
+"""Totals of a mini-batch, computed before its micro-batches are laid out."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +17,12 @@ from tests.unit.operators.training.batches.test_layout import make_sample
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("context", [1, 2, 3])
-def test_totals_are_those_of_what_is_laid_out(
+def test_totals_agree_with_the_laid_out_micro_batches(
     monkeypatch: pytest.MonkeyPatch, context: int, packed: bool
 ):
-    """Two data-parallel ranks, each with its context- and tensor-parallel ones and two pipeline
-    stages. Tokens and samples that a correction has rejected do not count."""
+    """There are two data-parallel ranks. Each consists of context-parallel ranks, tensor-parallel
+    ranks and two pipeline stages. Tokens and samples that a correction has rejected are not
+    counted."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 1 + i, 3 * i) for i in range(9)}
     ids, rng = dict(enumerate(samples)), np.random.default_rng(0)
     mask = {id: rng.random(3 * i) < 0.7 for i, id in ids.items()} | {"7/0/0": np.zeros(21, bool)}

@@ -1,4 +1,4 @@
-"""A pass that did not replay what it should is an error."""
+"""The check that each pass replayed all valid rows of the step."""
 
 import pytest
 
@@ -6,12 +6,12 @@ from operators.training.errors import ReplayError
 from operators.training.replay.counts import LayerCounts, check_passes
 
 
-def test_replay_that_did_nothing_is_an_error():
-    """No pass, coverage 0, a layer that was left out, and rows that were not replayed."""
+def test_a_pass_that_did_not_replay_all_valid_rows_is_refused():
+    """Cases: no pass, a coverage of 0, a missing layer, and rows that were not replayed."""
     right = {1: LayerCounts(90, 10, 4, 80), 2: LayerCounts(90, 10, 4, 70)}
     passes = {"log-prob pass": right, "update epoch 0": right}
     check_passes(0, passes, [1, 2], valid=90, rows=100)
-    with pytest.raises(ReplayError, match="step 0: no pass had routes to replay"):
+    with pytest.raises(ReplayError, match="step 0: no pass replayed routes"):
         check_passes(0, {}, [1, 2], valid=90, rows=100)
     with pytest.raises(ReplayError, match="none of the 100 rows has a valid recording"):
         check_passes(0, passes, [1, 2], valid=0, rows=100)

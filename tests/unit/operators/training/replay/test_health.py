@@ -1,14 +1,17 @@
-"""When a step's routes are refused, on counts alone."""
+"""The verdict on a step's recorded routes, from given counts and without a model."""
 
 import numpy as np
 
 from operators.training.replay.counts import LayerCounts
-from operators.training.replay.health import LEAST_ROWS, LEAST_TOKENS, NOT_REPLAYED, Evidence, judge
+from operators.training.replay.health import NOT_REPLAYED, Evidence, judge
 from pipeline.rl.mismatch import Mismatch
 
-ENOUGH = LEAST_TOKENS
+ENOUGH = 512
+"""Minimum number of response tokens for a verdict on a step."""
+LEAST_ROWS = 32
+"""Minimum number of rows for a verdict on a sample."""
 FLOOR = 0.25
-"""Of these tests; the default is lower."""
+"""Minimum agreement in these tests; the default is lower."""
 
 
 def evidence(agreeing=90, kl=0.0, native=None, tokens=ENOUGH, samples=None, layers=(1, 3)):
@@ -19,11 +22,11 @@ def evidence(agreeing=90, kl=0.0, native=None, tokens=ENOUGH, samples=None, laye
 
 
 def parts(prompt=(0, 0), response=(0, 0)):
-    """Replayed and agreeing rows of a sample's prompt and response."""
+    """Return the (replayed, agreeing) rows of a sample's prompt and response."""
     return np.array([prompt, response], np.int64)
 
 
-def test_right_routes_are_healthy():
+def test_routes_that_fit_the_model_are_healthy():
     health = judge([evidence(samples={"a": parts(response=(80, 79))})], FLOOR)
     assert health.findings == ()
     assert health.metrics == {
@@ -33,15 +36,15 @@ def test_right_routes_are_healthy():
     }
 
 
-def test_a_layer_below_the_floor():
-    """Rows of all ranks count together: 24 of 100 and 26 of 100 are the floor."""
+def test_a_layer_below_the_minimum_agreement_is_a_finding():
+    """The rows of all ranks are added: 24 and 26 of 100 rows together just reach the minimum."""
     low, high = evidence(24, layers=(3,)), evidence(26, layers=(3,))
     health = judge([evidence(layers=(1,)), low], FLOOR)
-    assert health.findings == ("agreement of 1 of 2 layers: layer 3 24.0%",)
+    assert health.findings == ("agreement too low in 1 of 2 layers: layer 3 24.0%",)
     assert judge([low, high], FLOOR).findings == ()
 
 
-def test_too_few_tokens_are_no_verdict():
+def test_a_step_with_few_tokens_gets_no_verdict():
     few = judge([evidence(0, kl=9.0, native=0.0, tokens=ENOUGH - 1)], FLOOR)
     assert (few.findings, few.judged) == ((), False)
     assert few.metrics["replay/unhealthy"] is None
@@ -49,40 +52,43 @@ def test_too_few_tokens_are_no_verdict():
     assert judge(halves, FLOOR).findings
 
 
-def test_kl_with_replay_far_above_the_native_one():
-    def says(kl, native):
+def test_kl_with_replay_far_above_the_native_kl_is_a_finding():
+    def findings(kl, native):
         return judge([evidence(kl=kl, native=native)], FLOOR).findings
 
-    assert says(1e-3, 0.0) == says(0.19, 0.019) == says(1.2, None) == ()
-    [found] = says(1.2, 1.1e-4)
-    assert found.startswith("KL between engine and trainer 1.2 with replay, 0.00011 without")
-    assert says(2.1e-3, 1e-4)
-    assert says(float("nan"), 1e-4)
+    assert findings(1e-3, 0.0) == findings(0.19, 0.019) == findings(1.2, None) == ()
+    [found] = findings(1.2, 1.1e-4)
+    assert found.startswith("KL between engine and trainer is 1.2 with replay, 0.00011 without")
+    assert findings(2.1e-3, 1e-4)
+    assert findings(float("nan"), 1e-4)
 
 
 ROWS = 2 * LEAST_ROWS
-"""In two layers, as a sample's verdict needs."""
+"""Number of rows over two layers that a verdict on a sample requires."""
 
 
 def of_samples(samples):
     return judge([evidence(samples=samples)], FLOOR)
 
 
-def test_one_sample_among_many():
-    """The lowest of prompt, response and both counts; few rows are no verdict."""
+def test_one_sample_with_wrong_routes_among_many_is_found():
+    """A sample's agreement is the lowest of three: over its prompt, over its response, and over
+    both. Parts with too few rows are left out."""
     samples = {f"right {i}": parts((ROWS, ROWS), (ROWS, ROWS)) for i in range(100)}
     samples["other response"] = parts((ROWS, ROWS), (ROWS, 3))
     samples["short"] = parts((ROWS // 2, ROWS // 2), (ROWS // 2 - 1, 0))
     health = of_samples(samples)
-    said = f"agreement of 1 samples: other response {3 / ROWS:.1%} (expected at least 50.0%"
+    said = f"agreement too low in 1 of 101 samples: other response {3 / ROWS:.1%} (median "
     assert [finding.startswith(said) for finding in health.findings] == [True]
+    assert health.findings[0].endswith(", expected at least 50.0%)")
     assert health.sample == 3 / ROWS
     of_both = of_samples({"both": parts((ROWS // 2, 0), (ROWS // 2, 0))})
     assert "both 0.0%" in of_both.findings[0]
 
 
 def test_a_sample_is_compared_with_the_others_of_its_step():
-    """Another policy lowers the agreement of all; other routes lower that of one."""
+    """A different policy lowers the agreement of all samples, but wrong routes lower only one
+    sample's."""
 
     def low(median, least):
         samples = {str(i): parts(response=(100 * ROWS, median * ROWS)) for i in range(9)}
@@ -92,11 +98,12 @@ def test_a_sample_is_compared_with_the_others_of_its_step():
 
     assert (low(98, 28), low(81, 27), low(73, 24)) == (1, 1, 1)
     assert (low(98, 95), low(81, 66), low(73, 56), low(50, 30)) == (0, 0, 0, 0)
-    assert (low(30, 24), low(30, 26)) == (1, 0)  # never below the floor
+    assert (low(30, 24), low(30, 26)) == (1, 0)  # the limit is never below the floor
 
 
-def test_a_sample_lies_on_several_ranks():
-    """Each pipeline stage counts its own layers, each slice of a sequence its own rows."""
+def test_the_rows_of_a_sample_are_added_over_ranks():
+    """A pipeline stage counts only its own layers, and a rank with a slice counts only its own
+    rows."""
     half = parts(response=(LEAST_ROWS, 0))
     one = judge([evidence(samples={"a": half}), evidence(layers=())], FLOOR)
     both = judge([evidence(samples={"a": half}), evidence(samples={"a": half})], FLOOR)
@@ -104,5 +111,5 @@ def test_a_sample_lies_on_several_ranks():
     assert "a 0.0%" in both.findings[0]
 
 
-def test_a_run_without_replay_has_the_metrics_too():
+def test_a_step_without_replay_has_the_same_metrics():
     assert NOT_REPLAYED.metrics == dict.fromkeys(judge([evidence()], FLOOR).metrics)

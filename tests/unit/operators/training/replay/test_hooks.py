@@ -1,4 +1,4 @@
-"""The replay object on plain tensors, with Megatron's own routing function around it."""
+"""Recorders and replayers on plain tensors, called by Megatron's own routing function."""
 
 import types
 
@@ -42,9 +42,9 @@ OPTIONS = [
 
 @pytest.mark.parametrize("topk", [4, 8])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_the_native_choice_replayed_changes_no_bit(topk, options):
-    """Weights, map and gradient, for each score function. With the set in id order the weights'
-    last bits would differ at K=4 and K=8 (never at K=2): shown as a control."""
+def test_replaying_the_native_choice_changes_no_bit(topk, options):
+    """Weights, routing map and gradients are equal for each score function. As a control, the test
+    shows that sets in id order change the last bits of weights at K=4 and K=8 (never at K=2)."""
     scores = scores_of(0)
     recorder = Recorder(1, 1, torch.uint8)
     with torch.no_grad():
@@ -68,11 +68,11 @@ def test_the_native_choice_replayed_changes_no_bit(topk, options):
             return scores.gather(1, ids), ids
 
     in_id_order = route(scores, topk, InIdOrder(), **options)[0]
-    if not options.get("use_pre_softmax"):  # there nothing is summed over the chosen experts
+    if not options.get("use_pre_softmax"):  # pre-softmax sums nothing over the chosen experts
         assert not torch.equal(in_id_order, results[0][0])
 
 
-def test_other_sets_are_imposed_and_the_live_scores_give_their_weights():
+def test_recorded_sets_are_imposed_with_weights_from_live_scores():
     scores = scores_of(0).requires_grad_()
     other = native_sets(-scores_of(0), 4)
     probs, chosen = route(scores, 4, replay := replayer([other]))
@@ -86,13 +86,13 @@ def test_other_sets_are_imposed_and_the_live_scores_give_their_weights():
     assert ((scores.grad != 0) <= chosen).all()
 
 
-def test_rows_without_a_valid_recording_choose_for_themselves():
-    """Invalid rows and padding get their own native choice, not one constant set, and each kind is
-    counted; agreement counts replayed rows only."""
+def test_rows_without_a_valid_recording_are_routed_natively():
+    """The router itself chooses for invalid rows and padding; these rows do not get a constant set.
+    Each kind is counted. Agreement counts only replayed rows."""
     scores = scores_of(0)
     kinds = np.arange(ROWS, dtype=np.uint8) % 3
     sets = native_sets(scores, 4)
-    sets[kinds != REPLAYED] = 0  # no meaning, never imposed
+    sets[kinds != REPLAYED] = 0  # meaningless, never imposed
     replay = replayer([sets], [kinds])
     probs, chosen = route(scores, 4, replay)
     native_probs, native_chosen = route(scores, 4)
@@ -103,9 +103,9 @@ def test_rows_without_a_valid_recording_choose_for_themselves():
     assert replay.agreeing == counts[0]
 
 
-def test_recomputations_see_their_own_micro_batch():
-    """1F1B: forwards run ahead of recomputations. Each has its own cursor, and rows are counted
-    once."""
+def test_a_recomputation_gets_the_routes_of_its_micro_batch():
+    """In 1F1B, forwards run ahead of recomputations. Forwards and recomputations have separate
+    cursors, and rows are counted once."""
     sets = [native_sets(scores_of(seed), 4) for seed in range(3)]
     replay = replayer(sets)
 
@@ -145,8 +145,8 @@ def run(replay, without_grad, with_grad):
     ],
 )
 @pytest.mark.parametrize("kind", ["record", "replay"])
-def test_leftover_and_shortage_are_errors(kind, forward_only, without_grad, with_grad, right):
-    """Every micro-batch exactly once in a pass, and once more if recomputed: all or none."""
+def test_an_incorrect_call_count_is_refused(kind, forward_only, without_grad, with_grad, right):
+    """A pass uses each micro-batch once, or twice if all micro-batches are recomputed."""
     object_ = (
         Recorder(1, 2, torch.uint8)
         if kind == "record"
@@ -160,23 +160,23 @@ def test_leftover_and_shortage_are_errors(kind, forward_only, without_grad, with
             object_.finish(forward_only)
 
 
-def test_a_micro_batch_too_many_is_an_error_at_once():
-    with pytest.raises(ReplayError, match=r"layer 1: .* beyond the 1 of this pass"):
+def test_a_surplus_micro_batch_raises_an_error_immediately():
+    with pytest.raises(ReplayError, match=r"layer 1: .* than the 1 of this pass"):
         run(replayer([native_sets(scores_of(0), 4)]), 2, 0)
 
 
-def test_rows_of_another_shape_are_refused():
-    with pytest.raises(ReplayError, match="scores 500 tokens x 32 experts and takes 4"):
+def test_routes_with_an_incorrect_shape_are_refused():
+    with pytest.raises(ReplayError, match="scores 500 tokens x 32 experts and selects 4"):
         route(scores_of(0, rows=500), 4, replayer([native_sets(scores_of(0), 4)]))
-    with pytest.raises(ReplayError, match="of 64 experts"):
+    with pytest.raises(ReplayError, match="for 64 experts"):
         route(scores_of(0), 4, replayer([native_sets(scores_of(0), 4)], experts=64))
 
 
-def test_ids_that_no_router_can_have_chosen_are_refused_before_use():
-    """An id beyond E (wrapped or foreign), or one named twice, would break all-to-all sizes."""
+def test_impossible_expert_ids_are_refused_before_use():
+    """An id of E or more, or a repeated id, would lead to incorrect sizes in the all-to-all."""
     sets = native_sets(scores_of(0), 4)
     sets[7, 3] = EXPERTS
-    with pytest.raises(ReplayError, match="id is 32, the model has 32 experts"):
+    with pytest.raises(ReplayError, match="id is 32, expected less than 32"):
         route(scores_of(0), 4, replayer([sets]))
     sets = native_sets(scores_of(0), 4)
     sets[7, 2] = sets[7, 3]
@@ -184,7 +184,7 @@ def test_ids_that_no_router_can_have_chosen_are_refused_before_use():
         route(scores_of(0), 4, replayer([sets]))
 
 
-def test_more_than_256_experts_do_not_wrap():
+def test_ids_above_255_do_not_wrap():
     scores = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
     recorder = Recorder(1, 1, torch.int16)
     with torch.no_grad():
@@ -198,8 +198,8 @@ def routers(*layers):
     return {layer: types.SimpleNamespace(router_replay=None) for layer in layers}
 
 
-def test_binding_leaves_nothing_behind():
-    """On a good end and on an exception; and the failed pass's objects are not checked."""
+def test_every_exit_unbinds_all_routers():
+    """Routers are unbound on success and on an exception; a failed pass is not checked."""
     two = routers(0, 3)
     objects = {layer: Recorder(layer, 1, torch.uint8) for layer in two}
     with bound(two, objects, forward_only=True):
@@ -212,8 +212,8 @@ def test_binding_leaves_nothing_behind():
     assert all(router.router_replay is None for router in two.values())
 
 
-def test_an_unused_router_is_an_error():
-    """Replay that silently does nothing is the most common fault."""
+def test_an_unused_router_is_refused():
+    """The most common fault is replay that silently has no effect."""
     two = routers(0, 3)
     objects = {layer: Recorder(layer, 1, torch.uint8) for layer in two}
     with pytest.raises(ReplayError, match="layer 3: the router ran 0 times"):  # noqa: SIM117
@@ -222,15 +222,15 @@ def test_an_unused_router_is_an_error():
     assert all(router.router_replay is None for router in two.values())
 
 
-def test_layers_are_looked_up_by_id():
-    """A dense-first model counted from the wrong layer is an error, not a shift."""
+def test_layers_are_looked_up_by_model_index():
+    """If layers of a dense-first model are miscounted, binding fails; routes are not shifted."""
     objects = {layer: Recorder(layer, 1, torch.uint8) for layer in (0, 1)}
-    with pytest.raises(ReplayError, match=r"MoE layers are \[1, 2\]; without routes: \[2\]"):
+    with pytest.raises(ReplayError, match=r"MoE layers are \[1, 2\]; layers without routes: \[2\]"):
         bound(routers(1, 2), objects, forward_only=True).__enter__()
 
 
 def test_a_bound_router_is_not_bound_again():
     one = routers(1)
     one[1].router_replay = object()
-    with pytest.raises(ReplayError, match=r"layers \[1\]: something is at router_replay"):
+    with pytest.raises(ReplayError, match=r"layers \[1\]: router_replay is already set"):
         bound(one, {1: Recorder(1, 1, torch.uint8)}, forward_only=True).__enter__()

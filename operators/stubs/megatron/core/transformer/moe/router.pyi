@@ -8,5 +8,5 @@ class TopKRouter(Module):
     enable_expert_bias: bool
     local_tokens_per_expert: Tensor
     router_replay: object
-    # A variable, because a patch replaces it.
+    # Declared as a variable, because a patch replaces this method.
     _apply_expert_bias: ClassVar[Callable[[TopKRouter, Tensor, Tensor | None], None]]

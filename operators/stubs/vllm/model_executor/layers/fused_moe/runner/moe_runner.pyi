@@ -2,7 +2,7 @@ from typing import Any
 
 from torch.nn import Module
 
-# The kernel that vLLM chose for the experts, with all that belongs to it.
+# The kernel that vLLM chose for the experts, and the kernel's parts.
 _ExpertsMethod = Any
 
 class MoERunner(Module):

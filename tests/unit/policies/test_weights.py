@@ -1,4 +1,4 @@
-"""The digest of a policy's weights follows names, types, shapes and bytes, and nothing else."""
+"""The weights digest depends only on the names, dtypes, shapes and bytes of tensors."""
 
 import hashlib
 import json
@@ -7,14 +7,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pipeline.run.commit import CorruptObjectError, DataFile, sha256
-from pipeline.run.weights import (
+from pipeline.policies.weights import (
     parse_header,
     read_stored_weights,
     read_weights,
     scan_weights,
     weights_digest,
 )
+from pipeline.run.commit import CorruptObjectError, DataFile, sha256
 from tests.memory_store import MemoryStore
 from tests.weights import safetensors
 
@@ -29,7 +29,7 @@ def digest(*files: dict[str, np.ndarray]) -> str:
 
 
 def test_the_digest_is_that_of_a_list_of_tensors():
-    """Written out by hand."""
+    """The test computes the digest from a list that the test itself writes."""
     rows = [
         ["ids é", "I64", [3], sha256(IDS.tobytes())],
         ["lm_head.weight", "F16", [5], sha256(HEAD.tobytes())],
@@ -39,7 +39,7 @@ def test_the_digest_is_that_of_a_list_of_tensors():
     assert digest(TENSORS) == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_files_and_their_order_do_not_matter():
+def test_the_digest_does_not_depend_on_the_files_that_hold_the_tensors():
     a, b, c = ({name: array} for name, array in TENSORS.items())
     one = digest(TENSORS)
     assert one == digest(a, b, c) == digest(c, a, b) == digest(a | c, b) == digest(c | b | a)
@@ -50,7 +50,7 @@ def test_files_and_their_order_do_not_matter():
 @pytest.mark.parametrize(
     "other",
     [
-        {"model.gate.weight": GATE[::-1].copy()},  # the same experts in another order
+        {"model.gate.weight": GATE[::-1].copy()},  # the same experts in a different order
         {"model.gate.weight": GATE.reshape(4, 3)},
         {"model.gate.weight": GATE.reshape(12)},
         {"model.gate.weight": GATE.view(np.float16)},
@@ -61,18 +61,18 @@ def test_files_and_their_order_do_not_matter():
     ],
     ids=["permuted", "transposed", "flat", "dtype", "minus zero", "swapped", "empty", "more"],
 )
-def test_other_tensors_have_another_digest(other):
+def test_different_tensors_have_a_different_digest(other):
     assert digest(TENSORS | other) != digest(TENSORS)
 
 
-def test_a_renamed_tensor_and_a_missing_one():
+def test_renaming_or_removing_a_tensor_changes_the_digest():
     renamed = {name.replace("lm_head", "head"): array for name, array in TENSORS.items()}
     fewer = {name: array for name, array in TENSORS.items() if name != "ids é"}
     assert len({digest(TENSORS), digest(renamed), digest(fewer)}) == 3
 
 
-def test_a_type_that_numpy_has_not():
-    """The bytes of BF16 and F16 of one width are told apart by the name of the type."""
+def test_the_digest_distinguishes_a_type_that_numpy_lacks():
+    """BF16 and F16 have the same width, so only the name of the type distinguishes their bytes."""
     file = safetensors({"a": HEAD})
     as_bf16 = file.replace(b'"F16"', b'"BF16"').replace(b"  ", b" ", 1)
     assert len(as_bf16) == len(file)
@@ -107,18 +107,18 @@ def place(begin: object, end: object, **changes: object) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("file", "says"),
+    ("file", "message"),
     [
         (b"", "8 bytes too early"),
         (b"\x01\0\0", "5 bytes too early"),
         (header({})[:-1], "1 bytes too early"),
         ((10**9).to_bytes(8, "little") + b"{}", "header has 1000000000 bytes"),
         (header(place(0, 9), 8), "1 bytes too early"),
-        (header(place(0, 8), 9), "goes on after the last tensor"),
-        (header(place(1, 2), 2), "expected to begin at 0"),
-        (header(place(2, 0), 2), "expected to begin at 0"),
-        (header(place(-2, 0), 2), "expected to begin at 0"),
-        (header(place(0, 1) | {"b": place(0, 1)["a"]}, 1), "expected to begin at 1"),
+        (header(place(0, 8), 9), "has more bytes than the tensors"),
+        (header(place(1, 2), 2), "expected them to begin at 0"),
+        (header(place(2, 0), 2), "expected them to begin at 0"),
+        (header(place(-2, 0), 2), "expected them to begin at 0"),
+        (header(place(0, 1) | {"b": place(0, 1)["a"]}, 1), "expected them to begin at 1"),
         (header(b'{"a": 1, "a": 2}'), "does not describe tensors.*twice"),
         (header(b"\xff\xfe{\0}\0"), "does not describe tensors"),
         (header([]), "does not describe tensors"),
@@ -132,11 +132,11 @@ def place(begin: object, end: object, **changes: object) -> dict:
         (header(place(0, 1, data_offsets=[0]), 1), "does not describe tensors"),
     ],
 )
-def test_what_is_no_whole_file_is_refused(tmp_path, file, says):
-    with pytest.raises(ValueError, match=says):
+def test_an_incomplete_or_malformed_file_is_refused(tmp_path, file, message):
+    with pytest.raises(ValueError, match=message):
         scan_weights([file])
     (tmp_path / "x.safetensors").write_bytes(file)
-    with pytest.raises(ValueError, match=rf"x\.safetensors: .*{says}"):
+    with pytest.raises(ValueError, match=rf"x\.safetensors: .*{message}"):
         read_weights(tmp_path / "x.safetensors")
 
 
@@ -149,12 +149,14 @@ def test_a_stored_file_is_compared_with_its_commit(tmp_path):
     with pytest.raises(CorruptObjectError, match="b in memory://test: it ends 1 bytes too early"):
         read_stored_weights(store, DataFile("b", len(data) - 1, sha256(data[:-1])))
     store.objects["a"] = safetensors(TENSORS | {"lm_head.weight": HEAD + 1})
-    with pytest.raises(CorruptObjectError, match=r"a in memory://test: SHA-256 .*commit says"):
+    with pytest.raises(
+        CorruptObjectError, match=r"a in memory://test: found SHA-256 .*as in its commit"
+    ):
         read_stored_weights(store, file)
 
 
 def test_memory_is_bounded(tmp_path):
-    """A file of 200 MB needs a few pieces."""
+    """Reading a file of 200 MB needs only the memory of a few pieces."""
     path = tmp_path / "large.safetensors"
     path.write_bytes(safetensors({"a": np.zeros(50_000_000, np.float32)}))
     tracemalloc.start()
@@ -165,7 +167,7 @@ def test_memory_is_bounded(tmp_path):
     assert peak < 64 << 20
 
 
-def test_the_library_that_writes_such_files_means_the_same(tmp_path):
+def test_files_of_the_safetensors_library_have_the_same_digest(tmp_path):
     library = pytest.importorskip("safetensors.numpy")
     library.save_file({name: TENSORS[name] for name in TENSORS}, tmp_path / "x.safetensors")
     assert weights_digest([read_weights(tmp_path / "x.safetensors")]) == digest(TENSORS)
@@ -174,7 +176,7 @@ def test_the_library_that_writes_such_files_means_the_same(tmp_path):
     assert all(np.array_equal(loaded[name], array) for name, array in TENSORS.items())
 
 
-def test_headers_are_in_the_order_of_bytes():
+def test_tensors_in_a_header_are_in_the_order_of_their_bytes():
     text = json.dumps(
         {
             "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},

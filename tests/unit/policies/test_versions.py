@@ -1,18 +1,18 @@
-"""A policy version is fetched whole and right, or refused."""
+"""A policy version is either fetched completely and correctly or refused."""
 
 import pytest
 
-from pipeline.run import keys
-from pipeline.run.amendments import Amendment, write_amendment
-from pipeline.run.commit import CorruptObjectError, commit, file_list, files_in, read_commit
-from pipeline.run.policy import (
+from pipeline.policies.fetch import fetch_policy
+from pipeline.policies.versions import (
     digests_of,
-    fetch_policy,
     policy_digest,
     publish_policy,
     refer_policy,
     weights_of,
 )
+from pipeline.run import keys
+from pipeline.run.amendments import Amendment, write_amendment
+from pipeline.run.commit import CorruptObjectError, commit, file_list, files_in, read_commit
 from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
 from tests.memory_store import MemoryStore
@@ -21,11 +21,12 @@ from tests.weights import some_weights
 
 
 def test_a_damaged_policy_is_refused(tmp_path):
-    """Its good files may be there; the damaged one is not."""
+    """No file is left, not even an undamaged one, so the folder can be used again."""
     store, source = MemoryStore(), tmp_path / "policy"
     source.mkdir()
+    (source / "config.json").write_bytes(b"{}")
     (source / "model.safetensors").write_bytes(some_weights())
-    (file,) = publish_policy(store, 1, source).body["files"]
+    (_, file) = publish_policy(store, 1, source).body["files"]
     store.objects[file["key"]] = some_weights(1)
     with pytest.raises(CorruptObjectError, match=r"model\.safetensors in memory://test: SHA-256"):
         fetch_policy(store, 1, tmp_path / "fetched")
@@ -33,7 +34,7 @@ def test_a_damaged_policy_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("other", [keys.checkpoint(1), keys.validation(0, 1), keys.run_json()])
-def test_a_commit_of_something_else_is_no_policy(tmp_path, other):
+def test_a_commit_of_another_kind_is_refused(tmp_path, other):
     store = MemoryStore()
     whole_run(store, tmp_path)
     store.objects[keys.policy(1)] = store.objects[other]
@@ -42,7 +43,7 @@ def test_a_commit_of_something_else_is_no_policy(tmp_path, other):
     assert not (tmp_path / "fetched").exists()
 
 
-def test_another_version_in_its_place_is_refused(tmp_path):
+def test_the_commit_of_a_different_version_is_refused(tmp_path):
     store = MemoryStore()
     whole_run(store, tmp_path)
     store.objects[keys.policy(2)] = store.objects[keys.policy(1)]
@@ -51,7 +52,8 @@ def test_another_version_in_its_place_is_refused(tmp_path):
 
 
 def as_older_versions_wrote_it(store: MemoryStore, version: int) -> None:
-    """With a digest of the files in place of the weights digest."""
+    """Replace a commit with one as an older release wrote it: with a digest of files but not of
+    weights."""
     body = read_commit(store, keys.policy(version))
     files = files_in(body)
     old = {"version": version, "sha256": policy_digest(files), "files": file_list(files)}
@@ -59,7 +61,7 @@ def as_older_versions_wrote_it(store: MemoryStore, version: int) -> None:
     commit(store, keys.policy(version), old, "aa")
 
 
-def test_a_policy_of_an_older_version_is_read_and_its_weights_digest_taken(tmp_path):
+def test_the_weights_digest_of_a_policy_of_an_older_release_is_computed(tmp_path):
     store = MemoryStore()
     whole_run(store, tmp_path)
     digest = weights_of(store, 1)
@@ -75,7 +77,7 @@ def test_a_policy_of_an_older_version_is_read_and_its_weights_digest_taken(tmp_p
 
 
 def test_the_weights_of_an_amended_policy_0_are_those_of_the_amendment(tmp_path):
-    """Its commit still names the files, and the weights digest, of run.json."""
+    """The commit of policy 0 still lists the files and the weights digest from run.json."""
     store = MemoryStore()
     whole_run(store, tmp_path)
     first, second = (
@@ -91,13 +93,16 @@ def test_the_weights_of_an_amended_policy_0_are_those_of_the_amendment(tmp_path)
     assert weights_of(store, 0) == fetch_policy(store, 0, tmp_path / "fetched") == digest
 
 
-def test_weights_that_are_no_safetensors_have_no_digest(tmp_path):
-    """Older policies, of which only the files have digests, may be of any bytes."""
+def test_only_policies_of_older_releases_may_have_files_other_than_safetensors(tmp_path):
+    """Older commits contain a digest of the files, so the files may hold any bytes."""
     store = MemoryStore()
     whole_run(store, tmp_path)
     key = keys.policy_file(2, "00000000", "model.safetensors")
     refer_policy(store, 2, [put_data(store, key, b"weights")], "0" * 64)
     [problem] = verify(store).problems
-    assert (problem.key, problem.text) == (keys.policy(2), f"{key} is no whole safetensors file")
+    assert (problem.key, problem.text) == (
+        keys.policy(2),
+        f"{key} is not a complete safetensors file",
+    )
     as_older_versions_wrote_it(store, 2)
     assert not verify(store).problems

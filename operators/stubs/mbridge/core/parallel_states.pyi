@@ -1,0 +1,2 @@
+class ParallelStates:
+    tp_size: int

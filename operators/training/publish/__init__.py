@@ -1,0 +1,1 @@
+"""Publishes policies: all ranks write the model's weights to the store, in the background."""

@@ -1,0 +1,126 @@
+"""`retrace policies`: list policy versions, and write one as a Hugging Face folder."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+import retrace
+from pipeline.cli.epilog import epilog
+from pipeline.cli.printable import StoredTable
+from pipeline.cli.runs import DAMAGED, Run, open_run, print_, print_line, refusing
+from pipeline.store.schemes import EXAMPLE_STORE
+
+app = typer.Typer(
+    help="List the policy versions of a run, or write one as a Hugging Face folder.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    epilog=epilog(
+        "docs/commands.md, docs/policy-format.md",
+        "0: done; 1: a version cannot be fetched; 2: the version or folder cannot be used",
+        "retrace policies ls quickstart",
+        "retrace policies export quickstart 8 policy-8",
+    ),
+)
+
+
+@app.command(
+    "ls",
+    epilog=epilog(
+        "docs/run-folder.md",
+        "0: done; 1: a version cannot be fetched; 2: no run was found",
+        "retrace policies ls quickstart",
+        f"retrace policies ls {EXAMPLE_STORE}/first",
+    ),
+)
+def list_(run: Run) -> None:
+    """List the stored policy versions of a run: whole or difference, size, weights digest.
+
+    This command reads only commits; retrace traces verify reads the weights.
+    """
+    with refusing():
+        found = open_run(run, sealed=False).listed_policies()
+    table = StoredTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("version", "stored as", "size", "to fetch", "weights"):
+        right = column in ("version", "size", "to fetch")
+        table.add_column(column, justify="right" if right else "left")
+    for policy in found:
+        table.add_row(
+            str(policy.version),
+            "whole" if policy.base is None else f"difference from {policy.base}",
+            decimal(policy.size),
+            decimal(policy.chain_size),
+            "—" if policy.weights_sha256 is None else policy.weights_sha256[:16],
+        )
+    print_(table)
+    broken = [policy for policy in found if policy.problem]
+    for policy in broken:
+        print_line(f"policy {policy.version}: {policy.problem}")
+    if broken:
+        raise typer.Exit(DAMAGED)
+
+
+def _version(value: str) -> int:
+    if not re.fullmatch("[0-9]+", value):
+        raise typer.BadParameter(
+            f"found {value!r}, expected the number of a version; `retrace policies ls RUN` lists "
+            "the stored versions"
+        )
+    return int(value)
+
+
+@app.command(
+    "export",
+    context_settings={"ignore_unknown_options": True},  # `_version` explains -1 better
+    epilog=epilog(
+        "docs/commands.md",
+        "0: written; 2: the version is not stored or is damaged, or the folder is not empty",
+        "retrace policies export quickstart 8 policy-8",
+        f"retrace policies export {EXAMPLE_STORE}/first 100 /models/first-100",
+    ),
+)
+def export(
+    run: Run,
+    version: Annotated[
+        int, typer.Argument(metavar="VERSION", parser=_version, help="A version from `ls`.")
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder to write to: new or empty.")
+    ],
+) -> None:
+    """Write a policy version as a Hugging Face folder: safetensors, config and tokenizer.
+
+    A version stored as a difference is rebuilt from its complete chain. All bytes that are read are
+    checked against their digests.
+    """
+    with refusing():
+        opened = open_run(run, sealed=False)
+        with _writing(folder):
+            if folder.exists() and not folder.is_dir():
+                raise retrace.InputError(
+                    [f"{folder}: it is not a folder; give a new or an empty folder"]
+                )
+            if folder.exists() and any(folder.iterdir()):
+                raise retrace.InputError(
+                    [f"{folder}: it is not empty; give a new or an empty folder"]
+                )
+            opened.fetch_policy(version, folder)
+            size = sum(path.stat().st_size for path in folder.iterdir())
+    print_(f"{folder}: policy {version} of {run}, {decimal(size)}")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        found = error.strerror or str(error)
+        where = "" if error.filename is None else f" ({error.filename})"
+        raise retrace.InputError(
+            [f"{folder}: found {found}{where}, expected a writable folder; give a different one"]
+        ) from error

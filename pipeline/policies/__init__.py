@@ -1,0 +1,1 @@
+"""Policies: the versions of a run's weights in the store, as files that engines load."""

@@ -1,0 +1,228 @@
+"""The weights digest of a policy, which does not depend on how tensors are divided among files.
+
+A safetensors file has three parts: the length of its header (8 bytes, little-endian), the header,
+and the tensors' bytes without gaps. The header is a JSON object with the dtype, shape and
+`data_offsets` of each tensor. docs/trace-format.md defines the digest.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pipeline.run.commit import CorruptObjectError, DataFile
+from pipeline.run.parse import integer, items, mapping, number, text
+from pipeline.run.strict_json import canonical, parse_json
+from pipeline.store.base import Store
+
+LENGTH = 8
+"""Size in bytes of the field that contains the header's length."""
+LARGEST_HEADER = 100_000_000
+"""Maximum size of a header in bytes, as limited by the safetensors format."""
+SUFFIX = ".safetensors"
+_ALIGNMENT = 8
+"""Alignment in bytes: the first tensor begins at a multiple of this number, so that the file can be
+mapped into memory."""
+_PIECE = 16 << 20  # bytes in memory at a time
+
+
+class TensorPlace(NamedTuple):
+    """A tensor in a file's header. Example: TensorPlace('lm_head.weight', 'BF16', (32, 8), 0, 512).
+
+    `begin` and `end` count bytes from the end of the header.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Tensor(NamedTuple):
+    """A tensor with the SHA-256 of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """The digests of a weights file and of its tensors, from one pass over the file."""
+
+    sha256: str
+    """The SHA-256 of the entire file."""
+    tensors: tuple[Tensor, ...]
+    """The tensors in the order of their bytes."""
+
+
+class TensorReader(Protocol):
+    """Receives tensors from a file while another function reads the file to compute digests."""
+
+    def needs(self, name: str) -> bool:
+        """Return whether to keep this tensor's bytes in memory and pass them to `take`."""
+
+    def take(self, tensor: Tensor, content: bytearray) -> None:
+        """Receive a tensor. Its file has not been checked completely yet."""
+
+
+def weights_digest(files: Iterable[WeightsFile]) -> str:
+    """Return the weights digest of a policy. Raises ValueError for a tensor in two files."""
+    return tensors_digest(tensor for file in files for tensor in file.tensors)
+
+
+def tensors_digest(tensors: Iterable[Tensor]) -> str:
+    """Return the weights digest of some tensors. Raises ValueError if a tensor is listed twice."""
+    ordered = sorted(tensors)
+    for one, other in itertools.pairwise(ordered):
+        if one.name == other.name:
+            raise ValueError(f"tensor {one.name} is in two files; write each tensor once")
+    listed = [[t.name, t.dtype, list(t.shape), t.sha256] for t in ordered]
+    return hashlib.sha256(canonical(listed).encode()).hexdigest()
+
+
+def read_weights(path: Path) -> WeightsFile:
+    """Compute the digests of a file on this machine. Raises ValueError if it is incomplete."""
+    try:
+        with path.open("rb") as source:
+            return scan_weights(iter(lambda: source.read(_PIECE), b""))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_stored_weights(
+    store: Store, file: DataFile, reader: TensorReader | None = None
+) -> WeightsFile:
+    """Compute the digests of a data file in the store, in bounded memory.
+
+    Args:
+        store: The store of the run.
+        file: The data file.
+        reader: Receives the tensors that it needs, each held in memory as a whole; None if no
+            tensor is needed.
+
+    Raises:
+        CorruptObjectError: The data is not a complete safetensors file, or does not have the digest
+            of `file`.
+        ObjectMissingError: The file is missing.
+        StoreError: The store cannot be read.
+    """
+    name = f"{file.key} in {store.uri}"
+    starts = range(0, file.size, _PIECE)
+    pieces = (store.read_range(file.key, at, min(_PIECE, file.size - at)) for at in starts)
+    try:
+        found = scan_weights(pieces, reader)
+    except ValueError as error:
+        raise CorruptObjectError(f"{name}: {error}; restore the object") from error
+    if found.sha256 != file.sha256:
+        raise CorruptObjectError(
+            f"{name}: found SHA-256 {found.sha256[:16]}..., expected {file.sha256[:16]}... as in "
+            "its commit; restore the object"
+        )
+    return found
+
+
+def scan_weights(pieces: Iterable[bytes], reader: TensorReader | None = None) -> WeightsFile:
+    """Compute the digests of a file that arrives in pieces; `reader` receives the tensors it needs.
+
+    Raises ValueError for a file that is not a complete safetensors file.
+    """
+    source = _Source(pieces)
+    length = int.from_bytes(source.read(LENGTH), "little")
+    if length > LARGEST_HEADER:
+        raise ValueError(f"its header has {length} bytes, expected at most {LARGEST_HEADER}")
+    tensors = []
+    for name, dtype, shape, begin, end in parse_header(source.read(length)):
+        digest = hashlib.sha256()
+        kept = bytearray() if reader is not None and reader.needs(name) else None
+        for part in source.parts(end - begin):
+            digest.update(part)
+            if kept is not None:
+                kept += part
+        tensors.append(Tensor(name, dtype, shape, digest.hexdigest()))
+        if reader is not None and kept is not None:
+            reader.take(tensors[-1], kept)
+    if not source.at_end():
+        raise ValueError("it has more bytes than the tensors in its header")
+    return WeightsFile(source.sha256.hexdigest(), tuple(tensors))
+
+
+def weights_header(
+    tensors: Sequence[TensorPlace], metadata: Mapping[str, str] = {"format": "pt"}
+) -> bytes:
+    """Return the bytes before the tensors of a safetensors file: the header after its length."""
+    of_tensors = {
+        t.name: {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [t.begin, t.end]}
+        for t in tensors
+    }
+    text = json.dumps({"__metadata__": dict(metadata), **of_tensors}, separators=(",", ":"))
+    header = text.encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    return len(header).to_bytes(LENGTH, "little") + header
+
+
+def parse_header(header: bytes) -> list[TensorPlace]:
+    """Return the tensors in a header, in the order of their bytes.
+
+    Raises ValueError for a malformed header, and for tensors that overlap or leave gaps.
+    """
+    try:
+        content = mapping(parse_json(header))
+        found = [_place(name, of) for name, of in content.items() if name != "__metadata__"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"its header does not describe tensors: {error!r}") from error
+    found.sort(key=lambda tensor: (tensor.begin, tensor.end))
+    expected = 0
+    for tensor in found:
+        if tensor.begin != expected or tensor.end < tensor.begin:
+            raise ValueError(
+                f"its tensor {tensor.name} has bytes {tensor.begin} to {tensor.end}, expected "
+                f"them to begin at {expected}"
+            )
+        expected = tensor.end
+    return found
+
+
+class _Source:
+    """A reader of bytes that arrive in pieces; it also computes the digest of all bytes."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.sha256 = hashlib.sha256()
+        self._pieces = iter(pieces)
+        self._rest = memoryview(b"")
+
+    def parts(self, length: int) -> Iterator[memoryview]:
+        """Yield the next `length` bytes in parts. Raises ValueError if there are fewer."""
+        while length:
+            if self.at_end():
+                raise ValueError(f"it ends {length} bytes too early")
+            part = self._rest[:length]
+            self._rest = self._rest[len(part) :]
+            length -= len(part)
+            yield part
+
+    def read(self, length: int) -> bytes:
+        """Return the next `length` bytes. Raises ValueError if there are fewer."""
+        return b"".join(self.parts(length))
+
+    def at_end(self) -> bool:
+        """Return whether all bytes have been read."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            self.sha256.update(piece)
+            self._rest = memoryview(piece)
+        return False
+
+
+def _place(name: str, tensor: object) -> TensorPlace:
+    of = mapping(tensor)
+    shape = tuple(number(n) for n in items(of["shape"]))
+    begin, end = (integer(at) for at in items(of["data_offsets"]))
+    return TensorPlace(name, text(of["dtype"]), shape, begin, end)

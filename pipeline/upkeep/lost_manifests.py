@@ -1,0 +1,43 @@
+"""Finding the steps that must be sealed but have no manifest."""
+
+import re
+from collections.abc import Iterable
+
+from pipeline.run import keys
+from pipeline.store import Store
+
+_SHARD = re.compile(r"/rollout/\d{5}\.json$")
+
+
+def lost_manifests(store: Store, there: Iterable[str]) -> dict[int, str]:
+    """Find the steps whose manifest is lost.
+
+    A step that is being written has no manifest yet, but it is not trained, and no later step is
+    sealed. A recorded set gets a step's plans only once the step is sealed.
+
+    Args:
+        store: The run or recorded set.
+        there: All keys below `steps/`.
+
+    Returns:
+        For each of these steps, a text that names an object that requires the manifest.
+    """
+    of_steps = sorted((key, step) for key in there if (step := keys.folder_number(key)) is not None)
+    sealed = {step for key, step in of_steps if key == keys.manifest(step)}
+    last = max(sealed, default=-1)
+    found: dict[int, str] = {}
+    for key, step in of_steps:
+        if step in sealed or step in found:
+            continue
+        if key == keys.metrics(step):
+            why = f"the step was trained: {key}"
+        elif keys.sub_plan_number(key) is not None and store.size(keys.run_json()) is None:
+            why = f"the set contains {key}"
+        elif step < last and _SHARD.search(key):
+            why = f"step {last} is sealed, and this step has {key}"
+        else:
+            continue
+        # The step may have been sealed since the keys were listed.
+        if store.size(keys.manifest(step)) is None:
+            found[step] = f"no such object, but {why}"
+    return found
