@@ -1,12 +1,20 @@
-"""Benchmarks: what the trace store and replay cost, beside others in the same run.
+"""Benchmarks: the cost of the trace store and of replay, compared with the cost in other
+frameworks.
 
-`make bench` runs them all and writes their tables into docs/performance.md.
+`make bench` runs all of them except scale/ and health, and writes their tables into
+docs/performance.md.
 
-    __main__   the one command       page      the page's blocks     measure   timing
-    traces, plain_parquet, cores     bytes and speeds of ways to ship routes
-    handover/                        from process to process over links of different speed
-    writing, reading, manifest       what rollout workers, trainers and the flow spend
-    verifying                        what `retrace traces verify` takes
-    replay, store                    Megatron's layers with replay; clients of s3://
-    routes/, ways/                   what is shipped; how
+    __main__                        The command.
+    page, measure                   The generated blocks of the page; timing.
+    traces, plain_parquet, cores    Sizes and speeds of route formats.
+    handover/                       Transfer of routes between processes, over links of different
+                                    speeds.
+    writing, reading, manifest      Costs for rollout workers, trainers and the flow.
+    verifying                       Cost of `retrace traces verify`.
+    policies/                       Transfer of policies to workers, now and in the former design.
+    codings                         Differences between policies: bytes and speed.
+    training, replay, store         Packing; Megatron's layers with replay; S3 clients.
+    health                          Detection of incorrect routes during replay.
+    scale/                          Model and simulation of large clusters (docs/scale.md).
+    routes/, ways/                  The routes to measure; the formats to compare.
 """

@@ -1,9 +1,9 @@
-"""Make docs/performance.md anew: run every program, put its tables into the page.
+"""Update docs/performance.md: run all programs and write their tables into the page.
 
     python -m benchmarks [--only NAME ...] [--quick --page FILE]
 
-Half an hour on two cores. `--quick` has tiny sizes, shows in a minute that everything works, and
-wants another file to write to: its numbers mean nothing.
+This takes about an hour on two cores. `--quick` uses tiny sizes and checks in a minute that
+everything works. Its numbers are meaningless, so it must write to a different file (`--page`).
 """
 
 import argparse
@@ -22,13 +22,13 @@ from benchmarks.page import PAGE, with_blocks
 
 @dataclass(frozen=True)
 class Program:
-    """A program that writes blocks of the page."""
+    """A program that generates blocks of the page."""
 
     blocks: tuple[str, ...]
     needs: str | None = None
-    """A command without which it cannot run; its blocks then stay as they are."""
+    """A command that the program requires; without it, the program's blocks stay unchanged."""
     threads: int | None = None
-    """Limit of numeric libraries' threads."""
+    """Maximum number of threads for numeric libraries."""
 
 
 PROGRAMS = {
@@ -40,17 +40,33 @@ PROGRAMS = {
     "reading": Program(("reading",)),
     "verifying": Program(("verifying",)),
     "store": Program(("store",), needs="minio"),
+    "policies": Program(("policies",), needs="minio"),
     "manifest": Program(("manifest",)),
+    "codings": Program(("codings",)),
     "training": Program(("training",), threads=1),
     "replay": Program(("replay",), threads=1),
 }
 
 
 def run(name: str, quick: bool, folder: Path) -> dict[str, str]:
-    """Run a program; its blocks. Raises CalledProcessError when it fails."""
+    """Run a program and return its blocks by name.
+
+    Args:
+        name: Key of PROGRAMS.
+        quick: Whether to use tiny sizes.
+        folder: Folder for the program's output.
+
+    Returns:
+        The text of each block, keyed by name; empty if the command that the program requires is
+        missing.
+
+    Raises:
+        CalledProcessError: The program failed.
+        ValueError: The program did not write exactly the blocks that PROGRAMS lists.
+    """
     program = PROGRAMS[name]
     if program.needs and shutil.which(program.needs) is None:
-        print(f"{name}: left out, its part of the page stays: no {program.needs} on PATH")
+        print(f"{name}: skipped, no {program.needs} on PATH; its part of the page is unchanged")
         return {}
     written = folder / f"{name}.json"
     command = [sys.executable, "-m", f"benchmarks.{name}", "--blocks", str(written)]
@@ -69,7 +85,9 @@ def run(name: str, quick: bool, folder: Path) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", action="append", choices=PROGRAMS, help="may be repeated")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to show that it works")
+    parser.add_argument(
+        "--quick", action="store_true", help="use tiny sizes, to check that everything works"
+    )
     parser.add_argument("--page", type=Path, default=PAGE, help="the page to write")
     arguments = parser.parse_args()
     if arguments.quick and arguments.page.resolve() == PAGE:
@@ -82,10 +100,11 @@ def main() -> None:
             try:
                 blocks = run(name, arguments.quick, Path(folder))
             except subprocess.CalledProcessError as error:
-                print(f"{name}: failed with {error.returncode}; its part of the page stays")
+                print(f"{name}: failed with {error.returncode}; its part of the page is unchanged")
                 failed.append(name)
                 continue
-            # After each program, so that nothing is lost when a later one is interrupted.
+            # The page is written after each program, so that interrupting a later one loses
+            # nothing.
             arguments.page.write_text(with_blocks(arguments.page.read_text(), blocks))
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

@@ -1,10 +1,11 @@
-"""Writing and reading a step on one core and on all of them: what threads gain, by the clock.
+"""Measure the gain from threads: write and read a step on one core and on all cores.
 
     python -m benchmarks.cores [--tokens N]
 
-The recorded routes, 48 layers, one shard on a folder: written with digests and commit; sealed, read
-and checked. Each is done in a process of its own that may run on one core or on all; the fastest of
-several rounds, because other programs only make it slower. MB are of raw routes.
+The program writes the recorded routes, widened to 48 layers, into a folder as one shard with
+digests and a commit. It then seals, reads and checks the step. One process does this on one core,
+and a second process on all cores. The fastest of several rounds counts, because other programs can
+only make a round slower. Times are wall-clock times. MB means megabytes of raw routes.
 """
 
 import argparse
@@ -23,7 +24,16 @@ HEADERS = ("MB/s by the clock (processor seconds)", "1 core", "all cores", "gain
 
 
 def timed(tokens: int, cores: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """(MB/s by the clock, processor seconds) of the fastest round of writing and of reading."""
+    """Measure writing and reading on a given number of cores.
+
+    Args:
+        tokens: Number of tokens to write.
+        cores: Number of cores that this process may use.
+        rounds: Number of rounds; the fastest counts.
+
+    Returns:
+        Wall-clock MB/s and processor seconds, keyed by kind of work.
+    """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
     wide = widened(recorded(), LAYERS, tokens)
     samples, geometry = ours.samples_of(wide), ours.geometry_of(wide)
@@ -47,7 +57,7 @@ def _timed(work: object) -> tuple[float, float]:
 
 
 def table_of(one: dict[str, tuple[float, float]], many: dict[str, tuple[float, float]]) -> Table:
-    """Both, by what was done."""
+    """Return the table that compares both results, with a row for each kind of work."""
     rows = []
     for name in one:
         (slow, slow_cpu_s), (fast, fast_cpu_s) = one[name], many[name]

@@ -1,11 +1,12 @@
-"""How far wrong routes are from right ones, and what `router_replay.min_agreement` makes of them.
+"""Measure whether `router_replay.min_agreement` detects incorrect routes.
 
     python -m benchmarks.health RUN [--step N] [--dtype float32]
 
-RUN is a run with R3 whose policies are still there (`retrace run examples/quickstart.yaml`). A
-step's samples are replayed in the trainer's own log-prob pass, as they were recorded and with
-faults that no digest shows, against the policy that the step trained and against newer ones: what
-a stale sample meets. Nothing is trained.
+RUN is a run with R3 whose policies still exist (`retrace run examples/quickstart.yaml`). The
+trainer's log-prob pass replays a step's samples with the recorded routes, and with faulty routes
+whose digests are valid. The pass uses the policy version with which the step's training starts. It
+is repeated with newer versions, because training on stale samples uses newer versions too. The
+program does not train.
 """
 
 import argparse
@@ -26,10 +27,10 @@ from operators.training.rank import Rank, make_rank
 from operators.training.replay.health import Evidence, Health, judge
 from operators.training.step_metrics import mismatch_of
 from pipeline.config.tree import RunConfig
+from pipeline.policies.fetch import fetch_policy
 from pipeline.rl.mismatch import Mismatch
 from pipeline.run import keys
 from pipeline.run.amendments import description_now
-from pipeline.run.policy import fetch_policy
 from pipeline.run.run_config import config_of
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
@@ -39,7 +40,7 @@ Recorded = Mapping[str, Routes]
 
 @dataclass(frozen=True)
 class Found:
-    """A replay of one step."""
+    """Result of replaying a step once."""
 
     name: str
     health: Health
@@ -47,17 +48,17 @@ class Found:
 
 
 def by_token(routes: Recorded) -> Recorded:
-    """Each row has the routes of the token before it."""
+    """Give each row the routes of the previous token."""
     return {id: Routes(np.roll(r.sets_TLK, 1, 0), r.valid_T) for id, r in routes.items()}
 
 
 def by_layer(routes: Recorded) -> Recorded:
-    """Each layer has the routes of the one before it."""
+    """Give each layer the routes of the previous layer."""
     return {id: Routes(np.roll(r.sets_TLK, 1, 1), r.valid_T) for id, r in routes.items()}
 
 
 def exchanged(routes: Recorded) -> Recorded:
-    """The first two samples of one length that lie far apart have each other's routes."""
+    """Swap the routes of the first two samples of equal length that are in different groups."""
     ids = list(routes)
     first, second = next(
         (a, b)
@@ -78,7 +79,16 @@ FAULTS: Mapping[str, Callable[[Recorded], Recorded]] = {
 
 
 def replays(rank: Rank, data: StepData, floor: float) -> Sequence[Found]:
-    """Replay a step with each fault."""
+    """Replay a step with each fault.
+
+    Args:
+        rank: The only training rank.
+        data: The step's samples and routes.
+        floor: Value of `router_replay.min_agreement`.
+
+    Returns:
+        A result for each fault.
+    """
     routes = {id: data.routes[id] for id in data.samples} if data.routes is not None else {}
     native = mismatch_of(data, native_pass(rank, data, rank.chunks).logprobs)
     found = []
@@ -91,7 +101,7 @@ def replays(rank: Rank, data: StepData, floor: float) -> Sequence[Found]:
 
 
 def row(policy: str, found: Found) -> tuple[str, ...]:
-    """A line of the table."""
+    """Return a row of the table."""
     health, evidence = found.health, found.evidence
     kls = [f"{part.kl:.1e}" for part in (evidence.replayed, evidence.native) if part and part.kl]
     shares = [
@@ -105,7 +115,7 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--step", type=int, default=0)
     parser.add_argument("--policies", type=int, nargs="+", default=range(1000))
-    parser.add_argument("--dtype", default=None, help="of the trainer; default: the run's")
+    parser.add_argument("--dtype", default=None, help="dtype of the trainer; default: the run's")
     arguments = parser.parse_args()
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(ranks | {"MASTER_PORT": "29531", "GROUP_RANK": "0"})

@@ -1,20 +1,21 @@
-"""The manifest of large steps: sealing it, and looking up what one data-parallel rank needs.
+"""Measure manifests of large steps: sealing a step and looking up one data-parallel rank's share.
 
     python -m benchmarks.manifest [--samples N] [--tokens T]
 
-A step of N samples of T tokens, in groups of 8, lies in shards of 20 million tokens, as if rollout
-workers had written them; by default 100,000 samples of 8,192 tokens, then 10 million of 256. The
-shards are fabricated: their samples files are made column by column with the project's own file
-writer (sample by sample, 10 million would take hours), with all that the manifest takes from them,
-digests included, but one prompt and one response token per sample, which neither sealing nor
-looking up reads. Their routes files are described in the commits, every range of every row group
-of 48 layers, but not written: nobody reads them here.
+A step has N samples of T tokens, in groups of 8 and in shards of 20 million tokens. By default, one
+step has 100,000 samples of 8,192 tokens, and a second step has 10 million samples of 256 tokens.
+The program creates artificial shards. Retrace's file writer writes their samples files column by
+column, because writing 10 million samples one by one would take hours. The files contain all
+columns that the manifest repeats, including digests. Each sample has only one prompt token and one
+response token, because sealing and looking up do not read tokens. The commits describe all ranges
+of the routes files, for every row group and each of the 48 layers. The routes files are not
+written, because this program does not read them.
 
-Then, each in a fresh process: `seal`; `open_manifest`; the columns that every rank reads of all
-samples (group, reward, lengths: for advantages and the layout); `select` of one rank's share: every
-64th sample in a random order, so that no row group can be left out. Seconds leave out the start of
-the process; memory is the most that was resident, the interpreter and pyarrow included (the row
-"imports alone").
+The phases are `seal`, `open_manifest`, reading the columns that every rank needs for all samples
+(group, reward and lengths, for advantages and the layout), and `select` for one rank's share. Each
+phase runs in a new process. The share consists of every 64th sample in a random order, so that no
+row group can be skipped. Seconds exclude the start of the process. Memory is the peak resident
+memory, including the interpreter and pyarrow; the row "imports only" shows how much these take.
 """
 
 import argparse
@@ -56,24 +57,24 @@ class Step:
     uri: str
     samples: int
     tokens: int
-    """Of each sample; one more than it has rows."""
+    """Tokens of each sample: its rows plus one."""
 
     @property
     def shards(self) -> int:
-        """How many it has."""
+        """Number of shards."""
         return -(-self.samples * self.tokens // TOKENS_OF_SHARD)
 
     def prompts(self, shard: int) -> range:
-        """The prompts of a shard: dealt out one by one, as plans do."""
+        """Return the prompts of a shard; as in plans, prompts are dealt to the shards in turn."""
         return range(shard, self.samples // GROUP, self.shards)
 
     def ids(self, shard: int) -> list[str]:
-        """What the step's plan expects of a shard."""
+        """Return the sample ids that the step's plan expects in a shard."""
         return [sample_id(0, str(p), k) for p in self.prompts(shard) for k in range(GROUP)]
 
 
 def fabricate(step: Step) -> int:
-    """Commit the shards of step 0; bytes of their commits and samples files."""
+    """Commit the shards of step 0; return the size of their commits and samples files in bytes."""
     store = open_store(step.uri)
     for shard in range(step.shards):
         attempt = new_write_id()
@@ -145,14 +146,14 @@ def _lists(values: pa.Array, each: int) -> pa.ListArray:
 
 
 def _digests(number: int, rng: np.random.Generator) -> pa.StringArray:
-    """Random digests; no two are the same and none compresses."""
+    """Return random digests, which are all different and cannot be compressed."""
     text = rng.bytes(32 * number).hex().encode()
     ends = np.arange(0, len(text) + 1, 64, dtype=np.int32)
     return pa.StringArray.from_buffers(number, pa.py_buffer(ends), pa.py_buffer(text))
 
 
 def _described(key: str, step: Step, samples: int) -> TraceFile:
-    """A routes file that is not there: its ranges, all different, as a commit lists them."""
+    """Describe a nonexistent routes file as a commit would; all of its ranges differ."""
     leaves = tuple(routes_schema(GEOMETRY).names)
     sizes = [20_000 if name.startswith(layer_column(0)[:6]) else 500 for name in leaves]
     rng, at, groups = np.random.default_rng(samples), 4, []
@@ -168,33 +169,33 @@ def _described(key: str, step: Step, samples: int) -> TraceFile:
 
 
 def nothing(_: Step) -> int:
-    """Import what this module imports."""
+    """Do nothing, to measure the imports of this module."""
     return 0
 
 
 def seal_all(step: Step) -> int:
-    """What the flow does; bytes of the manifest's rows."""
+    """Seal the step, as the flow does; return the size of the manifest's rows file in bytes."""
     return seal(open_store(step.uri), 0, step.shards, step.ids, 0).file.data.size
 
 
 def open_it(step: Step) -> int:
-    """The header; how many samples."""
+    """Open the manifest's header; return the number of samples."""
     return open_manifest(open_store(step.uri), 0).samples
 
 
 def columns_of_all(step: Step) -> int:
-    """What a rank reads of every sample; rows."""
+    """Read the columns that a rank needs for every sample; return the number of rows."""
     return len(open_manifest(open_store(step.uri), 0).columns(OF_ALL))
 
 
 def share_of_rank(step: Step) -> int:
-    """One rank's rows; how many."""
+    """Select one rank's rows; return their number."""
     rows = np.random.default_rng(0).permutation(step.samples)[::RANKS]
     return len(open_manifest(open_store(step.uri), 0).select(rows).ids)
 
 
 PHASES = {
-    "imports alone": nothing,
+    "imports only": nothing,
     "seal": seal_all,
     "open_manifest": open_it,
     "columns of all samples": columns_of_all,
@@ -203,17 +204,29 @@ PHASES = {
 
 
 def measure(samples: int, tokens: int, folder: Path) -> dict[str, Phase]:
-    """All phases on a fresh step of so many samples. Raises ValueError for half a group."""
+    """Measure all phases on a new step.
+
+    Args:
+        samples: Number of samples, a multiple of GROUP.
+        tokens: Tokens of each sample.
+        folder: Folder for the temporary store.
+
+    Returns:
+        The measurements, keyed by phase.
+
+    Raises:
+        ValueError: `samples` is not a multiple of GROUP.
+    """
     if samples % GROUP:
-        raise ValueError(f"{samples} samples: not a multiple of the groups' {GROUP}")
+        raise ValueError(f"{samples} samples: not a multiple of the group size, {GROUP}")
     with TemporaryDirectory(dir=folder) as scratch:
         step = Step(open_store(scratch).uri, samples, tokens)
-        phases = {"(fabricating the shards)": in_fresh_process(fabricate, step)}
+        phases = {"(fabrication of the shards)": in_fresh_process(fabricate, step)}
         return phases | {name: in_fresh_process(work, step) for name, work in PHASES.items()}
 
 
 def table_of(found: dict[tuple[int, int], dict[str, Phase]]) -> Table:
-    """Seconds and peak memory by phase and size of the step."""
+    """Return the table of seconds and peak memory by phase and step size."""
     headers = [""]
     for samples, tokens in found:
         headers += [f"{samples:,} x {tokens:,} tokens: s", "CPU s", "peak MB"]
@@ -233,8 +246,10 @@ def table_of(found: dict[tuple[int, int], dict[str, Phase]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--samples", type=int, help="of one step instead of the two")
-    parser.add_argument("--tokens", type=int, default=256, help="of each of these samples")
+    parser.add_argument(
+        "--samples", type=int, help="samples of a single step, in place of the two default steps"
+    )
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of each of these samples")
     arguments = arguments_of(parser)
     steps = [(arguments.samples, arguments.tokens)] if arguments.samples else STEPS
     if arguments.quick:

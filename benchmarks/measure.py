@@ -1,4 +1,4 @@
-"""Timing: the median of several repetitions on one core, and work in fresh processes."""
+"""Timing: medians of several repetitions on one core, and work in new processes."""
 
 import contextlib
 import importlib.metadata
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this process, whatever its threads, on one core."""
+    """Keep this process and all its threads on one core for the duration of a block."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
@@ -30,10 +30,18 @@ def one_core() -> Iterator[None]:
 def typical(
     work: Callable[[], Result], repetitions: int, limit_s: float = 2.0
 ) -> tuple[float, Result]:
-    """(median of the processor seconds of several repetitions, what the last one returned).
+    """Repeat some work and return the median of its processor seconds.
 
-    Of this process, so that time which other programs took does not count; their traces in the
-    caches do. No repetition begins after `limit_s` by the clock, but one is always made.
+    The processor seconds exclude the time of other programs, although these still affect them
+    through the caches.
+
+    Args:
+        work: Function to call.
+        repetitions: Number of calls.
+        limit_s: Wall-clock seconds after which no further call begins; there is at least one call.
+
+    Returns:
+        The median in seconds, and the result of the last call.
     """
     begun = time.perf_counter()
     seconds = []
@@ -48,20 +56,20 @@ def typical(
 
 @dataclass(frozen=True)
 class Phase:
-    """What a fresh process needed for one piece of work."""
+    """Time and memory that one piece of work takes in a new process."""
 
     seconds: float
     cpu_s: float
-    """Of the processor: what is left of `seconds` when nothing else runs and no disk is slow."""
+    """Processor seconds; equal to `seconds` on an idle machine with a fast disk."""
     peak_bytes: int
-    """Most resident memory of the process, interpreter and libraries included."""
+    """Peak resident memory of the process, including interpreter and libraries."""
     result: Any
 
 
 def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Phase:
-    """Run a module-level function in a new process; its time leaves out the process's start.
+    """Run a module-level function in a new process, and measure it, excluding the process's start.
 
-    Raises RuntimeError when the process ends without an answer; its traceback is on stderr.
+    Raises RuntimeError if the process ends without an answer; stderr then contains the traceback.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -86,19 +94,19 @@ def _answer(pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ..
 
 
 def machine(*packages: str) -> str:
-    """The processor, how busy it is, and versions: the line below a table."""
+    """Return the line below a table: the processor, its load, and the versions of some packages."""
     with open("/proc/cpuinfo") as lines:
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     found = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     processor = f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    load = f"load {os.getloadavg()[1]:.1f} with this program's own"
+    load = f"load {os.getloadavg()[1]:.1f} including this program"
     if priority := _priority():
         load += f", which ran at nice {priority}"
     return "; ".join([processor, load, f"Python {platform.python_version()}", *found]) + "."
 
 
 def _priority() -> int:
-    """How nice this program is. Where Linux groups processes by session, the group's counts."""
+    """Return this program's niceness, or its session's if Linux schedules processes by session."""
     try:
         with open("/proc/self/autogroup") as line:  # "/autogroup-21 nice -9"
             return int(line.read().split()[-1]) or os.nice(0)

@@ -1,4 +1,4 @@
-"""A MinIO of our own on a temporary folder, as the server of s3:// stores."""
+"""A MinIO server with a temporary folder, for s3:// stores."""
 
 import contextlib
 import os
@@ -21,22 +21,22 @@ class Minio:
     """A running server with one bucket."""
 
     uri: str
-    """The bucket's."""
+    """URI of the bucket."""
     pid: int
 
     def cpu_s(self) -> float:
-        """Processor seconds that it has used."""
+        """Return the CPU time that the server has used, in seconds."""
         with open(f"/proc/{self.pid}/stat") as line:
-            # utime and stime: fields 14 and 15; the name in brackets may hold blanks.
+            # Fields 14 and 15 are utime and stime; the name in parentheses may contain spaces.
             ticks = line.read().rpartition(")")[2].split()[11:13]
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
 def own_minio(address: str = "127.0.0.1") -> Iterator[Minio]:
-    """Start `minio` (on PATH) at an address; until its end, the environment leads clients to it."""
+    """Start `minio` (on PATH) at an address, and point the S3 environment variables at it."""
     if shutil.which("minio") is None:
-        raise SystemExit("needs `minio` on PATH, or --uri with a server of yours")
+        raise SystemExit("no `minio` on PATH: install it, or name a server with --uri")
     with socket.socket() as free:
         free.bind((address, 0))
         url = f"http://{address}:{free.getsockname()[1]}"
@@ -56,7 +56,7 @@ def own_minio(address: str = "127.0.0.1") -> Iterator[Minio]:
         try:
             while not _is_ready(url):
                 time.sleep(0.1)
-            # Not the default session, which keeps the credentials of an earlier server.
+            # The default session would keep the credentials of an earlier server.
             boto3.Session().client("s3").create_bucket(Bucket="benchmark")
             yield Minio("s3://benchmark", server.pid)
         finally:
@@ -76,13 +76,13 @@ def _is_ready(url: str) -> bool:
 
 @contextlib.contextmanager
 def places(uris: list[str] | None) -> Iterator[list[str]]:
-    """The stores to measure on: those given, or a folder and a MinIO of our own."""
+    """Yield the given stores or, if there are none, a folder and (if it is installed) MinIO."""
     if uris:
         yield uris
         return
     with tempfile.TemporaryDirectory(prefix="retrace-bench-") as folder:
         if shutil.which("minio") is None:
-            print("No minio on PATH: files only")
+            print("no minio on PATH: measuring files only")
             yield [folder]
             return
         with own_minio() as server:

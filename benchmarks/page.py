@@ -1,7 +1,7 @@
-"""docs/performance.md: its tables, which programs write, between its sentences, which people do.
+"""Generated blocks of docs/performance.md: programs write tables, and people write sentences.
 
-A program's tables and its line about the machine stand between `<!-- generated: NAME -->` and
-`<!-- end: NAME -->`; everything else of the page is prose and stays as it is.
+A program's tables and its description of the machine are between `<!-- generated: NAME -->` and
+`<!-- end: NAME -->`. The rest of the page is prose, which programs do not change.
 """
 
 import argparse
@@ -23,10 +23,13 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As Markdown, columns aligned so that it can be read in a terminal, too."""
+        """Return the table as Markdown, with aligned columns for reading in a terminal.
+
+        Raises ValueError if a row does not have as many cells as there are headers.
+        """
         lines = [self.headers, *self.rows]
         if bad := [row for row in self.rows if len(row) != len(self.headers)]:
-            raise ValueError(f"row {bad[0]}: {len(self.headers)} columns: {self.headers}")
+            raise ValueError(f"row {bad[0]}: expected {len(self.headers)} columns: {self.headers}")
         widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(self.headers))]
         shown = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
         shown.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
@@ -34,7 +37,7 @@ class Table:
 
 
 def read_table(text: str) -> Table:
-    """The first table of a text. Raises ValueError when there is none."""
+    """Return the first table of a text. Raises ValueError if the text does not contain a table."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     if len(lines) < 2 or set(lines[1]) - set("|- "):
         raise ValueError(f"no table in {text[:80]!r}")
@@ -48,14 +51,16 @@ def read_table(text: str) -> Table:
 
 
 def blocks_of(page: str) -> dict[str, str]:
-    """The generated blocks of a page, by name."""
+    """Return the generated blocks of a page, keyed by name."""
     return {match[1]: match[2] for match in _BLOCK.finditer(page)}
 
 
 def with_blocks(page: str, blocks: Mapping[str, str]) -> str:
-    """The page with some blocks in place of those it has. Raises ValueError for an unknown one."""
+    """Return a page with some blocks replaced. Raises ValueError for an unknown block."""
     if unknown := sorted(set(blocks) - set(blocks_of(page))):
-        raise ValueError(f"the page has no block {unknown}; it has {sorted(blocks_of(page))}")
+        raise ValueError(
+            f"the page does not contain block {unknown}, only {sorted(blocks_of(page))}"
+        )
 
     def renewed(match: re.Match[str]) -> str:
         text = blocks.get(match[1], match[2]).strip("\n")
@@ -66,26 +71,28 @@ def with_blocks(page: str, blocks: Mapping[str, str]) -> str:
 
 
 def block(*parts: Table | str) -> str:
-    """Tables and sentences, an empty line between."""
+    """Join tables and sentences with empty lines between them."""
     return "\n".join(p.markdown() if isinstance(p, Table) else p + "\n" for p in parts)
 
 
 def verdict(met: bool) -> str:
-    """How a limit that was kept, or was not, is marked."""
+    """Return the mark that shows whether a limit is met."""
     return "met" if met else "**missed**"
 
 
 def arguments_of(
     parser: argparse.ArgumentParser, words: Sequence[str] | None = None
 ) -> argparse.Namespace:
-    """Parse a program's options, with those that all programs have."""
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works")
+    """Parse a program's own options and the options that all programs share."""
+    parser.add_argument(
+        "--quick", action="store_true", help="use tiny sizes, to check that it works"
+    )
     parser.add_argument("--blocks", type=Path, help="also write the page's blocks to this file")
     return parser.parse_args(words)
 
 
 def publish(blocks: Mapping[str, str], arguments: argparse.Namespace) -> None:
-    """Print a program's blocks, and write them where `--blocks` says."""
+    """Print a program's blocks, and write them to the file that `--blocks` names."""
     for text in blocks.values():
         print(text)
     if arguments.blocks:

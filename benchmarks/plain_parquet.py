@@ -1,11 +1,12 @@
-"""The ids in plain Parquet files, every way Parquet knows, beside a routes file of Retrace.
+"""Compare Retrace's routes file with plain Parquet files of ids in all of Parquet's encodings.
 
     python -m benchmarks.plain_parquet
 
-Bytes per token-layer at zstd 1, 3 and 9, for sorted ids and for their gaps, of routes as they were
-recorded or drawn; encode and decode MB/s at the level that Retrace writes with, by processor
-seconds on one core. Plain files are smaller than usable ones would be (see ways.parquet_forms),
-Retrace's is whole. What comes out of each is compared with what went in.
+The tables give bytes per token-layer at zstd levels 1, 3 and 9, for sorted ids and for their gaps.
+The routes were either recorded or randomly generated. Encode and decode MB/s are measured at the
+zstd level that Retrace uses, per processor second on one core. The plain files lack data that a
+usable file needs (see ways.parquet_forms); Retrace's file is complete. The program compares the
+decoded sets with the original ones.
 """
 
 import argparse
@@ -21,11 +22,11 @@ from benchmarks.ways.parquet_forms import FORMS
 
 LEVELS = (1, 3, 9)
 MOST = 1.02
-"""Most bytes of Retrace over those of the best plain form at the same level."""
+"""Maximum size of Retrace's file, relative to the best plain form at the same zstd level."""
 LIMIT_HEADERS = (
     "routes",
     "best plain form at that level",
-    "its B",
+    "its B per token-layer",
     "Retrace",
     "ratio",
     "limit",
@@ -35,34 +36,34 @@ LIMIT_HEADERS = (
 
 @dataclass(frozen=True)
 class Plain:
-    """A plain form on one recording."""
+    """Results of a plain form for one recording."""
 
     name: str
     bytes_by_level: tuple[float, ...]
-    """Per token-layer, at LEVELS."""
+    """Bytes per token-layer, at LEVELS."""
     encode_mb_s: float
     decode_mb_s: float
 
 
 @dataclass(frozen=True)
 class Found:
-    """All plain forms on one recording, and Retrace."""
+    """Results of all plain forms and of Retrace for one recording."""
 
     recording: Recording
     forms: tuple[Plain, ...]
     retrace: float
-    """Bytes per token-layer of its routes file."""
+    """Bytes per token-layer of Retrace's routes file."""
 
     @property
     def best(self) -> tuple[str, float]:
-        """The smallest plain form at Retrace's level, and its bytes per token-layer."""
+        """The smallest plain form at Retrace's zstd level, and its bytes per token-layer."""
         at = LEVELS.index(ours.LEVEL)
         form = min(self.forms, key=lambda form: form.bytes_by_level[at])
         return form.name, form.bytes_by_level[at]
 
 
 def measure(recording: Recording, repetitions: int) -> Found:
-    """Every form on a recording. Raises ValueError when decoded sets differ."""
+    """Measure all forms on a recording. Raises ValueError if decoded sets differ."""
     written = ours.encode_file(ours.samples_of(recording), ours.geometry_of(recording))
     size = written.file.data.size / (recording.tokens * recording.layers)
     return Found(recording, tuple(_forms(recording, repetitions)), size)
@@ -87,7 +88,7 @@ def _forms(recording: Recording, repetitions: int) -> Iterator[Plain]:
 
 
 def limits_table(found: Sequence[Found]) -> Table:
-    """Retrace's bytes against the best plain form's at the same level."""
+    """Return the table that compares the size of Retrace's file with the best plain form."""
     rows = []
     for one in found:
         name, best = one.best
@@ -98,7 +99,7 @@ def limits_table(found: Sequence[Found]) -> Table:
 
 
 def bytes_table(found: Sequence[Found]) -> Table:
-    """Bytes per token-layer by form and recording."""
+    """Return the table of bytes per token-layer by form and recording."""
     rows = [
         (form.name, *("  ".join(f"{b:.2f}" for b in one.forms[i].bytes_by_level) for one in found))
         for i, form in enumerate(found[0].forms)
@@ -108,7 +109,7 @@ def bytes_table(found: Sequence[Found]) -> Table:
 
 
 def speeds_table(found: Sequence[Found]) -> Table:
-    """Encode and decode MB/s by form and recording."""
+    """Return the table of encode and decode MB/s by form and recording."""
     rows = []
     for i, form in enumerate(found[0].forms):
         speeds = [one.forms[i] for one in found]

@@ -1,21 +1,25 @@
-"""What reading its routes costs a training rank: bytes, throughput, and how long it waits.
+"""Measure how a training rank reads its routes: bytes, throughput and waiting time.
 
-One rank of DP 8 x PP 4 (12 of 48 MoE layers, top-8 of 128 experts) reads its share of a sealed
-step through the trainer's own `load_step`: groups of 8 samples of 8,192 tokens, a quarter of each a
-shared prompt, four mini-batches, one sample a micro-batch; routes are recorded ones
-(benchmarks/data), repeated with other expert numbers.
+One rank of DP 8 x PP 4 (12 of 48 MoE layers, top-8 of 128 experts) reads its share of a sealed step
+through the trainer's `load_step`. Groups have 8 samples of 8,192 tokens; a quarter of the tokens
+belong to a shared prompt. There are four mini-batches, and each micro-batch has one sample. The
+routes are taken from a recording (benchmarks/data), which is repeated with different expert
+numbers.
 
-    bytes      fetched bytes over the coded bytes of the rank's own segments and layers
-    plain GET  the store's bytes of the same ranges, merged where they touch, one after the other
-    fetched    the same by Store.read_ranges, unchecked
-    checked    the same with each range's SHA-256
-    arrays     decoded into the trainer's arrays; MB/s of raw uint8 ids (times ~4: coded ones)
-    waits      seconds that the trainer waits from the seal to the end of the first pass (manifest,
-               layout, samples, routes), of the step's seconds. The model's compute is a sleep.
+    bytes      Fetched bytes, divided by the bytes that the rank needs: its own coded segments
+               and layers, plus the footers.
+    plain GET  GETs of the same ranges, sent one at a time; adjacent ranges are merged.
+    fetched    Reads of the same ranges with Store.read_ranges, without checks.
+    checked    The same reads, with a check of each range's SHA-256.
+    arrays     Decoding into the trainer's arrays, in MB/s of raw uint8 ids, which take up about 4
+               times as many bytes as the coded ones.
+    waits      Seconds that the trainer waits from the seal to the end of the first pass (manifest,
+               layout, samples, routes), as a share of the step. Sleeps replace computation.
 
-The compute model: Qwen3-30B-A3B has 3.3 B active parameters, so a log-prob pass needs 6.6 GFLOP a
-token and an update 19.8. A data-parallel rank of four H100 (989 TFLOP/s bf16 each) at 40% makes
-240,000 tokens/s in the first and 80,000 in the second. "5 x" is a machine five times as fast.
+The compute model: Qwen3-30B-A3B has 3.3 B active parameters, so a log-prob pass needs 6.6 GFLOP per
+token and an update 19.8. At 40% of its peak, a data-parallel rank of four H100s (989 TFLOP/s in
+bf16 each) processes 240,000 tokens/s in the log-prob pass and 80,000 in the update. "5 x" means a
+machine that is five times as fast.
 """
 
 import argparse
@@ -72,7 +76,7 @@ HEADERS = (
 
 
 def config(groups: int) -> RunConfig:
-    """Settings of a run that replays the engine's routes, four mini-batches a step."""
+    """Return settings of a run that replays the engine's routes in four mini-batches per step."""
     actor = {
         "ppo_mini_batch_size": -(-groups // 4),
         "ppo_micro_batch_size_per_gpu": 1,
@@ -88,7 +92,7 @@ def config(groups: int) -> RunConfig:
 
 
 def write_step(store: Store, groups: int) -> SealedManifest:
-    """A sealed step; prompt i is of shard i mod 4, as in a run's plan."""
+    """Write and seal a step; prompt i belongs to shard i mod 4, as in a run's plan."""
     rng = np.random.default_rng(0)
     pool = widened(recorded(), len(WHOLE.layers), 4 * TOKENS)
     provenance = Provenance("R3", 0, "recorded")
@@ -104,7 +108,13 @@ def write_step(store: Store, groups: int) -> SealedManifest:
 
 
 def group_of(row: int, pool: Recording, rng: np.random.Generator) -> Iterator[Sample]:
-    """The samples of a prompt, which share its rows."""
+    """Yield the samples of one prompt; they share the prompt's rows.
+
+    Args:
+        row: Number of the prompt.
+        pool: Recording to take routes from.
+        rng: Source of the tokens and of the random choice of routes.
+    """
     prompt_P = rng.integers(0, 151_936, PROMPT).astype(np.uint32)
     of_prompt = some_rows(PROMPT, pool, rng)
     for k in range(N):
@@ -129,7 +139,13 @@ def group_of(row: int, pool: Recording, rng: np.random.Generator) -> Iterator[Sa
 
 
 def some_rows(rows: int, pool: Recording, rng: np.random.Generator) -> np.ndarray:
-    """[rows, 48, 8]: pieces of the recording under other expert numbers."""
+    """Return routes [rows, 48, 8]: pieces of the recording with different expert numbers.
+
+    Args:
+        rows: Number of rows.
+        pool: Recording to take the pieces from.
+        rng: Source of the random choice of pieces and numbers.
+    """
     pieces = [pool.routes[i] for i in rng.integers(0, len(pool.routes), -(-rows // 512))]
     flipped = rng.integers(0, WHOLE.experts, (len(WHOLE.layers), 1)).astype(np.uint8)
     return np.concatenate(pieces)[:rows] ^ flipped
@@ -137,16 +153,17 @@ def some_rows(rows: int, pool: Recording, rng: np.random.Generator) -> np.ndarra
 
 @dataclass(frozen=True)
 class Slice:
-    """What a rank wants of one file."""
+    """Ranges that a rank reads from one file."""
 
     file: TraceFile
     ranges: list[Range]
     own_bytes: float
-    """Coded bytes of its own segments: of each row group the share of its tokens."""
+    """Size in bytes of the rank's own coded segments, estimated from its share of the tokens in
+    each row group."""
 
 
 def slices_of(store: Store, manifest: Manifest) -> list[Slice]:
-    """The ranges of a rank's row groups, by file."""
+    """Return the ranges that the rank reads, for each file."""
     wanted: dict[int, set[int]] = {}
     for row in manifest.rows["routes"].to_pylist():
         for part in row:
@@ -170,12 +187,12 @@ def slices_of(store: Store, manifest: Manifest) -> list[Slice]:
 
 
 def segment_tokens(store: Store, file: TraceFile) -> np.ndarray:
-    """Tokens of each segment of a file."""
+    """Return the number of tokens of each segment of a file."""
     return read_table(store, file, SEGMENT)["tokens"].to_numpy()
 
 
 def plain(store: Store, slices: list[Slice]) -> float:
-    """Seconds of one GET after the other, of what touches at once."""
+    """Merge adjacent ranges, send their GETs one at a time, and return the seconds."""
     merged = []
     for one in slices:
         for range_ in sorted(one.ranges, key=lambda range_: range_.offset):
@@ -191,7 +208,19 @@ def plain(store: Store, slices: list[Slice]) -> float:
 
 
 def fetched(store: Store, slices: list[Slice], checked: bool) -> float:
-    """Seconds of the store's parallel ranges, a fetch of the stream's size at a time."""
+    """Measure the store's parallel reads of ranges, 256 ranges at a time, as in the route stream.
+
+    Args:
+        store: The run's store.
+        slices: Ranges to read.
+        checked: Whether to check the SHA-256 of each range.
+
+    Returns:
+        Wall-clock seconds.
+
+    Raises:
+        ValueError: A range differs from its digest.
+    """
     began = time.perf_counter()
     for one in slices:
         for start in range(0, len(one.ranges), 256):
@@ -199,12 +228,22 @@ def fetched(store: Store, slices: list[Slice], checked: bool) -> float:
             pieces = store.read_ranges(one.file.data.key, [(r.offset, r.length) for r in ranges])
             for range_, piece in zip(ranges, pieces, strict=True):
                 if checked and hashlib.sha256(piece).hexdigest() != range_.sha256:
-                    raise ValueError(f"{one.file.data.key}: bytes {range_.offset} changed")
+                    raise ValueError(
+                        f"{one.file.data.key}: SHA-256 of the range at byte {range_.offset} "
+                        "differs from the one in its commit"
+                    )
     return time.perf_counter() - began
 
 
 def loaded(store: Store, sealed: SealedManifest, settings: RunConfig, rank: int) -> StepData:
-    """The step as the trainer reads it."""
+    """Load the step as the trainer does.
+
+    Args:
+        store: The run's store.
+        sealed: The step's manifest.
+        settings: Settings of the run.
+        rank: Data-parallel rank.
+    """
     rules = layout_rules(settings, DATA_PARALLEL)
     return load_step(store, sealed, settings, rules, rank, STAGE)
 
@@ -212,7 +251,17 @@ def loaded(store: Store, sealed: SealedManifest, settings: RunConfig, rank: int)
 def trained(
     store: Store, settings: RunConfig, rank: int, faster: float
 ) -> tuple[float, float, StepData]:
-    """(seconds waited, seconds of the step, its data) with compute as a sleep."""
+    """Read a step as the trainer does, with sleeps in place of computation.
+
+    Args:
+        store: The run's store.
+        settings: Settings of the run.
+        rank: Data-parallel rank.
+        faster: Speed of the simulated machine relative to the compute model.
+
+    Returns:
+        Seconds spent waiting, seconds of the step, and the step's data.
+    """
     began = time.perf_counter()
     data = loaded(store, open_manifest(store, 0), settings, rank)
     waited = time.perf_counter() - began
@@ -233,7 +282,13 @@ def trained(
 
 
 def measure(uri: str, groups: int, rounds: int) -> tuple[str, ...]:
-    """One row of the table."""
+    """Measure one store and return its row of the table.
+
+    Args:
+        uri: URI of an empty store.
+        groups: Number of prompts of the step.
+        rounds: Number of rounds; the fastest counts.
+    """
     store = open_store(uri)
     sealed = write_step(store, groups)
     settings, rank = config(groups), DATA_PARALLEL // 2
@@ -245,7 +300,7 @@ def measure(uri: str, groups: int, rounds: int) -> tuple[str, ...]:
     stream_bytes = getattr(data.routes, "fetched_bytes", 0)
     data.close()
     seconds: dict[str, list[float]] = {"plain": [], "fetched": [], "checked": [], "arrays": []}
-    for _ in range(rounds):  # in turn: what disturbs the machine disturbs all
+    for _ in range(rounds):  # in turn, so that a disturbance affects all measurements
         seconds["plain"].append(plain(store, slices))
         seconds["fetched"].append(fetched(store, slices, checked=False))
         seconds["checked"].append(fetched(store, slices, checked=True))

@@ -1,19 +1,20 @@
-"""What replay adds to training: forward and backward of MoE layers, replayed against native.
+"""Measure the cost of replay: forward and backward passes of MoE layers, replayed and native.
 
     python -m benchmarks.replay [--layers N] [--tokens T] [--hidden H] [--experts E] [--ffn F]
 
-Megatron-core's own transformer layers (attention, router, dispatch, experts) are built by the
-trainer's own means: on CPU from Megatron's local layers in float32, where CUDA is from Transformer
-Engine's in bfloat16, with grouped GEMM and the all-to-all dispatcher. On a GPU the default widths
-are Qwen3-30B-A3B's (hidden 2048, 128 experts of 768, top-8) and 8,192 tokens; on CPU they are cut
-down so that a pass takes seconds.
+The trainer's functions build Megatron-core's transformer layers (attention, router, dispatch,
+experts). On CPU, these are Megatron's local layers in float32. With CUDA, they are Transformer
+Engine's in bfloat16, with grouped GEMM and the all-to-all dispatcher. On a GPU, the default widths
+are Qwen3-30B-A3B's (hidden 2048, 128 experts of 768, top-8), with 8,192 tokens. On CPU, the widths
+are smaller, so that a pass takes only seconds.
 
-A native pass is recorded first; then native passes and passes that replay the recording take turns
-in one process, and the fastest of each are compared. Both do the same work but for replay's own:
-recorded choices are the native ones, so every expert has the same load. Replay's share is counted
-from the arrays that the trainer has laid out, so their upload is in it. Below the ratio stands
-where a replayed pass's time goes, by PyTorch's profiler. On CPU seconds are the process's own
-(other programs do not count), on a GPU the clock's.
+The program first records a native pass. Native passes and passes that replay the recording then
+take turns in one process, and the fastest pass of each kind is used. Apart from replay, both kinds
+do the same work: the recorded choices are the native ones, so every expert has the same load in
+both. The measured replay starts from the arrays that the trainer has laid out, so it includes
+copying these arrays to the device. The rows below the ratio give the time of each part of a
+replayed pass, as measured with PyTorch's profiler. On CPU, seconds are processor seconds, which
+exclude other programs. On a GPU, they are wall-clock seconds.
 """
 
 import argparse
@@ -61,26 +62,26 @@ ON_GPU = Shape(layers=4, tokens=8192, hidden=2048, experts=128, ffn=768)
 
 @dataclass(frozen=True)
 class Found:
-    """Seconds of one forward and backward pass."""
+    """Measurements of forward and backward passes, in seconds."""
 
     native_s: tuple[float, ...]
     replayed_s: tuple[float, ...]
     object_s: float
-    """Of a replayed pass, in the replay objects with the router's own top-k; on a GPU what the CPU
-    spends there."""
+    """Seconds that a replayed pass spends in the replay objects, including the router's top-k; on a
+    GPU, only the CPU's time in them."""
     same_output: bool
-    """Whether both passes gave the same bits: the recording is of the same weights."""
+    """Whether both passes gave the same bits, as expected with routes from the same weights."""
     parts: tuple[tuple[str, float], ...]
-    """Parts of a replayed pass's forward, and their seconds; then the backward."""
+    """Names and seconds of the parts of a replayed pass, first forward, then backward."""
 
     @property
     def ratio(self) -> float:
-        """Replayed by native, the fastest of each: what other programs disturbed least."""
+        """Time of the fastest replayed pass, relative to the fastest native pass."""
         return min(self.replayed_s) / min(self.native_s)
 
 
 def config_of(shape: Shape) -> TransformerConfig:
-    """A Qwen3-MoE-like stack."""
+    """Return the configuration of a stack of layers like Qwen3-MoE's."""
     on_gpu = not cpu_megatron.ON_CPU
     settings: dict[str, Any] = {
         "num_layers": shape.layers,
@@ -111,7 +112,7 @@ def config_of(shape: Shape) -> TransformerConfig:
 
 
 def stack_of(config: TransformerConfig) -> TransformerBlock:
-    """The layers, in training mode; the process is the only rank of its group."""
+    """Build the layers in training mode; the process must be the only rank of its group."""
     if cpu_megatron.ON_CPU:
         spec = local_block_spec(config, None)
     else:
@@ -124,7 +125,7 @@ def stack_of(config: TransformerConfig) -> TransformerBlock:
 
 
 class Timed:
-    """Stands before a replay object and adds up the time in it."""
+    """Wrapper around a replay object that adds up the time spent in that object."""
 
     def __init__(self, replayer: Replayer) -> None:
         self._replayer = replayer
@@ -133,7 +134,20 @@ class Timed:
     def get_replay_topk(
         self, scores: torch.Tensor, topk: int, groups: Any, group_topk: Any, native: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Megatron's hook; the router's own top-k, which native routing computes too, is named."""
+        """Implement Megatron's hook, and name the router's top-k for the profiler.
+
+        Native routing also computes that top-k.
+
+        Args:
+            scores: The router's scores [R, E].
+            topk: K.
+            groups: Number of groups of experts; None if experts are not grouped.
+            group_topk: Number of groups to select; None if experts are not grouped.
+            native: Megatron's top-k.
+
+        Returns:
+            Scores and ids of the chosen experts, [R, K] each.
+        """
         started = _clock()
         native = _named("router: top-k", native)
         with record_function("replay object"):
@@ -142,7 +156,7 @@ class Timed:
         return found
 
     def finish(self, forward_only: bool) -> None:
-        """Check the pass."""
+        """Check that the pass used all routes."""
         self._replayer.finish(forward_only)
 
 
@@ -168,7 +182,7 @@ def _measure(shape: Shape, repetitions: int) -> Found:
     ).requires_grad_()
 
     def passed(objects: dict[int, Any]) -> tuple[float, torch.Tensor]:
-        """Seconds of a forward and backward pass, and the output."""
+        """Run a forward and backward pass; return its seconds and the output."""
         block.zero_grad(set_to_none=True)
         _wait(device)
         started = _clock()
@@ -193,7 +207,8 @@ def _measure(shape: Shape, repetitions: int) -> Found:
     passed({})
     passed(dict(replayers()))
     for repetition in range(repetitions):
-        # Each first every other time: caches and clocks favour neither.
+        # Native and replayed passes take turns at going first, so that caches and clocks favour
+        # neither.
         for with_replay in (True, False) if repetition % 2 else (False, True):
             timed = {i: Timed(replayer) for i, replayer in replayers().items()}
             seconds, outputs[with_replay] = passed(dict(timed) if with_replay else {})
@@ -211,7 +226,7 @@ def _measure(shape: Shape, repetitions: int) -> Found:
 
 
 def _parts(block: TransformerBlock, replay: Callable[[], Any]) -> tuple[tuple[str, float], ...]:
-    """Profile one replayed pass. The modules keep their new names: nothing is measured after."""
+    """Profile one replayed pass. The modules remain wrapped, so do not time them afterwards."""
     for layer in block.layers:
         moe, attention = layer.mlp, layer.self_attention
         attention.forward = _named("attention", attention.forward)
@@ -234,10 +249,10 @@ def _parts(block: TransformerBlock, replay: Callable[[], Any]) -> tuple[tuple[st
     spent["experts"] -= spent["permute"]
     named = ("attention", "router: matmul", "router: top-k", "dispatch and combine", "permute")
     parts = [(name, spent[name]) for name in (*named, "experts")]
-    parts.append(("router: the rest of it", spent["routing"] - spent["replay object"]))
+    parts.append(("router: rest", spent["routing"] - spent["replay object"]))
     parts.append(("replay: upload, order, gather", spent["replay object"] - spent["router: top-k"]))
     rest = seconds - sum(part for _, part in parts)
-    return (*parts, ("backward, and what has no name", rest))
+    return (*parts, ("backward and unnamed operations", rest))
 
 
 def _named(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,7 +273,7 @@ def _wait(device: torch.device) -> None:
 
 
 def table_of(found: Found) -> Table:
-    """The ratio, and where a replayed pass's time goes."""
+    """Return the table of the ratio and the time of each part of a replayed pass."""
     native, replayed = min(found.native_s), min(found.replayed_s)
     share = found.object_s / replayed
     rows = [
@@ -292,7 +307,7 @@ def main() -> None:
     seconds = "processor seconds" if cpu_megatron.ON_CPU else "seconds by the clock"
     title = (
         f"{shape.layers} layers, hidden {shape.hidden}, {shape.experts} experts of {shape.ffn}, "
-        f"top-{TOPK}, {shape.tokens} tokens, {torch.get_num_threads()} threads, {seconds}:"
+        f"top-{TOPK}, {shape.tokens} tokens, threads: {torch.get_num_threads()}, {seconds}:"
     )
     publish({"replay": block(title, table_of(found), where)}, arguments)
 

@@ -1,4 +1,4 @@
-"""Four ways to read and write the same objects at S3, for benchmarks/store.py."""
+"""Four clients that read and write the same objects in S3, for benchmarks/store.py."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ SMALL_COUNT = 200
 
 
 class Client(Protocol):
-    """Each method prepares a way of doing it, which is timed when it is called."""
+    """An S3 client; each method prepares an operation and returns a function to be timed."""
 
     def ranges(self, ranges: list[tuple[int, int]]) -> Callable[[], list[bytes]]: ...
     def whole(self, pieces: list[tuple[int, int]]) -> Callable[[], Any]: ...
@@ -29,7 +29,7 @@ class Client(Protocol):
 
 
 def clients(uri: str) -> dict[str, Client]:
-    """By name; the plain one first."""
+    """Return the installed clients, keyed by name; the plain one is first."""
     found: dict[str, Client] = {
         "plain": Plain(uri),
         "ours (boto3)": Ours(uri),
@@ -41,7 +41,7 @@ def clients(uri: str) -> dict[str, Client]:
 
 
 class Plain:
-    """boto3 with its defaults, one request after the other."""
+    """boto3 with its defaults, sending one request at a time."""
 
     def __init__(self, uri: str) -> None:
         self.bucket, _, self.prefix = uri.removeprefix("s3://").partition("/")
@@ -92,7 +92,7 @@ class Plain:
 
 
 class Ours:
-    """pipeline.store, as the reader and the writer of traces use it."""
+    """The client of pipeline.store, as readers and writers of traces use it."""
 
     def __init__(self, uri: str) -> None:
         self.store = open_store(uri)
@@ -119,7 +119,7 @@ class Ours:
 
 
 class Arrow:
-    """pyarrow's S3FileSystem; ranges merged by us and read by 8 threads of ours."""
+    """pyarrow's S3FileSystem; this class merges ranges and reads them in 8 threads."""
 
     def __init__(self, uri: str) -> None:
         self.place = uri.removeprefix("s3://")
@@ -169,7 +169,7 @@ class Arrow:
 
 
 class Obstore:
-    """obstore (Rust object_store), where it is installed."""
+    """obstore (Rust's object_store), if it is installed."""
 
     def __init__(self, uri: str) -> None:
         import obstore

@@ -1,10 +1,11 @@
-"""An engine with continuous batching, simulated in real time, with routes of a real recording.
+"""A real-time simulation of an engine that uses continuous batching and returns recorded routes.
 
-All requests are queued at once, 64 run, each step gives every running one a token, the next is
-admitted when one ends. A step has the time in which the weights are read and the time in which the
-running sequences' keys and values are, in the ratio of their bytes (writing.py says whose). In each
-step the engine's thread works in Python for 2 ms (scheduling, sorting tokens and routes into
-requests), then waits for the GPU without Python's lock.
+All requests are queued at the start, and 64 run at the same time. Each step adds a token to every
+running request, and when a request ends, the next one starts. The time of a step has two parts:
+reading the weights, and reading the keys and values of the running sequences. The ratio of these
+two times is the ratio of the bytes read, which the docstring of writing.py derives. In each step,
+the engine's thread works in Python for 2 ms (scheduling, assigning tokens and routes to requests).
+It then sleeps in place of the GPU's work, without holding Python's lock.
 """
 
 import heapq
@@ -23,11 +24,11 @@ GEOMETRY = Geometry(experts=128, topk=8, layers=tuple(range(48)))
 PROMPT, RESPONSE, RUNNING = 1024, 7168, 64
 HOST_S = 0.002
 WEIGHTS = 61 / (61 + 67)
-"""Share of a full batch's step that reading the weights takes."""
+"""Share of a step's time spent reading the weights if the batch is full."""
 
 
 class SimulatedEngine:
-    """Hands out responses as an engine with continuous batching does, in real time."""
+    """An engine that returns responses in real time, as with continuous batching."""
 
     def __init__(self, rate: float, pool: npt.NDArray[np.uint8], seed: int) -> None:
         self._full_step_s = RUNNING / rate
@@ -36,7 +37,7 @@ class SimulatedEngine:
         self.steps = 0
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Finished]:
-        """Responses as they finish; time passes as it does in an engine."""
+        """Yield responses at the times at which a real engine would return them."""
         most = sampling.max_tokens
         lengths = np.minimum(self._rng.lognormal(np.log(6500), 0.5, len(requests)), most)
         waiting = list(zip(requests, lengths.astype(int).tolist(), strict=True))[::-1]
@@ -67,7 +68,7 @@ class SimulatedEngine:
         group = request.id.rpartition("/")[0]
         if group not in prompts:
             prompts[group] = self._routes(PROMPT)
-        # vLLM joins the pieces of all steps of a request here, in the engine's thread.
+        # At this point, vLLM joins the pieces of all steps of a request in the engine's thread.
         routes_TDK = np.concatenate([prompts[group], self._routes(length - 1)])
         return Finished(
             request=request,
@@ -79,10 +80,10 @@ class SimulatedEngine:
         )
 
     def _routes(self, rows: int) -> npt.NDArray[np.uint8]:
-        """[rows, 48, 8]: each 6 layers and 512 rows are a piece of a real recording.
+        """Return routes [rows, 48, 8], joined from pieces of 6 layers and 512 rows of a recording.
 
-        No piece comes twice in a response, and each response has the experts of a layer under other
-        numbers: what repeats in the file is what repeats in a real one, or less.
+        No piece repeats within the same layers of a response, and the experts of each layer are
+        renumbered for each response. The file is therefore no more repetitive than a real one.
         """
         tokens, layers = self._pool.shape[1], self._pool.shape[2]
         found = np.empty((rows, len(GEOMETRY.layers), GEOMETRY.topk), np.uint8)
@@ -95,7 +96,7 @@ class SimulatedEngine:
         return found
 
     def read(self, finished: Finished) -> Generation:
-        """A response with its routes, checked, as RolloutEngine does it."""
+        """Return a response with its checked routes, as RolloutEngine does."""
         rows = len(finished.request.prompt_tokens) + len(finished.tokens_G) - 1
         return Generation(
             tokens_G=finished.tokens_G,
@@ -108,5 +109,5 @@ class SimulatedEngine:
         )
 
     def text(self, tokens_G: npt.NDArray[np.uint32]) -> str:
-        """Nothing: neither text nor reward is part of a trace."""
+        """Return an empty text, because this benchmark computes no rewards."""
         return ""

@@ -1,13 +1,14 @@
-"""The s3:// store's data path: boto3 (ours), pyarrow and obstore against plain GETs, in one run.
+"""Compare S3 clients on the store's data path: Retrace's (boto3), pyarrow, obstore, plain boto3.
 
     python -m benchmarks.store [--megabytes 256] [--rounds 5]
 
-Starts `minio` (on PATH) on a temporary folder, or takes the server and bucket that --uri names
-with AWS's own variables. Every way of reading is timed in turn, several rounds, and the medians are
-compared: the numbers depend on the machine, the ratios less.
+The program starts `minio` (on PATH) with a temporary folder, or uses the bucket of --uri on the
+server to which AWS's environment variables point. The clients take turns for several rounds, and
+their medians are compared. The ratios depend less on the machine than the times do.
 
-The slice pattern is a training rank's: of a routes file with 48 column chunks of 75 kB in each row
-group, it reads the 24 neighbouring chunks of its pipeline stage, of every row group.
+The operation "slice" reads ranges as a training rank does. Each row group of the routes file has 48
+column chunks of 75 kB. From every row group, the rank reads the 24 adjacent chunks of its pipeline
+stage.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--uri", help="s3://BUCKET/PREFIX to use instead of a MinIO of our own")
+    parser.add_argument("--uri", help="s3://BUCKET/PREFIX to use instead of a temporary MinIO")
     arguments = arguments_of(parser)
     size, rounds = (8, 1) if arguments.quick else (arguments.megabytes, arguments.rounds)
     with contextlib.ExitStack() as stack:
@@ -52,7 +53,13 @@ def main() -> None:
 
 
 def measure(uri: str, size: int, rounds: int) -> str:
-    """The block of the page."""
+    """Measure all clients on a store and return the block of the page.
+
+    Args:
+        uri: URI of the store.
+        size: Size of the large object in bytes.
+        rounds: Number of rounds; the median counts.
+    """
     store = open_store(uri)
     data = np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes()
     store.create("large", data)
@@ -65,7 +72,7 @@ def measure(uri: str, size: int, rounds: int) -> str:
     readers = clients(uri)
     sliced = sum(length for _, length in ranges)
     shown: list[tuple[str, int, dict[str, Callable[[], Any]]]] = [
-        # Plain GETs are given the merged ranges: the same bytes in the same requests.
+        # Plain GETs fetch the merged ranges, so that bytes and requests are the same.
         (
             "slice",
             sliced,
@@ -86,9 +93,10 @@ def measure(uri: str, size: int, rounds: int) -> str:
         tuple((title, *row(count, ways, rounds, "4 kB" in title)) for title, count, ways in shown),
     )
     how = (
-        f"{size >> 20} MiB, a slice of {sliced >> 20} MiB in {len(ranges)} ranges = {len(wanted)} "
-        f"merged ones; medians of {rounds} rounds, cores shared with the server. plain: boto3 "
-        "get_object, put_object, upload_part, one request after the other; above 1: faster."
+        f"{size >> 20} MiB, a slice of {sliced >> 20} MiB in {len(ranges)} ranges, "
+        f"merged into {len(wanted)} requests; medians of {rounds} rounds, cores shared with the "
+        "server. plain: boto3 get_object, put_object, upload_part, one request at a time. A ratio "
+        "above 1 means faster than plain."
     )
     return block(
         table, how, machine(*filter(importlib.util.find_spec, ("boto3", "pyarrow", "obstore")))
@@ -96,9 +104,17 @@ def measure(uri: str, size: int, rounds: int) -> str:
 
 
 def row(count: int, ways: dict[str, Callable[[], Any]], rounds: int, small: bool) -> Iterator[str]:
+    """Time the clients and yield the cells of a row.
+
+    Args:
+        count: Number of bytes that an operation transfers.
+        ways: Operations, keyed by client.
+        rounds: Number of rounds; the median counts.
+        small: Whether the operation consists of SMALL_COUNT small requests.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, way in ways.items():  # in turn: what disturbs the machine disturbs all
+        for name, way in ways.items():  # in turn, so that a disturbance affects all clients
             began = time.perf_counter()
             way()
             seconds[name].append(time.perf_counter() - began)

@@ -1,13 +1,14 @@
-"""What it takes to ship routes: bytes, and processor seconds to encode and decode, beside peers.
+"""Measure the cost of shipping routes: bytes, and processor seconds to encode and decode.
 
     python -m benchmarks.traces [--tokens N] [--run URI]
 
-Bytes per token-layer are of the routes as they were recorded or drawn; speeds are of the same
-routes widened to 48 layers and `--tokens` tokens (see recordings.widened). Ratios in brackets refer
-to vLLM's HTTP format on the same routes. MB are of raw routes: one byte per expert id, two above
-256 experts. Encoding and decoding are pinned to one core and count processor time, which a busy
-machine changes little; medians of several rounds. Whatever comes out is compared with the original
-as sets; a difference ends the run with an error.
+Bytes per token-layer are measured on the original routes, which were recorded or randomly
+generated. Speeds are measured on the same routes, widened to 48 layers and at least `--tokens`
+tokens (see recordings.widened). Ratios in brackets are relative to vLLM's HTTP format on the same
+routes. MB means megabytes of raw routes: one byte per expert id, or two if there are more than 256
+experts. Encoding and decoding run on one core. Their times are processor times, which other
+programs hardly affect; the median of several rounds is used. The program compares the decoded sets
+with the original ones, and fails if they differ.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from pipeline.store import Store, open_store
 FOLDER = Path("outputs/benchmarks")
 LAYERS, TOKENS, REPETITIONS = 48, 32_768, 5
 CODING, FILE, STORE = (
-    "Retrace: coding alone, no zstd",
+    "Retrace: coding only, no zstd",
     "Retrace: routes file",
     "Retrace: write_shard, read_routes",
 )
@@ -42,7 +43,7 @@ LIMIT_HEADERS = ("on one core", "limit", "found", "")
 
 @dataclass(frozen=True)
 class Row:
-    """What one way of shipping routes needs."""
+    """Bytes and speeds of one format."""
 
     name: str
     bytes_per: float
@@ -53,21 +54,35 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All ways on one recording."""
+    """Results of all formats for one recording."""
 
     recording: Recording
     rows: tuple[Row, ...]
-    """The first is what ratios refer to."""
+    """Rows of the table; ratios are relative to the first one."""
 
     def row(self, name: str) -> Row:
-        """The row of that name."""
+        """Return the row with this name."""
         return next(row for row in self.rows if row.name == name)
 
 
 def compare(
     recording: Recording, tokens: int, layers: int, repetitions: int, folder: Path
 ) -> Comparison:
-    """Measure every way on a recording. Raises ValueError when decoded sets differ."""
+    """Measure all formats on a recording.
+
+    Args:
+        recording: Routes whose bytes are counted.
+        tokens: Minimum number of tokens of the widened routes, whose speeds are measured.
+        layers: Number of layers in the widened routes.
+        repetitions: Repetitions of each measurement; the median counts.
+        folder: Folder for temporary stores.
+
+    Returns:
+        A row for each format.
+
+    Raises:
+        ValueError: Decoded sets differ from the original ones.
+    """
     wide = widened(recording, layers, tokens)
     expected = set_digests(wide.routes)
     rows = [_of_peer(peer, recording, wide, repetitions, expected) for peer in PEERS]
@@ -140,7 +155,7 @@ def _row(
     arrays: Sequence[npt.NDArray[Any]],
     expected: list[str],
 ) -> Row:
-    """A row; `size` is of `recording`, the seconds are of `wide`."""
+    """Return the row of a format; `size` refers to `recording`, the seconds to `wide`."""
     same_sets(name, set_digests(arrays), expected)
     mega = wide.raw_bytes / 1e6
     per = size / (recording.tokens * recording.layers)
@@ -149,7 +164,7 @@ def _row(
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of the design, and what was found."""
+    """A limit of the design, and the measured value."""
 
     what: str
     limit: float
@@ -158,12 +173,12 @@ class Limit:
 
     @property
     def met(self) -> bool:
-        """Whether it is kept."""
+        """Whether the measured value is within the limit."""
         return self.found <= self.limit if self.at_most else self.found >= self.limit
 
 
 def limits(comparison: Comparison) -> list[Limit]:
-    """The design's limits that a comparison says something of."""
+    """Return the design's limits that apply to a comparison."""
     file, store = comparison.row(FILE), comparison.row(STORE)
     recording, name = comparison.recording, comparison.recording.name
     found = []
@@ -173,7 +188,7 @@ def limits(comparison: Comparison) -> list[Limit]:
         found.append(
             Limit(f"{name}: bytes / entropy", 1.06, file.bytes_per / recording.bound, True)
         )
-    # Samples of a few rows cost more each than their rows do.
+    # In samples with few rows, the cost per sample exceeds the cost of the rows.
     write, read = (100, 100) if recording.tokens < 100 * len(recording.routes) else (250, 600)
     return [
         *found,
@@ -183,7 +198,7 @@ def limits(comparison: Comparison) -> list[Limit]:
 
 
 def table_of(comparisons: Sequence[Comparison]) -> Table:
-    """The comparisons, one section each."""
+    """Return the table of all comparisons, with one section for each."""
     rows = []
     for comparison in comparisons:
         recording, base = comparison.recording, comparison.rows[0]
@@ -201,7 +216,7 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
 
 
 def limits_table(comparisons: Sequence[Comparison]) -> Table:
-    """The design's limits, met or missed."""
+    """Return the table of the design's limits, and whether each is met."""
     rows = []
     for limit in (limit for comparison in comparisons for limit in limits(comparison)):
         unit = "" if limit.at_most else " MB/s"
@@ -213,8 +228,12 @@ def limits_table(comparisons: Sequence[Comparison]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of speeds")
-    parser.add_argument("--run", help="routes of this run's last step, not of the example model")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, help="tokens of the routes whose speeds are measured"
+    )
+    parser.add_argument(
+        "--run", help="use the routes of this run's last step instead of the example model's"
+    )
     arguments = arguments_of(parser)
     FOLDER.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

@@ -1,22 +1,27 @@
-"""What packing saves in training, and what the loss needs of memory.
+"""Measure the gain from packing in training, and the memory that the loss needs.
 
     python -m benchmarks.training
 
-The example's model trains on samples of long-tailed lengths: lognormal, mean 2,048 and at most
-10,240 tokens, both divided by `--scale` so that a CPU does it in a minute. Packed and padded
-micro-batches hold the same samples, take turns in one process, and come from the trainer's own
-layout and passes: a native log-prob pass and the gradients of every mini-batch. Seconds are the
-processor's; on a GPU, where Transformer Engine computes in bfloat16, the clock's.
+The example model is trained on samples whose lengths have a long tail. The lengths are lognormal
+with a mean of 2,048 tokens and a maximum of 10,240 tokens, divided by `--scale` so that a CPU needs
+only a minute. On a GPU, the lengths are not divided, and the model has half a billion random
+weights. With less work, a GPU would spend its time starting kernels, whose number does not depend
+on padding. Packed and padded micro-batches contain the same samples and take turns in one process.
+The trainer's functions compute the layout and the passes: a native log-prob pass, and the gradients
+of every mini-batch. Seconds are processor seconds. On a GPU, where Transformer Engine computes in
+bfloat16, they are wall-clock seconds.
 
-The peak is what tensors take at most during such a step, beyond model, gradients and optimizer.
-Memory of the loss is what tensors take at most during the loss of one micro-batch, by PyTorch's
-profiler: beside hidden states and weight, in units of the float32 logits of all its tokens. It is
-measured on CPU.
+The peak is the maximum memory of tensors during these passes, excluding the model, gradients and
+optimizer. The memory of the loss is the maximum memory of tensors while the loss of one micro-batch
+is computed, excluding the hidden states and the output layer's weight. Its unit is the size of the
+float32 logits of all tokens in the micro-batch. The memory of the loss is measured only on CPU,
+with PyTorch's profiler.
 """
 
 import argparse
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,14 +49,24 @@ from pipeline.traces import Sample, VersionSpan
 
 MODEL = Path("examples/addition/model")
 DTYPE = "float32" if cpu_megatron.ON_CPU else "bfloat16"
+WIDTHS = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "moe_intermediate_size": 512,
+    "num_experts": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+"""Sizes of the model that is trained on a GPU."""
 MEAN, MOST, SIGMA = 2_048, 10_240, 1.0
 PROMPT = 8
 VOCABULARY = 320
 FEWER, FASTER = 3.0, 2.0
-"""Limits: padding by how much less, tokens a second by how many times as many."""
+"""Goals: the factors by which padding must decrease and tokens per second must increase."""
 MOST_CHUNKS = 1.5
 LONGEST, SORTED, PACKED = WAYS = (
-    "padded to the mini-batch's longest, as pipeline stages need it",
+    "padded to the longest of the mini-batch (for pipeline stages)",
     "padded, samples sorted by length",
     "packed",
 )
@@ -59,24 +74,24 @@ LONGEST, SORTED, PACKED = WAYS = (
 
 @dataclass(frozen=True)
 class Found:
-    """One way of cutting micro-batches."""
+    """Measurements of one way to form micro-batches."""
 
     padding: int
-    """Positions without a token, of a pass over all samples."""
+    """Positions without a token in a pass over all samples."""
     seconds: float
     peak: int
-    """Bytes of tensors at most, beyond those that outlast the step."""
+    """Peak size of the tensors in bytes, excluding those that existed before the passes."""
 
 
 def lengths_of(samples: int, scale: int) -> np.ndarray:
-    """Numbers of tokens, long-tailed."""
+    """Draw token counts with a long tail, divided by `scale`: int64 [samples]."""
     rng = np.random.default_rng(0)
     drawn = rng.lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, samples)
     return np.clip(drawn, 4 * PROMPT * scale, MOST).astype(np.int64) // scale
 
 
 def make_samples(lengths: np.ndarray) -> dict[str, Sample]:
-    """Samples of random tokens."""
+    """Return samples of random tokens, one for each length, keyed by id."""
     rng = np.random.default_rng(1)
     made = {}
     for i, length in enumerate(lengths.tolist()):
@@ -101,7 +116,13 @@ def make_samples(lengths: np.ndarray) -> dict[str, Sample]:
 
 
 def config(packed: bool, samples: int, budget: int) -> RunConfig:
-    """One mini-batch; packed by tokens, or padded with as many samples as fit on average."""
+    """Return the settings of a run whose steps have one mini-batch.
+
+    Args:
+        packed: Whether to pack micro-batches; otherwise each has 8 padded samples.
+        samples: Number of samples in the mini-batch.
+        budget: Token budget of a pack.
+    """
     actor: dict[str, Any] = {
         "ppo_mini_batch_size": samples,
         "ppo_micro_batch_size_per_gpu": 8,
@@ -118,8 +139,17 @@ def config(packed: bool, samples: int, budget: int) -> RunConfig:
     )
 
 
+def model_in(folder: Path) -> Path:
+    """Return the model's folder: on CPU the example model; on a GPU, write a wider model first."""
+    if cpu_megatron.ON_CPU:
+        return MODEL
+    from tests.tiny_models import make_tiny
+
+    return make_tiny(folder, "qwen3_moe", dtype=torch.bfloat16, **WIDTHS)
+
+
 def seconds_of(work: Callable[[], None]) -> float:
-    """The median of three times."""
+    """Return the median seconds of three calls."""
     if cpu_megatron.ON_CPU:
         return typical(work, 3, limit_s=120)[0]
     taken = []
@@ -133,7 +163,7 @@ def seconds_of(work: Callable[[], None]) -> float:
 
 
 def trained(rank: Rank, data: Any) -> None:
-    """A log-prob pass and all gradients of a step."""
+    """Run a log-prob pass and compute all gradients for a step."""
     made = native_pass(rank, data, rank.chunks)
     compared = Compared(
         made.logprobs,
@@ -145,11 +175,21 @@ def trained(rank: Rank, data: Any) -> None:
         gradients(rank, data, mini_batch, compared, None)
 
 
-def measure(samples: dict[str, Sample], lengths: np.ndarray, way: str, budget: int) -> Found:
-    """Train once for the caches, then take the time."""
+def measure(
+    model: Path, samples: dict[str, Sample], lengths: np.ndarray, way: str, budget: int
+) -> Found:
+    """Train once to fill the caches, then measure.
+
+    Args:
+        model: Folder of the model.
+        samples: Samples by id.
+        lengths: Number of tokens of each sample.
+        way: One of WAYS.
+        budget: Token budget of a pack.
+    """
     settings = config(way == PACKED, len(samples), budget)
     position = parallel.start(settings.actor_rollout_ref.actor.megatron)
-    rank, _ = make_rank(settings, position, MODEL)
+    rank, _ = make_rank(settings, position, model)
     groups = np.arange(len(samples))
     rules = layout_rules(settings, 1)
     if way == LONGEST:
@@ -171,7 +211,7 @@ def measure(samples: dict[str, Sample], lengths: np.ndarray, way: str, budget: i
 
 
 def positions(layout: Layout) -> int:
-    """Positions that a pass over all samples computes."""
+    """Return the number of positions that a pass over all samples computes."""
     return sum(
         int(np.prod(micro.shape))
         for mini_batch in layout.epoch(0)
@@ -180,7 +220,7 @@ def positions(layout: Layout) -> int:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """The most bytes of tensors during work, beyond those that were there before."""
+    """Return the peak size in bytes of the tensors that some work creates."""
     if not cpu_megatron.ON_CPU:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -197,14 +237,24 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def loss_memory(tokens: int, vocabulary: int, whole: bool, training: bool) -> float:
-    """The most bytes of tensors during a loss, by those of all float32 logits."""
+    """Measure the peak memory of a loss.
+
+    Args:
+        tokens: Tokens of the micro-batch.
+        vocabulary: Size of the vocabulary.
+        whole: Whether to compute all tokens together in plain torch, instead of in chunks.
+        training: Whether to compute gradients.
+
+    Returns:
+        Peak size of the tensors, divided by the size of all float32 logits.
+    """
     hidden_TH = torch.randn(tokens, 64).requires_grad_(training)
     weight_VH = torch.randn(vocabulary, 64).requires_grad_(training)
     labels_T = torch.randint(0, vocabulary, (tokens,))
     alone = dist.new_group()
 
     def loss() -> None:
-        if whole:  # as frameworks do without chunks
+        if whole:  # as in a framework without chunks
             log_p = (hidden_TH @ weight_VH.T / 0.9).log_softmax(-1)
             logp_T = log_p.gather(-1, labels_T[:, None])[:, 0]
             entropy_T = -(log_p.exp() * log_p).sum(-1)
@@ -220,10 +270,11 @@ def loss_memory(tokens: int, vocabulary: int, whole: bool, training: bool) -> fl
 
 
 def main() -> None:
-    """Measure both, and print the tables."""
+    """Measure packing and the loss, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--scale", type=int, default=16, help="lengths are divided by it")
+    scale = 16 if cpu_megatron.ON_CPU else 1
+    parser.add_argument("--scale", type=int, default=scale, help="divisor for all lengths")
     arguments = arguments_of(parser)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)
@@ -234,7 +285,9 @@ def main() -> None:
     samples = make_samples(lengths)
     tokens = int((lengths - 1).sum())
     budget = 2 * MOST // arguments.scale
-    found = {way: measure(samples, lengths, way, budget) for way in WAYS}
+    with tempfile.TemporaryDirectory() as folder:
+        model = model_in(Path(folder))
+        found = {way: measure(model, samples, lengths, way, budget) for way in WAYS}
     rows = tuple(
         (
             way,
@@ -249,7 +302,7 @@ def main() -> None:
     unit = "CPU second" if cpu_megatron.ON_CPU else "second"
     headers = (
         "micro-batches",
-        "positions of padding",
+        "padding positions",
         "of tokens",
         f"tokens per {unit}",
         "",
@@ -258,15 +311,15 @@ def main() -> None:
     fewer = found[LONGEST].padding / max(1, found[PACKED].padding)
     faster = found[LONGEST].seconds / found[PACKED].seconds
     limits = Table(
-        ("packed, against padded to the longest", "limit", "found", ""),
+        ("packed, relative to padded to the longest", "limit", "found", ""),
         (
             (
-                "fewer positions of padding",
+                "fewer padding positions",
                 f">= {FEWER}x",
                 f"{fewer:.0f}x",
                 verdict(fewer >= FEWER),
             ),
-            ("tokens a second", f">= {FASTER}x", f"{faster:.1f}x", verdict(faster >= FASTER)),
+            ("tokens per second", f">= {FASTER}x", f"{faster:.1f}x", verdict(faster >= FASTER)),
         ),
     )
     title = (
@@ -281,22 +334,22 @@ def main() -> None:
 
 
 def memory_table(quick: bool) -> Table:
-    """What the loss holds, at once and by chunks, with and without gradients."""
+    """Return the table of the loss's memory, with and without chunks and gradients."""
     few = (512, 4_000) if quick else (8 * CHUNK_TOKENS, 8_000)
     limit = MOST_CHUNKS * CHUNK_TOKENS / few[0]
     rows = []
-    for training, what in ((True, "forward and backward"), (False, "forward alone")):
+    for training, what in ((True, "forward and backward"), (False, "forward only")):
         whole, chunked = (loss_memory(*few, whole, training) for whole in (True, False))
         rows += [
-            (f"{what}, all at once, in plain torch", f"{whole:.2f}", "", ""),
+            (f"{what}, all tokens together, plain torch", f"{whole:.2f}", "", ""),
             (
-                f"{what}, by {CHUNK_TOKENS:,} of {few[0]:,} tokens",
+                f"{what}, {few[0]:,} tokens, {CHUNK_TOKENS:,} at a time",
                 f"{chunked:.2f}",
                 f"<= {limit:.2f}",
                 verdict(chunked <= limit),
             ),
         ]
-    return Table(("loss", "of all tokens' float32 logits", "limit", ""), tuple(rows))
+    return Table(("loss", "x float32 logits of all tokens", "limit", ""), tuple(rows))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What `retrace traces verify` costs: seconds and memory of a step of 1 M tokens x 48 MoE layers.
+"""Measure `retrace traces verify`: seconds and memory for a step of 1 M tokens x 48 MoE layers.
 
-The step is that of benchmarks/reading.py: groups of 8 samples of 8,192 tokens, top-8 of 128
-experts, recorded routes, four shards. A fresh process on one core checks it; its peak memory
-counts the interpreter and all libraries.
+The step is the same as in benchmarks/reading.py: groups of 8 samples of 8,192 tokens, top-8 of 128
+experts, recorded routes, four shards. A new process on one core checks the step. Its peak memory
+includes the interpreter and all libraries.
 
     python -m benchmarks.verifying             # 1 M tokens
-    python -m benchmarks.verifying --groups 4  # 262,144
+    python -m benchmarks.verifying --groups 4  # 262,144 tokens
 """
 
 import argparse
@@ -19,11 +19,11 @@ from pipeline.store import open_store
 from pipeline.upkeep.verify import verify
 
 MOST_S, MOST_MB = 15, 500
-"""For a million tokens of 48 layers."""
+"""Limits for a million tokens of 48 layers."""
 
 
 def verified(uri: str) -> tuple[list[str], int, int]:
-    """Problems, samples and bytes of one `verify`."""
+    """Run `verify` once and return the problems, samples and bytes that it reports."""
     report = verify(open_store(uri))
     return [str(problem) for problem in report.problems], report.samples, report.size
 
@@ -32,7 +32,7 @@ HEADERS = ("", "limit", "found", "")
 
 
 def main() -> None:
-    """Write a step, check it in a fresh process on one core."""
+    """Write a step, and check it in a new process on one core."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--groups", type=int, default=16, help="groups of 65,536 tokens")
     arguments = arguments_of(parser)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def table_of(phase: Phase, tokens: int) -> Table:
-    """What was asked for a million tokens, and what was found for these."""
+    """Return the table of the limits, scaled to this token count, and the measured values."""
     most_s = MOST_S * tokens / (1 << 20)
     seconds = (f"<= {most_s:.1f} s", f"{phase.cpu_s:.1f} s", verdict(phase.cpu_s <= most_s))
     peak_mb = phase.peak_bytes / 1e6
@@ -63,8 +63,8 @@ def table_of(phase: Phase, tokens: int) -> Table:
     rate = tokens * len(WHOLE.layers) * WHOLE.topk / phase.cpu_s / 1e6
     rows = (
         ("processor seconds", *seconds),
-        ("most resident memory", *memory),
-        ("raw ids by processor seconds", "none", f"{rate:,.0f} MB/s", ""),
+        ("peak resident memory", *memory),
+        ("raw ids per processor second", "none", f"{rate:,.0f} MB/s", ""),
     )
     return Table(HEADERS, rows)
 

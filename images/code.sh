@@ -1,5 +1,5 @@
 #!/bin/sh
-# code.sh: build Retrace's wheel in /wheel, and install it alone into the empty /opt/venv.
+# code.sh: build Retrace's wheel in /wheel, and install only the wheel into the empty /opt/venv.
 set -eu
 . /pins/uv.sh
 

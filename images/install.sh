@@ -1,6 +1,6 @@
 #!/bin/sh
-# install.sh (LIST | WHEEL)...: install exactly these packages into /opt/venv, compiled to bytecode:
-# with a read-only root file system, a container could not keep what it compiles.
+# install.sh (LIST | WHEEL)...: install exactly these packages into /opt/venv, and compile them to
+# bytecode, because a container with a read-only root file system could not save its own bytecode.
 set -eu
 . "$(dirname "$0")/uv.sh"
 

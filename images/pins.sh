@@ -1,11 +1,11 @@
 #!/bin/sh
-# pins.sh: write into /pins what each layer installs: the packages that a part of pyproject.toml
-# needs, at the versions of requirements/cpu.txt. A layer is built anew when its own list changes,
-# and not before; the scripts lie beside the lists because a layer depends on them too.
+# pins.sh: write a list of packages for each layer into /pins. A list names the packages that a part
+# of pyproject.toml needs, with the versions from requirements/cpu.txt. A layer is rebuilt only when
+# its own list or one of the scripts changes. The scripts are also in /pins.
 set -eu
 . /pins/uv.sh
 
-compile() { # LIST, then what to compile
+compile() { # LIST, then the arguments of `uv pip compile`
   list=$1; shift
   uv_packages compile --quiet --python-version 3.11 --no-header --no-annotate \
     --no-emit-index-url --no-emit-find-links --constraints requirements/cpu.txt \
@@ -19,5 +19,5 @@ echo torch | compile torch.txt -
 compile rollout.txt pyproject.toml --extra rollout-cpu
 compile reward.txt pyproject.toml --extra reward
 compile training.txt pyproject.toml --extra training
-# On CUDA, torch and what it needs are the base image's own.
+# On CUDA, the base image provides torch and its dependencies.
 grep -vxFf /pins/torch.txt /pins/training.txt >/pins/training-cuda.txt

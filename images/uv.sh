@@ -1,15 +1,15 @@
 # shellcheck shell=sh
-# Sourced by the other scripts: `uv`, and `uv_packages`, which is `uv pip` with the sources that the
-# build was given:
-#   PIP_FIND_LINKS  folder or page of wheels, torch's CPU build among them; without it torch comes
-#                   from PyTorch's own index
-#   PIP_INDEX_URL   index to use in place of the usual one
-#   PIP_NO_INDEX    1: the folder of wheels has everything
+# Sourced by the other scripts. Defines `uv`, and `uv_packages`, which is `uv pip` with the package
+# sources that the build arguments name:
+#   PIP_FIND_LINKS  folder or page of wheels, including torch's CPU build; without it, torch comes
+#                   from PyTorch's index
+#   PIP_INDEX_URL   index to use in place of the public one
+#   PIP_NO_INDEX    1: use no index; PIP_FIND_LINKS must then contain every package
 
-# The build machine's certificates: a mirror or proxy may have one of a company's own.
+# Use the build machine's certificates, because a mirror or proxy may use a company's certificate.
 export UV_SYSTEM_CERTS=1 UV_LINK_MODE=copy
 
-# Installed for the one step that sources this, so that no layer holds it.
+# Install uv only for the step that sources this script, so that no layer contains it.
 python3 -m pip install --quiet --root-user-action=ignore --disable-pip-version-check \
   --target /tmp/uv --requirement "$(dirname "$0")/uv.txt"
 trap 'rm -rf /tmp/uv' EXIT

@@ -1,6 +1,8 @@
-"""Routes from the rollout process to arrays in the trainer's, over links of different speed.
+"""Transfer of routes from the rollout process to the trainer, over links of different speeds.
 
-__main__   the programme: ways x links x rounds, the table and the goals
-link       three hosts (rollout, store, trainer), each on a link limited by the kernel
-party      the two processes: what each does in each way
+__main__   The program: it measures each format on each link, and writes the tables.
+link       Three simulated hosts (rollout, store, trainer), each with a link that the kernel limits.
+party      The two processes and the pipes that control them.
+roles      The work of the two processes in each format.
+wire       HTTP, shared memory and connections for the formats of other frameworks.
 """

@@ -1,22 +1,23 @@
-"""From arrays in the rollout process to arrays in the trainer's, as in a real step.
+"""Measure the hand-over of arrays from the rollout process to the trainer's process.
 
     python -m benchmarks.handover [--tokens N] [--rounds N] [--gbit N ...]
 
-The clock runs from the moment when the rollout process holds the recorded routes (48 layers) as
-arrays until the trainer's process holds them all; both have started and imported before. All ways
-overlap as their design does:
+The clock starts when the rollout process has the recorded routes (48 layers) as arrays. It stops
+when the trainer's process has all of them. Both processes have started and finished their imports
+before the clock starts. For each format, sending and receiving overlap as they do in its framework:
 
     Retrace   the rollout process writes 8 shards, two at a time; the trainer fetches and checks
-              each once it is committed, seals the step and compares it with the seal
-    http      a response per sample, two requests at a time; the server encodes when it is asked
-    ray       a piece per sample or worker, encoded, sent and decoded while others are; shared
-              memory on one machine, a connection between two
+              each committed shard, seals the step and compares the shards with the seal
+    http      one response per sample, two requests at a time; the server encodes on request
+    ray       one piece per sample or worker, encoded, sent and decoded in parallel; through shared
+              memory on one machine, or through a connection between two machines
 
-Links are the kernel's (benchmarks.handover.link), the same for all: rollout, trainer and the
-server of s3:// are three hosts, so Retrace's bytes pass two links and peers' pass one. Without a
-limit it is one host, and Retrace has a folder as its store, or the server. Ways take turns; the
-fastest of several rounds counts, because other programs only make it slower. CPU s is of all
-processes in that round; half of it is the least that two cores can take.
+The kernel limits all links equally (benchmarks.handover.link). The rollout, the trainer and the
+server of s3:// are simulated as three hosts. Retrace's bytes cross two links; the bytes of other
+formats cross one. Without a limit, the rollout, the trainer and the server run on one host, and
+Retrace's store is either a folder or the server. The formats take turns. The fastest of several
+rounds counts, because other programs can only make a round slower. CPU s is the processor time of
+all processes in that round. On two cores, a round takes at least half of that time.
 """
 
 import argparse
@@ -43,30 +44,40 @@ from pipeline.traces import Compression
 FOLDER = Path("outputs/benchmarks")
 LAYERS, SHARDS, TOKENS = 48, 8, 1 << 20
 OVERLAPPED = tuple(peer for peer in PEERS if peer.medium != "file" and "JSON" not in peer.name)
-"""Peers that hand over: JSON takes minutes, and a Parquet file is nobody's way."""
+"""All peers except JSON, which takes minutes, and Parquet, which no framework sends."""
 OURS = "Retrace"
 COMPRESSIONS: dict[str, Compression] = {"": "zstd", ", lz4": "lz4", ", uncompressed": "none"}
-"""Of routes in a folder: the default, and trace_compression's others, for one machine."""
+"""Values of trace_compression to measure with a folder; each key is added to the format's name."""
 FASTER = 2.5
-"""Retrace at 1 Gbit/s, against the fastest peer."""
+"""Goal at 1 Gbit/s: speed of Retrace relative to the fastest other format."""
 
 
 @dataclass(frozen=True)
 class Once:
-    """One hand-over."""
+    """Result of one hand-over."""
 
     seconds: float
     cpu_s: float
     sent: int
-    """Bytes that went out of the rollout process."""
+    """Bytes that left the rollout process."""
 
 
 Found = Mapping[str, Mapping[str, Once]]
-"""By link and way, the fastest."""
+"""The fastest hand-over for each link and format."""
 
 
 def at_link(gbit: int | None, tokens: int, shards: int, rounds: int) -> dict[str, Once]:
-    """The fastest of some rounds of every way over one link."""
+    """Measure all formats over one link.
+
+    Args:
+        gbit: Limit of the link in Gbit/s; None for one host without a limit.
+        tokens: Number of tokens to transfer.
+        shards: Number of Retrace's shards.
+        rounds: Number of rounds; the fastest counts.
+
+    Returns:
+        The fastest hand-over of each format, keyed by name.
+    """
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(link.hosts(gbit))
         server = None
@@ -90,7 +101,7 @@ def at_link(gbit: int | None, tokens: int, shards: int, rounds: int) -> dict[str
                 next(uris), "zstd", rollout, trainer, server.cpu_s
             )
         rounds_of: dict[str, list[Once]] = {name: [] for name in ways}
-        for number in range(rounds):  # in turn: what disturbs the machine disturbs all
+        for number in range(rounds):  # in turn, so that a disturbance affects all formats
             for name, once in ways.items():
                 rounds_of[name].append(once())
                 if number == 0:
@@ -139,7 +150,7 @@ def _of_ours(
 
 
 def table_of(found: Found, tokens: int) -> Table:
-    """Seconds of a million tokens by way and link."""
+    """Return the table of seconds per million tokens, for each format and link."""
     scale = 1e6 / tokens
     names = list(dict.fromkeys(itertools.chain.from_iterable(found.values())))
     rows = []
@@ -156,7 +167,7 @@ def table_of(found: Found, tokens: int) -> Table:
 
 
 def goals_of(found: Found) -> Table:
-    """What is asked of Retrace, against the fastest peer of each link."""
+    """Return the table of Retrace's goals relative to the fastest other format on each link."""
     rows = []
     for name, ways in found.items():
         peers = {peer.name: ways[peer.name].seconds for peer in OVERLAPPED}
@@ -169,7 +180,7 @@ def goals_of(found: Found) -> Table:
             met = verdict(ratio >= least and fewer) if least else ""
             floor = ways[own].cpu_s / 2 / ways[own].seconds
             rows.append((name, fastest, own, f"{ratio:.2f}x", limit, met, f"{floor:.0%}"))
-    headers = ("link", "fastest peer", "", "faster", "goal", "", "two cores busy")
+    headers = ("link", "fastest peer", "", "speed ratio", "goal", "", "two cores busy")
     return Table(headers, tuple(rows))
 
 

@@ -1,12 +1,12 @@
-"""Three hosts on one machine, each with a link that the kernel limits: the same for every way.
+"""Three simulated hosts on one machine; the kernel limits their links equally for all formats.
 
     rollout ──┐
-    store   ──┼── bridge       each line a veth pair, its rate limited in both directions
+    store   ──┼── bridge       each line: a veth pair whose rate is limited in both directions
     trainer ──┘
 
-A host is a network namespace. Bytes pass the kernel's whole TCP stack and `tc`'s token bucket; only
-the wire and its latency are missing. Needs root, `ip` and `tc`. Without a rate all three are
-127.0.0.1, unlimited.
+A host is a network namespace. Bytes pass through the kernel's entire TCP stack and the token bucket
+of `tc`; only the wire and its latency are missing. Limiting the links requires root, `ip` and `tc`.
+If no rate is given, all three hosts are 127.0.0.1, without a limit.
 """
 
 import contextlib
@@ -20,26 +20,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NETWORK = 0x40000000
-"""CLONE_NEWNET of setns(2)."""
+"""The flag CLONE_NEWNET of setns(2)."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """One of the three. Example: Host('127.0.0.1', None)."""
+    """A host, i.e. a network namespace. Example: Host('127.0.0.1', None)."""
 
     address: str
     namespace: str | None
-    """Name of its network namespace; None: the machine's own."""
+    """Name of the network namespace; None for the machine's own namespace."""
 
     def enter(self) -> None:
-        """Move the calling thread to this host, with what it starts from now on."""
+        """Move the calling thread, and everything that it starts later, to this host."""
         if self.namespace is not None:
             with Path("/run/netns", self.namespace).open() as namespace:
                 _set(namespace.fileno())
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Be on this host for a while."""
+        """Move the calling thread to this host for the duration of a block."""
         if self.namespace is None:
             yield
             return
@@ -61,16 +61,16 @@ class Hosts:
 
 
 def why_not() -> str | None:
-    """Why no link can be limited here; None: it can."""
+    """Return the reason why links cannot be limited here, or None if they can."""
     if os.geteuid() != 0:
-        return "limited links need root"
+        return "limited links require root"
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
-    return f"limited links need {' and '.join(missing)} on PATH" if missing else None
+    return f"limited links require {' and '.join(missing)} on PATH" if missing else None
 
 
 @contextlib.contextmanager
 def hosts(gbit: int | None) -> Iterator[Hosts]:
-    """Three hosts whose links carry so many Gbit/s each way; None: one host, unlimited."""
+    """Create three hosts with links of `gbit` Gbit/s each way, or one unlimited host for None."""
     if gbit is None:
         here = Host("127.0.0.1", None)
         yield Hosts(here, here, here)
@@ -98,7 +98,8 @@ def _connect(host: Host, name: str, bridge: str, gbit: int) -> None:
     _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
         _ip("-n", host.namespace, "link", "set", device, "up")
-    # A bucket of 2 ms: as large as the timer's and the offloads' granularity asks for.
+    # The bucket holds the bytes that the link transfers in 2 ms, because of the granularity of
+    # timers and network offloads.
     bucket = f"{gbit * 250}kb"
     limit = ("root", "tbf", "rate", f"{gbit}gbit", "burst", bucket, "latency", "20ms")
     for namespace, device in ((bridge, name), (host.namespace, "eth0")):

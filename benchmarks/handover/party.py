@@ -1,7 +1,8 @@
-"""The processes of a hand-over.
+"""The processes that take part in a hand-over.
 
-A party does what it is told through a pipe, which no link limits, and answers with what came of it,
-when it ended by the machine's clock, and the processor seconds that it took.
+A party is a process that receives calls through a pipe. Unlike the links, the pipe has no limit.
+The party answers with the result, the time at which the call ended (by the machine's clock), and
+the processor seconds used.
 """
 
 import multiprocessing
@@ -22,29 +23,34 @@ PATIENCE_S = 600
 
 @dataclass(frozen=True)
 class Done:
-    """What a party answers."""
+    """A party's answer."""
 
     result: Any
     ended: float
-    """Of time.perf_counter, which all processes of a machine share."""
+    """Time when the call ended, from time.perf_counter(); all processes on a machine share this
+    clock."""
     cpu_s: float
-    """While it did that, all threads."""
+    """Processor seconds that all threads used during the call."""
     total_cpu_s: float
-    """Since it started: the difference covers what threads did between two answers."""
+    """Processor seconds since the process started. The difference between two answers includes the
+    time used by threads that run between the calls."""
 
 
 class Party:
-    """The other end of a process's pipe."""
+    """The caller's end of the pipe to a process."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def start(self, what: str, *arguments: Any) -> None:
-        """Have it do something; `finish` waits for it."""
+        """Start calling one of the process's methods; `finish` waits for the answer."""
         self._pipe.send((what, arguments))
 
     def finish(self) -> Done:
-        """Raises RuntimeError with the other process's traceback when it failed there."""
+        """Wait for the call to end and return the answer.
+
+        Raises RuntimeError with the other process's traceback if the call failed.
+        """
         if not self._pipe.poll(PATIENCE_S):
             raise RuntimeError(f"no answer after {PATIENCE_S} s")
         done, failure = self._pipe.recv()
@@ -54,14 +60,14 @@ class Party:
         return done
 
     def call(self, what: str, *arguments: Any) -> Any:
-        """Have it do something and wait for the result."""
+        """Call a method, wait for it to end, and return the result."""
         self.start(what, *arguments)
         return self.finish().result
 
 
 @contextmanager
 def party(role: Callable[[], Any], host: Host) -> Iterator[Party]:
-    """Start a process in a role on a host, and end it."""
+    """Start a process with a role on a host, and end the process when the block ends."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there, role, host), daemon=True)
@@ -88,5 +94,5 @@ def _work(pipe: Connection, role: Callable[[], Any], host: Host) -> None:
             result = getattr(own, what)(*arguments)
             cpu_s = time.process_time()
             pipe.send((Done(result, time.perf_counter(), cpu_s - cpu_began, cpu_s), None))
-        except Exception:  # noqa: BLE001 - told to the other end, which raises it
+        except Exception:  # noqa: BLE001 - sent to the other end, which raises it
             pipe.send((None, traceback.format_exc()))

@@ -1,4 +1,4 @@
-"""What the two processes of a hand-over do, in Retrace's way and in those of peers."""
+"""Roles of the two processes in a hand-over, in Retrace's format and in other frameworks'."""
 
 import socket
 import threading
@@ -17,16 +17,26 @@ from pipeline.store import open_store
 from pipeline.traces import Compression
 
 WRITERS = 2
-"""Shards that are written at once: one waits for the disk or network while another is coded."""
+"""Number of shards written in parallel: one waits for the disk or network while another is
+encoded."""
 JOINED = 8
-"""Recorded samples of 512 rows that are one of the hand-over's."""
+"""Number of recorded samples of 512 rows that are joined into one sample of the hand-over."""
 
 
 class Rollout:
-    """Has the routes and hands them out."""
+    """Role of the rollout process, which has the routes and sends them."""
 
     def generate(self, tokens: int, layers: int, shards: int) -> list[str]:
-        """Have routes of so many tokens, in samples of 4,096 rows; digests of their sets."""
+        """Prepare routes in samples of 4,096 rows.
+
+        Args:
+            tokens: Minimum number of tokens.
+            layers: Number of layers.
+            shards: Number of Retrace's shards.
+
+        Returns:
+            Digests of the samples' expert sets.
+        """
         wide = widened(recorded(), layers, tokens)
         starts = range(0, len(wide.routes), JOINED)
         routes = tuple(np.concatenate(wide.routes[i : i + JOINED]) for i in starts)
@@ -38,11 +48,11 @@ class Rollout:
         return set_digests(routes)
 
     def ids(self) -> list[list[str]]:
-        """Sample ids by shard, as a step's plan names them."""
+        """Return the sample ids of each shard, as a step's plan lists them."""
         return [[sample.id for sample in shard] for shard in self._shards]
 
     def write(self, uri: str, compression: Compression) -> int:
-        """Retrace: write and commit the shards, some at a time; bytes of all data files."""
+        """Write and commit Retrace's shards, WRITERS at a time; return the total size in bytes."""
         store, geometry = open_store(uri), ours.geometry_of(self._recording)
 
         def write(number: int) -> int:
@@ -53,9 +63,12 @@ class Rollout:
             return sum(threads.map(write, range(len(self._shards))))
 
     def serve(self, name: str, address: str) -> tuple[int, int, tuple[int, int]]:
-        """Listen for a peer's trainer: (port, pieces, (L, K))."""
+        """Listen for connections from the trainer, which then receives a peer's pieces.
+
+        Returns the port, the number of pieces and (L, K).
+        """
         self._peer = peer_of(name)
-        self._sent: list[int] = []  # of pieces: several threads append
+        self._sent: list[int] = []  # size of each piece; several threads append
         if self._peer.medium == "http":
             self._server = wire.http_server(address, self._encoded)
             threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -67,7 +80,7 @@ class Rollout:
         return port, self._peer.pieces_of(self._recording), shape_LK
 
     def send(self, shared: bool) -> None:
-        """Send all pieces, through shared memory or not. HTTP's threads need no one to begin."""
+        """Send all pieces, optionally through shared memory; do nothing if the medium is HTTP."""
         if self._peer.medium == "http":
             return
         pieces = map(self._encoded, range(self._peer.pieces_of(self._recording)))
@@ -76,7 +89,7 @@ class Rollout:
             wire.send_pieces(connection, pieces, shared)
 
     def close(self) -> int:
-        """Stop listening; bytes that were sent."""
+        """Stop listening and return the number of bytes that were sent."""
         if self._peer.medium == "http":
             self._server.shutdown()
             self._server.server_close()
@@ -91,28 +104,36 @@ class Rollout:
 
 
 class Trainer:
-    """Gets routes as arrays."""
+    """Role of the trainer's process, which receives routes as arrays."""
 
     def __init__(self) -> None:
         self._arrays: list[npt.NDArray[Any]] = []
 
     def digests(self) -> list[str]:
-        """Of what was received last."""
+        """Return digests of the most recently received sets."""
         return set_digests(self._arrays)
 
     def forget(self) -> None:
-        """Let go of what was received last."""
+        """Release the most recently received arrays."""
         self._arrays = []
 
     def read(self, uri: str, ids: Sequence[Sequence[str]]) -> None:
-        """Retrace: fetch each shard when its commit is there, seal the step, compare."""
+        """Fetch Retrace's committed shards, seal the step, and compare the shards with the seal."""
         found = ours.read_ahead(open_store(uri), ids)
         self._arrays = [found[id] for of_shard in ids for id in of_shard]
 
     def receive(
         self, name: str, address: str, port: int, pieces: int, shape_LK: tuple[int, int]
     ) -> None:
-        """A peer's way."""
+        """Receive and decode the pieces of a peer's format.
+
+        Args:
+            name: Name of the format.
+            address: Address of the rollout process.
+            port: Port of the rollout process.
+            pieces: Number of pieces.
+            shape_LK: Layers and experts per token.
+        """
         peer = peer_of(name)
         receive = wire.over_http if peer.medium == "http" else wire.over_tcp
         found = receive(address, port, pieces, lambda piece: peer.decode(piece, shape_LK))

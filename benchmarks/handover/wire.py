@@ -1,6 +1,7 @@
-"""How peers' pieces travel: HTTP, or one connection with shared memory beside it.
+"""Transport for other frameworks' pieces: HTTP, or one connection, optionally with shared memory.
 
-Both overlap: while a piece is sent, the next one is encoded and the one before decoded.
+In both transports, work overlaps: while a piece is sent, the next one is encoded and the previous
+one is decoded.
 """
 
 import http.client
@@ -13,14 +14,14 @@ from pathlib import Path
 from typing import TypeVar
 
 CONNECTIONS = 2
-"""Of HTTP at once: with more of them threads only take turns at Python's lock."""
+"""Number of parallel HTTP connections. With more, threads would only compete for Python's lock."""
 SHARED = Path("/dev/shm")
 
 Decoded = TypeVar("Decoded")
 
 
 def http_server(address: str, encoded: Callable[[int], bytes]) -> http.server.ThreadingHTTPServer:
-    """Answers `GET /<number>` with that piece, a thread for each connection."""
+    """Return a server that answers `GET /<number>` with that piece, one thread per connection."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -41,13 +42,23 @@ def http_server(address: str, encoded: Callable[[int], bytes]) -> http.server.Th
 def over_http(
     address: str, port: int, pieces: int, decode: Callable[[bytes], Decoded]
 ) -> list[Decoded]:
-    """GET and decode all pieces, each thread over a connection of its own."""
+    """Fetch and decode all pieces; each thread has a separate connection.
+
+    Args:
+        address: Address of the server.
+        port: Port of the server.
+        pieces: Number of pieces.
+        decode: Decoder of one piece.
+
+    Returns:
+        The decoded pieces in order.
+    """
     numbers = iter(range(pieces))
 
     def fetch() -> dict[int, Decoded]:
         connection = http.client.HTTPConnection(address, port)
         found = {}
-        for number in numbers:  # one iterator for all threads: each number comes once
+        for number in numbers:  # all threads share the iterator, so each number is used once
             connection.request("GET", f"/{number}")
             found[number] = decode(connection.getresponse().read())
         connection.close()
@@ -60,7 +71,13 @@ def over_http(
 
 
 def send_pieces(connection: socket.socket, pieces: Iterable[bytes], shared: bool) -> None:
-    """Send pieces; `shared`: put them into shared memory and send only where they lie."""
+    """Send pieces over a connection.
+
+    Args:
+        connection: Connection to the trainer's process.
+        pieces: Pieces in order.
+        shared: Whether to put the pieces into shared memory and to send only their paths.
+    """
     pending: Future[None] | None = None
     with ThreadPoolExecutor(1) as sender:
         for number, piece in enumerate(pieces):
@@ -78,7 +95,20 @@ def send_pieces(connection: socket.socket, pieces: Iterable[bytes], shared: bool
 def over_tcp(
     address: str, port: int, pieces: int, decode: Callable[[bytes], Decoded]
 ) -> list[Decoded]:
-    """Receive and decode what `send_pieces` sends. Raises EOFError when it ends too early."""
+    """Receive and decode the pieces that `send_pieces` sends.
+
+    Args:
+        address: Address of the sender.
+        port: Port of the sender.
+        pieces: Number of pieces.
+        decode: Decoder of one piece.
+
+    Returns:
+        The decoded pieces in order.
+
+    Raises:
+        EOFError: The connection ended before the last piece.
+    """
     arrived: queue.Queue[bytes | bytearray | None] = queue.Queue(1)
 
     def fetch() -> None:

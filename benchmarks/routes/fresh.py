@@ -1,4 +1,4 @@
-"""Fresh routes: the rollout engine really generates them, once; and all routes to measure on."""
+"""Fresh routes, which the rollout engine generates once, and the list of all routes to measure."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -21,7 +21,12 @@ TEXTS = (Path("README.md"), Path("docs"))
 
 
 def recordings(quick: bool, run: str | None = None) -> list[Recording]:
-    """All kinds of routes to measure on; `quick`: tiny ones that need no engine."""
+    """Return all kinds of routes to measure.
+
+    Args:
+        quick: Whether to return only tiny routes that do not require an engine.
+        run: URI of a run whose routes replace the example model's.
+    """
     if quick:
         few = uniform(16, 4, samples=8, rows=33, layers=4)
         return [few, uniform(512, 10, samples=2, rows=65, layers=2)]
@@ -32,9 +37,15 @@ def recordings(quick: bool, run: str | None = None) -> list[Recording]:
 
 
 def generated(name: str, make: Callable[[Path], None], folder: Path = CACHE) -> Recording:
-    """Routes that an engine makes on the first call (a minute); later ones read what it made.
+    """Return routes that an engine generates on the first call; later calls read them from a file.
 
-    Reads the repository's examples and pages: run from its root.
+    Generating takes a minute. Call this function from the repository's root, because it reads the
+    examples and docs.
+
+    Args:
+        name: Name of the recording.
+        make: Function that generates the routes and writes them to a file.
+        folder: Folder for the file.
     """
     cache = folder / f"{make.__name__.strip('_')}-routes.npz"
     if not cache.exists():
@@ -48,15 +59,15 @@ def generated(name: str, make: Callable[[Path], None], folder: Path = CACHE) -> 
 
 
 def of_run(uri: str) -> Recording:
-    """Routes of a finished run's last sealed step.
+    """Return the routes of a finished run's last sealed step.
 
-    A trace holds sets, sorted; each row is shuffled here, so that writing has to sort it again.
-    Raises TraceError, StoreError; ValueError when the run has no sealed step.
+    A trace contains sorted sets. Each row is shuffled here, so that the writer has to sort it
+    again. Raises TraceError, StoreError, or ValueError if the run has no sealed step.
     """
     store = open_store(uri)
     steps = sealed_steps(store)
     if not steps:
-        raise ValueError(f"{uri}: no sealed step; give the root of a run, <store>/<name>")
+        raise ValueError(f"{uri}: no sealed step; expected the root of a run, <store>/<name>")
     manifest = read_manifest(store, steps[-1])
     found = read_routes(store, manifest, manifest.ids)
     rng = np.random.default_rng(0)
@@ -70,7 +81,7 @@ def of_run(uri: str) -> Recording:
 
 
 def _example(cache: Path) -> None:
-    """32 prompts x 8 responses of examples/addition, 33 rows each."""
+    """Generate 8 responses to each of 32 prompts from examples/addition; a sample has 33 rows."""
     from pipeline.inputs.tokenizer import ChatTokenizer
 
     rows = pq.read_table(EXAMPLE / "train.parquet", columns=["prompt"])["prompt"][:32]
@@ -81,7 +92,7 @@ def _example(cache: Path) -> None:
 
 
 def _untrained(cache: Path) -> None:
-    """A small Qwen3-MoE with drawn weights goes on with 64 pieces of our pages: 511 rows each."""
+    """Let a small Qwen3-MoE with random weights continue 64 pieces of the docs (511 rows each)."""
     from transformers import AutoTokenizer
 
     from tests.tiny_models import make_tiny
@@ -110,7 +121,7 @@ def _generate(
     tokens: int,
     cache: Path,
 ) -> None:
-    """Run the engine; in a process of its own, because vLLM keeps threads and settings."""
+    """Run the engine. Call this in a separate process, because vLLM keeps threads and settings."""
     from operators.rollout.engine import RolloutEngine
     from operators.rollout.types import Request
     from pipeline.config.tree import Rollout

@@ -1,6 +1,7 @@
-"""Routes to measure on: recorded ones, and ones drawn by rules.
+"""Routes for measurements, either recorded or randomly generated.
 
-Letters: T rows of a sample, L MoE layers, K experts per token (top-k), E experts.
+Dimensions: T is the number of rows in a sample, L the number of MoE layers, K the number of experts
+per token (top-k), and E the number of experts.
 """
 
 import hashlib
@@ -20,45 +21,45 @@ RECORDED = Path(__file__).parents[1] / "data" / "routes.npy.xz"
 
 @dataclass(frozen=True)
 class Recording:
-    """Routes of some samples, each row in the router's order."""
+    """Routes of some samples, with the ids of each row in the router's order."""
 
     name: str
     experts: int
     routes: tuple[npt.NDArray[Any], ...]
-    """Per sample [T, L, K], uint8 up to 256 experts, uint16 above."""
+    """Routes [T, L, K] of each sample: uint8 for up to 256 experts, uint16 for more."""
     prompts: tuple[int, ...]
-    """Prompt tokens of each sample."""
+    """Number of prompt tokens of each sample."""
     groups: tuple[int, ...]
-    """Of each sample: samples with the same number have the same prompt."""
+    """Group number of each sample; samples of a group have the same prompt."""
 
     @property
     def layers(self) -> int:
-        """L."""
+        """Number of MoE layers, L."""
         return self.routes[0].shape[1]
 
     @property
     def topk(self) -> int:
-        """K."""
+        """Number of experts per token, K."""
         return self.routes[0].shape[2]
 
     @property
     def tokens(self) -> int:
-        """Rows of all samples."""
+        """Number of rows in all samples together."""
         return sum(len(routes_TLK) for routes_TLK in self.routes)
 
     @property
     def raw_bytes(self) -> int:
-        """With one byte per expert id, two above 256 experts: what MB/s count."""
+        """Size of the raw routes: one byte per expert id, or two if there are over 256 experts."""
         return sum(routes_TLK.nbytes for routes_TLK in self.routes)
 
     @property
     def bound(self) -> float:
-        """Bytes that a uniformly random set of K of E experts holds: log2(C(E, K)) / 8."""
+        """Entropy in bytes of a uniformly random set of K out of E experts: log2(C(E, K)) / 8."""
         return math.log2(math.comb(self.experts, self.topk)) / 8
 
 
 def recorded(path: Path = RECORDED) -> Recording:
-    """The routes of benchmarks/data, see the README there. Each sample has a prompt of its own."""
+    """Return the routes of benchmarks/data (see its README); each sample has a separate prompt."""
     with lzma.open(path) as source:
         routes_SLTK = np.load(source)
     samples, _, rows, _ = routes_SLTK.shape
@@ -69,7 +70,15 @@ def recorded(path: Path = RECORDED) -> Recording:
 def uniform(
     experts: int, topk: int, samples: int = 64, rows: int = 512, layers: int = 6
 ) -> Recording:
-    """Sets drawn uniformly: nothing can code them below `Recording.bound`."""
+    """Return uniformly random sets, which no coding can make smaller than `Recording.bound`.
+
+    Args:
+        experts: Number of experts.
+        topk: Experts per token.
+        samples: Number of samples.
+        rows: Rows of each sample.
+        layers: Number of layers.
+    """
     rng = np.random.default_rng(experts)
     dtype = np.uint8 if experts <= 256 else np.uint16
     routes = []
@@ -82,11 +91,17 @@ def uniform(
 
 
 def skewed(by_id: bool, samples: int = 64, rows: int = 512, layers: int = 6) -> Recording:
-    """Top-8 of 128 experts whose popularity falls as Zipf's law says, with neighbours alike.
+    """Return routes of 128 experts with Zipf-distributed popularity; adjacent rows are similar.
 
-    Each expert's score is its popularity's logarithm and a part of its own that changes slowly
-    from token to token (correlation 0.8), as a text's subject does. `by_id`: the most popular
-    experts have the lowest ids, else an order of each layer's own.
+    Each token uses the top 8. An expert's score is the logarithm of its popularity plus a random
+    part, which changes slowly from token to token (correlation 0.8), like the subject of a text.
+
+    Args:
+        by_id: Whether the most popular experts have the lowest ids; otherwise each layer has a
+            random order.
+        samples: Number of samples.
+        rows: Rows of each sample.
+        layers: Number of layers.
     """
     experts, topk, kept = 128, 8, 0.8
     rng = np.random.default_rng(7)
@@ -106,7 +121,7 @@ def skewed(by_id: bool, samples: int = 64, rows: int = 512, layers: int = 6) -> 
 
 
 def set_digests(arrays: Sequence[npt.NDArray[Any]]) -> list[str]:
-    """One digest per sample of its sets; neither the order of ids nor their type matters."""
+    """Return a digest of each sample's sets, independent of the order and type of the ids."""
     return [
         hashlib.sha256(np.sort(array, axis=-1).astype("<u2", order="C").tobytes()).hexdigest()
         for array in arrays
@@ -114,17 +129,31 @@ def set_digests(arrays: Sequence[npt.NDArray[Any]]) -> list[str]:
 
 
 def same_sets(name: str, found: Sequence[str], expected: Sequence[str]) -> None:
-    """Raise ValueError unless digests of samples' sets are equal."""
+    """Compare the digests of the decoded and the original sets.
+
+    Args:
+        name: Name of the format, for the message.
+        found: Digests of the decoded samples.
+        expected: Digests of the original samples.
+
+    Raises:
+        ValueError: The digests differ.
+    """
     if found != expected:
         different = sum(a != b for a, b in itertools.zip_longest(found, expected))
-        raise ValueError(f"{name}: {different} of {len(expected)} samples came out different")
+        raise ValueError(f"{name}: {different} of {len(expected)} samples differ from the original")
 
 
 def widened(recording: Recording, layers: int, tokens: int) -> Recording:
-    """The recording repeated until it has `layers` layers and at least `tokens` tokens.
+    """Repeat a recording over more layers and tokens.
 
-    In every repetition the experts have other names (a random permutation of the ids), so that no
-    coder can profit from the repetition itself.
+    Each repetition renames the experts by a random permutation of the ids, so that no coder can
+    profit from the repetition. The original routes come first, unchanged.
+
+    Args:
+        recording: Recording to repeat.
+        layers: Number of layers in the result.
+        tokens: Minimum number of tokens in the result.
     """
     rng = np.random.default_rng(0)
     across = -(-layers // recording.layers)

@@ -1,1 +1,1 @@
-"""Ways to ship routes: ours, those of peers, plain Parquet files."""
+"""Formats for routes: Retrace's, other frameworks' ("peers"), and plain Parquet files."""

@@ -1,4 +1,4 @@
-"""Retrace's own ways of shipping routes: the coding alone, the routes file, the whole store."""
+"""Retrace's formats for routes: the coding alone, the routes file alone, or the whole store."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,18 +38,18 @@ from pipeline.traces.write.segments import SegmentRef, SegmentWriter
 
 PROVENANCE = Provenance("R3", 0, "benchmark")
 LEVEL = 1
-"""Of zstd, that the writer uses."""
+"""The zstd level that the writer uses."""
 READERS = 2
-"""Shards that are read at once: one is fetched while another is decoded."""
+"""Number of shards read in parallel: one is fetched while another is decoded."""
 
 
 def geometry_of(recording: Recording) -> Geometry:
-    """The recording's geometry; all its layers are MoE layers."""
+    """Return the recording's geometry; all its layers are MoE layers."""
     return Geometry(recording.experts, recording.topk, tuple(range(recording.layers)))
 
 
 def samples_of(recording: Recording) -> list[Sample]:
-    """The recording's routes with tokens and log-probs that do not compress."""
+    """Return samples with the recording's routes, and with random tokens and log-probs."""
     rng = np.random.default_rng(0)
     prompts: dict[int, npt.NDArray[np.uint32]] = {}
     seen: dict[int, int] = {}
@@ -82,7 +82,7 @@ def samples_of(recording: Recording) -> list[Sample]:
 
 
 def encode_bare(recording: Recording) -> list[npt.NDArray[np.uint8]]:
-    """Sort and gaps of every sample, neither compressed nor written."""
+    """Sort and code every sample as gaps, without compressing or writing."""
     return [
         pack(gaps(checked(np.ascontiguousarray(routes_TLK.swapaxes(0, 1)), recording.experts)))
         for routes_TLK in recording.routes
@@ -92,7 +92,7 @@ def encode_bare(recording: Recording) -> list[npt.NDArray[np.uint8]]:
 def decode_bare(
     coded: Sequence[npt.NDArray[np.uint8]], recording: Recording
 ) -> list[npt.NDArray[Any]]:
-    """The sets [T, L, K] of every sample, all samples of a layer at once, as the reader does."""
+    """Decode the sets [T, L, K] of every sample, layer by layer, as the reader does."""
     lengths = [len(routes_TLK) for routes_TLK in recording.routes]
     ends = np.cumsum([0, *lengths])
     layers = [
@@ -107,7 +107,7 @@ def decode_bare(
 
 @dataclass
 class MemoryStore:
-    """As much of a store as a trace file needs, in memory: a file's bytes without a disk."""
+    """The methods of a store that a trace file needs; all objects are in memory."""
 
     uri: str = "memory"
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -151,11 +151,14 @@ class RoutesInMemory:
     file: TraceFile
     geometry: Geometry
     places: Mapping[str, Sequence[SegmentRef]]
-    """By sample id."""
+    """Segments by sample id."""
 
 
 def encode_file(samples: Sequence[Sample], geometry: Geometry) -> RoutesInMemory:
-    """Arrays to Parquet bytes: sorted, coded, compressed, every range digested; nothing shared."""
+    """Sort, code and compress arrays into a Parquet file, with a digest for each range.
+
+    Samples do not share rows.
+    """
     store: Any = MemoryStore()
     places = {}
     with RoutesFile(store, "routes", geometry, PROVENANCE) as file:
@@ -170,13 +173,13 @@ def encode_file(samples: Sequence[Sample], geometry: Geometry) -> RoutesInMemory
 
 
 def decode_file(written: RoutesInMemory) -> Iterator[npt.NDArray[Any]]:
-    """Parquet bytes to arrays [T, L, K] by sample; every range and every position is checked."""
+    """Yield the array [T, L, K] of each sample, checking all ranges and positions."""
     geometry = written.geometry
     segments = range(written.file.rows)
     part = read_part(written.store, written.file, geometry, geometry.layers, segments)
     rows = {
         id: {
-            "group": "",  # no group owns a segment
+            "group": "",  # no segment belongs to a group
             "branch_of": None,
             "part_digests": None,
             "prompt_length": 1,
@@ -196,7 +199,18 @@ def write(
     shard: int = 0,
     compression: Compression = "zstd",
 ) -> dict[str, int]:
-    """Write and commit the samples as a shard of step 0; bytes of its files by role."""
+    """Write and commit samples as a shard of step 0.
+
+    Args:
+        store: The run's store.
+        samples: Samples of the shard.
+        geometry: Geometry of the routes.
+        shard: Number of the shard.
+        compression: Compression of the routes.
+
+    Returns:
+        Sizes in bytes of the shard's files, keyed by role.
+    """
     done = write_shard(
         store, 0, shard, new_write_id(), samples, geometry, PROVENANCE, compression=compression
     )
@@ -204,17 +218,24 @@ def write(
 
 
 def seal_and_read(store: Store, ids: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """What the flow and the trainer do: seal step 0, read all routes, compare every digest."""
+    """Seal step 0 and read all routes with all checks, as the flow and the trainer do."""
     seal(store, 0, 1, lambda _shard: ids, 0)
     found = read_routes(store, read_manifest(store, 0), ids)
     return [found[id].sets_TLK for id in ids]
 
 
 def read_ahead(store: Store, ids: Sequence[Sequence[str]]) -> dict[str, npt.NDArray[Any]]:
-    """Read step 0 while it is written, by sample id: `ids` of each shard, as its plan names them.
+    """Read step 0 while another process writes it.
 
-    Each shard is fetched when its commit is there, and what is decoded is compared with the shard's
-    digests. When all are there, the step is sealed, and each shard compared with the seal.
+    The function fetches each shard as soon as it is committed, and compares the decoded routes with
+    the shard's digests. It then seals the step and compares each shard with the seal.
+
+    Args:
+        store: The run's store.
+        ids: Sample ids of each shard, as the step's plan lists them.
+
+    Returns:
+        Sets [T, L, K], keyed by sample id.
     """
 
     def early(shard: int) -> tuple[Manifest, dict[str, Routes]]:

@@ -1,11 +1,13 @@
-"""What an expert would try first: the ids in a plain Parquet file, as small as Parquet makes them.
+"""Plain Parquet files of ids, as small as Parquet's encodings allow.
 
-Every form has a column per layer, row groups of 32,768 tokens, one page per column chunk and zstd;
-the ids of a row are sorted, or sorted and replaced by gaps (see docs/trace-format.md). No form has
-what a trace needs besides (whose rows they are, digests, validity), and the sizes of samples are
-given to the reader: each file is smaller than one that could be used.
+Every form has a column per layer, row groups of 32,768 tokens, one page per column chunk, and zstd
+compression. The ids of a row are sorted, or sorted and replaced by gaps (see docs/trace-format.md).
+No form contains the other data of a trace (owners of rows, digests, validity), and the reader
+receives the sizes of the samples separately. Each file is therefore smaller than a usable file
+would be.
 
-Letters: N rows of all samples, L MoE layers, K experts per token.
+Dimensions: N is the number of rows in all samples, L the number of MoE layers, and K the number of
+experts per token.
 """
 
 import io
@@ -22,24 +24,30 @@ from benchmarks.routes.recordings import Recording
 
 ROW_GROUP_TOKENS = 32_768
 Ids = npt.NDArray[Any]
-"""[N, K] of one layer: uint8 up to 256 experts, else uint16."""
+"""[N, K] of one layer: uint8 for up to 256 experts, else uint16."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A way to lay out and encode a layer's ids."""
+    """A layout and encoding of a layer's ids."""
 
     name: str
     encoding: str
     column: Callable[[Ids, Recording], pa.Array]
-    """A layer's ids to its column."""
+    """Function that turns a layer's ids into a column."""
     rows: Callable[[Recording], float]
-    """Rows of that column for each token."""
+    """Function that returns the column's rows per token."""
     ids: Callable[[pa.Array, Recording], Ids]
-    """Back."""
+    """Function that turns a column back into a layer's ids."""
 
     def encode(self, recording: Recording, gaps: bool, level: int) -> bytes:
-        """The routes of a recording as a file."""
+        """Encode the routes of a recording as a file.
+
+        Args:
+            recording: Routes to encode.
+            gaps: Whether to replace sorted ids by their gaps.
+            level: The zstd level.
+        """
         ids_LNK = sorted_ids(recording)
         if gaps:
             ids_LNK[..., 1:] -= ids_LNK[..., :-1] + 1
@@ -61,7 +69,16 @@ class Form:
         return sink.getvalue()
 
     def decode(self, data: bytes, recording: Recording, gaps: bool) -> list[Ids]:
-        """The sets [T, L, K] of every sample."""
+        """Decode a file.
+
+        Args:
+            data: The file.
+            recording: The original, which gives the sizes of the samples.
+            gaps: Whether the file contains gaps.
+
+        Returns:
+            The sets [T, L, K] of every sample.
+        """
         table = pq.read_table(pa.BufferReader(data), use_threads=False).combine_chunks()
         columns = [column.combine_chunks() for column in table.columns]
         ids_LNK = np.stack([self.ids(column, recording) for column in columns])
@@ -73,7 +90,7 @@ class Form:
 
 
 def sorted_ids(recording: Recording) -> Ids:
-    """[L, N, K], ascending in each row."""
+    """Return the ids [L, N, K], ascending in each row."""
     ids_NLK = np.concatenate(recording.routes)
     return np.ascontiguousarray(np.sort(ids_NLK, axis=-1).swapaxes(0, 1))
 
@@ -119,7 +136,7 @@ def _bits(recording: Recording) -> int:
 
 
 def _packed(ids: Ids, recording: Recording) -> pa.Array:
-    """Each sample's ids at as many bits as the largest needs, one after the other."""
+    """Pack each sample's ids, using as many bits per id as the largest possible id needs."""
     bits = _bits(recording)
     pieces, at = [], 0
     for routes_TLK in recording.routes:
@@ -169,5 +186,5 @@ FORMS = (
     Form("by id, DELTA_BINARY_PACKED", "DELTA_BINARY_PACKED", _by_id, _an_id, _of_ids),
     Form("by id, dictionary (bit-packed)", "DICTIONARY", _by_id, _an_id, _of_ids),
 )
-"""Parquet's encodings that take ids: PLAIN, the three delta encodings, the split of bytes, and
-bit packing, by hand and in dictionary indices."""
+"""Forms for all of Parquet's encodings that can store ids: PLAIN, the three delta encodings, byte
+stream split, and bit packing, both by our own code and in dictionary indices."""

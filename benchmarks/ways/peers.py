@@ -1,7 +1,8 @@
-"""How others hand routes from the rollout engine to the trainer, each as its source does it.
+"""Formats in which other frameworks send routes from the rollout engine to the trainer.
 
-Sources and what is left out: docs/performance.md. A peer turns samples into pieces (the bodies of
-HTTP responses, or files) and pieces into arrays [T, L, K].
+Each format follows its source. docs/performance.md lists the sources and the costs that are left
+out. A peer represents the format of one framework. It encodes samples as pieces (bodies of HTTP
+responses, or files) and decodes the pieces into arrays [T, L, K].
 """
 
 import io
@@ -26,20 +27,20 @@ Arrays = Sequence[npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to ship routes."""
+    """The format and medium of one framework."""
 
     name: str
     medium: Literal["http", "ray", "file"]
-    """ray: shared memory on one machine, a connection between two."""
+    """Medium; `ray` is shared memory on one machine, and a connection between two machines."""
     pieces: int | None
-    """Most pieces of a recording; None: one per sample."""
+    """Maximum number of pieces of a recording; None means one per sample."""
     encode: Callable[[Recording, int], bytes]
-    """(recording, number of the piece) to its bytes."""
+    """Function that takes a recording and the number of a piece, and returns the piece's bytes."""
     decode: Callable[[bytes, tuple[int, int]], list[npt.NDArray[Any]]]
-    """(piece, (L, K)) to arrays."""
+    """Function that takes a piece and (L, K), and returns arrays."""
 
     def pieces_of(self, recording: Recording) -> int:
-        """How many pieces the recording has."""
+        """Return the number of pieces of a recording."""
         samples = len(recording.routes)
         if self.pieces is None:
             return samples
@@ -47,7 +48,7 @@ class Peer:
 
 
 def _encode_npy_base64(recording: Recording, number: int) -> bytes:
-    """vLLM: .npy of uint8 or uint16, base64, a field of a chat completion's choice."""
+    """Encode like vLLM: .npy of uint8 or uint16, base64, in a field of a chat completion choice."""
     buffer = io.BytesIO()
     np.save(buffer, recording.routes[number], allow_pickle=False)
     text = pybase64.b64encode(buffer.getbuffer()).decode("ascii")
@@ -60,25 +61,25 @@ def _decode_npy_base64(piece: bytes, _: tuple[int, int]) -> list[npt.NDArray[Any
 
 
 def _encode_int32_base64(recording: Recording, number: int) -> bytes:
-    """SGLang: the bytes of an int32 tensor, base64, in meta_info."""
+    """Encode like SGLang: the bytes of an int32 tensor, base64, in meta_info."""
     routes_TLK = recording.routes[number].astype(np.int32)
     text = pybase64.b64encode(routes_TLK.tobytes()).decode("utf-8")
     return orjson.dumps({"meta_info": {"routed_experts": text}})
 
 
 def _decode_int32_base64(piece: bytes, shape_LK: tuple[int, int]) -> list[npt.NDArray[Any]]:
-    """slime: a torch tensor over the decoded bytes."""
+    """Decode like slime: a torch tensor over the decoded bytes."""
     text = orjson.loads(piece)["meta_info"]["routed_experts"]
     data = bytearray(pybase64.b64decode(text.encode("ascii")))
     return [torch.frombuffer(data, dtype=torch.int32).reshape(-1, *shape_LK).numpy()]
 
 
 WORKERS = 8
-"""verl's agent.num_workers: each returns its share of the batch as one padded tensor."""
+"""Value of verl's agent.num_workers; each worker returns its share as one padded tensor."""
 
 
 def _encode_int16_pickle(recording: Recording, number: int) -> bytes:
-    """verl: a worker's padded int16 tensor, torch.save, pickled as Ray does."""
+    """Encode like verl: a worker's padded int16 tensor, saved by torch.save, pickled as in Ray."""
     longest = max(map(len, recording.routes))
     each = -(-len(recording.routes) // WORKERS)
     routes = recording.routes[number * each : (number + 1) * each]
@@ -94,7 +95,7 @@ def _encode_int16_pickle(recording: Recording, number: int) -> bytes:
 
 
 def _encode_raw(recording: Recording, number: int) -> bytes:
-    """The array's bytes and nothing else."""
+    """Return only the array's bytes."""
     return recording.routes[number].tobytes()
 
 
@@ -111,17 +112,17 @@ def _decode_int16_pickle(piece: bytes, _: tuple[int, int]) -> list[npt.NDArray[A
 
 
 def _encode_json(recording: Recording, number: int) -> bytes:
-    """Nested lists, as clients got them before base64."""
+    """Encode as nested JSON lists, which clients received before base64 was introduced."""
     return orjson.dumps({"routed_experts": recording.routes[number].tolist()})
 
 
 def _decode_json(piece: bytes, _: tuple[int, int]) -> list[npt.NDArray[Any]]:
-    # int16, as NeMo-RL takes it by default.
+    # int16 is NeMo-RL's default.
     return [np.array(orjson.loads(piece)["routed_experts"], np.int16)]
 
 
 def _encode_parquet(recording: Recording, _: int) -> bytes:
-    """What one writes first: a column of lists of ids, a row per sample, pyarrow's defaults."""
+    """Encode as a column of lists of ids, one row per sample, with pyarrow's defaults."""
     kind = pa.uint8() if recording.experts <= 256 else pa.uint16()
     flat = np.concatenate([routes_TLK.ravel() for routes_TLK in recording.routes])
     ends = np.cumsum([0, *(routes_TLK.size for routes_TLK in recording.routes)], dtype=np.int64)
@@ -154,12 +155,13 @@ PEERS = (
     Peer("JSON lists", "http", None, _encode_json, _decode_json),
     Peer("Parquet list<uint8>, zstd", "file", 1, _encode_parquet, _decode_parquet),
 )
-"""The first is what ratios refer to: the leanest of them on the wire that a server speaks today."""
+"""Peers in the order of the table. Ratios are relative to the first one: of the formats that
+current servers use, it needs the fewest bytes for up to 256 experts."""
 
-RAW = Peer("raw uint8 arrays: nobody's, the least", "ray", None, _encode_raw, _decode_raw)
-"""No trainer ships routes like this; it says what copying the bytes takes."""
+RAW = Peer("raw uint8 arrays (lower bound)", "ray", None, _encode_raw, _decode_raw)
+"""The bytes of the arrays, to show the cost of copying; no framework sends this form."""
 
 
 def peer_of(name: str) -> Peer:
-    """The peer of that name."""
+    """Return the peer with this name."""
     return next(peer for peer in (*PEERS, RAW) if peer.name == name)

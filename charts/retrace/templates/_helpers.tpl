@@ -1,4 +1,4 @@
-{{/* Names, labels, images and the pieces that pods share. */}}
+{{/* Names, labels, images, and the parts that pods share. */}}
 
 {{- define "retrace.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
@@ -6,14 +6,14 @@
 {{- default $full .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* What never changes of an object: selectors are made of these. Argument: (list root component) */}}
+{{/* Selector labels, which must not change, because a Deployment's selector is immutable. Argument: (list root component) */}}
 {{- define "retrace.selector" -}}
 app.kubernetes.io/name: retrace
 app.kubernetes.io/instance: {{ include "retrace.fullname" (index . 0) }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
-{{/* Argument: (list root component) */}}
+{{/* All labels of an object. Argument: (list root component) */}}
 {{- define "retrace.labels" -}}
 {{- $root := index . 0 -}}
 {{ include "retrace.selector" . }}
@@ -22,7 +22,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* Argument: (list root image) */}}
+{{/* An image's name with its digest or tag. Argument: (list root image) */}}
 {{- define "retrace.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
@@ -61,7 +61,7 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Pod Security level "restricted". The images' user is 10001. */}}
+{{/* Pod Security level "restricted". The images run as user 10001. */}}
 {{- define "retrace.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
@@ -91,7 +91,7 @@ http://{{ include "retrace.fullname" . }}-server.{{ .Release.Namespace }}.svc:42
 {{ default (printf "%s-auth" (include "retrace.fullname" .)) .Values.prefect.auth.existingSecret }}
 {{- end }}
 
-{{/* Environment of whoever calls the Prefect API. Flow pods get the text of a secretKeyRef from the worker. */}}
+{{/* Environment of the pods that call the Prefect API. Flow pods get this secretKeyRef from the worker. */}}
 {{- define "retrace.authEnv" -}}
 {{- if .Values.prefect.auth.enabled }}
 - name: PREFECT_API_AUTH_STRING
@@ -118,7 +118,7 @@ http://{{ include "retrace.fullname" . }}-minio.{{ .Release.Namespace }}.svc:900
 {{- end -}}
 {{- end }}
 
-{{/* The Secret with the store's credentials; empty with web identity. */}}
+{{/* The name of the Secret that contains the store's credentials; empty with web identity. */}}
 {{- define "retrace.storeSecret" -}}
 {{- if .Values.store.existingSecret -}}
 {{ .Values.store.existingSecret }}
@@ -163,7 +163,7 @@ http://{{ include "retrace.fullname" . }}-minio.{{ .Release.Namespace }}.svc:900
 {{- end }}
 {{- end }}
 
-{{/* The scratch volume of every pod. Argument: its limit, or "" for the node's disk. */}}
+{{/* The scratch volume of every pod. Argument: its size limit; with "", only the node's disk limits it. */}}
 {{- define "retrace.tmpVolume" -}}
 - name: tmp
   emptyDir:

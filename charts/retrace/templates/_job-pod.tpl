@@ -1,6 +1,6 @@
 {{/*
-The pod template of rollout or training: everything about the pods but what a run decides (command,
-labels of the run, GPUs, restart policy, host name). Argument: (list root component)
+The pod template of rollout or training. It is complete except for the parts that depend on the run:
+command, labels of the run, GPUs, restart policy and host name. Argument: (list root component)
 */}}
 {{- define "retrace.jobPod" -}}
 {{- $root := index . 0 -}}
