@@ -7,6 +7,8 @@ UV := $(BIN)/uv
 PYTEST_ARGS ?=
 # The unit tests run on all cores, at most 8.
 UNIT = -m "not integration and not e2e" -n auto --maxprocesses 8 --dist loadfile
+# The tests with real engines mostly use one core each, so two files run at once, except on a GPU, which they would share.
+INTEGRATION = -m integration $(if $(filter cpu,$(ENVIRONMENT)),-n auto --maxprocesses 2 --dist loadfile)
 FUZZ_SECONDS ?= 600
 # For make install and make images: cpu or cuda. By default, an existing environment keeps its device, a new one is
 # for the devices of this machine, and images are for cpu.
@@ -64,19 +66,19 @@ test: install ## Run all tests that this machine can run, and list the skipped o
 	@# Both parts run, even if the first one fails. Arguments may select the tests of one part only (exit status 5).
 	@passed=0; failed=0; \
 	part() { $(BIN)/python -m pytest "$$@" $(PYTEST_ARGS) && passed=1 || [ $$? = 5 ] || failed=1; }; \
-	part $(UNIT); part -m integration; \
+	part $(UNIT); part $(INTEGRATION); \
 	[ $$passed$$failed = 10 ]
 	@echo "Not included: the tests on Kubernetes, which kill pods on the cluster of KUBECONFIG: make e2e"
 
 test-all: install ## Run the same tests, the large ones in full instead of as a sample (hours)
-	RETRACE_TEST_ALL=1 $(BIN)/python -m pytest -m "not e2e" --timeout=14400 $(PYTEST_ARGS)
-	@echo "Not included: the tests on Kubernetes (make e2e) and fuzzing (make fuzz)"
+	RETRACE_TEST_ALL=1 $(MAKE) test PYTEST_ARGS="--timeout=14400 $(PYTEST_ARGS)"
+	@echo "Not included: fuzzing (make fuzz)"
 
 test-unit: install ## Run the unit tests (a few minutes)
 	$(BIN)/python -m pytest $(UNIT) $(PYTEST_ARGS)
 
 test-integration: install ## Run the tests with real engines (half an hour)
-	$(BIN)/python -m pytest -m integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(INTEGRATION) $(PYTEST_ARGS)
 
 fuzz: install ## Fuzz the readers of traces (10 minutes, or FUZZ_SECONDS)
 	$(BIN)/python -m fuzz $(FUZZ_SECONDS)

@@ -77,22 +77,24 @@ class Layout:
 
 TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
 CP, EP = "context_parallel_size", "expert_model_parallel_size"
+VPP = {"virtual_pipeline_model_parallel_size": 2}
+BY_TOKENS = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 70}
 PADDED = {"use_remove_padding": False}
 UNEVEN = {"num_layers_in_first_pipeline_stage": 1}
 WHOLE = {"use_distributed_optimizer": False}
 """Gives every rank full gradients, which can be compared."""
 LAYOUTS = [
     Layout("one", 1),
-    Layout("one-padded", 1, PADDED),
-    Layout("one-tokens", 1, actor={"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 70}),
+    Layout("one-padded", 1, PADDED, sample=("full",)),
+    Layout("one-tokens", 1, actor=BY_TOKENS, sample=("full",)),
     Layout("tp2-sp", 2, {TP: 2}),
-    Layout("tp2-sp-padded", 2, {TP: 2, **PADDED}),
-    Layout("pp2-uneven", 2, {PP: 2}, UNEVEN),
-    Layout("pp2-vpp2", 2, {PP: 2, "virtual_pipeline_model_parallel_size": 2}),
-    Layout("pp2-vpp2-padded", 2, {PP: 2, "virtual_pipeline_model_parallel_size": 2, **PADDED}),
+    Layout("tp2-sp-padded", 2, {TP: 2, **PADDED}, sample=("full",)),
+    Layout("pp2-uneven", 2, {PP: 2}, UNEVEN, sample=("full",)),
+    Layout("pp2-vpp2", 2, {PP: 2, **VPP}),
+    Layout("pp2-vpp2-padded", 2, {PP: 2, **VPP, **PADDED}, sample=("full",)),
     Layout("ep2", 2, {EP: 2}),
-    Layout("ep2-padded", 2, {EP: 2, **PADDED}),
-    Layout("dp2", 2),
+    Layout("ep2-padded", 2, {EP: 2, **PADDED}, sample=("full",)),
+    Layout("dp2", 2, sample=("full",)),
     Layout("cp2", 2, {CP: 2, **WHOLE}, sample=("full",)),
     Layout("cp2-padded", 2, {CP: 2, **WHOLE, **PADDED}, sample=()),
     Layout("cp2-ep2", 2, {CP: 2, EP: 2, **WHOLE}, sample=("full",)),
