@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import linecache
 import re
+import signal
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -178,6 +179,14 @@ def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
         return form(value)
     except Exception:  # noqa: BLE001 - from users' code, and from integers with too many digits
         return f"a {type(value).__name__} that cannot be shown"
+
+
+def from_sigterm(error: BaseException) -> bool:
+    """Return whether a worker's SIGTERM handler raised an exception while users' code ran.
+
+    Other exceptions, including users' own `sys.exit()`, are errors of users' code.
+    """
+    return isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
 
 
 def _run(content: bytes, kind: CustomKind) -> types.ModuleType:

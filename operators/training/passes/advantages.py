@@ -17,7 +17,7 @@ import torch.distributed as dist
 from operators.training.batches.step_data import StepData, group_baselines
 from operators.training.errors import UpdateError
 from operators.training.rank import Rank
-from pipeline.rl.custom import shown
+from pipeline.rl.custom import from_sigterm, shown
 from pipeline.rl.estimator_table import ESTIMATORS, needs_baseline
 from pipeline.rl.estimators.reward_kl import StepKl, step_kl
 from pipeline.rl.estimators.types import Estimate, EstimatorFunction, Floats, Ranks, Rollouts
@@ -137,7 +137,9 @@ def _of_user(
         many += f" ({tokens.ids[0]} to {tokens.ids[-1]})"
     try:
         made = function(rollouts, rank.config.algorithm)
-    except Exception as error:  # users' code may raise anything
+    except (Exception, SystemExit) as error:  # users' code may raise anything
+        if from_sigterm(error):
+            raise
         raise UpdateError(
             f"{where} raised {type(error).__name__}: {shown(error, str)}, for {many}; the step was "
             "not trained. Fix the function and start the run again"

@@ -7,7 +7,7 @@ import torch
 
 from operators.training.batches.micro_batch import ResponseTokens
 from operators.training.errors import UpdateError
-from pipeline.rl.custom import shown
+from pipeline.rl.custom import from_sigterm, shown
 from pipeline.rl.losses.ratio import log_ratio
 from pipeline.rl.losses.types import LossFunction, LossSettings, LossTokens, PolicyLoss
 
@@ -19,9 +19,9 @@ def checked(function: LossFunction, where: str, response: ResponseTokens) -> Los
     """Wrap a user's loss in checks on its result, for the tokens of a micro-batch.
 
     The wrapper also adds the log-ratio, which all losses report, to the reports. It raises
-    UpdateError if the function raises an error, if the loss or a report is not a tensor [T], if the
-    loss has no gradient, or if a value is not finite for a token that the loss includes. In the
-    last case the error names the sample.
+    UpdateError if the function raises an error, if the loss or a report is not a real tensor [T],
+    or if the loss has no gradient. It also raises UpdateError if a value is not finite for a token
+    that the loss includes, and then names the sample.
 
     Args:
         function: The user's loss.
@@ -35,7 +35,9 @@ def checked(function: LossFunction, where: str, response: ResponseTokens) -> Los
             many += f" ({response.ids[0]} to {response.ids[-1]})"
         try:
             made = function(tokens, settings)
-        except Exception as error:  # users' code may raise anything
+        except (Exception, SystemExit) as error:  # users' code may raise anything
+            if from_sigterm(error):
+                raise
             raise UpdateError(
                 f"{where} raised {type(error).__name__}: {shown(error, str)}, for {many}; the step "
                 "was not stored. Fix the function and start another run"
@@ -72,6 +74,10 @@ def _check_form(made: object, tokens: LossTokens, where: str, many: str) -> None
             raise UpdateError(
                 f"{where} {name} {found}, expected a tensor with a number for each of {many}; fix "
                 "the function"
+            )
+        if values_T.is_complex():
+            raise UpdateError(
+                f"{where} {name} of complex numbers, expected real ones; fix the function"
             )
 
 

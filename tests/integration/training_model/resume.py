@@ -39,7 +39,7 @@ OPTIMIZERS = {
     layout: sample_or_all((False, True) if layout in ("dp2", "tp2") else (True,), (False, True))
     for layout in LAYOUTS
 }
-"""Whether the optimizer is distributed, keyed by layout; without it, a rank saves its weights."""
+"""Whether the optimizer is distributed: the values to test, keyed by layout."""
 CASES = [
     *((layout, "qwen3_moe", sharded) for layout in LAYOUTS for sharded in OPTIMIZERS[layout]),
     ("pp2", "qwen3_moe_tied", True),

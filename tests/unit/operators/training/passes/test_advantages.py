@@ -1,5 +1,6 @@
 """Which results of users' estimators are accepted, and the KL in the reward."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,6 +66,7 @@ def test_a_users_estimator_receives_rollouts_and_settings():
     [
         (lambda r, s: 1 / 0, "step 7: algorithm.adv_estimator=mine.py:f raised "
          "ZeroDivisionError: division by zero, for 5 tokens of 2 samples (000000/0/0 to"),
+        (lambda r, s: sys.exit(3), "mine.py:f raised SystemExit: 3, for 5 tokens of 2 samples"),
         (lambda r, s: r.scores_T, "mine.py:f returned ndarray, expected an Estimate"),
         (lambda r, s: Estimate(np.zeros(4)), "f returned advantages_T of shape (4,) and type "
          "float64, expected a number for each of this rank's 5 tokens of 2 samples"),

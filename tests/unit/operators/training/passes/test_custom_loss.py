@@ -1,5 +1,7 @@
 """A user's loss: the tokens and settings that it receives, and the results that are accepted."""
 
+import signal
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from operators.training.errors import UpdateError
 from operators.training.passes.custom_loss import OWN_REPORTS, checked
 from operators.training.passes.objective import Targets, loss_and_report, objective_of
+from operators.training.worker import exit_on_sigterm
 from pipeline.rl.losses.aggregate import Totals
 from pipeline.rl.losses.types import PolicyLoss
 from tests.integration.training_replay.sealed import config_of
@@ -47,6 +50,25 @@ def test_an_exception_names_step_function_and_samples():
     assert f"({IDS[0]} to {IDS[-1]})" in text
 
 
+def test_an_exit_names_step_function_and_samples():
+    text = failure(lambda tokens, settings: sys.exit("no gain"))
+    assert text.startswith(" raised SystemExit: no gain, for 61 tokens of 6 samples ")
+
+
+def test_a_signal_during_the_loss_ends_the_rank():
+    def stopped(tokens, settings):
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    exit_on_sigterm()
+    try:
+        with pytest.raises(SystemExit) as caught:
+            checked(stopped, WHERE, RESPONSE)(make_tokens(0), ACTOR)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == 143
+
+
 @pytest.mark.parametrize(
     ("made", "text"),
     [
@@ -60,6 +82,8 @@ def test_an_exception_names_step_function_and_samples():
         (lambda t: PolicyLoss(t.logprobs_T, None), " returned reports None, expected a dict of"),
         (lambda t: PolicyLoss(t.logprobs_T, {1: t.old_T}), " returned reports {1: tensor("),
         (lambda t: PolicyLoss(t.old_T, {}), " returned a loss without a gradient"),
+        (lambda t: PolicyLoss(t.logprobs_T * 1j, {}), " returned loss_T of complex numbers, exp"),
+        (lambda t: PolicyLoss(t.logprobs_T, {"x": t.old_T * 1j}), " returned x of complex numbers"),
         *[
             (
                 lambda t, name=name: PolicyLoss(t.logprobs_T, {name: t.old_T}),
