@@ -86,7 +86,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_tied": ("qwen3", {"tie_word_embeddings": True}),
 }
 DENSE = {"llama", "qwen2", "qwen3", "qwen3_tied"}
-ALONE = sample_or_all({"deepseek_v3_yarn", "glm4_moe_grouped", "llama", "qwen2"}, set[str]())
+ALONE = sample_or_all({"glm4_moe_grouped", "llama", "qwen2"}, set[str]())
 """Cases for one rank only: another case covers their layouts with a different configuration."""
 EXPORTED = [("etp2", "qwen3_moe"), ("cp2", "qwen3_moe"), ("pp2", "deepseek_v3_mtp")]
 """Further layouts and cases, in which two ranks only export differences."""
