@@ -98,7 +98,7 @@ def test_the_cases_are_all_objects(runs: Path):
     assert written(calm, keys.checkpoint(2)) == [len(OF_RANK_0), len(OF_RANK_1)]
 
 
-@pytest.mark.parametrize(("rank", "made"), sample_or_all([(0, 8)], POLICIES))
+@pytest.mark.parametrize(("rank", "made"), sample_or_all([(0, 8), (1, 1)], POLICIES))
 def test_a_rank_may_be_killed_at_any_object_of_a_policy(
     runs: Path, tmp_path: Path, rank: int, made: int
 ):
@@ -150,7 +150,7 @@ def test_a_rank_may_be_killed_at_any_object_of_a_difference(
     assert fetch_policy(store, STEPS, tmp_path / "fetched") == digests(store)[-1]
 
 
-@pytest.mark.parametrize(("rank", "made"), sample_or_all([(0, 6)], CASES))
+@pytest.mark.parametrize(("rank", "made"), sample_or_all([(0, 6), (1, 2)], CASES))
 def test_a_rank_may_be_killed_at_any_object_of_a_checkpoint(
     runs: Path, tmp_path: Path, rank: int, made: int
 ):
