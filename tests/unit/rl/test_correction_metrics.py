@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.metrics.correction_rows import CORRECTIONS
@@ -17,16 +17,9 @@ from pipeline.rl.corrections.forms import (
     weight_bounds,
 )
 from pipeline.rl.corrections.report import correction_metrics
-from tests.exhaustive import sample_or_all
 from tests.unit.rl.reference.batch import Batch, batches
 from tests.unit.rl.reference.correction_metrics import SHARES, Settings, metrics
-from tests.unit.rl.test_papers_corrections import sampled_of
-
-EXAMPLES = settings(
-    deadline=None,
-    max_examples=sample_or_all(15, 1000),
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),
-)
+from tests.unit.rl.test_papers_corrections import EXAMPLES, sampled_of
 
 
 def check(batch: Batch, correction: Correction, chosen: Settings) -> None:
