@@ -7,13 +7,11 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import boto3
+from botocore.config import Config
 
 
 @dataclass(frozen=True)
@@ -54,24 +52,16 @@ def own_minio(address: str = "127.0.0.1") -> Iterator[Minio]:
             },
         )
         try:
-            while not _is_ready(url):
-                time.sleep(0.1)
-            # The default session would keep the credentials of an earlier server.
-            boto3.Session().client("s3").create_bucket(Bucket="benchmark")
+            # The default session would keep the credentials of an earlier server. The retries wait
+            # for the start: /minio/health/ready answers 200 before S3 requests are served.
+            patient = Config(retries={"mode": "standard", "total_max_attempts": 10})
+            boto3.Session().client("s3", config=patient).create_bucket(Bucket="benchmark")
             yield Minio("s3://benchmark", server.pid)
         finally:
             server.kill()
             server.wait()
             os.environ.clear()
             os.environ.update(before)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/minio/health/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 @contextlib.contextmanager

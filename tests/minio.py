@@ -14,14 +14,16 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
 from tests.patience import PATIENCE_S
 
@@ -43,7 +45,7 @@ class Minio:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start the server, or restart it after a stop, and wait until it answers."""
+        """Start the server, or restart it after a stop, and wait until it serves requests."""
         assert self._process is None, "the server already runs; a second process would never end"
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -58,8 +60,10 @@ class Minio:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        # MinIO reports on /minio/health/ready that it is ready before it can serve S3 requests.
+        client = self.client()
         deadline = time.monotonic() + PATIENCE_S
-        while not self._is_ready():
+        while not _serves(client):
             assert self._process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < deadline, (self.folder / "log").read_text()
             time.sleep(0.05)
@@ -98,12 +102,30 @@ class Minio:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/minio/health/ready", timeout=30) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):
-            return False
+    def client(self) -> Any:
+        """Return a boto3 client that does not repeat requests."""
+        # The default session may not be shared with the threads in which tests restart servers.
+        return boto3.Session().client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id=self.user,
+            aws_secret_access_key=self.password,
+            region_name="us-east-1",
+            config=Config(retries={"total_max_attempts": 1}),
+        )
+
+
+def _serves(client: Any) -> bool:
+    """Whether the server serves requests yet. Errors that do not come from its start are raised."""
+    try:
+        client.list_buckets()
+    except (ConnectionError, HTTPClientError):
+        return False
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -117,14 +139,7 @@ def start_minio(folder: Path) -> Iterator[Minio]:
     server = Minio(folder, port)
     server.start()
     try:
-        client = boto3.client(
-            "s3",
-            endpoint_url=server.url,
-            aws_access_key_id=server.user,
-            aws_secret_access_key=server.password,
-            region_name="us-east-1",
-        )
-        client.create_bucket(Bucket=BUCKET)
+        server.client().create_bucket(Bucket=BUCKET)
         yield server
     finally:
         server.stop()

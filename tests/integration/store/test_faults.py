@@ -157,8 +157,10 @@ def test_the_store_waits_for_a_paused_server(own_minio):
     store = open_store(new_place())
     store.create("key", b"x")
     own_minio.pause()
-    threading.Timer(1.0, own_minio.resume).start()
+    resumer = threading.Timer(1.0, own_minio.resume)
+    resumer.start()
     assert store.read("key") == b"x"
+    resumer.join()
 
 
 def test_the_store_gives_up_on_a_server_that_hangs(own_minio, monkeypatch):
