@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.exhaustive import sample_or_all
 from tests.paths import ROOT
+
+LIMIT_S = sample_or_all(600.0, 7200.0)
+"""Default limit for a program. With all cases, one program runs for many minutes."""
 
 
 def start_ranks(
@@ -73,7 +77,7 @@ def run_killed(program: str | Path, ranks: int, *arguments: str | Path, timeout_
 
 
 def run_ranks(
-    program: str | Path, ranks: int, *arguments: str | Path, timeout_s: float = 600
+    program: str | Path, ranks: int, *arguments: str | Path, timeout_s: float = LIMIT_S
 ) -> str:
     """Run a program to completion and return its output; a failing rank fails the test.
 
@@ -87,7 +91,7 @@ def run_ranks(
 
 
 def run_nodes(
-    program: str | Path, ranks: int, *arguments: str | Path, timeout_s: float = 600
+    program: str | Path, ranks: int, *arguments: str | Path, timeout_s: float = LIMIT_S
 ) -> str:
     """Do the same as run_ranks, but on two nodes that connect over TCP, as training pods do.
 
