@@ -56,7 +56,7 @@ $(VENV)/.installed: requirements/$(ENVIRONMENT).txt requirements/overrides.txt r
 quickstart: install ## Train the example on this machine (1 to 4 minutes)
 	$(BIN)/retrace run examples/quickstart.yaml
 
-mismatch: install ## Compare GRPO, TIS, GSPO and R3 on one policy (half an hour)
+mismatch: install ## Compare GRPO, TIS, GSPO and R3 on one policy (20 minutes)
 	$(BIN)/python -m examples.mismatch
 
 check: install ## Check the quickstart's settings without starting anything

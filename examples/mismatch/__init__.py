@@ -1,6 +1,6 @@
 """An experiment on the mismatch between engine and trainer: one policy, several algorithms.
 
-    python -m examples.mismatch            # make mismatch: at most half an hour on two cores
+    python -m examples.mismatch            # make mismatch: 20 minutes on two idle cores
     python -m examples.mismatch --full     # hours; can be interrupted and continued
 
 The modules are:

@@ -49,20 +49,13 @@ def test_valid_rejections_are_parsed() -> None:
         ("token_k1", "", "one threshold, or 1 separated by commas"),
         ("token_k2", "0.5_2.0", "expected one number > 0 for token_k2"),
         ("token_k2", "0", "expected one number > 0 for token_k2"),
-        (
-            "token_k1",
-            "0.5",
-            "two numbers > 0 for token_k1, such as 0.5_2.0, or one number >= 1",
-        ),
-        (
-            "token_k1",
-            "2_1",
-            "two numbers > 0 for token_k1, such as 0.5_2.0, or one number >= 1",
-        ),
-        (
-            "token_k1",
-            "x",
-            "two numbers > 0 for token_k1, such as 0.5_2.0, or one number >= 1",
+        *(
+            (
+                "token_k1",
+                threshold,
+                "two numbers > 0 for token_k1, such as 0.5_2.0, or one number >= 1",
+            )
+            for threshold in ("0.5", "0", "-2", "2_1", "0_1", "x", "x_2", "1_x")
         ),
     ],
 )
