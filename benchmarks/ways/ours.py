@@ -1,4 +1,4 @@
-"""Retrace's formats for routes: the coding alone, the routes file alone, or the whole store."""
+"""Retrace's ways to store routes: only the coding, only a routes file, or complete shards."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ def samples_of(recording: Recording) -> list[Sample]:
 
 
 def encode_bare(recording: Recording) -> list[npt.NDArray[np.uint8]]:
-    """Sort and code every sample as gaps, without compressing or writing."""
+    """Sort the sets of every sample and code them as gaps, without compressing or writing them."""
     return [
         pack(gaps(checked(np.ascontiguousarray(routes_TLK.swapaxes(0, 1)), recording.experts)))
         for routes_TLK in recording.routes
@@ -107,7 +107,7 @@ def decode_bare(
 
 @dataclass
 class MemoryStore:
-    """The methods of a store that a trace file needs; all objects are in memory."""
+    """A store in memory, with only the methods that a trace file needs."""
 
     uri: str = "memory"
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class _MemoryUpload:
 
 @dataclass(frozen=True)
 class RoutesInMemory:
-    """A routes file in memory, without a shard around it."""
+    """A routes file in memory that does not belong to a shard."""
 
     store: Any
     file: TraceFile
@@ -155,9 +155,9 @@ class RoutesInMemory:
 
 
 def encode_file(samples: Sequence[Sample], geometry: Geometry) -> RoutesInMemory:
-    """Sort, code and compress arrays into a Parquet file, with a digest for each range.
+    """Sort, code and compress samples' routes into a Parquet file, with a digest for each range.
 
-    Samples do not share rows.
+    Each sample gets its own segments: the rows of a group's prompt are not shared.
     """
     store: Any = MemoryStore()
     places = {}
@@ -228,7 +228,7 @@ def read_ahead(store: Store, ids: Sequence[Sequence[str]]) -> dict[str, npt.NDAr
     """Read step 0 while another process writes it.
 
     The function fetches each shard as soon as it is committed, and compares the decoded routes with
-    the shard's digests. It then seals the step and compares each shard with the seal.
+    the shard's digests. It then seals the step and compares each shard with the sealed step.
 
     Args:
         store: The run's store.

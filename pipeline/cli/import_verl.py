@@ -35,13 +35,13 @@ def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int
         print_errors(error)
         return 2
     from pipeline.config.reading.undecided import (
-        TODO,  # imported here because other commands do not need pydantic
+        TODO,  # imported here so that other commands do not load pydantic
     )
 
     todos = sum(line.lstrip().startswith(TODO) for line in text.splitlines())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     first = f"resolve its {todos} TODO lines, then " if todos else ""
-    console.print(f"{target} is written; {first}run: retrace check {target}", markup=False)
+    console.print(f"wrote {target}; {first}run: retrace check {target}", markup=False)
     return 0
 
 
@@ -50,5 +50,5 @@ def _write(target: Path, text: str) -> None:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise retrace.InputError(
-            [f"{target}: this file cannot be written: {error.strerror}; give a different one"]
+            [f"{target}: this file cannot be written: {error.strerror}; give a different file"]
         ) from error

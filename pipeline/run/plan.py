@@ -75,8 +75,8 @@ class Plan(ABC):
         samples = self.group_samples * len(self.prompts)
         if samples > MOST_SAMPLES or self.shards > MOST_SHARDS:
             raise ValueError(
-                f"{samples} samples in {self.shards} shards, expected at most {MOST_SAMPLES} in "
-                f"{MOST_SHARDS}"
+                f"{samples} samples in {self.shards} shards, expected at most {MOST_SAMPLES} "
+                f"samples in {MOST_SHARDS} shards"
             )
         if len(set(self.prompts)) != len(self.prompts):
             raise ValueError("a prompt is listed twice")
@@ -123,10 +123,11 @@ class StepPlan(Plan):
     def __post_init__(self) -> None:
         """Raise ValueError as `Plan` does, or if the step would have too many shards."""
         super().__post_init__()
-        if (self.sub_plan + 1) * self.shards > MOST_SHARDS:
+        shards = (self.sub_plan + 1) * self.shards
+        if shards > MOST_SHARDS:
             raise ValueError(
-                f"sub-plan {self.sub_plan} of {self.shards} shards, expected at most {MOST_SHARDS} "
-                "shards in a step"
+                f"{shards} shards in sub-plans 0 to {self.sub_plan}, expected at most "
+                f"{MOST_SHARDS} in a step"
             )
 
     @property

@@ -1,4 +1,7 @@
-"""Try damaged and forged stores (`python -m tests.hostile`). The exit code is 1 if a case fails."""
+"""Run the cases with damaged and forged stores (`python -m tests.hostile`).
+
+The exit code is 1 if a case fails, or if all cases of a pattern in OPEN pass.
+"""
 
 import argparse
 import sys
@@ -8,17 +11,21 @@ from tests.hostile.judge import Verdict
 
 
 def main() -> int:
-    """Try cases, then print the failed ones and the table."""
+    """Run the selected cases, print each failed case, then print the summary table."""
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument(
-        "--all", action="store_true", help="try all cases with all readers and commands"
+        "--all", action="store_true", help="run all cases with all readers and commands"
     )
-    parser.add_argument("--only", help="try the cases whose names contain this text")
-    parser.add_argument("--sample", type=int, default=SAMPLE, help="number of cases without --all")
-    parser.add_argument("--limit", type=float, default=60.0, help="processor seconds per case")
+    parser.add_argument("--only", help="run the cases whose names contain this text")
+    parser.add_argument(
+        "--sample", type=int, default=SAMPLE, help="number of cases to run without --all and --only"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="limit of CPU time per case, in seconds"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument(
-        "--verbose", action="store_true", help="print all cases, including the passed ones"
+        "--verbose", action="store_true", help="print all cases, including those that pass"
     )
     arguments = parser.parse_args()
     cases = all_cases()
@@ -38,7 +45,7 @@ def main() -> int:
     outcome = run(numbers, whole, arguments.processes, arguments.limit, seen)
     sys.stdout.write(f"{outcome.table()}\n")
     for pattern in outcome.mended:
-        sys.stdout.write(f"all its cases pass, so remove it from OPEN: {pattern}\n")
+        sys.stdout.write(f"remove {pattern} from OPEN, because all its cases pass\n")
     return 1 if outcome.failed or outcome.mended else 0
 
 

@@ -47,7 +47,7 @@ def test_items_are_counted_when_they_are_finished(file: Path):
 def test_frequent_counts_cause_few_writes(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "_EVERY_S", 3600.0)
     progress.say("generating", 9, "samples")
-    progress.count(1, lambda: pytest.fail("tokens are counted only when they are shown"))
+    progress.count(1, lambda: pytest.fail("tokens were counted, although the count is not shown"))
     assert read_progress(file).finished == 0
 
 
@@ -69,12 +69,12 @@ def test_a_failed_write_causes_one_warning(file: Path, caplog: pytest.LogCapture
     progress.say("updates")
     [warning] = caplog.messages
     assert warning.startswith("the progress of this worker cannot be displayed: [Errno 2]")
-    progress.environment(file)  # the launcher restarts the worker
+    progress.environment(file)  # as the launcher does when it restarts the worker
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RETRACE_PROGRESS_FILE", raising=False)
     progress.say("log-probs", 1, "mini-batches")
-    progress.count(1, lambda: pytest.fail("tokens are counted only for a file"))
+    progress.count(1, lambda: pytest.fail("tokens were counted, although there is no file"))
     assert not list(tmp_path.iterdir())

@@ -46,8 +46,8 @@ class ValuePass:
     """The values of this rank's samples, and the replay counts."""
 
     values: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
-    """Values of the response tokens, [G] each, keyed by sample id; empty except on the last
-    pipeline stage."""
+    """The values of each sample's response tokens, [G], keyed by sample id; empty unless this rank
+    is on the last pipeline stage."""
     counts: Counts = field(default_factory=dict)
     """Replay counts, keyed by layer."""
 
@@ -203,7 +203,7 @@ def _loss_and_report(
     settings, own = rank.critic.settings, rank.config.critic
 
     def uploaded(values: BySample | None, dtype: type = np.float32) -> torch.Tensor:
-        assert values is not None, "GAE computes values and returns"
+        assert values is not None, "values or returns are missing, although GAE computes both"
         array_T: npt.NDArray[Any] = response.joined(values, dtype)
         return torch.from_numpy(array_T).to(values_BM1.device)
 

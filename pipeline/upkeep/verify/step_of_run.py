@@ -24,8 +24,9 @@ def check_mode(run: RunDescription) -> None:
     file = replay.get("record_file")
     if replay.get("mode") not in _MODES or not isinstance(file, str | None):
         raise CorruptObjectError(
-            f"{keys.run_json()}: {_REPLAY} has the mode {replay.get('mode')!r} and record_file "
-            f"{file!r}, expected a mode of {', '.join(_MODES)} and a string or null"
+            f"{keys.run_json()}: {_REPLAY} has the mode {replay.get('mode')!r} and the record_file "
+            f"{file!r}, expected one of {', '.join(_MODES)} as mode, and a string or null as "
+            "record_file"
         )
 
 
@@ -35,7 +36,7 @@ def verify_step_of_run(
     """Compare a sealed step of format 1.1 with its run's settings and policies.
 
     Args:
-        store: The run.
+        store: The run's store.
         run: The run's description.
         manifest: The manifest of the step.
         report: Receives problems.
@@ -50,13 +51,13 @@ def verify_step_of_run(
         if manifest.training != records:
             raise CorruptObjectError(
                 f"{key}: training is {manifest.training}, but {keys.run_json()} has the mode "
-                f"{mode!r} with replay_file {source!r}; restore the object"
+                f"{mode!r} with replay_file {source!r}; restore the changed one of these objects"
             )
         if source is None:
             _compare(store, key, manifest.policies, report)
         elif not replay.get("replay_other_weights"):
-            # Only policy 0 is compared, because later policies of the run that recorded the set may
-            # have had different weights.
+            # Only policy 0 is compared, because later policies of this run may have other weights
+            # than those of the run that recorded the set.
             theirs = manifest.policies or {}
             _compare(store, key, {v: theirs[v] for v in theirs if v == 0}, report)
 
@@ -67,8 +68,8 @@ def verify_weights(
     """Compare the weights digests in an object of a run with the digests of the run's policies.
 
     Args:
-        store: The run.
-        key: The object.
+        store: The run's store.
+        key: Key of the object.
         policies: The object's weights digests, keyed by policy version; None if it lists none.
         report: Receives problems.
     """
@@ -102,7 +103,7 @@ def verify_metrics(store: Store, step: int, manifest: Manifest | None, report: R
         if manifest is not None and "policy_version" in body and version != manifest.policy_version:
             raise CorruptObjectError(
                 f"{key}: policy version {version!r}, expected {manifest.policy_version} as in "
-                f"{keys.manifest(step)}; restore the object"
+                f"{keys.manifest(step)}; restore the changed one of these objects"
             )
         if "policy_sha256" in body:
             _compare(store, key, {step + 1: body["policy_sha256"]}, report)
@@ -121,7 +122,7 @@ def _compare(store: Store, key: str, policies: Mapping[int, str] | None, report:
         if stored != weights and not (version == 0 and _is_amended(store)):
             raise CorruptObjectError(
                 f"{key}: policy {version} has weights {weights}, but {keys.policy(version)} has "
-                f"{stored}; restore the object that comes from another run"
+                f"{stored}; one of the two belongs to a different run: restore this run's own"
             )
 
 

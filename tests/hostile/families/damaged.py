@@ -19,7 +19,7 @@ def _world(name: str) -> World:
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Yield each kind of damage to each object of a world, TIMES times; the world needs a twin."""
+    """Yield TIMES cases for each kind of damage to each object of a world that has a twin."""
     for kind in KINDS:
         for key in sorted(world(name)):
             for number in range(TIMES):

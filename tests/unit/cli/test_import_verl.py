@@ -21,7 +21,7 @@ def test_a_file_is_written_once_and_the_next_command_is_named(tmp_path):
     assert "\n  nnodes: 2\n" in text
     todos = text.count("# TODO ")
     assert first.output == (
-        f"{target} is written; resolve its {todos} TODO lines, then run: retrace check {target}\n"
+        f"wrote {target}; resolve its {todos} TODO lines, then run: retrace check {target}\n"
     )
     assert second.exit_code == 2
     assert second.output.startswith(f"error: {target}: this file already exists; remove it, or")

@@ -40,6 +40,7 @@ STORED = {
     "seed": 9,
     "shards": 2,
 }
+LIMITS = "expected at most 1048576 samples in 100000 shards"
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def store(tmp_path):
     ("plan", "key", "step"),
     [(STEP, "steps/000004/plan.json", 4), (VALIDATION, "validations/000003/plan.json", 3)],
 )
-def test_the_stored_form_is_that_of_existing_runs(store, plan, key, step):
+def test_the_stored_form_matches_existing_runs(store, plan, key, step):
     """The keys and values match those written before the plan classes existed. In a validation
     plan, `step` is the policy version."""
     assert publish_plan(store, plan) == plan
@@ -104,7 +105,7 @@ def test_the_prompts_are_divided_among_the_shards():
     assert VALIDATION.shard_key(1) == keys.validation(3, 1)
 
 
-def test_a_missing_plan_is_found_as_none_but_reading_it_fails(store):
+def test_find_plan_returns_none_for_a_missing_plan_but_read_plan_fails(store):
     assert find_plan(store, keys.plan(4)) is None
     with pytest.raises(ObjectMissingError):
         read_plan(store, keys.plan(4))
@@ -131,8 +132,8 @@ def test_a_missing_plan_is_found_as_none_but_reading_it_fails(store):
         ({"sampling": {**STORED["sampling"], "temperature": -1.0}}, "expected a temperature of"),
         ({"prompts": [STORED["prompts"][0]] * 2}, "a prompt is listed twice"),
         ({"step": 5}, "step 5, expected 4"),
-        ({"n": 1 << 62}, f"{1 << 63} samples in 2 shards, expected at most 1048576 in 100000"),
-        ({"shards": 1 << 62}, f"4 samples in {1 << 62} shards, expected at most 1048576 in 100000"),
+        ({"n": 1 << 62}, f"{1 << 63} samples in 2 shards, {LIMITS}"),
+        ({"shards": 1 << 62}, f"4 samples in {1 << 62} shards, {LIMITS}"),
     ],
 )
 def test_a_broken_plan_is_refused(store, change, says):
@@ -147,7 +148,7 @@ def test_a_broken_plan_is_refused(store, change, says):
         ({"sub_plan": 2}, "sub_plan 2, expected 1"),
         ({"sub_plan": None}, "sub_plan: None is not a count"),
         ({"baseline": 1}, "baseline: 1 is neither true nor false"),
-        ({"shards": 60_000}, "sub-plan 1 of 60000 shards, expected at most 100000 shards"),
+        ({"shards": 60_000}, "120000 shards in sub-plans 0 to 1, expected at most 100000"),
     ],
 )
 def test_a_broken_sub_plan_is_refused(store, change, says):

@@ -1,4 +1,7 @@
-"""Shares of ranks: rank 0 waits for all shares, and the error names the first missing one."""
+"""Shares of ranks: rank 0 waits for all shares.
+
+If it waits too long, the error names the first missing share.
+"""
 
 import threading
 

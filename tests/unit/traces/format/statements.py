@@ -673,7 +673,7 @@ ROUTES = [
     Case("| `tokens` | int32 |", "-1 tokens|tokens -1", segment(tokens=-1)),
     Case("| `tokens` | int32 |", "tokens 0, expected 1", zero_tokens),
     Case(
-        "From each listed **row** of the file, the sample takes the first **tokens** positions",
+        "the sample takes the first\n`tokens` positions (at least one) of row `row`",
         "0 tokens (of|from) a segment",
         lambda f: f.sample(segments=[{"row": 0, "tokens": 0}, *f.samples[0]["segments"]]),
     ),
@@ -1021,6 +1021,7 @@ ELSEWHERE = {
     "| `step`, `stage`, `dp_rank` |": _R2,
     "A reader refuses every other\nencoding": "tests/unit/run/test_strict_json.py",
     "The file's columns are\nthe stage's layers": _TRAINING,
+    "Each segment is owned by the sample whose rows it contains": _TRAINING,
     "A reader of\n`training.json` must": _TRAINING,
     "Creation must be atomic and must fail if the object exists": "tests/store_conformance.py",
     "A writer must perform the same checks as a reader": "tests/unit/traces/write/test_writer.py",
@@ -1059,11 +1060,11 @@ ELSEWHERE = {
     "compare every token digest with the one in the manifest, and `rows`": _TRAINING,
     "compare a sample's routes digest in a part with the sample's rows": _TRAINING,
     "a sample's segments are in the file in the order of their positions": _NEWER,
-    "neither a reader nor `verify` notices this in a run": _NEWER,
+    "Neither a reader nor `verify` notices this in a run": _NEWER,
     "The list\ncontains the tensors of all safetensors": "tests/unit/policies/test_weights.py",
     "Row groups therefore stay within the bounds": "tests/unit/traces/format/test_pages.py",
     "A reader cannot detect that the folder contains files": "tests/unit/traces/test_format_1_0.py",
-    "every sample once in every layer of their union": "tests/unit/traces/test_format_1_0.py",
+    "every\nsample once in every layer that occurs": "tests/unit/traces/test_format_1_0.py",
 }
 """Statements that need more than one sealed step, each with the file that tests it."""
 
