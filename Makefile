@@ -83,7 +83,7 @@ test-integration: install ## Run the tests with real engines (half an hour)
 fuzz: install ## Fuzz the readers of traces (10 minutes, or FUZZ_SECONDS)
 	$(BIN)/python -m fuzz $(FUZZ_SECONDS)
 
-bench: install ## Generate docs/performance.md: traces and replay compared with other formats (an hour)
+bench: install ## Generate docs/performance.md: traces and replay compared with other formats (half an hour)
 	$(BIN)/python -m benchmarks
 
 lint: install ## Check format, lint, types, import contracts and prose

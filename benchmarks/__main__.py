@@ -2,7 +2,7 @@
 
     python -m benchmarks [--only NAME ...] [--quick --page FILE]
 
-This takes about an hour on two cores. `--quick` uses tiny sizes and checks in a minute that
+This takes half an hour on two cores. `--quick` uses tiny sizes and checks in a minute that
 everything works. Its numbers are meaningless, so it must write to a different file (`--page`).
 """
 
