@@ -1,4 +1,4 @@
-"""Stores in trace format 1.0, which tests/data/README.md describes."""
+"""Stores in trace format 1.0; tests/data/README.md describes them."""
 
 import io
 import json
@@ -48,7 +48,7 @@ def _summed(objects: dict[str, bytes], key: str) -> bytes:
 
 
 def old_digests(name: str) -> dict[str, str | None]:
-    """Return the digest of the routes that training used for each sample of step 0.
+    """Return, for each sample of step 0, the digest of the routes that training used.
 
     The digest is None for a sample without routes.
     """

@@ -1,4 +1,4 @@
-"""Prompts, which are read from Parquet files in verl's layout, checked, tokenised and staged.
+"""Prompts: they are read from Parquet files in verl's layout, checked, tokenised and staged.
 
 verl's file                                     staged table
 prompt: list of {role, content}         ──►     messages (JSON), token_ids (chat template applied)
@@ -74,7 +74,7 @@ class Row:
 
     @property
     def where(self) -> str:
-        """A text for messages that names the row and the file."""
+        """Text that names the row and the file, for use in messages."""
         return f"row {self.number} of {self.file}"
 
 
@@ -129,11 +129,11 @@ def tokenise_rows(
     keep = fitting if data.filter_overlong_prompts else list(range(len(rows)))
     if overlong and not data.filter_overlong_prompts and data.truncation == "error":
         worst = lengths.index(max(lengths))
-        fix = f"set it to {lengths[worst]}, "
+        fix = f"raise the limit to {lengths[worst]},  "
         if positions is not None and lengths[worst] + data.max_response_length > positions:
             fix = (
                 f"with data.max_response_length={data.max_response_length} the model's {positions} "
-                "positions are too few for that: shorten the prompts, "
+                "positions are too few for a prompt of this length: shorten the prompts,  "
             )
         raise InputError(
             [
@@ -225,7 +225,7 @@ def _read_file(key: str, name: str, data: Data) -> list[Row]:
         needed = {"data.prompt_key": data.prompt_key, "data.reward_fn_key": data.reward_fn_key}
         missing = [
             f"{key}: {name} has no column {column!r} (found {', '.join(found)}); add it, or set "
-            f"{setting} to the column's name"
+            f"{setting} to the name of the right column"
             for setting, column in needed.items()
             if column not in found
         ]
@@ -259,7 +259,7 @@ def _check_kind(key: str, name: str, path: Path, data: Data) -> None:
         several = f"; give several files as a list: '{key}=[a.parquet,b.parquet]'"
         raise InputError(
             [
-                f"{key}: no file {name} (from {Path.cwd()}); give the path or {REMOTE_URI} of a "
+                f"{key}: no file {name} (in {Path.cwd()}); give the path or {REMOTE_URI} of a "
                 f"Parquet file in verl's layout{several if set(name) & set('*?,[') else ''}"
             ]
         )
@@ -315,8 +315,8 @@ def _row(file: str, number: int, record: dict[str, Any], data: Data) -> Row:
 
 def _messages(column: str, value: Any) -> list[dict[str, Any]]:
     expected = (
-        f"column {column!r} has {_short(value)}, expected a list of {{role, content}} texts; write "
-        '[{"role": "user", "content": "1+1="}]'
+        f"column {column!r} has {_short(value)}, expected a list of messages with the "
+        'texts role and content; write [{"role": "user", "content": "1+1="}]'
     )
     if not isinstance(value, list) or not value:
         raise ValueError(expected)

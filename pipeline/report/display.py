@@ -123,7 +123,7 @@ class Display:
     def _of_workers(self) -> list[tuple[str, Progress]]:
         if self.progress_folder is None:
             return []
-        files = sorted(self.progress_folder.glob("*.json"), key=lambda path: _in_order(path.stem))
+        files = sorted(self.progress_folder.glob("*.json"), key=lambda path: _sort_key(path.stem))
         return [(path.stem, read_progress(path)) for path in files]
 
     def _elapsed_s(self) -> float:
@@ -165,7 +165,7 @@ class LogDisplay:
     """
 
     def __init__(self, log: Callable[[str], None], show: Callable[[str], None]) -> None:
-        """Create a display without phases.
+        """Create a display that has no phases yet.
 
         Args:
             log: Called with each new line.
@@ -213,7 +213,7 @@ def _clock(seconds: float) -> str:
     return f"{minutes:02d}:{rest:02d}"
 
 
-def _in_order(name: str) -> tuple[str, int]:
+def _sort_key(name: str) -> tuple[str, int]:
     """Return a sort key that puts rollout-10 after rollout-2."""
     stage, _, index = name.rpartition("-")
     return stage, int(index)

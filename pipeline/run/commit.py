@@ -100,7 +100,7 @@ def put_file(store: Store, key: str, path: Path) -> DataFile:
 
 
 def read_data(store: Store, file: DataFile) -> bytes:
-    """Read and check an entire data file. Raises CorruptObjectError and ObjectMissingError."""
+    """Read and check an entire data file. Raises CorruptObjectError or ObjectMissingError."""
     try:
         data = store.read(file.key, file.size)
     except UnreadableError as error:
@@ -109,7 +109,7 @@ def read_data(store: Store, file: DataFile) -> bytes:
     if len(data) != file.size or sha256(data) != file.sha256:
         raise CorruptObjectError(
             f"{file.key} in {store.uri}: {len(data)} bytes with SHA-256 {sha256(data)[:16]}..., "
-            f"its commit records {file.size} bytes with {file.sha256[:16]}...; {_RESTORE}"
+            f"but its commit records {file.size} bytes with {file.sha256[:16]}...; {_RESTORE}"
         )
     return data
 
@@ -170,7 +170,7 @@ def commit(store: Store, key: str, body: dict[str, Any], write_id: str) -> Commi
     data = to_json(body)
     if len(data) > MOST_BYTES:
         raise UnreadableError(
-            f"create {key} in {store.uri}: {len(data)} bytes of JSON, readers accept at most "
+            f"create {key} in {store.uri}: {len(data)} bytes of JSON, but readers accept at most  "
             f"{MOST_BYTES}; configure more and smaller shards"
         )
     try:
@@ -185,7 +185,7 @@ def read_commit(store: Store, key: str) -> dict[str, Any]:
     """Read a commit's body and check it against the commit's own digest, if present.
 
     Only `verify` requires that a commit contains its digest. Raises ObjectMissingError
-    and CorruptObjectError.
+    or CorruptObjectError.
     """
     return read_commit_file(store, key)[1]
 
@@ -234,7 +234,7 @@ def parsing(store: Store, key: str) -> Iterator[None]:
 def to_json(body: dict[str, Any]) -> bytes:
     """Return the JSON form in which commits are stored: sorted keys, one per line.
 
-    Each item of a list is also written on one line. Indenting everything would take Python's
+    Each item of a list is also written on its own line. Indenting everything would take Python's
     encoder 5 times as long. Raises ValueError for NaN.
     """
     lines = (f" {_line(key)}: {_lines(body[key])}" for key in sorted(body))

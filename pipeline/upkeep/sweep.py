@@ -86,7 +86,7 @@ _Old = Callable[[Iterable[ObjectInfo]], list[ObjectInfo]]
 
 
 def _now_s(store: Store) -> float:
-    """Return the time of the store's clock."""
+    """Return the current time according to the store's clock."""
     key = keys.clock(new_write_id())
     store.create(key, b"")
     (info,) = store.list(key)
@@ -139,9 +139,9 @@ def _checked(
     """
     left = {info.key: info for info in candidates}
     there = {info.key for info in infos}
-    # The files that a pruned step's commits name are gone, as expected. In a sealed step, only the
-    # files that its manifest names must exist, because a recorded set omits routes that are not
-    # replayed.
+    # In a pruned step, the files that the commits name are expected to be missing. In a sealed
+    # step, only the files that its manifest names must exist, because a recorded set omits routes
+    # that are not replayed.
     pruned, sealed = folder + _PRUNED in there, folder + _MANIFEST in there
     commits = [info.key for info in infos if _is_commit(info.key)]
     before = report.found
@@ -156,7 +156,7 @@ def _checked(
             names = _names(store, key)
             optional = pruned or (sealed and "/rollout/" in key)
             lost = [] if optional else [name for name in names - there if store.size(name) is None]
-            if lost and store.size(key) is not None:  # a trainer may just have removed the policy
+            if lost and store.size(key) is not None:  # a trainer may have just removed the policy
                 raise CorruptObjectError(
                     f"{key}: it names {min(lost)}, which does not exist; {folder} is not swept"
                 )
@@ -168,7 +168,7 @@ def _checked(
 def _check_training(
     store: Store, folder: str, there: set[str], candidates: Sequence[str], report: Report
 ) -> None:
-    """Report a trained step without training.json, because its training files are not debris."""
+    """Report a trained step without training.json: its training files only look like debris."""
     if folder + _METRICS not in there or folder + _TRAINING_SET in there:
         return
     if any(key.startswith(folder + "training/") for key in candidates):
@@ -192,7 +192,7 @@ def _check_base(store: Store, folder: str, there: set[str], report: Report) -> N
         if body is not None and "difference" in body and store.size(lost) is None:
             report.add(
                 lost,
-                f"no such object, but {following} is the difference from it; {folder} is not swept",
+                f"no such object, but {following} is a difference from it; {folder} is not swept",
             )
 
 

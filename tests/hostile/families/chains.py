@@ -12,11 +12,11 @@ from tests.policies import write_chain
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Yield cases with policy objects lost, swapped, or replaced by those of a twin."""
+    """Yield cases with policy objects lost, swapped, or replaced by those of another chain."""
     mine = [key for key in sorted(world(name)) if key.startswith(keys.policies())]
     newest = max(key for key in mine if key.endswith("policy.json"))
     for key in mine:
-        # Retention removes a chain from its end.
+        # Retention removes the newest version of a chain first.
         yield Case(
             f"chains/{name}:{title(key)}/lost/L0",
             name,
@@ -25,7 +25,7 @@ def cases(name: str) -> Iterator[Case]:
         )
         for level in ("L0", "L1"):
             yield Case(
-                f"chains/{name}:{title(key)}/another chain's/{level}",
+                f"chains/{name}:{title(key)}/from another chain/{level}",
                 name,
                 lambda key=key, level=level: _of_twin(name, key, level),
             )

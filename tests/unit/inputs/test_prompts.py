@@ -66,8 +66,9 @@ def test_extra_info_may_be_missing(settings):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": "1 + 1"}, "row 0: column 'prompt' has '1 + 1', expected a list of {role, "
-         'content} texts; write [{"role": "user", "content": "1+1="}] (2 of 2 rows are invalid)'),
+        ({"prompt": "1 + 1"}, "row 0: column 'prompt' has '1 + 1', expected a list of messages "
+         'with the texts role and content; write [{"role": "user", "content": "1+1="}] '
+         "(2 of 2 rows are invalid)"),
         ({"prompt": []}, "row 0: column 'prompt' has [], expected a list"),
         ({"prompt": [{"role": "user"}]}, "row 0: column 'prompt' has [{'role': 'user'}], "),
         ({"data_source": 1}, "row 0: column 'data_source' has 1, expected text"),

@@ -1,6 +1,6 @@
 """Compare stubs with an installed library: `python -m tests.unit.operators.stubs vllm`.
 
-The program prints a line for each name in the stubs that the library lacks. It is a separate
+The program prints each name that is in the stubs but not in the library. It is a separate
 program because importing vLLM or Megatron-core would affect other tests in the same process.
 """
 
@@ -50,7 +50,7 @@ def _differences(module: ModuleType, node: ast.stmt) -> Iterator[str]:
 
 
 def _members(found: type, node: ast.ClassDef) -> Iterator[str]:
-    """Yield the members that a class lacks.
+    """Yield the members of a stub's class that the library's class lacks.
 
     An attribute counts as present if its name is in the source of the class or of a base class.
     """

@@ -12,8 +12,8 @@ from tests.paths import ROOT
 NAMES = [name for name in retrace.__all__ if name != "__version__"]
 
 
-def documented(name: str) -> list[str]:
-    """Return a public name and its public members that have no docstring.
+def undocumented(name: str) -> list[str]:
+    """Return those of a public name and its public members that have no docstring.
 
     Only members that this project defines are checked.
     """
@@ -33,10 +33,10 @@ def documented(name: str) -> list[str]:
 
 
 def test_every_name_exists_and_is_documented():
-    assert [line for name in NAMES for line in documented(name)] == []
+    assert [line for name in NAMES for line in undocumented(name)] == []
 
 
-def test_the_page_lists_every_name():
+def test_library_md_lists_every_name():
     page = (ROOT / "docs/library.md").read_text()
     assert [name for name in NAMES if name not in page] == []
 

@@ -37,7 +37,7 @@ def test_experts_that_the_cpu_engine_cannot_compute_are_refused(tmp_path, model,
     assert problems(tmp_path, *settings, model=model) == []
 
 
-def test_the_width_of_experts_counts_after_the_split_by_tensor_parallelism(tmp_path):
+def test_the_width_of_experts_is_checked_after_the_split_by_tensor_parallelism(tmp_path):
     tp = f"{ROLLOUT}.tensor_model_parallel_size=2"
     found = the_problem(tmp_path, CPU, tp)
     assert "moe_intermediate_size=32, but" in found
@@ -48,7 +48,7 @@ def test_the_width_of_experts_counts_after_the_split_by_tensor_parallelism(tmp_p
     assert problems(tmp_path, CPU, tp, whole) == []
 
 
-def test_runs_without_experts_on_the_engine_pass(tmp_path):
+def test_runs_in_which_no_engine_computes_experts_are_accepted(tmp_path):
     """A dense model has no experts, and a run that replays a recorded set has no engine."""
     dense = QWEN3 | {"hidden_size": 48, "intermediate_size": 16}
     assert problems(tmp_path, CPU, model=dense) == []

@@ -1,4 +1,4 @@
-"""The order in which a worker works on plans, with dynamic sampling; these tests need no engine."""
+"""The order in which a worker handles plans, with dynamic sampling; these tests need no engine."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ def made(monkeypatch):
 
 
 def start(store, flow, monkeypatch, step=0, validations=(0,), *, index=0, workers=1):
-    """Run a worker; return the oldest policy versions that it reported as needed."""
+    """Run a worker; return each policy version that it reported as the oldest one still needed."""
     needed = []
     monkeypatch.setattr(module, "wait_for_any", flow.wait_for_any)
     inputs = SimpleNamespace(
@@ -134,7 +134,7 @@ def test_a_restarted_worker_generates_the_missing_shards_of_each_sub_plan(made, 
     assert made == [keys.rollout(0, 1)]
 
 
-def test_a_step_without_dynamic_sampling_ends_with_its_plan(made, monkeypatch):
+def test_a_worker_without_dynamic_sampling_leaves_a_step_after_its_only_plan(made, monkeypatch):
     """The worker does not wait for the step to be sealed."""
     without = config_of(enable=False, max_staleness=1)
     monkeypatch.setattr("tests.unit.operators.rollout.test_order.CONFIG", without)
@@ -148,9 +148,9 @@ def test_a_step_without_dynamic_sampling_ends_with_its_plan(made, monkeypatch):
     assert not any(sealed & set(wanted) for wanted in flow.waited)
 
 
-def test_a_worker_looks_only_for_validations_up_to_its_step_and_runs_all_of_them(made, monkeypatch):
-    """The flow plans the validation of a version once the step that creates it is trained.
-    Here step 1 is planned before step 0 is trained, because max_staleness is 1."""
+def test_a_worker_looks_for_validations_only_up_to_its_step_and_runs_all_of_them(made, monkeypatch):
+    """The flow plans the validation of a version once the step that creates this version
+    is trained. Here step 1 is planned before step 0 is trained, because max_staleness is 1."""
     without = config_of(enable=False, max_staleness=1)
     monkeypatch.setattr("tests.unit.operators.rollout.test_order.CONFIG", without)
     monkeypatch.setattr(Worker, "_load", lambda *_: True)
@@ -181,7 +181,7 @@ def test_a_worker_looks_only_for_validations_up_to_its_step_and_runs_all_of_them
 
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_a_worker_of_an_attempt_that_only_validates_runs_all_validations(made, monkeypatch, step):
-    """All steps are sealed; `step` of them were already sealed when the worker started."""
+    """All steps are sealed; `step` of them were sealed before the worker started."""
     monkeypatch.setattr(Worker, "_load", lambda *_: True)
     store = MemoryStore()
     for sealed in range(2):
