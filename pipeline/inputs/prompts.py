@@ -129,11 +129,11 @@ def tokenise_rows(
     keep = fitting if data.filter_overlong_prompts else list(range(len(rows)))
     if overlong and not data.filter_overlong_prompts and data.truncation == "error":
         worst = lengths.index(max(lengths))
-        fix = f"raise the limit to {lengths[worst]},  "
+        fix = f"set it to {lengths[worst]}, "
         if positions is not None and lengths[worst] + data.max_response_length > positions:
             fix = (
                 f"with data.max_response_length={data.max_response_length} the model's {positions} "
-                "positions are too few for a prompt of this length: shorten the prompts,  "
+                "positions are too few for a prompt of this length: shorten the prompts, "
             )
         raise InputError(
             [
@@ -259,7 +259,7 @@ def _check_kind(key: str, name: str, path: Path, data: Data) -> None:
         several = f"; give several files as a list: '{key}=[a.parquet,b.parquet]'"
         raise InputError(
             [
-                f"{key}: no file {name} (in {Path.cwd()}); give the path or {REMOTE_URI} of a "
+                f"{key}: no file {name} (from {Path.cwd()}); give the path or {REMOTE_URI} of a "
                 f"Parquet file in verl's layout{several if set(name) & set('*?,[') else ''}"
             ]
         )

@@ -170,7 +170,7 @@ def commit(store: Store, key: str, body: dict[str, Any], write_id: str) -> Commi
     data = to_json(body)
     if len(data) > MOST_BYTES:
         raise UnreadableError(
-            f"create {key} in {store.uri}: {len(data)} bytes of JSON, but readers accept at most  "
+            f"create {key} in {store.uri}: {len(data)} bytes of JSON, but readers accept at most "
             f"{MOST_BYTES}; configure more and smaller shards"
         )
     try:

@@ -210,7 +210,7 @@ def other_name(settings: Path) -> tuple[str, ...]:
 
 
 FILES: dict[str, tuple[Callable[[Path], tuple[str, ...]], str]] = {
-    "column": (missing_column, "set data.prompt_key to the column's name"),
+    "column": (missing_column, "set data.prompt_key to the name of the right column"),
     "function": (other_name, f"or set {REWARD}.name"),
 }
 

@@ -142,8 +142,9 @@ def test_prompts_longer_than_the_models_positions_get_other_advice(settings):
     write_prompts(settings.parent / "train.parquet", rows)
     problem = the_error(settings)
     assert (
-        "; with data.max_response_length=8 the model's 512 positions are too few for that: shorten "
-        "the prompts, drop them with data.filter_overlong_prompts=True, or cut them with "
+        "; with data.max_response_length=8 the model's 512 positions are too few for a prompt of "
+        "this length: shorten the prompts, drop them with data.filter_overlong_prompts=True, or cut "
+        "them with "
     ) in problem
 
 

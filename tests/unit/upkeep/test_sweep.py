@@ -244,7 +244,7 @@ def test_the_base_of_a_difference_stays_without_its_commit(run):
     report = Report(run.uri)
     assert not list(sweep(run, 0.0, report))
     assert [problem.key for problem in report.problems] == [keys.policy(2)]
-    assert "policies/000003/policy.json is the difference from it" in report.problems[0].text
+    assert "policies/000003/policy.json is a difference from it" in report.problems[0].text
     assert keys_of(run) == before
     run.delete(keys.policy(3))  # retention also removes a difference before its base
     assert swept(run) == {
