@@ -143,8 +143,8 @@ def test_prompts_longer_than_the_models_positions_get_other_advice(settings):
     problem = the_error(settings)
     assert (
         "; with data.max_response_length=8 the model's 512 positions are too few for a prompt of "
-        "this length: shorten the prompts, drop them with data.filter_overlong_prompts=True, or cut "
-        "them with "
+        "this length: shorten the prompts, drop them with data.filter_overlong_prompts=True, or "
+        "cut them with "
     ) in problem
 
 
