@@ -51,7 +51,7 @@ def verify_step_of_run(
         if manifest.training != records:
             raise CorruptObjectError(
                 f"{key}: training is {manifest.training}, but {keys.run_json()} has the mode "
-                f"{mode!r} with replay_file {source!r}; restore the changed one of these objects"
+                f"{mode!r} with replay_file {source!r}; restore whichever of these was changed"
             )
         if source is None:
             _compare(store, key, manifest.policies, report)
@@ -103,7 +103,7 @@ def verify_metrics(store: Store, step: int, manifest: Manifest | None, report: R
         if manifest is not None and "policy_version" in body and version != manifest.policy_version:
             raise CorruptObjectError(
                 f"{key}: policy version {version!r}, expected {manifest.policy_version} as in "
-                f"{keys.manifest(step)}; restore the changed one of these objects"
+                f"{keys.manifest(step)}; restore whichever of these was changed"
             )
         if "policy_sha256" in body:
             _compare(store, key, {step + 1: body["policy_sha256"]}, report)
