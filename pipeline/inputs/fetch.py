@@ -1,4 +1,4 @@
-"""Download of inputs from object storage to the flow's machine.
+"""Downloads inputs from object storage to the flow's machine.
 
 A flow in a pod has no folder with inputs, so prompts, the reward function and the model may be
 given as URIs of remote stores. The flow reads them with the credentials and endpoint of the run's
@@ -33,7 +33,7 @@ def remote_names(key: str, place: str, patterns: Sequence[str]) -> list[str]:
     Args:
         key: The setting that names the URI, for messages.
         place: The URI.
-        patterns: Patterns of file names, as fnmatch accepts them.
+        patterns: File name patterns in fnmatch's syntax.
 
     Raises:
         InputError: The URI cannot be listed.
@@ -72,7 +72,7 @@ def _fetch(key: str, place: str, names: tuple[str, ...]) -> Path:
                 if size is None:
                     raise ObjectMissingError(f"there is no object {name} in {store.uri}")
                 with downloaded(store, name, size, scratch / name):
-                    pass  # the digest is not known in advance
+                    pass  # nothing to check: the digest is not known in advance
                 # A file is moved only when complete. If the flow is killed before then, its
                 # scratch folder is removed later.
                 (scratch / name).replace(folder / name)

@@ -89,9 +89,9 @@ requires an older version of pillow than vLLM does | the same run |
   delay the run. The run reports a tracker's first failure. At the end of the run, trackers have
   60 s to send the remaining values. They have only 4 s if the run was stopped or failed. The run
   then reports how many steps and validations each tracker is missing. The log of a tracker is
-  `<default_local_dir>/<run>/trackers/<name>.log`. Next to it, `failures` in `<name>.json` counts
-  the steps and validations that a tracker failed to record. The count is
-  cumulative over all starts, so it may include some that a later start sent successfully.
+  `<default_local_dir>/<run>/trackers/<name>.log`. In the same folder, `failures` in `<name>.json`
+  counts the steps and validations that the tracker failed to record. The count is cumulative over
+  all starts, so it may include steps and validations that a later start sent successfully.
 - Each time the run starts, it sends the newest 100 finished steps and the newest 100 validations
   again. Otherwise, trackers would miss those that they had not received when the flow was killed.
   Trackers skip those that they have already recorded.

@@ -33,7 +33,7 @@ State = Literal[
     "no run",
 ]
 """The state of a run or folder. In the states "running" and "killed", the newest attempt has no
-stop object. A run is treated as killed if nothing was written for longer than both of its time
+stop object. A run is treated as killed if nothing has been written for longer than both of its time
 limits (launch.start_timeout_s and launch.step_timeout_s)."""
 
 _RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")

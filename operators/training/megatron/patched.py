@@ -1,4 +1,4 @@
-"""Patches for Megatron-core and mbridge: a check common to all, and the patch that GPUs also need.
+"""Patches for Megatron-core and mbridge: their common check, and the one patch also needed on GPUs.
 
 Each patch is one function, whose docstring gives the trigger, the symptom, and the reason why the
 patch is safe. A patch first compares the installed source with the expected one. With a

@@ -21,7 +21,7 @@ class _Ended:
     how: str
     log: str
     is_last: bool
-    """Whether the pod has ended, so that its log is complete."""
+    """Whether the pod has ended, in which case its log is complete."""
 
 
 LOG_LINES = 200

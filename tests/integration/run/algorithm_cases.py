@@ -12,7 +12,7 @@ _CORRECTION = "algorithm.rollout_correction"
 BASE = "grpo"
 
 SHARED = (f"{_ACTOR}.clip_ratio=0.01",)
-"""Settings for all cases. In a narrow range, losses with clipping differ from those without it."""
+"""Settings for all cases. In a narrow clip range, losses with and without clipping differ."""
 
 _LOSS = {
     "clip_cov": ("clip_cov_ratio=0.2", "clip_cov_lb=-100", "clip_cov_ub=100"),

@@ -22,7 +22,7 @@ CORE = "val-core/openai/gsm8k/acc/mean@4"
 
 
 def two_starts(name: str, folder: Path) -> list[str]:
-    """Track a run that is killed before it tracks step 1 and validation 2, then its next start.
+    """Track two starts of a run; the first is killed before it tracks step 1 and validation 2.
 
     Returns all lines shown to users.
     """
@@ -63,7 +63,7 @@ def records(file: bytes) -> Iterator[bytes]:
 
 
 def history(folder: Path) -> list[dict[str, float]]:
-    """Return the rows of all of wandb's offline runs, in the order in which they started."""
+    """Return the rows of all of wandb's offline runs, in the order in which the runs started."""
     rows = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for data in records(path.read_bytes()):
@@ -86,7 +86,7 @@ def test_wandb_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
         {CORE: 0.25, STEP: 2},
         {**MEASURED, STEP: 2},
     ]
-    # Starts within one second share a folder name, to which wandb then appends a number.
+    # Starts within one second would share a folder name, so wandb appends a number to it.
     runs = [path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")]
     assert runs == ["run-test-1a2b3c4d.wandb"] * 2, "the run id has changed"
 
@@ -120,7 +120,7 @@ def test_mlflow_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
 def test_names_that_mlflow_does_not_accept_are_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, stored: str | None
 ):
-    """Names from data sources and reward functions are changed; MLflow would refuse the step."""
+    """Names from data sources and reward functions are changed; otherwise MLflow refuses a step."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     lines: list[str] = []
     tracker = start("mlflow", tmp_path / "test", lines)

@@ -1,4 +1,4 @@
-"""Build models with Transformer Engine's layers, as on GPUs, with a stub that cannot compute.
+"""Build models from Transformer Engine's layers, as on GPUs, using a stub that cannot compute.
 
     te_layers.py FOLDER      under torchrun; writes FOLDER/found.json
 
@@ -48,7 +48,7 @@ def be_on_gpu() -> None:
 
 
 def look(family: str, folder: Path, actor: Actor) -> dict[str, Any]:
-    """Build a model of a family, and return its parameters, layers and round trip.
+    """Build a model of a family, and return its parameters, layers and round-trip result.
 
     Args:
         family: The family of models.

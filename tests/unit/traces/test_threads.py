@@ -54,7 +54,7 @@ def test_routes_are_the_same_for_any_number_of_threads(monkeypatch, tmp_path, sm
 
 
 def test_errors_are_the_same_for_any_number_of_threads(monkeypatch, tmp_path, small_pieces):
-    """The error names the first damaged piece, even if another thread finds damage earlier."""
+    """The error names the first damaged piece, even if another thread finds later damage sooner."""
     store = written(monkeypatch, tmp_path, 2)
     seal(store, 0, 1, lambda _: IDS, 0)
     manifest = read_manifest(store, 0)
@@ -72,8 +72,8 @@ def test_errors_are_the_same_for_any_number_of_threads(monkeypatch, tmp_path, sm
     assert texts[1] == texts[2]
 
 
-def test_an_error_of_the_store_ends_the_file(monkeypatch, tmp_path, small_pieces):
-    """An error in the thread that writes is raised in the caller, and no object remains."""
+def test_a_store_error_is_raised_and_leaves_no_object(monkeypatch, tmp_path, small_pieces):
+    """An error in the writing thread is raised in the caller, and no object remains."""
     monkeypatch.setattr(threads, "core_count", lambda: 4)
     store = open_store(str(tmp_path))
     upload = store.upload

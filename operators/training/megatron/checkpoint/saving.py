@@ -57,7 +57,7 @@ class CheckpointWriter:
 
         Every rank must call this. The checkpoint exists once it is committed. If this version's
         checkpoint was already committed, that first commit stands and the new files are debris.
-        Raises the error of an earlier background job.
+        Raises the error of an earlier background job that failed.
 
         Args:
             version: The policy version.
@@ -69,7 +69,7 @@ class CheckpointWriter:
         self.background.check()
         write_id = agreed(new_write_id)
         await_ranks()
-        files = ExitStack()  # the job removes the files
+        files = ExitStack()  # the upload job removes the files
         models = {"": model} | ({} if critic is None else {CRITIC: critic})
         with ExitStack() as until_handed_over:
             until_handed_over.push(files)

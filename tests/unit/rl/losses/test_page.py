@@ -39,7 +39,7 @@ def test_losses_with_a_fixed_mode_are_listed():
     assert re.findall(r"`(\w+)`", said) == own
 
 
-def test_the_example_of_a_loss_runs():
+def test_the_example_loss_runs():
     """The example's loss has only an upper bound on the ratio."""
     (source,) = re.findall(r"### A loss\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
     (name,) = re.findall(r"^def (\w+)\(", source, re.MULTILINE)
