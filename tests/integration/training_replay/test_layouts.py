@@ -92,8 +92,8 @@ def test_replay_of_the_native_choice_changes_no_bit(
     runs_per_micro_batch = 1 if recompute == "none" else 2
     for report in reports(found[topk], layout, recompute):
         assert report["logprobs_differ"] == 0
-        # A stage with one layer has fewer tensors, and half as many experts have fewer again.
-        assert report["tensors"] > (40 if layout == "pp2-ep2" else 50)
+        # Only in pp2-ep2 does a stage with one layer have half of the experts.
+        assert report["tensors"] >= (48 if layout == "pp2-ep2" else 51)
         assert report["differ"] == 0
         assert report["left_at_routers"] == 0
         assert len(report["mini_batches"]) == 2
