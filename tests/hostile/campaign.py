@@ -28,9 +28,9 @@ from tests.hostile.worlds import NEWER
 FAMILIES: dict[Callable[[str], Iterator[Case]], Sequence[str]] = {
     json_values.cases: ("r3", "r2", "set", "r2set", "policies", "r2-1.0", *NEWER),
     json_texts.cases: ("r2", "r3-1.0"),
-    columns.cases: ("r3", "r2", "set", "r2set", "wide", "r3-1.0", "r2-1.0", *NEWER),
+    columns.cases: ("r3", "r2", "set", "r2set", "wide", "planes", "r3-1.0", "r2-1.0", *NEWER),
     rows.cases: ("r3", "r2", "set", "r2set", "r2-1.0", *NEWER),
-    layers.cases: ("r3", "r2", "set", "r2set", "wide", "r3-1.0", "r2-1.0", *NEWER),
+    layers.cases: ("r3", "r2", "set", "r2set", "wide", "planes", "r3-1.0", "r2-1.0", *NEWER),
     moved.cases: (
         *("r3", "r2", "set", "r2set", "r3-1.0", "r2-1.0", "audited-1.0", "replayed-1.0"),
         *NEWER,

@@ -119,6 +119,13 @@ def _library(
     return store.objects
 
 
+def _planes(change: Callable[[Sequence[Sample]], Sequence[Sample]] = list) -> Objects:
+    """Return the library's step with its row groups coded as planes, as large files may be."""
+    with patch("pipeline.traces.write.routes_file.RoutesFile._choose_coding") as chosen:
+        chosen.return_value = "gaps-planes"
+        return _library(GEOMETRY, change)
+
+
 def _recorded(run: Objects) -> Objects:
     target = MemoryStore()
     write_recorded_set(MemoryStore(run), target, 0)
@@ -143,6 +150,7 @@ _MADE: dict[str, Callable[[], Objects]] = {
     "r2": lambda: _run("R2"),
     "set": lambda: _library(GEOMETRY),
     "wide": lambda: _library(WIDE),
+    "planes": _planes,
     "r2set": lambda: _recorded(world("r2")),
     "filtered": lambda: newer.filtered("R3"),
     "filteredset": lambda: _recorded(newer.filtered("R2")),
@@ -167,6 +175,7 @@ _TWINS: dict[tuple[str, bool], Callable[[], Objects]] = {
         "r3": lambda tokens=tokens: _run("R3", lambda s: redrawn(s, tokens)),
         "r2": lambda tokens=tokens: _run("R2", lambda s: redrawn(s, tokens)),
         "set": lambda tokens=tokens: _library(GEOMETRY, lambda s: redrawn(s, tokens)),
+        "planes": lambda tokens=tokens: _planes(lambda s: redrawn(s, tokens)),
         "filtered": lambda tokens=tokens: newer.filtered("R3", lambda s: redrawn(s, tokens)),
         "branched": lambda tokens=tokens: newer.branched(lambda s: redrawn(s, tokens)),
         "cut": lambda tokens=tokens: newer.cut(lambda s: redrawn(s, tokens)),

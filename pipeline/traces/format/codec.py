@@ -21,12 +21,22 @@ from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes, TraceError
 from pipeline.traces.sorted_rows import BLOCK, is_sorted, sort_rows
 
-Coding = Literal["gaps-uint8", "gaps-uint16-planes", "ids-uint8", "ids-uint16"]
-"""Names of the codings, as they appear in a file's metadata."""
+Coding = Literal[
+    "gaps-uint8",
+    "gaps-uint16-planes",
+    "ids-uint8",
+    "ids-uint16",
+    "gaps-planes",
+    "ids-planes",
+]
+"""Names of the codings, as they appear in a file's metadata. The last two are those of
+`pipeline.traces.format.planes`; they code a row group at a time, the others a segment."""
+PLANES: dict[bool, Coding] = {True: "gaps-planes", False: "ids-planes"}
+"""The codings of row groups: whether a coding stores gaps, and its name."""
 
 
 def coding(experts: int, *, gaps: bool = True) -> Coding:
-    """Return the name of the coding for ids 0..experts-1, stored as gaps or as plain ids."""
+    """Return the name of the coding of segments for ids 0..experts-1, as gaps or as plain ids."""
     if experts <= 256:
         return "gaps-uint8" if gaps else "ids-uint8"
     return "gaps-uint16-planes" if gaps else "ids-uint16"
@@ -38,10 +48,16 @@ def has_gaps(stored: str | None, experts: int) -> bool:
     Raises TraceError for an unknown coding.
     """
     known = {coding(experts, gaps=gaps): gaps for gaps in (True, False)}
+    known |= {name: gaps for gaps, name in PLANES.items()}
     for name, gaps in known.items():
         if stored == name:
             return gaps
     raise TraceError(f"unknown coding {stored!r}, expected one of {list(known)}")
+
+
+def in_planes(stored: str | None) -> bool:
+    """Return whether a coding codes the rows of a row group together, in planes."""
+    return stored in PLANES.values()
 
 
 def checked(sets: npt.NDArray[Any], experts: int) -> npt.NDArray[Any]:

@@ -23,7 +23,6 @@ from pipeline.traces.format.chunks import (
     read_footer,
     read_table,
 )
-from pipeline.traces.format.codec import decode_rows
 from pipeline.traces.format.schema import SEGMENT, routes_schema
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.segment_bytes import SegmentBytes, layer_columns, select_rows
@@ -100,15 +99,16 @@ def read_part(
     every = opened[0].table(SEGMENT)
     table = select_rows(every, places)
     owners, starts, tokens, validity = (table[name].to_pylist() for name in SEGMENT.names)
-    if any(n < 0 for n in tokens):
-        raise TraceError(f"{file.data.key}: a segment of {min(tokens)} tokens")
+    every_tokens = every["tokens"].to_pylist()
+    if any(n < 0 for n in every_tokens):
+        raise TraceError(f"{file.data.key}: a segment of {min(every_tokens)} tokens")
     ends = np.cumsum([0, *tokens]).tolist()
     found = {
         row: Segment(owners[i], starts[i], slice(ends[i], ends[i + 1]))
         for i, row in enumerate(segments)
     }
     rows = [file.row_groups[g].rows for g in groups]
-    of_segments = SegmentBytes(every["tokens"].to_pylist(), rows, places, geometry)
+    of_segments = SegmentBytes(every_tokens, rows, places, geometry)
     by_piece = in_threads(lambda one: of_segments.of_layers(*one), zip(opened, pieces, strict=True))
     coded = list(itertools.chain(*by_piece))
     # Allocate only after comparing the lengths, because a wrong number of tokens may be huge.
@@ -117,10 +117,7 @@ def read_part(
     def decode(columns: Iterable[int]) -> None:
         for i in columns:
             try:
-                for rows, data in coded[i]:
-                    of_chunk = sets_LNK[i, ends[rows.start] : ends[rows.stop]]
-                    stored = opened[0].coding
-                    decode_rows(of_chunk, data, tokens[rows], geometry.experts, stored)
+                of_segments.decode(coded[i], sets_LNK[i], opened[0].coding)
             except TraceError as error:
                 raise TraceError(f"{file.data.key}: layer {layers[i]}: {error}") from error
 

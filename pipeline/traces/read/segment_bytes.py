@@ -1,26 +1,49 @@
-"""The coded bytes of segments in opened row groups."""
+"""The coded bytes of segments in opened row groups, and their decoding.
+
+Dimensions: N is the number of rows in several segments, and K the number of experts per row.
+"""
 
 import itertools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.chunks import OpenedGroups
-from pipeline.traces.format.codec import row_bytes, stored_lengths
+from pipeline.traces.format.codec import (
+    decode_rows,
+    has_gaps,
+    in_planes,
+    row_bytes,
+    stored_lengths,
+)
+from pipeline.traces.format.planes import decode_planes
 from pipeline.traces.format.schema import layer_column, routes_schema
 from pipeline.traces.format.types import TraceError
 
-LayerBytes: TypeAlias = list[tuple[slice, npt.NDArray[np.uint8]]]
-"""The coded bytes of a layer, in pieces. Each piece consists of a slice of the list of selected
-segments, and the bytes of these segments."""
+LayerBytes: TypeAlias = list[tuple[slice | int, npt.NDArray[np.uint8]]]
+"""The coded bytes of a layer, in pieces. If segments are coded separately, each piece consists of a
+slice of the list of selected segments, and the bytes of these segments. If row groups are coded as
+a whole, each piece consists of the index of an opened row group, and the bytes of its rows."""
+
+
+class _Run(NamedTuple):
+    """Adjacent selected segments in a row group."""
+
+    group: int
+    """Index of the row group among the opened ones."""
+    segments: slice
+    """The segments in the list of selected segments."""
+    rows: slice
+    """The segments' rows among the rows of the row group."""
 
 
 class SegmentBytes:
-    """Finds the coded bytes of selected segments.
+    """Finds and decodes the coded bytes of selected segments.
 
     Our writer stores an uncompressed column as one page that contains lengths, followed by coded
     sets. Bytes in this form are used without a copy; a Parquet library decodes every other form.
@@ -37,15 +60,14 @@ class SegmentBytes:
         wanted: Sequence[int],
         geometry: Geometry,
     ) -> None:
-        width = row_bytes(geometry.topk, geometry.experts)
         self._geometry, self._tokens, self._wanted = geometry, tokens, wanted
+        self._width = row_bytes(geometry.topk, geometry.experts)
         self._firsts = list(itertools.accumulate(rows, initial=0))
-        self._lengths = [width * n for n in tokens]
-        ends = list(itertools.accumulate(self._lengths, initial=0))
+        ends = list(itertools.accumulate(tokens, initial=0))
+        self._ends = list(itertools.accumulate((tokens[i] for i in wanted), initial=0))
+        """Where each selected segment begins in the decoded array, and where the last one ends."""
         groups = np.searchsorted(self._firsts, wanted, side="right") - 1
-        self._runs: list[tuple[int, slice, slice]] = []
-        """Runs of adjacent selected segments in a row group. A run consists of the group's index, a
-        slice of the list of selected segments, and a slice of the group's coded bytes."""
+        self._runs: list[_Run] = []
         begin = 0
         for i in range(1, len(wanted) + 1):
             at = i < len(wanted) and groups[i] == groups[begin] and wanted[i] == wanted[i - 1] + 1
@@ -53,14 +75,21 @@ class SegmentBytes:
                 group = int(groups[begin])
                 first = ends[self._firsts[group]]
                 place = slice(ends[wanted[begin]] - first, ends[wanted[i - 1] + 1] - first)
-                self._runs.append((group, slice(begin, i), place))
+                self._runs.append(_Run(group, slice(begin, i), place))
                 begin = i
-        self._sizes = [ends[j] - ends[i] for i, j in itertools.pairwise(self._firsts)]
+        self._rows = [ends[j] - ends[i] for i, j in itertools.pairwise(self._firsts)]
+        """The number of rows in each row group."""
         self._heads: list[bytes | None] = [None] * len(rows)
 
     def of_layers(self, opened: OpenedGroups, layers: Sequence[int]) -> list[LayerBytes]:
         """Return the coded bytes of each layer. Raises TraceError if a length is wrong."""
-        found = []
+        schema = layer_columns(routes_schema(self._geometry), layers)
+        if in_planes(opened.coding):
+            table = opened.table(schema)
+            return [
+                self._of_row_groups(opened, table[layer_column(layer)], layer) for layer in layers
+            ]
+        found: list[LayerBytes] = []
         for layer in layers:
             plain = self._plain(opened, layer)
             if plain is None:
@@ -68,7 +97,6 @@ class SegmentBytes:
             found.append(plain)
         if len(found) == len(layers):
             return found
-        schema = layer_columns(routes_schema(self._geometry), layers)
         table = select_rows(opened.table(schema), self._wanted)
         tokens = [self._tokens[i] for i in self._wanted]
         key = opened.file.data.key
@@ -77,22 +105,86 @@ class SegmentBytes:
             for layer in layers
         ]
 
+    def decode(self, coded: LayerBytes, sets_NK: npt.NDArray[Any], stored: str | None) -> None:
+        """Decode a layer of the selected segments.
+
+        Args:
+            coded: The layer's coded bytes.
+            sets_NK: The array to fill with the rows of all selected segments, in order.
+            stored: The name of the coding.
+
+        Raises:
+            TraceError: The coding is unknown, or the bytes are invalid.
+        """
+        experts = self._geometry.experts
+        gaps = has_gaps(stored, experts)
+        for place, data in coded:
+            if isinstance(place, int):
+                self._decode_group(place, data, sets_NK, gaps=gaps)
+            else:
+                tokens = [self._tokens[i] for i in self._wanted[place]]
+                decode_rows(self._part(sets_NK, place), data, tokens, experts, stored)
+
+    def _part(self, sets_NK: npt.NDArray[Any], segments: slice) -> npt.NDArray[Any]:
+        return sets_NK[self._ends[segments.start] : self._ends[segments.stop]]
+
+    def _decode_group(
+        self, group: int, data: npt.NDArray[np.uint8], sets_NK: npt.NDArray[Any], *, gaps: bool
+    ) -> None:
+        runs = [run for run in self._runs if run.group == group]
+        if not runs:
+            return
+        whole = self._part(sets_NK, runs[0].segments)
+        if len(whole) != self._rows[group]:
+            whole = np.empty((self._rows[group], sets_NK.shape[1]), sets_NK.dtype)
+        decode_planes(data, whole, self._geometry.experts, gaps=gaps)
+        for run in runs:
+            part = self._part(sets_NK, run.segments)
+            if len(part) != len(whole):
+                part[:] = whole[run.rows]
+
+    def _of_row_groups(
+        self, opened: OpenedGroups, column: pa.ChunkedArray, layer: int
+    ) -> LayerBytes:
+        """Return the bytes of each row group, which must be in the group's first segment."""
+        found: LayerBytes = []
+        for i, (begin, end) in enumerate(itertools.pairwise(self._firsts)):
+            if begin == end:
+                continue
+            data = np.frombuffer(column[begin].as_buffer(), np.uint8)
+            where = f"{opened.file.data.key}: layer {layer}, row group {opened.row_groups[i]}"
+            if pc.sum(pc.binary_length(column.slice(begin, end - begin))).as_py() != len(data):
+                raise TraceError(f"{where}: coded bytes after the first segment")
+            if len(data) != self._width * self._rows[i]:
+                raise TraceError(
+                    f"{where}: {len(data)} coded bytes, expected {self._rows[i]} rows of "
+                    f"{self._width}"
+                )
+            found.append((i, data))
+        return found
+
     def _plain(self, opened: OpenedGroups, layer: int) -> LayerBytes | None:
         """Return the coded bytes of a layer; None if a page is not in our writer's form."""
-        found = []
+        found: list[npt.NDArray[np.uint8]] = []
         for i, group in enumerate(opened.row_groups):
             page = opened.page_bytes(group, layer_column(layer))
             if page is None or (coded := self._without_lengths(page, i)) is None:
                 return None
             found.append(coded)
-        return [(segments, found[group][place]) for group, segments, place in self._runs]
+        width = self._width
+        return [
+            (run.segments, found[run.group][width * run.rows.start : width * run.rows.stop])
+            for run in self._runs
+        ]
 
     def _without_lengths(self, page: memoryview, i: int) -> npt.NDArray[np.uint8] | None:
-        size = self._sizes[i]
-        lengths = self._lengths[self._firsts[i] : self._firsts[i + 1]]
-        if size > len(page) or min(lengths, default=0) < 0:
+        size = self._width * self._rows[i]
+        tokens = self._tokens[self._firsts[i] : self._firsts[i + 1]]
+        if size > len(page) or min(tokens, default=0) < 0:
             return None  # token counts may be wrong, and therefore huge
-        head = self._heads[i] = self._heads[i] or stored_lengths(lengths)
+        if self._heads[i] is None:
+            self._heads[i] = stored_lengths([self._width * n for n in tokens])
+        head = self._heads[i] or b""
         if len(page) != len(head) + size or page[: len(head)] != head:
             return None
         return np.frombuffer(page, np.uint8, offset=len(head))
@@ -118,7 +210,8 @@ def _coded(
     Nothing is copied. Raises a TraceError that names the file if a segment has the wrong length.
     """
     width = row_bytes(geometry.topk, geometry.experts)
-    found, at = [], 0
+    found: LayerBytes = []
+    at = 0
     for chunk in column.chunks:
         _, offsets, data = chunk.buffers()
         starts = np.frombuffer(offsets, np.int32, len(chunk) + 1, 4 * chunk.offset)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,20 @@ import pipeline
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces.format.chunks import Range, RowGroup, TraceFile
-from pipeline.traces.format.codec import Coding, coding, gaps, ids_bytes, pack, varint
+from pipeline.traces.format.codec import (
+    PLANES,
+    Coding,
+    coding,
+    has_gaps,
+    ids_bytes,
+    in_planes,
+    pack,
+    row_bytes,
+    stored_lengths,
+    take_gaps,
+    varint,
+)
+from pipeline.traces.format.planes import encode_planes
 from pipeline.traces.format.schema import SEGMENT, file_metadata, routes_schema
 from pipeline.traces.format.types import Provenance, TraceError
 from pipeline.traces.write.files import DigestedUpload, UploadThread
@@ -34,12 +47,15 @@ Compression = Literal["zstd", "lz4", "none"]
 size does not matter. none is the fastest, and suits files that one process passes to another."""
 _CODECS = {"none": (0, None), "zstd": (6, ("zstd", 1)), "lz4": (7, ("lz4_raw", None))}
 """Parquet's number for each codec, and pyarrow's name and level for it."""
-_TESTED_ROWS = (4_096, 16_384)
-"""The codings are tested if a row group has at least the first number of rows; the test uses at
-most the second number."""
+_FEW_ROWS, _TESTED_ROWS = 4_096, 16_384
+"""If the first row group has fewer than _FEW_ROWS rows, the file's coding is chosen without a test.
+A test uses at most _TESTED_ROWS rows."""
+_SAVING = 1.01
+"""By how much planes must be smaller. A reader of some segments has to decode all planes."""
 _TYPES = {pa.int32(): 1, pa.string(): 6, pa.binary(): 6}
 _PLAIN, _RLE, _DELTA_LENGTH = 0, 3, 6  # encodings
 _MAGIC = b"PAR1"
+_Bytes: TypeAlias = bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -50,8 +66,8 @@ class Segments:
     token_start: Sequence[int]
     tokens: Sequence[int]
     validity: Sequence[bytes | None]
-    pages_LX: npt.NDArray[np.uint8]
-    """Page content for each layer: the lengths of the segments, followed by their coded sets."""
+    sets_LNK: npt.NDArray[Any]
+    """Ascending sets of all segments in order, in C order. The file overwrites this array."""
 
 
 class _Chunk(NamedTuple):
@@ -86,7 +102,6 @@ class RoutesFile:
         self._number, codec = _CODECS[compression]
         self._codec = None if codec is None else pa.Codec(*codec)
         self._schema = routes_schema(geometry)
-        self._alike = [self._of_all_groups(field) for field in self._schema]
         self._groups: list[tuple[int, list[_Chunk]]] = []
         self._thread = UploadThread()
         with ExitStack() as opened:
@@ -100,29 +115,31 @@ class RoutesFile:
         """Seconds that this writer has spent in calls to the store, including waiting."""
         return self._upload.upload_s
 
-    def coding_for(self, sets_LNK: npt.NDArray[Any]) -> Coding:
-        """Return the file's coding, which is chosen when the first row group is written.
+    def _choose_coding(self, sets_LNK: npt.NDArray[Any]) -> Coding:
+        """Return the file's coding.
 
-        Whether ids or gaps compress better depends on the model (docs/performance.md), so the first
-        rows of a layer are compressed in both forms. If there are few rows, gaps are used without
+        Which coding compresses best depends on the model (docs/performance.md), so the first rows
+        of a layer are compressed with each of them. If there are few rows, gaps are used without
         this test, because the test would take longer than it saves. If the file is not compressed,
         ids are used, because they are faster.
 
         Args:
-            sets_LNK: Ascending sets of the row group.
+            sets_LNK: Sets of the first row group.
         """
-        if self._coding is None:
-            self._coding = coding(self.geometry.experts, gaps=self._gaps_are_smaller(sets_LNK))
-        return self._coding
-
-    def _gaps_are_smaller(self, sets_LNK: npt.NDArray[Any]) -> bool:
+        experts = self.geometry.experts
         if self._codec is None:
-            return False
-        if sets_LNK.shape[1] < _TESTED_ROWS[0] or not len(sets_LNK):
-            return True
-        ids_NK = sets_LNK[len(sets_LNK) // 2, : _TESTED_ROWS[1]]
-        ids, as_gaps = ids_bytes(ids_NK).tobytes(), pack(gaps(ids_NK)[np.newaxis]).tobytes()
-        return len(self._codec.compress(as_gaps)) <= len(self._codec.compress(ids))
+            return coding(experts, gaps=False)
+        if sets_LNK.shape[1] < _FEW_ROWS or not len(sets_LNK):
+            return coding(experts)
+        sets_NK = sets_LNK[len(sets_LNK) // 2, :_TESTED_ROWS]
+        sizes: dict[Coding, int] = {}
+        for gaps in (True, False):
+            for stored in (coding(experts, gaps=gaps), PLANES[gaps]):
+                # A copy, because gaps replace the ids.
+                coded = _encoded(sets_NK.copy(), [len(sets_NK)], experts, stored)
+                size = len(self._codec.compress(coded))
+                sizes[stored] = round(size * _SAVING) if in_planes(stored) else size
+        return min(sizes, key=sizes.__getitem__)
 
     def write(self, segments: Segments) -> None:
         """Append a row group.
@@ -132,7 +149,8 @@ class RoutesFile:
         error.
         """
         self.rows += len(segments.owner)
-        self._thread.submit(lambda: self._write(segments), segments.pages_LX.nbytes)
+        stored = self._coding = self._coding or self._choose_coding(segments.sets_LNK)
+        self._thread.submit(lambda: self._write(segments, stored), segments.sets_LNK.nbytes)
 
     def finish(self) -> TraceFile:
         """Create the object, and return its description for the commit."""
@@ -149,7 +167,7 @@ class RoutesFile:
         described = Range(offset, len(footer), digest)
         return TraceFile(data, "routes", described, tuple(self._schema.names), groups)
 
-    def _write(self, segments: Segments) -> None:
+    def _write(self, segments: Segments, stored: Coding) -> None:
         n = len(segments.owner)
         known = [bits for bits in segments.validity if bits is not None]
         plain = (
@@ -158,26 +176,43 @@ class RoutesFile:
             np.array(segments.tokens, "<i4").tobytes(),
             _levels(segments.validity) + _texts(known),
         )
-        chunks = [self._put(content, n, _PLAIN) for content in plain]
-        chunks += [self._put(page_X.data, n, _DELTA_LENGTH) for page_X in segments.pages_LX]
+        chunks = [self._put([content], n, _PLAIN) for content in plain]
+        encoding, page_of = _DELTA_LENGTH, self._segments_page
+        if in_planes(stored):
+            encoding, page_of = _PLAIN, self._row_group_page
+        for sets_NK in segments.sets_LNK:
+            coded = _encoded(sets_NK, segments.tokens, self.geometry.experts, stored)
+            chunks.append(self._put(page_of(coded, segments.tokens), n, encoding))
         self._groups.append((n, chunks))
 
-    def _put(self, content: bytes | memoryview, values: int, encoding: int) -> _Chunk:
-        """Write a column chunk that consists of one page."""
-        stored = content if self._codec is None else self._codec.compress(content, asbytes=True)
-        whole, size = len(content), len(stored)
+    def _row_group_page(self, coded: memoryview, tokens: Sequence[int]) -> list[_Bytes]:
+        """Return the page of a layer: one value for all segments, then empty values."""
+        return [len(coded).to_bytes(4, "little"), coded, bytes(4 * (len(tokens) - 1))]
+
+    def _segments_page(self, coded: memoryview, tokens: Sequence[int]) -> list[_Bytes]:
+        """Return the page of a layer: the lengths of all values, then a value per segment."""
+        width = row_bytes(self.geometry.topk, self.geometry.experts)
+        return [stored_lengths([width * n for n in tokens]), coded]
+
+    def _put(self, pieces: Sequence[_Bytes], values: int, encoding: int) -> _Chunk:
+        """Write a column chunk that consists of one page, whose content is given in pieces."""
+        whole = sum(map(len, pieces))
+        if self._codec is not None:
+            pieces = [self._codec.compress(b"".join(pieces), asbytes=True)]
+        size = sum(map(len, pieces))
         page = {1: int32(values), 2: int32(encoding), 3: int32(_RLE), 4: int32(_RLE)}
         header = struct({1: int32(0), 2: int32(whole), 3: int32(size), 5: struct(page)}).content
-        digest = hashlib.sha256(header)
-        digest.update(stored)
+        digest = hashlib.sha256()
         offset = self._upload.size
-        self._upload.write(header)
-        self._upload.write(stored)
+        for piece in (header, *pieces):
+            digest.update(piece)
+            self._upload.write(piece)
         range_ = Range(offset, len(header) + size, digest.hexdigest())
         return _Chunk(range_, len(header) + whole)
 
     def _footer(self) -> bytes:
         stored = self._coding or coding(self.geometry.experts, gaps=self._codec is not None)
+        alike = [self._of_all_groups(field, stored) for field in self._schema]
         metadata = file_metadata("routes", self.geometry, self._provenance, stored)
         root = struct({4: text("schema"), 5: int32(len(self._schema))})
         pairs = [struct({1: text(key), 2: text(value)}) for key, value in metadata.items()]
@@ -186,42 +221,21 @@ class RoutesFile:
                 1: int32(2),
                 2: listed([root, *map(_described, self._schema)]),
                 3: int64(self.rows),
-                4: listed([self._group(*group) for group in self._groups]),
+                4: listed([_group(alike, *group) for group in self._groups]),
                 5: listed(pairs),
                 6: text(f"retrace version {pipeline.__version__}"),
             }
         ).content
 
-    def _of_all_groups(self, field: pa.Field) -> dict[int, Value]:
+    def _of_all_groups(self, field: pa.Field, stored: Coding) -> dict[int, Value]:
         """Return the footer fields whose values for a column are the same in every row group."""
-        encoding = _PLAIN if field.name in SEGMENT.names else _DELTA_LENGTH
+        encoding = _PLAIN if field.name in SEGMENT.names else _layer_encoding(stored)
         return {
             1: int32(_TYPES[field.type]),
             2: listed([int32(encoding), int32(_RLE)]),
             3: listed([text(field.name)]),
             4: int32(self._number),
         }
-
-    def _group(self, rows: int, chunks: Sequence[_Chunk]) -> Value:
-        columns = []
-        for alike, chunk in zip(self._alike, chunks, strict=True):
-            own = {
-                **alike,
-                5: int64(rows),
-                6: int64(chunk.whole_bytes),
-                7: int64(chunk.range.length),
-                9: int64(chunk.range.offset),
-            }
-            columns.append(struct({2: int64(0), 3: struct(own)}))
-        return struct(
-            {
-                1: listed(columns),
-                2: int64(sum(chunk.whole_bytes for chunk in chunks)),
-                3: int64(rows),
-                5: int64(chunks[0].range.offset),
-                6: int64(sum(chunk.range.length for chunk in chunks)),
-            }
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -233,6 +247,47 @@ class RoutesFile:
         trace: TracebackType | None,
     ) -> None:
         self._opened.__exit__(kind, error, trace)
+
+
+def _encoded(
+    sets_NK: npt.NDArray[Any], tokens: Sequence[int], experts: int, stored: Coding
+) -> memoryview:
+    """Return the coded bytes of a layer's ascending sets. Gaps of segments overwrite the sets."""
+    gaps = has_gaps(stored, experts)
+    if in_planes(stored):
+        coded = encode_planes(sets_NK, gaps=gaps)
+    elif gaps:
+        take_gaps(sets_NK)
+        coded = pack(sets_NK[np.newaxis], tokens).reshape(-1)
+    else:
+        coded = ids_bytes(sets_NK).reshape(-1)
+    return coded.data
+
+
+def _layer_encoding(stored: Coding) -> int:
+    return _PLAIN if in_planes(stored) else _DELTA_LENGTH
+
+
+def _group(alike: Sequence[dict[int, Value]], rows: int, chunks: Sequence[_Chunk]) -> Value:
+    columns = []
+    for of_all, chunk in zip(alike, chunks, strict=True):
+        own = {
+            **of_all,
+            5: int64(rows),
+            6: int64(chunk.whole_bytes),
+            7: int64(chunk.range.length),
+            9: int64(chunk.range.offset),
+        }
+        columns.append(struct({2: int64(0), 3: struct(own)}))
+    return struct(
+        {
+            1: listed(columns),
+            2: int64(sum(chunk.whole_bytes for chunk in chunks)),
+            3: int64(rows),
+            5: int64(chunks[0].range.offset),
+            6: int64(sum(chunk.range.length for chunk in chunks)),
+        }
+    )
 
 
 def _described(field: pa.Field) -> Value:

@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.traces.format.codec import (
-    has_gaps,
-    ids_bytes,
-    pack,
-    row_bytes,
-    stored_lengths,
-    take_gaps,
-)
+from pipeline.model.geometry import Geometry
 from pipeline.traces.format.digests import validity_bits
 from pipeline.traces.format.types import Routes
 from pipeline.traces.write.routes_file import RoutesFile, Segments
@@ -114,7 +107,7 @@ class SegmentWriter:
         self._tokens += stop - start
 
     def _cut(self) -> None:
-        self._file.write(_rows(self._pending, self._file))
+        self._file.write(_rows(self._pending, self._file.geometry))
         self._pending, self._tokens = [], 0
 
 
@@ -136,26 +129,11 @@ def shared_rows(first: Routes, other: Routes, limit: int) -> int:
     return int((differs_T | differs_TLK.any(axis=(1, 2))).argmax())
 
 
-def _rows(segments: Sequence[_Segment], file: RoutesFile) -> Segments:
-    geometry = file.geometry
+def _rows(segments: Sequence[_Segment], geometry: Geometry) -> Segments:
     tokens = [len(segment.valid_T) for segment in segments]
-    width = row_bytes(geometry.topk, geometry.experts)
-    lengths = np.frombuffer(stored_lengths([width * n for n in tokens]), np.uint8)
-    L, N, K = len(geometry.layers), sum(tokens), geometry.topk
-    pages_LX = np.empty((L, len(lengths) + width * N), np.uint8)
-    pages_LX[:, : len(lengths)] = lengths
-    coded_LX = pages_LX[:, len(lengths) :]
-    direct = geometry.dtype == np.uint8
-    sets_LNK = coded_LX.reshape(L, N, K) if direct else np.empty((L, N, K), geometry.dtype)
+    sets_LNK = np.empty((len(geometry.layers), sum(tokens), geometry.topk), geometry.dtype)
     # Without `out`, the result would have the memory order of the parts.
     np.concatenate([segment.sets_LTK for segment in segments], axis=1, out=sets_LNK)
-    if has_gaps(file.coding_for(sets_LNK), geometry.experts):
-        for sets_NK in sets_LNK:
-            take_gaps(sets_NK)
-        if not direct:
-            coded_LX[:] = pack(sets_LNK, tokens)
-    elif not direct:
-        coded_LX[:] = ids_bytes(sets_LNK).reshape(L, -1)
     valid = [segment.valid_T for segment in segments]
     return Segments(
         owner=[segment.owner for segment in segments],
@@ -165,5 +143,5 @@ def _rows(segments: Sequence[_Segment], file: RoutesFile) -> Segments:
             None if np.count_nonzero(valid_T) == n else validity_bits(valid_T)
             for valid_T, n in zip(valid, tokens, strict=True)
         ],
-        pages_LX=pages_LX,
+        sets_LNK=sets_LNK,
     )

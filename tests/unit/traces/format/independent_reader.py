@@ -62,28 +62,46 @@ def read_file(root, ref, commit):
     for at, length, digest in sum((g["chunks"] for g in file["row_groups"]), [file["footer"]]):
         assert sha256(data[at : at + length]).hexdigest() == digest, (ref, at)
     # A failed assertion must not end the program while pyarrow's threads are running.
-    table = pq.read_table(io.BytesIO(data), use_threads=False, pre_buffer=False)
+    parquet = pq.ParquetFile(io.BytesIO(data), pre_buffer=False)
+    groups = range(parquet.num_row_groups)
+    groups = [parquet.read_row_group(g, use_threads=False).to_pylist() for g in groups]
     if file["role"] != "routes":
-        return table.to_pylist()
-    coding = table.schema.metadata[b"retrace.coding"].decode()
-    return [segment(row, coding, **commit["geometry"]) for row in table.to_pylist()]
+        return [row for rows in groups for row in rows]
+    coding = parquet.metadata.metadata[b"retrace.coding"].decode()
+    return [x for rows in groups for x in segments(rows, coding, **commit["geometry"])]
 
 
-def segment(row, coding, experts, topk, layers):
-    """Return the owner, the first position, the sets [n, K] of each layer, and E."""
-    n, coded = row["tokens"], [np.frombuffer(row[f"layer_{i:05d}"], np.uint8) for i in layers]
-    if coding == ("ids-uint8" if experts <= 256 else "ids-uint16"):
-        ids = np.array(coded).view("u1" if experts <= 256 else "<u2")
-        sets = ids.reshape(len(layers), n, topk).astype(int)
-        assert (np.diff(sets, axis=2) > 0).all(), row["owner"]
+def segments(rows, coding, experts, topk, layers):
+    """Yield the owner, first position, sets [n, K] by layer, and E of a row group's segments."""
+    tokens, sets = [row["tokens"] for row in rows], {}
+    for layer in layers:
+        values = [row[f"layer_{layer:05d}"] for row in rows]
+        sets[layer] = decode(values, tokens, coding, experts, topk)
+        assert (np.diff(sets[layer], axis=1) > 0).all(), layer
+        assert sets[layer].max(initial=0) < experts, layer
+    for row, n, end in zip(rows, tokens, np.cumsum(tokens), strict=True):
+        bits = np.frombuffer(row["validity"] or b"\xff" * n, np.uint8)
+        valid = np.unpackbits(bits, bitorder="little")[:n, None] == 1
+        mine = {layer: np.where(valid, rows[end - n : end], -1) for layer, rows in sets.items()}
+        yield row["owner"], row["token_start"], mine, experts
+
+
+def decode(values, tokens, coding, experts, topk):
+    """Return the sets [N, K] of a row group in one layer."""
+    width = 1 if experts <= 256 else 2
+    data, ends = np.frombuffer(b"".join(values), np.uint8), width * topk * np.cumsum(tokens)
+    if coding in ("ids-planes", "gaps-planes"):
+        assert not any(values[1:])
+        data = data.reshape(width * topk, sum(tokens)).T
     else:
-        assert coding == ("gaps-uint8" if experts <= 256 else "gaps-uint16-planes")
-        planes = np.array(coded, int).reshape(len(layers), 1 if experts <= 256 else 2, n, topk)
-        sets = np.cumsum(planes[:, 0] + 256 * planes[:, 1:].sum(axis=1), axis=2) + np.arange(topk)
-    assert sets.max() < experts, (row["owner"], sets.max())
-    bits = np.frombuffer(row["validity"] or b"\xff" * n, np.uint8)
-    sets[:, np.unpackbits(bits, bitorder="little")[:n] == 0] = -1
-    return row["owner"], row["token_start"], dict(zip(layers, sets, strict=True)), experts
+        assert (np.cumsum([len(value) for value in values]) == ends).all()
+        if coding == "gaps-uint16-planes":
+            data = np.concatenate([x.reshape(2, -1).T for x in np.split(data, ends[:-1])])
+        assert (
+            coding in ("gaps-uint8 ids-uint8", "gaps-uint16-planes ids-uint16")[width - 1].split()
+        )
+    found = data.reshape(-1, topk, width) @ 256 ** np.arange(width)
+    return found if coding.startswith("ids") else np.cumsum(found, axis=1) + np.arange(topk)
 
 
 def read_sample(row, files):

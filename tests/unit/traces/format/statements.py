@@ -1004,6 +1004,8 @@ _TRAINING = "tests/unit/traces/read/test_training.py"
 _OLD = "tests/unit/traces/format/test_schema.py"
 _OTHERS = "tests/unit/upkeep/test_other_writers.py"
 _NEWER = "tests/unit/upkeep/test_newer_stores.py"
+_PAGE = "tests/unit/traces/format/test_format_doc.py"
+_PLANES = "tests/unit/traces/read/test_planes.py"
 
 ELSEWHERE = {
     "A reader that joins the routes of a sample\nwith tokens from elsewhere": _RECORDED,
@@ -1013,10 +1015,14 @@ ELSEWHERE = {
     "Objects are created once and never changed": "tests/store_conformance.py",
     "| number of tokens S in a sample |": "tests/unit/traces/test_compressible.py",
     "| number of version spans in a sample |": "tests/unit/traces/test_compressible.py",
-    "| {3, 7, 8, 20}, {0, 1, 2, 3} | 64 |": "tests/unit/traces/format/test_format_doc.py",
-    "| {5, 300, 301}, {0, 256, 511} | 512 |": "tests/unit/traces/format/test_format_doc.py",
-    "ids are faster to write and read": "tests/unit/traces/write/test_compression.py",
-    "| the codings of ids |": "tests/unit/traces/format/test_codec.py",
+    "| {3, 7, 8, 20}, {0, 1, 2, 3} | 64 |": _PAGE,
+    "| {5, 300, 301}, {0, 256, 511} | 512 |": _PAGE,
+    "Without compression, ids of segments": "tests/unit/traces/write/test_compression.py",
+    "| the codings of ids and planes |": "tests/unit/traces/format/test_codec.py",
+    "| {3, 7, 8, 20}, {0, 1, 2, 3} and {1, 2, 4, 9} | 64 |": _PAGE,
+    "| {5, 300, 301}, {0, 256, 511} and {0, 1, 2} | 512 |": _PAGE,
+    "The values of all other rows in the row group are\nempty": _PLANES,
+    "planes that are not in a row group's first row": _PLANES,
     "The number of bytes per gap depends on E, never": "tests/unit/traces/format/test_codec.py",
     "| `step`, `stage`, `dp_rank` |": _R2,
     "A reader refuses every other\nencoding": "tests/unit/run/test_strict_json.py",

@@ -28,6 +28,7 @@ from pipeline.traces import (
 )
 from pipeline.traces.format.codec import coding, decode, encode
 from pipeline.traces.format.digests import validity_bits
+from pipeline.traces.format.planes import decode_planes, encode_planes
 from pipeline.traces.format.schema import (
     FORMAT,
     MANIFEST,
@@ -110,6 +111,18 @@ def test_the_worked_examples_of_the_coding_are_correct():
         sets_TK = json.loads(f"[{sets}]".replace("{", "[").replace("}", "]"))
         written = bytes.fromhex(re.sub("`|then", "", data))
         assert encode(np.array(sets_TK), int(experts)) == written
+
+
+def test_the_worked_examples_of_planes_are_correct():
+    for sets, experts, *written in vectors("sets", "E", "`ids-planes`", "`gaps-planes`"):
+        rows = json.loads("[" + re.sub("{(.*?)}(, | and )?", r"[\1],", sets).rstrip(",") + "]")
+        sets_NK = np.array(rows, np.uint8 if int(experts) <= 256 else np.uint16)
+        for gaps, data in zip((False, True), written, strict=True):
+            coded = encode_planes(sets_NK, gaps=gaps)
+            assert coded.tobytes() == bytes.fromhex(data.strip("`"))
+            found_NK = np.empty_like(sets_NK)
+            decode_planes(coded, found_NK, int(experts), gaps=gaps)
+            assert np.array_equal(found_NK, sets_NK)
 
 
 def test_the_digests_agree_with_the_vectors():

@@ -21,6 +21,9 @@ from pipeline.traces import (
     write_recorded_set,
     write_shard,
 )
+from pipeline.traces.format.codec import PLANES
+from pipeline.traces.write import segments
+from pipeline.traces.write.routes_file import RoutesFile
 from pipeline.traces.write.segments import ROW_GROUP_TOKENS
 from tests.samples import R3, make_samples, random_sets, sealed_r2, sealed_r3
 
@@ -61,7 +64,7 @@ def assert_reads(root: Path, samples: Sequence[Sample]) -> None:
 
 def test_the_reader_is_short_and_imports_nothing_of_the_project():
     text = READER.read_text()
-    assert len(text.splitlines()) < 170
+    assert len(text.splitlines()) < 190
     imported = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -97,6 +100,18 @@ def test_it_reads_all_codings(tmp_path, experts, compression):
     geometry = Geometry(experts, 10, (3, 40))
     samples = make_samples(geometry=geometry)
     seal_one(open_store(str(tmp_path)), samples, geometry, compression)
+    assert_reads(tmp_path, samples)
+
+
+@pytest.mark.parametrize("stored", PLANES.values())
+@pytest.mark.parametrize("experts", [256, 257])
+def test_it_reads_planes(tmp_path, monkeypatch, experts, stored):
+    """A file has several row groups, and a row group several segments."""
+    monkeypatch.setattr(RoutesFile, "_choose_coding", lambda *_: stored)
+    monkeypatch.setattr(segments, "ROW_GROUP_TOKENS", 40)
+    geometry = Geometry(experts, 10, (3, 40))
+    samples = make_samples(geometry=geometry)
+    seal_one(open_store(str(tmp_path)), samples, geometry)
     assert_reads(tmp_path, samples)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.traces import Geometry
 from pipeline.traces.format.chunks import describe, read_table
-from pipeline.traces.format.codec import stored_lengths
+from pipeline.traces.format.codec import PLANES, stored_lengths
 from pipeline.traces.format.schema import routes_schema
 from pipeline.traces.write.routes_file import RoutesFile, Segments
 from tests.memory_store import MemoryStore
@@ -23,14 +23,16 @@ BITS = st.one_of(st.none(), st.binary(min_size=1, max_size=9))
 
 
 def segments_of(rows: list[tuple[str, int, bytes | None]]) -> tuple[Segments, list[list[bytes]]]:
-    """Return a row group of segments (owner, number of tokens, validity) and its coded sets."""
+    """Return a row group of segments (owner, number of tokens, validity) and its sets as bytes."""
     rng = np.random.default_rng(len(rows))
-    coded = [[rng.bytes(tokens) for _, tokens, _ in rows] for _ in GEOMETRY.layers]
-    lengths = stored_lengths([tokens for _, tokens, _ in rows])
-    pages = [np.frombuffer(lengths + b"".join(of_layer), np.uint8) for of_layer in coded]
     owners, tokens, validity = zip(*rows, strict=True)
-    made = Segments(owners, range(len(rows)), tokens, validity, np.stack(pages))
-    return made, coded
+    sets_LNK = rng.integers(0, 16, (len(GEOMETRY.layers), sum(tokens), 1), np.uint8)
+    ends = np.cumsum(tokens).tolist()
+    data = [
+        [sets_NK[end - n : end].tobytes() for n, end in zip(tokens, ends, strict=True)]
+        for sets_NK in sets_LNK
+    ]
+    return Segments(owners, range(len(rows)), tokens, validity, sets_LNK), data
 
 
 @given(
@@ -39,12 +41,14 @@ def segments_of(rows: list[tuple[str, int, bytes | None]]) -> tuple[Segments, li
         max_size=3,
     ),
     st.sampled_from(["zstd", "lz4", "none"]),
+    st.sampled_from(["gaps-uint8", "ids-uint8", "gaps-planes", "ids-planes"]),
 )
-def test_a_parquet_library_reads_the_file(groups, compression):
+def test_a_parquet_library_reads_the_file(groups, compression, stored):
     """The library reads any owners, bits and lengths, in any number of row groups."""
     store = MemoryStore()
     made = [segments_of(rows) for rows in groups]
     with RoutesFile(store, "routes", GEOMETRY, R3, compression=compression) as file:
+        file._coding = stored
         for segments, _ in made:
             file.write(segments)
         written = file.finish()
@@ -58,7 +62,14 @@ def test_a_parquet_library_reads_the_file(groups, compression):
     assert table["tokens"].to_pylist() == [tokens for _, tokens, _ in rows]
     assert table["validity"].to_pylist() == [bits for _, _, bits in rows]
     for number, layer in enumerate(("layer_00000", "layer_12345")):
-        assert table[layer].to_pylist() == [b for _, coded in made for b in coded[number]]
+        # With K = 1, all codings of a row are the same byte.
+        expected = [
+            [b"".join(coded[number]), *[b""] * (len(coded[number]) - 1)]
+            if stored in PLANES.values()
+            else coded[number]
+            for _, coded in made
+        ]
+        assert table[layer].to_pylist() == [data for of_group in expected for data in of_group]
     # The locations and digests that were computed while writing equal those from the footer.
     assert written == describe(data, written.data, "routes")
     assert written.data.sha256 == hashlib.sha256(data).hexdigest()
