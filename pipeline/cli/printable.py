@@ -11,16 +11,27 @@ from rich.text import Text
 
 _NUMBER = 16
 """Maximum number of characters of a number."""
+_LONG_WORD = re.compile(r"\S{1201,}")
+"""A word that is longer than any valid id. Printing a million characters takes rich minutes, and
+nobody reads them."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return the text with every invisible character replaced by an escape, such as '\\x1b'.
+    """Return the text with invisible characters escaped, and with very long words cut off.
 
-    Invisible characters are control characters, overrides of the text direction, line and paragraph
-    separators, white space other than the space, and halves of surrogate pairs. Characters in
-    `keep` stay unchanged.
+    An escape is, for example, '\\x1b'. Invisible characters are control characters, overrides of
+    the text direction, line and paragraph separators, white space other than the space, and halves
+    of surrogate pairs. Characters in `keep` stay unchanged.
     """
+    return _escaped(_LONG_WORD.sub(_cut_off, text), keep)
+
+
+def _cut_off(word: re.Match[str]) -> str:
+    return f"{word[0][:100]}... ({len(word[0]):,} characters)"
+
+
+def _escaped(text: str, keep: str) -> str:
     if text.isprintable():
         return text
     return "".join(
@@ -31,7 +42,7 @@ def printable(text: str, keep: str = "") -> str:
 def printable_line(text: str) -> str:
     """Return a line of a log as printable text, without colours and without overwritten parts."""
     last = text.rstrip("\r").rpartition("\r")[2]
-    return printable(_COLOUR.sub("", last), keep="\t")
+    return _escaped(_COLOUR.sub("", last), keep="\t")
 
 
 def number_text(value: float, form: str) -> str:

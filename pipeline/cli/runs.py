@@ -86,7 +86,9 @@ def for_steps(steps: Sequence[int], work: Callable[[int], None]) -> bool:
 
 def _print_error(text: str) -> None:
     shown = printable(text, keep="\n")
-    Console(stderr=True).print(shown, style="red", markup=False, emoji=False, soft_wrap=True)
+    Console(stderr=True).print(
+        shown, style="red", markup=False, emoji=False, highlight=False, soft_wrap=True
+    )
 
 
 def open_run(run: str, sealed: bool = True) -> retrace.Run:

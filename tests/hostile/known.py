@@ -68,6 +68,11 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
     r"^columns/.*samples\.parquet:extras/": (("extras",), _ONLY_THERE),
     r"^columns/.*samples\.parquet:seed/": (("seed",), _ONLY_THERE),
     r"^columns/.*samples\.parquet:version_spans/": (("version_spans",), _ONLY_THERE),
+    r"^columns/[^:]*:steps/\d+/manifest[^:]*:not_trained/": (
+        (),
+        "only the manifest contains the reason; tests/unit/traces/format/statements.py covers the "
+        "values that contradict the rewards or the plan",
+    ),
     r"^columns/.*validations/": ((), "a validation's samples have no manifest"),
     r"^columns/filtered(set)?:.*/rollout/[^:]*samples\.parquet:reward(_error)?/": (
         (),

@@ -46,7 +46,9 @@ def _of_another_segment(coded: Coded) -> Coded:
 
 
 def _bit_flipped(coded: Coded) -> Coded:
-    return [*coded[:-1], coded[-1][:-1] + bytes([coded[-1][-1] ^ 1])]
+    last = max(i for i, data in enumerate(coded) if data)  # after planes, the values are empty
+    turned = coded[last][:-1] + bytes([coded[last][-1] ^ 1])
+    return [*coded[:last], turned, *coded[last + 1 :]]
 
 
 def _reversed(coded: Coded) -> Coded:

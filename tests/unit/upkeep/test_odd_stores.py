@@ -16,6 +16,7 @@ from pipeline.run.commit import CONTENT_SHA256, content_digest, new_write_id
 from pipeline.store import Store, open_store
 from pipeline.traces import seal, write_shard
 from pipeline.upkeep.verify import plans, verify
+from tests.forging import Forgery
 from tests.memory_store import MemoryStore
 from tests.samples import GEOMETRY, R3, make_samples, sealed_r3
 from tests.stored_runs import whole_run
@@ -250,3 +251,19 @@ def test_control_characters_never_reach_a_terminal(tmp_path):
     ((_, shown),) = run([["traces", "ls", "--step", "0"]], root)
     assert "[/bold][red]" in shown, shown
     assert "\\x1b" in shown
+
+
+def test_a_text_of_a_million_characters_is_cut_off(tmp_path):
+    """Without this, rich takes minutes to print an error that contains such an id."""
+    store = MemoryStore()
+    sealed_r3(store, make_samples())
+    forgery = Forgery(store)
+    for row in forgery.rows:
+        row["id"] = "x" * 1_000_000
+    root = tmp_path / "store"
+    for key, data in forgery.sealed().objects.items():
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / key).write_bytes(data)
+    for command, said in run(COMMANDS, root):
+        assert len(said) < 20_000, (command, len(said))
+        assert "000 characters)" in said or "x" * 50 not in said, command
