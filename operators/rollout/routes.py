@@ -88,10 +88,11 @@ def routes_of(
             "report its choice; use an engine build or backend that captures routes"
         )
     try:
-        sets_TLK = checked(raw_TLK, geometry.experts)
+        # Layer by layer, as the writer needs the rows, so that they are copied only once.
+        sets_LTK = checked(raw_TLK.swapaxes(0, 1), geometry.experts)
     except TraceError as error:
         raise _wrong_set(raw_TLK, geometry, sample) from error
-    return Routes(sets_TLK, np.ones(rows, bool))
+    return Routes(sets_LTK.swapaxes(0, 1), np.ones(rows, bool))
 
 
 def absent_routes(rows: int, geometry: Geometry) -> Routes:
