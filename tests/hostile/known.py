@@ -104,6 +104,11 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
 """Maps patterns of case names to the fields that may differ unnoticed and to the reason."""
 
 NAMED_ALONE: dict[str, tuple[Sequence[str], str]] = {
+    r"^columns/wide:.*manifest[^:]*:id/": (
+        (),
+        "all rows of a sample are in its group's segments, so they do not name the sample; verify "
+        "compares its id with that in the samples file",
+    ),
     r"^set/r2:manifest\.json/training false, set lost/": (
         _ROUTES,
         "the step has no training set and its manifest expects none, so readers see a step without "

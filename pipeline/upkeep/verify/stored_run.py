@@ -29,12 +29,12 @@ def verify_inputs(store: Store, run: RunDescription | None, report: Report) -> N
 
     Args:
         store: The run or recorded set.
-        run: The run's description; None for a recorded set, which must not contain attempts,
-            amendments or policies.
+        run: The run's description; None for a recorded set, which must not contain staged files,
+            attempts, amendments or policies.
         report: Receives problems and counts.
     """
     if run is None:
-        for prefix in (keys.attempts(), keys.amendments(), keys.policies()):
+        for prefix in (keys.inputs(), keys.attempts(), keys.amendments(), keys.policies()):
             for info in store.list(prefix):
                 report.add(keys.run_json(), f"no such object, but {info.key} exists")
                 return

@@ -173,3 +173,12 @@ def test_a_cleared_baseline_is_noticed_only_with_a_plan(planned):
     found = problems(store)
     assert any("0 samples with not_trained 'greedy baseline'" in text for text in found) == planned
     assert bool(found) == planned
+
+
+@pytest.mark.parametrize("kind", ["cut", "filtered"])
+def test_a_run_without_its_description_is_not_taken_for_a_recorded_set(kind):
+    """Such a run has staged files, which a recorded set does not have."""
+    objects = dict(world(kind))
+    del objects["run.json"]
+    (problem, *_) = map(str, verify(MemoryStore(objects)).problems)
+    assert problem.startswith("run.json: no such object, but inputs/")
