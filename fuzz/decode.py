@@ -1,8 +1,8 @@
-"""Fuzz decode_segments, which must return the same sets as the simple decoder in this module.
+"""Fuzz the decoders of routes, which must return the same sets as the simple ones in this module.
 
-decode_segments must also refuse the inputs that the simple decoder refuses. An input contains one
-or two segments. Byte 0 selects the geometry, and byte 1 selects where the second segment begins.
-Byte 2 selects whether a length is incorrect, and its highest bit selects the coding.
+They must also refuse the inputs that the simple decoders refuse. An input contains one or two
+segments, or planes. Byte 0 selects the geometry, and byte 1 selects where the second segment
+begins. Byte 2 selects whether a length is incorrect, and its two highest bits select the coding.
 """
 
 import atheris
@@ -11,6 +11,7 @@ import numpy as np
 with atheris.instrument_imports(include=["pipeline"]):
     from pipeline.traces import TraceError
     from pipeline.traces.format.codec import coding, decode_segments, encode
+    from pipeline.traces.format.planes import decode_planes, encode_planes
 
 from fuzz.harness import run
 
@@ -31,6 +32,9 @@ def target(data: bytes) -> None:
     width = topk * (1 if experts <= 256 else 2)
     coded = data[3:]
     rows = len(coded) // width
+    if data[2] & 64:
+        compare_planes(coded[: rows * width], rows, topk, experts, data[2] < 128)
+        return
     first = data[1] % (rows + 1)
     parts = [coded[: first * width], coded[first * width :]]
     tokens = [first, rows - first + (data[2] % 3 == 1) - (data[2] % 7 == 1)]
@@ -44,6 +48,32 @@ def target(data: bytes) -> None:
         found = None
     if found != expected:
         raise AssertionError(f"E={experts} K={topk} {tokens=}: {found}, expected {expected}")
+
+
+def compare_planes(coded: bytes, rows: int, topk: int, experts: int, gaps: bool) -> None:
+    """Decode planes of `rows` rows and compare the result with the simple decoder's."""
+    width = len(coded) // rows if rows else 0
+    size = width // topk
+    rows_of = [[coded[byte * rows + row] for byte in range(width)] for row in range(rows)]
+    expected: list[list[int]] | None = []
+    for row in rows_of:
+        ids = [int.from_bytes(row[i : i + size], "little") for i in range(0, width, size)]
+        if gaps:
+            ids = [sum(ids[: k + 1]) + k for k in range(topk)]
+        if ids[-1] >= experts or ids != sorted(set(ids)):
+            expected = None
+            break
+        assert expected is not None
+        expected.append(ids)
+    sets_NK = np.empty((rows, topk), np.uint8 if experts <= 256 else np.uint16)
+    found: list[list[int]] | None
+    try:
+        decode_planes(np.frombuffer(coded, np.uint8), sets_NK, experts, gaps=gaps)
+        found = sets_NK.tolist()
+    except TraceError:
+        found = None
+    if found != expected:
+        raise AssertionError(f"planes, E={experts} K={topk} {rows=}: {found}, expected {expected}")
 
 
 def plain(segments: list[tuple[bytes, int]], topk: int, experts: int) -> list[list[int]] | None:
@@ -107,6 +137,10 @@ def seeds() -> list[bytes]:
         found.append(bytes([number, 0, 0]) + encode(sets, experts))
         stored = coding(experts, gaps=False)
         found.append(bytes([number, 0, 128]) + encode(sets, experts, stored))
+        sets_NK = sets.astype(np.uint8 if experts <= 256 else np.uint16)
+        for head, gaps in ((64, True), (192, False)):
+            planes = encode_planes(sets_NK, gaps=gaps).tobytes()
+            found.append(bytes([number, 0, head]) + planes)
     return found
 
 

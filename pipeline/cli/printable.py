@@ -12,8 +12,7 @@ from rich.text import Text
 _NUMBER = 16
 """Maximum number of characters of a number."""
 _LONG_WORD = re.compile(r"\S{1201,}")
-"""A word that is longer than any valid id. Printing a million characters takes rich minutes, and
-nobody reads them."""
+"""A word that is longer than any valid id. rich takes minutes to print a million characters."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
