@@ -21,8 +21,7 @@ from pipeline.traces import (
     read_samples,
     used_routes,
 )
-from pipeline.traces.format.manifest import sealed_steps
-from pipeline.traces.format.pruned import is_pruned, refuse_pruned
+from pipeline.traces.format.manifest import is_pruned, refuse_pruned, sealed_steps
 from pipeline.traces.read.joined import joined
 from pipeline.traces.read.training import find_training_set
 from retrace.tokenizer import StagedTokenizer

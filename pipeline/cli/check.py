@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 import retrace
-from pipeline.cli.printable import printable
+from pipeline.cli.printable import printable_message
 from pipeline.inputs.sizes.memory import memory_lines, parse_memory
 from pipeline.store import is_remote, open_store
 
@@ -202,4 +202,4 @@ def _console() -> Console:
 def _print(console: Console, label: str, colour: str, lines: Sequence[str]) -> None:
     for line in lines:
         console.print(f"[{colour}]{label}:[/{colour}]", end=" ")
-        console.print(printable(line, keep="\n\t"), markup=False, emoji=False)
+        console.print(printable_message(line, keep="\n\t"), markup=False, emoji=False)

@@ -11,26 +11,18 @@ from rich.text import Text
 
 _NUMBER = 16
 """Maximum number of characters of a number."""
-_LONG_WORD = re.compile(r"\S{1201,}")
-"""A word that is longer than any valid id. rich takes minutes to print a million characters."""
+_LONG_WORD = re.compile(r"\S{4097,}")
+"""A word that is longer than any valid id, even if all its characters are escaped."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return the text with invisible characters escaped, and with very long words cut off.
+    """Return the text with every invisible character replaced by an escape, such as '\\x1b'.
 
-    An escape is, for example, '\\x1b'. Invisible characters are control characters, overrides of
-    the text direction, line and paragraph separators, white space other than the space, and halves
-    of surrogate pairs. Characters in `keep` stay unchanged.
+    Invisible characters are control characters, overrides of the text direction, line and paragraph
+    separators, white space other than the space, and halves of surrogate pairs. Characters in
+    `keep` stay unchanged.
     """
-    return _escaped(_LONG_WORD.sub(_cut_off, text), keep)
-
-
-def _cut_off(word: re.Match[str]) -> str:
-    return f"{word[0][:100]}... ({len(word[0]):,} characters)"
-
-
-def _escaped(text: str, keep: str) -> str:
     if text.isprintable():
         return text
     return "".join(
@@ -38,10 +30,22 @@ def _escaped(text: str, keep: str) -> str:
     )
 
 
+def printable_message(text: str, keep: str = "") -> str:
+    """Return printable text whose very long words are cut off, for messages, ids and reasons.
+
+    A damaged id can have a million characters. rich takes minutes to print these.
+    """
+    return _LONG_WORD.sub(_cut_off, printable(text, keep))
+
+
+def _cut_off(word: re.Match[str]) -> str:
+    return f"{word[0][:100]}... ({len(word[0]):,} characters)"
+
+
 def printable_line(text: str) -> str:
     """Return a line of a log as printable text, without colours and without overwritten parts."""
     last = text.rstrip("\r").rpartition("\r")[2]
-    return _escaped(_COLOUR.sub("", last), keep="\t")
+    return printable(_COLOUR.sub("", last), keep="\t")
 
 
 def number_text(value: float, form: str) -> str:
@@ -54,9 +58,9 @@ class StoredTable(Table):
     """A table of stored text: title and cells are printable, and rich ignores markup in them."""
 
     def __init__(self, *headers: Any, title: str | None = None, **options: Any) -> None:
-        shown = None if title is None else Text(printable(title))
+        shown = None if title is None else Text(printable_message(title))
         super().__init__(*headers, title=shown, **options)
 
     def add_row(self, *cells: Any, **options: Any) -> None:
         """Add a row of texts."""
-        super().add_row(*(Text(printable(cell)) for cell in cells), **options)
+        super().add_row(*(Text(printable_message(cell)) for cell in cells), **options)

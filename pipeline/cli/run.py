@@ -7,7 +7,7 @@ from rich.console import Console
 
 import retrace
 from pipeline.cli.check import check, print_errors
-from pipeline.cli.printable import printable
+from pipeline.cli.printable import printable_message
 from pipeline.errors import LastingError
 
 _GO_ON = "Run the same command again to continue from the last commit."
@@ -38,7 +38,7 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
         OSError,
     ) as error:
         errors.print("[red]failed:[/red]", end=" ")
-        shown = printable(str(error), keep="\n\t")
+        shown = printable_message(str(error), keep="\n\t")
         errors.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
         errors.print(_GO_ON_ONCE_MENDED if isinstance(error, LastingError) else _GO_ON)
         return 1

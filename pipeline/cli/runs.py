@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 import retrace
-from pipeline.cli.printable import printable
+from pipeline.cli.printable import printable, printable_message
 from pipeline.run.commit import CorruptObjectError
 from pipeline.store import ObjectMissingError, UnreadableError
 from pipeline.store.schemes import DEFAULT_STORE
@@ -85,7 +85,7 @@ def for_steps(steps: Sequence[int], work: Callable[[int], None]) -> bool:
 
 
 def _print_error(text: str) -> None:
-    shown = printable(text, keep="\n")
+    shown = printable_message(text, keep="\n")
     Console(stderr=True).print(
         shown, style="red", markup=False, emoji=False, highlight=False, soft_wrap=True
     )
@@ -113,7 +113,7 @@ def print_(what: Any) -> None:
 def print_line(text: str) -> None:
     """Print a text as one line, cut to the width of a terminal."""
     console = Console()
-    line = printable(text)
+    line = printable_message(text)
     if console.is_terminal:
         console.print(
             line, markup=False, emoji=False, highlight=False, no_wrap=True, overflow="ellipsis"

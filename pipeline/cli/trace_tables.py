@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from pipeline.cli.printable import StoredTable, number_text
+from pipeline.cli.printable import StoredTable, number_text, printable_message
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.stats import StepStats
 from retrace import Manifest, SealedStep, StepSample
@@ -117,7 +117,7 @@ def sample_lines(sample: StepSample, not_trained: str | None) -> list[str]:
     if sample.branch_of is not None:
         lines.append(f"branch of {sample.branch_of}")
     if not_trained is not None:
-        lines.append(f"not trained on: {not_trained}")
+        lines.append(f"not trained on: {printable_message(not_trained)}")
     if sample.tokenizer.there:
         lines += [f"prompt    {sample.prompt_text!r}", f"response  {sample.response_text!r}"]
     return lines

@@ -9,6 +9,7 @@ import typer
 
 from pipeline.cli import upkeep
 from pipeline.cli.epilog import LOOKED, LOOKED_AT_STEPS, epilog
+from pipeline.cli.printable import printable_message
 from pipeline.cli.runs import (
     DAMAGED,
     Run,
@@ -33,8 +34,13 @@ from pipeline.cli.trace_tables import (
 from pipeline.run import keys
 from pipeline.store import Store
 from pipeline.traces import TraceError, used_routes
-from pipeline.traces.format.manifest import Manifest, read_manifest, sealed_steps
-from pipeline.traces.format.pruned import is_pruned, refuse_pruned
+from pipeline.traces.format.manifest import (
+    Manifest,
+    is_pruned,
+    read_manifest,
+    refuse_pruned,
+    sealed_steps,
+)
 from pipeline.upkeep.export import export, export_for
 from pipeline.upkeep.lost_manifests import lost_manifests
 from pipeline.upkeep.stats import step_stats
@@ -180,7 +186,7 @@ def verify_(run: Run, step: _Step = None) -> None:
     for note in report.notes:
         print_(f"note: {note}")
     for problem in report.problems:
-        print_(str(problem))
+        print_(printable_message(str(problem)))
     if report.problems:
         print_(f"problems: {len(report.problems)}; {seen(report)}")
         raise typer.Exit(1)

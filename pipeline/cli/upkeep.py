@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.printable import printable_message
 from pipeline.cli.runs import Run, age, open_run, print_, refusing
 from pipeline.traces import TraceError
 from pipeline.upkeep.problems import Report
@@ -43,7 +44,7 @@ def sweep_(
             objects += 1
             size += debris.size
     for problem in report.problems:
-        print_(str(problem))
+        print_(printable_message(str(problem)))
     print_(f"{_verb(dry_run)} {objects:,} objects, {size:,} bytes")
     if report.problems:
         raise typer.Exit(1)

@@ -22,8 +22,14 @@ from pipeline.run.plan import Window, find_step_plans
 from pipeline.store import ObjectExistsError, ObjectMissingError, Store
 from pipeline.traces.format.digests import token_digest
 from pipeline.traces.format.ids import check_ids, expected_ids, named
-from pipeline.traces.format.manifest import Manifest, open_file, open_manifest, read_manifest
-from pipeline.traces.format.pruned import is_pruned, refuse_pruned
+from pipeline.traces.format.manifest import (
+    Manifest,
+    is_pruned,
+    open_file,
+    open_manifest,
+    read_manifest,
+    refuse_pruned,
+)
 from pipeline.traces.format.types import Kind, TraceError
 from pipeline.traces.read.joined import digested, used_routes
 from pipeline.traces.read.reader import read_samples

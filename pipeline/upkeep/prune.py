@@ -15,8 +15,7 @@ from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_wri
 from pipeline.run.restarts import KEPT, restarts
 from pipeline.store import Store, open_store
 from pipeline.traces.format.header import read_header
-from pipeline.traces.format.manifest import open_manifest, sealed_steps
-from pipeline.traces.format.pruned import is_pruned
+from pipeline.traces.format.manifest import is_pruned, open_manifest, sealed_steps
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.training import find_training_set
 

@@ -192,14 +192,14 @@ def run(
         numbers: Numbers of cases in `all_cases`.
         whole: Whether to try each case with every slow reader and command, not only with one.
         processes: The number of child processes.
-        limit_s: The limit on CPU time per case, in seconds.
+        limit_s: The limit on CPU time per case, in seconds; five times as much if `whole`.
         seen: Called after each case, with the case's name and verdict.
 
     Returns:
         The verdicts of all cases that change something.
     """
     outcome = Outcome()
-    for number, verdict in tried(numbers, whole, processes, limit_s):
+    for number, verdict in tried(numbers, whole, processes, limit_s * (5 if whole else 1)):
         assert isinstance(verdict, Verdict)
         if not verdict.impossible:
             outcome.verdicts[all_cases()[number].name] = verdict

@@ -287,6 +287,7 @@ def encode(sets_TK: npt.NDArray[Any], experts: int, stored: Coding | None = None
     Raises:
         TraceError: An id is out of range or repeated in a row.
     """
+    _refuse_planes(stored)
     sets_TK = checked(sets_TK, experts)
     if stored is not None and not has_gaps(stored, experts):
         return ids_bytes(sets_TK).tobytes()
@@ -374,6 +375,7 @@ def decode_rows(
         TraceError: The coding is unknown, an id is outside 0..E-1, or the ids in a row do not
             ascend.
     """
+    _refuse_planes(stored)
     topk = sets_NK.shape[1]
     if not has_gaps(stored, experts):
         _copy_ids(sets_NK, coded, experts)
@@ -389,6 +391,11 @@ def decode_rows(
         if not is_sorted(block_NK) or block_NK.max() >= experts:
             found = (gaps_NK.astype(np.int64).sum(axis=1) + topk - 1).max()
             raise TraceError(f"expert id {found}: expected 0..{experts - 1}")
+
+
+def _refuse_planes(stored: str | None) -> None:
+    if in_planes(stored):
+        raise TraceError(f"coding {stored!r} is for row groups, expected one for segments")
 
 
 def _copy_ids(sets_NK: npt.NDArray[Any], coded: npt.NDArray[np.uint8], experts: int) -> None:

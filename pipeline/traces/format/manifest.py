@@ -289,3 +289,17 @@ def refs_of(header: Header) -> list[FileRef]:
     return [
         FileRef(file.data.key, file.data.sha256, header.key, header.sha256) for file in header.files
     ]
+
+
+def is_pruned(store: Store, step: int) -> bool:
+    """Return whether a step's samples and routes were removed, or are being removed."""
+    return store.size(keys.pruned(step)) is not None
+
+
+def refuse_pruned(store: Store, step: int) -> None:
+    """Raise TraceError if a step's samples and routes were removed, or are being removed."""
+    if is_pruned(store, step):
+        raise TraceError(
+            f"step {step} of {store.uri}: its samples and routes were removed "
+            f"({keys.pruned(step)}); only its manifest and metrics remain"
+        )

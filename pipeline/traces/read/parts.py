@@ -100,7 +100,7 @@ def read_part(
     table = select_rows(every, places)
     owners, starts, tokens, validity = (table[name].to_pylist() for name in SEGMENT.names)
     every_tokens = every["tokens"].to_pylist()
-    if any(n < 0 for n in every_tokens):
+    if any(n < 1 for n in every_tokens):
         raise TraceError(f"{file.data.key}: a segment of {min(every_tokens)} tokens")
     ends = np.cumsum([0, *tokens]).tolist()
     found = {

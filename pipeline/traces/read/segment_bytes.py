@@ -68,6 +68,8 @@ class SegmentBytes:
         """Where each selected segment begins in the decoded array, and where the last one ends."""
         groups = np.searchsorted(self._firsts, wanted, side="right") - 1
         self._runs: list[_Run] = []
+        self._runs_of: dict[int, list[_Run]] = {}
+        """Runs, keyed by row group."""
         begin = 0
         for i in range(1, len(wanted) + 1):
             at = i < len(wanted) and groups[i] == groups[begin] and wanted[i] == wanted[i - 1] + 1
@@ -75,7 +77,9 @@ class SegmentBytes:
                 group = int(groups[begin])
                 first = ends[self._firsts[group]]
                 place = slice(ends[wanted[begin]] - first, ends[wanted[i - 1] + 1] - first)
-                self._runs.append(_Run(group, slice(begin, i), place))
+                run = _Run(group, slice(begin, i), place)
+                self._runs.append(run)
+                self._runs_of.setdefault(group, []).append(run)
                 begin = i
         self._rows = [ends[j] - ends[i] for i, j in itertools.pairwise(self._firsts)]
         """The number of rows in each row group."""
@@ -131,17 +135,15 @@ class SegmentBytes:
     def _decode_group(
         self, group: int, data: npt.NDArray[np.uint8], sets_NK: npt.NDArray[Any], *, gaps: bool
     ) -> None:
-        runs = [run for run in self._runs if run.group == group]
-        if not runs:
+        experts, runs = self._geometry.experts, self._runs_of.get(group, [])
+        parts = [self._part(sets_NK, run.segments) for run in runs]
+        if parts and len(parts[0]) == self._rows[group]:  # every segment is selected, in order
+            decode_planes(data, parts[0], experts, gaps=gaps)
             return
-        whole = self._part(sets_NK, runs[0].segments)
-        if len(whole) != self._rows[group]:
-            whole = np.empty((self._rows[group], sets_NK.shape[1]), sets_NK.dtype)
-        decode_planes(data, whole, self._geometry.experts, gaps=gaps)
-        for run in runs:
-            part = self._part(sets_NK, run.segments)
-            if len(part) != len(whole):
-                part[:] = whole[run.rows]
+        whole_NK = np.empty((self._rows[group], sets_NK.shape[1]), sets_NK.dtype)
+        decode_planes(data, whole_NK, experts, gaps=gaps)
+        for run, part_NK in zip(runs, parts, strict=True):
+            part_NK[:] = whole_NK[run.rows]
 
     def _of_row_groups(
         self, opened: OpenedGroups, column: pa.ChunkedArray, layer: int
@@ -180,11 +182,11 @@ class SegmentBytes:
     def _without_lengths(self, page: memoryview, i: int) -> npt.NDArray[np.uint8] | None:
         size = self._width * self._rows[i]
         tokens = self._tokens[self._firsts[i] : self._firsts[i + 1]]
-        if size > len(page) or min(tokens, default=0) < 0:
+        if size > len(page):
             return None  # token counts may be wrong, and therefore huge
-        if self._heads[i] is None:
-            self._heads[i] = stored_lengths([self._width * n for n in tokens])
-        head = self._heads[i] or b""
+        head = self._heads[i]
+        if head is None:
+            head = self._heads[i] = stored_lengths([self._width * n for n in tokens])
         if len(page) != len(head) + size or page[: len(head)] != head:
             return None
         return np.frombuffer(page, np.uint8, offset=len(head))

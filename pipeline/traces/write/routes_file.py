@@ -50,8 +50,9 @@ _CODECS = {"none": (0, None), "zstd": (6, ("zstd", 1)), "lz4": (7, ("lz4_raw", N
 _FEW_ROWS, _TESTED_ROWS = 4_096, 16_384
 """If the first row group has fewer than _FEW_ROWS rows, the file's coding is chosen without a test.
 A test uses at most _TESTED_ROWS rows."""
-_SAVING = 1.01
-"""By how much planes must be smaller. A reader of some segments has to decode all planes."""
+_PLANES_COST = 1.01
+"""Planes are used only if they are smaller even after multiplication by this factor, because a
+reader of a few segments has to decode the planes of a complete row group."""
 _TYPES = {pa.int32(): 1, pa.string(): 6, pa.binary(): 6}
 _PLAIN, _RLE, _DELTA_LENGTH = 0, 3, 6  # encodings
 _MAGIC = b"PAR1"
@@ -60,7 +61,7 @@ _Bytes: TypeAlias = bytes | memoryview
 
 @dataclass(frozen=True)
 class Segments:
-    """The rows of a row group."""
+    """The rows of a row group, which has at least one segment."""
 
     owner: Sequence[str]
     token_start: Sequence[int]
@@ -118,8 +119,8 @@ class RoutesFile:
     def _choose_coding(self, sets_LNK: npt.NDArray[Any]) -> Coding:
         """Return the file's coding.
 
-        Which coding compresses best depends on the model (docs/performance.md), so the first rows
-        of a layer are compressed with each of them. If there are few rows, gaps are used without
+        Which coding compresses best depends on the model (docs/design.md), so the first rows of a
+        layer are compressed with each of them. If there are few rows, gaps are used without
         this test, because the test would take longer than it saves. If the file is not compressed,
         ids are used, because they are faster.
 
@@ -138,7 +139,7 @@ class RoutesFile:
                 # A copy, because gaps replace the ids.
                 coded = _encoded(sets_NK.copy(), [len(sets_NK)], experts, stored)
                 size = len(self._codec.compress(coded))
-                sizes[stored] = round(size * _SAVING) if in_planes(stored) else size
+                sizes[stored] = round(size * _PLANES_COST) if in_planes(stored) else size
         return min(sizes, key=sizes.__getitem__)
 
     def write(self, segments: Segments) -> None:

@@ -12,8 +12,7 @@ from pipeline.run.description import RunDescription
 from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.traces.format.header import Header
-from pipeline.traces.format.manifest import Commits, Manifest, open_file, read_manifest
-from pipeline.traces.format.pruned import is_pruned
+from pipeline.traces.format.manifest import Commits, Manifest, is_pruned, open_file, read_manifest
 from pipeline.traces.format.types import TraceError
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.commits import check_commit, check_file_names

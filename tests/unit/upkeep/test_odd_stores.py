@@ -7,10 +7,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
+from pipeline.cli.printable import printable, printable_message
+from pipeline.cli.trace_tables import sample_lines
 from pipeline.run import keys
 from pipeline.run.commit import CONTENT_SHA256, content_digest, new_write_id
 from pipeline.store import Store, open_store
@@ -253,17 +256,32 @@ def test_control_characters_never_reach_a_terminal(tmp_path):
     assert "\\x1b" in shown
 
 
-def test_a_text_of_a_million_characters_is_cut_off(tmp_path):
+@pytest.mark.parametrize("character", ["x", "\x1f"])
+def test_an_id_of_a_million_characters_is_cut_off(character, tmp_path):
     """Without this, rich takes minutes to print an error that contains such an id."""
     store = MemoryStore()
     sealed_r3(store, make_samples())
     forgery = Forgery(store)
     for row in forgery.rows:
-        row["id"] = "x" * 1_000_000
+        row["id"] = character * 1_000_000
     root = tmp_path / "store"
     for key, data in forgery.sealed().objects.items():
         (root / key).parent.mkdir(parents=True, exist_ok=True)
         (root / key).write_bytes(data)
     for command, said in run(COMMANDS, root):
         assert len(said) < 20_000, (command, len(said))
-        assert "000 characters)" in said or "x" * 50 not in said, command
+
+
+def test_valid_ids_and_the_texts_of_samples_are_not_cut_off():
+    """A valid id has at most 1,024 bytes. A text may have no spaces at all."""
+    for id in ("x" * 1_024, "\u00ad" * 512, "\U000e0001" * 256):
+        assert printable_message(id) == printable(id)
+    text = "\u597d" * 9_000
+    tokenizer = SimpleNamespace(there=True)
+    sample = SimpleNamespace(
+        **vars(make_samples()[0]) | {"tokenizer": tokenizer},
+        prompt_text=text,
+        response_text=text,
+    )
+    assert sample_lines(sample, None)[-2:] == [f"prompt    {text!r}", f"response  {text!r}"]
+    assert printable(text) == text

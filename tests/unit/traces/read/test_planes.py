@@ -16,7 +16,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from pipeline.traces.format.codec import PLANES
+from pipeline.traces.format.codec import PLANES, decode, encode
 from pipeline.traces.format.header import read_header
 from pipeline.traces.format.manifest import file_of
 from pipeline.traces.format.planes import decode_planes, encode_planes
@@ -30,10 +30,14 @@ from tests.samples import GEOMETRY, R3, make_samples, random_sets
 
 
 def step_in_planes(
-    geometry: Geometry, stored: str, tokens: int, compression: str = "zstd"
+    geometry: Geometry,
+    stored: str,
+    tokens: int,
+    compression: str = "zstd",
+    samples: int | None = None,
 ) -> tuple[MemoryStore, list[Sample]]:
-    """Seal a step in this coding, with row groups of this many tokens."""
-    store, samples = MemoryStore(), make_samples(known=0.8, geometry=geometry)
+    """Seal a step in this coding, with row groups of this many tokens; None means all samples."""
+    store, samples = MemoryStore(), make_samples(known=0.8, geometry=geometry)[:samples]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "ROW_GROUP_TOKENS", tokens)
         patch.setattr(RoutesFile, "_choose_coding", lambda *_: stored)
@@ -148,6 +152,11 @@ def negative_count(rows):
     rows[-1]["tokens"] = -1
 
 
+def no_tokens(rows):
+    rows[-2]["tokens"] += rows[-1]["tokens"]
+    rows[-1]["tokens"] = 0
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -159,6 +168,7 @@ def negative_count(rows):
         (other_count, "coded bytes, expected"),
         (huge_count, "coded bytes, expected"),
         (negative_count, "a segment of -1 tokens"),
+        (no_tokens, "a segment of 0 tokens"),
     ],
 )
 def test_bad_planes_are_refused(change, says):
@@ -172,12 +182,33 @@ def test_bad_planes_are_refused(change, says):
     assert verify(store).problems
 
 
-def test_planes_and_segments_are_not_confused():
-    """Another coding in the file's metadata gives other sets, which the routes digest reveals."""
-    for stored, other in [("ids-planes", "gaps-planes"), ("gaps-planes", "ids-planes")]:
-        forgery = Forgery(step_in_planes(GEOMETRY, stored, 10_000)[0])
-        forgery.shards[0].file("routes").metadata["retrace.coding"] = other
-        store = forgery.sealed()
-        manifest = read_manifest(store, 0)
-        with pytest.raises(TraceError, match=r"expected|digest"):
-            read_routes(store, manifest, manifest.ids)
+@pytest.mark.parametrize(
+    ("experts", "names"),
+    [
+        (16, ["gaps-uint8", "ids-uint8", "gaps-planes", "ids-planes"]),
+        (300, ["gaps-uint16-planes", "ids-uint16", "gaps-planes", "ids-planes"]),
+    ],
+)
+def test_codings_are_not_confused(experts, names):
+    """A row group of one segment has the same length in each coding. If the metadata names another
+    coding, the ids are out of order or bounds, or the routes digest differs."""
+    geometry = Geometry(experts, 4, (1, 2, 5))
+    for stored in names:
+        for other in [name for name in names if name != stored]:
+            forgery = Forgery(step_in_planes(geometry, stored, 10_000, samples=1)[0])
+            assert len(forgery.segments) == 1
+            forgery.shards[0].file("routes").metadata["retrace.coding"] = other
+            store = forgery.sealed()
+            manifest = read_manifest(store, 0)
+            says = "expected ascending|expected 0..|add up to|its routes have digest"
+            with pytest.raises(TraceError, match=says):
+                read_routes(store, manifest, manifest.ids)
+
+
+@pytest.mark.parametrize("stored", PLANES.values())
+def test_functions_for_segments_refuse_planes(stored):
+    sets_TK = np.array([[1, 2], [4, 9]], np.uint8)
+    with pytest.raises(TraceError, match="is for row groups"):
+        encode(sets_TK, 16, stored)
+    with pytest.raises(TraceError, match="is for row groups"):
+        decode(sets_TK.tobytes(), 2, 2, 16, stored)
