@@ -6,7 +6,7 @@ The exit code is 1 if a case fails, or if all cases of a pattern in OPEN pass.
 import argparse
 import sys
 
-from tests.hostile.campaign import SAMPLE, all_cases, run, sampled
+from tests.hostile.campaign import SAMPLE, all_cases, one_of_each, run, sampled
 from tests.hostile.judge import Verdict
 
 
@@ -15,6 +15,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument(
         "--all", action="store_true", help="run all cases with all readers and commands"
+    )
+    parser.add_argument(
+        "--each",
+        action="store_true",
+        help="run one case per kind of change and world with all readers and commands",
     )
     parser.add_argument("--only", help="run the cases whose names contain this text")
     parser.add_argument(
@@ -32,6 +37,8 @@ def main() -> int:
     numbers = list(range(len(cases)))
     if arguments.only:
         numbers = [n for n in numbers if arguments.only in cases[n].name]
+    elif arguments.each:
+        numbers = one_of_each()
     elif not arguments.all:
         numbers = sampled(arguments.sample)
 
@@ -41,7 +48,7 @@ def main() -> int:
             sys.stdout.write(f"{name}: {result}\n")
             sys.stdout.flush()
 
-    whole = arguments.all or bool(arguments.only)
+    whole = arguments.all or arguments.each or bool(arguments.only)
     outcome = run(numbers, whole, arguments.processes, arguments.limit, seen)
     sys.stdout.write(f"{outcome.table()}\n")
     for pattern in outcome.mended:

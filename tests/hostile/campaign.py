@@ -81,6 +81,15 @@ def sampled(count: int) -> list[int]:
     return sorted(chosen)
 
 
+def one_of_each() -> list[int]:
+    """Return the numbers of one case per kind of change, level and world, in order."""
+    found: dict[tuple[str, str], int] = {}
+    for number in _spread(range(len(all_cases()))):
+        case = all_cases()[number]
+        found.setdefault((way_of(case), case.world), number)
+    return sorted(found.values())
+
+
 _COSTLY = {"bombs"}
 """Families whose changes are tried only once each in a sample, on any object."""
 
