@@ -178,22 +178,17 @@ class RoutesFile:
             _levels(segments.validity) + _texts(known),
         )
         chunks = [self._put([content], n, _PLAIN) for content in plain]
-        encoding, page_of = _DELTA_LENGTH, self._segments_page
-        if in_planes(stored):
-            encoding, page_of = _PLAIN, self._row_group_page
+        # Before and after the coded sets, the pages of all layers are the same.
+        width = row_bytes(self.geometry.topk, self.geometry.experts)
+        lengths = [width * tokens for tokens in segments.tokens]
+        if in_planes(stored):  # one value for all segments, then empty values
+            encoding, head, tail = _PLAIN, sum(lengths).to_bytes(4, "little"), bytes(4 * (n - 1))
+        else:
+            encoding, head, tail = _DELTA_LENGTH, stored_lengths(lengths), b""
         for sets_NK in segments.sets_LNK:
             coded = _encoded(sets_NK, segments.tokens, self.geometry.experts, stored)
-            chunks.append(self._put(page_of(coded, segments.tokens), n, encoding))
+            chunks.append(self._put([head, coded, tail], n, encoding))
         self._groups.append((n, chunks))
-
-    def _row_group_page(self, coded: memoryview, tokens: Sequence[int]) -> list[_Bytes]:
-        """Return the page of a layer: one value for all segments, then empty values."""
-        return [len(coded).to_bytes(4, "little"), coded, bytes(4 * (len(tokens) - 1))]
-
-    def _segments_page(self, coded: memoryview, tokens: Sequence[int]) -> list[_Bytes]:
-        """Return the page of a layer: the lengths of all values, then a value per segment."""
-        width = row_bytes(self.geometry.topk, self.geometry.experts)
-        return [stored_lengths([width * n for n in tokens]), coded]
 
     def _put(self, pieces: Sequence[_Bytes], values: int, encoding: int) -> _Chunk:
         """Write a column chunk that consists of one page, whose content is given in pieces."""
