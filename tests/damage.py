@@ -1,11 +1,12 @@
 """The kinds of damage to stored objects, applied to every object of a small run.
 
-Four test modules check that damaged content is never accepted:
+Five test modules check that damaged content is never accepted:
 
     tests/unit/traces/test_damage.py                     Readers and `verify` in memory: some cases.
     tests/integration/traces/test_damage.py              Readers and `verify`: all cases.
     tests/integration/traces/test_damaged_stores.py      The commands, on files and on S3.
     tests/integration/traces/test_damaged_training.py    Training ranks, and the data for a restart.
+    tests/hostile/families/damaged.py                    Cases of the hostile campaign.
 
 Other tests use files as a broken or hostile writer could produce them. Their digests all match:
 tests/unit/traces/read/test_forged_files.py, test_hostile.py and fuzz/.

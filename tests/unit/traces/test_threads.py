@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from pipeline import threads
+from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.store import StoreError, open_store
 from pipeline.traces import Geometry, read_manifest, read_routes, seal, write_shard
+from pipeline.traces.format.header import read_header
 from pipeline.traces.read import parts, reader
 from pipeline.traces.write import files
 from tests.samples import R3, make_samples
@@ -58,18 +60,19 @@ def test_errors_are_the_same_for_any_number_of_threads(monkeypatch, tmp_path, sm
     store = written(monkeypatch, tmp_path, 2)
     seal(store, 0, 1, lambda _: IDS, 0)
     manifest = read_manifest(store, 0)
+    (file,) = (f for f in read_header(store, keys.rollout(0, 0)).files if f.role == "routes")
     path = next(tmp_path.rglob("*.routes.parquet"))
     content = bytearray(path.read_bytes())
-    for at in range(100, len(content) - 2000, 50):
+    for at in range(100, file.footer.offset, 50):
         content[at] ^= 1
     path.write_bytes(content)
-    texts = []
-    for cores in (2, 64, 64):
+    texts = set()
+    for cores in (1, 2, 64, 64):
         monkeypatch.setattr(threads, "core_count", lambda cores=cores: cores)
         with pytest.raises(CorruptObjectError, match=r"its commit records") as error:
             read_routes(store, manifest, IDS)
-        texts.append(str(error.value))
-    assert texts[1] == texts[2]
+        texts.add(str(error.value))
+    assert len(texts) == 1
 
 
 def test_a_store_error_is_raised_and_leaves_no_object(monkeypatch, tmp_path, small_pieces):

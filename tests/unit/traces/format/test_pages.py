@@ -4,7 +4,6 @@ writer can produce are read."""
 import io
 import random
 import re
-import time
 import tracemalloc
 from dataclasses import replace
 
@@ -71,11 +70,10 @@ def refused(
     says: str,
     geometry: Geometry | None = None,
 ) -> None:
-    """Check that a read is refused before decoding: it takes little memory and time."""
+    """Check that a read is refused before decoding: it takes little memory."""
     pa.default_memory_pool().release_unused()
     before = pa.total_allocated_bytes()
     peak = pa.default_memory_pool().max_memory()
-    started = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(TraceError, match=re.escape(says)):
@@ -83,7 +81,6 @@ def refused(
         assert tracemalloc.get_traced_memory()[1] < 20e6
     finally:
         tracemalloc.stop()
-    assert time.process_time() - started < 2
     assert pa.default_memory_pool().max_memory() <= max(peak, before + 20e6)
 
 

@@ -62,10 +62,7 @@ def cut_manifest(store, routes, cuts):
         "samples": {"file": 0, "row": 0},
         "routes": parts,
     }
-    schema = MANIFEST
-    if "part_digests" not in MANIFEST.names:
-        schema = pa.schema([*MANIFEST, pa.field("part_digests", pa.list_(pa.string()))])
-    rows = pa.Table.from_pylist([row | {"part_digests": digests}], schema=schema)
+    rows = pa.Table.from_pylist([row | {"part_digests": digests}], schema=MANIFEST)
     return Manifest(0, (0,), GEOMETRY, R2, tuple(refs), rows)
 
 
