@@ -1,5 +1,6 @@
 """The results from readers, `verify` and the commands for a case, and the verdict on them."""
 
+import itertools
 import json
 import tempfile
 import traceback
@@ -23,7 +24,9 @@ from pipeline.traces import (
     Sample,
     SampleStream,
     TraceError,
+    check_shard,
     open_manifest,
+    open_shard,
     read_manifest,
     read_routes,
     read_samples,
@@ -173,8 +176,7 @@ def _read(
         except Exception as error:  # noqa: BLE001 - the verdict reports unexpected errors
             verdict.tracebacks.append(f"{name}: {_said(error)}")
             continue
-        if name != "slices" or case.level == "L0":
-            _compare(case, name, found, right[name], verdict, blind)
+        _compare(case, name, found, right[name], verdict, blind)
 
 
 def _compare(
@@ -270,14 +272,34 @@ def _used(store: Store, step: int, _level: str) -> Iterator[Item]:
 
 
 def _slices(store: Store, step: int, level: str) -> Iterator[Item]:
-    """Yield layers of samples; nothing at L1, because a slice does not reveal every change."""
-    if level == "L1":
-        return
+    """Yield all layers in descending order and, at L0, the last layer of some samples.
+
+    At L1, a slice with only some layers does not reveal every change.
+    """
     used = used_routes(store, step)
     layers = used.geometry.layers if used.geometry else ()
     for ids, some in ((used.ids, layers[::-1]), (used.ids[1:3], layers[-1:])):
-        for id, routes in read_routes(store, used, ids, some).items():
-            yield f"slice {len(some)} {id}", lists_of(routes)
+        if level == "L0" or len(some) == len(layers):
+            for id, routes in read_routes(store, used, ids, some).items():
+                yield f"routes {id}, layers {some}", lists_of(routes)
+
+
+def _early(store: Store, step: int, _level: str) -> Iterator[Item]:
+    """Yield each shard as if it were read before the seal, after comparing it with the seal."""
+    numbers = itertools.takewhile(
+        lambda shard: store.size(keys.rollout(step, shard)) is not None, itertools.count()
+    )
+    shards = [open_shard(store, step, shard) for shard in numbers]
+    sealed = read_manifest(store, step)
+    ids = [(shard, check_shard(sealed, shard)) for shard in shards]
+    if sorted(itertools.chain(*(mine for _, mine in ids))) != sorted(sealed.ids):
+        raise TraceError(f"step {step}: its shards have different samples")
+    for shard, mine in ids:
+        for sample in read_samples(store, shard, mine):
+            yield f"sample {sample.id}", vars_of(sample)
+        if shard.geometry is not None:
+            for id, routes in read_routes(store, shard, mine).items():
+                yield f"routes {id}", lists_of(routes)
 
 
 def _streams(store: Store, step: int, _level: str) -> Iterator[Item]:
@@ -335,6 +357,7 @@ READERS: dict[str, Reader] = {
     "slices": _slices,
 }
 SLOW_READERS: dict[str, Reader] = {
+    "early": _early,
     "streams": _streams,
     "retrace": _library,
     "write_recorded_set": _recorded,

@@ -14,10 +14,6 @@ _BESIDE_TRACES = (
 )
 
 UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
-    r"^json/.*steps/.*/(rollout|training|manifest)[^:]*:attempt/": (
-        (),
-        "only the object's writer checks the write id",
-    ),
     rf"^json/[^:]*:{_BESIDE_TRACES}:attempt/(missing|text|empty|control|outside|foreign|another)": (
         (),
         "only the object's writer checks the write id; values that are not strings are reported",
@@ -27,7 +23,10 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
         "the field contains only a worker's statements about its own work, which nothing else "
         "confirms",
     ),
-    r"^json/.*provenance\.engine/": ((), "the engine's name is only for users"),
+    r"^json/.*/training\.json:provenance\.engine/": (
+        (),
+        "the engine's name is only for users, and a training.json names no file that repeats it",
+    ),
     r"^json/.*:run\.json:name/text/": ((), "a run's folder may have been renamed"),
     r"^json/.*:run\.json:config\.[a-z_.]*record_file/": (
         (),
@@ -67,7 +66,6 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
     r"^columns/.*samples\.parquet:finish_reason/": (("finish_reason",), _ONLY_THERE),
     r"^columns/.*samples\.parquet:extras/": (("extras",), _ONLY_THERE),
     r"^columns/.*samples\.parquet:seed/": (("seed",), _ONLY_THERE),
-    r"^columns/.*samples\.parquet:version_spans/": (("version_spans",), _ONLY_THERE),
     r"^columns/[^:]*:steps/\d+/manifest[^:]*:not_trained/": (
         (),
         "only the manifest contains the reason; tests/unit/traces/format/statements.py covers the "
@@ -95,11 +93,6 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
         "a missing key means null, which is the stored value anyway",
     ),
     r"^rows/.*validations/.*names of two swapped/": ((), "a validation's samples have no manifest"),
-    r"^(moved|set)/.*another run's routes/L1": (
-        _ROUTES,
-        "the other set is complete and has the same tokens, and nothing outside a set's files "
-        "records which experts were used",
-    ),
     r"^\w+/(r2|audited)-1\.0:.*training": (
         _ROUTES,
         "format 1.0 links a trainer's files to their step only through ids and lengths",
@@ -108,6 +101,19 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
 """Maps patterns of case names to the fields that may differ unnoticed and to the reason."""
 
 NAMED_ALONE: dict[str, tuple[Sequence[str], str]] = {
+    r"^json/.*steps/.*/(rollout|training|manifest)[^:]*:attempt/": (
+        (),
+        "readers ignore the write id; verify compares it with the names of the files",
+    ),
+    r"^json/(?!.*/training\.json:).*provenance\.engine/": (
+        (),
+        "readers ignore the engine's name; verify compares it with the name in the routes file",
+    ),
+    r"^columns/.*samples\.parquet:version_spans/": (
+        ("version_spans",),
+        "readers take the spans from the samples file; verify compares their versions with the "
+        "policy versions of the step",
+    ),
     r"^columns/wide:.*manifest[^:]*:id/": (
         (),
         "all rows of a sample are in its group's segments, so they do not name the sample; verify "
