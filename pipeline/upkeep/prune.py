@@ -6,15 +6,16 @@ that these files are not reported as missing. If a call is interrupted, the next
 remaining files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.run import keys
 from pipeline.run.amendments import find_description
 from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id
+from pipeline.run.parse import field, listed, text
 from pipeline.run.restarts import KEPT, restarts
 from pipeline.store import Store, open_store
-from pipeline.traces.format.header import read_header
 from pipeline.traces.format.manifest import is_pruned, open_manifest, sealed_steps
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.training import find_training_set
@@ -57,7 +58,7 @@ def prune(store: Store, keep_steps: int, dry_run: bool = False) -> Iterator[Prun
         left = _left(store, step)
         if not dry_run:
             if not is_pruned(store, step):
-                body = {"step": step, "data": sorted(left)}
+                body = {"step": step, "data": sorted(data_files(store, step))}
                 commit(store, keys.pruned(step), body, new_write_id())
             for key in left:
                 store.delete(key)
@@ -98,18 +99,60 @@ def _refuse_unrecorded(store: Store, new: list[int]) -> None:
         )
 
 
-def _left(store: Store, step: int) -> dict[str, int]:
-    """Return the sizes in bytes of a step's data files that still exist, keyed by object key."""
-    body = find_commit(store, keys.pruned(step))
-    if body is None:
-        named = {ref["key"] for ref in read_header(store, keys.manifest(step)).body["data"]}
-        training = find_training_set(store, open_manifest(store, step).head)
-        for header in () if training is None else training.commits:
-            named |= {file.data.key for file in header.files}
-    else:
-        named = set(body["data"])
-    outside = [key for key in named if not key.startswith(keys.step_prefix(step))]
+def data_files(store: Store, step: int) -> set[str]:
+    """Return the keys of the files with samples and routes that belong to a sealed step.
+
+    These are the files that pruning removes: those of the manifest and of the training set.
+
+    Raises:
+        CorruptObjectError: The step's commits name files outside the step's folder.
+        StoreError: A commit cannot be read.
+        TraceError: A commit is malformed, or the step's training set is missing.
+    """
+    manifest = open_manifest(store, step).head
+    training = find_training_set(store, manifest)
+    found = {ref.key for ref in manifest.files}
+    for header in () if training is None else training.commits:
+        found |= {file.data.key for file in header.files}
+    outside = [key for key in found if not key.startswith(keys.step_prefix(step))]
     if outside:
         raise CorruptObjectError(f"step {step} in {store.uri}: it names {outside[0]}")
+    return found
+
+
+def check_pruned(body: Mapping[str, Any], step: int, expected: Set[str]) -> None:
+    """Check the body of a step's pruned.json.
+
+    Args:
+        body: The body.
+        step: The step.
+        expected: The step's data files.
+
+    Raises:
+        CorruptObjectError: The body does not list exactly these files.
+    """
+    key = keys.pruned(step)
+    try:
+        names = set(field(body, "data", listed(text)))
+    except ValueError as error:
+        raise CorruptObjectError(f"{key}: {error}; restore the object") from error
+    if strange := names - expected:
+        raise CorruptObjectError(
+            f"{key}: it names {min(strange)}, which is not a data file of step {step}; restore the "
+            "object"
+        )
+    if absent := expected - names:
+        raise CorruptObjectError(
+            f"{key}: it does not name {min(absent)}, which is a data file of step {step}; restore "
+            "the object"
+        )
+
+
+def _left(store: Store, step: int) -> dict[str, int]:
+    """Return the sizes in bytes of a step's data files that still exist, keyed by object key."""
+    named = data_files(store, step)
+    body = find_commit(store, keys.pruned(step))
+    if body is not None:
+        check_pruned(body, step, named)
     sizes = {key: store.size(key) for key in named}
     return {key: size for key, size in sizes.items() if size is not None}

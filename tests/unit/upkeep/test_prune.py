@@ -1,11 +1,13 @@
 """`prune` frees space, keeps what a restart needs, and leaves a run that all commands can read."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli.traces import app
 from pipeline.run import keys
-from pipeline.run.commit import commit, read_commit
+from pipeline.run.commit import CorruptObjectError, commit, read_commit
 from pipeline.store import open_store
 from pipeline.store.file import FileStore
 from pipeline.traces import TraceError, read_manifest, write_recorded_set
@@ -212,3 +214,37 @@ def test_commands_report_pruned_steps(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["000003", "000004"]
     (error,) = command("export", run.uri, "--out", tmp_path / "one", "--step", 1, expect=2)
     assert "its samples and routes were removed" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda data: [*data, keys.manifest(0)], "it names .*manifest.json, which is not a data"),
+        (lambda data: [*data, keys.rollout(0, 0)], "it names .*00000.json, which is not a data"),
+        (lambda data: [*data, "steps/000001/x"], "it names steps/000001/x, which is not a data"),
+        (lambda data: data[1:], "it does not name .*, which is a data file of step 0"),
+        (lambda data: [*data, 1], "data: item 4: 1 is not a string"),
+        (lambda data: {}, "data: {} is not a list"),
+    ],
+)
+def test_a_mark_that_does_not_list_the_data_files_is_refused(run, tmp_path, change, says):
+    """Nothing is removed because such a mark lists it."""
+    list(prune(run, 2))
+    path = tmp_path / "run" / keys.pruned(0)
+    rewrite(path, {"data": change(json.loads(path.read_bytes())["data"])})
+    before = {info.key for info in run.list("")}
+    with pytest.raises(CorruptObjectError, match=says):
+        list(prune(run, 5))
+    assert {info.key for info in run.list("")} == before
+    assert [problem.key for problem in verify(run).problems] == [keys.pruned(0)]
+
+
+def test_lost_routes_of_the_trainer_that_a_mark_does_not_list_are_found(tmp_path):
+    store = open_store(str(tmp_path))
+    sealed_r2(store, SAMPLES)
+    assert len(list(prune(store, 0))) == 1
+    path = tmp_path / keys.pruned(0)
+    data = json.loads(path.read_bytes())["data"]
+    rewrite(path, {"data": [key for key in data if "/training/" not in key]})
+    (problem,) = verify(store).problems
+    assert "it does not name steps/000000/training/" in problem.text
