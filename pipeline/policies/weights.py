@@ -87,7 +87,12 @@ def tensors_digest(tensors: Iterable[Tensor]) -> str:
 
 
 def read_weights(path: Path) -> WeightsFile:
-    """Compute the digests of a file on this machine. Raises ValueError if it is incomplete."""
+    """Compute the digests of a file on this machine.
+
+    Raises ValueError if it is incomplete or not a regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not a regular file, expected a safetensors file")
     try:
         with path.open("rb") as source:
             return scan_weights(iter(lambda: source.read(_PIECE), b""))

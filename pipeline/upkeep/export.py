@@ -146,16 +146,21 @@ def export_for(
             left_out += 1
             continue
         trained = _trained(sample)
-        if peer == "verl":
-            fields: dict[str, Any] = verl_sample(sample, trained, manifest.geometry, num_layers)
-        else:
-            first = sample.branch_of or sample.id
-            numbers = {
-                "group_index": groups.setdefault(sample.group, len(groups)),
-                "index": len(samples),
-                "rollout_id": conversations.setdefault(first, len(conversations)),
-            }
-            fields = slime_sample(sample, trained, manifest.geometry, num_layers, numbers)
+        numbers = {
+            "group_index": groups.setdefault(sample.group, len(groups)),
+            "index": len(samples),
+            "rollout_id": conversations.setdefault(
+                sample.branch_of or sample.id, len(conversations)
+            ),
+        }
+        fields: dict[str, Any]
+        try:
+            if peer == "verl":
+                fields = verl_sample(sample, trained, manifest.geometry, num_layers)
+            else:
+                fields = slime_sample(sample, trained, manifest.geometry, num_layers, numbers)
+        except TraceError as error:
+            raise TraceError(f"step {step} in {store.uri}, sample {sample.id}: {error}") from error
         samples.append({name: _tensor(value, torch) for name, value in fields.items()})
         ids.append(sample.id)
         untrained += not trained

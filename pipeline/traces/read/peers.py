@@ -18,6 +18,9 @@ import numpy.typing as npt
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes, Sample, TraceError
 
+_MOST_BYTES = 8 << 30
+"""Maximum size in bytes of one sample's routes over all decoder layers. A million rows of 94 layers
+with top-8 take 3 GiB as int32."""
 _STATUS = {"length": "truncated", "abort": "aborted"}
 
 
@@ -38,11 +41,15 @@ def dense_routes(
         unknown: The id that fills invalid rows; None fills them with 0..K-1.
 
     Raises:
-        TraceError: Ids do not fit into the dtype, or `num_layers` leaves out a MoE layer.
+        TraceError: Ids do not fit into the dtype, `num_layers` leaves out a MoE layer, or the
+            result would take more than 8 GiB.
     """
     info = np.iinfo(np.dtype(dtype))
     if geometry.experts - 1 > info.max:
-        raise TraceError(f"{geometry.experts} experts do not fit into {np.dtype(dtype)}")
+        raise TraceError(
+            f"{geometry.experts} experts do not fit into {np.dtype(dtype)}, expected at most "
+            f"{info.max + 1}; use traces export --format npy"
+        )
     needed = max(geometry.layers, default=-1) + 1
     N = needed if num_layers is None else num_layers
     if needed > N:
@@ -51,6 +58,12 @@ def dense_routes(
             "number of all decoder layers, including dense ones"
         )
     T, _, K = routes.sets_TLK.shape
+    size = T * N * K * np.dtype(dtype).itemsize
+    if size > _MOST_BYTES:
+        raise TraceError(
+            f"{T} rows in {N} decoder layers take {size >> 30} GiB as {np.dtype(dtype)}, expected "
+            f"at most {_MOST_BYTES >> 30}; correct num_layers, or use traces export --format npy"
+        )
     dense_TNK = np.zeros((T, N, K), dtype)
     dense_TNK[:, list(geometry.layers)] = routes.sets_TLK
     invalid_T = ~routes.valid_T

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -185,3 +186,10 @@ def test_tensors_in_a_header_are_in_the_order_of_their_bytes():
         }
     )
     assert [(t.name, t.shape) for t in parse_header(text.encode())] == [("a", ()), ("b", (2,))]
+
+
+def test_a_file_that_is_not_regular_is_refused(tmp_path):
+    """Reading a FIFO would wait for a writer."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors: not a regular file"):
+        read_weights(tmp_path / "model.safetensors")

@@ -67,5 +67,14 @@ def test_ids_that_do_not_fit_are_refused():
     routes = Routes(np.array([[[0, 40_000]]], np.uint16), np.ones(1, bool))
     geometry = Geometry(experts=40_001, topk=2, layers=(0,))
     assert to_slime(routes, geometry).tolist() == [[[0, 40_000]]]
-    with pytest.raises(TraceError, match="40001 experts do not fit into int16"):
+    with pytest.raises(TraceError, match="40001 experts do not fit into int16, expected at most"):
         to_verl(routes, geometry)
+
+
+def test_arrays_that_would_fill_the_memory_are_refused():
+    """A small file may contain routes for a layer with a high number."""
+    routes = Routes(np.zeros((100_000, 1, 1), np.uint8), np.ones(100_000, bool))
+    with pytest.raises(TraceError, match="100000 rows in 100000 decoder layers take 37 GiB"):
+        to_slime(routes, Geometry(1, 1, (99_999,)))
+    with pytest.raises(TraceError, match="expected at most 8; correct num_layers"):
+        to_slime(routes, Geometry(1, 1, (0,)), num_layers=10**9)
