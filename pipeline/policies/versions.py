@@ -226,9 +226,9 @@ def parse_version(body: Mapping[str, Any], version: int, uri: str) -> PolicyVers
         )
     try:
         weights = field(body, WEIGHTS, digest) if WEIGHTS in body else None
-        files = tuple(files_in(dict(body)))
+        files = tuple(files_in(body))
         difference = field(body, "difference", _difference) if "difference" in body else None
-        tensors = tuple(files_in({"files": body.get("tensors", [])}))
+        tensors = tuple(files_in(body, "tensors") if "tensors" in body else ())
         found = PolicyVersion(version, weights, files, tensors, difference)
         if "tensors" in body or difference is not None:
             _refuse_odd(found, write_id_of(body))

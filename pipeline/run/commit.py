@@ -255,15 +255,24 @@ def file_list(files: Iterable[DataFile]) -> list[dict[str, Any]]:
     return [asdict(file) for file in files]
 
 
-def files_in(body: dict[str, Any]) -> list[DataFile]:
-    """Return the data files that a commit lists. Raises CorruptObjectError for an invalid list."""
+def files_in(body: Mapping[str, Any], name: str = "files") -> list[DataFile]:
+    """Return the data files that a field of a commit lists.
+
+    Raises CorruptObjectError for an invalid list.
+    """
     try:
-        return [
-            DataFile(parse.key(f["key"]), parse.number(f["size"]), parse.text(f["sha256"]))
-            for f in parse.items(body["files"])
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptObjectError(f"its list of files is invalid: {error!r}") from error
+        return parse.field(body, name, parse.listed(_data_file))
+    except ValueError as error:
+        raise CorruptObjectError(str(error)) from error
+
+
+def _data_file(value: Any) -> DataFile:
+    body = parse.mapping(value)
+    return DataFile(
+        key=parse.field(body, "key", parse.key),
+        size=parse.field(body, "size", parse.number),
+        sha256=parse.field(body, "sha256", parse.text),
+    )
 
 
 def _lines(value: Any) -> str:

@@ -113,6 +113,22 @@ def items(value: Any) -> list[Any]:
     return value
 
 
+def listed(parse: Callable[[Any], _T]) -> Callable[[Any], list[_T]]:
+    """Return a check of lists: `parse` checks each item, and an error gives the item's index."""
+
+    def parse_list(value: Any) -> list[_T]:
+        found: list[_T] = []
+        try:
+            for item in items(value):
+                found.append(parse(item))
+        except (TypeError, ValueError) as error:
+            where = f"item {len(found)}: " if isinstance(value, list) else ""
+            raise ValueError(f"{where}{error}") from error
+        return found
+
+    return parse_list
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """A JSON object."""
     if not isinstance(value, dict):

@@ -17,9 +17,10 @@ from pipeline.model.geometry import Geometry
 from pipeline.policies.versions import weights_of
 from pipeline.run import keys
 from pipeline.run.amendments import description_at
-from pipeline.run.commit import MOST_BYTES, CorruptObjectError, read_data, sha256
+from pipeline.run.commit import MOST_BYTES, read_data
 from pipeline.run.plan import Window, find_step_plans
-from pipeline.store import ObjectExistsError, ObjectMissingError, Store
+from pipeline.store import ObjectExistsError, Store
+from pipeline.traces.format.chunks import check_size
 from pipeline.traces.format.digests import token_digest
 from pipeline.traces.format.ids import check_ids, expected_ids, named
 from pipeline.traces.format.manifest import (
@@ -248,14 +249,7 @@ def _check_files(source: Store, manifest: Manifest) -> None:
     """Raise an error unless every file of a step exists and has its full size. Reads no files."""
     for number in range(len(manifest.files)):
         file, _ = open_file(source, manifest, number)
-        size = source.size(file.data.key)
-        if size is None:
-            raise ObjectMissingError(f"read {file.data.key} in {source.uri}: no such object")
-        if size != file.data.size:
-            raise CorruptObjectError(
-                f"{file.data.key} in {source.uri}: {size} bytes, but its commit records "
-                f"{file.data.size}; restore the object"
-            )
+        check_size(source, file)
 
 
 def _seal_copy(
@@ -290,7 +284,7 @@ def _put(target: Store, key: str, data: bytes) -> None:
     try:
         target.create(key, data)
     except ObjectExistsError as error:
-        if target.size(key) != len(data) or sha256(target.read(key)) != sha256(data):
+        if target.size(key) != len(data) or target.read(key) != data:
             raise TraceError(
                 f"{key} in {target.uri}: exists with different content; choose a different "
                 "record_file, or remove the existing objects"

@@ -131,7 +131,11 @@ class Report:
         with self.noting(key):
             try:
                 yield
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
+            except KeyError as error:
                 raise CorruptObjectError(
-                    f"{key}: a field is missing or wrong: {error!r}"
+                    f"{key}: the field {error} is missing; restore the object"
+                ) from error
+            except (TypeError, AttributeError, ValueError) as error:
+                raise CorruptObjectError(
+                    f"{key}: a field has a wrong value: {error}; restore the object"
                 ) from error

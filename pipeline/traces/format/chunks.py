@@ -6,16 +6,19 @@ error.
 """
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import IO, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.model.geometry import Geometry
 from pipeline.run.commit import CorruptObjectError, DataFile, sha256
-from pipeline.run.parse import items, key, number, text
+from pipeline.run.parse import field, key, listed, mapping, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
 from pipeline.traces.format.checked_bytes import CheckedBytes
 from pipeline.traces.format.codec import row_bytes
@@ -73,6 +76,23 @@ class TraceFile:
         """The number of rows in the file."""
         return sum(group.rows for group in self.row_groups)
 
+    @cached_property
+    def first_rows(self) -> npt.NDArray[np.int64]:
+        """The first row of each row group, followed by the number of rows in the file."""
+        return np.cumsum([0, *(group.rows for group in self.row_groups)])
+
+    def groups_of(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the index of the row group that contains each of the given rows.
+
+        Raises TraceError for a row that the file does not have.
+        """
+        wanted = np.asarray(rows, np.int64)
+        if np.count_nonzero(beyond := (wanted < 0) | (wanted >= self.rows)):
+            raise TraceError(
+                f"{self.data.key}: row {wanted[beyond][0]}, expected 0..{self.rows - 1}"
+            )
+        return np.searchsorted(self.first_rows, wanted, side="right") - 1
+
     @property
     def ranges(self) -> list[Range]:
         """All ranges that have a digest."""
@@ -92,29 +112,40 @@ class TraceFile:
         }
 
 
-def from_json(body: Any, name: str) -> TraceFile:
-    """Parse a file's entry in a commit. Raises TraceError if the entry is malformed."""
+def trace_files(body: Mapping[str, Any], name: str) -> tuple[TraceFile, ...]:
+    """Parse the files that a commit lists. Raises TraceError if the list is malformed."""
     try:
-        size = number(body["size"])
-        data = DataFile(key(body["key"]), size, text(body["sha256"]))
-        leaves = tuple(text(leaf) for leaf in items(body["leaves"]))
-        groups = tuple(
-            RowGroup(
-                number(group["rows"]),
-                tuple(_range(c, size) for _, c in zip(leaves, group["chunks"], strict=True)),
-            )
-            for group in items(body["row_groups"])
-        )
-        return TraceFile(data, text(body["role"]), _range(body["footer"], size), leaves, groups)
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{name}: malformed list of files: {error!r}") from error
+        return tuple(field(body, "files", listed(_trace_file)))
+    except ValueError as error:
+        raise TraceError(f"{name}: {error}; remake the object") from error
+
+
+def _trace_file(value: Any) -> TraceFile:
+    body = mapping(value)
+    size = field(body, "size", number)
+    data = DataFile(field(body, "key", key), size, field(body, "sha256", text))
+    leaves = field(body, "leaves", listed(text))
+    groups = field(body, "row_groups", listed(lambda group: _row_group(group, len(leaves), size)))
+    footer = field(body, "footer", lambda range: _range(range, size))
+    return TraceFile(data, field(body, "role", text), footer, tuple(leaves), tuple(groups))
+
+
+def _row_group(value: Any, leaves: int, size: int) -> RowGroup:
+    body = mapping(value)
+    chunks = field(body, "chunks", listed(lambda range: _range(range, size)))
+    if len(chunks) != leaves:
+        raise ValueError(f"chunks: {len(chunks)} items, expected {leaves}: one per leaf column")
+    return RowGroup(field(body, "rows", number), tuple(chunks))
 
 
 def _range(value: Any, size: int) -> Range:
-    offset, length, digest = value
-    found = Range(number(offset), number(length), text(digest))
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError(f"{value!r}, expected an offset, a length and a digest")
+    found = Range(number(value[0]), number(value[1]), text(value[2]))
     if found.offset + found.length > size:
-        raise ValueError(f"bytes {found.offset}..{found.offset + found.length} of {size}")
+        raise ValueError(
+            f"bytes {found.offset}..{found.offset + found.length}, expected at most {size}"
+        )
     return found
 
 
@@ -374,11 +405,15 @@ def _read_ranges(store: Store, file: TraceFile, ranges: Sequence[Range]) -> list
     except ObjectMissingError:
         raise
     except StoreError:
-        _check_size(store, file)
+        check_size(store, file)
         raise
 
 
-def _check_size(store: Store, file: TraceFile) -> None:
+def check_size(store: Store, file: TraceFile) -> None:
+    """Raise an error unless a file exists and has the size that its commit records.
+
+    Raises ObjectMissingError or CorruptObjectError. Does not read the file.
+    """
     found = store.size(file.data.key)
     if found is None:
         raise ObjectMissingError(f"read {file.data.key} in {store.uri}: no such object")

@@ -107,7 +107,7 @@ def canonical(routes: Routes, geometry: Geometry, rows: int) -> Routes:
         sets_LTK = np.array(sets_LTK, order="C")
         sets_LTK[:, ~routes.valid_T] = np.arange(geometry.topk)
     sets_LTK = checked(sets_LTK, geometry.experts)
-    return Routes(sets_LTK.swapaxes(0, 1), routes.valid_T)
+    return Routes(sets_LTK.swapaxes(0, 1), routes.valid_T.copy())
 
 
 def canonical_samples(
@@ -146,7 +146,7 @@ def canonical_samples(
         _put_in_order(sets_LNK, geometry.experts)
         _check_largest(sets_LNK, geometry.experts)
     return [
-        Routes(sets_LNK[:, start:end].swapaxes(0, 1), of_sample.valid_T)
+        Routes(sets_LNK[:, start:end].swapaxes(0, 1), of_sample.valid_T.copy())
         for of_sample, start, end in zip(routes, ends, ends[1:], strict=False)
     ]
 

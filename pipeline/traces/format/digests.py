@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.codec import canonical
-from pipeline.traces.format.types import Routes
+from pipeline.traces.format.types import Routes, TraceError
 
 
 def token_digest(tokens_S: npt.NDArray[Any]) -> str:
@@ -47,3 +47,22 @@ def validity_bits(valid_T: npt.NDArray[np.bool_]) -> bytes:
     if np.count_nonzero(valid_T) == len(valid_T):  # nearly always; much faster than packbits
         return ((1 << len(valid_T)) - 1).to_bytes((len(valid_T) + 7) // 8, "little")
     return np.packbits(valid_T, bitorder="little").tobytes()
+
+
+def valid_rows(bits: bytes, rows: int, name: str) -> npt.NDArray[np.bool_]:
+    """Return whether each row is valid, from the result of `validity_bits`.
+
+    Args:
+        bits: One bit per row.
+        rows: The number of rows.
+        name: The file, for error messages.
+
+    Raises:
+        TraceError: The number of bytes is wrong, or an unused bit is set.
+    """
+    if len(bits) != (rows + 7) // 8:
+        raise TraceError(f"{name}: {len(bits)} bytes of validity for {rows} tokens")
+    if rows % 8 and bits[-1] >> rows % 8:
+        raise TraceError(f"{name}: validity of {rows} tokens with unused bits set")
+    found = np.unpackbits(np.frombuffer(bits, np.uint8), count=rows, bitorder="little")
+    return found.astype(np.bool_)

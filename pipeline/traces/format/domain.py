@@ -305,7 +305,10 @@ def _check_json(value: object, where: str, depth: int) -> None:
                 raise TraceError(f"{where}: {value}, expected finite numbers, as JSON requires")
         case dict() | list() | tuple():
             if depth == 0:
-                raise TraceError(f"{where}: objects and lists are nested too deep")
+                raise TraceError(
+                    f"{where}: objects and lists are nested too deep, expected at most "
+                    f"{MOST_DEPTH} levels in the stored object"
+                )
             if isinstance(value, dict):
                 for key in value:
                     if not isinstance(key, str):

@@ -6,8 +6,9 @@ from typing import Any
 
 from pipeline.model.geometry import Geometry, geometry_json
 from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, read_commit
+from pipeline.run.parse import same
 from pipeline.store import Store
-from pipeline.traces.format.chunks import TraceFile, from_json
+from pipeline.traces.format.chunks import TraceFile, trace_files
 from pipeline.traces.format.policies import parse_policies, policies_json
 from pipeline.traces.format.schema import (
     FORMAT,
@@ -72,8 +73,6 @@ def read_header(store: Store, key: str) -> Header:
     minor = check_format(body.get("format"), name)
     if CONTENT_SHA256 not in body:
         raise CorruptObjectError(f"{name}: no {CONTENT_SHA256} in the commit; restore the object")
-    if not isinstance(body.get("files"), list):
-        raise TraceError(f"{name}: no list of files in the commit")
     if minor and "policies" not in body:
         raise TraceError(
             f"{name}: no policies in the commit, expected a list, or null if they are unknown; "
@@ -85,10 +84,28 @@ def read_header(store: Store, key: str) -> Header:
         sha256=body[CONTENT_SHA256],
         geometry=read_geometry(body.get("geometry"), name),
         provenance=parse_provenance(body.get("provenance"), name),
-        files=tuple(from_json(file, name) for file in body["files"]),
+        files=trace_files(body, name),
         minor=minor,
         policies=parse_policies(body.get("policies"), name) if minor else None,
     )
+
+
+def check_place(store: Store, header: Header, place: Mapping[str, int]) -> None:
+    """Check that a shard's commit states the step and shard to which its key belongs.
+
+    Args:
+        store: The store of the commit.
+        header: The commit.
+        place: The expected values of `step` and `shard`.
+
+    Raises:
+        TraceError: The commit states different values.
+    """
+    found = {name: header.body.get(name) for name in place}
+    if not same(found, place):
+        raise TraceError(
+            f"{header.key} in {store.uri}: this is the commit of {found}, expected {place}"
+        )
 
 
 def same_source(header: Header, first: Header) -> None:

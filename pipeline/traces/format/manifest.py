@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import pyarrow as pa
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
-from pipeline.run.parse import flag, items, key, number, text
+from pipeline.run.parse import field, flag, key, listed, mapping, number, text
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
 from pipeline.traces.format.domain import MOST_STEP, check_line, check_name, check_number
@@ -130,15 +131,16 @@ class SealedManifest:
 
         Raises TraceError for a number out of range, and the same errors as `read_manifest`.
         """
-        wanted = np.asarray(rows, np.int64)
-        if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.samples:
+        wanted = np.asarray(rows)
+        if wanted.size and wanted.dtype.kind not in "iu":  # a mask, or numbers beyond 64 bits
             raise TraceError(
-                f"step {self.head.step}: rows {wanted.min()}..{wanted.max()} of {self.samples}"
+                f"step {self.head.step}: rows of type {wanted.dtype}, expected row numbers"
             )
-        firsts = np.cumsum([0, *(group.rows for group in self.file.row_groups)])
-        found = []
+        wanted = wanted.astype(np.int64)
         order = np.argsort(wanted, kind="stable")
-        groups = np.searchsorted(firsts, wanted[order], side="right") - 1
+        groups = self.file.groups_of(wanted[order])
+        firsts = self.file.first_rows
+        found = []
         for group in np.unique(groups):
             table = read_table(self.store, self.file, MANIFEST, [int(group)])
             found.append(table.take(pa.array(wanted[order][groups == group] - firsts[group])))
@@ -161,8 +163,9 @@ class SealedManifest:
         name = f"{keys.manifest(manifest.step)} in {self.store.uri}"
         if len(manifest.numbers) != len(manifest.ids):
             raise TraceError(f"{name}: {doubles(manifest.ids)}")
-        if manifest.geometry is not None and manifest.rows["routes_digest"].null_count:
-            raise TraceError(f"{name}: samples without a routes digest")
+        for column in ("routes_digest", "rows_valid"):
+            if manifest.geometry is not None and manifest.rows[column].null_count:
+                raise TraceError(f"{name}: samples without {column}, expected it with routes")
         return manifest
 
 
@@ -170,29 +173,22 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
     """Open a sealed step without reading its rows. Raises the same errors as `read_manifest`."""
     step = check_number(step, MOST_STEP, "step")
     header = read_header(store, keys.manifest(step))
-    name = f"{header.key} in {store.uri}"
+    body, name = header.body, f"{header.key} in {store.uri}"
     try:
-        refs = tuple(
-            FileRef(
-                key(ref["key"]), text(ref["sha256"]), key(ref["commit"]), text(ref["commit_sha256"])
-            )
-            for ref in items(header.body["data"])
-        )
-        found_step = number(header.body["step"])
-        versions = tuple(number(version) for version in items(header.body["policy_versions"]))
-        training = bool(header.minor) and flag(header.body["training"])
-        rejected = tuple(
-            Rejected(
-                check_name(group["group"], f"{name}: rejected group"),
-                check_line(group["reason"], f"{name}: reason of a rejected group"),
-                number(group["samples"]),
-            )
-            for group in (items(header.body["rejected"]) if header.minor else ())
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{name}: malformed manifest: {error!r}") from error
-    if found_step != step or len(header.files) != 1:
+        refs = tuple(field(body, "data", listed(_file_ref)))
+        found_step = field(body, "step", number)
+        versions = tuple(field(body, "policy_versions", listed(number)))
+        training = bool(header.minor) and field(body, "training", flag)
+        rejected = tuple(field(body, "rejected", listed(_rejected)) if header.minor else ())
+    except ValueError as error:
+        raise TraceError(f"{name}: {error}; remake the object") from error
+    for group in rejected:
+        check_name(group.group, f"{name}: rejected group")
+        check_line(group.reason, f"{name}: reason of a rejected group")
+    if found_step != step:
         raise TraceError(f"{name}: the manifest of step {found_step}, expected step {step}")
+    if len(header.files) != 1:
+        raise TraceError(f"{name}: {len(header.files)} files of rows, expected one")
     head = Manifest(
         step,
         versions,
@@ -203,10 +199,29 @@ def open_manifest(store: Store, step: int) -> SealedManifest:
         policies=header.policies,
         training=training,
         rejected=rejected,
-        format=header.body["format"],
+        format=body["format"],
         sha256=header.sha256,
     )
     return SealedManifest(store, head, header.files[0])
+
+
+def _file_ref(value: Any) -> FileRef:
+    body = mapping(value)
+    return FileRef(
+        key=field(body, "key", key),
+        sha256=field(body, "sha256", text),
+        commit=field(body, "commit", key),
+        commit_sha256=field(body, "commit_sha256", text),
+    )
+
+
+def _rejected(value: Any) -> Rejected:
+    body = mapping(value)
+    return Rejected(
+        group=field(body, "group", text),
+        reason=field(body, "reason", text),
+        samples=field(body, "samples", number),
+    )
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
@@ -263,7 +278,11 @@ def open_file(
         TraceError: The manifest or the commit does not list the file.
     """
     if not 0 <= number < len(manifest.files):
-        raise TraceError(f"step {manifest.step}: file {number} of {len(manifest.files)}")
+        here = f"0..{len(manifest.files) - 1}" if manifest.files else "no files"
+        raise TraceError(
+            f"{keys.manifest(manifest.step)} in {store.uri}: a sample refers to file {number}, "
+            f"expected {here}; remake the step"
+        )
     ref = manifest.files[number]
     header = (commits or Commits(store)).header(ref.commit)
     if header.sha256 != ref.commit_sha256:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.run.parse import items, number, text
+from pipeline.run.parse import field, listed, mapping, number, text
+from pipeline.traces.format.domain import MOST
 from pipeline.traces.format.types import TraceError
 
-_MOST = 2**31 - 1
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -27,13 +27,13 @@ def parse_policies(value: Any, name: str) -> dict[int, str] | None:
     if value is None:
         return None
     try:
-        found = [(number(of["version"]), text(of["weights_sha256"])) for of in items(value)]
-    except (KeyError, TypeError) as error:
-        raise TraceError(f"{name}: malformed list of policies: {error!r}") from error
+        found = listed(_policy)(value)
+    except ValueError as error:
+        raise TraceError(f"{name}: policies: {error}; remake the object") from error
     versions = [version for version, _ in found]
-    if versions != sorted(set(versions)) or any(version > _MOST for version in versions):
+    if versions != sorted(set(versions)) or any(version > MOST for version in versions):
         raise TraceError(
-            f"{name}: policy versions {versions}, expected ascending versions up to {_MOST}"
+            f"{name}: policy versions {versions}, expected ascending versions up to {MOST}"
         )
     for version, digest in found:
         if not _DIGEST.fullmatch(digest):
@@ -42,6 +42,11 @@ def parse_policies(value: Any, name: str) -> dict[int, str] | None:
                 "lower-case hexadecimal digits"
             )
     return dict(found)
+
+
+def _policy(value: Any) -> tuple[int, str]:
+    body = mapping(value)
+    return field(body, "version", number), field(body, "weights_sha256", text)
 
 
 def united(named: Iterable[tuple[str, Mapping[int, str] | None]]) -> dict[int, str] | None:

@@ -18,6 +18,7 @@ NO_REWARD = "no reward"
 """The recorded reason for not training on a sample whose reward function failed."""
 BASELINE = "greedy baseline"
 """The recorded reason for not training on a sample whose reward is its group's baseline."""
+_OF_ROUTES = ("routes_digest", "rows_valid", "segments")
 _SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
 
 
@@ -34,7 +35,8 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
         One row per sample: the columns of schema.MANIFEST, then segments and version spans.
 
     Raises:
-        TraceError: The commit does not list a required file.
+        TraceError: The commit does not list a required file, or a sample lacks the columns that
+            describe its routes although the shard has routes, or the reverse.
     """
     numbers = {file.role: first + i for i, file in enumerate(header.files)}
     file = file_of(header, "samples")
@@ -45,6 +47,13 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
         )
     table = read_table(store, file, _SHARD)
     rows = len(table)
+    for name in _OF_ROUTES:
+        if table[name].null_count != (rows if header.geometry is None else 0):
+            has = "no" if header.geometry is None else "a"
+            raise TraceError(
+                f"{file.data.key}: {name} is null in {table[name].null_count} of {rows} samples, "
+                f"but {header.key} has {has} geometry of routes; remake the step"
+            )
     samples = _structs(
         file=np.full(rows, numbers["samples"], np.int32), row=np.arange(rows, dtype=np.int32)
     )

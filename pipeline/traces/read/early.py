@@ -7,10 +7,9 @@ ids = check_shard(read_manifest(store, step), shard)   # the samples that may no
 """
 
 from pipeline.run import keys
-from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.traces.format import domain
-from pipeline.traces.format.header import read_header
+from pipeline.traces.format.header import check_place, read_header
 from pipeline.traces.format.manifest import Manifest, refs_of
 from pipeline.traces.format.schema import MANIFEST, SUMMARY
 from pipeline.traces.format.shard_rows import shard_rows, versions_of
@@ -35,13 +34,11 @@ def open_shard(store: Store, step: int, shard: int) -> Manifest:
         StoreError: The store failed.
         TraceError: The commit is malformed or belongs to a different shard.
     """
-    domain.check_number(step, domain.MOST_STEP, "step")
-    domain.check_number(shard, domain.MOST_SHARD, f"step {step}: shard")
+    step = domain.check_number(step, domain.MOST_STEP, "step")
+    shard = domain.check_number(shard, domain.MOST_SHARD, f"step {step}: shard")
     key = keys.rollout(step, shard)
     header = read_header(store, key)
-    place = {"step": step, "shard": shard}
-    if not same(found := {name: header.body.get(name) for name in place}, place):
-        raise TraceError(f"{key} in {store.uri}: this is the commit of {found}, expected {place}")
+    check_place(store, header, {"step": step, "shard": shard})
     rows = shard_rows(store, header, 0).sort_by("id")
     return Manifest(
         step=step,

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.store import Store
 from pipeline.traces.format.chunks import read_table
-from pipeline.traces.format.digests import digest_of_canonical
+from pipeline.traces.format.digests import digest_of_canonical, valid_rows
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import named
 from pipeline.traces.format.manifest import (
@@ -39,7 +39,6 @@ from pipeline.traces.read.training import (
 )
 
 _SAMPLES_AT_ONCE = 64
-_SEGMENTS = pa.schema([SEGMENT.field(name) for name in ("owner", "token_start", "tokens")])
 
 
 @dataclass
@@ -53,6 +52,8 @@ class _Part:
     segments: list[dict[str, int]] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
     """The positions [start, end) of the segments."""
+    invalid: set[int] = field(default_factory=set)
+    """The positions whose rows are not valid."""
 
     @property
     def rows(self) -> int:
@@ -197,23 +198,32 @@ def _of_commit(store: Store, header: Header, number: int) -> dict[str, _Part]:
         raise TraceError(f"{header.key} in {store.uri}: no routes file in this commit")
     said = recorded(header)
     parts = {id: _Part(number, one) for id, one in (said or {}).items()}
-    owners, starts, tokens = (
-        column.to_pylist() for column in read_table(store, file, _SEGMENTS).columns
-    )
-    for row, (owner, start, n) in enumerate(zip(owners, starts, tokens, strict=True)):
+    columns = (column.to_pylist() for column in read_table(store, file, SEGMENT).columns)
+    for row, (owner, start, n, validity) in enumerate(zip(*columns, strict=True)):
         if said is not None and owner not in said:
             raise TraceError(
                 f"{file.data.key}: a segment of {owner}, expected one of the samples in "
                 f"{header.key}"
             )
+        if n < 1:
+            raise TraceError(f"{file.data.key}: a segment of {n} tokens, expected at least 1")
         part = parts.setdefault(owner, _Part(number, None))
         part.segments.append({"row": row, "tokens": n})
         part.places.append((start, start + n))
+        if validity is not None:
+            valid_T = valid_rows(validity, n, file.data.key)
+            part.invalid.update((start + np.flatnonzero(~valid_T)).tolist())
     for id, one in (said or {}).items():
         if parts[id].rows != one.rows:
             raise TraceError(
                 f"{file.data.key}: sample {id}: {parts[id].rows} rows, but {header.key} records "
                 f"{one.rows}"
+            )
+        valid = one.rows - len(parts[id].invalid)
+        if valid != one.rows_valid:
+            raise TraceError(
+                f"{file.data.key}: sample {id}: {valid} valid rows, but {header.key} records "
+                f"{one.rows_valid}"
             )
     return parts
 
@@ -223,7 +233,8 @@ def _check_whole(
 ) -> None:
     """Raise TraceError unless the set contains each row of each sample once in every layer.
 
-    A sample of one token has no rows. If no commit lists it, it receives an empty part.
+    A row must be valid in all layers or in none. A sample of one token has no rows. If no commit
+    lists it, it receives an empty part.
     """
     holders: dict[int, tuple[int, ...]] = {}
     for layer in training.geometry.layers:
@@ -242,9 +253,11 @@ def _check_whole(
     problems: dict[str, str] = {}
     for id, rows in zip(manifest.ids, manifest.rows["rows_total"].to_pylist(), strict=True):
         places: dict[int, list[tuple[int, int]]] = {}
+        invalid: dict[int, set[int]] = {}
         for part in parts[id]:
             for number in of_commit[part.commit]:
                 places.setdefault(number, []).extend(part.places)
+                invalid.setdefault(number, set()).update(part.invalid)
         for number, together in enumerate(alike):
             if rows == 0 and number not in places:
                 parts[id].append(_Part(together[0], _nothing(training.commits[together[0]])))
@@ -253,6 +266,8 @@ def _check_whole(
             if problem is not None:
                 layers = [layer for layer, mine in holders.items() if mine == together]
                 problems.setdefault(id, f"{problem}, in layers {layers}")
+        if any(found != invalid.get(0, set()) for found in invalid.values()):
+            problems.setdefault(id, "its valid rows differ between layers")
     for id, problem in problems.items():
         raise TraceError(
             f"{training.name}: sample {id}: {problem}; {named('samples affected', list(problems))}"

@@ -23,6 +23,7 @@ from pipeline.traces.format.chunks import (
     read_footer,
     read_table,
 )
+from pipeline.traces.format.digests import valid_rows
 from pipeline.traces.format.schema import SEGMENT, routes_schema
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.segment_bytes import SegmentBytes, layer_columns, select_rows
@@ -101,7 +102,9 @@ def read_part(
     owners, starts, tokens, validity = (table[name].to_pylist() for name in SEGMENT.names)
     every_tokens = every["tokens"].to_pylist()
     if any(n < 1 for n in every_tokens):
-        raise TraceError(f"{file.data.key}: a segment of {min(every_tokens)} tokens")
+        raise TraceError(
+            f"{file.data.key}: a segment of {min(every_tokens)} tokens, expected at least 1"
+        )
     ends = np.cumsum([0, *tokens]).tolist()
     found = {
         row: Segment(owners[i], starts[i], slice(ends[i], ends[i + 1]))
@@ -157,10 +160,7 @@ def read_rows(
 
 def _groups_of(file: TraceFile, rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
     """Return the row groups that contain the given rows, and each row's index in these groups."""
-    firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
-    if len(rows) and not 0 <= min(rows) <= max(rows) < file.rows:
-        raise TraceError(f"{file.data.key}: row {max(rows)} of a file of {file.rows} rows")
-    group_of = np.searchsorted(firsts, rows, side="right") - 1
+    firsts, group_of = file.first_rows, file.groups_of(rows)
     groups = np.unique(group_of)
     sizes = np.diff(firsts)[groups]
     begins = dict(zip(groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True))
@@ -175,14 +175,5 @@ def _valid(
     for bitmap, n in zip(validity, tokens, strict=True):
         end += n
         if bitmap is not None:
-            valid_N[end - n : end] = _bits(file, bitmap, n)
+            valid_N[end - n : end] = valid_rows(bitmap, n, file.data.key)
     return valid_N
-
-
-def _bits(file: TraceFile, bitmap: bytes, tokens: int) -> npt.NDArray[np.bool_]:
-    if len(bitmap) != (tokens + 7) // 8:
-        raise TraceError(f"{file.data.key}: {len(bitmap)} bytes of validity for {tokens} tokens")
-    if tokens % 8 and bitmap[-1] >> tokens % 8:
-        raise TraceError(f"{file.data.key}: validity of {tokens} tokens with unused bits set")
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=tokens, bitorder="little")
-    return bits.astype(np.bool_)

@@ -4,8 +4,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from pipeline.model.geometry import Geometry
 from pipeline.run.commit import DataFile, read_data
 from pipeline.store import Store
@@ -43,6 +41,7 @@ def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[S
         CorruptObjectError: A commit or file is damaged.
         TraceError: The content of a file is invalid; the message names the file and the sample.
     """
+    ids = list(ids)
     wanted = manifest.select(ids).select([*COMPARED, "samples"]).to_pylist()
     found: dict[str, Sample] = {}
     for number in sorted({row["samples"]["file"] for row in wanted}):
@@ -68,10 +67,9 @@ def samples_of(
         CorruptObjectError: The file is damaged.
         TraceError: The content of the file is invalid; the message names the file and the sample.
     """
-    ends = np.cumsum([group.rows for group in file.row_groups])
+    groups = file.groups_of([row["samples"]["row"] for row in rows]).tolist()
     by_group: dict[int, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        group = int(np.searchsorted(ends, row["samples"]["row"], side="right"))
+    for row, group in zip(rows, groups, strict=True):
         by_group.setdefault(group, []).append(row)
     footer = footer or read_footer(store, file)
     for of_group in by_group.values():
@@ -115,6 +113,7 @@ def read_routes(
         CorruptObjectError: A commit or file is damaged.
         TraceError: The content of a file is invalid; the message names the file and the sample.
     """
+    ids = list(ids)
     slices = read_slices(store, manifest, ids, layers)
     cuts = range(0, len(ids), _TOGETHER)
     found = in_threads(lambda i: [slices.routes(id) for id in ids[i : i + _TOGETHER]], cuts)
@@ -164,7 +163,7 @@ def read_slices(
         if here:
             parts[number] = read_part(store, file, geometry, here, sorted(segments[number]))
     of_wanted = Geometry(manifest.geometry.experts, manifest.geometry.topk, wanted)
-    return Slices(of_wanted, parts, rows, whole=wanted == known)
+    return Slices(of_wanted, parts, rows, whole=set(wanted) == set(known))
 
 
 def _same(key: str, id: str, name: str, found: Any, expected: Any) -> None:

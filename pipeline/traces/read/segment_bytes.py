@@ -72,8 +72,8 @@ class SegmentBytes:
         """Runs, keyed by row group."""
         begin = 0
         for i in range(1, len(wanted) + 1):
-            at = i < len(wanted) and groups[i] == groups[begin] and wanted[i] == wanted[i - 1] + 1
-            if not at:
+            more = i < len(wanted) and groups[i] == groups[begin]
+            if not (more and wanted[i] == wanted[i - 1] + 1):
                 group = int(groups[begin])
                 first = ends[self._firsts[group]]
                 place = slice(ends[wanted[begin]] - first, ends[wanted[i - 1] + 1] - first)

@@ -35,7 +35,8 @@ class Slices:
     rows: Mapping[str, dict[str, Any]]
     """Manifest rows, keyed by sample id."""
     whole: bool
-    """Whether every layer is selected. Only then can routes be compared with a sample's digest."""
+    """Whether every layer is selected, in any order. Only then can routes be compared with a
+    sample's digest."""
 
     def routes(self, id: str) -> Routes:
         """Return the routes of a sample, checked against the sample's row in the manifest.
@@ -126,13 +127,22 @@ class Slices:
             )
         # Once the trainer's files are joined, each part has a digest, but the sample may have none.
         if self.whole and expected["routes_digest"] is not None:
-            found = digest_of_canonical(routes, self.geometry)
+            found = self._digest(routes)
             if found != expected["routes_digest"]:
                 raise TraceError(
                     f"sample {id}: its routes have digest {found[:16]}..., but the manifest "
                     f"records {str(expected['routes_digest'])[:16]}...; remake the step"
                 )
         return routes
+
+    def _digest(self, routes: Routes) -> str:
+        """Return the digest of routes with all layers, which covers them in ascending order."""
+        layers, ascending = self.geometry.layers, tuple(sorted(self.geometry.layers))
+        if layers == ascending:
+            return digest_of_canonical(routes, self.geometry)
+        sets_TLK = routes.sets_TLK[:, _columns(ascending, layers)]
+        geometry = Geometry(self.geometry.experts, self.geometry.topk, ascending)
+        return digest_of_canonical(Routes(sets_TLK, routes.valid_T), geometry)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
@@ -55,8 +54,6 @@ class _File:
     """The selected layers that the file contains."""
     columns: frozenset[str]
     """The columns that are read."""
-    firsts: npt.NDArray[np.int64]
-    """The index of the first row of each row group, followed by the total number of rows."""
     footer: bytes
 
 
@@ -205,11 +202,10 @@ class RouteStream(Stream[Routes]):
             layers = tuple(layer for layer in self._layers if layer in geometry.layers)
             if layers:
                 here = routes_schema(Geometry(geometry.experts, geometry.topk, layers))
-                firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
                 footer = read_footer(self._store, file)
                 self.fetched_bytes += len(footer)
                 columns = frozenset(here.names)
-                files[number] = _File(file, geometry, layers, columns, firsts, footer)
+                files[number] = _File(file, geometry, layers, columns, footer)
         return files
 
     def _read(
@@ -242,7 +238,7 @@ class RouteStream(Stream[Routes]):
             Geometry(head.experts, head.topk, self._layers),
             {number: _of_sample(held) for number, held in by_file.items()},
             {row["id"]: row},
-            whole=self._layers == head.layers,
+            whole=set(self._layers) == set(head.layers),
         )
         self._put({row["id"]: slices.routes(row["id"])})
 
@@ -259,15 +255,13 @@ def _segments_by_group(
         of = files.get(part["file"])
         if of is None:
             continue
-        for place in part["segments"]:
-            at = place["row"]
-            if not 0 <= at < of.file.rows:
-                raise TraceError(
-                    f"{of.file.data.key}: sample {row['id']}: row {at} of a file of "
-                    f"{of.file.rows} rows"
-                )
-            group = int(np.searchsorted(of.firsts, at, side="right")) - 1
-            found.setdefault((part["file"], group), []).append(at)
+        segments = [place["row"] for place in part["segments"]]
+        try:
+            groups = of.file.groups_of(segments).tolist()
+        except TraceError as error:
+            raise TraceError(f"sample {row['id']}: {error}") from error
+        for group, segment in zip(groups, segments, strict=True):
+            found.setdefault((part["file"], group), []).append(segment)
     return found
 
 

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
-from pipeline.run.parse import items, key, number, same, text
+from pipeline.run.parse import field, items, key, listed, mapping, number, same, text
 from pipeline.store import Store
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.manifest import Manifest, file_of
@@ -100,29 +101,45 @@ def read_training_set(store: Store, manifest: Manifest) -> TrainingSet:
     """
     header = read_header(store, keys.training_set(manifest.step))
     name = f"{header.key} in {store.uri}"
+    _refuse_1_0(header, name)
     if manifest.format != "1.0" and not manifest.training:
         raise TraceError(
             f"{name}: exists, but according to {keys.manifest(manifest.step)} the trainer "
             "records no routes; remove it, or restore the manifest"
         )
+    named = named_commits(header)
     try:
-        named_commits = [
-            (key(commit["key"]), text(commit["commit_sha256"]))
-            for commit in items(header.body["commits"])
-        ]
-        counts = {name: number(header.body["counts"][name]) for name in _COUNTS}
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{name}: malformed training set: {error!r}") from error
-    if header.geometry is None or header.provenance is None or not named_commits:
+        counts = field(
+            header.body, "counts", lambda of: {n: field(mapping(of), n, number) for n in _COUNTS}
+        )
+    except ValueError as error:
+        raise TraceError(f"{name}: {error}; remake the object") from error
+    if header.geometry is None or header.provenance is None or not named:
         raise TraceError(
             f"{name}: geometry {header.geometry}, provenance {header.provenance} and "
-            f"{len(named_commits)} commits, expected all three"
+            f"{len(named)} commits, expected all three"
         )
     _check_step(header, manifest, name)
-    commits = tuple(_commit(store, manifest, *commit) for commit in named_commits)
+    commits = tuple(_commit(store, manifest, *commit) for commit in named)
     found = TrainingSet(name, header.geometry, header.provenance, commits, header.policies, counts)
     found.check()
     return found
+
+
+def named_commits(header: Header) -> list[tuple[str, str]]:
+    """Return the keys and digests of the commits in a training.json.
+
+    Raises TraceError if its list is malformed.
+    """
+    try:
+        return field(header.body, "commits", listed(_named_commit))
+    except ValueError as error:
+        raise TraceError(f"{header.key}: {error}; remake the object") from error
+
+
+def _named_commit(value: Any) -> tuple[str, str]:
+    body = mapping(value)
+    return field(body, "key", key), field(body, "commit_sha256", text)
 
 
 def read_training_commit(store: Store, manifest: Manifest, key: str) -> Header:
@@ -169,16 +186,13 @@ def recorded(header: Header) -> dict[str, Recorded] | None:
     if header.minor == 0:
         return None
     try:
-        listed = [
-            (text(id), Recorded(text(tokens), text(routes), number(rows), number(valid)))
-            for id, tokens, routes, rows, valid in map(items, items(header.body["digests"]))
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{header.key}: malformed list of digests: {error!r}") from error
-    found = dict(listed)
-    if len(found) != len(listed) or not same(header.body.get("samples"), len(listed)):
+        entries = field(header.body, "digests", listed(_entry))
+    except ValueError as error:
+        raise TraceError(f"{header.key}: {error}; remake the object") from error
+    found = dict(entries)
+    if len(found) != len(entries) or not same(header.body.get("samples"), len(entries)):
         raise TraceError(
-            f"{header.key}: {len(listed)} digests for {len(found)} samples, expected one for each "
+            f"{header.key}: {len(entries)} digests for {len(found)} samples, expected one for each "
             f"of its {header.body.get('samples')!r} samples"
         )
     for id, entry in found.items():
@@ -188,6 +202,16 @@ def recorded(header: Header) -> dict[str, Recorded] | None:
                 f"{entry.rows} rows of the sample"
             )
     return found
+
+
+def _entry(value: Any) -> tuple[str, Recorded]:
+    entry = items(value)
+    if len(entry) != 5:
+        raise ValueError(
+            f"{len(entry)} values, expected 5: an id, two digests, the rows and the valid rows"
+        )
+    id, tokens, routes, rows, valid = entry
+    return text(id), Recorded(text(tokens), text(routes), number(rows), number(valid))
 
 
 def _listed(store: Store, step: int) -> TrainingSet | None:
@@ -233,12 +257,22 @@ def _made(header: Header) -> Provenance:
 
 def _commit(store: Store, manifest: Manifest, key: str, sha256: str) -> Header:
     header = read_training_commit(store, manifest, key)
+    _refuse_1_0(header, f"{key} in {store.uri}")
     if header.sha256 != sha256:
         raise CorruptObjectError(
             f"{key} in {store.uri}: content {header.sha256[:16]}..., but "
             f"{keys.training_set(manifest.step)} records {sha256[:16]}...; restore the object"
         )
     return header
+
+
+def _refuse_1_0(header: Header, name: str) -> None:
+    """Raise TraceError for a training set or its commit in format 1.0, which has no such sets."""
+    if header.minor == 0:
+        raise TraceError(
+            f"{name}: format {header.body['format']}, expected 1.1 or later for training.json and "
+            "the commits that it lists; restore the object"
+        )
 
 
 def _check_step(header: Header, manifest: Manifest, name: str) -> None:

@@ -182,12 +182,12 @@ class RoutesFile:
         width = row_bytes(self.geometry.topk, self.geometry.experts)
         lengths = [width * tokens for tokens in segments.tokens]
         if in_planes(stored):  # one value for all segments, then empty values
-            encoding, head, tail = _PLAIN, sum(lengths).to_bytes(4, "little"), bytes(4 * (n - 1))
+            head, tail = sum(lengths).to_bytes(4, "little"), bytes(4 * (n - 1))
         else:
-            encoding, head, tail = _DELTA_LENGTH, stored_lengths(lengths), b""
+            head, tail = stored_lengths(lengths), b""
         for sets_NK in segments.sets_LNK:
             coded = _encoded(sets_NK, segments.tokens, self.geometry.experts, stored)
-            chunks.append(self._put([head, coded, tail], n, encoding))
+            chunks.append(self._put([head, coded, tail], n, _layer_encoding(stored)))
         self._groups.append((n, chunks))
 
     def _put(self, pieces: Sequence[_Bytes], values: int, encoding: int) -> _Chunk:

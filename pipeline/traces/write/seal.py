@@ -16,11 +16,16 @@ import pyarrow.compute as pc
 
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
-from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.threads import in_order
 from pipeline.traces.format import domain
-from pipeline.traces.format.header import Header, read_header, same_source, with_header
+from pipeline.traces.format.header import (
+    Header,
+    check_place,
+    read_header,
+    same_source,
+    with_header,
+)
 from pipeline.traces.format.ids import check_ids, check_once, named
 from pipeline.traces.format.manifest import (
     FileRef,
@@ -120,7 +125,7 @@ def _checked_rejections(step: int, rejected: object) -> dict[str, str]:
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
-    """Seal a step whose rows are in memory; do nothing if it is already sealed."""
+    """Seal a step whose rows are in memory. A step that is already sealed remains unchanged."""
     write_id = new_write_id()
     with _writer(store, manifest.step, write_id) as file:
         rows = _Rows(file)
@@ -301,6 +306,11 @@ def _headers(store: Store, step: int, shards: int) -> list[Header]:
         headers.append(header)
         place = {"step": step, "shard": len(headers) - 1}
         _check_shard(store, header, headers[0], place)
+    if store.size(beyond := keys.rollout(step, shards)) is not None:
+        raise TraceError(
+            f"{beyond} in {store.uri}: this shard is committed too, but the step is to be sealed "
+            f"with {shards} shards; seal it with all committed shards"
+        )
     return headers
 
 
@@ -318,11 +328,7 @@ def _needed(header: Header) -> Header:
 
 
 def _check_shard(store: Store, header: Header, first: Header, place: dict[str, int]) -> None:
-    found = {name: header.body.get(name) for name in place}
-    if not same(found, place):
-        raise TraceError(
-            f"{header.key} in {store.uri}: this is the commit of {found}, expected {place}"
-        )
+    check_place(store, header, place)
     if header.geometry != first.geometry:
         raise TraceError(
             f"{header.key}: geometry {header.geometry}, expected {first.geometry} as in {first.key}"

@@ -101,7 +101,7 @@ def write_training_routes(
     with RoutesFile(store, name, geometry, new.provenance) as file:
         segments = SegmentWriter(file)
         for (id, of_sample), digest, T in zip(routes.items(), tokens, rows, strict=True):
-            at = np.arange(T) if positions is None else positions[id]
+            at = np.arange(T) if positions is None else _integers(id, positions[id])
             mine = canonical_routes(id, of_sample, geometry, len(at))
             whole = mine if positions is None else _spread(id, mine, at, T)
             for start, end in _runs(at):
@@ -122,6 +122,15 @@ def write_training_routes(
         body["cp_rank"] = cp_rank
     body = with_header(body, [written], geometry, new.provenance, new.policies)
     return commit(store, key, body, new.id)
+
+
+def _integers(id: str, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return positions as integers. A list without elements becomes an array of floats in numpy."""
+    if len(positions) and positions.dtype.kind not in "iu":
+        raise TraceError(
+            f"sample {id}: positions of type {positions.dtype}, expected integers [rows]"
+        )
+    return positions.astype(np.int64)
 
 
 def _spread(id: str, routes: Routes, positions: npt.NDArray[np.int64], rows: int) -> Routes:

@@ -136,6 +136,9 @@ class ShardWriter:
     def add(self, sample: Sample) -> None:
         """Add a finished sample.
 
+        The writer copies the sample's arrays only if it has to change them, and it may hold them
+        until its group is complete, so do not change them afterwards.
+
         Raises TraceError if a reader would refuse the sample; the message names it.
         """
         self._add(checked_sample(sample, self._step, self._geometry, self._policies))

@@ -1,12 +1,12 @@
 """The part of `verify` that compares the footer of a trace's Parquet file with its commit."""
 
-import json
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.model.geometry import Geometry
+from pipeline.run.strict_json import parse_json
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_footer
 from pipeline.traces.format.columns import check_columns
@@ -62,7 +62,7 @@ def _problems(
     if "retrace.producer" not in text:
         yield "its metadata has no retrace.producer"
     if file.role == "routes":
-        made = parse_provenance(json.loads(text.get("retrace.provenance", "null")), file.data.key)
+        made = parse_provenance(parse_json(text.get("retrace.provenance", "null")), file.data.key)
         if made != header.provenance:
             yield f"its provenance is {made}, but its commit records {header.provenance}"
     leaves = [metadata.schema.column(i).path for i in range(metadata.num_columns)]

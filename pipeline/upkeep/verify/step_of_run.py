@@ -11,6 +11,7 @@ from pipeline.run.description import RunDescription
 from pipeline.run.parse import digest, field, mapping, numbers, same
 from pipeline.store import Store
 from pipeline.traces.format.manifest import Manifest
+from pipeline.traces.read.training import listed_keys
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.stored_run import find_signed
 
@@ -33,7 +34,10 @@ def check_mode(run: RunDescription) -> None:
 def verify_step_of_run(
     store: Store, run: RunDescription, manifest: Manifest, report: Report
 ) -> None:
-    """Compare a sealed step of format 1.1 with its run's settings and policies.
+    """Compare a sealed step with its run's settings and policies.
+
+    A step of format 1.0 does not record these. For such a step of a run that records routes, only
+    the existence of the trainer's commits is checked.
 
     Args:
         store: The run's store.
@@ -41,13 +45,16 @@ def verify_step_of_run(
         manifest: The manifest of the step.
         report: Receives problems.
     """
-    if manifest.format == "1.0":
-        return
     key = keys.manifest(manifest.step)
     with report.noting(key):
         replay = mapping(run.setting(_REPLAY))
         mode, source = replay.get("mode"), replay.get("replay_file")
         records = mode == "R2" and source is None
+        if manifest.format == "1.0":
+            replayed = manifest.provenance is not None and manifest.provenance.kind == "R2"
+            if records and not replayed:  # in 1.0, run.json does not name every replayed set
+                _verify_recorded_1_0(store, manifest.step)
+            return
         if manifest.training != records:
             raise CorruptObjectError(
                 f"{key}: training is {manifest.training}, but {keys.run_json()} has the mode "
@@ -60,6 +67,17 @@ def verify_step_of_run(
             # than those of the run that recorded the set.
             theirs = manifest.policies or {}
             _compare(store, key, {v: theirs[v] for v in theirs if v == 0}, report)
+
+
+def _verify_recorded_1_0(store: Store, step: int) -> None:
+    """Raise an error if a trained step of format 1.0 lacks the routes that its run records."""
+    trained = store.size(keys.metrics(step)) is not None
+    there = store.size(keys.training_set(step)) is not None or listed_keys(store, step)
+    if trained and not there:
+        raise CorruptObjectError(
+            f"{keys.trainings(step)}: no commits, but the step was trained, and {keys.run_json()} "
+            "has the mode 'R2', in which the trainer records routes; restore the objects"
+        )
 
 
 def verify_weights(

@@ -221,7 +221,7 @@ def verify_files(
     """
     found = Report(report.uri, seen=report.seen, weights=report.weights)
     with found.parsing(key):
-        files = files_in(dict(body)) + files_in({"files": body.get("tensors", [])})
+        files = files_in(body) + (files_in(body, "tensors") if "tensors" in body else [])
         for file in files:
             verify_data(store, file, found, key, reader)
         _check_listed(store, key, [file.key for file in files])
@@ -260,7 +260,7 @@ def _verify_validation(
         raise CorruptObjectError(
             f"{key}: shard {shard} of version {version}, expected the one in its key"
         )
-    (file,) = files_in(dict(body))
+    (file,) = files_in(body)
     samples = read_sample_file(store, file)
     _check_rewards(key, body, samples)
     if plan is not None:

@@ -17,6 +17,7 @@ from pipeline.traces.read.training import (
     TrainingSet,
     find_training_set,
     listed_keys,
+    named_commits,
     place_of,
     recorded,
 )
@@ -214,11 +215,11 @@ def _named(store: Store, step: int, report: Report) -> Iterator[tuple[str, str |
     if store.size(key) is None:
         yield from ((listed, None) for listed in listed_keys(store, step))
         return
-    with report.parsing(key):
-        for commit in read_header(store, key).body["commits"]:
-            if not keys.is_training(step, commit["key"]):
-                raise CorruptObjectError(f"{key}: it names {commit['key']}")
-            yield commit["key"], commit["commit_sha256"]
+    with report.noting(key):
+        for part, digest in named_commits(read_header(store, key)):
+            if not keys.is_training(step, part):
+                raise CorruptObjectError(f"{key}: it names {part}")
+            yield part, digest
 
 
 def _verify_names(store: Store, step: int, training: TrainingSet) -> None:

@@ -7,10 +7,12 @@ import pytest
 from pipeline.run import keys
 from pipeline.store import open_store
 from pipeline.traces import (
+    open_shard,
     read_manifest,
     read_routes,
     read_samples,
     routes_digest,
+    seal,
     seal_replay,
     used_routes,
     write_recorded_set,
@@ -74,3 +76,26 @@ def test_a_recorded_set_is_made_from_an_old_step(name, tmp_path):
     assert _digests(target) == old_digests(name)
     assert verify(target).problems == []
     assert target.size(keys.plan(0)) is not None
+
+
+def test_a_trained_step_without_the_routes_that_its_run_records_is_found(tmp_path):
+    """Only the run's settings reveal that the trainer's files are missing."""
+    store = old_store("r2", tmp_path)
+    for info in list(store.list(keys.trainings(0))):
+        store.delete(info.key)
+    (problem,) = verify(store).problems
+    assert "no commits, but the step was trained, and run.json has the mode 'R2'" in problem.text
+
+
+def test_verify_lists_the_impossible_checks_of_a_step_with_old_shards(tmp_path):
+    """A run that is upgraded between generation and seal has old shards under a new manifest."""
+    store = old_store("r3", tmp_path)
+    manifest = read_manifest(store, 0)
+    shards = sorted({ref.commit for ref in manifest.files})
+    ids = [open_shard(store, 0, shard).ids for shard in range(len(shards))]
+    for info in list(store.list(keys.step_prefix(0))):
+        if "/manifest" in info.key:
+            store.delete(info.key)
+    seal(store, 0, len(shards), ids.__getitem__, 0)
+    assert read_manifest(store, 0).format == "1.1"
+    assert [note.key for note in verify(store).notes] == [keys.manifest(0)]

@@ -195,7 +195,7 @@ class TestWeights:
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        ((), True, "malformed list of digests"),
+        ((), True, "digests: True is not a list"),
         ((0, 0), "000000/9/0", "sample 000000/9/0 is not in the step's manifest|has digests None"),
         ((0, 1), "0" * 64, "has digests"),
         ((0, 2), "0" * 64, "has digests"),

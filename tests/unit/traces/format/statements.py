@@ -579,6 +579,11 @@ PARQUET = [
         ),
     ),
     Case("| `retrace.provenance` |", "its provenance is None", no_metadata("routes", "provenance")),
+    Case(
+        "| `retrace.provenance` |",
+        "contains the key 'kind' twice",
+        metadata("routes", provenance='{"kind": "R2", "kind": "R3", "policy_version": 0}'),
+    ),
 ]
 
 SAMPLES = [
@@ -989,7 +994,7 @@ READING = [
         sample(token_digest=A_DIGEST),
     ),
     Case(
-        "if it has read all layers of a sample, the routes digest",
+        "if it has read all layers of a sample, in any order, the routes\n  digest",
         "its routes have digest",
         sample(routes_digest=A_DIGEST),
     ),
@@ -1057,13 +1062,14 @@ ELSEWHERE = {
     "A writer must not create `training.json` unless the parts contain every sample": _TRAINING,
     "must refuse a step that has": _TRAINING,
     "refuse a `training.json` in a step with `training: false`": _TRAINING,
+    "refuse `training.json`, and parts that it names, in format 1.0": _TRAINING,
     "refuse parts whose E, K, kind or policy version differs": _TRAINING,
     "refuse parts whose layers together are not those": _TRAINING,
     "refuse policies that name different weights": _TRAINING,
     "refuse the set unless, in each layer, its parts together": _TRAINING,
-    "refuse a sample whose validity differs between layers": _CUT,
+    "refuse a sample whose validity differs between layers": _TRAINING,
     "compare `step` and `manifest_sha256` of `training.json` and of each part": _TRAINING,
-    "compare every token digest with the one in the manifest, and `rows`": _TRAINING,
+    "compare every token digest with the one in the manifest, and `rows` and": _TRAINING,
     "compare a sample's routes digest in a part with the sample's rows": _TRAINING,
     "a sample's segments are in the file in the order of their positions": _NEWER,
     "Neither a reader nor `verify` notices this in a run": _NEWER,

@@ -21,6 +21,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
+from pipeline.traces.write import writer
 from tests.samples import GEOMETRY, R3, make_samples
 
 
@@ -115,3 +116,22 @@ def test_an_early_shard_has_the_policy_versions_of_its_sealed_step(store):
 def test_malformed_numbers_of_shards_are_refused(store, step, shard):
     with pytest.raises(TraceError, match="expected"):
         open_shard(store, step, shard)
+
+
+@pytest.mark.parametrize("name", ["routes_digest", "rows_valid", "segments"])
+def test_samples_that_lack_a_column_of_their_routes_are_refused(store, monkeypatch, name):
+    """Neither an early reader nor the seal accepts them. The other columns do not reveal this."""
+    real = writer.sample_row
+    monkeypatch.setattr(writer, "sample_row", lambda *given: {**real(*given), name: None})
+    samples = make_samples(prompts=1)
+    write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, R3)
+    says = rf"samples.parquet: {name} is null in 2 of 2 samples, but .* has a geometry"
+    with pytest.raises(TraceError, match=says):
+        open_shard(store, 0, 0)
+    with pytest.raises(TraceError, match=says):
+        seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0)
+    assert store.size(keys.manifest(0)) is None
+
+
+def test_numpy_integers_name_a_shard(store, shards):
+    assert open_shard(store, np.int64(0), np.int32(1)).ids == open_shard(store, 0, 1).ids

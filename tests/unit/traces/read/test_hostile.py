@@ -6,6 +6,7 @@ The fuzzer (fuzz/) searches for more such files; those that it found are here.
 """
 
 import json
+import re
 import tracemalloc
 from typing import Any
 
@@ -62,38 +63,39 @@ def refused(store: Store, key: str) -> str:
 
 
 HUGE = 1 << 60
+REF = {"key": "x", "sha256": "", "commit": "x", "commit_sha256": ""}
 FILES = [
-    (["key"], None),
-    (["key"], "../outside"),
-    (["key"], "a\0b"),
-    (["key"], "\ud800"),
-    (["size"], -1),
-    (["size"], True),
-    (["size"], 1 << 70),
-    (["size"], "12"),
-    (["sha256"], None),
-    (["role"], "model"),
-    (["role"], []),
-    (["leaves"], None),
-    (["leaves"], [None]),
-    (["leaves"], []),
-    (["footer"], []),
-    (["footer"], [0, HUGE, "0" * 64]),
-    (["footer"], [-8, 8, "0" * 64]),
-    (["row_groups"], {}),
-    (["row_groups"], None),
-    (["row_groups", 0, "rows"], -1),
-    (["row_groups", 0, "rows"], HUGE),
-    (["row_groups", 0, "chunks"], []),
-    (["row_groups", 0, "chunks", 0], [0, HUGE, "0" * 64]),
-    (["row_groups", 0, "chunks", 0], ["0", 1, "0" * 64]),
-    (["row_groups", 0, "chunks", 0], [4, 8, None]),
+    (["key"], None, "files: item 0: key: None is not a string"),
+    (["key"], "../outside", "files: item 0: key: .* relative parts are not allowed"),
+    (["key"], "a\0b", "files: item 0: key: .* only printable characters are allowed"),
+    (["key"], "\ud800", "not JSON: .* half of a surrogate pair"),
+    (["size"], -1, "files: item 0: size: -1 is not a count"),
+    (["size"], True, "files: item 0: size: True is not a count"),
+    (["size"], 1 << 70, r"files: item 0: size: \d+ is not a count"),
+    (["size"], "12", "files: item 0: size: '12' is not a count"),
+    (["sha256"], None, "files: item 0: sha256: None is not a string"),
+    (["role"], "model", "a (samples|manifest) file, expected model"),
+    (["role"], [], r"files: item 0: role: \[\] is not a string"),
+    (["leaves"], None, "files: item 0: leaves: None is not a list"),
+    (["leaves"], [None], "files: item 0: leaves: item 0: None is not a string"),
+    (["leaves"], [], r"row_groups: item 0: chunks: \d+ items, expected 0: one per leaf column"),
+    (["footer"], [], r"footer: \[\], expected an offset, a length and a digest"),
+    (["footer"], [0, HUGE, "0" * 64], r"footer: bytes 0..1152921504606846976, expected at most \d"),
+    (["footer"], [-8, 8, "0" * 64], "footer: -8 is not a count"),
+    (["row_groups"], {}, "row_groups: {} is not a list"),
+    (["row_groups"], None, "row_groups: None is not a list"),
+    (["row_groups", 0, "rows"], -1, "row_groups: item 0: rows: -1 is not a count"),
+    (["row_groups", 0, "rows"], HUGE, r"row groups of \[\d\] rows, expected the numbers in"),
+    (["row_groups", 0, "chunks"], [], r"chunks: 0 items, expected \d+: one per leaf column"),
+    (["row_groups", 0, "chunks", 0], [0, HUGE, "0" * 64], r"chunks: item 0: bytes 0..1152921504"),
+    (["row_groups", 0, "chunks", 0], ["0", 1, "0" * 64], "chunks: item 0: '0' is not a count"),
+    (["row_groups", 0, "chunks", 0], [4, 8, None], "chunks: item 0: None is not a string"),
 ]
 
 
 @pytest.mark.parametrize("commit", [SHARD, MANIFEST_KEY])
-@pytest.mark.parametrize(("path", "value"), FILES)
-def test_malformed_descriptions_of_files_are_refused(store, commit, path, value):
+@pytest.mark.parametrize(("path", "value", "says"), FILES)
+def test_malformed_descriptions_of_files_are_refused(store, commit, path, value, says):
     body = json.loads(store.objects[commit])
     for number in range(len(body["files"])):
         inner = body["files"][number]
@@ -101,7 +103,7 @@ def test_malformed_descriptions_of_files_are_refused(store, commit, path, value)
             inner = inner[name]
         inner[path[-1]] = value
     sign(store, commit, body)
-    refused(store, commit)
+    assert re.search(says, refused(store, commit))
 
 
 @pytest.mark.parametrize("size", [HUGE, 1 << 40])
@@ -126,29 +128,37 @@ def test_a_wrong_size_of_a_file_is_refused(store, tmp_path, size):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "says"),
     [
-        {"data": None},
-        {"data": [1]},
-        {"data": [{"key": None, "sha256": "", "commit": "x", "commit_sha256": ""}]},
-        {"data": [{"key": "x", "sha256": "", "commit": 5, "commit_sha256": ""}]},
-        {"data": []},
-        {"policy_versions": 3},
-        {"policy_versions": ["0"]},
-        {"step": "0"},
-        {"geometry": []},
-        {"geometry": {"experts": 16, "topk": 4, "layers": ["1"]}},
-        {"geometry": {"experts": 1 << 70, "topk": 4, "layers": [1]}},
-        {"provenance": "R3"},
-        {"provenance": {"kind": [], "policy_version": 0, "engine": ""}},
-        {"format": 1.0},
-        {"format": "²"},
-        {"files": {}},
+        ({"data": None}, "data: None is not a list"),
+        ({"data": [1]}, "data: item 0: 1 is not an object"),
+        ({"data": [{**REF, "key": None}]}, "data: item 0: key: None is not a string"),
+        ({"data": [{**REF, "commit": 5}]}, "data: item 0: commit: 5 is not a string"),
+        ({"data": []}, "a sample refers to file 1, expected no files"),
+        ({"policy_versions": 3}, "policy_versions: 3 is not a list"),
+        ({"policy_versions": ["0"]}, "policy_versions: item 0: '0' is not a count"),
+        ({"step": "0"}, "step: '0' is not a count"),
+        ({"geometry": []}, r"geometry: found \[\], expected an object with"),
+        ({"geometry": {"experts": 16, "topk": 4, "layers": ["1"]}}, r"geometry: .* layers asc"),
+        ({"geometry": {"experts": 1 << 70, "topk": 4, "layers": [1]}}, "geometry: .* <= experts"),
+        ({"provenance": "R3"}, "malformed provenance 'R3'"),
+        ({"provenance": {"kind": [], "policy_version": 0, "engine": ""}}, r"kind of trace \[\]"),
+        ({"format": 1.0}, "format version 1.0, expected the form '1.1'"),
+        ({"format": "²"}, "format version '²', expected the form '1.1'"),
+        ({"files": {}}, "files: {} is not a list"),
+        ({"files": [{}]}, "files: item 0: the field 'size' is missing"),
+        ({"step": 1}, "the manifest of step 1, expected step 0"),
     ],
 )
-def test_malformed_manifests_are_refused(store, changes):
+def test_malformed_manifests_are_refused(store, changes, says):
     sign(store, MANIFEST_KEY, {**json.loads(store.objects[MANIFEST_KEY]), **changes})
-    refused(store, MANIFEST_KEY)
+    assert re.search(says, refused(store, MANIFEST_KEY))
+
+
+def test_a_manifest_with_two_files_of_rows_is_refused(store):
+    body = json.loads(store.objects[MANIFEST_KEY])
+    sign(store, MANIFEST_KEY, {**body, "files": body["files"] * 2})
+    assert "2 files of rows, expected one" in refused(store, MANIFEST_KEY)
 
 
 @pytest.mark.parametrize(
@@ -179,37 +189,42 @@ def forge_rows(store: MemoryStore, **values: Any) -> None:
 PLACE = {"row": 0, "tokens": 1}
 
 
+def in_file(file: int, *places: dict[str, int | None]) -> dict[str, Any]:
+    """Return the value of `routes` for a sample whose segments are in one file."""
+    return {"routes": [{"file": file, "segments": list(places)}]}
+
+
 @pytest.mark.parametrize(
-    "values",
+    ("values", "says"),
     [
-        {"id": None},
-        {"id": "000000/2/1"},
-        {"rows_total": -1},
-        {"rows_total": 0},
-        {"rows_valid": -1},
-        {"samples": {"file": None, "row": 0}},
-        {"samples": {"file": 99, "row": 0}},
-        {"samples": {"file": -1, "row": 0}},
-        {"samples": {"file": 0, "row": 0}},
-        {"samples": {"file": 1, "row": 1 << 30}},
-        {"samples": {"file": 1, "row": -1}},
-        {"routes": []},
-        {"routes": None},
-        {"routes": [None]},
-        {"routes": [{"file": 99, "segments": [PLACE]}]},
-        {"routes": [{"file": 1, "segments": [PLACE]}]},
-        {"routes": [{"file": 0, "segments": None}]},
-        {"routes": [{"file": 0, "segments": []}]},
-        {"routes": [{"file": 0, "segments": [{"row": -1, "tokens": 1}]}]},
-        {"routes": [{"file": 0, "segments": [{"row": 1 << 30, "tokens": 1}]}]},
-        {"routes": [{"file": 0, "segments": [{"row": 0, "tokens": -1}]}]},
-        {"routes": [{"file": 0, "segments": [{"row": 0, "tokens": (1 << 31) - 1}]}]},
-        {"routes": [{"file": 0, "segments": [{"row": 0, "tokens": None}]}]},
+        ({"id": None}, "field 'id' with null values"),
+        ({"id": "000000/2/1"}, "duplicated: 000000/2/1"),
+        ({"rows_total": -1}, "rows_total is 11, but the manifest records -1"),
+        ({"rows_total": 0}, "rows_total is 11, but the manifest records 0"),
+        ({"rows_valid": -1}, "11 valid rows, but its manifest records -1"),
+        ({"samples": {"file": None, "row": 0}}, "nulls inside samples"),
+        ({"samples": {"file": 99, "row": 0}}, "a sample refers to file 99, expected 0..3"),
+        ({"samples": {"file": -1, "row": 0}}, "a sample refers to file -1, expected 0..3"),
+        ({"samples": {"file": 0, "row": 0}}, "routes.parquet in .*: no column id, group"),
+        ({"samples": {"file": 1, "row": 1 << 30}}, "row 1073741824, expected 0..3"),
+        ({"samples": {"file": 1, "row": -1}}, "row -1, expected 0..3"),
+        ({"routes": []}, r"sample 000000/0/0: no routes for layers \[1, 2, 5\]"),
+        ({"routes": None}, r"sample 000000/0/0: no routes for layers \[1, 2, 5\]"),
+        ({"routes": [None]}, "nulls inside routes"),
+        (in_file(99, PLACE), "a sample refers to file 99, expected 0..3"),
+        (in_file(1, PLACE), "samples.parquet in .*: no column owner"),
+        ({"routes": [{"file": 0, "segments": None}]}, "nulls inside routes"),
+        (in_file(0), "sample 000000/0/0: 0 rows of routes, expected 11"),
+        (in_file(0, {"row": -1, "tokens": 1}), "row -1, expected 0..4"),
+        (in_file(0, {"row": 1 << 30, "tokens": 1}), "row 1073741824, expected 0..4"),
+        (in_file(0, {"row": 0, "tokens": -1}), "-1 tokens from a segment of 7 tokens"),
+        (in_file(0, {"row": 0, "tokens": (1 << 31) - 1}), "2147483647 tokens from a segment of 7"),
+        (in_file(0, {"row": 0, "tokens": None}), "nulls inside routes"),
     ],
 )
-def test_malformed_rows_of_a_manifest_are_refused(store, values):
+def test_malformed_rows_of_a_manifest_are_refused(store, values, says):
     forge_rows(store, **values)
-    with pytest.raises((TraceError, StoreError)):
+    with pytest.raises((TraceError, StoreError), match=says):
         read_all(store)
     assert verify(store).problems
 

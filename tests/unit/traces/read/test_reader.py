@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.run.commit import new_write_id, read_commit
 from pipeline.traces import (
     Geometry,
     Routes,
+    RouteStream,
     TraceError,
     read_manifest,
     read_routes,
@@ -112,3 +114,35 @@ def test_an_unknown_column_is_refused(store):
     sealed_r3(store, make_samples())
     with pytest.raises(TraceError, match="no column nope, expected columns of"):
         open_manifest(store, 0).columns(["id", "nope"])
+
+
+@pytest.mark.parametrize("order", [(1, 2, 5), (5, 2, 1), (2, 5, 1)])
+def test_the_routes_digest_is_compared_whatever_the_order_of_the_layers(store, order):
+    manifest = sealed_r3(store, make_samples())
+    right = read_routes(store, manifest, manifest.ids, order)
+    for id, routes in read_routes(store, manifest, manifest.ids).items():
+        at = [GEOMETRY.layers.index(layer) for layer in order]
+        assert np.array_equal(right[id].sets_TLK, routes.sets_TLK[:, at])
+    wrong = pa.array(["0" * 64] * len(manifest.ids))
+    index = manifest.rows.schema.get_field_index("routes_digest")
+    field = manifest.rows.schema.field(index)
+    forged = replace(manifest, rows=manifest.rows.set_column(index, field, wrong))
+    with pytest.raises(TraceError, match="its routes have digest"):
+        read_routes(store, forged, forged.ids, order)
+    with pytest.raises(TraceError, match="its routes have digest"):
+        RouteStream(store, forged, order)[forged.ids[0]]
+
+
+@pytest.mark.parametrize("rows", [np.array([True, False]), [2**70], [0.0]])
+def test_rows_of_a_manifest_must_be_integers(store, rows):
+    sealed_r3(store, make_samples())
+    with pytest.raises(TraceError, match=r"step 0: rows of type .*, expected row numbers"):
+        open_manifest(store, 0).select(rows)
+
+
+def test_ids_may_come_from_an_iterator(store):
+    manifest = sealed_r3(store, make_samples())
+    assert [sample.id for sample in read_samples(store, manifest, iter(manifest.ids))] == (
+        manifest.ids
+    )
+    assert list(read_routes(store, manifest, iter(manifest.ids))) == manifest.ids

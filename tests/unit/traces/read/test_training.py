@@ -284,9 +284,10 @@ def test_changed_rows_whose_files_and_commits_were_remade_are_refused(change):
     name_all(store, new)
     whole_parts = [None, (2, 1)] if change == "flipped" else [None, (2, 1), (5,)]
     for layers in whole_parts:  # a stage is compared even if no other stage is read
-        with pytest.raises(TraceError, match="have digest"):
+        with pytest.raises(TraceError, match=r"have digest|valid rows, but"):
             read_used(store, layers)
-    assert any("have digest" in str(problem) for problem in verify(store).problems)
+    says = "valid rows, but" if change == "less known" else "have digest"
+    assert any(says in str(problem) for problem in verify(store).problems)
 
 
 def test_a_set_is_sealed_only_if_it_has_every_sample_in_every_layer(store):
@@ -333,9 +334,12 @@ def test_a_set_of_another_manifest_is_not_sealed(store):
         ({"step": 1}, "step 1, expected 0"),
         ({"manifest_sha256": "0" * 64}, "belongs to a different run"),
         ({"manifest_sha256": ...}, "belongs to a different run"),
-        ({"commits": ...}, "malformed training set|a field is missing"),
+        ({"commits": ...}, "the field 'commits' is missing"),
         ({"commits": []}, "0 commits"),
-        ({"commits": [{"key": "steps/000000/training/x.json"}]}, "malformed training set|it names"),
+        (
+            {"commits": [{"key": "steps/000000/training/x.json"}]},
+            "commits: item 0: the field 'commit_sha256' is missing",
+        ),
         ({"counts": {"samples": 6, "rows_total": 1, "rows_valid": 1}}, "counts"),
         ({"geometry": None}, "geometry None"),
         ({"geometry": {"experts": 16, "topk": 4, "layers": [1, 2]}}, "expected"),
@@ -369,12 +373,12 @@ def of_first(**changes):
     [
         (lambda digests: digests[1:], "digests for"),
         (lambda digests: [*digests, digests[0]], "digests for"),
-        (lambda digests: [[*digests[0], 1], *digests[1:]], "malformed list of digests"),
-        (lambda digests: "x", "malformed list of digests"),
+        (lambda digests: [[*digests[0], 1], *digests[1:]], "digests: item 0: 6 values, expected 5"),
+        (lambda digests: "x", "digests: 'x' is not a list"),
         (of_first(tokens="0" * 64), "has token digest"),
         (of_first(routes="0" * 64), "have digest"),
         (of_first(rows=1000), "1000"),
-        (of_first(rows_valid=-1), "malformed list of digests"),
+        (of_first(rows_valid=-1), "digests: item 0: -1 is not a count"),
         (of_first(id="000000/9/9"), "000000/9/9|a segment of 000000/0/0, expected one of"),
     ],
 )
@@ -494,3 +498,64 @@ def test_an_audit_contains_the_routes_of_trainer_and_engine(tmp_path):
     assert all(equal(found[s.id], s.routes) for s in theirs)
     engine = read_routes(store, read_manifest(store, 0), used.ids)
     assert all(equal(engine[s.id], s.routes) for s in SAMPLES)
+
+
+def test_a_set_or_part_in_format_1_0_is_refused(store):
+    """A commit of format 1.0 has no digests, so its routes would be read without a check."""
+    part = training_commits(store)[-1]
+    body = resign(store, part, format="1.0", digests=..., samples=...)
+    key = keys.training_set(0)
+    commits = json.loads(store.read(key))["commits"]
+    commits[-1]["commit_sha256"] = body["content_sha256"]
+    resign(store, key, commits=commits)
+    assert_refused(store, f"{part} in .*: format 1.0, expected 1.1 or later", "it names")
+    resign(store, key, format="1.0")
+    assert_refused(store, f"{key} in .*: format 1.0, expected 1.1 or later", "it names")
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_wrong_number_of_valid_rows_is_refused_in_every_part(store, number):
+    key = training_commits(store)[number]
+    digests = json.loads(store.read(key))["digests"]
+    digests[0][4] -= 1
+    body = resign(store, key, digests=digests)
+    commits = json.loads(store.read(keys.training_set(0)))["commits"]
+    commits[number]["commit_sha256"] = body["content_sha256"]
+    resign(store, keys.training_set(0), commits=commits)
+    assert_refused(store, rf"sample {digests[0][0]}: \d+ valid rows, but {key} records \d+")
+
+
+def test_stages_with_different_valid_rows_are_not_sealed():
+    """The number of valid rows is the same in both stages."""
+    store = MemoryStore()
+    write_shard(store, 0, 0, "0123abcd", without_routes(SAMPLES), None, None)
+    seal(store, 0, 1, lambda _: [sample.id for sample in SAMPLES], 0, training=True)
+    new = NewTrainingSet(read_manifest(store, 0), R2)
+    for stage, layers in STAGES:
+        marked = []
+        for sample in SAMPLES:
+            valid_T = np.ones(len(sample.routes.valid_T), bool)
+            valid_T[stage] = False
+            marked.append(replace(sample, routes=Routes(sample.routes.sets_TLK, valid_T)))
+        write_stage(store, new, stage, 0, layers, marked)
+    with pytest.raises(TraceError, match=r"sample .*: its valid rows differ between layers"):
+        seal_training_set(store, new, GEOMETRY)
+    assert store.size(keys.training_set(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("positions", "says"),
+    [([], None), ([0.0, 1.0], "positions of type float64, expected integers")],
+)
+def test_positions_of_a_context_parallel_rank_must_be_integers(store, positions, says):
+    sample = SAMPLES[0]
+    n = len(positions)
+    routes = Routes(sample.routes.sets_TLK[:n], sample.routes.valid_T[:n])
+    new = NewTrainingSet(read_manifest(store, 0), R2)
+    given = ({sample.id: routes}, GEOMETRY)
+    at = {sample.id: np.array(positions)}
+    if says is None:
+        assert write_training_routes(store, new, 0, 0, *given, cp_rank=1, positions=at).ours
+    else:
+        with pytest.raises(TraceError, match=says):
+            write_training_routes(store, new, 0, 0, *given, cp_rank=1, positions=at)

@@ -1,8 +1,8 @@
 """A step is sealed only if its shards are complete, contain no duplicates, and come from the plan's
 policy version."""
 
+import itertools
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from pipeline.traces import (
 from pipeline.traces.format.manifest import Rejected
 from pipeline.traces.write import seal as sealing
 from pipeline.upkeep.verify import verify
+from tests.patience import PATIENCE_S
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -67,28 +68,39 @@ def test_missing_duplicated_and_unexpected_samples_are_named(store):
 
 
 class Overlapping:
-    """A store with slow reads; `most` is the largest number of simultaneous reads."""
+    """A store whose first `at_once` reads of each kind wait until all of them are under way.
 
-    def __init__(self, store):
+    `most` is the largest number of simultaneous reads. A commit is one read of the kind `read`, and
+    the columns of a shard are one read of the kind `read_ranges`.
+    """
+
+    def __init__(self, store, at_once):
         self._store, self.under_way, self.most = store, 0, 0
         self._lock = threading.Lock()
+        self._together = {
+            kind: (itertools.count(), threading.Barrier(at_once))
+            for kind in ("read", "read_ranges")
+        }
 
     def __getattr__(self, name):
         return getattr(self._store, name)
 
     def read(self, *arguments):
-        return self._slowly(self._store.read, *arguments)
+        return self._wait("read", *arguments)
 
-    def read_range(self, *arguments):
-        return self._slowly(self._store.read_range, *arguments)
+    def read_ranges(self, *arguments):
+        return self._wait("read_ranges", *arguments)
 
-    def _slowly(self, read, *arguments):
+    def _wait(self, kind, *arguments):
+        calls, barrier = self._together[kind]
         with self._lock:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
+            waits = next(calls) < barrier.parties
         try:
-            time.sleep(0.002)
-            return read(*arguments)
+            if waits:
+                barrier.wait(PATIENCE_S)
+            return getattr(self._store, kind)(*arguments)
         finally:
             with self._lock:
                 self.under_way -= 1
@@ -108,13 +120,13 @@ def test_the_reads_of_shards_overlap_and_the_step_is_the_same(tmp_path, monkeypa
     monkeypatch.setattr(sealing, "new_write_id", lambda: "0a1b2c3d")
     found = {}
     for at_once in (1, threads.AT_ONCE):
-        store = Overlapping(open_store(str(tmp_path / str(at_once))))
-        ids = many_shards(store)
+        plain = open_store(str(tmp_path / str(at_once)))
+        ids, store = many_shards(plain), Overlapping(plain, at_once)
         with monkeypatch.context() as patched:
             patched.setattr(sealing, "in_order", partial(threads.in_order, at_once=at_once))
             seal(store, 0, 40, ids, 0)
-        assert 0.5 * at_once < store.most <= at_once
-        found[at_once] = {info.key: store.read(info.key) for info in store.list("")}
+        assert store.most == at_once
+        found[at_once] = {info.key: plain.read(info.key) for info in plain.list("")}
     assert found[1] == found[threads.AT_ONCE]
 
 
@@ -374,3 +386,12 @@ def test_equal_hashes_of_different_ids_do_not_refuse_a_step(store, monkeypatch):
     write_shards(store, samples)
     seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0)
     assert len(read_manifest(store, 0).ids) == len(samples)
+
+
+def test_a_step_is_not_sealed_without_its_last_shards(store):
+    samples = make_samples(prompts=4)
+    write_shards(store, samples)
+    ids = by_shard([sample.id for sample in samples], 2)
+    with pytest.raises(TraceError, match=r"00001\.json in .*: this shard is committed too"):
+        seal(store, 0, 1, ids, 0)
+    assert store.size(keys.manifest(0)) is None

@@ -102,3 +102,16 @@ def test_contradictory_arguments_of_a_shard_are_refused(store):
         write_shard(store, 0, 0, new_write_id(), samples, None, None)
     with pytest.raises(TraceError, match="duplicated: 000000/0/1"):
         write_shard(store, 0, 0, new_write_id(), [*samples, samples[1]], GEOMETRY, R3)
+
+
+def test_a_writer_does_not_depend_on_validity_that_changes_later(store):
+    """Engines may use one array for all responses."""
+    samples = make_samples(prompts=1)
+    valid_T = np.ones(len(samples[0].routes.valid_T), bool)
+    with ShardWriter(store, 0, 0, new_write_id(), GEOMETRY, R3, 2) as writer:
+        writer.add(replace(samples[0], routes=Routes(samples[0].routes.sets_TLK, valid_T)))
+        valid_T[:] = False
+        writer.add(samples[1])
+        writer.commit()
+    manifest = seal(store, 0, 1, lambda _: [s.id for s in samples], 0).all()
+    assert read_routes(store, manifest, manifest.ids)[samples[0].id].valid_T.all()
