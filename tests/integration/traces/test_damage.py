@@ -1,4 +1,4 @@
-"""More than a thousand damaged runs: `verify` names each damaged object, and no reader accepts one."""
+"""Over a thousand damaged runs: `verify` names each damaged object, and no reader accepts one."""
 
 import sys
 from collections import Counter
