@@ -994,7 +994,7 @@ READING = [
         sample(token_digest=A_DIGEST),
     ),
     Case(
-        "if it has read all layers of a sample, in any order, the routes\n  digest",
+        "compare the routes digest with the routes, if it has read all layers",
         "its routes have digest",
         sample(routes_digest=A_DIGEST),
     ),
@@ -1059,6 +1059,7 @@ ELSEWHERE = {
     "| `files` | `[]` |": _TRAINING,
     "| `commits` | the parts": _TRAINING,
     "| `counts` | `samples`, `rows_total` and": _TRAINING,
+    "A row must be valid in all layers or in none": _TRAINING,
     "A writer must not create `training.json` unless the parts contain every sample": _TRAINING,
     "must refuse a step that has": _TRAINING,
     "refuse a `training.json` in a step with `training: false`": _TRAINING,
