@@ -23,6 +23,7 @@ from pipeline.run import keys
 from pipeline.run.commit import (
     CONTENT_SHA256,
     DataFile,
+    content_digest,
     file_list,
     new_write_id,
     read_commit_file,
@@ -161,7 +162,7 @@ def forge(
         body = json.loads(store.objects[share.key])
         body["files"] = file_list(made[file["key"]] for file in body["files"])
         edit(body)
-        del body[CONTENT_SHA256]
+        body[CONTENT_SHA256] = content_digest(body)
         store.objects[share.key] = to_json(body)
         shares.append(read_commit_file(store, share.key)[0])
         listed.append(body)
@@ -172,7 +173,7 @@ def forge(
         body["weights_sha256"] = tensors_digest(tensors)
     except (TypeError, ValueError):  # readers refuse such a share
         pass
-    del body[CONTENT_SHA256]
+    body[CONTENT_SHA256] = content_digest(body)
     store.objects[keys.policy(version)] = to_json(body)
 
 

@@ -42,7 +42,7 @@ from pipeline.traces.format.manifest import (
     sealed_steps,
 )
 from pipeline.upkeep.export import export, export_for
-from pipeline.upkeep.lost_manifests import lost_manifests
+from pipeline.upkeep.lost_commits import lost_manifests
 from pipeline.upkeep.stats import step_stats
 from pipeline.upkeep.verify import verify
 from retrace import SealedStep

@@ -182,10 +182,9 @@ def commit(store: Store, key: str, body: dict[str, Any], write_id: str) -> Commi
 
 
 def read_commit(store: Store, key: str) -> dict[str, Any]:
-    """Read a commit's body and check it against the commit's own digest, if present.
+    """Read a commit's body and check it against the commit's own digest.
 
-    Only `verify` requires that a commit contains its digest. Raises ObjectMissingError
-    or CorruptObjectError.
+    Raises ObjectMissingError or CorruptObjectError.
     """
     return read_commit_file(store, key)[1]
 
@@ -206,7 +205,11 @@ def read_commit_file(store: Store, key: str) -> tuple[DataFile, dict[str, Any]]:
     if not isinstance(body, dict):
         raise CorruptObjectError(f"{key} in {store.uri}: a {type(body).__name__}, not an object")
     found = content_digest(as_stored)
-    if body.get(CONTENT_SHA256, found) != found:
+    if CONTENT_SHA256 not in body:
+        raise CorruptObjectError(
+            f"{key} in {store.uri}: no {CONTENT_SHA256} in the commit; restore the object"
+        )
+    if body[CONTENT_SHA256] != found:
         raise CorruptObjectError(
             f"{key} in {store.uri}: its content has SHA-256 {str(found)[:16]}..., expected its own "
             f"digest {str(body[CONTENT_SHA256])[:16]}...; restore the object or remake its content"

@@ -145,6 +145,31 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
     return manifest
 
 
+def check_recorded(run: Store, target: Store, step: int) -> None:
+    """Raise an error unless a recorded set contains a run's sealed step with all its files.
+
+    Only the sizes of the files are checked, not their content.
+
+    Args:
+        run: The run's store.
+        target: The recorded set.
+        step: The step.
+
+    Raises:
+        ObjectMissingError: The set lacks the step or one of its files.
+        CorruptObjectError: A file has the wrong size, or a commit is damaged.
+        TraceError: The set's step was pruned, or contains other samples.
+    """
+    refuse_pruned(target, step)
+    ours, theirs = read_manifest(run, step), read_manifest(target, step)
+    _check_files(target, theirs)
+    columns = ["id", "token_digest", "rows_total"]
+    if not theirs.rows.select(columns).equals(ours.rows.select(columns)):
+        raise TraceError(
+            f"{keys.manifest(step)} in {target.uri}: its samples differ from those in {run.uri}"
+        )
+
+
 def names_weights(source: Store, step: int) -> bool:
     """Return whether a sealed step records the weights digest of policy 0."""
     return 0 in (open_manifest(source, step).head.policies or {})

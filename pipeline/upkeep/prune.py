@@ -15,10 +15,11 @@ from pipeline.run.amendments import find_description
 from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id
 from pipeline.run.parse import field, listed, text
 from pipeline.run.restarts import KEPT, restarts
-from pipeline.store import Store, open_store
+from pipeline.store import Store, StoreError, open_store
 from pipeline.traces.format.manifest import is_pruned, open_manifest, sealed_steps
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.training import find_training_set
+from pipeline.traces.recorded_sets import check_recorded
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def prune(store: Store, keep_steps: int, dry_run: bool = False) -> Iterator[Prun
 
     Raises:
         TraceError: A restart of the run would need one of the steps, or the recorded set in the
-            run's record_file lacks one of them. In both cases, nothing was removed.
+            run's record_file lacks one of them or one of its files. In both cases, nothing was
+            removed.
         CorruptObjectError: A step's commits name files outside the step's folder.
         StoreError: The store failed.
     """
@@ -91,12 +93,14 @@ def _refuse_unrecorded(store: Store, new: list[int]) -> None:
     if record_file is None:
         return
     target = open_store(str(record_file))
-    missing = [step for step in new if target.size(keys.manifest(step)) is None]
-    if missing:
-        raise TraceError(
-            f"step {missing[0]} is not in the recorded set {record_file} yet, and the run "
-            "could no longer write it there; let the run write it first, or keep the step"
-        )
+    for step in new:
+        try:
+            check_recorded(store, target, step)
+        except (StoreError, TraceError) as error:
+            raise TraceError(
+                f"step {step} is not complete in the recorded set {record_file}, and the run could "
+                f"no longer write it there; let the run write it first, or keep the step: {error}"
+            ) from error
 
 
 def data_files(store: Store, step: int) -> set[str]:

@@ -21,6 +21,7 @@ from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, find_commit, new_write_id
 from pipeline.store import ObjectInfo, Store
 from pipeline.traces.format.header import read_header
+from pipeline.upkeep.lost_commits import lost_checkpoints, lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.stored_run import find_signed_description, staged_files
 
@@ -50,8 +51,8 @@ def sweep(
 ) -> Iterator[Debris]:
     """Remove the debris of a run or recorded set.
 
-    If a commit is unreadable or names a missing file, the correct content of its folder is unknown.
-    In that case, nothing in that folder is removed.
+    If a commit is lost, is unreadable or names a missing file, the correct content of its folder is
+    unknown. In that case, nothing in that folder is removed.
 
     Args:
         store: The run or recorded set.
@@ -110,11 +111,28 @@ def _old(infos: Iterable[ObjectInfo], before_s: float, busy: set[str]) -> list[O
 def _unnamed(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
     """Yield, folder by folder, the objects that are old enough and that no commit names."""
     yield from old(store.list(keys.clocks()))
+    lost = _lost(store)
     for prefix in (keys.steps(), keys.validations(), keys.policies(), keys.checkpoints()):
         for folder, group in groupby(store.list(prefix), lambda info: _numbered(info.key)):
             infos = list(group)
-            yield from _checked(store, folder, infos, _candidates(folder, infos, old), report)
+            candidates = _candidates(folder, infos, old)
+            if candidates and folder in lost:
+                key, text = lost[folder]
+                report.add(key, f"{text}; {folder} is not swept")
+            else:
+                yield from _checked(store, folder, infos, candidates, report)
     yield from _unnamed_inputs(store, old, report)
+
+
+def _lost(store: Store) -> dict[str, tuple[str, str]]:
+    """Return the folders whose commit is lost, so that their files only look like debris.
+
+    The values are the commit's key and a text that names an object that requires the commit.
+    """
+    there = [info.key for info in store.list(keys.steps())]
+    found = {keys.manifest(step): text for step, text in lost_manifests(store, there).items()}
+    found |= lost_policies(store) | lost_checkpoints(store)
+    return {_numbered(key): (key, text) for key, text in found.items()}
 
 
 def _candidates(folder: str, infos: Sequence[ObjectInfo], old: _Old) -> list[ObjectInfo]:

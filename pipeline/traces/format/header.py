@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.model.geometry import Geometry, geometry_json
-from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, read_commit
+from pipeline.run.commit import CONTENT_SHA256, read_commit
 from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, trace_files
@@ -71,8 +71,6 @@ def read_header(store: Store, key: str) -> Header:
     body = read_commit(store, key)
     name = f"{key} in {store.uri}"
     minor = check_format(body.get("format"), name)
-    if CONTENT_SHA256 not in body:
-        raise CorruptObjectError(f"{name}: no {CONTENT_SHA256} in the commit; restore the object")
     if minor and "policies" not in body:
         raise TraceError(
             f"{name}: no policies in the commit, expected a list, or null if they are unknown; "

@@ -18,6 +18,7 @@ NO_REWARD = "no reward"
 """The recorded reason for not training on a sample whose reward function failed."""
 BASELINE = "greedy baseline"
 """The recorded reason for not training on a sample whose reward is its group's baseline."""
+_DIGEST = "^[0-9a-f]{64}$"
 _OF_ROUTES = ("routes_digest", "rows_valid", "segments")
 _SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
 
@@ -53,6 +54,13 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
             raise TraceError(
                 f"{file.data.key}: {name} is null in {table[name].null_count} of {rows} samples, "
                 f"but {header.key} has {has} geometry of routes; remake the step"
+            )
+    for name in ("token_digest", "routes_digest"):
+        matches = pc.fill_null(pc.match_substring_regex(table[name], _DIGEST), True)
+        for id in table["id"].filter(pc.invert(matches)).slice(0, 1).to_pylist():
+            raise TraceError(
+                f"{file.data.key}: sample {id}: {name} is not a SHA-256 digest of 64 lower-case "
+                "hexadecimal digits; remake the step"
             )
     samples = _structs(
         file=np.full(rows, numbers["samples"], np.int32), row=np.arange(rows, dtype=np.int32)

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.run import keys
 from pipeline.store import Store
-from pipeline.traces.format.chunks import read_table
+from pipeline.traces.format.chunks import TraceFile, read_table
 from pipeline.traces.format.digests import digest_of_canonical, valid_rows
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import named
 from pipeline.traces.format.manifest import (
     Commits,
     Manifest,
-    file_of,
     open_file,
     read_manifest,
     refs_of,
@@ -36,6 +36,7 @@ from pipeline.traces.read.training import (
     find_training_set,
     geometry_of,
     recorded,
+    routes_file,
 )
 
 _SAMPLES_AT_ONCE = 64
@@ -84,6 +85,11 @@ def joined(store: Store, manifest: Manifest, training: TrainingSet) -> Manifest:
     Raises:
         TraceError: The set's files do not contain every sample exactly once in every layer.
     """
+    if manifest.geometry not in (None, training.geometry):
+        raise TraceError(
+            f"{training.name}: routes for {training.geometry}, but {keys.manifest(manifest.step)} "
+            f"has {manifest.geometry}; remake the step"
+        )
     parts = _parts(store, manifest, training)
     _check_whole(manifest, training, parts)
     # The result leaves out the engine's routes (R3), which may have been recorded for an audit.
@@ -177,7 +183,7 @@ def _parts(store: Store, manifest: Manifest, training: TrainingSet) -> dict[str,
     tokens = dict(zip(manifest.ids, manifest.rows["token_digest"].to_pylist(), strict=True))
     parts: dict[str, list[_Part]] = {id: [] for id in manifest.ids}
     for number, header in enumerate(training.commits):
-        for id, part in _of_commit(store, header, number).items():
+        for id, part in _of_commit(store, header, routes_file(header), number).items():
             if id not in parts:
                 raise TraceError(f"{header.key}: sample {id} is not in the step's manifest")
             said = part.recorded
@@ -191,11 +197,20 @@ def _parts(store: Store, manifest: Manifest, training: TrainingSet) -> dict[str,
     return parts
 
 
-def _of_commit(store: Store, header: Header, number: int) -> dict[str, _Part]:
+def check_part(store: Store, header: Header, file: TraceFile) -> None:
+    """Raise TraceError unless a training commit agrees with the rows in its file.
+
+    Args:
+        store: The store that contains the file.
+        header: The commit.
+        file: The commit's routes file. In a recorded set that a run replays, its key differs from
+            the key in the commit.
+    """
+    _of_commit(store, header, file, 0)
+
+
+def _of_commit(store: Store, header: Header, file: TraceFile, number: int) -> dict[str, _Part]:
     """Return the parts that one commit contains, keyed by sample id."""
-    file = file_of(header, "routes")
-    if file is None:
-        raise TraceError(f"{header.key} in {store.uri}: no routes file in this commit")
     said = recorded(header)
     parts = {id: _Part(number, one) for id, one in (said or {}).items()}
     columns = (column.to_pylist() for column in read_table(store, file, SEGMENT).columns)

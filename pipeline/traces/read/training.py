@@ -10,6 +10,7 @@ from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.parse import field, items, key, listed, mapping, number, same, text
 from pipeline.store import Store
+from pipeline.traces.format.chunks import TraceFile
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.manifest import Manifest, file_of
 from pipeline.traces.format.policies import united
@@ -160,9 +161,16 @@ def read_training_commit(store: Store, manifest: Manifest, key: str) -> Header:
     _check_step(header, manifest, name)
     place_of(header)
     recorded(header)
-    if file_of(header, "routes") is None:
-        raise TraceError(f"{name}: no routes file in this commit")
+    routes_file(header)
     return header
+
+
+def routes_file(header: Header) -> TraceFile:
+    """Return the routes file of a training commit. Raises TraceError if the commit lists none."""
+    file = file_of(header, "routes")
+    if file is None:
+        raise TraceError(f"{header.key}: no routes file in this commit")
+    return file
 
 
 def listed_keys(store: Store, step: int) -> list[str]:

@@ -1,8 +1,8 @@
 """Writing rollout shards: samples and routes."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
@@ -109,6 +109,8 @@ class ShardWriter:
         self._groups: dict[str, _Group] = {}
         self._held_bytes = 0
         self._finished: list[TraceFile] = []
+        self._unusable = ""
+        """Why the writer refuses further work; empty if it does not."""
         self.groups_split = 0
         """How many times the held samples of a group were written early, to free memory."""
         with ExitStack() as opened:  # if the second file cannot be opened, abort the first
@@ -148,6 +150,24 @@ class ShardWriter:
             raise TraceError(f"{self._key}: sample {sample.id} added after finish(); add it before")
         if sample.id in self._ids:
             raise TraceError(f"{self._key}: duplicated: sample {sample.id}")
+        with self._working():
+            self._place_later(sample)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Refuse all further work if the block fails, because the files are then incomplete."""
+        if self._unusable:
+            raise TraceError(
+                f"{self._key}: this writer {self._unusable}; write the shard again with a new one"
+            )
+        try:
+            yield
+        except BaseException:
+            self._unusable = "failed"
+            raise
+
+    def _place_later(self, sample: Sample) -> None:
+        """Hold a sample until its group is complete or memory is full."""
         self._ids.add(sample.id)
         if sample.branch_of is not None:
             self._branched.add(sample.branch_of)
@@ -173,6 +193,10 @@ class ShardWriter:
         if self._finished:
             return
         check_branch_of(self._key, self._branched, self._ids)
+        with self._working():
+            self._finish()
+
+    def _finish(self) -> None:
         for group in self._groups.values():
             self._write(group)
         self._groups.clear()
@@ -241,6 +265,7 @@ class ShardWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._unusable = self._unusable or "was closed"
         self._files.__exit__(kind, error, trace)
 
 

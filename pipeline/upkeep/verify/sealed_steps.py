@@ -13,7 +13,9 @@ from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.manifest import Commits, Manifest, is_pruned, open_file, read_manifest
+from pipeline.traces.format.policies import united
 from pipeline.traces.format.types import TraceError
+from pipeline.traces.read.joined import check_part
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import check_pruned, data_files
 from pipeline.upkeep.verify.commits import check_commit, check_file_names
@@ -217,13 +219,35 @@ def _verify_files(
         with report.noting(ref.commit):
             file, _ = open_file(store, manifest, number, commits)
             headers[ref.commit] = header = commits.header(ref.commit)
+            folder = keys.step_prefix(manifest.step)
+            if outside := [key for key in (ref.key, ref.commit) if not key.startswith(folder)]:
+                raise TraceError(
+                    f"{keys.manifest(manifest.step)}: it names {outside[0]}, expected objects in "
+                    f"{folder}"
+                )
             if "/training/" in ref.commit:
                 verify_recorded(manifest, number, header)
+                if not pruned:
+                    check_part(store, header, file)
             if not pruned and ref.commit not in shards and not _SHARD.search(ref.commit):
                 verify_file(store, file, report, ref.commit)
                 with report.noting(ref.key):
                     check_footer(store, file, header)
+    with report.noting(keys.manifest(manifest.step)):
+        _check_alike([header for key, header in headers.items() if "/training/" in key])
     return headers
+
+
+def _check_alike(parts: Sequence[Header]) -> None:
+    """Raise TraceError unless a recorded set's training commits belong to the same training set."""
+    for part in parts:
+        found, expected = (of.body.get("manifest_sha256") for of in (part, parts[0]))
+        if found != expected:
+            raise TraceError(
+                f"{part.key}: recorded for a manifest with content {str(found)[:16]}..., expected "
+                f"{str(expected)[:16]}... as in {parts[0].key}"
+            )
+    united((part.key, part.policies) for part in parts)
 
 
 def _verify_joined(store: Store, manifest: Manifest, report: Report) -> None:

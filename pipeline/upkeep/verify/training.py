@@ -136,6 +136,11 @@ def verify_recorded(manifest: Manifest, number: int, header: Header) -> None:
         if one is None and (at is None or not parts[at]["segments"]):
             continue  # its routes are in a different file, or it has only one token
         digests = row["part_digests"] or [row["routes_digest"]] * (len(parts) == 1)
+        if digests and len(digests) != len(parts):
+            raise TraceError(
+                f"{manifest_key}: sample {row['id']}: {len(digests)} part_digests, expected "
+                f"{len(parts)}: one per part"
+            )
         expected = digests[at] if at is not None and digests else None
         found = None if one is None else (one.token_digest, expected and one.routes_digest)
         if found != (row["token_digest"], expected):

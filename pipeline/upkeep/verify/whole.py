@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pipeline.run import keys
 from pipeline.store import Store
-from pipeline.upkeep.lost_manifests import lost_manifests
+from pipeline.upkeep.lost_commits import lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.chains import verify_policies
 from pipeline.upkeep.verify.sealed_steps import verify_step
@@ -64,6 +64,9 @@ def verify(store: Store, step: int | None = None) -> Report:
     ):
         with report.noting(prefix):
             check(store, report)
+    with report.noting(keys.policies()):
+        for key, text in lost_policies(store).items():
+            report.add(key, text)
     return report
 
 

@@ -14,7 +14,13 @@ from pipeline.inputs.stage import StagedRun, prepare
 from pipeline.policies.versions import digests_of, weights_of
 from pipeline.policies.weights import parse_header
 from pipeline.run import keys
-from pipeline.run.commit import new_write_id, read_commit, read_data
+from pipeline.run.commit import (
+    CONTENT_SHA256,
+    content_digest,
+    new_write_id,
+    read_commit,
+    read_data,
+)
 from pipeline.run.plan import publish_plan
 from pipeline.run.planning import make_plan
 from pipeline.store import open_store
@@ -259,8 +265,9 @@ def test_a_plan_without_sampling_settings_is_refused(settings, recorded):
     store = open_store(recorded)
     body = read_commit(store, keys.plan(0))
     store.delete(keys.plan(0))
-    del body["sampling"], body["content_sha256"]
-    store.create(keys.plan(0), json.dumps(body).encode())
+    del body["sampling"]
+    signed = {**body, CONTENT_SHA256: content_digest(body)}
+    store.create(keys.plan(0), json.dumps(signed).encode())
     problem = the_error(settings, *R3, f"{REPLAY}.replay_file={recorded}")
     assert f"{keys.plan(0)} in {recorded}: not the plan" in problem
     assert "the field 'sampling' is missing" in problem

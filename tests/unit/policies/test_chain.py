@@ -196,7 +196,7 @@ def with_share(store: MemoryStore, rank: int, **changes: object) -> PolicyVersio
     """Return policy 7 with a changed share, after updating the share's digest in the commit."""
     key = keys.policy_share(7, MADE, rank)
     body = {**json.loads(store.objects[key]), **changes}
-    body.pop(CONTENT_SHA256)
+    body[CONTENT_SHA256] = content_digest(body)
     store.objects[key] = to_json(body)
     shares = [read_commit_file(store, keys.policy_share(7, MADE, r))[0] for r in (0, 1)]
     remade(store, 7, tensors=file_list(shares))

@@ -147,10 +147,22 @@ def test_steps_that_the_record_file_lacks_stay(run, tmp_path):
     config["actor_rollout_ref"]["actor"]["router_replay"]["record_file"] = record.uri
     rewrite(tmp_path / "run" / keys.run_json(), {"config": config})
     write_recorded_set(run, record, 0)
-    with pytest.raises(TraceError, match=r"step 1 is not in the recorded set .* yet"):
+    with pytest.raises(TraceError, match=r"step 1 is not complete in .*no such object"):
         list(prune(run, 2))
     for step in (1, 2):
         write_recorded_set(run, record, step)
+    before = {info.key for info in run.list("")}
+    lost = next(iter(data_keys(record, 2)))
+    content = record.read(lost)
+    record.delete(lost)
+    with pytest.raises(TraceError, match=rf"step 2 is not complete in .*{lost}"):
+        list(prune(run, 2))
+    record.create(lost, content)
+    commit(record, keys.pruned(1), {"step": 1, "data": []}, "a")
+    with pytest.raises(TraceError, match=r"step 1 is not complete in .*were removed"):
+        list(prune(run, 2))
+    record.delete(keys.pruned(1))
+    assert {info.key for info in run.list("")} == before
     assert len(list(prune(run, 2))) == 3
     # The attached flow checks every finished step again.
     for step in range(5):

@@ -279,3 +279,40 @@ def test_the_command_removes_debris(run, tmp_path):
     assert lines[0].startswith(f"{key}: 5 bytes, 0 s old")
     assert lines[1].startswith(f"{keys.policy(1)}: not JSON")
     assert lines[2] == "removed 1 objects, 5 bytes"
+
+
+def assert_kept(store, key: str) -> None:
+    """Check that nothing is swept from the folder of a lost commit, and that this is reported."""
+    before = keys_of(store)
+    report = Report(store.uri)
+    list(sweep(store, 0.0, report))
+    (problem,) = report.problems
+    assert problem.key == key
+    assert problem.text.endswith("is not swept")
+    folder = key.rpartition("/")[0] + "/"
+    assert {k for k in before if k.startswith(folder)} <= keys_of(store)
+
+
+@pytest.mark.parametrize("find", [keys.policy, keys.checkpoint])
+def test_the_newest_version_stays_without_its_commit(run, find):
+    """Its step has finished, so its files are not the debris of an interrupted step."""
+    for version in (2, 3):  # write_chain published them, but no step has finished for them
+        for info in list(run.list(f"policies/{version:06d}/")):
+            run.delete(info.key)
+    run.delete(find(1))
+    assert_kept(run, find(1))
+    if find is keys.policy:
+        assert [problem.key for problem in verify(run).problems] == [find(1)]
+
+
+def test_a_trained_step_stays_without_its_manifest(run):
+    run.delete(keys.manifest(0))
+    assert_kept(run, keys.manifest(0))
+
+
+def test_a_step_of_a_recorded_set_stays_without_its_manifest(run, tmp_path):
+    """A set may contain the only copy of a run's routes."""
+    record = open_store(str(tmp_path / "set"))
+    write_recorded_set(run, record, 0)
+    record.delete(keys.manifest(0))
+    assert_kept(record, keys.manifest(0))

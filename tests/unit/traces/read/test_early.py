@@ -135,3 +135,13 @@ def test_samples_that_lack_a_column_of_their_routes_are_refused(store, monkeypat
 
 def test_numpy_integers_name_a_shard(store, shards):
     assert open_shard(store, np.int64(0), np.int32(1)).ids == open_shard(store, 0, 1).ids
+
+
+@pytest.mark.parametrize("name", ["token_digest", "routes_digest"])
+@pytest.mark.parametrize("value", ["x", "A" * 64])
+def test_digests_that_are_not_sha256_are_refused(store, monkeypatch, name, value):
+    real = writer.sample_row
+    monkeypatch.setattr(writer, "sample_row", lambda *given: {**real(*given), name: value})
+    write_shard(store, 0, 0, new_write_id(), make_samples(prompts=1), GEOMETRY, R3)
+    with pytest.raises(TraceError, match=f"sample 000000/0/0: {name} is not a SHA-256 digest"):
+        open_shard(store, 0, 0)

@@ -559,3 +559,52 @@ def test_positions_of_a_context_parallel_rank_must_be_integers(store, positions,
     else:
         with pytest.raises(TraceError, match=says):
             write_training_routes(store, new, 0, 0, *given, cp_rank=1, positions=at)
+
+
+def test_an_audited_step_needs_routes_for_all_layers_of_the_engine():
+    store = MemoryStore()
+    manifest = sealed_r3(store, SAMPLES, training=True)
+    new = NewTrainingSet(manifest, R2)
+    _, layers = STAGES[0]
+    write_stage(store, new, 0, 0, layers, SAMPLES)
+    geometry = replace(GEOMETRY, layers=tuple(layers))
+    with pytest.raises(TraceError, match=r"routes for .*, but steps/000000/manifest.json has"):
+        seal_training_set(store, new, geometry)
+    assert store.size(keys.training_set(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"manifest_sha256": "1" * 64}, "recorded for a manifest with content 1111"),
+        ({"policies": [{"version": 0, "weights_sha256": "2" * 64}]}, "2222|policy 0"),
+    ],
+)
+def test_the_parts_of_a_recorded_set_belong_together(change, says):
+    store, record = MemoryStore(), MemoryStore()
+    sealed_r2(store, SAMPLES)
+    write_recorded_set(store, record, 0)
+    key = training_commits(record)[-1]
+    others = [{"version": 0, "weights_sha256": "1" * 64}]
+    changed = {training_commits(record)[0]: {"policies": others}} if "policies" in change else {}
+    body = json.loads(record.read(keys.manifest(0)))
+    for part, changes in {**changed, key: change}.items():
+        digest = resign(record, part, **changes)["content_sha256"]
+        for ref in body["data"]:
+            if ref["commit"] == part:
+                ref["commit_sha256"] = digest
+    put_signed(record, keys.manifest(0), body)
+    assert any(re.search(says, str(problem)) for problem in verify(record).problems)
+
+
+def test_a_file_in_the_folder_of_another_step_is_found():
+    """Sweeping the other step would remove it."""
+    store = MemoryStore()
+    sealed_r3(store, SAMPLES)
+    body = json.loads(store.read(keys.manifest(0)))
+    ref = body["data"][0]
+    moved = ref["key"].replace("steps/000000", "steps/000001")
+    store.create(moved, store.read(ref["key"]))
+    ref["key"] = moved
+    put_signed(store, keys.manifest(0), body)
+    assert any(f"it names {moved}, expected objects" in str(p) for p in verify(store).problems)

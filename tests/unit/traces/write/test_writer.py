@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from pipeline.run.commit import new_write_id
+from pipeline.store import StoreError
 from pipeline.traces import (
     Routes,
     ShardWriter,
@@ -18,6 +20,7 @@ from pipeline.traces import (
     write_shard,
 )
 from pipeline.traces.write import segments as segments_module
+from tests.memory_store import MemoryStore
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -115,3 +118,55 @@ def test_a_writer_does_not_depend_on_validity_that_changes_later(store):
         writer.commit()
     manifest = seal(store, 0, 1, lambda _: [s.id for s in samples], 0).all()
     assert read_routes(store, manifest, manifest.ids)[samples[0].id].valid_T.all()
+
+
+class FailingOnce(MemoryStore):
+    """A store in which one write to a routes file fails."""
+
+    failed = False
+
+    def upload(self, key):
+        opened, store = super().upload(key), self
+        whole = opened.write
+
+        def write(data):
+            if key.endswith(".routes.parquet") and data[:4] != b"PAR1" and not store.failed:
+                store.failed = True
+                raise StoreError(f"write {key}: the network is gone")
+            return whole(data)
+
+        opened.write = write
+        return opened
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_a_writer_is_unusable_after_an_error_of_the_store(group_size, small_row_groups):
+    """A shard that lacks some rows would be committed otherwise, and a commit is never replaced."""
+    store = FailingOnce()
+    samples = make_samples(prompts=4)
+    with ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, group_size) as writer:
+        with pytest.raises(StoreError, match="the network is gone"):
+            list(map(writer.add, samples))
+        for call in (partial(writer.add, samples[-1]), writer.finish, writer.commit):
+            with pytest.raises(
+                TraceError, match=r"00000\.json: this writer failed; write the shard"
+            ):
+                call()
+    assert list(store.list("")) == []
+
+
+def test_a_closed_writer_is_unusable(store):
+    with ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
+        writer.add(make_samples()[0])
+    with pytest.raises(TraceError, match="this writer was closed; write the shard again"):
+        writer.commit()
+
+
+def test_a_refused_sample_leaves_the_writer_usable(store):
+    samples = make_samples(prompts=1)
+    with ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 2) as writer:
+        writer.add(samples[0])
+        with pytest.raises(TraceError, match="duplicated"):
+            writer.add(samples[0])
+        writer.add(samples[1])
+        assert writer.commit().ours
