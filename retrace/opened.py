@@ -19,6 +19,7 @@ from pipeline.run.amendments import (
 from pipeline.run.description import RunDescription
 from pipeline.store import ObjectMissingError, Store, open_store
 from pipeline.traces import TraceError
+from pipeline.traces.format.domain import MOST, check_number
 from pipeline.traces.format.manifest import sealed_steps
 from pipeline.upkeep.checkpoint_list import ListedCheckpoint, list_checkpoints
 from pipeline.upkeep.policy_list import ListedPolicy, list_policies
@@ -158,6 +159,7 @@ class Run:
             OSError: The folder cannot be written.
         """
         self._only_of_a_run("policies")
+        version = check_number(version, MOST, "policy version")
         try:
             fetch_policy(self.store, version, Path(folder))
         except ObjectMissingError as error:

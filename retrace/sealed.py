@@ -21,6 +21,7 @@ from pipeline.traces import (
     read_samples,
     used_routes,
 )
+from pipeline.traces.format.domain import MOST_STEP, check_number
 from pipeline.traces.format.manifest import is_pruned, refuse_pruned, sealed_steps
 from pipeline.traces.read.joined import joined
 from pipeline.traces.read.training import find_training_set
@@ -136,6 +137,7 @@ def open_step(store: Store, number: int, tokenizer: StagedTokenizer) -> SealedSt
         ObjectMissingError: An object that a commit names is missing.
         StoreError: The store cannot be read.
     """
+    number = check_number(number, MOST_STEP, "step")
     if store.size(keys.manifest(number)) is None:
         raise TraceError(
             f"{store.uri}: step {number} is not sealed; sealed steps: {sealed_steps(store)}"

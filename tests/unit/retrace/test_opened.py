@@ -138,10 +138,15 @@ def test_policies_are_listed_and_fetched(run, tmp_path):
         (folder / "model.safetensors").write_bytes(some_weights(version))
         publish_policy(run.store, version, folder)
     assert run.policies() == [0, 3]
-    fetched = run.fetch_policy(3, tmp_path / "fetched")
+    fetched = run.fetch_policy(np.int64(3), tmp_path / "fetched")  # as from a data frame
     assert (fetched / "model.safetensors").read_bytes() == some_weights(3)
     with pytest.raises(retrace.TraceError, match=r"version 2 is not stored .*: 0, 3$"):
         run.fetch_policy(2, tmp_path / "other")
+    for wrong in ("3", 3.0, True, -1):
+        with pytest.raises(retrace.TraceError, match="policy version"):
+            run.fetch_policy(wrong, tmp_path / "other")
+        with pytest.raises(retrace.TraceError, match="step"):
+            run.step(wrong)
 
 
 def test_only_finished_validations_are_listed(run):

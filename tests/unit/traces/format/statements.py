@@ -1066,6 +1066,7 @@ ELSEWHERE = {
     "refuse `training.json`, and parts that it names, in format 1.0": _TRAINING,
     "refuse parts whose E, K, kind or policy version differs": _TRAINING,
     "refuse parts whose layers together are not those": _TRAINING,
+    "refuse a geometry in `training.json` that differs from the one in": _TRAINING,
     "refuse policies that name different weights": _TRAINING,
     "refuse the set unless, in each layer, its parts together": _TRAINING,
     "refuse a sample whose validity differs between layers": _TRAINING,
