@@ -44,7 +44,9 @@ def steps_table(title: str, steps: Sequence[SealedStep]) -> Table:
     for step in steps:
         number, manifest = step.number, step.manifest
         made = manifest.provenance
-        rewards = [reward for reward in manifest.rows["reward"].to_pylist() if reward is not None]
+        both = (manifest.rows[name].to_pylist() for name in ("reward", "not_trained"))
+        # A greedy baseline's reward is not one of its group's rewards.
+        rewards = [r for r, reason in zip(*both, strict=True) if r is not None and not reason]
         table.add_row(
             f"{number} (pruned)" if step.pruned else str(number),
             ", ".join(map(str, manifest.policy_versions)),

@@ -29,8 +29,8 @@ from pipeline.report.run_metrics import (
 )
 from pipeline.report.tables import SHOWN_STEPS, recent_table, step_line
 from pipeline.report.trackers.processes import TrackerProcess, trackers_of
-from pipeline.run.attempts import Attempt, attempt_count, end_attempt, has_finished, in_force
-from pipeline.run.restarts import finished_steps, repeated_text
+from pipeline.run.attempts import Attempt, end_attempt, has_finished, in_force
+from pipeline.run.restarts import attempt_count, finished_steps, repeated_text
 from pipeline.store import Store, StoreError
 
 _FAILED_GRACE_S = 5.0

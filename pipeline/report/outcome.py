@@ -7,8 +7,8 @@ from pipeline.report.folders import log_folder, tensorboard_folder
 from pipeline.report.run_metrics import all_metrics, missing_validations, validation_rewards
 from pipeline.report.tables import closing_table, summary
 from pipeline.run import keys
-from pipeline.run.attempts import attempt_count, read_attempt, validations_of
-from pipeline.run.restarts import finished_steps
+from pipeline.run.attempts import read_attempt, validations_of
+from pipeline.run.restarts import attempt_count, finished_steps
 from pipeline.store import Store, open_store
 
 

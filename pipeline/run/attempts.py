@@ -18,6 +18,7 @@ from pipeline.errors import InputError
 from pipeline.run import keys, parse
 from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id, read_commit
 from pipeline.run.description import with_settings
+from pipeline.run.restarts import attempt_count
 from pipeline.store import Store
 
 
@@ -168,9 +169,10 @@ def end_attempts_of(
         InputError: Another flow run owns a running attempt and is not over.
     """
     for number in range(attempt_count(store)):
+        if store.size(keys.stop(number)) is not None:
+            continue
         other = read_commit(store, keys.attempt(number)).get("owner")
-        ended = store.size(keys.stop(number)) is not None
-        if not ended and other not in (None, owner) and not is_over(other):
+        if other not in (None, owner) and not is_over(other):
             raise InputError([_at_work(config, other)])
     end_attempts(store)
 
@@ -187,11 +189,6 @@ def _at_work(config: RunConfig, flow_run: str) -> str:
         f"trainer.experiment_name: the run {config.trainer.run_name!r} is in progress in "
         f"flow run {flow_run}; wait for the flow run, cancel it, or choose a different name"
     )
-
-
-def attempt_count(store: Store) -> int:
-    """Return how many attempts a run has had so far."""
-    return sum(1 for info in store.list(keys.attempts()) if not info.key.endswith(".stop.json"))
 
 
 def attempt_of(config: RunConfig, number: int) -> Attempt:

@@ -1,5 +1,7 @@
 """The progress of a run, and the policy versions from which its training can restart."""
 
+import re
+
 from pipeline.run import keys
 from pipeline.store.base import Store
 
@@ -7,6 +9,8 @@ KEPT = 2
 """Number of checkpoints to keep. One would not be enough, because the newest may be damaged. The
 trainer removes older checkpoints, and `retrace traces prune` keeps the samples that a restart from
 the oldest kept checkpoint needs."""
+
+_ATTEMPT = re.compile(r"attempts/(\d{3,})(\.stop)?\.json")
 
 
 def finished_steps(store: Store) -> int:
@@ -51,3 +55,9 @@ def restarts(store: Store) -> list[int]:
         for version in found
         if version is not None and store.size(keys.metrics(version - 1)) is not None
     )
+
+
+def attempt_count(store: Store) -> int:
+    """Return how many attempts a run has had so far, including attempts whose object is lost."""
+    found = (_ATTEMPT.fullmatch(info.key) for info in store.list(keys.attempts()))
+    return max((int(match[1]) + 1 for match in found if match is not None), default=0)

@@ -286,9 +286,10 @@ def _seal_copy(
         refs = []
         for number, ref in enumerate(manifest.files):
             file, _ = open_file(source, manifest, number)
-            _put(target, renamed(ref.commit), source.read(ref.commit))
             _put(target, renamed(ref.key), read_data(source, file.data))
             refs.append(replace(ref, key=renamed(ref.key), commit=renamed(ref.commit)))
+        for commit in sorted({ref.commit for ref in manifest.files}):  # after the files they name
+            _put(target, renamed(commit), source.read(commit))
         write_manifest(target, replace(manifest, files=tuple(refs), training=False))
     _refuse_other(source, target, manifest, _COMPARED)
 

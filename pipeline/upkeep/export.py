@@ -14,6 +14,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces.format.ids import file_name
 from pipeline.traces.format.manifest import Manifest
+from pipeline.traces.format.shard_rows import BASELINE
 from pipeline.traces.format.types import Routes, Sample, TraceError
 from pipeline.traces.read.joined import used_routes
 from pipeline.traces.read.peers import slime_sample, unknown_logprobs, verl_sample
@@ -111,9 +112,9 @@ def export_for(
 
     Samples that the trainer would reject are omitted. For verl, these are samples without a
     response, because no token can carry their reward. For slime, these are samples of one token,
-    because they have no routes. Samples that have a reward but are not trained on are also
-    omitted, because a trainer would count their rewards among their groups' rewards. All samples
-    are in memory at the same time.
+    because they have no routes. Greedy baselines and other samples that have a reward but are not
+    trained on are also omitted, because a trainer would count their rewards among their groups'
+    rewards. All samples are in memory at the same time.
 
     Args:
         store: The run or recorded set.
@@ -139,7 +140,8 @@ def export_for(
     untrained, unknown, not_counted, left_out = 0, 0, 0, 0
     not_trained = dict(zip(manifest.ids, manifest.rows["not_trained"].to_pylist(), strict=True))
     for sample in _samples(store, manifest):
-        if not_trained[sample.id] is not None and sample.reward is not None:
+        reason = not_trained[sample.id]
+        if reason == BASELINE or (reason is not None and sample.reward is not None):
             not_counted += 1
             continue
         if _rejects(peer, sample):

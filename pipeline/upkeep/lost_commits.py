@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError, find_commit
 from pipeline.run.restarts import finished_steps
 from pipeline.store import Store
 
@@ -63,20 +64,26 @@ def lost_policies(store: Store) -> dict[str, str]:
     }
 
 
-def lost_checkpoints(store: Store) -> dict[str, str]:
-    """Find the newest checkpoint if its commit is lost but other objects of it exist.
+def lost_amendments(store: Store) -> dict[str, str]:
+    """Find an amendment that is lost although workers of the newest step applied it.
 
-    Returns the same as `lost_policies`.
+    Returns:
+        The key of the missing amendment, if any, with a text that names what requires it.
     """
-    versions = (keys.folder_number(info.key) for info in store.list(keys.checkpoints()))
-    version = max((version for version in versions if version is not None), default=0)
-    key = keys.checkpoint(version)
-    metrics = keys.metrics(max(0, version - 1))
-    if version == 0 or store.size(key) is not None or store.size(metrics) is None:
-        return {}
-    return {
-        key: f"no such object, but its folder is not empty, and its step is finished: {metrics}"
-    }
+    count = sum(1 for _ in store.list(keys.amendments()))
+    shards = [info.key for info in store.list(keys.steps()) if keys.commits_shard(info.key)]
+    newest = keys.folder_number(shards[-1]) if shards else None
+    for key in shards:
+        if keys.folder_number(key) == newest:
+            try:
+                maker = (find_commit(store, key) or {}).get("maker")
+            except CorruptObjectError:  # the check of the shard reports it
+                continue
+            applied = maker.get("amendments") if isinstance(maker, dict) else None
+            if isinstance(applied, int) and applied > count:
+                lost = keys.amendment(count)
+                return {lost: f"no such object, but {key} was generated with {applied} amendments"}
+    return {}
 
 
 def _folder(key: str) -> str:

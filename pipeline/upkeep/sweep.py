@@ -21,7 +21,7 @@ from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, find_commit, new_write_id
 from pipeline.store import ObjectInfo, Store
 from pipeline.traces.format.header import read_header
-from pipeline.upkeep.lost_commits import lost_checkpoints, lost_manifests, lost_policies
+from pipeline.upkeep.lost_commits import lost_amendments, lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.stored_run import find_signed_description, staged_files
 
@@ -131,7 +131,7 @@ def _lost(store: Store) -> dict[str, tuple[str, str]]:
     """
     there = [info.key for info in store.list(keys.steps())]
     found = {keys.manifest(step): text for step, text in lost_manifests(store, there).items()}
-    found |= lost_policies(store) | lost_checkpoints(store)
+    found |= lost_policies(store)
     return {_numbered(key): (key, text) for key, text in found.items()}
 
 
@@ -236,6 +236,8 @@ def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectI
             with report.parsing(info.key):
                 for name in _names(store, info.key):
                     left.pop(name, None)
+    for key, text in lost_amendments(store).items() if left else ():
+        report.add(key, f"{text}; {keys.inputs()} is not swept")
     if report.found == before:
         yield from left.values()
 

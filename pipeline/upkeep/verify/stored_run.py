@@ -11,6 +11,7 @@ from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, DataFile, fi
 from pipeline.run.description import RunDescription, parse_description
 from pipeline.run.parse import field, mapping, number, real, same
 from pipeline.run.plan import Plan, parse_counts, parse_plan
+from pipeline.run.restarts import attempt_count
 from pipeline.run.uses import outdated_shards, outdated_text
 from pipeline.store import Store, StoreError
 from pipeline.traces.format.ids import check_ids, shard_ids
@@ -78,8 +79,16 @@ def staged_files(
 
 
 def verify_attempts(store: Store, report: Report) -> None:
-    """Check that each attempt contains its own number, and each stop object contains a reason."""
-    for info in store.list(keys.attempts()):
+    """Check that each attempt contains its own number, and each stop object contains a reason.
+
+    The numbers of the attempts must not have gaps.
+    """
+    infos = list(store.list(keys.attempts()))
+    there = {info.key for info in infos}
+    for earlier in map(keys.attempt, range(attempt_count(store))):
+        if earlier not in there:
+            report.add(earlier, f"no such object, but {max(there)} exists")
+    for info in infos:
         with report.parsing(info.key):
             body = find_signed(store, info.key) or {}
             if info.key.endswith(".stop.json"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pipeline.run import keys
 from pipeline.store import Store
-from pipeline.upkeep.lost_commits import lost_manifests, lost_policies
+from pipeline.upkeep.lost_commits import lost_amendments, lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.chains import verify_policies
 from pipeline.upkeep.verify.sealed_steps import verify_step
@@ -66,6 +66,9 @@ def verify(store: Store, step: int | None = None) -> Report:
             check(store, report)
     with report.noting(keys.policies()):
         for key, text in lost_policies(store).items():
+            report.add(key, text)
+    with report.noting(keys.amendments()):
+        for key, text in lost_amendments(store).items() if run is not None else ():
             report.add(key, text)
     return report
 

@@ -159,6 +159,13 @@ class TestAFlowRunThatComesBack:
         end_attempt(store, self.continued(store, "mine"), "failed", "no expert left")
         assert self.continued(store, "mine").number == 1
 
+    def test_a_lost_attempt_does_not_stop_it(self, tmp_path: Path):
+        store = open_store(str(tmp_path))
+        for owner in ("first", "second"):
+            end_attempt(store, self.continued(store, owner), "failed", "no expert left")
+        store.delete(keys.attempt(0))
+        assert self.continued(store, "third").number == 2
+
     def test_another_flow_run_is_refused_while_the_first_may_come_back(self, tmp_path: Path):
         store = open_store(str(tmp_path))
         self.continued(store, "mine")

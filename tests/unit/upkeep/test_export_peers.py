@@ -254,13 +254,16 @@ def test_an_existing_file_is_not_overwritten(exported, tmp_path):
             path.unlink()
 
 
+@pytest.mark.parametrize("reward", [8.0, None])
 @pytest.mark.parametrize("peer", ["verl", "slime"])
-def test_rewards_count_in_a_group_as_they_do_in_retrace(tmp_path, peer):
+def test_rewards_count_in_a_group_as_they_do_in_retrace(tmp_path, peer, reward):
     """The reward of a greedy baseline is not one of its group's rewards, so the sample is left out.
     A sample with unknown rows keeps its reward. Only a sample without a reward gets 0."""
     samples = [a_sample("p", k, 5, reward=float(k + 5)) for k in range(4)]
     samples[1] = replace(samples[1], reward=None, reward_error="it raised")
     samples[2].routes.valid_T[3:] = False
+    error = "it raised" if reward is None else None
+    samples[3] = replace(samples[3], reward=reward, reward_error=error)
     store = open_store(str(tmp_path / "run"))
     write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, MADE_BY)
     ids = [sample.id for sample in samples]
@@ -277,6 +280,8 @@ def test_rewards_count_in_a_group_as_they_do_in_retrace(tmp_path, peer):
     )
     text = " ".join(output.split())
     assert "1 left out, because their rewards do not count in their groups" in text
+    listed = CliRunner().invoke(traces.app, ["ls", store.uri], env={"COLUMNS": "200"}).output
+    assert " 6.000 " in listed  # the mean of 5 and 7
 
 
 @pytest.mark.parametrize(("peer", "P"), [("verl", 3), ("slime", 1)])

@@ -293,16 +293,37 @@ def assert_kept(store, key: str) -> None:
     assert {k for k in before if k.startswith(folder)} <= keys_of(store)
 
 
-@pytest.mark.parametrize("find", [keys.policy, keys.checkpoint])
-def test_the_newest_version_stays_without_its_commit(run, find):
+def test_the_newest_policy_stays_without_its_commit(run):
     """Its step has finished, so its files are not the debris of an interrupted step."""
     for version in (2, 3):  # write_chain published them, but no step has finished for them
         for info in list(run.list(f"policies/{version:06d}/")):
             run.delete(info.key)
-    run.delete(find(1))
-    assert_kept(run, find(1))
-    if find is keys.policy:
-        assert [problem.key for problem in verify(run).problems] == [find(1)]
+    run.delete(keys.policy(1))
+    assert_kept(run, keys.policy(1))
+    assert [problem.key for problem in verify(run).problems] == [keys.policy(1)]
+
+
+def test_a_checkpoint_without_commit_is_debris(run):
+    """The trainer writes a checkpoint after the step's metrics, and may be killed meanwhile."""
+    run.delete(keys.checkpoint(1))
+    assert any(key.startswith("checkpoints/000001/") for key in swept(run))
+
+
+def test_inputs_stay_without_the_amendment_that_names_them(tmp_path):
+    """The shards of the newest step show that there was an amendment."""
+    store = open_store(str(tmp_path))
+    write_run(store, SAMPLES, "R3")
+    key = keys.input_file("5" * 64, "reward.py")
+    put_data(store, key, b"")
+    write_shard(store, 0, 0, new_write_id(), SAMPLES, GEOMETRY, R3, {"amendments": 1})
+    before = keys_of(store)
+    report = Report(store.uri)
+    assert list(sweep(store, 0.0, report)) == []
+    (problem,) = report.problems
+    assert problem.key == keys.amendment(0)
+    assert "was generated with 1 amendments; inputs/ is not swept" in problem.text
+    assert keys_of(store) == before
+    assert keys.amendment(0) in {problem.key for problem in verify(store).problems}
 
 
 def test_a_trained_step_stays_without_its_manifest(run):
