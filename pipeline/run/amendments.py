@@ -16,11 +16,11 @@ from pipeline.run.commit import (
     DataFile,
     commit,
     new_write_id,
+    parse_file,
     read_commit,
 )
 from pipeline.run.description import (
     RunDescription,
-    parse_file,
     parse_files,
     parse_optional_file,
     read_created,

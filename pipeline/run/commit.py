@@ -264,16 +264,17 @@ def files_in(body: Mapping[str, Any], name: str = "files") -> list[DataFile]:
     Raises CorruptObjectError for an invalid list.
     """
     try:
-        return parse.field(body, name, parse.listed(_data_file))
+        return parse.field(body, name, parse.listed(parse_file))
     except ValueError as error:
         raise CorruptObjectError(str(error)) from error
 
 
-def _data_file(value: Any) -> DataFile:
+def parse_file(value: Any) -> DataFile:
+    """Parse a data file's entry in a JSON object. Raises TypeError and ValueError."""
     body = parse.mapping(value)
     return DataFile(
-        key=parse.field(body, "key", parse.key),
         size=parse.field(body, "size", parse.number),
+        key=parse.field(body, "key", parse.key),
         sha256=parse.field(body, "sha256", parse.text),
     )
 

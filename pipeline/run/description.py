@@ -12,7 +12,14 @@ from typing import Any
 
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
 from pipeline.run import keys
-from pipeline.run.commit import CorruptObjectError, DataFile, commit, new_write_id, read_commit
+from pipeline.run.commit import (
+    CorruptObjectError,
+    DataFile,
+    commit,
+    new_write_id,
+    parse_file,
+    read_commit,
+)
 from pipeline.run.parse import field, key, mapping, number, text
 from pipeline.store.base import Store
 
@@ -115,14 +122,6 @@ def parse_description(body: Mapping[str, Any], uri: str) -> RunDescription:
             f"{keys.run_json()} in {uri}: not the description of a run: {error}; restore the "
             "object, or use the version of retrace that wrote it"
         ) from error
-
-
-def parse_file(value: Any) -> DataFile:
-    """Parse a data file's entry in a JSON object. Raises TypeError and ValueError."""
-    body = mapping(value)
-    return DataFile(
-        field(body, "key", key), field(body, "size", number), field(body, "sha256", text)
-    )
 
 
 def parse_optional_file(value: Any) -> DataFile | None:

@@ -118,12 +118,11 @@ def listed(parse: Callable[[Any], _T]) -> Callable[[Any], list[_T]]:
 
     def parse_list(value: Any) -> list[_T]:
         found: list[_T] = []
-        try:
-            for item in items(value):
+        for item in items(value):
+            try:
                 found.append(parse(item))
-        except (TypeError, ValueError) as error:
-            where = f"item {len(found)}: " if isinstance(value, list) else ""
-            raise ValueError(f"{where}{error}") from error
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"item {len(found)}: {error}") from error
         return found
 
     return parse_list

@@ -1,7 +1,5 @@
 """The progress of a run, and the policy versions from which its training can restart."""
 
-import re
-
 from pipeline.run import keys
 from pipeline.store.base import Store
 
@@ -9,8 +7,6 @@ KEPT = 2
 """Number of checkpoints to keep. One would not be enough, because the newest may be damaged. The
 trainer removes older checkpoints, and `retrace traces prune` keeps the samples that a restart from
 the oldest kept checkpoint needs."""
-
-_ATTEMPT = re.compile(r"attempts/(\d{3,})(\.stop)?\.json")
 
 
 def finished_steps(store: Store) -> int:
@@ -59,5 +55,6 @@ def restarts(store: Store) -> list[int]:
 
 def attempt_count(store: Store) -> int:
     """Return how many attempts a run has had so far, including attempts whose object is lost."""
-    found = (_ATTEMPT.fullmatch(info.key) for info in store.list(keys.attempts()))
-    return max((int(match[1]) + 1 for match in found if match is not None), default=0)
+    objects = (info.key.replace(".stop.json", ".json") for info in store.list(keys.attempts()))
+    numbers = map(keys.attempt_number, objects)
+    return max((number + 1 for number in numbers if number is not None), default=0)

@@ -148,18 +148,17 @@ def export_for(
             left_out += 1
             continue
         trained = _trained(sample)
-        numbers = {
-            "group_index": groups.setdefault(sample.group, len(groups)),
-            "index": len(samples),
-            "rollout_id": conversations.setdefault(
-                sample.branch_of or sample.id, len(conversations)
-            ),
-        }
+        first = sample.branch_of or sample.id
         fields: dict[str, Any]
         try:
             if peer == "verl":
                 fields = verl_sample(sample, trained, manifest.geometry, num_layers)
             else:
+                numbers = {
+                    "group_index": groups.setdefault(sample.group, len(groups)),
+                    "index": len(samples),
+                    "rollout_id": conversations.setdefault(first, len(conversations)),
+                }
                 fields = slime_sample(sample, trained, manifest.geometry, num_layers, numbers)
         except TraceError as error:
             raise TraceError(f"step {step} in {store.uri}, sample {sample.id}: {error}") from error

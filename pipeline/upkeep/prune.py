@@ -57,10 +57,11 @@ def prune(store: Store, keep_steps: int, dry_run: bool = False) -> Iterator[Prun
     _refuse_needed(store, steps, new, keep_steps)
     _refuse_unrecorded(store, new)
     for step in [step for step in steps if step in chosen or is_pruned(store, step)]:
-        left = _left(store, step)
+        named = data_files(store, step)
+        left = _left(store, step, named)
         if not dry_run:
             if not is_pruned(store, step):
-                body = {"step": step, "data": sorted(data_files(store, step))}
+                body = {"step": step, "data": sorted(named)}
                 commit(store, keys.pruned(step), body, new_write_id())
             for key in left:
                 store.delete(key)
@@ -152,9 +153,8 @@ def check_pruned(body: Mapping[str, Any], step: int, expected: Set[str]) -> None
         )
 
 
-def _left(store: Store, step: int) -> dict[str, int]:
+def _left(store: Store, step: int, named: Set[str]) -> dict[str, int]:
     """Return the sizes in bytes of a step's data files that still exist, keyed by object key."""
-    named = data_files(store, step)
     body = find_commit(store, keys.pruned(step))
     if body is not None:
         check_pruned(body, step, named)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.model.geometry import Geometry
-from pipeline.run.commit import CorruptObjectError, DataFile, sha256
-from pipeline.run.parse import field, key, listed, mapping, number, text
+from pipeline.run.commit import CorruptObjectError, DataFile, parse_file, sha256
+from pipeline.run.parse import field, listed, mapping, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
 from pipeline.traces.format.checked_bytes import CheckedBytes
 from pipeline.traces.format.codec import row_bytes
@@ -122,8 +122,8 @@ def trace_files(body: Mapping[str, Any], name: str) -> tuple[TraceFile, ...]:
 
 def _trace_file(value: Any) -> TraceFile:
     body = mapping(value)
-    size = field(body, "size", number)
-    data = DataFile(field(body, "key", key), size, field(body, "sha256", text))
+    data = parse_file(body)
+    size = data.size
     leaves = field(body, "leaves", listed(text))
     groups = field(body, "row_groups", listed(lambda group: _row_group(group, len(leaves), size)))
     footer = field(body, "footer", lambda range: _range(range, size))

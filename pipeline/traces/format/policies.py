@@ -28,7 +28,7 @@ def parse_policies(value: Any, name: str) -> dict[int, str] | None:
         return None
     try:
         found = listed(_policy)(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise TraceError(f"{name}: policies: {error}; remake the object") from error
     versions = [version for version, _ in found]
     if versions != sorted(set(versions)) or any(version > MOST for version in versions):

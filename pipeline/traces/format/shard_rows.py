@@ -18,8 +18,8 @@ NO_REWARD = "no reward"
 """The recorded reason for not training on a sample whose reward function failed."""
 BASELINE = "greedy baseline"
 """The recorded reason for not training on a sample whose reward is its group's baseline."""
-_DIGEST = "^[0-9a-f]{64}$"
-_OF_ROUTES = ("routes_digest", "rows_valid", "segments")
+OF_ROUTES = ("routes_digest", "rows_valid", "segments")
+"""Columns of a sample that are null if, and only if, its shard has no routes."""
 _SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
 
 
@@ -48,7 +48,7 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
         )
     table = read_table(store, file, _SHARD)
     rows = len(table)
-    for name in _OF_ROUTES:
+    for name in OF_ROUTES:
         if table[name].null_count != (rows if header.geometry is None else 0):
             has = "no" if header.geometry is None else "a"
             raise TraceError(
@@ -56,7 +56,7 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
                 f"but {header.key} has {has} geometry of routes; remake the step"
             )
     for name in ("token_digest", "routes_digest"):
-        matches = pc.fill_null(pc.match_substring_regex(table[name], _DIGEST), True)
+        matches = pc.fill_null(is_sha256(table[name]), True)
         for id in table["id"].filter(pc.invert(matches)).slice(0, 1).to_pylist():
             raise TraceError(
                 f"{file.data.key}: sample {id}: {name} is not a SHA-256 digest of 64 lower-case "
@@ -79,6 +79,11 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
     for name, column in columns.items():
         table = table.append_column(name, column)
     return table
+
+
+def is_sha256(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return whether each text is a SHA-256 digest of 64 lower-case hexadecimal digits."""
+    return pc.match_substring_regex(column, "^[0-9a-f]{64}$")
 
 
 def _structs(**fields: Any) -> pa.StructArray:

@@ -14,7 +14,7 @@ from pipeline.traces.format.domain import check_new
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import doubles
 from pipeline.traces.format.schema import SAMPLES, SUMMARY
-from pipeline.traces.format.shard_rows import versions_of
+from pipeline.traces.format.shard_rows import OF_ROUTES, is_sha256, versions_of
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.rows import sample_at
 from pipeline.upkeep.problems import Report
@@ -22,7 +22,6 @@ from pipeline.upkeep.problems import Report
 ROWS = [*SUMMARY.names, "segments", "version_spans"]
 """The columns that are compared with the manifest and the routes."""
 
-_DIGEST = "^[0-9a-f]{64}$"
 _SPANS = "version_spans"
 
 
@@ -72,13 +71,13 @@ def _wrong(table: pa.Table, routes: bool) -> Iterator[tuple[int, str]]:
     """Yield the index and problem of each row whose columns contradict each other."""
     both = pc.and_(pc.is_valid(table["reward"]), pc.is_valid(table["reward_error"]))
     yield from _rows(_mask(both), "it has a reward and a reward_error")
-    digests = pc.match_substring_regex(table["token_digest"], _DIGEST)
+    digests = is_sha256(table["token_digest"])
     yield from _rows(~_mask(digests), "its token_digest is not a SHA-256")
-    for name in ("routes_digest", "rows_valid", "segments"):
+    for name in OF_ROUTES:
         text = "null, but its shard has routes" if routes else "set, but its shard has no routes"
         yield from _rows(_mask(pc.is_null(table[name])) == routes, f"{name} is {text}")
     if routes:
-        digests = pc.fill_null(pc.match_substring_regex(table["routes_digest"], _DIGEST), False)
+        digests = pc.fill_null(is_sha256(table["routes_digest"]), False)
         yield from _rows(~_mask(digests), "its routes_digest is not a SHA-256")
 
 

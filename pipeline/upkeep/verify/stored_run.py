@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.policies.weights import TensorReader
 from pipeline.run import keys
 from pipeline.run.amendments import Amendment, amended, parse_amendment, read_amendments
-from pipeline.run.commit import CONTENT_SHA256, CorruptObjectError, DataFile, files_in, find_commit
+from pipeline.run.commit import CorruptObjectError, DataFile, files_in, find_commit
 from pipeline.run.description import RunDescription, parse_description
 from pipeline.run.parse import field, mapping, number, real, same
 from pipeline.run.plan import Plan, parse_counts, parse_plan
@@ -156,11 +156,9 @@ def verify_validations(store: Store, report: Report) -> None:
 def find_signed(store: Store, key: str) -> dict[str, Any] | None:
     """Return a commit's body; None if it does not exist.
 
-    Raises CorruptObjectError if the commit is damaged or lacks the digest of its own content.
+    Raises CorruptObjectError if the commit is damaged or its write id is not text.
     """
     body = find_commit(store, key)
-    if body is not None and CONTENT_SHA256 not in body:
-        raise CorruptObjectError(f"{key}: no {CONTENT_SHA256} in the commit; restore the object")
     if body is not None and not isinstance(body.get("attempt", ""), str):
         raise CorruptObjectError(f"{key}: attempt {body['attempt']!r}, expected a write id")
     return body

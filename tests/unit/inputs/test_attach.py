@@ -13,11 +13,12 @@ from pipeline.config.keys import all_keys
 from pipeline.config.section import formerly
 from pipeline.inputs.stage import prepare, stage
 from pipeline.run import keys
-from pipeline.run.commit import CONTENT_SHA256, content_digest
 from pipeline.run.description import description_json, read_created
 from pipeline.run.run_config import config_of
 from pipeline.store import open_store
+from tests.forged_sets import put_signed
 from tests.paths import ROOT
+from tests.stored_runs import rewrite
 from tests.unit.inputs.small_inputs import (
     REPLAY,
     check,
@@ -89,9 +90,7 @@ def test_a_broken_or_newer_run_json_is_refused(settings):
         ({"format": 1, "name": "test"}, "cannot be read: run.json"),
         ({"format": 1, "name": "test"}, "the field 'config' is missing"),
     ):
-        store.delete(keys.run_json())
-        signed = {**body, CONTENT_SHA256: content_digest(body)}
-        store.create(keys.run_json(), json.dumps(signed).encode())
+        put_signed(store, keys.run_json(), body)
         assert message in the_error(settings)
 
 
@@ -131,9 +130,9 @@ def test_a_setting_newer_than_the_run_keeps_the_behaviour_of_the_run(
     marked = all_keys()[name].field
     monkeypatch.setattr(marked, "json_schema_extra", formerly(1))
     path = tmp_path / "store/quickstart/run.json"
-    body = json.loads(path.read_text())
-    del body["config"]["trainer"]["max_staleness"]
-    path.write_text(json.dumps({**body, CONTENT_SHA256: content_digest(body)}))
+    config = json.loads(path.read_text())["config"]
+    del config["trainer"]["max_staleness"]
+    rewrite(path, {"config": config})
 
     settings = ROOT / "examples/quickstart.yaml"
     inputs = check(settings, *old_run)

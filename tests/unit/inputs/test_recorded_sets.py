@@ -15,8 +15,6 @@ from pipeline.policies.versions import digests_of, weights_of
 from pipeline.policies.weights import parse_header
 from pipeline.run import keys
 from pipeline.run.commit import (
-    CONTENT_SHA256,
-    content_digest,
     new_write_id,
     read_commit,
     read_data,
@@ -34,6 +32,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
+from tests.forged_sets import put_signed
 from tests.unit.inputs.small_inputs import (
     R3,
     REPLAY,
@@ -264,10 +263,8 @@ def test_unknown_sampling_is_noted(settings, recorded):
 def test_a_plan_without_sampling_settings_is_refused(settings, recorded):
     store = open_store(recorded)
     body = read_commit(store, keys.plan(0))
-    store.delete(keys.plan(0))
     del body["sampling"]
-    signed = {**body, CONTENT_SHA256: content_digest(body)}
-    store.create(keys.plan(0), json.dumps(signed).encode())
+    put_signed(store, keys.plan(0), body)
     problem = the_error(settings, *R3, f"{REPLAY}.replay_file={recorded}")
     assert f"{keys.plan(0)} in {recorded}: not the plan" in problem
     assert "the field 'sampling' is missing" in problem
