@@ -27,7 +27,6 @@ from pipeline.traces.read.joined import joined
 from pipeline.traces.read.training import find_training_set
 from retrace.tokenizer import StagedTokenizer
 
-_SAMPLES_AT_ONCE = 64
 _PLACES = ("samples", "routes")
 """The columns of a manifest that locate a sample in the data files."""
 
@@ -105,9 +104,7 @@ class SealedStep:
             StoreError: The store cannot be read.
         """
         refuse_pruned(self.store, self.number)
-        wanted = self.manifest.ids if ids is None else ids
-        for start in range(0, len(wanted), _SAMPLES_AT_ONCE):
-            here = wanted[start : start + _SAMPLES_AT_ONCE]
+        for here in self.manifest.batches(ids):
             routes = self._routes(here, layers)
             for sample in read_samples(self.store, self.manifest, here):
                 values = vars(sample) | {"routes": routes.get(sample.id)}

@@ -29,6 +29,11 @@ class Geometry:
         """The dtype of expert ids: uint8 for up to 256 experts, uint16 for more."""
         return np.uint8 if self.experts <= 256 else np.uint16
 
+    @property
+    def row_bytes(self) -> int:
+        """The size in bytes of one token's expert ids in all layers."""
+        return len(self.layers) * self.topk * np.dtype(self.dtype).itemsize
+
 
 def geometry_json(geometry: Geometry | None) -> dict[str, Any] | None:
     """Return a geometry in the form stored in run.json, commits and file metadata.

@@ -36,7 +36,6 @@ from pipeline.traces.read.joined import digested, used_routes
 from pipeline.traces.read.reader import read_samples
 from pipeline.traces.write.seal import write_manifest
 
-_SAMPLES_AT_ONCE = 256
 _MODE = "actor_rollout_ref.actor.router_replay.mode"
 _OTHER_WEIGHTS = "actor_rollout_ref.actor.router_replay.replay_other_weights"
 _COMPARED_PRUNED = ["id", "token_digest", "reward"]
@@ -124,8 +123,7 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
         )
     _check_routes(name, manifest, expected)
     _check_files(source, manifest)
-    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
-        ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
+    for ids in manifest.batches():
         for sample in read_samples(source, manifest, ids):
             row = sample.prompt_id.split(".")[0]
             prompt = expected.prompt_tokens.get(row)

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces.format.ids import file_name
 from pipeline.traces.format.manifest import Manifest
@@ -24,10 +23,6 @@ Format = Literal["npy", "pt"]
 """Formats with one file per sample."""
 Peer = Literal["verl", "slime"]
 """Trainers for which a step is exported as one file."""
-_AT_ONCE_BYTES = 64 << 20
-"""Maximum number of bytes of routes that are read together, unless one sample has more."""
-_SAMPLES_AT_ONCE = 256
-
 _LOGPROBS = "rollout_log_probs"
 """The name that both trainers use for the log-probs field."""
 
@@ -210,32 +205,12 @@ def _samples(store: Store, manifest: Manifest) -> Iterator[Sample]:
 
     Only a few samples are read at a time.
     """
-    for ids in _batches(manifest):
+    for ids in manifest.batches():
         found: dict[str, Routes] = {}
         if manifest.geometry is not None:
             found = read_routes(store, manifest, ids)
         for sample in read_samples(store, manifest, ids):
             yield replace(sample, routes=found.pop(sample.id, None))
-
-
-def _batches(manifest: Manifest) -> Iterator[list[str]]:
-    row_bytes = _row_bytes(manifest.geometry)
-    batch: list[str] = []
-    size = 0
-    for id, rows in zip(manifest.ids, manifest.rows["rows_total"].to_pylist(), strict=True):
-        size += rows * row_bytes
-        if batch and (size > _AT_ONCE_BYTES or len(batch) == _SAMPLES_AT_ONCE):
-            yield batch
-            batch, size = [], rows * row_bytes
-        batch.append(id)
-    if batch:
-        yield batch
-
-
-def _row_bytes(geometry: Geometry | None) -> int:
-    if geometry is None:
-        return 0
-    return len(geometry.layers) * geometry.topk * np.dtype(geometry.dtype).itemsize
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Dimensions: T is the number of rows in a sample, L the number of MoE layers, K t
     per row, and E the number of experts.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -22,8 +22,6 @@ from pipeline.traces.format.types import Kind, TraceError
 from pipeline.traces.read.joined import joined
 from pipeline.traces.read.reader import read_routes
 from pipeline.traces.read.training import find_training_set
-
-_SAMPLES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def _loads(
     """Return each layer's loads [E], one per expert, and the number of valid rows."""
     rows_valid = 0
     counts_LE = np.zeros((len(geometry.layers), geometry.experts), np.int64)
-    for ids in _batches(manifest):
+    for ids in manifest.batches():
         for routes in read_routes(store, manifest, ids).values():
             sets_TLK = routes.sets_TLK[routes.valid_T]
             rows_valid += len(sets_TLK)
@@ -164,7 +162,7 @@ def _agreement(store: Store, one: Manifest, other: Manifest) -> list[float | Non
         )
     equal_L = np.zeros(len(one.geometry.layers), np.int64)
     compared = 0
-    for ids in _batches(one):
+    for ids in one.batches():
         theirs = read_routes(store, other, ids)
         for id, ours in read_routes(store, one, ids).items():
             valid_T = ours.valid_T & theirs[id].valid_T
@@ -172,11 +170,6 @@ def _agreement(store: Store, one: Manifest, other: Manifest) -> list[float | Non
             equal_L += equal_TL[valid_T].sum(axis=0)
             compared += int(valid_T.sum())
     return [int(equal) / compared if compared else None for equal in equal_L]
-
-
-def _batches(manifest: Manifest) -> Iterator[list[str]]:
-    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
-        yield manifest.ids[start : start + _SAMPLES_AT_ONCE]
 
 
 def _layer(

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.model.geometry import Geometry
+from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, DataFile, parse_file, sha256
 from pipeline.run.parse import field, listed, mapping, number, text
 from pipeline.store import ObjectMissingError, Store, StoreError
@@ -402,7 +403,13 @@ def _read_ranges(store: Store, file: TraceFile, ranges: Sequence[Range]) -> list
     pairs = [(range_.offset, range_.length) for range_ in ranges]
     try:
         return store.read_ranges(file.data.key, pairs, file.data.size)
-    except ObjectMissingError:
+    except ObjectMissingError as error:
+        step = keys.folder_number(file.data.key)
+        if step is not None and store.size(pruned := keys.pruned(step)) is not None:
+            raise ObjectMissingError(
+                f"{file.data.key} in {store.uri}: no such object, because step {step} was pruned "
+                f"({pruned}); only its manifest and metrics remain"
+            ) from error
         raise
     except StoreError:
         check_size(store, file)

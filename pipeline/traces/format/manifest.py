@@ -27,6 +27,11 @@ from pipeline.traces.format.ids import doubles, named
 from pipeline.traces.format.schema import FORMAT, MANIFEST, Role
 from pipeline.traces.format.types import Provenance, TraceError
 
+_BATCH_BYTES = 64 << 20
+_BATCH_SAMPLES = 256
+_TOKEN_BYTES = 16
+"""Upper estimate of the memory of a token id, its log-prob and its mask."""
+
 
 @dataclass(frozen=True)
 class FileRef:
@@ -98,6 +103,30 @@ class Manifest:
         if unknown := [id for id in ids if id not in self.numbers]:
             raise TraceError(f"step {self.step}: {named('unknown', unknown)}")
         return self.rows.take(pa.array([self.numbers[id] for id in ids], pa.int64()))
+
+    def batches(self, ids: Sequence[str] | None = None) -> Iterator[list[str]]:
+        """Yield ids in batches whose samples, with their routes, fit in memory together.
+
+        A larger sample than 64 MiB is alone in its batch.
+
+        Args:
+            ids: The ids, in the order of the batches; None yields all ids of the manifest.
+
+        Raises:
+            TraceError: An id is unknown.
+        """
+        wanted = self.ids if ids is None else ids
+        token = _TOKEN_BYTES + (0 if self.geometry is None else self.geometry.row_bytes)
+        batch: list[str] = []
+        held = 0
+        for id, rows in zip(wanted, self.select(wanted)["rows_total"].to_pylist(), strict=True):
+            if batch and (held + rows * token > _BATCH_BYTES or len(batch) == _BATCH_SAMPLES):
+                yield batch
+                batch, held = [], 0
+            batch.append(id)
+            held += rows * token
+        if batch:
+            yield batch
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,6 @@ from pipeline.traces.read.training import (
     routes_file,
 )
 
-_SAMPLES_AT_ONCE = 64
-
 
 @dataclass
 class _Part:
@@ -131,8 +129,7 @@ def digested(store: Store, manifest: Manifest) -> Manifest:
     if manifest.geometry is None or not manifest.rows["routes_digest"].null_count:
         return manifest
     digests, valid = [], []
-    for start in range(0, len(manifest.ids), _SAMPLES_AT_ONCE):
-        ids = manifest.ids[start : start + _SAMPLES_AT_ONCE]
+    for ids in manifest.batches():
         slices = read_slices(store, manifest, ids)
         for id in ids:
             routes = slices.routes(id)

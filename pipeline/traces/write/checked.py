@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.strict_json import MOST_DEPTH
@@ -124,9 +122,8 @@ def checked_samples(
         _check(sample, step, geometry, policies)
     if geometry is None:
         return list(samples)
-    row_bytes = len(geometry.layers) * geometry.topk * np.dtype(geometry.dtype).itemsize
     ready: list[Sample] = []
-    for together in _together(samples, row_bytes):
+    for together in _together(samples, geometry.row_bytes):
         ready += map(_with, together, _canonical(together, geometry))
     return ready
 

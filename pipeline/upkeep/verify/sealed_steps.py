@@ -1,11 +1,10 @@
 """The part of `verify` that checks one step: commits and their files, manifest and samples."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow.compute as pc
 
-from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.description import RunDescription
@@ -33,8 +32,6 @@ from pipeline.upkeep.verify.training import (
     verify_training_files,
 )
 
-_BATCH_BYTES = 64 << 20
-"""Maximum number of bytes of decoded sets in memory while joined routes are read."""
 _OLD = (
     "format 1.0 does not record which weights generated the samples, to which step and samples the "
     "trainer's files belong, or whether such files must exist: these cannot be checked"
@@ -253,34 +250,14 @@ def _check_alike(parts: Sequence[Header]) -> None:
 def _verify_joined(store: Store, manifest: Manifest, report: Report) -> None:
     """Check the routes that are not in their samples' shard, because a trainer recorded them."""
     commits = [ref.commit for ref in manifest.files]
-    by_files: dict[tuple[int, ...], list[tuple[str, int]]] = {}
-    for row in manifest.rows.select(["id", "samples", "routes", "rows_total"]).to_pylist():
+    by_files: dict[tuple[int, ...], list[str]] = {}
+    for row in manifest.rows.select(["id", "samples", "routes"]).to_pylist():
         if row["routes"] is None:
             continue
         numbers = tuple(part["file"] for part in row["routes"])
         if {commits[number] for number in numbers} != {commits[row["samples"]["file"]]}:
-            by_files.setdefault(numbers, []).append((row["id"], row["rows_total"]))
-    for numbers, samples in by_files.items():
+            by_files.setdefault(numbers, []).append(row["id"])
+    for numbers, of_files in by_files.items():
         key = manifest.files[numbers[0]].key if numbers else keys.manifest(manifest.step)
-        for ids in _batches(samples, manifest.geometry):
+        for ids in manifest.batches(of_files):
             verify_rows(store, manifest, ids, key, report)
-
-
-def _batches(samples: Sequence[tuple[str, int]], geometry: Geometry | None) -> Iterator[list[str]]:
-    """Yield batches of ids whose routes fit in memory together.
-
-    `samples` lists the ids with their row counts.
-    """
-    row = (
-        1 if geometry is None else len(geometry.layers) * geometry.topk * geometry.dtype().itemsize
-    )
-    batch: list[str] = []
-    held = 0
-    for id, rows in samples:
-        if batch and held + rows * row > _BATCH_BYTES:
-            yield batch
-            batch, held = [], 0
-        batch.append(id)
-        held += rows * row
-    if batch:
-        yield batch

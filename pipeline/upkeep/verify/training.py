@@ -28,7 +28,6 @@ from pipeline.upkeep.verify.footer import check_footer
 from pipeline.upkeep.verify.joined_rows import verify_rows
 from pipeline.upkeep.verify.step_of_run import verify_weights
 
-_SAMPLES_AT_ONCE = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -266,6 +265,5 @@ def _verify_counts(made: Manifest, training: TrainingSet) -> None:
 
 def _verify_rows(store: Store, made: Manifest, report: Report) -> None:
     """Read every row, which also compares the digest of every part."""
-    for start in range(0, len(made.ids), _SAMPLES_AT_ONCE):
-        ids = made.ids[start : start + _SAMPLES_AT_ONCE]
+    for ids in made.batches():
         verify_rows(store, made, ids, keys.trainings(made.step), report)

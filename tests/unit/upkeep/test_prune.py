@@ -8,9 +8,15 @@ from typer.testing import CliRunner
 from pipeline.cli.traces import app
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, commit, read_commit
-from pipeline.store import open_store
+from pipeline.store import ObjectMissingError, open_store
 from pipeline.store.file import FileStore
-from pipeline.traces import TraceError, read_manifest, write_recorded_set
+from pipeline.traces import (
+    TraceError,
+    read_manifest,
+    read_routes,
+    read_samples,
+    write_recorded_set,
+)
 from pipeline.traces.recorded_sets import check_replay, expected_of, seal_replay
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import prune
@@ -33,6 +39,26 @@ def data_keys(store, step: int) -> set[str]:
     return {
         info.key for info in infos if info.key.endswith((".samples.parquet", ".routes.parquet"))
     }
+
+
+def test_readers_say_that_a_step_was_pruned(run):
+    """Readers with a manifest from before the step was pruned name the reason for a missing
+    file."""
+    manifest = read_manifest(run, 0)
+    list(prune(run, 2))
+    for read in (read_samples, read_routes):
+        with pytest.raises(
+            ObjectMissingError,
+            match=r"steps/000000/.*because step 0 was pruned \(steps/000000/pruned\.json\)",
+        ):
+            read(run, manifest, manifest.ids)
+    (lost, *_) = data_keys(run, 4)
+    run.delete(lost)
+    manifest = read_manifest(run, 4)
+    read = read_samples if ".samples." in lost else read_routes
+    with pytest.raises(ObjectMissingError) as caught:
+        read(run, manifest, manifest.ids)
+    assert "pruned" not in str(caught.value)
 
 
 def test_old_steps_lose_samples_and_routes(run):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pipeline.run.commit import content_digest, new_write_id
 from pipeline.store import ObjectMissingError
 from pipeline.traces import (
+    Geometry,
     TraceError,
     read_manifest,
     read_routes,
@@ -21,7 +22,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from pipeline.traces.format.manifest import sealed_steps
+from pipeline.traces.format.manifest import Manifest, sealed_steps
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -124,3 +125,19 @@ def test_a_file_with_a_role_of_a_later_version_is_skipped(store, tmp_path):
     manifest = seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0).all()
     assert len(read_routes(store, manifest, manifest.ids)) == len(samples)
     assert len(read_samples(store, manifest, manifest.ids)) == len(samples)
+
+
+@given(st.lists(st.sampled_from([0, 1, 40, 4_000, 9_000, 20_000]), min_size=1, max_size=12))
+def test_batches_hold_at_most_their_bytes(rows):
+    """Batches contain every id once and in order. A batch exceeds the limit only if it consists of
+    one sample, and a batch ends only if the next sample does not fit."""
+    geometry = Geometry(128, 8, tuple(range(96)))
+    ids = [f"000000/{i}/0" for i in range(len(rows))]
+    table = pa.table({"id": ids, "rows_total": rows})
+    manifest = Manifest(0, (0,), geometry, R3, (), table)
+    batches = list(manifest.batches())
+    assert list(itertools.chain(*batches)) == ids
+    sizes = [[rows[manifest.numbers[id]] * (96 * 8 + 16) for id in batch] for batch in batches]
+    assert all(sum(of) <= 64 << 20 or len(of) == 1 for of in sizes)
+    assert all(sum(a) + b[0] > 64 << 20 for a, b in itertools.pairwise(sizes))
+    assert list(manifest.batches(ids[1:2])) == ([ids[1:2]] if ids[1:] else [])
