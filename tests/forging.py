@@ -34,6 +34,8 @@ class ForgedFile:
     """Options for pq.ParquetWriter."""
     describing: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
     """Functions that change the file's entry in its commit, after the entry was computed."""
+    changed: Callable[[bytes], bytes] = bytes
+    """Changes the written file, before its digests are computed."""
     empty_group: bool = False
     """Whether a row group without rows comes before the others."""
 
@@ -55,7 +57,7 @@ class ForgedFile:
             if self.empty_group:
                 writer.write_table(schema.empty_table())
             writer.write_table(table)
-        content = out.getvalue()
+        content = self.changed(out.getvalue())
         data = DataFile(self.key, len(content), sha256(content))
         entry = describe(content, data, self.role).to_json()
         for change in self.describing:

@@ -63,6 +63,7 @@ def make_samples(
     step: int = 0,
     version: int = 0,
     known: float = 0.9,
+    prompt_seed: int | None = None,
 ) -> list[Sample]:
     """Return groups of samples with random tokens and routes.
 
@@ -76,12 +77,14 @@ def make_samples(
         step: The step in the samples' ids.
         version: The policy version.
         known: The probability that a response's row is valid.
+        prompt_seed: The seed of the prompts' tokens; None if `seed` also determines these.
     """
     rng = np.random.default_rng(seed)
+    of_prompts = rng if prompt_seed is None else np.random.default_rng(prompt_seed)
     samples = []
     for row in range(prompts):
-        P = int(rng.integers(1, 9))
-        prompt_P = rng.integers(0, 100, P).astype(np.uint32)
+        P = int(of_prompts.integers(1, 9))
+        prompt_P = of_prompts.integers(0, 100, P).astype(np.uint32)
         shared = random_sets(rng, P, geometry)
         for k in range(n):
             G = int(rng.integers(1, 12))

@@ -89,7 +89,7 @@ def write_step(store: Store, step: int, mode: str = "R3") -> None:
         step: The step.
         mode: "R2" for a step that also has the trainer's routes.
     """
-    samples = make_samples(step=step, seed=step)
+    samples = make_samples(step=step, seed=step, prompt_seed=0)
     publish_plan(store, make_plan(step=step))
     write_shards(store, samples, step)
     ids = by_shard([sample.id for sample in samples], 2)
@@ -107,7 +107,7 @@ def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:
         steps: The number of steps.
         checkpoints: The policy versions of the checkpoints.
     """
-    write_run(store, SAMPLES, "R3")
+    write_run(store, make_samples(prompt_seed=0), "R3")
     for step in range(steps):
         write_step(store, step)
     for version in checkpoints:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 
 Metrics = dict[str, float | None]
 
+STEP = "step"
+"""The column of step numbers in tables of metrics; no metric has this name."""
+
 RENAMED = {
     "reward/mean": "critic/rewards/mean",
     "response/length_mean": "response_length/mean",
@@ -42,7 +45,12 @@ SHARES = {
 
 
 def named_today(stored: Mapping[str, float | None]) -> Metrics:
-    """Return a step's stored metrics under today's names, whichever version wrote them."""
+    """Return a step's stored metrics under today's names, whichever version wrote them.
+
+    Raises ValueError for the name of a table's column of step numbers.
+    """
+    if STEP in stored:
+        raise ValueError(f"a metric is named {STEP!r}, as the column of step numbers")
     found: Metrics = {}
     samples = stored.get("response/count")
     for name, value in stored.items():

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pipeline.metrics.former import Metrics, named_today
 from pipeline.rl.extra_means import REWARD, source_means
 from pipeline.run import keys, parse
-from pipeline.run.commit import find_commit, parsing
+from pipeline.run.commit import find_placed, parsing
 from pipeline.run.plan import find_counts, find_plan
+from pipeline.run.restarts import finished_steps
 from pipeline.store import Store
 
 
@@ -23,7 +24,7 @@ class StepMetrics:
 
 def read_metrics(store: Store, step: int) -> StepMetrics | None:
     """Return a step's metrics; None if the step is not finished. Raises CorruptObjectError."""
-    body = find_commit(store, keys.metrics(step))
+    body = find_placed(store, keys.metrics(step), {"step": step})
     if body is None:
         return None
     with parsing(store, keys.metrics(step)):
@@ -31,14 +32,14 @@ def read_metrics(store: Store, step: int) -> StepMetrics | None:
 
 
 def all_metrics(store: Store) -> list[StepMetrics]:
-    """Return the metrics of the finished steps from step 0 up to the first unfinished one.
+    """Return the metrics of the finished steps, in order.
 
     Each call reads the metrics of all steps, so do not call this function in a loop over steps.
+    Raises CorruptObjectError if the metrics of a step are damaged, or are missing although those of
+    a later step exist.
     """
-    found: list[StepMetrics] = []
-    while (metrics := read_metrics(store, len(found))) is not None:
-        found.append(metrics)
-    return found
+    found = (read_metrics(store, step) for step in range(finished_steps(store)))
+    return [metrics for metrics in found if metrics is not None]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ from pipeline.run.parse import field, mapping, number, text
 from pipeline.store.base import ObjectMissingError, Store, StoreError
 
 _INPUTS = "inputs."
+_MOST_PARTS = 16
+"""Maximum number of parts in a setting's dotted key. Deeper settings could not be printed."""
 _AMENDABLE: Mapping[str, Callable[[Any], Any]] = {
     "prompts": parse_file,
     "val_prompts": parse_optional_file,
@@ -223,6 +225,8 @@ def _changes(value: Any) -> dict[str, Any]:
 
 
 def _parser(name: str) -> Callable[[Any], Any]:
+    if (parts := name.count(".") + 1) > _MOST_PARTS:
+        raise ValueError(f"a name of {parts} parts, expected at most {_MOST_PARTS}")
     if not name.startswith(_INPUTS):
         return lambda value: value
     if name.removeprefix(_INPUTS) not in _AMENDABLE:

@@ -225,6 +225,31 @@ def find_commit(store: Store, key: str) -> dict[str, Any] | None:
         return None
 
 
+def find_placed(store: Store, key: str, place: Mapping[str, int]) -> dict[str, Any] | None:
+    """Read a commit's body, and check that it is the commit that belongs to its key.
+
+    Args:
+        store: The run.
+        key: The commit's key.
+        place: Fields of the body that repeat numbers in the key, with these numbers.
+
+    Returns:
+        The body; None if the commit does not exist yet.
+
+    Raises:
+        CorruptObjectError: The commit is damaged, or was written under a different key.
+    """
+    body = find_commit(store, key)
+    if body is not None:
+        found = {name: body.get(name) for name in place}
+        if not parse.same(found, dict(place)):
+            raise CorruptObjectError(
+                f"{key} in {store.uri}: this is the commit of {found}, expected {dict(place)}; "
+                "restore the object"
+            )
+    return body
+
+
 @contextmanager
 def parsing(store: Store, key: str) -> Iterator[None]:
     """Turn a TypeError or ValueError in the block into a CorruptObjectError that names the key."""

@@ -16,6 +16,7 @@ from pipeline.run.commit import (
     CorruptObjectError,
     commit,
     find_commit,
+    find_placed,
     new_write_id,
     parsing,
     read_commit,
@@ -213,7 +214,8 @@ def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None
     Raises:
         CorruptObjectError: The commit is damaged or invalid.
     """
-    body = find_commit(store, plan.shard_key(shard))
+    place = {"version": plan.policy_version, "shard": shard}
+    body = find_placed(store, plan.shard_key(shard), place)
     if body is None:
         return None
     with parsing(store, plan.shard_key(shard)):

@@ -1,6 +1,7 @@
 """The progress of a run, and the policy versions from which its training can restart."""
 
 from pipeline.run import keys
+from pipeline.run.commit import CorruptObjectError
 from pipeline.store.base import Store
 
 KEPT = 2
@@ -12,13 +13,26 @@ the oldest kept checkpoint needs."""
 def finished_steps(store: Store) -> int:
     """Return how many steps have finished, counted from step 0.
 
-    This function lists the store once, and does not read objects.
+    This function lists the store once, and does not read objects. Raises CorruptObjectError if a
+    step has no metrics although a later step has them.
     """
     finished = 0
-    for info in store.list(keys.steps()):  # in step order, because keys are listed in order
-        if info.key == keys.metrics(finished):
-            finished += 1
+    for step in trained_steps(store):
+        lost = keys.metrics(finished)
+        # The metrics may have been written since the store listed their folder.
+        if step > finished and store.size(lost) is None:
+            raise CorruptObjectError(
+                f"{lost} in {store.uri}: no such object, but a later step was trained: "
+                f"{keys.metrics(step)}; restore the object"
+            )
+        finished = step + 1
     return finished
+
+
+def trained_steps(store: Store) -> list[int]:
+    """Return the steps that have metrics, in ascending order."""
+    found = [(info.key, keys.folder_number(info.key)) for info in store.list(keys.steps())]
+    return [step for key, step in found if step is not None and key == keys.metrics(step)]
 
 
 def repeated_text(store: Store) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, find_commit
-from pipeline.run.restarts import finished_steps
+from pipeline.run.restarts import trained_steps
 from pipeline.store import Store
 
 _SHARD = re.compile(r"/rollout/\d{5}\.json$")
@@ -54,7 +54,7 @@ def lost_policies(store: Store) -> dict[str, str]:
     Returns:
         The key of the missing commit, if any, with a text that names what requires it.
     """
-    version = finished_steps(store)
+    version = max(trained_steps(store), default=-1) + 1
     key = keys.policy(version)
     if version == 0 or store.size(key) is not None or not any(store.list(_folder(key))):
         return {}

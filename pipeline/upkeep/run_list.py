@@ -15,7 +15,8 @@ from pipeline.errors import InputError
 from pipeline.metrics.former import named_today
 from pipeline.run import keys, parse
 from pipeline.run.amendments import description_now
-from pipeline.run.commit import find_commit, read_commit
+from pipeline.run.commit import find_commit, find_placed, read_commit
+from pipeline.run.restarts import finished_steps
 from pipeline.store import ObjectInfo, Store, StoreError, open_store
 from pipeline.store.schemes import DEFAULT_STORE
 from pipeline.traces.format.manifest import sealed_steps
@@ -76,6 +77,7 @@ class _Folder:
     first_s: float = float("inf")
     last_s: float = 0.0
     finished: int = 0
+    """The number of finished steps, if no metrics are lost."""
     newest_attempt: int | None = None
     has: set[str] = field(default_factory=set)
     """The kinds of objects that were listed: any of 'run', 'removal' and 'step'."""
@@ -85,13 +87,14 @@ class _Folder:
         self.size += info.size
         self.first_s = min(self.first_s, info.modified_s)
         self.last_s = max(self.last_s, info.modified_s)
-        if key == keys.metrics(self.finished):
-            self.finished += 1
+        step = keys.folder_number(key)
+        if step is not None and key == keys.metrics(step):
+            self.finished = step + 1
         elif key == keys.run_json():
             self.has.add("run")
         elif key == keys.removal():
             self.has.add("removal")
-        elif (step := keys.number_of(key)) is not None and key == keys.manifest(step):
+        elif step is not None and key == keys.manifest(step):
             self.has.add("step")
         elif (number := keys.attempt_number(key)) is not None:
             self.newest_attempt = max(number, self.newest_attempt or 0)
@@ -204,22 +207,46 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
     """
     total = parse.number(description_now(store).setting(_TOTAL))
     reward = None
-    if folder.finished:
-        metrics = read_commit(store, keys.metrics(folder.finished - 1))
+    if finished := finished_steps(store):
+        step = finished - 1
+        metrics = find_placed(store, keys.metrics(step), {"step": step}) or {}
         reward = named_today(parse.field(metrics, "metrics", parse.numbers)).get(_REWARD)
     number = folder.newest_attempt
     if number is None:
         return replace(found, state="never started", message="", total_steps=total, reward=reward)
     attempt = read_commit(store, keys.attempt(number))
+    attempted = parse_total(attempt)
     state, message = _state(find_commit(store, keys.stop(number)), attempt, folder.last_s)
     return replace(
         found,
         state=state,
         message=message,
-        # An attempt stores a setting under the last part of the setting's key.
-        total_steps=parse.number(attempt.get(_TOTAL.rpartition(".")[2], total)),
+        total_steps=total if attempted is None else attempted,
         reward=reward,
     )
+
+
+def parse_stop(stop: Mapping[str, Any]) -> tuple[State, str]:
+    """Parse an attempt's stop object: how the attempt ended, and a message. Raises ValueError."""
+    reason = parse.field(stop, "reason", parse.text)
+    if reason not in _ENDS:
+        raise ValueError(f"an attempt ended with reason {reason!r}, expected {set(_ENDS)}")
+    return _ENDS[reason], str(stop.get("message", ""))
+
+
+def parse_total(attempt: Mapping[str, Any]) -> int | None:
+    """Return the number of steps that an attempt sets; None if it sets none. Raises ValueError."""
+    # An attempt stores a setting under the last part of the setting's key.
+    name = _TOTAL.rpartition(".")[2]
+    return parse.field(attempt, name, parse.number) if name in attempt else None
+
+
+def parse_limit(attempt: Mapping[str, Any]) -> float:
+    """Return the longer of an attempt's time limits, in seconds. Raises ValueError."""
+    limits = [parse.field(attempt, name, parse.real) for name in _LIMITS if name in attempt]
+    if min(limits, default=0.0) < 0:
+        raise ValueError(f"an attempt has the time limit {min(limits)} s, expected at least 0")
+    return max(limits, default=0.0)
 
 
 def _state(
@@ -227,12 +254,8 @@ def _state(
 ) -> tuple[State, str]:
     """Return the state of the newest attempt, and the reason why the attempt ended."""
     if stop is not None:
-        reason = parse.field(stop, "reason", parse.text)
-        if reason not in _ENDS:
-            raise ValueError(f"an attempt ended with reason {reason!r}, expected {set(_ENDS)}")
-        return _ENDS[reason], str(stop.get("message", ""))
-    limits = [parse.field(attempt, name, parse.real) for name in _LIMITS if name in attempt]
+        return parse_stop(stop)
     quiet_s = time.time() - last_s
-    if quiet_s > max(limits, default=0.0):
+    if quiet_s > parse_limit(attempt):
         return "killed", "its last attempt has no stop object, and nothing was written for too long"
     return "running", ""

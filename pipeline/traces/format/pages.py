@@ -11,6 +11,7 @@ import functools
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -41,6 +42,9 @@ _DELTA_LENGTH_BYTE_ARRAY = 6
 _DELTA_BYTE_ARRAY = 7
 """An encoding in which a value can share the beginning of the previous value. The values can
 therefore be much longer than their page."""
+_INDEXES, _BLOOM_FILTER = {4, 6}, 14
+"""Fields of a column chunk with the offsets of its page indexes, and the field of its metadata with
+the offset of a Bloom filter."""
 _UNCOMPRESSED = 0
 _CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _DEEPEST = 16
@@ -67,6 +71,11 @@ class StoredChunk(NamedTuple):
     """Offset of the chunk's first page in the file; 0 if the chunk has no pages."""
     length: int
     """Compressed size in bytes."""
+    statistics: Mapping[int, int | bytes] = MappingProxyType({})
+    """The chunk's minimum, maximum and number of nulls, keyed by the field numbers of `Statistics`
+    in parquet.thrift. Values are encoded as in the file."""
+    indexed: bool = False
+    """Whether the chunk has a page index or a Bloom filter."""
 
 
 class Page(NamedTuple):
@@ -135,7 +144,16 @@ def _stored_chunk(column: "_Struct") -> StoredChunk:
     # A chunk without values may consist of only a dictionary page. The offset of its data pages is
     # then 0.
     start = _whole(described, 11) if 11 in described else start
-    return StoredChunk(codec, values, start, length)
+    statistics = described.get(12)
+    stated = statistics.items() if isinstance(statistics, dict) else ()
+    return StoredChunk(
+        codec,
+        values,
+        start,
+        length,
+        {field: value for field, value in stated if isinstance(value, int | bytes)},
+        indexed=not _INDEXES.isdisjoint(column) or _BLOOM_FILTER in described,
+    )
 
 
 def check_pages(
@@ -305,7 +323,7 @@ def _longest_of(page: Page, chunk: bytes, codec: int) -> int:
     return longest
 
 
-_Value: TypeAlias = "int | _Struct | list[_Value] | None"
+_Value: TypeAlias = "int | bytes | _Struct | list[_Value] | None"
 _Struct = dict[int, _Value]
 
 
@@ -352,14 +370,14 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[_Struct, int]:
 def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[_Value, int]:
     """Return a value and the offset of its end.
 
-    Values of types that are not needed here (booleans, texts, floats) become None.
+    Values of types that are not needed here (booleans, floats) become None.
     """
     if kind in (5, 6, 4):  # i32, i64, i16
         number, at = _varint(data, at)
         return number >> 1 ^ -(number & 1), at
     if kind == 8:  # binary
         length, at = _varint(data, at)
-        return None, at + length
+        return data[at : at + length], at + length
     if kind in (9, 10, 12) and not depth:
         raise ValueError("structs and lists are nested too deep")
     if kind == 12:

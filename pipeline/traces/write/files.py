@@ -116,6 +116,8 @@ class FileWriter:
                 schema,
                 compression="zstd",
                 compression_level=1,
+                # No reader uses them, and commits have no digests of their meaning.
+                write_statistics=False,
                 use_dictionary=[name for name in schema.names if name not in _UNIQUE],
                 # One page per column chunk, because readers fetch entire chunks.
                 data_page_size=64 << 20,

@@ -1,5 +1,6 @@
 """The part of `verify` that compares the footer of a trace's Parquet file with its commit."""
 
+import io
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pyarrow.parquet as pq
 from pipeline.model.geometry import Geometry
 from pipeline.run.strict_json import parse_json
 from pipeline.store import Store
-from pipeline.traces.format.chunks import TraceFile, read_footer
+from pipeline.traces.format.chunks import TAIL, TraceFile, read_footer
 from pipeline.traces.format.columns import check_columns
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.pages import footer_metadata, stored_chunks
@@ -21,6 +22,10 @@ from pipeline.traces.format.schema import (
     routes_schema,
 )
 from pipeline.traces.format.types import TraceError
+
+_COMPARED = frozenset({1, 2, 3, 5, 6})
+"""Fields of `Statistics` in parquet.thrift: maximum and minimum in their old and new form, and the
+number of nulls."""
 
 
 def check_footer(store: Store, file: TraceFile, header: Header) -> None:
@@ -41,13 +46,55 @@ def check_footer(store: Store, file: TraceFile, header: Header) -> None:
         geometry = header.geometry if file.role == "routes" else None
         minor = check_metadata(metadata.metadata, file.role, geometry, name)
         schema = _schema(file.role, geometry)
-        there = {leaf.partition(".")[0] for leaf in file.leaves}
+        there = set(map(_column, file.leaves))
         absent_columns(schema.names, there, minor, name)
         check_columns(metadata, schema, name)
         for text in _problems(file, header, metadata, footer, schema):
             raise TraceError(f"{name}: {text}")
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{name}: its footer cannot be read: {error}") from error
+
+
+def check_statistics(store: Store, file: TraceFile, group: int, table: pa.Table) -> None:
+    """Raise TraceError unless a row group's statistics agree with its values.
+
+    Readers of the format ignore statistics, but other Parquet tools use them to skip row groups.
+
+    Args:
+        store: The run or recorded set.
+        file: The samples file or the manifest's file of rows.
+        group: The row group's number.
+        table: The row group's rows.
+    """
+    stored = stored_chunks(read_footer(store, file), len(file.leaves))[group]
+    stated = {
+        leaf: chunk.statistics
+        for leaf, chunk in zip(file.leaves, stored, strict=True)
+        if _column(leaf) in table.schema.names and not _COMPARED.isdisjoint(chunk.statistics)
+    }
+    if not stated or not len(table):
+        return
+    out = io.BytesIO()
+    written = table.select(sorted(set(map(_column, stated)))).combine_chunks()
+    pq.write_table(written, out, use_dictionary=False, row_group_size=len(table))
+    content = out.getvalue()
+    with pq.ParquetFile(out) as parquet:
+        schema = parquet.metadata.schema
+    leaves = [schema.column(i).path for i in range(len(schema.names))]
+    size = int.from_bytes(content[-TAIL:-4], "little") + TAIL
+    (chunks,) = stored_chunks(content[-size:], len(leaves))
+    found = {leaf: chunk.statistics for leaf, chunk in zip(leaves, chunks, strict=True)}
+    for leaf, statistics in stated.items():
+        expected = found.get(leaf, {})
+        if any(expected.get(key) != statistics[key] for key in _COMPARED & statistics.keys()):
+            raise TraceError(
+                f"{file.data.key}: row group {group}: column {leaf} has statistics that differ "
+                "from its values; remake the step, without statistics"
+            )
+
+
+def _column(leaf: str) -> str:
+    return leaf.partition(".")[0]
 
 
 def _problems(
@@ -82,6 +129,8 @@ def _problems(
     stored = stored_chunks(footer, len(leaves))
     for g, described in enumerate(file.row_groups):
         for leaf, chunk, found in zip(leaves, described.chunks, stored[g], strict=True):
+            if found.indexed:
+                yield f"row group {g}: column {leaf} has a page index or a Bloom filter"
             if (found.offset, found.length) != (chunk.offset, chunk.length):
                 yield (
                     f"row group {g}: column {leaf} has {found.length} bytes at offset "

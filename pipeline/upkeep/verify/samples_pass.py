@@ -18,6 +18,8 @@ from pipeline.traces.format.shard_rows import OF_ROUTES, is_sha256, versions_of
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.rows import sample_at
 from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify.footer import check_statistics
+from pipeline.upkeep.verify.prompts import Prompts
 
 ROWS = [*SUMMARY.names, "segments", "version_spans"]
 """The columns that are compared with the manifest and the routes."""
@@ -25,13 +27,16 @@ ROWS = [*SUMMARY.names, "segments", "version_spans"]
 _SPANS = "version_spans"
 
 
-def read_shard_rows(store: Store, file: TraceFile, header: Header, report: Report) -> pa.Table:
+def read_shard_rows(
+    store: Store, file: TraceFile, header: Header, prompts: Prompts | None, report: Report
+) -> pa.Table:
     """Read the samples file of a shard, and report the problems with individual samples.
 
     Args:
         store: The run or recorded set.
         file: The samples file as described in its commit.
         header: The shard's commit.
+        prompts: The staged prompts of the samples' run; None if they are unknown.
         report: Receives the problems with samples.
 
     Returns:
@@ -45,13 +50,17 @@ def read_shard_rows(store: Store, file: TraceFile, header: Header, report: Repor
     tables = [SAMPLES.empty_table().select(ROWS)]
     for group in range(len(file.row_groups)):
         table = read_table(store, file, SAMPLES, [group]).combine_chunks()
+        check_statistics(store, file, group, table)
         ids = table["id"].to_pylist()
         wrong: dict[int, str] = {}
         for row, text in _wrong(table, routes=header.geometry is not None):
             wrong.setdefault(row, text)
         for row, id in enumerate(ids):
             with report.noting(key, id):
-                check_new(sample_at(table, row, key), step)
+                sample = sample_at(table, row, key)
+                check_new(sample, step)
+                if prompts is not None:
+                    prompts.check(sample)
             if row in wrong:
                 report.add(key, wrong[row], id)
         tables.append(table.select(ROWS))

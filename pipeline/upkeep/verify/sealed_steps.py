@@ -19,10 +19,11 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import check_pruned, data_files
 from pipeline.upkeep.verify.commits import check_commit, check_file_names
 from pipeline.upkeep.verify.contents import verify_file
-from pipeline.upkeep.verify.footer import check_footer
+from pipeline.upkeep.verify.footer import check_footer, check_statistics
 from pipeline.upkeep.verify.joined_rows import verify_rows
 from pipeline.upkeep.verify.manifest_rows import ManifestRows
 from pipeline.upkeep.verify.plans import find_plans, verify_groups, verify_plans
+from pipeline.upkeep.verify.prompts import Prompts
 from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shard
 from pipeline.upkeep.verify.step_of_run import verify_metrics, verify_step_of_run
 from pipeline.upkeep.verify.stored_run import find_signed
@@ -39,24 +40,32 @@ _OLD = (
 _SHARD = re.compile(r"/rollout/\d{5}\.json$")
 
 
-def verify_step(store: Store, step: int, run: RunDescription | None, report: Report) -> None:
+def verify_step(
+    store: Store,
+    step: int,
+    run: RunDescription | None,
+    prompts: Prompts | None,
+    report: Report,
+) -> None:
     """Check the existing objects of a step. An unfinished step does not have a manifest yet.
 
     Args:
         store: The run or recorded set.
         step: The step.
-        run: The run's description; None for a recorded set or if the description is unreadable.
+        run: The run's description, as amended for the step; None for a recorded set or if the
+            description is unreadable.
+        prompts: The staged prompts of the run; None if they are unknown.
         report: Receives problems and counts.
     """
     before, found = len(report.problems), report.found
     pruned = False
     with report.noting(keys.pruned(step)):
         pruned = is_pruned(store, step)
-    samples = _verify_objects(store, step, run, report, pruned)
+    samples = _verify_objects(store, step, run, prompts, report, pruned)
     if not pruned and report.found > found and is_pruned(store, step):
         pruned = True  # it was pruned while it was being read, so missing files are expected
         del report.problems[before:]
-        samples = _verify_objects(store, step, run, report, pruned)
+        samples = _verify_objects(store, step, run, prompts, report, pruned)
     if samples is not None:
         report.steps += 1
         report.samples += samples
@@ -64,7 +73,12 @@ def verify_step(store: Store, step: int, run: RunDescription | None, report: Rep
 
 
 def _verify_objects(
-    store: Store, step: int, run: RunDescription | None, report: Report, pruned: bool
+    store: Store,
+    step: int,
+    run: RunDescription | None,
+    prompts: Prompts | None,
+    report: Report,
+    pruned: bool,
 ) -> int | None:
     """Check a step's objects; return its number of samples (0 if unknown, None if not sealed)."""
     start = report.found
@@ -77,7 +91,7 @@ def _verify_objects(
     commits = Commits(store)
     manifest = _verify_manifest(store, step, commits, report) if sealed else None
     verify_metrics(store, step, manifest, report)
-    shards = _verify_shards(store, step, commits, manifest, report, pruned)
+    shards = _verify_shards(store, step, commits, manifest, prompts, report, pruned)
     verify_training_files(store, step, report, pruned)
     if not sealed:
         return None
@@ -133,6 +147,7 @@ def _verify_shards(
     step: int,
     commits: Commits,
     manifest: Manifest | None,
+    prompts: Prompts | None,
     report: Report,
     pruned: bool,
 ) -> dict[str, Shard]:
@@ -154,7 +169,7 @@ def _verify_shards(
             refs = () if manifest is None else manifest.files
             named = {ref.sha256: ref.key for ref in refs if ref.commit == info.key}
             of_files = named if sealed else None
-            shards[info.key] = verify_shard(store, header, step, of_files, report)
+            shards[info.key] = verify_shard(store, header, step, of_files, prompts, report)
     return shards
 
 
@@ -171,7 +186,13 @@ def _verify_manifest(store: Store, step: int, commits: Commits, report: Report) 
     if report.found == before:
         with report.noting(key):
             check_footer(store, header.files[0], header)
-            return read_manifest(store, step)
+            manifest = read_manifest(store, step)
+            first = 0
+            for group, described in enumerate(header.files[0].row_groups):
+                rows = manifest.rows.slice(first, described.rows)
+                check_statistics(store, header.files[0], group, rows)
+                first += described.rows
+            return manifest
     return None
 
 

@@ -14,6 +14,7 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.commits import check_commit, check_file_names, first_key
 from pipeline.upkeep.verify.contents import verify_file
 from pipeline.upkeep.verify.footer import check_footer
+from pipeline.upkeep.verify.prompts import Prompts
 from pipeline.upkeep.verify.routes_pass import RoutesPass
 from pipeline.upkeep.verify.samples_pass import read_shard_rows
 
@@ -28,7 +29,12 @@ class Shard:
 
 
 def verify_shard(
-    store: Store, header: Header, step: int, named: Mapping[str, str] | None, report: Report
+    store: Store,
+    header: Header,
+    step: int,
+    named: Mapping[str, str] | None,
+    prompts: Prompts | None,
+    report: Report,
 ) -> Shard:
     """Check a shard's commit, its samples file, and its routes together with the samples.
 
@@ -38,6 +44,7 @@ def verify_shard(
         step: The step.
         named: The keys of the shard's files in the step's manifest, keyed by SHA-256. Only these
             files must exist. None if the step is not sealed; all files must then exist.
+        prompts: The staged prompts of the step's run; None if they are unknown.
         report: Receives problems.
 
     Returns:
@@ -48,7 +55,7 @@ def verify_shard(
     rows = None
     files = {file.role: _placed(file, named) for file in header.files}
     if (file := files["samples"]).data.sha256 in named or not sealed or _there(store, file):
-        rows = _rows(store, file, header, report)
+        rows = _rows(store, file, header, prompts, report)
     routes = files.get("routes")
     if routes is None or not (routes.data.sha256 in named or not sealed or _there(store, routes)):
         return Shard(header, rows)
@@ -77,14 +84,16 @@ def check_shard_commit(header: Header, step: int) -> None:
         raise TraceError(f"{header.key}: maker {header.body.get('maker')!r}, expected an object")
 
 
-def _rows(store: Store, file: TraceFile, header: Header, report: Report) -> pa.Table | None:
+def _rows(
+    store: Store, file: TraceFile, header: Header, prompts: Prompts | None, report: Report
+) -> pa.Table | None:
     before = report.found
     verify_file(store, file, report, header.key)
     if report.found > before:
         return None
     with report.noting(file.data.key):
         check_footer(store, file, header)
-        return read_shard_rows(store, file, header, report)
+        return read_shard_rows(store, file, header, prompts, report)
     return None
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.metrics.former import named_today
 from pipeline.policies.versions import WEIGHTS
 from pipeline.run import keys
 from pipeline.run.amendments import read_amendments
 from pipeline.run.commit import CorruptObjectError, find_commit, parsing
 from pipeline.run.description import RunDescription
-from pipeline.run.parse import digest, field, mapping, numbers, same
+from pipeline.run.parse import digest, field, mapping, number, numbers, same
 from pipeline.store import Store
 from pipeline.traces.format.manifest import Manifest
 from pipeline.traces.read.training import listed_keys
@@ -19,13 +20,24 @@ _REPLAY = "actor_rollout_ref.actor.router_replay"
 _MODES = ("disabled", "R2", "R3")
 
 
-def check_mode(run: RunDescription) -> None:
-    """Raise CorruptObjectError unless a run's replay settings are valid."""
+def check_settings(run: RunDescription, key: str) -> None:
+    """Raise CorruptObjectError unless a run's replay settings and number of steps are valid.
+
+    Args:
+        run: The run's description.
+        key: The object that determines the settings: run.json, or the last amendment.
+    """
+    trainer = run.settings.get("trainer", {})
+    if "total_training_steps" in trainer:
+        try:
+            field(trainer, "total_training_steps", number)
+        except ValueError as error:
+            raise CorruptObjectError(f"{key}: {error}, expected the number of steps") from error
     replay = mapping(run.setting(_REPLAY))
     file = replay.get("record_file")
     if replay.get("mode") not in _MODES or not isinstance(file, str | None):
         raise CorruptObjectError(
-            f"{keys.run_json()}: {_REPLAY} has the mode {replay.get('mode')!r} and the record_file "
+            f"{key}: {_REPLAY} has the mode {replay.get('mode')!r} and the record_file "
             f"{file!r}, expected one of {', '.join(_MODES)} as mode, and a string or null as "
             "record_file"
         )
@@ -112,7 +124,7 @@ def verify_metrics(store: Store, step: int, manifest: Manifest | None, report: R
         if not same(body.get("step"), step):
             raise CorruptObjectError(f"{key}: step {body.get('step')!r}, expected {step}")
         with parsing(store, key):
-            field(body, "metrics", numbers)
+            named_today(field(body, "metrics", numbers))
             if body.get("agreement_by_layer") is not None:
                 field(body, "agreement_by_layer", numbers)
             for name in body.keys() & {"policy_sha256", "layout_sha256"}:

@@ -18,7 +18,9 @@ from pipeline.traces.format.ids import check_ids, shard_ids
 from pipeline.traces.format.types import Sample
 from pipeline.traces.read.reader import read_sample_file
 from pipeline.upkeep.problems import Report
+from pipeline.upkeep.run_list import parse_limit, parse_stop, parse_total
 from pipeline.upkeep.verify.contents import verify_data
+from pipeline.upkeep.verify.prompts import Prompts
 
 _ROUNDING = 1e-9
 """Largest allowed difference between two sums of rewards, as a share of the sum of the rewards'
@@ -79,7 +81,7 @@ def staged_files(
 
 
 def verify_attempts(store: Store, report: Report) -> None:
-    """Check that each attempt contains its own number, and each stop object contains a reason.
+    """Check each attempt's number and limits, and how each attempt ended.
 
     The numbers of the attempts must not have gaps.
     """
@@ -92,11 +94,14 @@ def verify_attempts(store: Store, report: Report) -> None:
         with report.parsing(info.key):
             body = find_signed(store, info.key) or {}
             if info.key.endswith(".stop.json"):
-                _ = body["reason"]
+                parse_stop(body)
             elif info.key != keys.attempt(body["number"]):
                 raise CorruptObjectError(
                     f"{info.key}: number {body['number']}, expected the one in its key"
                 )
+            else:
+                parse_total(body)
+                parse_limit(body)
 
 
 def verify_amended(store: Store, report: Report) -> None:
@@ -129,8 +134,14 @@ def verify_checkpoints(store: Store, report: Report) -> None:
         verify_files(store, key, body, report)
 
 
-def verify_validations(store: Store, report: Report) -> None:
-    """Check every validation: its plan, and the samples of each committed shard."""
+def verify_validations(store: Store, prompts: Prompts | None, report: Report) -> None:
+    """Check every validation: its plan, and the samples of each committed shard.
+
+    Args:
+        store: The run or recorded set.
+        prompts: The staged validation prompts; None if they are unknown.
+        report: Receives problems.
+    """
     plans: dict[int, Plan] = {}
     found = committed(store, keys.validations(), ".json", report)
     for version, key, body in found:
@@ -150,7 +161,18 @@ def verify_validations(store: Store, report: Report) -> None:
         verify_files(store, key, body, report)
         if report.found == before:
             with report.parsing(key):
-                _verify_validation(store, version, key, body, plans.get(version))
+                samples = _verify_validation(store, version, key, body, plans.get(version))
+                _check_prompts(key, samples, prompts, report)
+
+
+def _check_prompts(
+    key: str, samples: Sequence[Sample], prompts: Prompts | None, report: Report
+) -> None:
+    if prompts is None:
+        return
+    for sample in samples:
+        with report.noting(key, sample.id):
+            prompts.check(sample)
 
 
 def find_signed(store: Store, key: str) -> dict[str, Any] | None:
@@ -260,7 +282,7 @@ def _check_listed(store: Store, key: str, named: Sequence[str]) -> None:
 
 def _verify_validation(
     store: Store, version: int, key: str, body: Mapping[str, Any], plan: Plan | None
-) -> None:
+) -> list[Sample]:
     _check_version(key, body, version)
     shard = field(body, "shard", number)
     if key != keys.validation(version, shard):
@@ -272,6 +294,7 @@ def _verify_validation(
     _check_rewards(key, body, samples)
     if plan is not None:
         check_ids(key, [sample.id for sample in samples], shard_ids(plan, shard))
+    return samples
 
 
 def _check_rewards(key: str, body: Mapping[str, Any], samples: Sequence[Sample]) -> None:

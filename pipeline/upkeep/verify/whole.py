@@ -7,14 +7,19 @@ object does not hide the problems in other objects.
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from pipeline.run import keys
-from pipeline.store import Store
+from pipeline.run.amendments import Amendment, amended, read_amendments
+from pipeline.run.commit import DataFile
+from pipeline.run.description import RunDescription
+from pipeline.store import Store, StoreError
 from pipeline.upkeep.lost_commits import lost_amendments, lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.chains import verify_policies
+from pipeline.upkeep.verify.prompts import Prompts, read_prompts
 from pipeline.upkeep.verify.sealed_steps import verify_step
-from pipeline.upkeep.verify.step_of_run import check_mode
+from pipeline.upkeep.verify.step_of_run import check_settings
 from pipeline.upkeep.verify.stored_run import (
     find_signed_description,
     verify_amended,
@@ -39,9 +44,13 @@ def verify(store: Store, step: int | None = None) -> Report:
     there = [info.key for info in store.list(keys.steps())]
     commits = {key for key in there if _COMMIT.fullmatch(key)}
     steps = sorted({keys.folder_number(key) or 0 for key in commits}) if step is None else [step]
+    amendments = _amendments(store, run)
+    prompts_in = cache(lambda file: _prompts(store, file, report))
     for number in steps:
         with report.noting(keys.manifest(number)):
-            verify_step(store, number, run, report)
+            at = run and amended(run, [one for one in amendments if one.from_step <= number])
+            prompts = None if at is None else prompts_in(at.inputs.prompts)
+            verify_step(store, number, at, prompts, report)
     with report.noting(keys.run_json()):
         for number, text in lost_manifests(store, there).items():
             if number in steps:
@@ -54,12 +63,19 @@ def verify(store: Store, step: int | None = None) -> Report:
         with report.noting(keys.run_json()):
             verify_inputs(store, run, report)
             if run is not None:
-                check_mode(run)
+                check_settings(run, keys.run_json())
+    for count, one in enumerate(amendments, 1):
+        with report.noting(keys.amendment(one.number)):
+            if run is not None:
+                check_settings(amended(run, amendments[:count]), keys.amendment(one.number))
+    now = run and amended(run, amendments)
+    val_prompts = prompts_in(now.inputs.val_prompts) if now and now.inputs.val_prompts else None
+    with report.noting(keys.validations()):
+        verify_validations(store, val_prompts, report)
     for prefix, check in (
         (keys.attempts(), verify_attempts),
         (keys.policies(), verify_policies),
         (keys.checkpoints(), verify_checkpoints),
-        (keys.validations(), verify_validations),
         (keys.amendments(), verify_amended),
     ):
         with report.noting(prefix):
@@ -71,6 +87,25 @@ def verify(store: Store, step: int | None = None) -> Report:
         for key, text in lost_amendments(store).items() if run is not None else ():
             report.add(key, text)
     return report
+
+
+def _amendments(store: Store, run: RunDescription | None) -> list[Amendment]:
+    """Return a run's amendments; [] if they are damaged, which `staged_files` reports."""
+    if run is None:
+        return []
+    try:
+        found = read_amendments(store)
+        amended(run, found)
+    except StoreError:
+        return []
+    return found
+
+
+def _prompts(store: Store, file: DataFile, report: Report) -> Prompts | None:
+    """Return a table of staged prompts; None if it is damaged, which is reported."""
+    with report.noting(file.key):
+        return read_prompts(store, file)
+    return None
 
 
 def _verify_order(commits: set[str], steps: Sequence[int], report: Report) -> None:

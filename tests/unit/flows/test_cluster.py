@@ -13,7 +13,8 @@ from tests.memory_store import MemoryStore
 def test_the_report_names_the_run_and_the_location_of_its_data(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     store = MemoryStore()
-    commit(store, keys.metrics(0), {"metrics": {"critic/rewards/mean": 0.25}}, new_write_id())
+    metrics = {"critic/rewards/mean": 0.25}
+    commit(store, keys.metrics(0), {"step": 0, "metrics": metrics}, new_write_id())
     config = RunConfig.model_validate(
         {
             "data": {"train_files": "t.parquet"},

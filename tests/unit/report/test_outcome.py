@@ -27,7 +27,7 @@ def config(record_file: str | None = None, val_files: str | None = None) -> RunC
 def with_steps(count: int) -> MemoryStore:
     store = MemoryStore()
     for step in range(count):
-        commit(store, keys.metrics(step), {"metrics": {}}, new_write_id())
+        commit(store, keys.metrics(step), {"step": step, "metrics": {}}, new_write_id())
     return store
 
 

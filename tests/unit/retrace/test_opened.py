@@ -154,7 +154,7 @@ def test_only_finished_validations_are_listed(run):
     for version in (0, 2):
         publish_plan(run.store, make_validation_plan(version=version))
     for shard in range(2):
-        body = {"reward_sum": 1.5, "count": 3, "masked": 0}
+        body = {"version": 0, "shard": shard, "reward_sum": 1.5, "count": 3, "masked": 0}
         body["maker"] = {"sources": {"gsm8k": {"reward": [1.5, 3], "acc": [float(shard), 1]}}}
         commit(run.store, keys.validation(0, shard), body, new_write_id())
     means = {"gsm8k": {"reward": 0.5, "acc": 0.5}}

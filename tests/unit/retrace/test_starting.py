@@ -196,7 +196,7 @@ def finish(settings: Path, overrides: dict[str, str]) -> retrace.Store:
     run = stage(retrace.check(settings, overrides)._inputs)
     make_attempt(run.store, 0, steps=2)
     for step in range(2):
-        body = {"metrics": {"critic/rewards/mean": 0.5 + step}}
+        body = {"step": step, "metrics": {"critic/rewards/mean": 0.5 + step}}
         commit(run.store, keys.metrics(step), body, retrace.new_write_id())
     return run.store
 

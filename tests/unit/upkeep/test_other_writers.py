@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -103,6 +104,44 @@ def test_row_groups_without_rows_are_accepted_as_pyarrow_writes_them():
     manifest = read_manifest(forged, 0)
     found = read_routes(forged, manifest, manifest.ids)
     assert all(equal(found[sample.id], sample.routes) for sample in samples)
+
+
+def with_statistics():
+    """Return a forgery of a step whose files have statistics, and its files by role."""
+    store = MemoryStore()
+    sealed_r3(store, make_samples())
+    forgery = Forgery(store)
+    files = {"manifest": forgery.manifest.file("manifest")}
+    files |= {role: forgery.shards[0].file(role) for role in ("samples", "routes")}
+    assert all("write_statistics" not in file.options for file in files.values())
+    return forgery, files
+
+
+@pytest.mark.parametrize("role", ["manifest", "samples"])
+@pytest.mark.parametrize("extreme", [min, max])
+def test_statistics_agree_with_the_values(role, extreme):
+    """Other Parquet tools would skip or miscount rows. Correct statistics are accepted."""
+    forgery, files = with_statistics()
+    assert problems(forgery.sealed()) == []
+    wrong = extreme(row["reward"] for row in files[role].rows)
+
+    def changed(content: bytes) -> bytes:
+        at = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+        old, new = (struct.pack("<d", value) for value in (wrong, -7.0))
+        assert old in content[at:]
+        return content[:at] + content[at:].replace(old, new)
+
+    files[role].changed = changed
+    found = problems(forgery.sealed())
+    assert any("column reward has statistics that differ from its values" in f for f in found)
+
+
+@pytest.mark.parametrize("role", ["manifest", "samples", "routes"])
+def test_page_indexes_are_refused(role):
+    forgery, files = with_statistics()
+    files[role].options = {**files[role].options, "write_page_index": True}
+    found = problems(forgery.sealed())
+    assert any(files[role].key in f and "has a page index" in f for f in found)
 
 
 def test_data_may_name_the_shards_in_any_order():

@@ -4,6 +4,7 @@ Damaged, lost or swapped objects are tested in tests/unit/traces/test_damage.py.
 """
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -12,16 +13,18 @@ from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import (
     CONTENT_SHA256,
     CorruptObjectError,
+    commit,
     read_commit,
     sha256,
 )
+from pipeline.run.description import read_created
 from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
 from pipeline.traces import write_recorded_set
 from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
-from tests.samples import make_plan, make_samples, make_validation_plan, sealed_r3
-from tests.stored_runs import rewrite, whole_run
+from tests.samples import make_plan, make_samples, make_validation_plan, sealed_r3, write_run
+from tests.stored_runs import SAMPLES, rewrite, whole_run
 
 
 @pytest.fixture
@@ -29,6 +32,7 @@ def run(tmp_path):
     """A run with one step, one policy, one checkpoint and one validation of two shards."""
     store = open_store(str(tmp_path / "run"))
     whole_run(store, tmp_path)
+    commit(store, keys.stop(0), {"reason": "finished", "message": ""}, "aaaaaaaa")
     assert not verify(store).problems
     return store
 
@@ -58,6 +62,11 @@ def replay(**settings: object) -> dict[str, object]:
         (keys.run_json(), replay(mode="R4")),
         (keys.run_json(), replay(mode=None)),
         (keys.run_json(), replay(mode="R3", record_file=1)),
+        (keys.attempt(0), {"number": 1}),
+        (keys.attempt(0), {"total_training_steps": -5}),
+        (keys.attempt(0), {"start_timeout_s": "x"}),
+        (keys.attempt(0), {"step_timeout_s": -1.0}),
+        (keys.stop(0), {"reason": "foo"}),
         (keys.plan(0), {"prompts": 3}),
         (keys.plan(0), {"step": 1}),
         (keys.plan(0), {"sampling": {"temperature": 1}}),
@@ -65,6 +74,7 @@ def replay(**settings: object) -> dict[str, object]:
         (keys.metrics(0), {"step": False}),
         (keys.metrics(0), {"metrics": None}),
         (keys.metrics(0), {"metrics": {"actor/pg_loss": "0.5"}}),
+        (keys.metrics(0), {"metrics": {"step": 1.0}}),
         (keys.metrics(0), {"policy_sha256": 1}),
         (keys.metrics(0), {"policy_sha256": "x"}),
         (keys.metrics(0), {"policy_version": 1}),
@@ -193,6 +203,43 @@ def test_amendments_and_their_files_are_checked(run, tmp_path):
     (tmp_path / "run" / keys.amendment(1)).unlink()
     (tmp_path / "run" / mended.key).write_bytes(b"meddled")
     assert named(run) == {mended.key}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"actor_rollout_ref.actor.router_replay.mode": "R2"}, keys.manifest(0)),
+        ({"actor_rollout_ref.actor.router_replay.mode": "R4"}, keys.amendment(0)),
+        ({"actor_rollout_ref.actor": {"x": 1}}, keys.amendment(0)),
+        ({"trainer": {"total_training_steps": -3}}, keys.amendment(0)),
+        ({".".join("x" * 3000): 1}, keys.amendment(0)),
+    ],
+)
+def test_amended_settings_are_compared_with_the_steps(run, changes, found):
+    """The amendment applies from step 0 on, and agrees with its own digest."""
+    body = {"number": 0, "reason": "why", "from_step": 0, "changes": changes}
+    commit(run, keys.amendment(0), body, "aaaaaaaa")
+    assert found in named(run)
+
+
+def test_samples_that_do_not_begin_with_their_prompts_are_found(run, tmp_path):
+    """A step and a validation of a run with other prompts were put into this run's folder."""
+    other = open_store(str(tmp_path / "other"))
+    write_run(other, make_samples(seed=7), "R3", b"{}")
+    table = other.read(read_created(other).inputs.prompts.key)
+    file = put_data(run, keys.input_file("3" * 64, "prompts.parquet"), table)
+    inputs = asdict(read_created(run).inputs) | {"prompts": asdict(file)}
+    rewrite(tmp_path / "run" / keys.run_json(), {"inputs": inputs})
+    problems = verify(run).problems
+    assert len(problems) == len(SAMPLES)
+    for problem in problems:
+        assert problem.sample is not None
+        assert "its prompt has token digest" in problem.text
+    rewrite(tmp_path / "run" / keys.run_json(), {"inputs": inputs | {"val_prompts": asdict(file)}})
+    found = [problem for problem in verify(run).problems if problem not in problems]
+    assert {problem.key for problem in found} == {keys.validation(0, 0), keys.validation(0, 1)}
+    (tmp_path / "run" / file.key).write_bytes(b"PAR1")
+    assert file.key in named(run)
 
 
 def test_a_single_step_is_checked_separately(run, tmp_path):

@@ -74,14 +74,23 @@ def test_damaged_runs_and_other_folders_are_named(tmp_path):
     (tmp_path / "store/photos").mkdir()
     (tmp_path / "store/photos/cat.png").write_bytes(b"cat")
     sealed_r3(open_store(str(tmp_path / "store/set")), make_samples())
+    make_run(tmp_path / "store/gap", 3).delete(keys.metrics(1))
+    exchanged = make_run(tmp_path / "store/exchanged", 2)
+    older = exchanged.read(keys.metrics(0))
+    exchanged.delete(keys.metrics(1))
+    exchanged.create(keys.metrics(1), older)
     found = listed(tmp_path / "store")
     assert {name: run.state for name, run in found.items()} == {
         "cut": "damaged",
+        "exchanged": "damaged",
+        "gap": "damaged",
         "photos": "no run",
         "set": "recorded set",
         "whole": "never started",
     }
     assert "run.json" in found["cut"].message
+    assert keys.metrics(1) in found["gap"].message
+    assert "this is the commit of {'step': 0}" in found["exchanged"].message
     assert found["photos"].size == 3
 
 

@@ -1014,6 +1014,8 @@ _PLANES = "tests/unit/traces/read/test_planes.py"
 
 ELSEWHERE = {
     "A reader that joins the routes of a sample\nwith tokens from elsewhere": _RECORDED,
+    "| page indexes and bloom filters |": _OTHERS,
+    "| statistics of column chunks |": _OTHERS,
     "| `training/SSS-DDDDD[-CCCCC].<write-id>.routes.parquet` |": _OTHERS,
     "| `manifest.json` | seals the step": "tests/unit/traces/test_damage.py",
     "| `replay/...` |": _RECORDED,
@@ -1096,7 +1098,6 @@ FREE = {
     "| encodings |": "a reader accepts any encoding",
     "| pages |": "any page layout is correct",
     "| row groups | any number": "any number is correct",
-    "| page indexes and bloom filters |": "advice",
     "Engines usually, but not always, route the prompt": "an observation",
     "A reader must": "the list below states each rule",
     "A minor version must not change the definitions": "a rule for the next version of the page",

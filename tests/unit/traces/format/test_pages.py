@@ -41,6 +41,9 @@ SAMPLE = {
     "version_spans": [],
 }
 
+_NULLS = 3
+"""The number of nulls, as a field of `Statistics` in parquet.thrift."""
+
 
 def stored(
     table: pa.Table, role: str, of: Geometry = GEOMETRY, **options
@@ -211,7 +214,11 @@ def test_column_chunks_are_where_pyarrow_finds_them(codec):
             column = metadata.row_group(g).column(i)
             is_there = column.has_dictionary_page
             start = column.dictionary_page_offset if is_there else column.data_page_offset
-            assert chunk[1:] == (column.num_values, start, column.total_compressed_size)
+            place = (chunk.values, chunk.offset, chunk.length)
+            assert place == (column.num_values, start, column.total_compressed_size)
+            if column.statistics is not None and column.statistics.has_null_count:
+                assert chunk.statistics[_NULLS] == column.statistics.null_count
+            assert chunk.indexed == (chunk.values > 0)
             assert chunk.codec == {"none": 0, "snappy": 1, "gzip": 2, "zstd": 6}[codec]
 
 
