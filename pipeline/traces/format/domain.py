@@ -10,9 +10,8 @@ import json
 import math
 import numbers
 import re
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -103,14 +102,36 @@ def check_name(value: object, where: str) -> str:
     return str(value)
 
 
-def check_names(value: object, where: str) -> Sequence[str]:
-    """Check and return a sequence of names; a single text is not a sequence of names."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TraceError(f"{where}: {shown(value)}, expected a list of texts")
-    for name in value:
+def check_list(value: Any, where: str, of: str) -> list[Any]:
+    """Return the items of a list or of any other iterable, which is read once.
+
+    Args:
+        value: The iterable; a text does not count as one.
+        where: The object and argument, for the error message.
+        of: The kind of item, for the error message.
+
+    Raises:
+        TraceError: The value is not iterable.
+    """
+    try:
+        items = None if isinstance(value, str | bytes) else iter(value)
+    except TypeError:
+        items = None
+    if items is None:
+        raise TraceError(f"{where}: {shown(value)}, expected a list of {of}")
+    return list(items)
+
+
+def check_names(value: Any, where: str) -> list[str]:
+    """Return names as a list. Raises TraceError for a single text, and for names of other types."""
+    names = check_list(value, where, "texts")
+    for name in names:
         if not isinstance(name, str):
-            raise TraceError(f"{where}: {shown(name)} of type {type(name).__name__}, expected text")
-    return value
+            raise TraceError(
+                f"{where}: {shown(name)} of type {type(name).__name__}, expected text; pass each "
+                "as a str"
+            )
+    return names
 
 
 def check_prompt_id(value: object, where: str) -> str:

@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
+from pipeline.model.limits import MOST_TOKENS
+from pipeline.traces.format import domain
+from pipeline.traces.format.codec import canonical
 from pipeline.traces.format.types import Routes, Sample, TraceError
 
 _MOST_BYTES = 8 << 30
@@ -34,44 +37,70 @@ def dense_routes(
     """Return routes [T, N, K] over all decoder layers, with ascending ids, and 0 in dense layers.
 
     Args:
-        routes: A sample's routes.
+        routes: A sample's routes in all layers of the geometry, in ascending order of the layers.
         geometry: The geometry of the routes.
         dtype: The integer dtype of the result.
         num_layers: N, the number of decoder layers; None counts up to the last MoE layer.
         unknown: The id that fills invalid rows; None fills them with 0..K-1.
 
     Raises:
-        TraceError: Ids do not fit into the dtype, `num_layers` leaves out a MoE layer, or the
-            result would take more than 8 GiB.
+        TraceError: The routes do not have this geometry, or an argument is malformed. Also raised
+            if ids or `unknown` do not fit into the dtype, if `num_layers` leaves out a MoE layer,
+            and if the result would take more than 8 GiB.
     """
-    info = np.iinfo(np.dtype(dtype))
+    N = _decoder_layers(geometry, num_layers)
+    info = _limits(dtype)
     if geometry.experts - 1 > info.max:
         raise TraceError(
-            f"{geometry.experts} experts do not fit into {np.dtype(dtype)}, expected at most "
+            f"{geometry.experts} experts do not fit into {info.dtype}, expected at most "
             f"{info.max + 1}; use traces export --format npy"
         )
-    needed = max(geometry.layers, default=-1) + 1
-    N = needed if num_layers is None else num_layers
+    if unknown is not None:
+        domain.check_number(unknown, int(info.max), "unknown", int(info.min))
+    domain.check_routes(routes, "routes")
+    T, L, K = routes.valid_T.size, len(geometry.layers), geometry.topk
+    if routes.sets_TLK.shape[1:] != (L, K):
+        raise TraceError(
+            f"routes of shape {routes.sets_TLK.shape}, expected {(T, L, K)}: read the routes in "
+            "all layers of the geometry, in ascending order"
+        )
+    size = T * N * K * info.dtype.itemsize
+    if size > _MOST_BYTES:
+        raise TraceError(
+            f"{T} rows in {N} decoder layers take {size >> 30} GiB as {info.dtype}, expected "
+            f"at most {_MOST_BYTES >> 30}; correct num_layers, or use traces export --format npy"
+        )
+    routes = canonical(routes, geometry, T)  # its invalid rows contain 0..K-1
+    dense_TNK = np.zeros((T, N, K), dtype)
+    dense_TNK[:, list(geometry.layers)] = routes.sets_TLK
+    if unknown is not None:
+        dense_TNK[np.ix_(~routes.valid_T, np.array(geometry.layers))] = unknown
+    return dense_TNK
+
+
+def _decoder_layers(geometry: Geometry, num_layers: int | None) -> int:
+    """Return N, the number of decoder layers. Raises TraceError for malformed arguments."""
+    needed = domain.check_geometry(geometry, "routes").layers[-1] + 1
+    if num_layers is None:
+        return needed
+    N = domain.check_number(num_layers, domain.MOST, "num_layers")
     if needed > N:
         raise TraceError(
             f"num_layers is {N}, but the routes contain layer {needed - 1}: give the "
             "number of all decoder layers, including dense ones"
         )
-    T, _, K = routes.sets_TLK.shape
-    size = T * N * K * np.dtype(dtype).itemsize
-    if size > _MOST_BYTES:
+    return N
+
+
+def _limits(dtype: npt.DTypeLike) -> np.iinfo[Any]:
+    """Return the limits of an integer dtype. Raises TraceError for any other dtype."""
+    try:
+        return np.iinfo(np.dtype(dtype))
+    except (TypeError, ValueError) as error:
+        name = getattr(dtype, "__name__", dtype)
         raise TraceError(
-            f"{T} rows in {N} decoder layers take {size >> 30} GiB as {np.dtype(dtype)}, expected "
-            f"at most {_MOST_BYTES >> 30}; correct num_layers, or use traces export --format npy"
-        )
-    dense_TNK = np.zeros((T, N, K), dtype)
-    dense_TNK[:, list(geometry.layers)] = routes.sets_TLK
-    invalid_T = ~routes.valid_T
-    if invalid_T.any():
-        moe_layers = np.array(geometry.layers)
-        filled = np.arange(K) if unknown is None else unknown
-        dense_TNK[np.ix_(invalid_T, moe_layers)] = filled
-    return dense_TNK
+            f"dtype {domain.shown(name)}, expected an integer dtype, such as np.int32"
+        ) from error
 
 
 def to_verl(
@@ -88,7 +117,7 @@ def to_verl(
         num_layers: N, the number of decoder layers; None counts up to the last MoE layer.
 
     Raises:
-        TraceError: Ids do not fit into int16, or `num_layers` leaves out a MoE layer.
+        TraceError: Ids do not fit into int16, or `dense_routes` refuses the arguments.
     """
     return np.pad(dense_routes(routes, geometry, np.int16, num_layers), ((0, 1), (0, 0), (0, 0)))
 
@@ -108,21 +137,34 @@ def to_verl_batch(
 
     Args:
         routes: The routes of each sample.
-        prompt_lengths: The number of prompt tokens in each sample.
+        prompt_lengths: The number of prompt tokens in each sample, 1..S.
         geometry: The geometry of the routes.
         prompt_length: verl's rollout setting `prompt_length`, in tokens.
         response_length: verl's rollout setting `response_length`, in tokens.
         num_layers: N, the number of decoder layers; None counts up to the last MoE layer.
 
     Raises:
-        TraceError: A prompt or response is too long, or `dense_routes` refuses the arguments.
+        TraceError: A prompt or response is too long, a number is impossible, or `dense_routes`
+            refuses the routes of a sample. The message gives the sample's position.
     """
-    samples = [to_verl(of_sample, geometry, num_layers) for of_sample in routes]
-    width = prompt_length + response_length
-    shape = samples[0].shape[1:] if samples else (num_layers or 0, geometry.topk)
-    batch = np.zeros((len(samples), width, *shape), np.int16)
-    for i, (rows, P) in enumerate(zip(samples, prompt_lengths, strict=True)):
-        start = prompt_length - P
+    most = domain.check_number(prompt_length, MOST_TOKENS, "prompt_length")
+    width = most + domain.check_number(response_length, MOST_TOKENS, "response_length")
+    taken = domain.check_list(routes, "routes", "Routes")
+    lengths = domain.check_list(prompt_lengths, "prompt_lengths", "numbers")
+    if len(lengths) != len(taken):
+        raise TraceError(
+            f"{len(lengths)} prompt lengths, expected {len(taken)}, one per sample; pass both in "
+            "the same order"
+        )
+    shape = (_decoder_layers(geometry, num_layers), geometry.topk)
+    batch = np.zeros((len(taken), width, *shape), np.int16)
+    for i, (of_sample, length) in enumerate(zip(taken, lengths, strict=True)):
+        try:
+            rows = to_verl(of_sample, geometry, num_layers)
+        except TraceError as error:
+            raise TraceError(f"sample {i}: {error}") from error
+        P = domain.check_number(length, len(rows), f"prompt length of sample {i}", 1)
+        start = most - P
         if start < 0 or start + len(rows) > width:
             raise TraceError(
                 f"sample {i} of {P} prompt and {len(rows) - P} response tokens, expected at most "
@@ -145,7 +187,7 @@ def to_slime(
         num_layers: N, the number of decoder layers; None counts up to the last MoE layer.
 
     Raises:
-        TraceError: `num_layers` leaves out a MoE layer.
+        TraceError: `dense_routes` refuses the arguments.
     """
     return dense_routes(routes, geometry, np.int32, num_layers)
 

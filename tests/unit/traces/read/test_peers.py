@@ -78,3 +78,121 @@ def test_arrays_that_would_fill_the_memory_are_refused():
         to_slime(routes, Geometry(1, 1, (99_999,)))
     with pytest.raises(TraceError, match="expected at most 8; correct num_layers"):
         to_slime(routes, Geometry(1, 1, (0,)), num_layers=10**9)
+
+
+def changed(sets=ROUTES.sets_TLK, valid=ROUTES.valid_T):
+    return Routes(sets, valid)
+
+
+CONVERT = {
+    "dense": lambda routes, geometry: dense_routes(routes, geometry, np.int32),
+    "slime": to_slime,
+    "verl": to_verl,
+    "batch": lambda routes, geometry: to_verl_batch([routes], [2], geometry, 3, 3),
+}
+FIX = "read the routes in all layers of the geometry, in ascending order"
+SETS = ROUTES.sets_TLK
+WRONG = {
+    "one layer": (changed(SETS[:, :1]), f"shape (3, 1, 2), expected (3, 2, 2): {FIX}"),
+    "fewer experts": (changed(SETS[..., :1]), f"shape (3, 2, 1), expected (3, 2, 2): {FIX}"),
+    "one axis": (changed(SETS[0]), f"shape (2, 2), expected (3, 2, 2): {FIX}"),
+    "a row less": (changed(SETS[:2]), "shape (2, 2, 2) with (3,) validity bits"),
+    "validity in two axes": (changed(valid=ROUTES.valid_T[:, None]), "validity bits"),
+    "an id beyond": (changed(SETS + np.array([[[1]]], np.uint8)), "expert id 9: expected 0..8"),
+    "a negative id": (changed(SETS.astype(int) - 2), "expert id -1: expected 0..8"),
+    "an id twice": (changed(SETS // 3), "contains an expert twice"),
+    "floats": (changed(SETS.astype(float)), "expert ids: float64"),
+    "validity as numbers": (changed(valid=ROUTES.valid_T.astype(int)), "validity is int64"),
+    "lists": (changed(SETS.tolist()), "sets_TLK of type list, expected an array"),
+    "nothing": (None, "routes of type NoneType, expected Routes"),
+}
+
+
+@pytest.mark.parametrize("convert", CONVERT.values(), ids=CONVERT)
+@pytest.mark.parametrize(("routes", "says"), WRONG.values(), ids=WRONG)
+def test_routes_that_do_not_have_the_geometry_are_refused(convert, routes, says):
+    """The routes of one layer must not be copied to all layers."""
+    with pytest.raises(TraceError) as refused:
+        convert(routes, SPARSE)
+    assert says in str(refused.value)
+
+
+def test_ids_in_unknown_rows_do_not_matter():
+    routes = changed(SETS + np.array([[[0]], [[0]], [[100]]], np.uint8))
+    assert to_slime(routes, SPARSE).tolist() == DENSE
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"dtype": np.float32}, "dtype float32, expected an integer dtype, such as np.int32"),
+        ({"dtype": np.bool_}, "dtype bool, expected an integer dtype"),
+        ({"dtype": "x"}, "dtype x, expected an integer dtype"),
+        ({"dtype": None}, "dtype None, expected an integer dtype"),
+        ({"num_layers": 4.0}, "num_layers: 4.0 of type float, expected an integer"),
+        ({"num_layers": True}, "num_layers: True of type bool, expected an integer"),
+        ({"num_layers": "4"}, "num_layers: 4 of type str, expected an integer"),
+        ({"num_layers": -1}, "num_layers: -1, expected 0.."),
+        ({"unknown": 128}, "unknown: 128, expected -128..127"),
+        ({"unknown": -1, "dtype": np.uint8}, "unknown: -1, expected 0..255"),
+        ({"unknown": -1.0}, "unknown: -1.0 of type float, expected an integer"),
+        ({"unknown": True}, "unknown: True of type bool, expected an integer"),
+        ({"unknown": np.arange(2)}, "of type ndarray, expected an integer"),
+        ({"geometry": None}, "geometry None, expected a Geometry"),
+    ],
+)
+def test_malformed_arguments_of_a_conversion_are_refused(changes, says):
+    arguments = {"routes": ROUTES, "geometry": SPARSE, "dtype": np.int8}
+    with pytest.raises(TraceError) as refused:
+        dense_routes(**arguments | changes)
+    assert says in str(refused.value)
+
+
+def test_numbers_may_be_numpy_integers():
+    found = dense_routes(ROUTES, SPARSE, np.int8, np.int64(6), np.int16(-1))
+    assert found.tolist() == dense_routes(ROUTES, SPARSE, np.int8, 6, -1).tolist()
+    batch = to_verl_batch([ROUTES], np.array([2]), SPARSE, np.int64(3), np.int32(2))
+    assert batch.tolist() == to_verl_batch([ROUTES], [2], SPARSE, 3, 2).tolist()
+
+
+def test_a_batch_may_have_empty_responses_and_no_samples():
+    found = to_verl_batch(iter([ROUTES]), [4], SPARSE, prompt_length=5, response_length=0)
+    assert found.tolist() == [[[[0, 0]] * 4, *DENSE, [[0, 0]] * 4]]
+    assert to_verl_batch([], [], SPARSE, 3, 2).shape == (0, 5, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ([5], "prompt length of sample 0: 5, expected 1..4"),
+        ([0], "prompt length of sample 0: 0, expected 1..4"),
+        ([-1], "prompt length of sample 0: -1, expected 1..4"),
+        ([True], "prompt length of sample 0: True of type bool, expected an integer"),
+        ([2.0], "prompt length of sample 0: 2.0 of type float, expected an integer"),
+        ("2", "prompt_lengths: 2, expected a list of numbers"),
+        (None, "prompt_lengths: None, expected a list of numbers"),
+        ([], "0 prompt lengths, expected 1, one per sample"),
+        ([2, 2], "2 prompt lengths, expected 1, one per sample"),
+        ([4], "sample 0 of 4 prompt and 0 response tokens, expected at most 3 and 3"),
+    ],
+)
+def test_impossible_prompt_lengths_are_refused(lengths, says):
+    with pytest.raises(TraceError) as refused:
+        to_verl_batch([ROUTES], lengths, SPARSE, 3, 3)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["prompt_length", "response_length"])
+@pytest.mark.parametrize("value", [-1, True, 3.0, None, 2**40])
+def test_impossible_widths_of_a_batch_are_refused(name, value):
+    with pytest.raises(TraceError, match=f"^{name}: {value}"):
+        to_verl_batch(
+            [ROUTES], [2], SPARSE, **{"prompt_length": 3, "response_length": 3, name: value}
+        )
+
+
+def test_an_error_names_the_sample_of_a_batch():
+    with pytest.raises(TraceError, match=r"^sample 1: routes of shape"):
+        to_verl_batch([ROUTES, changed(SETS[:, :1])], [2, 2], SPARSE, 3, 3)
+    with pytest.raises(TraceError, match=r"^routes: None, expected a list of Routes"):
+        to_verl_batch(None, [2], SPARSE, 3, 3)
