@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
 from pipeline.model.limits import MOST_TOKENS
@@ -120,6 +121,23 @@ def check_list(value: Any, where: str, of: str) -> list[Any]:
     if items is None:
         raise TraceError(f"{where}: {shown(value)}, expected a list of {of}")
     return list(items)
+
+
+def check_array(value: npt.ArrayLike, where: str) -> npt.NDArray[Any]:
+    """Return a value as a numpy array, without a copy if possible.
+
+    Raises TraceError if numpy cannot convert the value, and for an array with a mask.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TraceError(f"{where} is a masked array, expected one without a mask")
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        # Lists of different lengths, tensors on a GPU, or types that numpy does not support.
+        raise TraceError(
+            f"{where} of type {type(value).__name__} cannot become an array "
+            f"({error}); pass numpy arrays, lists, or tensors in CPU memory"
+        ) from error
 
 
 def check_names(value: Any, where: str) -> list[str]:

@@ -13,12 +13,16 @@ from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.store import Store
 from pipeline.traces.format import domain
+from pipeline.traces.format.digests import check_tokens
 from pipeline.traces.format.ids import group_id, sample_id
 from pipeline.traces.format.manifest import SealedManifest
 from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError, VersionSpan
 from pipeline.traces.write.checked import shard_key
 from pipeline.traces.write.seal import seal
 from pipeline.traces.write.writer import write_shard
+
+_UNKNOWN = -1
+"""The expert id that marks a row as unknown, if all entries of the row have this value."""
 
 
 def new_sample(
@@ -39,7 +43,8 @@ def new_sample(
 ) -> Sample:
     """Create sample k of a prompt in a step from an engine's output.
 
-    Each array may be a list, or any other object that numpy converts without loss.
+    Each array may be a list, or any other object that numpy converts without loss. The sample may
+    refer to `experts` without a copy, so do not change the array until its shard is committed.
 
     Args:
         step: The step.
@@ -48,7 +53,8 @@ def new_sample(
         prompt_tokens: Integers [P].
         response_tokens: Integers [G].
         experts: Integers [S - 1, L, K], where S = P + G and L counts only MoE layers. A row that
-            contains only -1 is unknown. None if the sample has no routes.
+            contains only -1 is unknown; other negative ids are refused. None if the sample has no
+            routes.
         logprobs: Numbers [G]; None means NaN (unknown) for every token.
         loss_mask: Booleans [G], or zeros and ones; None includes every response token in the loss.
         reward: A finite number; None if unknown.
@@ -66,13 +72,13 @@ def new_sample(
     domain.check_prompt_id(prompt_id, f"step {step}: prompt_id")
     domain.check_number(k, domain.MOST, f"step {step}: prompt {prompt_id}: k")
     id = sample_id(step, prompt_id, k)
-    response_G = _tokens(id, response_tokens)
+    response_G = check_tokens(response_tokens, f"sample {id}")
     G = len(response_G)
     sample = Sample(
         id=id,
         group=group_id(step, prompt_id),
         prompt_id=prompt_id,
-        prompt_tokens_P=_tokens(id, prompt_tokens),
+        prompt_tokens_P=check_tokens(prompt_tokens, f"sample {id}"),
         response_tokens_G=response_G,
         loss_mask_G=np.ones(G, np.bool_) if loss_mask is None else _mask(id, loss_mask),
         logprobs_G=_logprobs(id, np.full(G, np.nan) if logprobs is None else logprobs),
@@ -154,24 +160,8 @@ def weights_digest(folder: str | Path) -> str:
         raise TraceError(f"weights in {folder}: {error}") from error
 
 
-def _tokens(id: str, tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    found = _array(id, "tokens", tokens)
-    if found.size == 0:
-        found = found.astype(np.uint32)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise TraceError(
-            f"sample {id}: tokens of type {found.dtype} and shape {found.shape}, expected integers "
-            "in one dimension"
-        )
-    if found.size and not 0 <= found.min() <= found.max() <= domain.MOST_TOKEN:
-        raise TraceError(
-            f"sample {id}: tokens {found.min()}..{found.max()}, expected 0..{domain.MOST_TOKEN}"
-        )
-    return found.astype(np.uint32)
-
-
 def _mask(id: str, loss_mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    found = _array(id, "loss_mask", loss_mask)
+    found = domain.check_array(loss_mask, f"sample {id}: loss_mask")
     if found.size == 0:
         found = found.astype(np.bool_)
     if found.dtype.kind not in "biu" or not np.isin(found, (0, 1)).all():
@@ -182,7 +172,7 @@ def _mask(id: str, loss_mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def _logprobs(id: str, logprobs: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    found = _array(id, "logprobs", logprobs)
+    found = domain.check_array(logprobs, f"sample {id}: logprobs")
     if found.dtype.kind not in "fiu":
         raise TraceError(
             f"sample {id}: logprobs of type {found.dtype}, expected numbers; use NaN for "
@@ -208,25 +198,18 @@ def _extras(id: str, extras: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _routes(id: str, experts: npt.ArrayLike) -> Routes:
-    experts_TLK = _array(id, "experts", experts)
+    experts_TLK = domain.check_array(experts, f"sample {id}: experts")
     if experts_TLK.ndim != 3 or experts_TLK.dtype.kind not in "iu":
         raise TraceError(
             f"sample {id}: experts of type {experts_TLK.dtype} and shape {experts_TLK.shape}, "
             "expected integers [S - 1, L, K]"
         )
-    valid_T = np.asarray((experts_TLK >= 0).any(axis=(1, 2)), np.bool_)
-    return Routes(experts_TLK, valid_T)
-
-
-def _array(id: str, name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return the values as a numpy array. Raises TraceError if numpy cannot convert them."""
-    if isinstance(values, np.ma.MaskedArray):
-        raise TraceError(f"sample {id}: {name} is a masked array, expected one without a mask")
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        # Lists of different lengths, tensors on a GPU, or types that numpy does not support.
+    valid_T = np.asarray((experts_TLK != _UNKNOWN).any(axis=(1, 2)), np.bool_)
+    wrong = np.flatnonzero(valid_T & (experts_TLK < 0).any(axis=(1, 2)))
+    if len(wrong):
         raise TraceError(
-            f"sample {id}: {name} of type {type(values).__name__} cannot become an array "
-            f"({error}); pass numpy arrays, lists, or tensors in CPU memory"
-        ) from error
+            f"sample {id}: row {wrong[0]} has the expert id {experts_TLK[wrong[0]].min()}, "
+            f"expected ids from 0; set all entries of an unknown row to {_UNKNOWN}, and use a type "
+            "that holds all ids"
+        )
+    return Routes(experts_TLK, valid_T)

@@ -89,7 +89,7 @@ def test_a_row_is_unknown_only_if_all_its_ids_are(tmp_path):
     store = open_store(str(tmp_path))
     sets = np.full((2, 2, 2), -1)
     sets[1] = [[0, 1], [-1, -1]]
-    with pytest.raises(TraceError, match=r"sample 000000/a/0: expert id -1: expected 0\.\.15"):
+    with pytest.raises(TraceError, match=r"sample 000000/a/0: row 1 has the expert id -1"):
         write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [3], sets)], GEOMETRY, MADE_BY)
     assert [info.key for info in store.list("")] == []
 

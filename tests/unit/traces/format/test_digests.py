@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.traces import Geometry, Routes, routes_digest, token_digest
+from pipeline.traces import Geometry, Routes, TraceError, routes_digest, token_digest
 from tests.samples import random_sets
 
 GEOMETRY = Geometry(16, 3, (0, 4))
@@ -16,6 +16,65 @@ def test_the_token_digest_covers_little_endian_uint32():
     expected = hashlib.sha256(bytes([1, 0, 0, 0, 0, 1, 0, 0])).hexdigest()
     assert token_digest(np.array([1, 256], np.int64)) == expected
     assert token_digest(np.array([1, 256], np.uint32)) == expected
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [1, 256],
+        (1, 256),
+        np.array([1, 256], ">u4"),
+        np.array([1, 0, 256, 0], np.uint32)[::2],
+        np.array([1, 256], np.int16),
+    ],
+)
+def test_tokens_may_have_any_integer_type_and_layout(tokens):
+    assert token_digest(tokens) == token_digest(np.array([1, 256], np.uint32))
+
+
+def test_a_sample_without_tokens_has_a_digest():
+    assert token_digest([]) == hashlib.sha256().hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        ([-1], "tokens -1..-1, expected 0..4294967295"),
+        ([2**32], "tokens 4294967296..4294967296, expected 0..4294967295"),
+        ([2**70], "tokens of type object"),
+        ([1.0], "tokens of type float64 and shape (1,), expected integers in one dimension"),
+        ([True], "tokens of type bool"),
+        ("abc", "tokens of type <U3"),
+        (None, "tokens of type object"),
+        (5, "tokens of type int64 and shape ()"),
+        ([[1, 2]], "tokens of type int64 and shape (1, 2)"),
+        (np.zeros((1, 2), np.uint32), "tokens of type uint32 and shape (1, 2)"),
+        (np.zeros((0, 2), np.uint32), "tokens of type uint32 and shape (0, 2)"),
+        ([[1], [1, 2]], "tokens of type list cannot become an array"),
+        (np.ma.masked_array(np.array([1, 2], np.uint32), [0, 1]), "tokens is a masked array"),
+    ],
+)
+def test_tokens_that_are_not_token_ids_have_no_digest(tokens, says):
+    """A digest of changed tokens would not belong to any sample."""
+    with pytest.raises(TraceError) as refused:
+        token_digest(tokens)
+    assert str(refused.value).startswith(f"token_digest: {says}")
+
+
+@pytest.mark.parametrize(
+    ("routes", "geometry", "says"),
+    [
+        (None, GEOMETRY, "routes_digest: routes of type NoneType, expected Routes"),
+        (Routes([[[0, 1, 2]] * 2], [True]), GEOMETRY, "sets_TLK of type list, expected an array"),
+        (Routes(np.zeros((1, 2, 3), int), [True]), GEOMETRY, "valid_T of type list"),
+        (Routes(np.zeros((1, 2, 3), int), np.array(True)), GEOMETRY, "validity bits"),
+        (Routes(np.zeros((0, 2, 3), int), np.zeros(0, bool)), None, "geometry None, expected a"),
+    ],
+)
+def test_routes_that_are_not_arrays_have_no_digest(routes, geometry, says):
+    with pytest.raises(TraceError) as refused:
+        routes_digest(routes, geometry)
+    assert says in str(refused.value)
 
 
 @pytest.mark.parametrize(("experts", "width"), [(16, 1), (256, 1), (257, 2)])

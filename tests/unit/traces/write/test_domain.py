@@ -17,6 +17,7 @@ GEOMETRY = Geometry(experts=8, topk=2, layers=(0, 3))
 R3 = Provenance("R3", 0, "sglang 0.5.15")
 EXPERTS = np.array([[[0, 1], [7, 3]], [[2, 4], [5, 6]], [[1, 0], [2, 3]]])
 """The experts of a sample with 4 tokens."""
+UNKNOWN = np.full_like(EXPERTS, -1)
 DEEP = functools.reduce(lambda inner, _: {"a": inner}, range(100_000), {})
 
 
@@ -67,6 +68,13 @@ ARGUMENTS = [
     ({"experts": EXPERTS.astype(object)}, "experts of type object"),
     ({"experts": EXPERTS[0]}, "expected integers [S - 1, L, K]"),
     ({"experts": [[[0, 1], [2]]]}, "cannot become an array"),
+    ({"experts": UNKNOWN - 1}, "sample 000000/17/0: row 0 has the expert id -2, expected ids from"),
+    ({"experts": np.where(EXPERTS == 6, -1, EXPERTS)}, "row 1 has the expert id -1, expected ids"),
+    (
+        {"experts": np.where(EXPERTS == 7, 250, EXPERTS).astype(np.int8)},
+        "row 0 has the expert id -6",
+    ),
+    ({"experts": EXPERTS - 2**32}, "row 0 has the expert id -4294967"),
     ({"logprobs": [0.0]}, "1 values of logprobs_G, expected 2, one per response token"),
     ({"logprobs": [1e300, 0.0]}, "infinite log-probs"),
     ({"logprobs": [-np.inf, 0.0]}, "infinite log-probs"),
@@ -151,6 +159,12 @@ def test_new_sample_accepts_output_of_engines_and_scripts():
     assert made.loss_mask_G.tolist() == [True, False]
     assert made.logprobs_G.dtype == np.float32
     assert (made.reward, made.version_spans) == (0.5, (VersionSpan(7, 0, 2),))
+
+
+def test_only_rows_of_minus_one_are_unknown():
+    experts = np.concatenate([EXPERTS[:1], UNKNOWN[:1], EXPERTS[2:]])
+    made = retrace.new_sample(0, "17", 0, [1, 2], [3, 4], experts)
+    assert made.routes.valid_T.tolist() == [True, False, True]
 
 
 ARRAY = np.array([1, 2], np.uint32)
