@@ -4,7 +4,7 @@ Dimensions: T is the number of rows of a sample (one for each position 0..S-2 of
     the number of MoE layers, and K the number of experts per row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pipeline.traces import (
     read_samples,
     used_routes,
 )
-from pipeline.traces.format.domain import MOST_STEP, check_number
+from pipeline.traces.format.domain import MOST_STEP, check_layers, check_number
 from pipeline.traces.format.manifest import is_pruned, refuse_pruned, sealed_steps
 from pipeline.traces.read.joined import joined
 from pipeline.traces.read.training import find_training_set
@@ -75,7 +75,7 @@ class SealedStep:
         """Return one row per sample: id, group, lengths, reward, digests and row counts."""
         return self.manifest.rows.drop_columns(list(_PLACES))
 
-    def sample(self, id: str, layers: Sequence[int] | None = None) -> StepSample:
+    def sample(self, id: str, layers: Iterable[int] | None = None) -> StepSample:
         """Return one sample by its id, such as '000003/17/2'.
 
         See `samples` for `layers` and for the errors raised.
@@ -83,7 +83,7 @@ class SealedStep:
         return next(self.samples([id], layers))
 
     def samples(
-        self, ids: Sequence[str] | None = None, layers: Sequence[int] | None = None
+        self, ids: Iterable[str] | None = None, layers: Iterable[int] | None = None
     ) -> Iterator[StepSample]:
         """Yield samples with tokens, reward and routes.
 
@@ -98,12 +98,14 @@ class SealedStep:
                 in a step without routes.
 
         Raises:
-            TraceError: An id or a layer is unknown, or the step is pruned. The message names the
-                sample or the step.
+            TraceError: An id or a layer is unknown or malformed, or the step is pruned. The message
+                names the sample or the step.
             ObjectMissingError, CorruptObjectError: An object is missing or damaged.
             StoreError: The store cannot be read.
         """
         refuse_pruned(self.store, self.number)
+        if layers is not None:
+            layers = check_layers(layers, f"step {self.number}: layers")
         for here in self.manifest.batches(ids):
             routes = self._routes(here, layers)
             for sample in read_samples(self.store, self.manifest, here):

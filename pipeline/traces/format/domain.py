@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
+from pipeline.model.geometry import MOST_LAYER, Geometry, geometry_json, parse_geometry
 from pipeline.model.limits import MOST_TOKENS
 from pipeline.run.strict_json import MOST_DEPTH, MOST_DIGITS
 from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, TraceError, VersionSpan
@@ -150,6 +150,12 @@ def check_names(value: Any, where: str) -> list[str]:
                 "as a str"
             )
     return names
+
+
+def check_layers(value: Any, where: str) -> tuple[int, ...]:
+    """Return indices of model layers as Python ints. Raises TraceError for other values."""
+    layers = check_list(value, where, "numbers")
+    return tuple(check_number(layer, MOST_LAYER, where) for layer in layers)
 
 
 def check_prompt_id(value: object, where: str) -> str:

@@ -5,7 +5,7 @@ Rows are ordered by shard and, within a shard, by id, so the samples of a group 
 into memory.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
@@ -21,9 +21,17 @@ from pipeline.run.commit import CorruptObjectError
 from pipeline.run.parse import field, flag, key, listed, mapping, number, text
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
-from pipeline.traces.format.domain import MOST_STEP, check_line, check_name, check_number
+from pipeline.traces.format.domain import (
+    MOST_STEP,
+    check_array,
+    check_line,
+    check_name,
+    check_names,
+    check_number,
+    shown,
+)
 from pipeline.traces.format.header import Header, read_header
-from pipeline.traces.format.ids import doubles, named
+from pipeline.traces.format.ids import check_once, doubles, named
 from pipeline.traces.format.schema import FORMAT, MANIFEST, Role
 from pipeline.traces.format.types import Provenance, TraceError
 
@@ -98,13 +106,17 @@ class Manifest:
             raise TraceError(f"step {self.step}: versions {self.policy_versions}, expected one")
         return self.policy_versions[0]
 
-    def select(self, ids: Sequence[str]) -> pa.Table:
-        """Return the samples' rows, in the order of `ids`. Raises TraceError for an unknown id."""
+    def select(self, ids: Iterable[str]) -> pa.Table:
+        """Return the samples' rows, in the order of `ids`.
+
+        Raises TraceError for an unknown id, and for an id that is not a str.
+        """
+        ids = check_names(ids, f"step {self.step}: ids")
         if unknown := [id for id in ids if id not in self.numbers]:
             raise TraceError(f"step {self.step}: {named('unknown', unknown)}")
         return self.rows.take(pa.array([self.numbers[id] for id in ids], pa.int64()))
 
-    def batches(self, ids: Sequence[str] | None = None) -> Iterator[list[str]]:
+    def batches(self, ids: Iterable[str] | None = None) -> Iterator[list[str]]:
         """Yield ids in batches whose samples, with their routes, fit in memory together.
 
         A larger sample than 64 MiB is alone in its batch.
@@ -113,9 +125,9 @@ class Manifest:
             ids: The ids, in the order of the batches; None yields all ids of the manifest.
 
         Raises:
-            TraceError: An id is unknown.
+            TraceError: An id is unknown or is not a str.
         """
-        wanted = self.ids if ids is None else ids
+        wanted = self.ids if ids is None else check_names(ids, f"step {self.step}: ids")
         token = _TOKEN_BYTES + (0 if self.geometry is None else self.geometry.row_bytes)
         batch: list[str] = []
         held = 0
@@ -144,26 +156,28 @@ class SealedManifest:
         """The number of samples."""
         return self.file.rows
 
-    def columns(self, names: Sequence[str]) -> pa.Table:
+    def columns(self, names: Iterable[str]) -> pa.Table:
         """Read some columns of all rows. Only the bytes of these columns are fetched and checked.
 
         The column `group` is returned as a dictionary column, because its strings repeat. Raises
-        TraceError for an unknown column, and the same errors as `read_manifest`.
+        TraceError for a column that is unknown or named twice, and the same errors as
+        `read_manifest`.
         """
-        if unknown := [name for name in names if name not in MANIFEST.names]:
-            raise TraceError(f"no column {unknown[0]}, expected columns of {MANIFEST.names}")
-        fields = [MANIFEST.field(name) for name in names]
-        return read_table(self.store, self.file, pa.schema(map(_repeating, fields)))
+        return read_table(self.store, self.file, pa.schema(map(_repeating, self._fields(names))))
 
     def select(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Manifest:
         """Read the rows with the given numbers, in this order. Only their row groups are fetched.
 
-        Raises TraceError for a number out of range, and the same errors as `read_manifest`.
+        Raises TraceError for a number out of range and for anything but row numbers in one
+        dimension, and the same errors as `read_manifest`.
         """
-        wanted = np.asarray(rows)
-        if wanted.size and wanted.dtype.kind not in "iu":  # a mask, or numbers beyond 64 bits
+        where = f"step {self.head.step}: rows"
+        wanted = check_array(rows, where)
+        numbers = wanted.dtype.kind in "iu" or not wanted.size
+        if wanted.ndim != 1 or not numbers:  # a mask, a single number, or numbers beyond 64 bits
             raise TraceError(
-                f"step {self.head.step}: rows of type {wanted.dtype}, expected row numbers"
+                f"{where} of type {wanted.dtype} and shape {wanted.shape}, expected row numbers in "
+                "one dimension"
             )
         wanted = wanted.astype(np.int64)
         order = np.argsort(wanted, kind="stable")
@@ -182,11 +196,21 @@ class SealedManifest:
         rows = read_table(self.store, self.file, MANIFEST).combine_chunks()
         return self._checked(replace(self.head, rows=rows))
 
-    def batches(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Read some columns of all rows, one row group at a time."""
-        schema = pa.schema([MANIFEST.field(name) for name in names])
+    def batches(self, names: Iterable[str]) -> Iterator[pa.Table]:
+        """Read some columns of all rows, one row group at a time. Raises errors like `columns`."""
+        schema = pa.schema(self._fields(names))
         for group in range(len(self.file.row_groups)):
             yield read_table(self.store, self.file, schema, [group])
+
+    def _fields(self, names: Iterable[str]) -> list[pa.Field]:
+        where = f"step {self.head.step}: columns"
+        wanted = check_names(names, where)
+        if unknown := [name for name in wanted if name not in MANIFEST.names]:
+            raise TraceError(
+                f"{where}: no column {shown(unknown[0])}, expected columns of {MANIFEST.names}"
+            )
+        check_once(where, wanted)
+        return [MANIFEST.field(name) for name in wanted]
 
     def _checked(self, manifest: Manifest) -> Manifest:
         name = f"{keys.manifest(manifest.step)} in {self.store.uri}"
@@ -260,6 +284,16 @@ def read_manifest(store: Store, step: int) -> Manifest:
     TraceError.
     """
     return open_manifest(store, step).all()
+
+
+def check_manifest(manifest: object, where: str) -> Manifest:
+    """Return a manifest. Raises TraceError for anything else, such as a `SealedManifest`."""
+    if not isinstance(manifest, Manifest):
+        raise TraceError(
+            f"{where}: found a {type(manifest).__name__}, expected a Manifest; use read_manifest, "
+            "open_shard or .all()"
+        )
+    return manifest
 
 
 def _repeating(field: pa.Field) -> pa.Field:

@@ -10,7 +10,7 @@ from pipeline.run import keys
 from pipeline.store import Store
 from pipeline.traces.format import domain
 from pipeline.traces.format.header import check_place, read_header
-from pipeline.traces.format.manifest import Manifest, refs_of
+from pipeline.traces.format.manifest import Manifest, check_manifest, refs_of
 from pipeline.traces.format.schema import MANIFEST, SUMMARY
 from pipeline.traces.format.shard_rows import shard_rows, versions_of
 from pipeline.traces.format.types import TraceError
@@ -55,8 +55,15 @@ def check_shard(sealed: Manifest, shard: Manifest) -> list[str]:
     """Return the ids of an early shard's samples that the sealed step contains.
 
     The ids are in the step's order. Raises TraceError if the step was sealed with a different
-    commit of this shard, or if a sample's columns differ between the manifest and the shard.
+    commit of this shard, or if a sample's columns differ between the manifest and the shard. Also
+    raises TraceError for a step without its rows, such as the result of `open_manifest`.
     """
+    if not check_manifest(sealed, "sealed step").ids:
+        raise TraceError(
+            f"sealed step: the manifest of step {sealed.step} has no rows, expected its samples; "
+            "use read_manifest or .all()"
+        )
+    check_manifest(shard, "shard")
     name = f"step {sealed.step}: {shard.files[0].commit}"
     if missing := [ref for ref in shard.files if ref not in sealed.files]:
         raise TraceError(

@@ -1,7 +1,7 @@
 """Slices of a sealed step: only the requested layers of the requested samples are fetched."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.model.geometry import Geometry
@@ -9,7 +9,8 @@ from pipeline.run.commit import DataFile, read_data
 from pipeline.store import Store
 from pipeline.threads import in_threads
 from pipeline.traces.format.chunks import TraceFile, describe, read_footer, read_table
-from pipeline.traces.format.manifest import Manifest, open_file
+from pipeline.traces.format.domain import check_layers, check_names
+from pipeline.traces.format.manifest import Manifest, check_manifest, open_file
 from pipeline.traces.format.schema import SAMPLES
 from pipeline.traces.format.types import Routes, Sample, TraceError
 from pipeline.traces.read.parts import Part, read_part, read_rows
@@ -25,7 +26,7 @@ _TOGETHER = 32
 """The number of samples whose routes a thread joins in one task."""
 
 
-def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[Sample]:
+def read_samples(store: Store, manifest: Manifest, ids: Iterable[str]) -> list[Sample]:
     """Read samples, leaving out their routes, and compare their tokens with their digests.
 
     Args:
@@ -39,9 +40,11 @@ def read_samples(store: Store, manifest: Manifest, ids: Sequence[str]) -> list[S
     Raises:
         ObjectMissingError: A commit or file is missing.
         CorruptObjectError: A commit or file is damaged.
-        TraceError: The content of a file is invalid; the message names the file and the sample.
+        TraceError: An id is unknown or is not a str, or the content of a file is invalid. In the
+            second case, the message names the file and the sample.
     """
-    ids = list(ids)
+    step = check_manifest(manifest, "read_samples").step
+    ids = check_names(ids, f"step {step}: ids")
     wanted = manifest.select(ids).select([*COMPARED, "samples"]).to_pylist()
     found: dict[str, Sample] = {}
     for number in sorted({row["samples"]["file"] for row in wanted}):
@@ -92,7 +95,7 @@ def read_sample_file(store: Store, file: DataFile) -> list[Sample]:
 
 
 def read_routes(
-    store: Store, manifest: Manifest, ids: Sequence[str], layers: Sequence[int] | None = None
+    store: Store, manifest: Manifest, ids: Iterable[str], layers: Iterable[int] | None = None
 ) -> dict[str, Routes]:
     """Read the routes of samples.
 
@@ -111,9 +114,11 @@ def read_routes(
     Raises:
         ObjectMissingError: A commit or file is missing.
         CorruptObjectError: A commit or file is damaged.
-        TraceError: The content of a file is invalid; the message names the file and the sample.
+        TraceError: An id or a layer is unknown or malformed, or the content of a file is invalid.
+            In the second case, the message names the file and the sample.
     """
-    ids = list(ids)
+    step = check_manifest(manifest, "read_routes").step
+    ids = check_names(ids, f"step {step}: ids")
     slices = read_slices(store, manifest, ids, layers)
     cuts = range(0, len(ids), _TOGETHER)
     found = in_threads(lambda i: [slices.routes(id) for id in ids[i : i + _TOGETHER]], cuts)
@@ -121,7 +126,7 @@ def read_routes(
 
 
 def read_slices(
-    store: Store, manifest: Manifest, ids: Sequence[str], layers: Sequence[int] | None = None
+    store: Store, manifest: Manifest, ids: Sequence[str], layers: Iterable[int] | None = None
 ) -> Slices:
     """Fetch and decode the slices that `read_routes` joins.
 
@@ -139,15 +144,14 @@ def read_slices(
     if manifest.geometry is None:
         raise TraceError(f"step {manifest.step}: no routes in its samples")
     known = manifest.geometry.layers
-    wanted = known if layers is None else tuple(layers)
+    where = f"step {manifest.step}: layers"
+    wanted = known if layers is None else check_layers(layers, where)
     if unknown := sorted(set(wanted) - set(known)):
         raise TraceError(
             f"step {manifest.step}: no routes for layers {unknown}, expected layers of {known}"
         )
     if not wanted or len(set(wanted)) != len(wanted):
-        raise TraceError(
-            f"step {manifest.step}: layers {list(wanted)}, expected at least one, and each once"
-        )
+        raise TraceError(f"{where} {list(wanted)}, expected at least one, and each once")
     rows = {row["id"]: row for row in manifest.select(ids).to_pylist()}
     segments: dict[int, set[int]] = {}
     for row in rows.values():

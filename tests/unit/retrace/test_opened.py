@@ -94,6 +94,28 @@ def test_some_samples_and_layers_can_be_read(run):
         step.sample("000000/9/0")
 
 
+def test_ids_and_layers_may_come_from_a_generator(run, monkeypatch):
+    """Each is read once, although the samples are read in several batches."""
+    monkeypatch.setattr("pipeline.traces.format.manifest._BATCH_SAMPLES", 1)
+    step = run.step(0)
+    ids = [SAMPLES[4].id, SAMPLES[1].id]
+    expected = list(step.samples(ids, [5]))
+    found = list(step.samples(iter(ids), (layer for layer in [5])))
+    assert [sample.id for sample in found] == ids
+    assert all(equal(a.routes, b.routes) for a, b in zip(found, expected, strict=True))
+    assert [sample.id for sample in step.samples({ids[0]})] == ids[:1]
+
+
+def test_ids_and_layers_of_other_types_are_refused(run):
+    step = run.step(0)
+    for layers in ([True], [5.0], [[5]], 5):
+        with pytest.raises(retrace.TraceError, match="step 0: layers: "):
+            step.sample(SAMPLES[0].id, layers)
+    for ids in ([b"x"], [None], 3, "000000/0/0"):
+        with pytest.raises(retrace.TraceError, match="step 0: ids: "):
+            list(step.samples(ids))
+
+
 def test_a_step_has_a_table_of_its_samples(run):
     table = run.step(0).table()
     rewards = dict(zip(*(table[name].to_pylist() for name in ("id", "reward")), strict=True))

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -89,6 +90,82 @@ def test_rows_out_of_range_are_refused(many):
     for rows, beyond in (([24], 24), ([-1, 3], -1)):
         with pytest.raises(TraceError, match=rf"row {beyond}, expected 0\.\.23"):
             many.select(rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (None, "rows of type object and shape (), expected row numbers in one dimension"),
+        (1, "rows of type int64 and shape ()"),
+        ("1", "rows of type <U1 and shape ()"),
+        ([[0, 1]], "rows of type int64 and shape (1, 2)"),
+        ([[0], [1, 2]], "rows of type list cannot become an array"),
+        ([True, False], "rows of type bool"),
+        ([1.0], "rows of type float64"),
+        (np.ma.masked_array([0, 1], [0, 1]), "rows is a masked array"),
+    ],
+)
+def test_rows_that_are_not_row_numbers_are_refused(many, rows, says):
+    with pytest.raises(TraceError) as refused:
+        many.select(rows)
+    assert f"step 0: {says}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (None, "columns: None, expected a list of texts"),
+        ("id", "columns: id, expected a list of texts"),
+        (["id", "id"], "columns: duplicated: id"),
+        (["id", "x"], "columns: no column x, expected columns of ["),
+        ([1], "columns: 1 of type int, expected text"),
+    ],
+)
+def test_columns_that_do_not_exist_or_occur_twice_are_refused(many, names, says):
+    for read in (many.columns, lambda names: list(many.batches(names))):
+        with pytest.raises(TraceError) as refused:
+            read(names)
+        assert f"step 0: {says}" in str(refused.value)
+
+
+def test_names_and_ids_may_come_from_a_generator(many):
+    """The generator is read once."""
+    whole = many.all()
+    assert many.columns(name for name in ["id"]).equals(many.columns(["id"]))
+    found = list(many.batches(name for name in ["id"]))
+    assert [table.column_names for table in found] == [["id"]] * 5
+    assert whole.select(id for id in whole.ids[3:5]).equals(whole.select(whole.ids[3:5]))
+    assert list(whole.batches(id for id in whole.ids)) == [whole.ids]
+    assert read_samples(many.store, whole, iter(whole.ids[:2]))[1].id == whole.ids[1]
+    assert list(read_routes(many.store, whole, iter(whole.ids[:2]))) == whole.ids[:2]
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (None, "None, expected a list of texts"),
+        (3, "3, expected a list of texts"),
+        ("000000/0/0", "000000/0/0, expected a list of texts"),
+        (np.array("000000/0/0"), "expected a list of texts"),
+        ([b"000000/0/0"], "of type bytes, expected text"),
+        ([0], "0 of type int, expected text"),
+        ([None], "None of type NoneType, expected text"),
+        ([["000000/0/0"]], "of type list, expected text"),
+        (pa.array(["000000/0/0"]), "of type StringScalar, expected text"),
+    ],
+)
+def test_ids_that_are_not_text_are_refused(many, ids, says):
+    whole = many.all()
+    reads = [
+        whole.select,
+        lambda ids: read_samples(many.store, whole, ids),
+        lambda ids: read_routes(many.store, whole, ids),
+    ]
+    for read in reads + ([lambda ids: list(whole.batches(ids))] if ids is not None else []):
+        with pytest.raises(TraceError) as refused:
+            read(ids)
+        assert "step 0: ids: " in str(refused.value)
+        assert says in str(refused.value)
 
 
 def test_the_samples_of_a_group_are_adjacent(many):

@@ -14,6 +14,7 @@ from pipeline.traces import (
     TraceError,
     VersionSpan,
     check_shard,
+    open_manifest,
     open_shard,
     read_manifest,
     read_routes,
@@ -99,6 +100,25 @@ def test_a_sealed_step_with_different_values_for_a_sample_is_refused(store, shar
         TraceError, match="routes_digest of its samples differs between the sealed step"
     ):
         check_shard(replace(manifest, rows=forged), early)
+
+
+def test_a_step_without_its_rows_is_refused(store, shards):
+    early = open_shard(store, 0, 0)
+    sealed(store, shards)
+    step = open_manifest(store, 0)
+    assert check_shard(step.all(), early) == early.ids
+    for given, found in ((step, "a SealedManifest"), (step.head, "no rows"), (None, "a NoneType")):
+        with pytest.raises(TraceError, match=rf"sealed step: .*{found}, .*read_manifest"):
+            check_shard(given, early)
+    with pytest.raises(TraceError, match=r"shard: found a SealedManifest, expected a Manifest"):
+        check_shard(step.all(), step)
+
+
+def test_a_shard_without_samples_has_none_in_the_step(store, shards):
+    write_shard(store, 0, 2, new_write_id(), [], GEOMETRY, R3)
+    ids = [sorted(sample.id for sample in of) for of in shards] + [[]]
+    manifest = seal(store, 0, 3, lambda shard: ids[shard], 0).all()
+    assert check_shard(manifest, open_shard(store, 0, 2)) == []
 
 
 def test_an_early_shard_has_the_policy_versions_of_its_sealed_step(store):

@@ -12,13 +12,13 @@ from pipeline.traces import (
     Routes,
     RouteStream,
     TraceError,
+    open_manifest,
     read_manifest,
     read_routes,
     read_samples,
     seal,
     write_shard,
 )
-from pipeline.traces.format.manifest import open_manifest
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -102,6 +102,44 @@ def test_layers_must_be_given_once_each(store, layers):
     sealed_r3(store, samples)
     with pytest.raises(TraceError, match=r"layers \[.*\], expected at least one, and each once"):
         read_routes(store, read_manifest(store, 0), [samples[0].id], layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"),
+    [
+        ([True], "layers: True of type bool, expected an integer"),
+        (np.array([False, True]), "layers: .*False.* of type bool, expected an integer"),
+        ([1.0], "layers: 1.0 of type float, expected an integer"),
+        (np.array([1.0]), "layers: .*1.0.* of type float64, expected an integer"),
+        ([[1]], r"layers: \[1\] of type list, expected an integer"),
+        ([None], "layers: None of type NoneType, expected an integer"),
+        ([-1], r"layers: -1, expected 0\.\.99999"),
+        ([2**70], r"layers: \d+, expected 0\.\.99999"),
+        (1, "layers: 1, expected a list of numbers"),
+        ("1", "layers: 1, expected a list of numbers"),
+    ],
+)
+def test_layers_that_are_not_numbers_are_refused(store, layers, says):
+    """True would read layer 1."""
+    manifest = sealed_r3(store, make_samples())
+    with pytest.raises(TraceError, match=f"step 0: {says}"):
+        read_routes(store, manifest, manifest.ids[:1], layers)
+
+
+def test_layers_may_be_numpy_integers_and_come_from_a_generator(store):
+    manifest = sealed_r3(store, make_samples())
+    expected = read_routes(store, manifest, manifest.ids, [5, 1])
+    for layers in (np.array([5, 1]), (layer for layer in [5, 1]), np.array([5, 1], ">i2")):
+        found = read_routes(store, manifest, manifest.ids, layers)
+        assert all(equal(found[id], expected[id]) for id in manifest.ids)
+
+
+@pytest.mark.parametrize("read", [read_samples, read_routes])
+def test_samples_and_routes_are_not_read_without_rows(store, read):
+    manifest = sealed_r3(store, make_samples())
+    for given in (open_manifest(store, 0), None):
+        with pytest.raises(TraceError, match=f"{read.__name__}: found a .*, expected a Manifest"):
+            read(store, given, manifest.ids)
 
 
 @pytest.mark.parametrize("step", ["0", False, -1, 10**6, None, 0.5])
