@@ -217,7 +217,7 @@ def provenance_json(provenance: Provenance | None) -> dict[str, Any] | None:
         return None
     return {
         "kind": provenance.kind,
-        "policy_version": provenance.policy_version,
+        "policy_version": int(provenance.policy_version),  # JSON cannot hold numpy integers
         "engine": provenance.engine,
     }
 

@@ -86,9 +86,15 @@ def seal(
     step = domain.check_number(step, domain.MOST_STEP, "step")  # JSON cannot hold numpy integers
     domain.check_number(shards, domain.MOST_SHARD + 1, f"step {step}: number of shards", 1)
     if policy_version is not None:
-        domain.check_number(policy_version, domain.MOST, f"step {step}: policy_version")
+        where = f"step {step}: policy_version"
+        policy_version = domain.check_number(policy_version, domain.MOST, where)
     if not isinstance(training, bool):
         raise TraceError(f"step {step}: training {domain.shown(training)}, expected a bool")
+    if not callable(ids_of_shard):
+        raise TraceError(
+            f"step {step}: ids_of_shard of type {type(ids_of_shard).__name__}, expected a function "
+            "that returns the ids of a shard; pass `lambda shard: ids`"
+        )
     refused = _checked_rejections(step, rejected)
     greedy = domain.check_names(baselines, f"step {step}: baselines")
 

@@ -208,6 +208,21 @@ SAMPLES = [
 ]
 
 
+@pytest.mark.parametrize("step", [0, np.int64(0)])
+def test_policy_versions_may_be_numpy_integers(step):
+    """They are stored as plain integers."""
+    store = MemoryStore()
+    spans = [VersionSpan(np.int64(3), np.uint8(0), np.int32(1)), VersionSpan(np.int16(3), 1, 2)]
+    made = retrace.new_sample(step, "17", 0, [1, 2], [3, 4], EXPERTS, versions=spans)
+    made_by = Provenance("R3", np.int64(3), "sglang 0.5.15")
+    write_shard(store, step, 0, "0123abcd", [made], GEOMETRY, made_by)
+    retrace.seal(store, step, 1, lambda _: [made.id], policy_version=np.int64(3))
+    found = read_manifest(store, 0)
+    assert (found.provenance, found.policy_versions) == (Provenance("R3", 3, "sglang 0.5.15"), (3,))
+    (back,) = retrace.read_samples(store, found, found.ids)
+    assert back.version_spans == (VersionSpan(3, 0, 1), VersionSpan(3, 1, 2))
+
+
 def write_one_by_one(store, samples):
     with retrace.ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
         for one in samples:

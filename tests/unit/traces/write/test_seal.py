@@ -365,6 +365,8 @@ def test_a_sample_in_two_shards_is_refused(store):
         ({"baselines": [5]}, "baselines: 5 of type int, expected text"),
         ({"baselines": None}, "baselines: None, expected a list of texts"),
         ({"baselines": ["000000/7/0"]}, "baselines missing from all shards: 000000/7/0"),
+        ({"ids_of_shard": ["000000/0/0"]}, "ids_of_shard of type list, expected a function"),
+        ({"ids_of_shard": None}, "ids_of_shard of type NoneType, expected a function"),
         ({"ids_of_shard": lambda _: None}, "ids of shard 0: None, expected a list of texts"),
         ({"ids_of_shard": lambda _: [1]}, "ids of shard 0: 1 of type int, expected text"),
         ({"ids_of_shard": lambda _: [["a"]]}, r"ids of shard 0: \['a'\] of type list"),
