@@ -17,7 +17,7 @@ from pipeline.run.amendments import (
     read_amendments,
 )
 from pipeline.run.description import RunDescription
-from pipeline.store import ObjectMissingError, Store, open_store
+from pipeline.store import ObjectMissingError, Store, open_store, place_text
 from pipeline.traces import TraceError
 from pipeline.traces.format.domain import MOST, check_number
 from pipeline.traces.format.manifest import sealed_steps
@@ -153,7 +153,8 @@ class Run:
             The folder.
 
         Raises:
-            TraceError: The version is not stored or cannot be fetched, or this is a recorded set.
+            TraceError: The version is not stored or cannot be fetched, `folder` is not a path, or
+                this is a recorded set.
             CorruptObjectError: A stored object does not match its digest.
             StoreError: The store cannot be read.
             OSError: The folder cannot be written.
@@ -161,7 +162,11 @@ class Run:
         self._only_of_a_run("policies")
         version = check_number(version, MOST, "policy version")
         try:
-            fetch_policy(self.store, version, Path(folder))
+            target = Path(place_text(folder))
+        except ValueError as error:
+            raise TraceError(f"folder: {error}; give the folder to write into") from error
+        try:
+            fetch_policy(self.store, version, target)
         except ObjectMissingError as error:
             listed = self.listed_policies()
             is_stored = version in [policy.version for policy in listed]
@@ -175,7 +180,7 @@ class Run:
             raise TraceError(
                 f"{self.uri}: policy version {version} {what} ({error}); {fix}"
             ) from error
-        return Path(folder)
+        return target
 
     def text(self, tokens: Tokens) -> str:
         """Decode tokens with the run's own tokenizer; special tokens are kept.
@@ -211,9 +216,9 @@ def open_run(uri: str | Path) -> Run:
     Raises:
         TraceError: Neither a run nor a recorded set exists at this location; the message names the
             runs below it.
-        StoreError: The store cannot be read.
+        StoreError: The store cannot be read, or `uri` is neither a path nor a valid URI.
     """
-    store = open_store(str(uri))
+    store = open_store(uri)
     if store.size(keys.run_json()) is not None:
         return Run(store.uri, False, store)
     if sealed_steps(store):

@@ -15,7 +15,7 @@ from pipeline.store.base import (
     UnreadableError,
     Upload,
 )
-from pipeline.store.schemes import is_remote, open_store, same_place, shown_uri
+from pipeline.store.schemes import is_remote, open_store, place_text, same_place, shown_uri
 
 __all__ = [
     "ObjectExistsError",
@@ -28,6 +28,7 @@ __all__ = [
     "Upload",
     "is_remote",
     "open_store",
+    "place_text",
     "same_place",
     "shown_uri",
 ]

@@ -130,13 +130,34 @@ CREDENTIALS = " ".join(
 """Where the credentials of each kind of store are found."""
 
 
-def open_store(uri: str) -> Store:
+def open_store(uri: str | Path) -> Store:
     """Open the store at a folder, or at a URI of one of SCHEMES, without connecting to it.
 
     Endpoint, region and credentials come from the environment; see `settings`. Raises StoreError
-    for an unknown scheme or an invalid URI.
+    for an unknown scheme, and for values that are neither a path nor a valid URI.
     """
-    return _known_scheme(uri).open(uri)
+    try:
+        text = place_text(uri)
+    except ValueError as error:
+        raise StoreError(f"store: {error}; give a folder, {STORE_SHAPES}") from error
+    return _known_scheme(text).open(text)
+
+
+def place_text(place: object) -> str:
+    """Return a path or URI as text.
+
+    Raises ValueError for other types, and for text that no file name can contain.
+    """
+    if not isinstance(place, str | Path):
+        raise ValueError(f"found a value of type {type(place).__name__}, expected a str or a Path")
+    text = str(place)
+    try:
+        possible = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise ValueError(f"found {shown_uri(text)!a}, expected text without U+0000 and surrogates")
+    return text
 
 
 def make_container(uri: str, patience_s: float) -> bool:

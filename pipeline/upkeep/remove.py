@@ -51,9 +51,9 @@ def remove_run(run: str | Path, force: bool = False) -> int:
     write objects. An interrupted removal may be repeated. Raises InputError like `removable_run`,
     and StoreError.
     """
+    store = open_store(run)
     uri = str(run)
     size = removable_run(uri, force).size
-    store = open_store(uri)
     commit(store, keys.removal(), {}, new_write_id())
     last = (keys.run_json(), keys.removal())
     for info in list(store.list("")):

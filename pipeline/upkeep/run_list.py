@@ -104,10 +104,11 @@ def list_runs(store: str | Path = DEFAULT_STORE) -> Iterator[ListedRun]:
     """Yield the runs and other folders in the store at a folder or URI, sorted by name.
 
     Folders that are not runs, and damaged runs, are included with a message. Raises InputError if
-    the place is itself a run, a recorded set or a file, and StoreError if listing fails.
+    the place is itself a run, a recorded set or a file. Raises StoreError if listing fails, or if
+    the place is neither a path nor a valid URI.
     """
+    opened = open_store(store)
     uri = str(store).rstrip("/")
-    opened = open_store(uri)
     if (what := _no_store(uri, opened)) is not None:
         raise InputError([f"{uri}: {what}"])
     for folder in _folders(opened):

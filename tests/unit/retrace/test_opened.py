@@ -171,6 +171,16 @@ def test_policies_are_listed_and_fetched(run, tmp_path):
             run.step(wrong)
 
 
+@pytest.mark.parametrize("place", [None, 5, "a\0b", "\ud800"])
+def test_places_that_cannot_exist_are_refused(run, place):
+    """The path of a run, of a store of runs, and of the folder for a policy."""
+    for use in (retrace.open_run, lambda p: list(retrace.list_runs(p)), retrace.remove_run):
+        with pytest.raises(retrace.StoreError, match="store: found"):
+            use(place)
+    with pytest.raises(retrace.TraceError, match=r"folder: found .*; give the folder to write into"):
+        run.fetch_policy(0, place)
+
+
 def test_only_finished_validations_are_listed(run):
     """Only one of two planned validations has all its shards."""
     for version in (0, 2):

@@ -1,5 +1,6 @@
 """The table of store schemes. No other code names a remote scheme."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_two_names_of_the_same_place_are_recognised(one, other, same):
 
 def test_paths_and_uris_can_be_opened(tmp_path):
     root = tmp_path / "a store"
-    for place in (str(root), root.as_uri(), f"file://localhost{root.as_uri()[7:]}"):
+    for place in (root, str(root), root.as_uri(), f"file://localhost{root.as_uri()[7:]}"):
         assert open_store(place).uri == root.as_uri()
     assert open_store("s3://bucket/prefix/").uri == "s3://bucket/prefix"
 
@@ -90,6 +91,28 @@ def test_invalid_uris_cannot_be_opened(uri, said):
             with pytest.raises(StoreError, match=said) as error:
                 use(uri)
             assert "pass@" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (None, "found a value of type NoneType, expected a str or a Path"),
+        (5, "found a value of type int, expected a str or a Path"),
+        (b"here", "found a value of type bytes, expected a str or a Path"),
+        ("a\0b", r"found 'a\\x00b', expected text without U\+0000 and surrogates"),
+        (Path("a\0b"), r"found .*, expected text without U"),
+        ("\ud800", r"found '\\ud800', expected text without U"),
+        ("s3://me:pass@bucket/\0", r"found 's3://\*\*\*@bucket/"),
+    ],
+)
+def test_places_that_cannot_exist_are_refused(place, said):
+    with pytest.raises(StoreError, match=f"^store: {said}"):
+        open_store(place)
+
+
+def test_a_file_name_that_is_not_utf_8_is_a_place(tmp_path):
+    place = os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9")
+    assert open_store(place).size("object") is None
 
 
 def test_a_password_is_not_shown():
