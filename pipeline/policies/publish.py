@@ -16,12 +16,15 @@ from typing import Any
 from pipeline.policies.difference import DifferenceWriter
 from pipeline.policies.tensors import StoredTensor, tensors_in
 from pipeline.policies.versions import Difference, PolicyVersion, commit_version
-from pipeline.policies.weights import SUFFIX, Tensor, TensorPlace, tensors_digest, weights_header
+from pipeline.policies.weights import (
+    SUFFIX,
+    Tensor,
+    TensorPlace,
+    tensors_digest,
+    weights_header,
+)
 from pipeline.run.commit import Committed, DataFile, files_in, parsing
 from pipeline.store.base import Store
-
-INDEX = "model.safetensors.index.json"
-"""The file that maps tensors to weights files; absent from a folder with one weights file."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ and the tensors' bytes without gaps. The header is a JSON object with the dtype,
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pipeline.run.commit import CorruptObjectError, DataFile
-from pipeline.run.parse import integer, items, mapping, number, text
+from pipeline.run.parse import field, integer, items, mapping, number, text
 from pipeline.run.strict_json import canonical, parse_json
 from pipeline.store.base import Store
 
@@ -23,10 +24,24 @@ LENGTH = 8
 LARGEST_HEADER = 100_000_000
 """Maximum size of a header in bytes, as limited by the safetensors format."""
 SUFFIX = ".safetensors"
+INDEX = "model.safetensors.index.json"
+"""The file that maps tensors to weights files; absent from a folder with one weights file."""
 _ALIGNMENT = 8
 """Alignment in bytes: the first tensor begins at a multiple of this number, so that the file can be
 mapped into memory."""
 _PIECE = 16 << 20  # bytes in memory at a time
+_MOST_AXES = 64
+"""Maximum number of axes of a tensor, as in PyTorch and numpy."""
+_BITS = {
+    "F4": 4,
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""The size in bits of a value of each dtype of the safetensors format."""
 
 
 class TensorPlace(NamedTuple):
@@ -86,10 +101,31 @@ def tensors_digest(tensors: Iterable[Tensor]) -> str:
     return hashlib.sha256(canonical(listed).encode()).hexdigest()
 
 
+def weights_files(folder: Path) -> list[Path]:
+    """Return the safetensors files in a folder, sorted by name.
+
+    Raises ValueError if the folder's index is malformed, or lists a file that is missing.
+    """
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            listed = field(mapping(parse_json(index.read_bytes())), "weight_map", mapping)
+            names = {text(name) for name in listed.values()}
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{index}: {error}; write or download the file again") from error
+        if missing := sorted(names - {file.name for file in found}):
+            raise ValueError(
+                f"no file {missing[0]}, expected {len(names)} files as in {INDEX}; write or "
+                "download the missing files"
+            )
+    return found
+
+
 def read_weights(path: Path) -> WeightsFile:
     """Compute the digests of a file on this machine.
 
-    Raises ValueError if it is incomplete or not a regular file.
+    Raises ValueError if it is incomplete, malformed or not a regular file.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: not a regular file, expected a safetensors file")
@@ -97,7 +133,7 @@ def read_weights(path: Path) -> WeightsFile:
         with path.open("rb") as source:
             return scan_weights(iter(lambda: source.read(_PIECE), b""))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {error}; write or download the file again") from error
 
 
 def read_stored_weights(
@@ -174,7 +210,8 @@ def weights_header(
 def parse_header(header: bytes) -> list[TensorPlace]:
     """Return the tensors in a header, in the order of their bytes.
 
-    Raises ValueError for a malformed header, and for tensors that overlap or leave gaps.
+    Raises ValueError for a malformed header, for tensors that overlap or leave gaps, and for a
+    tensor whose number of bytes does not match its dtype and shape.
     """
     try:
         content = mapping(parse_json(header))
@@ -189,8 +226,29 @@ def parse_header(header: bytes) -> list[TensorPlace]:
                 f"its tensor {tensor.name} has bytes {tensor.begin} to {tensor.end}, expected "
                 f"them to begin at {expected}"
             )
+        _check_size(tensor)
         expected = tensor.end
     return found
+
+
+def _check_size(tensor: TensorPlace) -> None:
+    """Raise ValueError unless a tensor has as many bytes as its dtype and shape require."""
+    if tensor.dtype not in _BITS:
+        raise ValueError(
+            f"its tensor {tensor.name} has the dtype {tensor.dtype}, expected one of "
+            f"{', '.join(_BITS)}"
+        )
+    if len(tensor.shape) > _MOST_AXES:
+        raise ValueError(
+            f"its tensor {tensor.name} has {len(tensor.shape)} axes, expected at most {_MOST_AXES}"
+        )
+    size, bits = tensor.end - tensor.begin, math.prod(tensor.shape) * _BITS[tensor.dtype]
+    if 8 * size != bits:
+        expected = bits // 8 if bits % 8 == 0 else bits / 8
+        raise ValueError(
+            f"its tensor {tensor.name} has {size} bytes, expected {expected} for {tensor.dtype} of "
+            f"shape {tensor.shape}"
+        )
 
 
 class _Source:

@@ -28,7 +28,6 @@ from operators.training.publish.exporter import Exporter
 from operators.training.publish.kept import Changes, KeptShare
 from operators.training.speed import Metrics
 from pipeline.policies.publish import (
-    INDEX,
     commit_shares,
     difference_name,
     index_of,
@@ -38,7 +37,7 @@ from pipeline.policies.publish import (
 )
 from pipeline.policies.tensors import StoredTensor, share_body
 from pipeline.policies.versions import WEIGHTS, Difference, stored_digest, weights_of
-from pipeline.policies.weights import SUFFIX, Tensor, tensors_digest
+from pipeline.policies.weights import INDEX, SUFFIX, Tensor, tensors_digest
 from pipeline.run import keys
 from pipeline.run.commit import DataFile, find_commit, new_write_id, put_file, sha256
 from pipeline.run.shares import await_shares, write_share

@@ -11,7 +11,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.policies import weights
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id
-from pipeline.store import Store
+from pipeline.store import Store, place_text
 from pipeline.traces.format import domain
 from pipeline.traces.format.digests import check_tokens
 from pipeline.traces.format.ids import group_id, sample_id
@@ -149,15 +149,21 @@ def weights_digest(folder: str | Path) -> str:
     """Return the digest of all tensors in the safetensors files of a folder.
 
     The digest does not depend on how tensors are divided among files. Raises TraceError if the
-    folder does not contain safetensors files, or if a file is incomplete. Also raises OSError.
+    folder does not contain safetensors files, if a file is malformed or incomplete, or if the
+    folder's index lists a file that is missing. Also raises OSError.
     """
-    files = sorted(Path(folder).glob(f"*{weights.SUFFIX}"))
-    if not files:
-        raise TraceError(f"{folder}: no *{weights.SUFFIX} files, expected the weights of a policy")
     try:
-        return weights.weights_digest(map(weights.read_weights, files))
+        path = Path(place_text(folder))
+    except ValueError as error:
+        raise TraceError(f"weights: {error}; give the folder of a policy") from error
+    try:
+        files = weights.weights_files(path)
+        digest = weights.weights_digest(map(weights.read_weights, files))
     except ValueError as error:
         raise TraceError(f"weights in {folder}: {error}") from error
+    if not files:
+        raise TraceError(f"{folder}: no *{weights.SUFFIX} files, expected the weights of a policy")
+    return digest
 
 
 def _mask(id: str, loss_mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:

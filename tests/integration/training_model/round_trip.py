@@ -32,8 +32,8 @@ from operators.training.publish.exporter import Exporter
 from operators.training.publish.publisher import Publisher, PublishOptions, Stored
 from pipeline.config.optim import Optim
 from pipeline.policies.fetch import fetch_policy
-from pipeline.policies.publish import INDEX
 from pipeline.policies.versions import chain, weights_of
+from pipeline.policies.weights import INDEX
 from pipeline.scratch import scratch_folder
 from pipeline.store import open_store
 from tests.exhaustive import sample_or_all

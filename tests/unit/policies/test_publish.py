@@ -8,7 +8,6 @@ from safetensors.numpy import load
 
 from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.publish import (
-    INDEX,
     commit_shares,
     index_of,
     weights_name,
@@ -16,7 +15,7 @@ from pipeline.policies.publish import (
 )
 from pipeline.policies.tensors import share_body
 from pipeline.policies.versions import digests_of
-from pipeline.policies.weights import TensorPlace, read_weights, weights_header
+from pipeline.policies.weights import INDEX, TensorPlace, read_weights, weights_header
 from pipeline.run import keys
 from pipeline.run.commit import DataFile
 from pipeline.run.shares import await_shares, write_share

@@ -114,12 +114,21 @@ def place(begin: object, end: object, **changes: object) -> dict:
         (b"\x01\0\0", "5 bytes too early"),
         (header({})[:-1], "1 bytes too early"),
         ((10**9).to_bytes(8, "little") + b"{}", "header has 1000000000 bytes"),
-        (header(place(0, 9), 8), "1 bytes too early"),
-        (header(place(0, 8), 9), "has more bytes than the tensors"),
+        (header(place(0, 9, shape=[9]), 8), "1 bytes too early"),
+        (header(place(0, 8, shape=[2, 4]), 9), "has more bytes than the tensors"),
         (header(place(1, 2), 2), "expected them to begin at 0"),
         (header(place(2, 0), 2), "expected them to begin at 0"),
         (header(place(-2, 0), 2), "expected them to begin at 0"),
         (header(place(0, 1) | {"b": place(0, 1)["a"]}, 1), "expected them to begin at 1"),
+        (header(place(0, 8, shape=[3], dtype="F32"), 8), "tensor a has 8 bytes, expected 12 for"),
+        (header(place(0, 8, shape=[], dtype="F32"), 8), "tensor a has 8 bytes, expected 4 for"),
+        (header(place(0, 8, shape=[0, 8]), 8), "tensor a has 8 bytes, expected 0 for"),
+        (
+            header(place(0, 1, shape=[3], dtype="F4"), 1),
+            r"tensor a has 1 bytes, expected 1\.5 for F4",
+        ),
+        (header(place(0, 8, shape=[8], dtype="F7"), 8), "tensor a has the dtype F7, expected one"),
+        (header(place(0, 1, shape=[1] * 65), 1), "tensor a has 65 axes, expected at most 64"),
         (header(b'{"a": 1, "a": 2}'), "does not describe tensors.*twice"),
         (header(b"\xff\xfe{\0}\0"), "does not describe tensors"),
         (header([]), "does not describe tensors"),
@@ -139,6 +148,15 @@ def test_an_incomplete_or_malformed_file_is_refused(tmp_path, file, message):
     (tmp_path / "x.safetensors").write_bytes(file)
     with pytest.raises(ValueError, match=rf"x\.safetensors: .*{message}"):
         read_weights(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"),
+    [("F4", [4], 2), ("F6_E3M2", [4], 3), ("F8_E4M3", [4], 4), ("C64", [2], 16), ("BOOL", [2], 2)],
+)
+def test_dtypes_that_numpy_lacks_have_their_size(dtype, shape, size):
+    (found,) = scan_weights([header(place(0, size, dtype=dtype, shape=shape), size)]).tensors
+    assert (found.dtype, list(found.shape), found.sha256) == (dtype, shape, sha256(bytes(size)))
 
 
 def test_a_stored_file_is_compared_with_its_commit(tmp_path):

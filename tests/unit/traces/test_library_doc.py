@@ -193,3 +193,26 @@ def test_folders_without_complete_weights_have_no_digest(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(some_weights()[:-1])
     with pytest.raises(TraceError, match=r"model\.safetensors: it ends 1 bytes too early"):
         retrace.weights_digest(str(tmp_path))
+
+
+def test_a_folder_whose_index_lists_a_missing_file_has_no_digest(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(some_weights())
+    digest = retrace.weights_digest(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"gate.weight": "a.safetensors"}}')
+    assert retrace.weights_digest(tmp_path) == digest
+    index.write_text('{"weight_map": {"gate.weight": "a.safetensors", "head": "b.safetensors"}}')
+    with pytest.raises(
+        TraceError, match=r"no file b\.safetensors, expected 2 files as in model\.s"
+    ):
+        retrace.weights_digest(tmp_path)
+    for damaged in ("{}", "[]", "{", '{"weight_map": {"head": 1}}'):
+        index.write_text(damaged)
+        with pytest.raises(TraceError, match=r"index\.json: .*; write or download the file again"):
+            retrace.weights_digest(tmp_path)
+
+
+@pytest.mark.parametrize("folder", [None, 5, b"weights", "a\0b", "\ud800"])
+def test_the_weights_are_in_a_folder(folder):
+    with pytest.raises(TraceError, match=r"^weights: .*, expected "):
+        retrace.weights_digest(folder)
