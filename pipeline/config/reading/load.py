@@ -67,7 +67,7 @@ def load_config(
         InputError: The settings cannot be used; the error lists all problems.
     """
     problems: list[str] = []
-    settings = read_mapping(source) if isinstance(source, Mapping) else read_file(Path(source))
+    settings = read_mapping(source) if isinstance(source, Mapping) else read_file(source)
     for key, value in (defaults or {}).items():
         if get(settings, key) is ABSENT:
             put(settings, key.split("."), value)

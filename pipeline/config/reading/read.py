@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import InputError
+from pipeline.store import place_text
 
 _OVERRIDE = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_][\w.-]*)=(?P<value>.*)$", re.DOTALL)
 
@@ -56,14 +57,22 @@ _Loader.add_implicit_resolver(
 )
 
 
+_MOST_DEPTH = 64
+"""Maximum nesting depth of settings given as Python values, which may contain themselves."""
 _TYPES = {list: "a list", str: "text", int: "a number", float: "a number"}
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(source: str | Path) -> dict[str, Any]:
     """Read the settings in a YAML file.
 
-    Raises InputError if the file is missing, is not YAML or does not contain a mapping.
+    Raises InputError if `source` is not a path, or if the file is missing, is not YAML or does not
+    contain a mapping.
     """
+    try:
+        path = Path(place_text(source))
+    except ValueError as error:
+        fix = "give a YAML file, or its content as a mapping"
+        raise InputError([f"settings: {error}; {fix}"]) from error
     if path.name.startswith("--config"):
         raise InputError([_verl_option(str(path))])
     if _is_override(path):
@@ -133,16 +142,17 @@ def _verl_option(text: str) -> str:
     )
 
 
-def read_mapping(settings: Mapping[Any, Any]) -> dict[str, Any]:
+def read_mapping(settings: Mapping[Any, Any], depth: int = _MOST_DEPTH) -> dict[str, Any]:
     """Copy settings given as Python values; convert them to the types that a YAML file yields.
 
-    Raises InputError for a key that is not text.
+    Raises InputError for a key that is not text, and for mappings and lists that are nested more
+    than `depth` deep.
     """
     if strange := [key for key in settings if not isinstance(key, str)]:
         raise InputError(
             [f"settings: found the key {strange[0]!r}, expected the name of a setting"]
         )
-    return {key: _plain(value) for key, value in settings.items()}
+    return {key: _plain(value, depth - 1) for key, value in settings.items()}
 
 
 def read_pair(key: str, value: Any) -> tuple[list[str], Any]:
@@ -155,11 +165,18 @@ def read_pair(key: str, value: Any) -> tuple[list[str], Any]:
     return parts, _plain(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = _MOST_DEPTH) -> Any:
+    if isinstance(value, Mapping | list | tuple) and depth == 0:
+        raise InputError(
+            [
+                f"settings: nested more than {_MOST_DEPTH} deep, or part of itself; write each "
+                "value out"
+            ]
+        )
     if isinstance(value, Mapping):
-        return read_mapping(value)
+        return read_mapping(value, depth)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth - 1) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 

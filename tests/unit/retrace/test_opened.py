@@ -177,7 +177,9 @@ def test_places_that_cannot_exist_are_refused(run, place):
     for use in (retrace.open_run, lambda p: list(retrace.list_runs(p)), retrace.remove_run):
         with pytest.raises(retrace.StoreError, match="store: found"):
             use(place)
-    with pytest.raises(retrace.TraceError, match=r"folder: found .*; give the folder to write into"):
+    with pytest.raises(
+        retrace.TraceError, match=r"folder: found .*; give the folder to write into"
+    ):
         run.fetch_policy(0, place)
 
 

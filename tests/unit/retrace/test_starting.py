@@ -232,3 +232,30 @@ def test_the_command_reports_a_finished_run_before_it_checks_inputs(
     monkeypatch.setattr(retrace, "check", check)
     assert run_check(settings, [place]) == 2
     assert capsys.readouterr().err == "error: stop here\n"
+
+
+CYCLE: dict = {}
+CYCLE["trainer"] = {"again": [CYCLE]}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (None, "settings: found a value of type NoneType, expected a str or a Path; give a YAML"),
+        ([1], "settings: found a value of type list, expected a str or a Path; give a YAML"),
+        (5, "settings: found a value of type int, expected a str or a Path; give a YAML"),
+        ("a\0b.yaml", "settings: found 'a\\x00b.yaml', expected text without U+0000"),
+        (CYCLE, "settings: nested more than 64 deep, or part of itself; write each value out"),
+    ],
+)
+def test_settings_of_other_types_are_refused(config, says):
+    for use in (retrace.check, retrace.run):
+        with pytest.raises(retrace.InputError) as refused:
+            use(config)
+        (problem,) = refused.value.problems
+        assert problem.startswith(says)
+
+
+def test_an_override_that_contains_itself_is_refused(settings):
+    with pytest.raises(retrace.InputError, match="nested more than 64 deep, or part of itself"):
+        retrace.check(settings, {"trainer": CYCLE})
