@@ -1,6 +1,6 @@
 """The manifest rows of a committed rollout shard, before and after its step is sealed."""
 
-from collections.abc import Sequence
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ OF_ROUTES = ("routes_digest", "rows_valid", "segments")
 _SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
 
 
-def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str] = ()) -> pa.Table:
+def shard_rows(
+    store: Store, header: Header, first: int, baselines: Set[str] = frozenset()
+) -> pa.Table:
     """Read the manifest rows of a rollout shard, with their version spans.
 
     Args:
@@ -72,13 +74,22 @@ def shard_rows(store: Store, header: Header, first: int, baselines: Sequence[str
         part = _structs(file=np.full(rows, numbers["routes"], np.int32), segments=segments)
         routes = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), part)
     not_trained = pc.if_else(pc.is_null(table["reward"]), NO_REWARD, pa.scalar(None, pa.string()))
-    greedy = pc.is_in(table["id"], pa.array(baselines, pa.string()))
-    not_trained = pc.if_else(greedy, BASELINE, not_trained)
+    not_trained = pc.if_else(is_one_of(table["id"], baselines), BASELINE, not_trained)
     columns = {"samples": samples, "routes": routes, "not_trained": not_trained}
     columns["part_digests"] = pa.nulls(rows, MANIFEST.field("part_digests").type)  # only one part
     for name, column in columns.items():
         table = table.append_column(name, column)
     return table
+
+
+def is_one_of(column: pa.ChunkedArray, names: Set[str]) -> pa.ChunkedArray:
+    """Return whether each text is one of `names`.
+
+    Arrow hashes all names that it is given. It is given only those in the column, because a step
+    may have thousands of names, and each of its thousands of shards a few of them.
+    """
+    present = [text for text in pc.unique(column).to_pylist() if text in names] if names else []
+    return pc.is_in(column, pa.array(present, pa.string()))
 
 
 def is_sha256(column: pa.ChunkedArray) -> pa.ChunkedArray:

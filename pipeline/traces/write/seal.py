@@ -37,7 +37,7 @@ from pipeline.traces.format.manifest import (
 )
 from pipeline.traces.format.policies import united
 from pipeline.traces.format.schema import MANIFEST
-from pipeline.traces.format.shard_rows import shard_rows, versions_of
+from pipeline.traces.format.shard_rows import is_one_of, shard_rows, versions_of
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.write.files import FileWriter
 
@@ -109,7 +109,7 @@ def seal(
         policy_version,
         training=training,
         rejected=refused,
-        baselines=greedy,
+        baselines=set(greedy),
     )
     manifest = open_manifest(store, step)
     if not ours:
@@ -148,7 +148,7 @@ def _seal(
     *,
     training: bool,
     rejected: Mapping[str, str],
-    baselines: Sequence[str],
+    baselines: Set[str],
 ) -> bool:
     """Write the manifest of committed shards; return False if another writer committed first."""
     headers = _headers(store, step, shards)
@@ -170,7 +170,7 @@ def _seal(
             name = f"step {step}, shard {shard}"
             versions.update(_planned_versions(name, table, policy_version))
             unseen.difference_update(table["id"].to_pylist() if unseen else ())
-            out = pc.is_in(table["group"], pa.array(list(rejected), pa.string()))
+            out = is_one_of(table["group"], rejected.keys())
             counts.update(table["group"].filter(out).to_pylist())
             table = table.filter(pc.invert(out))
             ids = table["id"].to_pylist()
@@ -245,26 +245,35 @@ class _Rows:
 
     def __init__(self, file: FileWriter) -> None:
         self.file = file
-        self._pending = MANIFEST.empty_table()
         self._total, self._valid, self._without = 0, 0, False
+        self._hold([])
+
+    def _hold(self, tables: list[pa.Table]) -> None:
+        # Tables are joined only when a row group is written. With thousands of shards, joining each
+        # new table, or adding up all bytes again, would take longer than the rest of the seal.
+        self._pending = tables
+        self._held: int = sum(table.num_rows for table in tables)
+        self._held_bytes: int = sum(table.nbytes for table in tables)
 
     @property
     def samples(self) -> int:
         """Rows added so far."""
-        return self.file.rows + len(self._pending)
+        return self.file.rows + self._held
 
     def add(self, table: pa.Table) -> None:
         table = table.select(MANIFEST.names).cast(MANIFEST)
         self._total += pc.sum(table["rows_total"]).as_py() or 0
         self._valid += pc.sum(table["rows_valid"]).as_py() or 0
         self._without |= table["rows_valid"].null_count > 0
-        self._pending = pa.concat_tables([self._pending, table])
-        while len(self._pending) >= ROW_GROUP_SAMPLES or self._is_large():
+        self._pending.append(table)
+        self._held += table.num_rows
+        self._held_bytes += table.nbytes
+        while self._held >= ROW_GROUP_SAMPLES or self._is_large():
             self._cut()
 
     def finish(self) -> dict[str, int | None]:
         """Write the remaining rows; return the numbers of samples, tokens and rows."""
-        if len(self._pending) or not self.file.rows:
+        if self._held or not self.file.rows:
             self._cut()
         return {
             "samples": self.file.rows,
@@ -274,14 +283,15 @@ class _Rows:
         }
 
     def _cut(self) -> None:
-        rows = min(ROW_GROUP_SAMPLES, len(self._pending))
-        while rows > 1 and self._pending.slice(0, rows).nbytes > _ROW_GROUP_BYTES:
+        pending = pa.concat_tables([MANIFEST.empty_table(), *self._pending])
+        rows = min(ROW_GROUP_SAMPLES, len(pending))
+        while rows > 1 and pending.slice(0, rows).nbytes > _ROW_GROUP_BYTES:
             rows //= 2
-        self.file.write_table(self._pending.slice(0, rows).combine_chunks())
-        self._pending = self._pending.slice(rows)
+        self.file.write_table(pending.slice(0, rows).combine_chunks())
+        self._hold([pending.slice(rows)])
 
     def _is_large(self) -> bool:
-        return len(self._pending) > 1 and self._pending.nbytes > _ROW_GROUP_BYTES
+        return self._held > 1 and self._held_bytes > _ROW_GROUP_BYTES
 
 
 def _writer(store: Store, step: int, write_id: str) -> FileWriter:

@@ -130,6 +130,22 @@ def test_the_reads_of_shards_overlap_and_the_step_is_the_same(tmp_path, monkeypa
     assert found[1] == found[threads.AT_ONCE]
 
 
+def test_the_rows_of_a_shard_are_joined_only_when_a_row_group_is_written(store, monkeypatch):
+    """Otherwise, sealing a step would take time quadratic in the number of its shards."""
+    joined = []
+
+    def counted(tables, *arguments, **options):
+        tables = list(tables)
+        joined.append(sum(table.column(0).num_chunks for table in tables))
+        return join(tables, *arguments, **options)
+
+    join = sealing.pa.concat_tables
+    ids = many_shards(store)
+    monkeypatch.setattr(sealing.pa, "concat_tables", counted)
+    seal(store, 0, 40, ids, 0)
+    assert 40 <= sum(joined) <= 3 * 40
+
+
 def test_the_first_of_several_wrong_shards_is_named(store):
     """Shards are checked in order, whatever the order in which they are read: first all commits,
     then all columns."""
