@@ -4,6 +4,8 @@ A module with a subclass must also define a fixture `store`, which returns an em
 """
 
 import hashlib
+import multiprocessing
+import pickle
 import random
 import time
 import tracemalloc
@@ -31,9 +33,11 @@ from pipeline.run.commit import (
 )
 from pipeline.run.wait import WaitTimeoutError, wait_for_any
 from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError, UnreadableError
+from pipeline.store.download import downloaded
 from pipeline.store.s3_ranges import PIECE
 from pipeline.store.s3_upload import PART
 from tests.data_files import put_data
+from tests.patience import PATIENCE_S
 from tests.weights import safetensors
 
 names = st.lists(st.sampled_from(["a", "b", "ab", "a.json", "a-b"]), min_size=1, max_size=3)
@@ -253,6 +257,37 @@ class StoreConformance:
         store.probe()
         assert [info.key for info in store.list("")] == ["key"]
         assert list(store.debris("")) == []
+
+    def test_a_pickled_store_has_the_same_objects(self, store):
+        """A spawned process, such as a worker of torch's DataLoader, receives a pickled store."""
+        store.create("key", b"1")
+        other = pickle.loads(pickle.dumps(store))
+        assert (other.uri, other.read("key")) == (store.uri, b"1")
+
+    def test_a_forked_process_can_use_the_store_of_its_parent(self, store, tmp_path):
+        """Threads do not survive a fork. Both processes read in threads and create objects."""
+        data = random.Random(0).randbytes(3 * PIECE)
+        store.create("large", data)
+
+        def use(name: str) -> None:
+            assert store.read_ranges("large", [(0, len(data))]) == [data]
+            with downloaded(store, "large", len(data), tmp_path / name) as found:
+                assert found == hashlib.sha256(data).hexdigest()
+            with store.upload(name) as upload:
+                upload.write(data)
+                upload.finish()
+
+        use("parent")
+        child = multiprocessing.get_context("fork").Process(target=use, args=("child",))
+        child.start()
+        child.join(PATIENCE_S)
+        code = child.exitcode  # None if the process hangs
+        child.kill()
+        child.join()
+        assert code == 0
+        assert (tmp_path / "child").read_bytes() == data
+        assert store.size("child") == len(data)
+        use("parent again")
 
     def test_one_of_many_creators_wins(self, store):
         """Of eight threads that create one object, one succeeds, and its content is stored."""

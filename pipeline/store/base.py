@@ -127,7 +127,8 @@ class Upload(Protocol):
 class Store(Protocol):
     """A flat set of objects under '/'-separated keys. Objects are written once and never changed.
 
-    Methods raise StoreError and no other exceptions.
+    Methods raise StoreError and no other exceptions. A store can be pickled, and a forked child can
+    use the store of its parent.
     """
 
     uri: str

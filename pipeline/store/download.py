@@ -88,6 +88,9 @@ def _readers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_READERS, "download")
 
 
+os.register_at_fork(after_in_child=_readers.cache_clear)  # threads do not survive a fork
+
+
 @contextmanager
 def _writing(what: str) -> Iterator[None]:
     try:

@@ -5,6 +5,7 @@ read_ranges       s3_ranges: neighbouring ranges in one request, several request
 every request     s3_client: credentials, retries, errors; s3_errors: classification of failures
 """
 
+import os
 import re
 import secrets
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from pipeline.store.base import (
     ObjectExistsError,
@@ -39,17 +41,34 @@ _PROBE_PATIENCE_S = 10.0
 _SCHEME = "s3://"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_OPEN: "WeakSet[S3Store]" = WeakSet()
+"""The stores of this process, and those that it inherited from its parent."""
 
 
 class S3Store:
-    """Stores objects in a bucket, each under `<prefix>/<key>`."""
+    """Stores objects in a bucket, each under `<prefix>/<key>`.
+
+    A forked child can use its parent's store. A pickled store consists of its URI and its patience.
+    """
 
     def __init__(self, uri: str, patience_s: float = PATIENCE_S) -> None:
         self._bucket, prefix = _parse(uri)
         self._root = f"{prefix}/" if prefix else ""
         self.uri = f"{_SCHEME}{self._bucket}/{prefix}".rstrip("/")
-        self._client = S3Client(self._bucket, self.uri, patience_s)
+        self._patience_s = patience_s
+        self._used: list[tuple[S3Client, ThreadPoolExecutor]] = []
+        self._start()
+        _OPEN.add(self)
+
+    def _start(self) -> None:
+        self._client = S3Client(self._bucket, self.uri, self._patience_s)
         self._pool = ThreadPoolExecutor(_THREADS, "s3")
+        # Removing a parent's client in a child could wait forever, because a thread that exists
+        # only in the parent may hold one of the client's locks. So all clients are kept.
+        self._used.append((self._client, self._pool))
+
+    def __reduce__(self) -> tuple[type["S3Store"], tuple[str, float]]:
+        return S3Store, (self.uri, self._patience_s)
 
     def create(self, key: str, data: bytes) -> None:
         """See Store.create."""
@@ -289,6 +308,15 @@ class S3Store:
     def _full(self, key: str) -> str:
         check_key(key)
         return self._root + key
+
+
+def _start_again() -> None:
+    """Give a forked child its own threads and connections, which do not survive a fork."""
+    for store in list(_OPEN):
+        store._start()
+
+
+os.register_at_fork(after_in_child=_start_again)
 
 
 def make_bucket(uri: str, patience_s: float) -> bool:

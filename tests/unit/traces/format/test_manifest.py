@@ -3,6 +3,7 @@ versions."""
 
 import itertools
 import json
+import pickle
 import sys
 from dataclasses import replace
 
@@ -84,6 +85,16 @@ def test_single_columns_are_read_and_groups_are_dictionary_coded(many):
     assert table["rows_total"].to_pylist() == many.all().rows["rows_total"].to_pylist()
     assert pa.types.is_dictionary(table["group"].type)
     assert table["group"].to_pylist() == many.all().rows["group"].to_pylist()
+
+
+def test_a_pickled_manifest_reads_the_same_rows(store):
+    """Workers of torch's DataLoader receive pickled manifests."""
+    samples = make_samples()
+    write_shards(store, samples)
+    sealed = seal(store, 0, 2, by_shard([s.id for s in samples], 2), 0)
+    other = pickle.loads(pickle.dumps(sealed))
+    assert other.all().rows.equals(sealed.all().rows)
+    assert pickle.loads(pickle.dumps(sealed.all())).ids == sealed.all().ids
 
 
 def test_rows_out_of_range_are_refused(many):
