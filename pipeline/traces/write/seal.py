@@ -37,7 +37,7 @@ from pipeline.traces.format.manifest import (
 )
 from pipeline.traces.format.policies import united
 from pipeline.traces.format.schema import MANIFEST
-from pipeline.traces.format.shard_rows import is_one_of, shard_rows, versions_of
+from pipeline.traces.format.shard_rows import BASELINE, is_one_of, shard_rows, versions_of
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.write.files import FileWriter
 
@@ -80,8 +80,8 @@ def seal(
         ObjectMissingError: A shard is not committed.
         TraceError: Samples are missing, duplicated or unexpected; shards differ in geometry, kind,
             policy version or the weights of one version; a token's policy version is not
-            `policy_version`; a rejected group or a baseline is not in any shard; or an argument
-            is malformed.
+            `policy_version`; a rejected group or a baseline is not in any shard; the step is
+            already sealed with different arguments; or an argument is malformed.
     """
     step = domain.check_number(step, domain.MOST_STEP, "step")  # JSON cannot hold numpy integers
     domain.check_number(shards, domain.MOST_SHARD + 1, f"step {step}: number of shards", 1)
@@ -96,7 +96,7 @@ def seal(
             "that returns the ids of a shard; pass `lambda shard: ids`"
         )
     refused = _checked_rejections(step, rejected)
-    greedy = domain.check_names(baselines, f"step {step}: baselines")
+    greedy = set(domain.check_names(baselines, f"step {step}: baselines"))
 
     def planned(shard: int) -> Sequence[str]:
         return domain.check_names(ids_of_shard(shard), f"step {step}: ids of shard {shard}")
@@ -109,11 +109,13 @@ def seal(
         policy_version,
         training=training,
         rejected=refused,
-        baselines=set(greedy),
+        baselines=greedy,
     )
     manifest = open_manifest(store, step)
     if not ours:
-        _check_sealed(manifest, (id for s in range(shards) for id in sorted(planned(s))))
+        _check_arguments(manifest, shards, policy_version, training, refused)
+        _check_rows(manifest, (id for s in range(shards) for id in sorted(planned(s))))
+        _check_baselines(manifest, greedy)
     return manifest
 
 
@@ -352,7 +354,49 @@ def _check_shard(store: Store, header: Header, first: Header, place: dict[str, i
     same_source(header, first)
 
 
-def _check_sealed(manifest: SealedManifest, expected: Iterator[str]) -> None:
+def _check_arguments(
+    manifest: SealedManifest,
+    shards: int,
+    policy_version: int | None,
+    training: bool,
+    rejected: Mapping[str, str],
+) -> None:
+    """Raise TraceError unless a step was sealed with these arguments."""
+    head = manifest.head
+    _check_same(manifest, "number of shards", len({ref.commit for ref in head.files}), shards)
+    if policy_version is not None:
+        _check_same(manifest, "policy versions", head.policy_versions, (policy_version,))
+    _check_same(manifest, "training", head.training, training)
+    reasons = {group.group: group.reason for group in head.rejected}
+    both = reasons.items() & rejected.items()
+    theirs, ours = (dict(sorted(of.items() - both)) for of in (reasons, rejected))
+    _check_same(manifest, "rejected", theirs, ours)
+
+
+def _check_baselines(manifest: SealedManifest, baselines: Set[str]) -> None:
+    """Raise TraceError unless a step was sealed with these baselines.
+
+    The manifest has no rows for the baselines of rejected groups.
+    """
+    refused = {group.group for group in manifest.head.rejected}
+    wanted = {id for id in baselines if id.rpartition("/")[0] not in refused}
+    found: set[str] = set()
+    for rows in manifest.batches(["id", "not_trained"]):
+        found.update(rows["id"].filter(pc.equal(rows["not_trained"], BASELINE)).to_pylist())
+    _check_same(manifest, "baselines", sorted(found - wanted), sorted(wanted - found))
+
+
+def _check_same(manifest: SealedManifest, what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise TraceError(
+            f"{keys.manifest(manifest.head.step)} in {manifest.store.uri}: sealed with {what} "
+            f"{domain.shown(found)}, expected {domain.shown(expected)}; a sealed step never "
+            "changes: repeat the seal with the same arguments, or read the step with "
+            "open_manifest()"
+        )
+
+
+def _check_rows(manifest: SealedManifest, expected: Iterator[str]) -> None:
     """Raise TraceError unless an existing manifest contains the expected samples in order."""
     name = f"{keys.manifest(manifest.head.step)} in {manifest.store.uri}"
     for batch in manifest.batches(["id"]):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from pipeline import threads
@@ -226,6 +227,49 @@ def test_a_sealed_step_is_returned_unchanged(store):
         seal(store, 0, 2, by_shard(planned_ids(prompts=2), 2), 0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"policy_version": 7}, r"policy versions \(0,\), expected \(7,\); a sealed step never"),
+        ({"training": True}, "training False, expected True"),
+        ({"shards": 3}, "number of shards 2, expected 3"),
+        ({"rejected": {}}, r"rejected {'000000/3': 'too long'}, expected {}"),
+        (
+            {"rejected": {"000000/3": "too short"}},
+            r"rejected {'000000/3': 'too long'}, expected {'000000/3': 'too short'}",
+        ),
+        ({"baselines": []}, r"baselines \['000000/1/1'\], expected \[\]"),
+        (
+            {"baselines": ["000000/1/1", "000000/2/1", "000000/3/1"]},
+            r"baselines \[\], expected \['000000/2/1'\]",
+        ),
+        ({"baselines": ["000000/1/1", "000000/7/0"]}, r"baselines \[\], expected \['000000/7/0'\]"),
+    ],
+)
+def test_a_sealed_step_is_not_returned_to_a_seal_with_different_arguments(store, changes, says):
+    """Otherwise, one of two racing sealers would believe that its arguments took effect."""
+    samples = make_samples(prompts=4)
+    write_shards(store, samples)
+    accepted = [sample.id for sample in samples if sample.group != "000000/3"]
+
+    def planned(shard):
+        return by_shard(accepted, 2)(shard) if shard < 2 else []
+
+    arguments = {
+        "shards": 2,
+        "ids_of_shard": planned,
+        "policy_version": 0,
+        "rejected": {"000000/3": "too long"},
+        "baselines": ["000000/1/1", "000000/3/1"],
+    }
+    sealed = seal(store, 0, **arguments)
+    assert seal(store, 0, **arguments).head == sealed.head
+    for version in (None, np.int64(0)):
+        assert seal(store, 0, **{**arguments, "policy_version": version}).head == sealed.head
+    with pytest.raises(TraceError, match=rf"manifest\.json in .*: sealed with .*{says}"):
+        seal(store, 0, **{**arguments, **changes})
+
+
 class LosesAnswer:
     """A store that creates one object, but then reports that the object existed."""
 
@@ -396,6 +440,13 @@ def test_malformed_arguments_are_refused_before_the_step_is_sealed(store, change
     with pytest.raises(TraceError, match=says):
         seal(store, 0, 1, **arguments)
     assert store.size("steps/000000/manifest.json") is None
+
+
+def test_a_policy_version_may_be_a_numpy_integer(store):
+    samples = make_samples(prompts=1)
+    write_shard(store, 0, 0, new_write_id(), samples, GEOMETRY, R3)
+    made = seal(store, 0, 1, lambda _: [s.id for s in samples], np.int64(0))
+    assert made.head.policy_versions == (0,)
 
 
 def test_equal_hashes_of_different_ids_do_not_refuse_a_step(store, monkeypatch):
