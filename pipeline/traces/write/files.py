@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.run.commit import DataFile
-from pipeline.store import Store
+from pipeline.store import ObjectExistsError, Store
 from pipeline.threads import thread_count
 from pipeline.traces.format.chunks import TraceFile, describe_stream
 from pipeline.traces.format.schema import Role, file_metadata
@@ -46,9 +46,18 @@ class DigestedUpload:
         self.size += len(data)
 
     def finish(self) -> DataFile:
-        """Create the object and return its key, size and digest."""
+        """Create the object and return its key, size and digest.
+
+        Raises ObjectExistsError if another writer has used the write id in the key.
+        """
         started = time.monotonic()
-        self._upload.finish()
+        try:
+            self._upload.finish()
+        except ObjectExistsError as error:
+            raise ObjectExistsError(
+                f"{error}; each write id is used only once, so write again under a new one "
+                "(new_write_id())"
+            ) from error
         self.upload_s += time.monotonic() - started
         return DataFile(self._key, self.size, self._sha256.hexdigest())
 

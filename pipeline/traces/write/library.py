@@ -138,8 +138,9 @@ def write_step(
         write_shard(store, step, 0, write_id, taken, geometry, provenance, policies=policies).ours
     ):
         raise TraceError(
-            f"step {step} in {store.uri}: {key} already exists; a step is written once, and "
-            "seal() completes an interrupted one"
+            f"step {step} in {store.uri}: {key} already exists, but a step is written once; if its "
+            f"writer was interrupted, complete the step with seal(store, {step}, 1, lambda _: "
+            f"open_shard(store, {step}, 0).ids, None)"
         )
     ids = [sample.id for sample in taken]
     return seal(store, step, 1, lambda _: ids, None)

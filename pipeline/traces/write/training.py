@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import Committed, commit, new_write_id
-from pipeline.store import Store
+from pipeline.store import ObjectExistsError, Store
 from pipeline.traces.format import domain
 from pipeline.traces.format.digests import digest_of_canonical
 from pipeline.traces.format.header import with_header
@@ -85,6 +85,8 @@ def write_training_routes(
         The commit; its `ours` is False if the part already existed.
 
     Raises:
+        ObjectExistsError: The part was written before, but not committed. All ranks must write the
+            set again, under a new write id.
         StoreError: The store failed.
         TraceError: A sample is not in the manifest, or its routes are malformed; the message names
             the sample.
@@ -109,7 +111,13 @@ def write_training_routes(
             known = int(mine.valid_T.sum())
             digests.append([id, digest, digest_of_canonical(mine, geometry), len(at), known])
         segments.finish()
-        written = file.finish()
+        try:
+            written = file.finish()
+        except ObjectExistsError as error:
+            raise ObjectExistsError(
+                f"{error}; the ranks share the write id of a training set, so all ranks write the "
+                "set again"
+            ) from error
     body: dict[str, Any] = {
         "step": step,
         "stage": stage,

@@ -13,7 +13,7 @@ from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
-from pipeline.store import ObjectMissingError, Store, StoreError, open_store
+from pipeline.store import ObjectExistsError, ObjectMissingError, Store, StoreError, open_store
 from pipeline.traces import (
     NewTrainingSet,
     Routes,
@@ -471,6 +471,16 @@ def test_no_set_is_written_for_a_step_without_recorded_routes():
         NewTrainingSet(sealed, R2)
     with pytest.raises(TraceError, match="routes of kind R3, expected R2"):
         NewTrainingSet(replace(sealed, training=True), replace(R2, kind="R3"))
+
+
+def test_a_rank_that_repeats_its_part_needs_a_new_set(store):
+    """After an interruption between its file and its commit, no rank can use the set's id again."""
+    new = NewTrainingSet(read_manifest(store, 0), R2)
+    routes = {sample.id: sample.routes for sample in SAMPLES}
+    write_training_routes(store, new, 0, 0, routes, GEOMETRY)
+    store.delete(keys.training(0, 0, 0, new.id))
+    with pytest.raises(ObjectExistsError, match=r"under a new one .*all ranks write the set again"):
+        write_training_routes(store, new, 0, 0, routes, GEOMETRY)
 
 
 def test_missing_commits_are_reported(store):

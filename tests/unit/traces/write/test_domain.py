@@ -407,11 +407,14 @@ def test_validation_samples_have_separate_ids():
 
 
 def test_a_step_of_an_interrupted_writer_can_be_sealed():
+    """The error contains the call that completes the step."""
     store = MemoryStore()
     made: Sample = sample()
     write_shard(store, 0, 0, "0123abcd", [made], GEOMETRY, R3)
-    with pytest.raises(TraceError, match=r"seal\(\) completes an interrupted one"):
+    with pytest.raises(TraceError, match="already exists, but a step is written once") as error:
         retrace.write_step(store, 0, [made], GEOMETRY, R3)
-    assert retrace.seal(store, 0, 1, lambda _: [made.id], None).samples == 1
+    call = str(error.value).partition(" complete the step with ")[2]
+    sealed = eval(call, {"seal": retrace.seal, "open_shard": retrace.open_shard, "store": store})
+    assert sealed.all().ids == [made.id]
     with pytest.raises(TraceError, match="it already exists, and a step is written once"):
         retrace.write_step(store, 0, [made], GEOMETRY, R3)
