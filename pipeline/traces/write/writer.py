@@ -17,6 +17,7 @@ from pipeline.traces.format import domain
 from pipeline.traces.format.chunks import TraceFile
 from pipeline.traces.format.header import with_header
 from pipeline.traces.format.ids import check_once
+from pipeline.traces.format.manifest import open_manifest
 from pipeline.traces.format.schema import SAMPLES
 from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError
 from pipeline.traces.write.checked import (
@@ -146,6 +147,7 @@ class ShardWriter:
         self._add(checked_sample(sample, self._step, self._geometry, self._policies))
 
     def _add(self, sample: Sample) -> None:
+        self._check_usable()
         if self._finished:
             raise TraceError(f"{self._key}: sample {sample.id} added after finish(); add it before")
         if sample.id in self._ids:
@@ -153,13 +155,16 @@ class ShardWriter:
         with self._working():
             self._place_later(sample)
 
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Refuse all further work if the block fails, because the files are then incomplete."""
+    def _check_usable(self) -> None:
         if self._unusable:
             raise TraceError(
                 f"{self._key}: this writer {self._unusable}; write the shard again with a new one"
             )
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Refuse all further work if the block fails, because the shard may be incomplete."""
+        self._check_usable()
         try:
             yield
         except BaseException:
@@ -214,8 +219,8 @@ class ShardWriter:
         `maker` is stored in the commit unchanged. It identifies the worker that generated the
         shard, and gives the generation time in seconds. Example: {"worker": 0, "generation_s":
         1.3}. If another writer committed the shard first, the result's `ours` is False, and this
-        writer's files are debris. Raises StoreError, and TraceError for a maker that is not a JSON
-        object.
+        writer's files are debris. Raises StoreError, and TraceError if the maker is not a JSON
+        object or the step is already sealed without this shard.
         """
         check_maker(self._key, maker)
         self.finish()
@@ -226,7 +231,20 @@ class ShardWriter:
             "maker": dict(maker or {}),
         }
         body = with_header(body, self._finished, self._geometry, self._provenance, self._policies)
-        return commit(self._store, self._key, body, self._write_id)
+        with self._working():
+            self._check_not_late()
+            return commit(self._store, self._key, body, self._write_id)
+
+    def _check_not_late(self) -> None:
+        """Raise TraceError if the step is sealed without this shard."""
+        if self._store.size(keys.manifest(self._step)) is None:
+            return
+        sealed = open_manifest(self._store, self._step).head
+        if all(ref.commit != self._key for ref in sealed.files):
+            raise TraceError(
+                f"{self._key} in {self._store.uri}: the step is already sealed without this shard, "
+                "expected a step that is not sealed; write the samples as part of another step"
+            )
 
     def _write(self, group: _Group) -> None:
         for sample in group.held:
@@ -265,7 +283,8 @@ class ShardWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._unusable = self._unusable or "was closed"
+        if not self._finished:
+            self._unusable = self._unusable or "was closed"
         self._files.__exit__(kind, error, trace)
 
 
@@ -303,7 +322,8 @@ def write_shard(
 
     Raises:
         StoreError: The store failed.
-        TraceError: A reader would refuse a sample, or an argument is malformed.
+        TraceError: A reader would refuse a sample, an argument is malformed, or the step is already
+            sealed without this shard.
     """
     key = shard_key(step, shard)
     check_source(key, write_id, geometry, provenance, policies)

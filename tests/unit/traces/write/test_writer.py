@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from pipeline.run import keys
 from pipeline.run.commit import new_write_id
-from pipeline.store import StoreError
+from pipeline.store import ObjectExistsError, StoreError
 from pipeline.traces import (
     Routes,
     ShardWriter,
@@ -20,6 +21,7 @@ from pipeline.traces import (
     write_shard,
 )
 from pipeline.traces.write import segments as segments_module
+from pipeline.upkeep.verify import verify
 from tests.memory_store import MemoryStore
 from tests.samples import (
     GEOMETRY,
@@ -153,6 +155,62 @@ def test_a_writer_is_unusable_after_an_error_of_the_store(group_size, small_row_
             ):
                 call()
     assert list(store.list("")) == []
+
+
+class LosesCommit(MemoryStore):
+    """A store in which the first creation of a commit fails."""
+
+    failed = False
+
+    def create(self, key, data):
+        if key.endswith(".json") and not self.failed:
+            self.failed = True
+            raise StoreError(f"create {key}: the network is gone")
+        super().create(key, data)
+
+
+def test_a_writer_is_unusable_after_a_failed_commit():
+    store, (first, second) = LosesCommit(), make_samples(prompts=1)
+    with ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
+        writer.add(first)
+        with pytest.raises(StoreError, match="the network is gone"):
+            writer.commit()
+        for call in (partial(writer.add, first), partial(writer.add, second), writer.commit):
+            with pytest.raises(TraceError, match="this writer failed; write the shard again"):
+                call()
+
+
+def test_a_used_write_id_is_refused_with_the_fix():
+    """A writer that ended before its commit leaves files under its write id."""
+    store, samples = LosesCommit(), make_samples()
+    with pytest.raises(StoreError, match="the network is gone"):
+        write_shard(store, 0, 0, "0123abcd", samples, GEOMETRY, R3)
+    with pytest.raises(ObjectExistsError, match=r"0123abcd.*write again under a new one \(new_wri"):
+        write_shard(store, 0, 0, "0123abcd", samples, GEOMETRY, R3)
+    assert write_shard(store, 0, 0, "0123abce", samples, GEOMETRY, R3).ours
+
+
+def test_a_finished_writer_can_be_committed_after_its_block(store):
+    with ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
+        writer.add(make_samples()[0])
+        writer.finish()
+    assert writer.commit().ours
+
+
+def test_a_shard_of_a_step_sealed_without_it_is_not_committed(store):
+    """A slow writer learns that no reader would find its samples. A second writer of a sealed shard
+    loses as usual."""
+    samples = make_samples(prompts=2)
+    write_shard(store, 0, 0, new_write_id(), samples[:2], GEOMETRY, R3)
+    seal(store, 0, 1, lambda _: [s.id for s in samples[:2]], 0)
+    for shard in (1, 3):
+        with pytest.raises(
+            TraceError, match=rf"0000{shard}\.json in .*: the step is already sealed"
+        ):
+            write_shard(store, 0, shard, new_write_id(), samples[2:], GEOMETRY, R3)
+        assert store.size(keys.rollout(0, shard)) is None
+    assert not write_shard(store, 0, 0, new_write_id(), samples[2:], GEOMETRY, R3).ours
+    assert not verify(store).problems
 
 
 def test_a_closed_writer_is_unusable(store):
