@@ -324,10 +324,11 @@ def _headers(store: Store, step: int, shards: int) -> list[Header]:
         headers.append(header)
         place = {"step": step, "shard": len(headers) - 1}
         _check_shard(store, header, headers[0], place)
-    if store.size(beyond := keys.rollout(step, shards)) is not None:
+    found = (info.key for info in store.list(keys.step_prefix(step)))
+    for key in sorted(set(filter(keys.commits_shard, found)) - set(names)):
         raise TraceError(
-            f"{beyond} in {store.uri}: this shard is committed too, but the step is to be sealed "
-            f"with {shards} shards; seal it with all committed shards"
+            f"{key} in {store.uri}: this shard is committed too, but the step is to be sealed with "
+            f"{shards} shards; seal it with all committed shards"
         )
     return headers
 

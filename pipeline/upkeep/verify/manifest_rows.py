@@ -219,9 +219,8 @@ class ManifestRows:
         if not self._complete:
             return
         commits = {ref.commit for ref in self._manifest.files}
-        for key in self._shards:
-            if key not in commits:
-                raise TraceError(f"{self._key}: it does not name the shard {key}")
+        if late := sorted(self._shards.keys() - commits):
+            raise TraceError(f"{self._key}: {named('it does not name the shards', late)}")
         shards = sorted(int(key[-10:-5]) for key in self._shards)
         if shards != list(range(len(shards))):
             raise TraceError(f"{self._key}: shards {shards}, expected 0..{len(shards) - 1}")

@@ -20,10 +20,18 @@ from pipeline.run.commit import (
 from pipeline.run.description import read_created
 from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
-from pipeline.traces import write_recorded_set
+from pipeline.traces import seal, write_recorded_set, write_shard
 from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
-from tests.samples import make_plan, make_samples, make_validation_plan, sealed_r3, write_run
+from tests.samples import (
+    GEOMETRY,
+    R3,
+    make_plan,
+    make_samples,
+    make_validation_plan,
+    sealed_r3,
+    write_run,
+)
 from tests.stored_runs import SAMPLES, rewrite, whole_run
 
 
@@ -260,6 +268,24 @@ def test_a_recorded_set_has_only_steps(run, tmp_path):
     report = verify(record)
     assert not report.problems
     assert (report.steps, report.inputs) == (1, 0)
+
+
+def test_all_shards_that_the_step_does_not_name_are_found(tmp_path):
+    """There may be a gap in the numbers of the shards."""
+    store = open_store(str(tmp_path))
+    samples = make_samples(prompts=4)
+    for shard in range(4):
+        if shard != 2:
+            write_shard(store, 0, shard, f"0123456{shard}", samples[2 * shard :][:2], GEOMETRY, R3)
+    late = {keys.rollout(0, shard): store.read(keys.rollout(0, shard)) for shard in (1, 3)}
+    for key in late:
+        store.delete(key)
+    seal(store, 0, 1, lambda _: [s.id for s in samples[:2]], 0)
+    for key, data in late.items():
+        store.create(key, data)
+    [problem] = verify(store).problems
+    assert problem.key == keys.manifest(0)
+    assert f"it does not name the shards: {', '.join(late)}" in str(problem)
 
 
 def test_a_plan_with_different_samples_is_found(tmp_path):

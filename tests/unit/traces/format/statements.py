@@ -882,12 +882,12 @@ COMMITS = [
     ),
     Case(
         "Every sample of every shard is either in a row of the manifest or in a group in",
-        "it does not name the shard",
+        "it does not name the shards: steps/",
         dropped_shard,
     ),
     Case(
         "The shards of a step are numbered from 0",
-        "it does not name the shard",
+        "it does not name the shards: steps/",
         dropped_shard,
     ),
     Case(

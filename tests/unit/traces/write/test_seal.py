@@ -457,10 +457,13 @@ def test_equal_hashes_of_different_ids_do_not_refuse_a_step(store, monkeypatch):
     assert len(read_manifest(store, 0).ids) == len(samples)
 
 
-def test_a_step_is_not_sealed_without_its_last_shards(store):
+@pytest.mark.parametrize("beyond", [1, 7])
+def test_a_step_is_not_sealed_without_its_last_shards(store, beyond):
+    """A gap before the committed shard does not hide it."""
     samples = make_samples(prompts=4)
-    write_shards(store, samples)
-    ids = by_shard([sample.id for sample in samples], 2)
-    with pytest.raises(TraceError, match=r"00001\.json in .*: this shard is committed too"):
-        seal(store, 0, 1, ids, 0)
+    write_shard(store, 0, 0, new_write_id(), samples[:4], GEOMETRY, R3)
+    write_shard(store, 0, beyond, new_write_id(), samples[4:], GEOMETRY, R3)
+    ids = [sample.id for sample in samples[:4]]
+    with pytest.raises(TraceError, match=rf"0000{beyond}\.json in .*: this shard is committed too"):
+        seal(store, 0, 1, lambda _: ids, 0)
     assert store.size(keys.manifest(0)) is None
