@@ -56,7 +56,8 @@ def check_shard(sealed: Manifest, shard: Manifest) -> list[str]:
 
     The ids are in the step's order. Raises TraceError if the step was sealed with a different
     commit of this shard, or if a sample's columns differ between the manifest and the shard. Also
-    raises TraceError for a step without its rows, such as the result of `open_manifest`.
+    raises TraceError for a step without its rows, such as the result of `open_manifest`, and for a
+    manifest of the trainer's routes (R2), such as the result of `used_routes`.
     """
     if not check_manifest(sealed, "sealed step").ids:
         raise TraceError(
@@ -65,6 +66,12 @@ def check_shard(sealed: Manifest, shard: Manifest) -> list[str]:
         )
     check_manifest(shard, "shard")
     name = f"step {sealed.step}: {shard.files[0].commit}"
+    kinds = [of.provenance.kind if of.provenance else None for of in (sealed, shard)]
+    if kinds[0] == "R2" != kinds[1]:
+        raise TraceError(
+            f"{name}: a manifest of routes recorded by the trainer (R2), expected one of the "
+            "shards' routes; pass read_manifest(store, step) of the run"
+        )
     if missing := [ref for ref in shard.files if ref not in sealed.files]:
         raise TraceError(
             f"{name}: the step was not sealed with {missing[0].key} of commit "

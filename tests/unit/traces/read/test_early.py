@@ -20,10 +20,11 @@ from pipeline.traces import (
     read_routes,
     read_samples,
     seal,
+    used_routes,
     write_shard,
 )
 from pipeline.traces.write import writer
-from tests.samples import GEOMETRY, R3, make_samples
+from tests.samples import GEOMETRY, R3, make_samples, sealed_r2, sealed_r3, train
 
 
 @pytest.fixture
@@ -86,6 +87,21 @@ def test_a_commit_that_was_not_sealed_is_refused(store, shards):
     write_shard(store, 0, 0, new_write_id(), changed, GEOMETRY, R3)
     with pytest.raises(TraceError, match="was not sealed with"):
         check_shard(sealed(store, shards), early)
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def test_the_manifest_of_a_trainers_routes_is_refused_with_the_fix(store, audited):
+    """`used_routes` returns R2 routes, but a shard has those of the engine, or none."""
+    samples = make_samples()
+    if audited:
+        sealed_r3(store, samples, training=True)
+        train(store, samples)
+    else:
+        sealed_r2(store, samples)
+    shard = open_shard(store, 0, 0)
+    with pytest.raises(TraceError, match=r"recorded by the trainer \(R2\), .*pass read_manifest"):
+        check_shard(used_routes(store, 0), shard)
+    assert check_shard(read_manifest(store, 0), shard) == shard.ids
 
 
 def test_a_sealed_step_with_different_values_for_a_sample_is_refused(store, shards):
