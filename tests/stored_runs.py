@@ -33,7 +33,7 @@ from tests.samples import (
 )
 from tests.weights import some_weights
 
-SAMPLES = make_samples()
+SAMPLES = make_samples(prompt_seed=0)
 
 
 def whole_run(store: Store, scratch: Path, mode: str = "R3") -> None:
@@ -107,7 +107,7 @@ def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:
         steps: The number of steps.
         checkpoints: The policy versions of the checkpoints.
     """
-    write_run(store, make_samples(prompt_seed=0), "R3")
+    write_run(store, SAMPLES, "R3")
     for step in range(steps):
         write_step(store, step)
     for version in checkpoints:

@@ -22,7 +22,7 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify
-from tests.samples import make_samples, make_window, sealed_r2, write_run
+from tests.samples import make_window, sealed_r2, write_run
 from tests.stored_runs import SAMPLES, long_run, rewrite, write_checkpoint, write_step
 
 
@@ -94,7 +94,7 @@ def test_routes_of_the_trainer_are_also_removed(tmp_path):
 def test_objects_of_a_recorded_set_are_also_removed(run, tmp_path):
     record, again = open_store(str(tmp_path / "set")), open_store(str(tmp_path / "again"))
     write_recorded_set(run, record, 0)
-    write_run(again, make_samples(prompt_seed=0), "R3")
+    write_run(again, SAMPLES, "R3")
     seal_replay(again, record, 0, make_window())
     commit(again, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
     write_checkpoint(again, 1)
