@@ -57,7 +57,7 @@ def dense_routes(
         )
     if unknown is not None:
         domain.check_number(unknown, int(info.max), "unknown", int(info.min))
-    domain.check_routes(routes, "routes")
+    domain.check_routes(routes, "dense_routes")
     T, L, K = routes.valid_T.size, len(geometry.layers), geometry.topk
     if routes.sets_TLK.shape[1:] != (L, K):
         raise TraceError(
@@ -80,7 +80,7 @@ def dense_routes(
 
 def _decoder_layers(geometry: Geometry, num_layers: int | None) -> int:
     """Return N, the number of decoder layers. Raises TraceError for malformed arguments."""
-    needed = domain.check_geometry(geometry, "routes").layers[-1] + 1
+    needed = domain.check_geometry(geometry, "dense_routes").layers[-1] + 1
     if num_layers is None:
         return needed
     N = domain.check_number(num_layers, domain.MOST, "num_layers")
