@@ -8,6 +8,7 @@ copies. The run therefore remains complete even if the set is deleted.
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +35,13 @@ from pipeline.traces.format.manifest import (
 from pipeline.traces.format.types import Kind, TraceError
 from pipeline.traces.read.joined import digested, used_routes
 from pipeline.traces.read.reader import read_samples
+from pipeline.traces.read.training import find_training_set
 from pipeline.traces.write.seal import write_manifest
 
 _MODE = "actor_rollout_ref.actor.router_replay.mode"
 _OTHER_WEIGHTS = "actor_rollout_ref.actor.router_replay.replay_other_weights"
-_COMPARED_PRUNED = ["id", "token_digest", "reward"]
-_COMPARED = [*_COMPARED_PRUNED, "routes_digest"]
+_COMPARED_R2_PRUNED = ["id", "token_digest", "reward"]
+_COMPARED = [*_COMPARED_R2_PRUNED, "routes_digest"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
     if is_pruned(run, step):
         if target.size(keys.manifest(step)) is None:
             refuse_pruned(run, step)
-        _refuse_other(run, target, read_manifest(run, step), _COMPARED_PRUNED)
+        _refuse_other_pruned(run, target, step)
         return
     manifest = digested(run, used_routes(run, step))
     if manifest.geometry is None:
@@ -146,7 +148,8 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
 def check_recorded(run: Store, target: Store, step: int) -> None:
     """Raise an error unless a recorded set contains a run's sealed step with all its files.
 
-    Only the sizes of the files are checked, not their content.
+    The routes are compared by their digests. Only the sizes of the set's files are checked, not
+    their content.
 
     Args:
         run: The run's store.
@@ -156,16 +159,11 @@ def check_recorded(run: Store, target: Store, step: int) -> None:
     Raises:
         ObjectMissingError: The set lacks the step or one of its files.
         CorruptObjectError: A file has the wrong size, or a commit is damaged.
-        TraceError: The set's step was pruned, or contains other samples.
+        TraceError: The set's step was pruned, or contains other samples or routes.
     """
     refuse_pruned(target, step)
-    ours, theirs = read_manifest(run, step), read_manifest(target, step)
-    _check_files(target, theirs)
-    columns = ["id", "token_digest", "rows_total"]
-    if not theirs.rows.select(columns).equals(ours.rows.select(columns)):
-        raise TraceError(
-            f"{keys.manifest(step)} in {target.uri}: its samples differ from those in {run.uri}"
-        )
+    _check_files(target, read_manifest(target, step))
+    _refuse_other(run, target, digested(run, used_routes(run, step)), _COMPARED)
 
 
 def names_weights(source: Store, step: int) -> bool:
@@ -292,14 +290,40 @@ def _seal_copy(
     _refuse_other(source, target, manifest, _COMPARED)
 
 
+def _refuse_other_pruned(run: Store, target: Store, step: int) -> None:
+    """Raise TraceError unless the target's sealed step fits what remains of a run's pruned step.
+
+    If the trainer recorded the routes (R2), their digests were not in the run's manifest.
+    """
+    manifest = read_manifest(run, step)
+    training = find_training_set(run, manifest)
+    if training is None:
+        _refuse_other(run, target, manifest, _COMPARED)
+        return
+    used = replace(manifest, geometry=training.geometry, provenance=training.provenance)
+    _refuse_other(run, target, used, _COMPARED_R2_PRUNED)
+
+
 def _refuse_other(source: Store, target: Store, manifest: Manifest, columns: Sequence[str]) -> None:
     """Raise TraceError unless the target's sealed step has the same samples and routes."""
-    step = manifest.step
-    there = read_manifest(target, step)
-    if not there.rows.select(columns).equals(manifest.rows.select(columns)):
+    there = read_manifest(target, manifest.step)
+    name, fix = f"{keys.manifest(manifest.step)} in {target.uri}", "remove the existing objects"
+    fix = f"choose a different record_file, or {fix}"
+    found, expected = (
+        (one.provenance and one.provenance.kind, one.geometry) for one in (there, manifest)
+    )
+    if found != expected:
         raise TraceError(
-            f"{keys.manifest(step)} in {target.uri}: its samples or routes differ from those in "
-            f"{source.uri}; choose a different record_file, or remove the existing objects"
+            f"{name}: its routes are of kind {found[0]} for {found[1]}, but those in {source.uri} "
+            f"are of kind {expected[0]} for {expected[1]}; {fix}"
+        )
+    ours, theirs = (one.rows.select(columns) for one in (manifest, there))
+    if not theirs.equals(ours):
+        pairs = zip_longest(theirs.to_pylist(), ours.to_pylist())
+        sample = next((one or two)["id"] for one, two in pairs if one != two)
+        raise TraceError(
+            f"{name}: its samples or routes differ from those in {source.uri}, beginning with "
+            f"sample {sample}; {fix}"
         )
 
 

@@ -1,7 +1,10 @@
 """`prune` frees space, keeps what a restart needs, and leaves a run that all commands can read."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -22,7 +25,7 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify
-from tests.samples import make_window, sealed_r2, write_run
+from tests.samples import make_window, sealed_r2, sealed_r3, write_run
 from tests.stored_runs import SAMPLES, long_run, rewrite, write_checkpoint, write_step
 
 
@@ -169,9 +172,7 @@ def test_a_run_without_checkpoints_needs_everything(tmp_path):
 def test_steps_that_the_record_file_lacks_stay(run, tmp_path):
     """An attached flow adds these steps to the record file, and needs their routes to do so."""
     record = open_store(str(tmp_path / "set"))
-    config = read_commit(run, keys.run_json())["config"]
-    config["actor_rollout_ref"]["actor"]["router_replay"]["record_file"] = record.uri
-    rewrite(tmp_path / "run" / keys.run_json(), {"config": config})
+    record_in(run, record)
     write_recorded_set(run, record, 0)
     with pytest.raises(TraceError, match=r"step 1 is not complete in .*no such object"):
         list(prune(run, 2))
@@ -194,6 +195,74 @@ def test_steps_that_the_record_file_lacks_stay(run, tmp_path):
     for step in range(5):
         write_recorded_set(run, record, step)
     assert not verify(record).problems
+
+
+def record_in(run, record) -> None:
+    """Set the run's record_file."""
+    path = Path(run.uri.removeprefix("file://")) / keys.run_json()
+    config = read_commit(run, keys.run_json())["config"]
+    config["actor_rollout_ref"]["actor"]["router_replay"]["record_file"] = record.uri
+    rewrite(path, {"config": config})
+
+
+def other_routes(sample):
+    """Return a sample with the same tokens and reward but other routes."""
+    sets_TLK = sample.routes.sets_TLK.copy()
+    sets_TLK[:] = np.arange(sets_TLK.shape[-1]) + 3
+    return replace(sample, routes=replace(sample.routes, sets_TLK=sets_TLK))
+
+
+def set_with(path, mode, samples):
+    """Return a recorded set whose step 0 contains the samples."""
+    source, record = (open_store(f"{path}-{name}") for name in ("source", "set"))
+    (sealed_r2 if mode == "R2" else sealed_r3)(source, samples)
+    write_recorded_set(source, record, 0)
+    return record
+
+
+@pytest.mark.parametrize("mode", ["R3", "R2"])
+@pytest.mark.parametrize("other", ["routes", "reward", "kind"])
+def test_steps_with_other_routes_in_the_record_file_stay(tmp_path, mode, other):
+    """The run's routes are the only copy if the set contains the routes of another run."""
+    run = open_store(str(tmp_path / "run"))
+    write_run(run, SAMPLES, mode)
+    (sealed_r2 if mode == "R2" else sealed_r3)(run, SAMPLES)
+    commit(run, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
+    write_checkpoint(run, 1)
+    theirs, kind = SAMPLES, mode
+    if other == "routes":
+        theirs = [*SAMPLES[:-1], other_routes(SAMPLES[-1])]
+    elif other == "reward":
+        theirs = [*SAMPLES[:-1], replace(SAMPLES[-1], reward=0.25)]
+    else:
+        kind = "R2" if mode == "R3" else "R3"
+    record_in(run, set_with(tmp_path / "theirs", kind, theirs))
+    says = r"of kind R\d" if other == "kind" else f"beginning with sample {SAMPLES[-1].id}"
+    with pytest.raises(TraceError, match=rf"step 0 is not complete in .*{says}"):
+        list(prune(run, 0))
+    assert data_keys(run, 0)
+    record_in(run, set_with(tmp_path / "ours", mode, SAMPLES))
+    assert [pruned.step for pruned in prune(run, 0)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "theirs", "says"),
+    [
+        ("R3", "R2", "of kind R2"),
+        ("R2", "R3", "of kind R3"),
+        ("R3", "R3", f"sample {SAMPLES[-1].id}"),
+    ],
+)
+def test_a_pruned_step_is_still_compared_with_the_set(tmp_path, mode, theirs, says):
+    """A pruned step keeps the kind of its routes and, if the engine recorded them, their
+    digests."""
+    run = open_store(str(tmp_path / "run"))
+    (sealed_r2 if mode == "R2" else sealed_r3)(run, SAMPLES)
+    list(prune(run, 0))
+    write_recorded_set(run, set_with(tmp_path / "same", mode, SAMPLES), 0)
+    record = set_with(tmp_path / "other", theirs, [*SAMPLES[:-1], other_routes(SAMPLES[-1])])
+    with pytest.raises(TraceError, match=says):
+        write_recorded_set(run, record, 0)
 
 
 def test_a_pruned_step_is_neither_recorded_nor_replayed(run, tmp_path):
