@@ -20,7 +20,7 @@ from pipeline.run import keys
 from pipeline.run.amendments import description_at
 from pipeline.run.commit import MOST_BYTES, read_data
 from pipeline.run.plan import Window, find_step_plans
-from pipeline.store import ObjectExistsError, Store
+from pipeline.store import ObjectExistsError, ObjectMissingError, Store
 from pipeline.traces.format.chunks import check_size
 from pipeline.traces.format.digests import token_digest
 from pipeline.traces.format.ids import check_ids, expected_ids, named
@@ -65,7 +65,8 @@ class Expected:
 def write_recorded_set(run: Store, target: Store, step: int) -> None:
     """Copy a sealed step, with the routes that its training used, to a recorded set.
 
-    Does nothing if the set already contains the same step.
+    If the set already contains the same step, only the files and plans that it lacks are copied.
+    The plans are copied last, and plan.json as the very last object.
 
     Args:
         run: Store of the run.
@@ -73,6 +74,8 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
         step: The step to copy.
 
     Raises:
+        ObjectMissingError: The set lacks a file that the run does not have.
+        CorruptObjectError: An object of the set or of the run is damaged.
         TraceError: The step has no routes, the set already contains a different step with this
             number, or the run's step was pruned before it was copied.
     """
@@ -80,14 +83,16 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
         if target.size(keys.manifest(step)) is None:
             refuse_pruned(run, step)
         _refuse_other_pruned(run, target, step)
-        return
-    manifest = digested(run, used_routes(run, step))
-    if manifest.geometry is None:
-        raise TraceError(
-            f"step {step} of {run.uri}: no routes were recorded, so it cannot be in a recorded set"
-        )
-    _seal_copy(run, target, manifest, lambda key: key)
-    for plan in find_step_plans(run, step):  # plans contain the sampling parameters
+    else:
+        manifest = digested(run, used_routes(run, step))
+        if manifest.geometry is None:
+            raise TraceError(
+                f"step {step} of {run.uri}: no routes were recorded, so it cannot be in a recorded "
+                "set"
+            )
+        _seal_copy(run, target, manifest, lambda key: key)
+    # Plans contain the sampling parameters. A set that has plan.json has all plans of the step.
+    for plan in reversed(find_step_plans(run, step)):
         _put(target, plan.key, run.read(plan.key, MOST_BYTES))
 
 
@@ -146,7 +151,7 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
 
 
 def check_recorded(run: Store, target: Store, step: int) -> None:
-    """Raise an error unless a recorded set contains a run's sealed step with all its files.
+    """Raise an error unless a recorded set contains a run's sealed step with its files and plans.
 
     The routes are compared by their digests. Only the sizes of the set's files are checked, not
     their content.
@@ -157,13 +162,15 @@ def check_recorded(run: Store, target: Store, step: int) -> None:
         step: The step.
 
     Raises:
-        ObjectMissingError: The set lacks the step or one of its files.
+        ObjectMissingError: The set lacks the step, one of its files or one of its plans.
         CorruptObjectError: A file has the wrong size, or a commit is damaged.
-        TraceError: The set's step was pruned, or contains other samples or routes.
+        TraceError: The set's step was pruned, or contains other samples, routes or plans.
     """
     refuse_pruned(target, step)
     _check_files(target, read_manifest(target, step))
     _refuse_other(run, target, digested(run, used_routes(run, step)), _COMPARED)
+    for plan in find_step_plans(run, step):
+        _check_same(target, plan.key, run.read(plan.key, MOST_BYTES))
 
 
 def names_weights(source: Store, step: int) -> bool:
@@ -276,7 +283,10 @@ def _check_files(source: Store, manifest: Manifest) -> None:
 def _seal_copy(
     source: Store, target: Store, manifest: Manifest, renamed: Callable[[str], str]
 ) -> None:
-    """Copy the objects that a manifest lists, and seal the target's step with the copies."""
+    """Copy the objects that a manifest lists, and seal the target's step with the copies.
+
+    If the target's step is already sealed, only the files that it lacks are copied.
+    """
     step = manifest.step
     if target.size(keys.manifest(step)) is None:
         refs = []
@@ -288,6 +298,19 @@ def _seal_copy(
             _put(target, renamed(commit), source.read(commit))
         write_manifest(target, replace(manifest, files=tuple(refs), training=False))
     _refuse_other(source, target, manifest, _COMPARED)
+    if not is_pruned(target, step):
+        _complete(source, target, manifest)
+
+
+def _complete(source: Store, target: Store, manifest: Manifest) -> None:
+    """Copy the files that the target's sealed step lacks, and check the sizes of all its files."""
+    ours = {ref.sha256: number for number, ref in enumerate(manifest.files)}
+    there = read_manifest(target, manifest.step)
+    for ref in there.files:
+        if ref.sha256 in ours and target.size(ref.key) is None:
+            file, _ = open_file(source, manifest, ours[ref.sha256])
+            _put(target, ref.key, read_data(source, file.data))
+    _check_files(target, there)
 
 
 def _refuse_other_pruned(run: Store, target: Store, step: int) -> None:
@@ -331,9 +354,20 @@ def _put(target: Store, key: str, data: bytes) -> None:
     """Create an object, unless it already exists with the same content."""
     try:
         target.create(key, data)
-    except ObjectExistsError as error:
-        if target.size(key) != len(data) or target.read(key) != data:
-            raise TraceError(
-                f"{key} in {target.uri}: exists with different content; choose a different "
-                "record_file, or remove the existing objects"
-            ) from error
+    except ObjectExistsError:
+        _check_same(target, key, data)
+
+
+def _check_same(target: Store, key: str, data: bytes) -> None:
+    """Raise an error unless an object of a recorded set exists with this content."""
+    size = target.size(key)
+    if size is None:
+        raise ObjectMissingError(
+            f"{key} in {target.uri}: no such object, expected the one that the run has; let the "
+            "run write it"
+        )
+    if size != len(data) or target.read(key) != data:
+        raise TraceError(
+            f"{key} in {target.uri}: exists with different content; choose a different "
+            "record_file, or remove the existing objects"
+        )

@@ -24,12 +24,17 @@ from pipeline.upkeep.verify.stored_run import find_signed_plan
 _FILTERS = "algorithm.filter_groups"
 
 
-def find_plans(store: Store, step: int, report: Report) -> list[StepPlan]:
+def find_plans(
+    store: Store, step: int, run: RunDescription | None, report: Report
+) -> list[StepPlan]:
     """Return the sub-plans of a step.
+
+    A recorded set gets plan.json last, so its sub-plans are complete only once plan.json exists.
 
     Args:
         store: The run or recorded set.
         step: The step.
+        run: The run's description; None for a recorded set.
         report: Receives problems.
 
     Returns:
@@ -38,7 +43,10 @@ def find_plans(store: Store, step: int, report: Report) -> list[StepPlan]:
     found: list[StepPlan] = []
     seen: set[PlannedPrompt] = set()
     of_keys = (keys.sub_plan_number(info.key) for info in store.list(keys.step_prefix(step)))
-    last = max((number for number in of_keys if number is not None), default=0)
+    numbers = {number for number in of_keys if number is not None}
+    if run is None and 0 not in numbers:
+        return []
+    last = max(numbers, default=0)
     for sub_plan in range(last + 1):
         key = keys.sub_plan(step, sub_plan)
         with report.noting(key):

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.policies.versions import refer_policy
 from pipeline.run import keys
-from pipeline.run.commit import new_write_id
-from pipeline.run.plan import publish_plan
+from pipeline.run.commit import CorruptObjectError, new_write_id
+from pipeline.run.plan import find_step_plans, publish_plan
 from pipeline.store import ObjectMissingError, open_store
 from pipeline.traces import (
     Geometry,
@@ -28,8 +28,11 @@ from pipeline.traces import (
     write_shard,
     write_training_routes,
 )
+from pipeline.traces.recorded_sets import check_recorded
+from pipeline.upkeep.prune import prune
 from pipeline.upkeep.verify import verify
 from tests.forged_sets import name_all
+from tests.memory_store import MemoryStore
 from tests.samples import (
     GEOMETRY,
     R2,
@@ -107,6 +110,92 @@ def test_a_set_contains_its_sampling_parameters(stores):
     for _ in range(2):
         write_recorded_set(run, record, 0)
     assert record.read(plan) == run.read(plan)
+
+
+class Killed(BaseException):
+    """Ends a call as `kill -9` ends a process."""
+
+
+class Failing(MemoryStore):
+    """A store whose writer is killed instead of creating the first key with the given ending."""
+
+    def __init__(self, ending: str) -> None:
+        super().__init__()
+        self.ending = ending
+
+    def create(self, key, data) -> None:
+        if key.endswith(self.ending):
+            self.ending = "nothing"
+            raise Killed
+        super().create(key, data)
+
+
+def test_a_pruned_step_still_gives_its_plans_to_the_set(stores):
+    """The writer was killed before it had copied the plans. Prune refuses the step until then, and
+    an earlier release pruned it."""
+    run, _, _ = stores
+    sealed_r3(run, SAMPLES)
+    plan = publish_plan(run, make_plan()).key
+    record = Failing("plan.json")
+    with pytest.raises(Killed):
+        write_recorded_set(run, record, 0)
+    assert not verify(record).problems
+    with pytest.raises(ObjectMissingError, match=rf"^{plan} .*let the run write it"):
+        check_recorded(run, record, 0)
+    list(prune(run, 0))
+    write_recorded_set(run, record, 0)
+    assert record.read(plan) == run.read(plan)
+
+
+@pytest.mark.parametrize("kind", ["R3", "R2"])
+def test_a_set_that_is_being_written_has_no_problems(stores, kind):
+    """Verify finds nothing after any object, even if a step has several sub-plans, or if the
+    engine's routes are left out."""
+    run, _, _ = stores
+    sealed_r3(run, SAMPLES, training=kind == "R2")
+    if kind == "R2":
+        train(run, SAMPLES)
+    plan = make_plan()
+    for number, prompt in enumerate(plan.prompts):
+        publish_plan(run, replace(plan, prompts=(prompt,), sub_plan=number))
+    found = []
+
+    class Watched(MemoryStore):
+        def create(self, key, data) -> None:
+            super().create(key, data)
+            found.extend((key, problem) for problem in verify(self).problems)
+
+    record = Watched()
+    write_recorded_set(run, record, 0)
+    assert found == []
+    assert len(find_step_plans(record, 0)) == 3
+    assert read_manifest(record, 0).provenance.kind == kind
+
+
+@pytest.mark.parametrize("kind", ["R3", "R2"])
+def test_files_that_a_sealed_set_lacks_are_copied_again(stores, kind):
+    run, record, _ = stores
+    SEALED[kind](run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    lost = [ref.key for ref in read_manifest(record, 0).files]
+    for key in lost:
+        record.delete(key)
+    write_recorded_set(run, record, 0)
+    assert_same(record)
+    record.delete(lost[0])
+    record.create(lost[0], b"short")
+    with pytest.raises(CorruptObjectError, match=rf"{lost[0]}.*5 bytes"):
+        write_recorded_set(run, record, 0)
+
+
+def test_a_pruned_step_of_a_set_stays_pruned(stores):
+    run, record, _ = stores
+    sealed_r3(run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    list(prune(record, 0))
+    write_recorded_set(run, record, 0)
+    assert not verify(record).problems
+    assert not list(prune(record, 0))
 
 
 @pytest.mark.parametrize("kind", ["R3", "R2"])

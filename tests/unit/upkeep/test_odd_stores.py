@@ -188,6 +188,7 @@ def test_an_error_of_a_library_is_reported_for_its_object(monkeypatch, error):
     store = MemoryStore()
     for step in TWO_STEPS:
         made(store, step)
+    store.create(keys.plan(0), b"{}")
     real = plans.find_signed_plan
 
     def fails(store, key):
