@@ -6,9 +6,9 @@ The commit that names a file may not have been written yet. Therefore only debri
 is removed; its age is measured with the store's own clock. All files with the same write id are
 considered as old as the newest of them. Folders with an upload in progress are skipped.
 
-Staged inputs can be debris only once run.json exists. Objects that were copied from a recorded set
-do not have random names, so a flow that restarts before their step is sealed still uses them. They
-can be debris only once the step is sealed.
+Staged inputs can be debris only once run.json exists. Objects that were copied to or from a
+recorded set keep their names, so a flow that restarts before their step is sealed still uses them.
+They can be debris only once the step is sealed.
 """
 
 import re
@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, find_commit, new_write_id
-from pipeline.store import ObjectInfo, Store
+from pipeline.store import ObjectInfo, Store, StoreError
 from pipeline.traces.format.header import read_header
 from pipeline.upkeep.lost_commits import lost_amendments, lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
@@ -90,9 +90,14 @@ def _now_s(store: Store) -> float:
     """Return the current time according to the store's clock."""
     key = keys.clock(new_write_id())
     store.create(key, b"")
-    (info,) = store.list(key)
+    infos = list(store.list(key))
     store.delete(key)
-    return info.modified_s
+    if not infos:
+        raise StoreError(
+            f"list {key} in {store.uri}: no such object, expected the one that was just created; "
+            "sweep needs a store whose lists contain each new object at once"
+        )
+    return infos[0].modified_s
 
 
 def _old(infos: Iterable[ObjectInfo], before_s: float, busy: set[str]) -> list[ObjectInfo]:
@@ -112,6 +117,7 @@ def _unnamed(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
     """Yield, folder by folder, the objects that are old enough and that no commit names."""
     yield from old(store.list(keys.clocks()))
     lost = _lost(store)
+    in_set = store.size(keys.run_json()) is None
     for prefix in (keys.steps(), keys.validations(), keys.policies(), keys.checkpoints()):
         for folder, group in groupby(store.list(prefix), lambda info: _numbered(info.key)):
             infos = list(group)
@@ -119,7 +125,7 @@ def _unnamed(store: Store, old: _Old, report: Report) -> Iterator[ObjectInfo]:
             if candidates and folder in lost:
                 key, text = lost[folder]
                 report.add(key, f"{text}; {folder} is not swept")
-            else:
+            elif not (in_set and _is_unsealed(folder, infos)):
                 yield from _checked(store, folder, infos, candidates, report)
     yield from _unnamed_inputs(store, old, report)
 
@@ -142,6 +148,12 @@ def _candidates(folder: str, infos: Sequence[ObjectInfo], old: _Old) -> list[Obj
     if number is not None and any(info.key == keys.manifest(number) for info in infos):
         found += [info for info in infos if info.key.startswith(keys.replays(number))]
     return old(found)
+
+
+def _is_unsealed(folder: str, infos: Iterable[ObjectInfo]) -> bool:
+    """Return whether a folder belongs to a step without manifest."""
+    is_step = folder.startswith(keys.steps())
+    return is_step and all(info.key != folder + _MANIFEST for info in infos)
 
 
 def _checked(

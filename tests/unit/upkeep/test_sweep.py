@@ -13,7 +13,8 @@ from pipeline.cli.traces import app
 from pipeline.run import keys
 from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import new_write_id
-from pipeline.store import open_store
+from pipeline.store import StoreError, open_store
+from pipeline.store.file import FileStore
 from pipeline.traces import (
     NewTrainingSet,
     read_manifest,
@@ -26,6 +27,7 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
+from tests.memory_store import MemoryStore
 from tests.policies import write_chain
 from tests.samples import (
     GEOMETRY,
@@ -33,6 +35,7 @@ from tests.samples import (
     R3,
     STAGES,
     make_window,
+    sealed_r2,
     sealed_r3,
     without_routes,
     write_run,
@@ -147,6 +150,7 @@ def test_a_folder_with_an_upload_in_progress_is_skipped(run):
 def test_shards_of_an_unsealed_step_stay(tmp_path):
     """The shards are committed, but the step is not sealed."""
     store = open_store(str(tmp_path))
+    write_run(store, SAMPLES, "R3")
     write_shards(store, SAMPLES)
     before = keys_of(store)
     assert swept(store) == set()
@@ -182,6 +186,36 @@ def test_inputs_of_amendments_stay(tmp_path):
     path.write_bytes(content)
     assert swept(store) == {debris.key}
     assert not verify(store).problems
+
+
+@pytest.mark.parametrize("mode", ["R3", "R2"])
+def test_files_of_a_set_stay_until_their_step_is_sealed(tmp_path, mode):
+    """A killed call left old files, and a restarted call uses them under the same names."""
+    run, record = (open_store(str(tmp_path / name)) for name in ("run", "set"))
+    (sealed_r2 if mode == "R2" else sealed_r3)(run, SAMPLES)
+    seen = []
+
+    class Watched(FileStore):
+        def create(self, key, data) -> None:
+            super().create(key, data)
+            if self.size(keys.manifest(0)) is None:
+                seen.append(swept(record))
+
+    write_recorded_set(run, Watched(tmp_path / "set"), 0)
+    assert len(seen) > 4
+    assert not any(seen)
+    assert not verify(record).problems
+    debris = put_data(record, keys.rollout_file(0, 0, new_write_id(), "samples"), b"debris").key
+    assert swept(record) == {debris}
+
+
+def test_a_list_without_the_newest_object_is_explained():
+    class Lagging(MemoryStore):
+        def list(self, prefix):
+            return (info for info in super().list(prefix) if info.key[:6] == "steps/")
+
+    with pytest.raises(StoreError, match="expected the one that was just created"):
+        list(sweep(Lagging(), 0.0, Report("memory://test")))
 
 
 def test_objects_copied_from_a_recorded_set_stay_until_their_step_is_sealed(tmp_path):
