@@ -15,7 +15,7 @@ from pipeline.run.amendments import find_description
 from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id
 from pipeline.run.parse import field, listed, text
 from pipeline.run.restarts import KEPT, restarts
-from pipeline.store import Store, StoreError, open_store
+from pipeline.store import ObjectMissingError, Store, StoreError, open_store
 from pipeline.traces.format.manifest import is_pruned, open_manifest, sealed_steps
 from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.training import find_training_set
@@ -45,23 +45,24 @@ def prune(store: Store, keep_steps: int, dry_run: bool = False) -> Iterator[Prun
         remove are skipped.
 
     Raises:
-        TraceError: A restart of the run would need one of the steps, or the recorded set in the
-            run's record_file lacks one of them or one of its files. In both cases, nothing was
-            removed.
-        CorruptObjectError: A step's commits name files outside the step's folder.
-        StoreError: The store failed.
+        TraceError: A restart of the run would need one of the steps, the recorded set in the run's
+            record_file lacks one of them or one of its files, or a step is not trained yet.
+        ObjectMissingError: A step's manifest or commit is missing.
+        CorruptObjectError: A step's commit is damaged, or names files outside the step's folder.
+        StoreError: The store failed. After all other errors, nothing was removed.
     """
     steps = sealed_steps(store)
     chosen = steps[: max(0, len(steps) - keep_steps)]
     new = [step for step in chosen if not is_pruned(store, step)]
     _refuse_needed(store, steps, new, keep_steps)
     _refuse_unrecorded(store, new)
-    for step in [step for step in steps if step in chosen or is_pruned(store, step)]:
-        named = data_files(store, step)
-        left = _left(store, step, named)
+    every = [step for step in steps if step in chosen or is_pruned(store, step)]
+    found = {step: data_files(store, step) for step in every}
+    remaining = {step: _left(store, step, named) for step, named in found.items()}
+    for step, left in remaining.items():
         if not dry_run:
             if not is_pruned(store, step):
-                body = {"step": step, "data": sorted(named)}
+                body = {"step": step, "data": sorted(found[step])}
                 commit(store, keys.pruned(step), body, new_write_id())
             for key in left:
                 store.delete(key)
@@ -110,10 +111,16 @@ def data_files(store: Store, step: int) -> set[str]:
     These are the files that pruning removes: those of the manifest and of the training set.
 
     Raises:
+        ObjectMissingError: The step's manifest or a commit is missing.
         CorruptObjectError: The step's commits name files outside the step's folder.
         StoreError: A commit cannot be read.
         TraceError: A commit is malformed, or the step's training set is missing.
     """
+    if store.size(keys.manifest(step)) is None:  # it was removed since the steps were listed
+        raise ObjectMissingError(
+            f"{keys.manifest(step)} in {store.uri}: no such object, but a list of the store "
+            "contained it; try again, or restore the object"
+        )
     manifest = open_manifest(store, step).head
     training = find_training_set(store, manifest)
     found = {ref.key for ref in manifest.files}

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from pipeline.cli.traces import app
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, commit, read_commit
-from pipeline.store import ObjectMissingError, open_store
+from pipeline.store import ObjectInfo, ObjectMissingError, open_store
 from pipeline.store.file import FileStore
 from pipeline.traces import (
     TraceError,
@@ -105,6 +105,43 @@ def test_objects_of_a_recorded_set_are_also_removed(run, tmp_path):
     assert pruned.files == 4
     assert not verify(again).problems
     assert not verify(record).problems
+
+
+def damage_manifest(run) -> None:
+    path = Path(run.uri.removeprefix("file://")) / keys.manifest(2)
+    path.write_bytes(path.read_bytes().replace(b'"step"', b'"stop"'))
+
+
+def lose_the_training_set(run) -> None:
+    body = read_commit(run, keys.manifest(2))
+    rewrite(Path(run.uri.removeprefix("file://")) / keys.manifest(2), {**body, "training": True})
+
+
+def forge_the_mark(run) -> None:
+    commit(run, keys.pruned(2), {"step": 2, "data": []}, "a")
+
+
+@pytest.mark.parametrize("damage", [damage_manifest, lose_the_training_set, forge_the_mark])
+def test_a_refused_call_removes_nothing(run, damage):
+    """All steps are checked before the first file is removed."""
+    damage(run)
+    before = {info.key for info in run.list("")}
+    with pytest.raises((TraceError, CorruptObjectError), match="steps/000002/"):
+        list(prune(run, 2))
+    assert {info.key for info in run.list("")} == before
+
+
+def test_a_manifest_that_only_a_list_contains_is_explained(tmp_path):
+    class Lagging(FileStore):
+        def list(self, prefix):
+            yield from super().list(prefix)
+            yield ObjectInfo(keys.manifest(7), 3, 0.0)
+
+    store = open_store(str(tmp_path))
+    sealed_r3(store, SAMPLES)
+    with pytest.raises(ObjectMissingError, match=r"steps/000007/manifest\.json .*try again"):
+        list(prune(Lagging(tmp_path), 0))
+    assert data_keys(store, 0)
 
 
 @pytest.mark.parametrize("done", range(1, 5))
