@@ -14,6 +14,7 @@ from pipeline.run.commit import (
     CONTENT_SHA256,
     CorruptObjectError,
     commit,
+    new_write_id,
     read_commit,
     sha256,
 )
@@ -23,6 +24,7 @@ from pipeline.store import open_store
 from pipeline.traces import seal, write_recorded_set, write_shard
 from pipeline.upkeep.verify import verify
 from tests.data_files import put_data
+from tests.memory_store import MemoryStore
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -30,6 +32,8 @@ from tests.samples import (
     make_samples,
     make_validation_plan,
     sealed_r3,
+    train,
+    without_routes,
     write_run,
 )
 from tests.stored_runs import SAMPLES, rewrite, whole_run
@@ -298,3 +302,37 @@ def test_a_plan_with_different_samples_is_found(tmp_path):
     publish_plan(store, make_plan(prompts=4))
     (problem,) = verify(store).problems
     assert "missing: 000000/3/0, 000000/3/1" in problem.text
+
+
+def test_a_step_that_is_trained_meanwhile_is_not_reported():
+    """The trainer finishes the step between two requests of verify; each moment is tried."""
+    before = MemoryStore()
+    write_shard(before, 0, 0, new_write_id(), without_routes(SAMPLES), None, None)
+    seal(before, 0, 1, lambda _: [sample.id for sample in SAMPLES], 0, training=True)
+    after = MemoryStore(before.objects)
+    train(after, SAMPLES)
+    commit(after, keys.metrics(0), {"step": 0, "metrics": {}}, "a")
+
+    class Trained(MemoryStore):
+        """The step is trained after the given number of requests for sizes."""
+
+        def __init__(self, requests: int) -> None:
+            super().__init__(before.objects)
+            self.requests = requests
+
+        def size(self, key):
+            found = super().size(key)
+            self.requests -= 1
+            if self.requests == 0:
+                self.objects.update(after.objects)
+            return found
+
+    for requests in range(1, 100):
+        store = Trained(requests)
+        assert not verify(store).problems
+        if store.requests > 0:
+            break
+    assert requests > 5
+    lost = MemoryStore(after.objects)
+    lost.delete(keys.training_set(0))
+    assert [problem.key for problem in verify(lost).problems] == [keys.training_set(0)]
