@@ -28,6 +28,7 @@ from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shar
 from pipeline.upkeep.verify.step_of_run import verify_metrics, verify_step_of_run
 from pipeline.upkeep.verify.stored_run import find_signed
 from pipeline.upkeep.verify.training import (
+    rows_by_file,
     verify_recorded,
     verify_training,
     verify_training_files,
@@ -236,6 +237,8 @@ def _verify_files(
     here.
     """
     headers = {}
+    of_set = any("/training/" in ref.commit for ref in manifest.files)
+    rows = rows_by_file(manifest) if of_set else {}
     for number, ref in enumerate(manifest.files):
         with report.noting(ref.commit):
             file, _ = open_file(store, manifest, number, commits)
@@ -247,7 +250,7 @@ def _verify_files(
                     f"{folder}"
                 )
             if "/training/" in ref.commit:
-                verify_recorded(manifest, number, header)
+                verify_recorded(manifest, rows.get(number, ()), number, header)
                 if not pruned:
                     check_part(store, header, file)
             if not pruned and ref.commit not in shards and not _SHARD.search(ref.commit):

@@ -1,8 +1,9 @@
 """The part of `verify` that checks a step's training set: the routes that its trainer recorded."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
@@ -29,6 +30,10 @@ from pipeline.upkeep.verify.joined_rows import verify_rows
 from pipeline.upkeep.verify.step_of_run import verify_weights
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_COMPARED = [
+    *("id", "token_digest", "routes", "routes_digest", "part_digests", "rows_total", "rows_valid"),
+]
+"""Columns of the manifest that are compared with the training commits of a recorded set."""
 
 
 def verify_training_files(store: Store, step: int, report: Report, pruned: bool) -> None:
@@ -109,13 +114,25 @@ def verify_training(
             _verify_rows(store, made, report)
 
 
-def verify_recorded(manifest: Manifest, number: int, header: Header) -> None:
+def rows_by_file(manifest: Manifest) -> dict[int, list[dict[str, Any]]]:
+    """Return the manifest's rows for `verify_recorded`, keyed by the files with their routes."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in manifest.rows.select(_COMPARED).to_pylist():
+        for number in {part["file"] for part in row["routes"] or ()}:
+            found.setdefault(number, []).append(row)
+    return found
+
+
+def verify_recorded(
+    manifest: Manifest, rows: Sequence[Mapping[str, Any]], number: int, header: Header
+) -> None:
     """Compare the training commit of a recorded set's file with the manifest, sample by sample.
 
     Commits of format 1.0 do not list samples, so only their place is checked.
 
     Args:
         manifest: The manifest of the step.
+        rows: The rows whose routes are in the file, from `rows_by_file`.
         number: The file's index in the manifest.
         header: The training commit.
 
@@ -127,9 +144,9 @@ def verify_recorded(manifest: Manifest, number: int, header: Header) -> None:
     if said is None:
         return
     manifest_key = keys.manifest(manifest.step)
-    columns = ["id", "token_digest", "routes", "routes_digest", "part_digests"]
-    columns += ["rows_total", "rows_valid"]
-    for row in manifest.rows.select(columns).to_pylist():
+    others = said.keys() - {row["id"] for row in rows}
+    listed = manifest.select(sorted(others & manifest.numbers.keys()))
+    for row in [*rows, *listed.select(_COMPARED).to_pylist()]:
         one = said.pop(row["id"], None)
         parts = row["routes"] or []
         at = next((i for i, part in enumerate(parts) if part["file"] == number), None)

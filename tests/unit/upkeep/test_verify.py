@@ -21,8 +21,9 @@ from pipeline.run.commit import (
 from pipeline.run.description import read_created
 from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
-from pipeline.traces import seal, write_recorded_set, write_shard
+from pipeline.traces import read_manifest, seal, write_recorded_set, write_shard
 from pipeline.upkeep.verify import verify
+from pipeline.upkeep.verify.training import rows_by_file
 from tests.data_files import put_data
 from tests.memory_store import MemoryStore
 from tests.samples import (
@@ -31,6 +32,7 @@ from tests.samples import (
     make_plan,
     make_samples,
     make_validation_plan,
+    sealed_r2,
     sealed_r3,
     train,
     without_routes,
@@ -336,3 +338,22 @@ def test_a_step_that_is_trained_meanwhile_is_not_reported():
     lost = MemoryStore(after.objects)
     lost.delete(keys.training_set(0))
     assert [problem.key for problem in verify(lost).problems] == [keys.training_set(0)]
+
+
+def test_each_training_commit_is_compared_only_with_its_own_rows():
+    """Otherwise the time grows with the number of ranks times the number of samples."""
+    run, record = MemoryStore(), MemoryStore()
+    sealed_r2(run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    manifest = read_manifest(record, 0)
+    rows = rows_by_file(manifest)
+    for stage in range(2):
+        for dp_rank in range(2):
+            (number,) = (
+                number
+                for number, ref in enumerate(manifest.files)
+                if f"/training/{stage:03d}-{dp_rank:05d}." in ref.commit
+            )
+            expected = [sample.id for sample in SAMPLES[dp_rank::2]]
+            assert [row["id"] for row in rows.pop(number)] == expected
+    assert not rows
