@@ -37,6 +37,7 @@ from pipeline.traces import TraceError, used_routes
 from pipeline.traces.format.manifest import (
     Manifest,
     is_pruned,
+    open_manifest,
     read_manifest,
     refuse_pruned,
     sealed_steps,
@@ -83,6 +84,8 @@ app.command(
 _Step = Annotated[int | None, typer.Option("--step", min=0, metavar="N", help="Only this step.")]
 
 _Form = Literal["npy", "pt", "verl", "slime"]
+
+_UNTRAINED = "not trained yet, its routes are not recorded"
 
 _SAMPLE_ID = re.compile(r"[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
 
@@ -205,6 +208,9 @@ def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
             if is_pruned(store, number):
                 print_(f"step {number}: pruned, its routes were removed")
                 return
+            if _awaits_training(store, number):
+                print_(f"step {number}: {_UNTRAINED}")
+                return
             found = step_stats(store, number)
             print_(stats_line(found))
             print_table(stats_table(found), wide, LESS_NEEDED)
@@ -257,6 +263,9 @@ def export_(
             if step is None and is_pruned(store, number):
                 print_(f"step {number}: pruned, its routes were removed")
                 return
+            if step is None and _awaits_training(store, number):
+                print_(f"step {number}: {_UNTRAINED}")
+                return
             refuse_pruned(store, number)
             print_(f"step {number}: {_exported(store, number, out, form, num_layers)}")
 
@@ -290,6 +299,13 @@ def _exported(store: Store, step: int, out: Path, form: _Form, num_layers: int |
         return "; ".join(notes)
     folder = out / f"{step:06d}"
     return f"{export(store, step, folder, form)} samples in {folder}"
+
+
+def _awaits_training(store: Store, step: int) -> bool:
+    """Return whether the trainer still has to record the routes of a sealed step (R2)."""
+    if not open_manifest(store, step).head.training:
+        return False
+    return all(store.size(key) is None for key in (keys.training_set(step), keys.metrics(step)))
 
 
 def _known(store: Store, step: int) -> int:

@@ -353,3 +353,27 @@ def test_ls_and_show_print_large_rewards_in_few_characters(tmp_path):
         assert "1.7e+308" in shown
         assert "0000" not in shown.replace("000000/", "")
     assert "reward    1.7e+308" in command("show", store.uri, SAMPLES[0].id)
+
+
+@pytest.mark.parametrize("audit", [True, False])
+def test_a_step_that_awaits_its_training_is_not_damaged(tmp_path, audit):
+    """In a healthy run in R2 mode, the newest step is sealed but not trained yet."""
+    store = open_store(str(tmp_path / "run"))
+    sealed_r2(store, SAMPLES)
+    samples = make_samples(step=1)
+    ids = [sample.id for sample in samples]
+    made = samples if audit else without_routes(samples)
+    source = (GEOMETRY, R3) if audit else (None, None)
+    write_shard(store, 1, 0, new_write_id(), made, *source)
+    seal(store, 1, 1, lambda _: ids, 0, training=True)
+    line = "step 1: not trained yet, its routes are not recorded"
+    assert line in command("stats", store.uri).splitlines()
+    assert line in command("stats", store.uri, "--step", 1).splitlines()
+    for form in ("npy", "slime"):
+        out = tmp_path / form
+        assert line in command("export", store.uri, "--out", out, "--format", form).splitlines()
+        assert len(list(out.iterdir())) == 1
+    says = command("export", store.uri, "--out", tmp_path / "one", "--step", 1, expect=2)
+    assert "wait until the step is trained" in says
+    commit(store, keys.metrics(1), {"step": 1, "metrics": {}}, "a")
+    assert "training.json" in command("stats", store.uri, expect=1)
