@@ -2,7 +2,8 @@
 
     checked inputs ─► inputs/<sha256>/<name> ─► run.json (once, conditional) ─► policies/000000
 
-The preparation may be repeated at any time, because existing objects are not written again.
+The preparation may be repeated at any time, because existing objects are not written again. Files
+that run.json and the amendments name but that are missing are staged again.
 """
 
 import contextlib
@@ -112,6 +113,9 @@ def stage(inputs: CheckedInputs, fence: Fence = end_attempts) -> StagedRun:
     if run != ours:  # the run existed, or another flow created it first
         amended = _amend(inputs, fence)
         run = description_now(store)
+    # A sweep may have removed files that an earlier start staged, before a commit named them.
+    if any(store.size(file.key) is None for file in run.inputs.files()):
+        _description(inputs)
     if store.size(keys.policy(0)) is None:
         model = list(run.inputs.model.values())
         refer_policy(store, 0, model, weights_of_staged(store, model))

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline.config.keys import with_value
 from pipeline.errors import InputError
+from pipeline.inputs import stage as stage_module
 from pipeline.inputs.stage import prepare, stage
 from pipeline.policies.fetch import fetch_policy
 from pipeline.run import keys
@@ -78,3 +79,28 @@ def test_several_files_and_validation_prompts_are_staged(settings):
     )  # fmt: skip
     run = prepare(config)
     assert (run.prompt_count, run.val_prompt_count) == (13, 3)
+
+
+def test_inputs_that_were_swept_before_the_amendment_are_staged_again(settings, monkeypatch):
+    """An earlier start has staged the file, so it is old, and no commit names it yet."""
+    run = prepare(load(settings))
+    (settings.parent / "reward.py").write_text("def compute_score(**_):\n    return 2.0\n")
+    real = stage_module.write_amendment
+    swept = []
+
+    def written(store, amendment):
+        for file in amendment.files():
+            store.delete(file.key)
+            swept.append(file.key)
+        return real(store, amendment)
+
+    monkeypatch.setattr(stage_module, "write_amendment", written)
+    again = prepare(load(settings))
+    assert again.amended is not None
+    assert swept
+    for file in again.description.inputs.files():
+        read_data(run.store, file)
+    monkeypatch.undo()
+    run.store.delete(swept[0])  # the start was killed after the amendment
+    prepare(load(settings))
+    assert run.store.size(swept[0]) is not None
