@@ -34,7 +34,7 @@ from pipeline.traces.format.manifest import (
 )
 from pipeline.traces.format.types import Kind, TraceError
 from pipeline.traces.read.joined import digested, used_routes
-from pipeline.traces.read.reader import read_samples
+from pipeline.traces.read.reader import every_sample
 from pipeline.traces.read.training import find_training_set
 from pipeline.traces.write.seal import write_manifest
 
@@ -130,23 +130,22 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
         )
     _check_routes(name, manifest, expected)
     _check_files(source, manifest)
-    for ids in manifest.batches():
-        for sample in read_samples(source, manifest, ids):
-            row = sample.prompt_id.split(".")[0]
-            prompt = expected.prompt_tokens.get(row)
-            if prompt is None:
-                raise TraceError(
-                    f"{name}: sample {sample.id} has prompt {row}, which is not in this "
-                    "run's prompt table; use the data.train_files of the set's run"
-                )
-            ours = token_digest(np.concatenate([prompt, sample.response_tokens_G]))
-            theirs = token_digest(sample.tokens_S)
-            if ours != theirs:
-                raise TraceError(
-                    f"{name}: sample {sample.id} has token digest {theirs}; with this run's "
-                    f"prompt and tokenizer it is {ours}; use the data.train_files and "
-                    "actor_rollout_ref.model.path of the set's run, or a different replay_file"
-                )
+    for sample in every_sample(source, manifest):
+        row = sample.prompt_id.split(".")[0]
+        prompt = expected.prompt_tokens.get(row)
+        if prompt is None:
+            raise TraceError(
+                f"{name}: sample {sample.id} has prompt {row}, which is not in this "
+                "run's prompt table; use the data.train_files of the set's run"
+            )
+        ours = token_digest(np.concatenate([prompt, sample.response_tokens_G]))
+        theirs = token_digest(sample.tokens_S)
+        if ours != theirs:
+            raise TraceError(
+                f"{name}: sample {sample.id} has token digest {theirs}; with this run's "
+                f"prompt and tokenizer it is {ours}; use the data.train_files and "
+                "actor_rollout_ref.model.path of the set's run, or a different replay_file"
+            )
     return manifest
 
 

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pyarrow.compute as pc
+
 from pipeline.model.geometry import Geometry
 from pipeline.run.commit import DataFile, read_data
 from pipeline.store import Store
@@ -52,6 +54,19 @@ def read_samples(store: Store, manifest: Manifest, ids: Iterable[str]) -> list[S
         here = [row for row in wanted if row["samples"]["file"] == number]
         found.update((sample.id, sample) for sample in samples_of(store, file, here))
     return [found[id] for id in ids]
+
+
+def every_sample(store: Store, manifest: Manifest) -> Iterator[Sample]:
+    """Yield all samples of a step without their routes, file by file.
+
+    Each row group is read once, and only one is in memory at a time. Raises the same errors as
+    `read_samples`.
+    """
+    numbers = pc.struct_field(manifest.rows["samples"], "file")
+    for number in sorted(pc.unique(numbers).to_pylist()):
+        file, _ = open_file(store, manifest, number)
+        rows = manifest.rows.filter(pc.equal(numbers, number)).select([*COMPARED, "samples"])
+        yield from samples_of(store, file, rows.to_pylist())
 
 
 def samples_of(

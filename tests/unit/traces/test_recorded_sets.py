@@ -1,6 +1,7 @@
 """Writing recorded sets, and replaying them in runs."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +29,7 @@ from pipeline.traces import (
     write_shard,
     write_training_routes,
 )
-from pipeline.traces.recorded_sets import check_recorded
+from pipeline.traces.recorded_sets import check_recorded, check_replay, expected_of
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.verify import verify
 from tests.forged_sets import name_all
@@ -347,6 +348,26 @@ def test_a_set_without_the_step_is_reported(stores):
     write_run(again, SAMPLES, "R3")
     with pytest.raises(ObjectMissingError, match=r"steps/000001/manifest\.json"):
         seal_replay(again, record, 1, make_window(step=1))
+
+
+def test_each_row_group_is_read_once_before_a_replay():
+    """Otherwise the time grows with the square of the number of small samples."""
+    samples = make_samples(prompts=300, n=1)
+    ranges = Counter()
+
+    class Counted(MemoryStore):
+        def read_ranges(self, key, wanted, size=None):
+            if key.endswith(".samples.parquet"):
+                ranges.update((key, *one) for one in wanted)
+            return super().read_ranges(key, wanted, size)
+
+    store = Counted()
+    write_run(store, samples, "R3")
+    sealed_r3(store, samples)
+    ranges.clear()
+    check_replay(store, 0, expected_of(store, 0, make_window(prompts=300, n=1)))
+    assert ranges
+    assert set(ranges.values()) == {1}
 
 
 def stages(*written):
