@@ -255,11 +255,19 @@ def check_sample(sample: Sample, name: str = "") -> None:
 def check_new(sample: Sample, step: int | None) -> None:
     """Raise TraceError for a sample that must not be written in this step.
 
-    In addition to the rules of `check_sample`, this function checks the limits on new samples, and
-    the sample's ids. Readers treat ids as opaque, but writers must form ids as specified in
-    docs/trace-format.md. For a validation, `step` is None.
+    For a validation, `step` is None.
     """
     check_sample(sample)
+    json_text(sample.extras, f"sample {shown(sample.id)}: extras")
+    check_writing(sample, step)
+
+
+def check_writing(sample: Sample, step: int | None) -> None:
+    """Raise TraceError if a sample that `check_sample` accepts breaks a rule for writers.
+
+    These rules are the limits on new samples, and the form of ids. Readers treat ids as opaque, but
+    writers must form ids as specified in docs/trace-format.md. For a validation, `step` is None.
+    """
     where = f"sample {shown(sample.id)}"
     S = len(sample.prompt_tokens_P) + len(sample.response_tokens_G)
     check_number(S, MOST_TOKENS, f"{where}: number of tokens", 1)
@@ -267,7 +275,6 @@ def check_new(sample: Sample, step: int | None) -> None:
         raise TraceError(
             f"{where}: {len(sample.version_spans)} version spans, expected at most {MOST_SPANS}"
         )
-    json_text(sample.extras, f"{where}: extras")
     if sample.reward is not None and sample.reward_error is not None:
         raise TraceError(f"{where}: a reward and a reward_error, expected at most one of the two")
     check_prompt_id(sample.prompt_id, f"{where}: prompt_id")
@@ -312,7 +319,8 @@ def check_reward(value: object, where: str) -> float:
 def json_text(value: object, where: str, depth: int = MOST_DEPTH) -> str:
     """Check a JSON object, and return it as text.
 
-    The text has at most TEXT_BYTES, and `strict_json` accepts it.
+    The text has at most TEXT_BYTES in UTF-8, and `strict_json` accepts it. Characters outside ASCII
+    are not escaped, because an escape takes up to three times as many bytes.
 
     Args:
         value: The object.
@@ -326,10 +334,7 @@ def json_text(value: object, where: str, depth: int = MOST_DEPTH) -> str:
     if not value:
         return "{}"
     _check_json(value, where, depth)
-    text = json.dumps(value, allow_nan=False)
-    if len(text) > TEXT_BYTES:
-        raise TraceError(f"{where}: {len(text)} bytes of JSON, expected at most {TEXT_BYTES}")
-    return text
+    return check_text(json.dumps(value, allow_nan=False, ensure_ascii=False), where)
 
 
 def _check_json(value: object, where: str, depth: int) -> None:

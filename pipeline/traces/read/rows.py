@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipeline.run.strict_json import parse_json
 from pipeline.traces.format.digests import token_digest
-from pipeline.traces.format.domain import TEXT_BYTES, check_sample, shown
+from pipeline.traces.format.domain import check_sample, check_text, shown
 from pipeline.traces.format.types import Sample, TraceError, VersionSpan
 
 
@@ -71,10 +71,8 @@ def sample_at(table: pa.Table, i: int, name: str) -> Sample:
 
 
 def _extras(text: str, name: str) -> dict[str, Any]:
-    if len(text) > TEXT_BYTES:
-        raise TraceError(f"{name}: extras of {len(text)} characters, expected at most {TEXT_BYTES}")
     try:
-        found = parse_json(text)
+        found = parse_json(check_text(text, f"{name}: extras"))
     except ValueError as error:
         raise TraceError(f"{name}: invalid JSON in extras: {error}; remake the step") from error
     if not isinstance(found, dict):

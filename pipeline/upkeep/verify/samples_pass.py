@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
-from pipeline.traces.format.domain import check_new
+from pipeline.traces.format.domain import check_writing
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import doubles
 from pipeline.traces.format.schema import SAMPLES, SUMMARY
@@ -58,7 +58,7 @@ def read_shard_rows(
         for row, id in enumerate(ids):
             with report.noting(key, id):
                 sample = sample_at(table, row, key)
-                check_new(sample, step)
+                check_writing(sample, step)
                 if prompts is not None:
                     prompts.check(sample)
             if row in wrong:

@@ -67,6 +67,15 @@ def test_more_version_spans_are_not_written():
         written([replace(sample, version_spans=spans, routes=None)], None)
 
 
+def test_the_longest_extras_are_stored_in_utf_8():
+    """The limit is on the stored bytes, so é counts as 2 bytes, not as the 6 of its escape."""
+    extras = {"a": "é" * ((TEXT_BYTES - len('{"a": ""}')) // 2)}
+    store = written([replace(one_sample(2), routes=None, extras=extras)], None)
+    manifest = read_manifest(store, 0)
+    assert read_samples(store, manifest, manifest.ids)[0].extras == extras
+    assert verify(store).problems == []
+
+
 def test_one_long_error_in_all_samples_is_written_and_read():
     """Row groups with long texts contain few rows, so the bounds are never reached."""
     error = "x" * TEXT_BYTES

@@ -15,6 +15,7 @@ from pipeline.traces import (
     TraceError,
     read_manifest,
     read_routes,
+    read_samples,
     used_routes,
     write_recorded_set,
 )
@@ -142,6 +143,25 @@ def test_page_indexes_are_refused(role):
     files[role].options = {**files[role].options, "write_page_index": True}
     found = problems(forgery.sealed())
     assert any(files[role].key in f and "has a page index" in f for f in found)
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        '{"a":"' + "é" * 300_000 + '"}',  # Python would write 6 bytes for each é
+        '{"a":[' + ",".join(["0"] * 400_000) + "]}",  # Python would add spaces
+    ],
+    ids=["not escaped", "without spaces"],
+)
+def test_the_limit_on_extras_is_on_the_bytes_that_are_stored(extras):
+    store = MemoryStore()
+    sealed_r3(store, make_samples())
+    forgery = Forgery(store)
+    forgery.samples[0].update(extras=extras)
+    forged = forgery.sealed()
+    assert problems(forged) == []
+    id = forgery.samples[0]["id"]
+    assert read_samples(forged, read_manifest(forged, 0), [id])[0].extras == json.loads(extras)
 
 
 def test_data_may_name_the_shards_in_any_order():

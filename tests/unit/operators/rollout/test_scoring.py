@@ -364,7 +364,7 @@ ODD = (
         ("text", "a\ufffdb\ufffdc\ufffd[2J\n\td"),
         ("long", "éé..."),
         ("number", "expected fewer than 100 digits"),
-        ("large", "bytes of JSON, expected at most 1048576"),
+        ("large", "bytes of UTF-8, expected at most 1048576"),
         ("half", "a surrogate in"),
     ],
 )

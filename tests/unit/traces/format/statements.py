@@ -467,8 +467,13 @@ LIMITS = [
     ),
     Case(
         "| `reward_error`; `extras` as JSON |",
-        "extras of 11000.. characters, expected at most 1048576",
+        "extras: 11000.. bytes of UTF-8, expected at most 1048576",
         only_sample(extras=json.dumps({"a": "x" * 1_100_000})),
+    ),
+    Case(
+        "| `reward_error`; `extras` as JSON |",
+        "extras: 12000.. bytes of UTF-8, expected at most 1048576",
+        only_sample(extras=json.dumps({"a": "é" * 600_000}, ensure_ascii=False)),
     ),
     *(
         Case("| `reward_error`; `extras` as JSON |", f"invalid JSON in extras: .*{says}", forge)

@@ -113,7 +113,8 @@ ARGUMENTS = [
     ({"extras": {1: 2}}, "extras: key 1, expected text keys"),
     ({"extras": {"a": 10**5000}}, "expected fewer than 100 digits"),
     ({"extras": DEEP}, "nested too deep"),
-    ({"extras": {"a": "x" * (1 << 20)}}, "bytes of JSON, expected at most 1048576"),
+    ({"extras": {"a": "é" * (1 << 19)}}, "bytes of UTF-8, expected at most 1048576"),
+    ({"extras": {"a": "x" * (1 << 20)}}, "bytes of UTF-8, expected at most 1048576"),
     ({"extras": [1]}, "extras of type list, expected a JSON object"),
 ]
 
