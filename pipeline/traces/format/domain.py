@@ -337,41 +337,54 @@ def json_text(value: object, where: str, depth: int = MOST_DEPTH) -> str:
     return check_text(json.dumps(value, allow_nan=False, ensure_ascii=False), where)
 
 
-def _check_json(value: object, where: str, depth: int) -> None:
-    """Raise TraceError for values that are not JSON, and for nesting deeper than `depth`."""
+def _check_json(value: object, where: str, depth: int, key: str | None = None) -> None:
+    """Raise TraceError for values that are not JSON, and for nesting deeper than `depth`.
+
+    `key` is the innermost key that contains the value, for the error message.
+    """
     match value:
         case None | bool():
             return
         case str():
             if not value.isascii() and _has_surrogate(value):
-                raise TraceError(f"{where}: a surrogate in {shown(value)}, expected UTF-8")
-        case int():
-            if abs(value) >= 10 ** (MOST_DIGITS - 1):
                 raise TraceError(
-                    f"{where}: {shown(value)}, expected fewer than {MOST_DIGITS} digits"
+                    f"{_at(where, key)}: a surrogate in {shown(value)}, expected UTF-8"
+                )
+        case int():
+            if not -(10 ** (MOST_DIGITS - 1)) < value < 10**MOST_DIGITS:
+                raise TraceError(
+                    f"{_at(where, key)}: an integer of more than {MOST_DIGITS} characters, "
+                    "expected a shorter number, or text"
                 )
         case float():
             if not math.isfinite(value):
-                raise TraceError(f"{where}: {value}, expected finite numbers, as JSON requires")
+                raise TraceError(
+                    f"{_at(where, key)}: {value}, expected finite numbers, as JSON requires"
+                )
         case dict() | list() | tuple():
             if depth == 0:
                 raise TraceError(
                     f"{where}: objects and lists are nested too deep, expected at most "
                     f"{MOST_DEPTH} levels in the stored object"
                 )
-            if isinstance(value, dict):
-                for key in value:
-                    if not isinstance(key, str):
-                        raise TraceError(f"{where}: key {shown(key)}, expected text keys")
-                    _check_json(key, where, depth)
-                value = value.values()
-            for inner in value:
-                _check_json(inner, where, depth - 1)
+            if not isinstance(value, dict):
+                for inner in value:
+                    _check_json(inner, where, depth - 1, key)
+                return
+            for name, inner in value.items():
+                if not isinstance(name, str):
+                    raise TraceError(f"{where}: key {shown(name)}, expected text keys")
+                _check_json(name, where, depth, key)
+                _check_json(inner, where, depth - 1, name)
         case _:
             raise TraceError(
-                f"{where}: {shown(value)} of type {type(value).__name__} is not JSON; expected "
-                "plain numbers, text, lists and dicts"
+                f"{_at(where, key)}: {shown(value)} of type {type(value).__name__} is not JSON; "
+                "expected plain numbers, text, lists and dicts"
             )
+
+
+def _at(where: str, key: str | None) -> str:
+    return where if key is None else f"{where}: key {shown(key)}"
 
 
 def _has_surrogate(text: str) -> bool:

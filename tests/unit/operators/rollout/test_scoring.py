@@ -363,7 +363,7 @@ ODD = (
     [
         ("text", "a\ufffdb\ufffdc\ufffd[2J\n\td"),
         ("long", "éé..."),
-        ("number", "expected fewer than 100 digits"),
+        ("number", "key n: an integer of more than 100 characters"),
         ("large", "bytes of UTF-8, expected at most 1048576"),
         ("half", "a surrogate in"),
     ],

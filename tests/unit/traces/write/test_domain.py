@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 
 import retrace
-from pipeline.traces import NewTrainingSet, read_manifest, write_shard, write_training_routes
+from pipeline.traces import (
+    NewTrainingSet,
+    read_manifest,
+    read_samples,
+    write_shard,
+    write_training_routes,
+)
 from pipeline.traces.format.domain import check_sample
 from pipeline.traces.write.writer import write_samples
+from pipeline.upkeep.verify import verify
 from retrace import Geometry, Provenance, Routes, Sample, TraceError, VersionSpan
 from tests.memory_store import MemoryStore
 
@@ -106,12 +113,18 @@ ARGUMENTS = [
     ({"seed": 2**63}, "seed: 9223372036854775808, expected -1..9223372036854775807"),
     ({"seed": -2}, "seed: -2, expected -1.."),
     ({"seed": None}, "seed: None of type NoneType"),
-    ({"extras": {"a": float("nan")}}, "extras: nan, expected finite numbers"),
+    ({"extras": {"a": float("nan")}}, "extras: key a: nan, expected finite numbers"),
     ({"extras": {"a": object()}}, "of type object is not JSON"),
-    ({"extras": {"a": "\ud800"}}, "extras: a surrogate"),
+    ({"extras": {"a": "\ud800"}}, "extras: key a: a surrogate"),
     ({"extras": {"\ud800": 1}}, "extras: a surrogate"),
     ({"extras": {1: 2}}, "extras: key 1, expected text keys"),
-    ({"extras": {"a": 10**5000}}, "expected fewer than 100 digits"),
+    *(
+        (
+            {"extras": {"a": {"b": [number]}}},
+            "extras: key b: an integer of more than 100 characters",
+        )
+        for number in (10**5000, 10**100, -(10**99))
+    ),
     ({"extras": DEEP}, "nested too deep"),
     ({"extras": {"a": "é" * (1 << 19)}}, "bytes of UTF-8, expected at most 1048576"),
     ({"extras": {"a": "x" * (1 << 20)}}, "bytes of UTF-8, expected at most 1048576"),
@@ -133,6 +146,15 @@ def test_new_sample_names_values_outside_of_the_domain(changes, says):
         retrace.new_sample(**arguments | changes)
     assert says in str(refused.value)
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("number", [10**100 - 1, 10**99, 1 - 10**99])
+def test_an_integer_of_100_characters_is_written_and_read(number):
+    made = retrace.new_sample(0, "17", 0, [1, 2], [3, 4], EXPERTS, extras={"a": number})
+    store = MemoryStore()
+    retrace.write_step(store, 0, [made], GEOMETRY, R3)
+    assert read_samples(store, read_manifest(store, 0), [made.id])[0].extras == {"a": number}
+    assert verify(store).problems == []
 
 
 def test_new_sample_accepts_output_of_engines_and_scripts():
@@ -302,7 +324,7 @@ SHARDS = [
     ({"shard": 100_000}, "shard: 100000, expected 0..99999"),
     ({"write_id": "../../etc"}, "expected 8 lower-case hexadecimal digits"),
     ({"write_id": None}, "expected 8 lower-case hexadecimal digits"),
-    ({"maker": {"a": float("inf")}}, "maker: inf"),
+    ({"maker": {"a": float("inf")}}, "maker: key a: inf"),
     ({"maker": {"a": DEEP}}, "nested too deep"),
     ({"maker": 3}, "maker of type int"),
     ({"policies": {"0": "00" * 32}}, "version of a policy: 0 of type str"),

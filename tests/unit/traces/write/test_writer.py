@@ -86,7 +86,10 @@ def bad_samples() -> Iterator[tuple[object, str]]:
     yield replace(sample, logprobs_G=sample.logprobs_G[1:]), f"{G - 1} values of logprobs_G"
     yield replace(sample, version_spans=()), "version spans"
     yield replace(sample, version_spans=(VersionSpan(0, 0, G + 1),)), "version spans"
-    yield replace(sample, extras={"score": float("nan")}), "extras: nan, expected finite numbers"
+    yield (
+        replace(sample, extras={"score": float("nan")}),
+        "extras: key score: nan, expected finite numbers",
+    )
     yield replace(sample, extras={"score": object()}), "of type object is not JSON"
     yield replace(sample, prompt_tokens_P=sample.prompt_tokens_P[:0]), "no prompt token"
 
