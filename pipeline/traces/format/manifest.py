@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
@@ -219,6 +220,11 @@ class SealedManifest:
         for column in ("routes_digest", "rows_valid"):
             if manifest.geometry is not None and manifest.rows[column].null_count:
                 raise TraceError(f"{name}: samples without {column}, expected it with routes")
+        excluded = manifest.rows.filter(pc.is_valid(manifest.rows["not_trained"]))
+        for id, reason in zip(
+            *(excluded[n].to_pylist() for n in ("id", "not_trained")), strict=True
+        ):
+            check_line(reason, f"{name}: sample {shown(id)}: not_trained")
         return manifest
 
 

@@ -401,9 +401,19 @@ IDENTITY = [
         moved_id("000000/\u2066/0", "000000/\u2066", "\u2066"),
     ),
     Case(
-        "finish reasons and the engine's name are UTF-8",
+        "finish reasons, the engine's name, and the reasons",
         r"contains U\+001B",
         made_by(engine="\x1b"),
+    ),
+    Case(
+        "finish reasons, the engine's name, and the reasons",
+        r"sample 000000/0/0: not_trained: .* contains U\+000A",
+        only_row(not_trained="a\nb"),
+    ),
+    Case(
+        "finish reasons, the engine's name, and the reasons",
+        r"reason of a rejected group: .* contains U\+000A",
+        head(rejected=[{"group": "000000/9", "reason": "a\nb", "samples": 2}]),
     ),
 ]
 
@@ -458,7 +468,12 @@ LIMITS = [
     ),
     *(
         Case("| `id`, `group`, `prompt_id`, `branch_of`", "1100 bytes of UTF-8, expected", forge)
-        for forge in (only_sample(finish_reason="x" * 1_100), made_by(engine="x" * 1_100))
+        for forge in (
+            only_sample(finish_reason="x" * 1_100),
+            made_by(engine="x" * 1_100),
+            only_row(not_trained="x" * 1_100),
+            head(rejected=[{"group": "000000/9", "reason": "x" * 1_100, "samples": 2}]),
+        )
     ),
     Case(
         "| `reward_error`; `extras` as JSON |",
@@ -985,6 +1000,11 @@ READING = [
         "positions are not 0..S-2, each once",
         "rows of routes, expected",
         lambda f: f.sample(segments=f.samples[0]["segments"][:1]),
+    ),
+    Case(
+        "finish reasons, the engine's name, and the reasons",
+        r"sample 000000/0/0: not_trained: .* contains U\+000A",
+        only_row(not_trained="a\nb"),
     ),
     Case("with the lengths of the lists", "rows_total 99, but its tokens", sample(rows_total=99)),
     Case("the columns that a manifest's row repeats", "reward is", only_row(reward=9.0)),
