@@ -1,5 +1,6 @@
 """The weights digests of a trace's policy versions, as stored in commits and manifests."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,6 +18,11 @@ def policies_json(policies: Mapping[int, str] | None) -> list[dict[str, Any]] | 
         return None
     # JSON cannot hold numpy integers.
     return [{"version": int(v), "weights_sha256": policies[v]} for v in sorted(policies)]
+
+
+def policies_text(policies: Mapping[int, str] | None) -> str:
+    """Return the stored form of weights digests as JSON, for an error message."""
+    return json.dumps(policies_json(policies))
 
 
 def parse_policies(value: Any, name: str) -> dict[int, str] | None:

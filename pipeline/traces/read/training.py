@@ -13,7 +13,7 @@ from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.manifest import Manifest, file_of
-from pipeline.traces.format.policies import united
+from pipeline.traces.format.policies import policies_text, united
 from pipeline.traces.format.types import Provenance, TraceError
 
 _COUNTS = ("samples", "rows_total", "rows_valid")
@@ -59,7 +59,19 @@ class TrainingSet:
                 f"{self.name}: its commits have routes for layers {layers}, expected "
                 f"{list(self.geometry.layers)}"
             )
-        united([(self.name, self.policies), *((one.key, one.policies) for one in self.commits)])
+        engines = sorted({_made(header).engine for header in self.commits})
+        if self.provenance.engine not in engines:
+            raise TraceError(
+                f"{self.name}: its engine is {self.provenance.engine}, but its commits have "
+                f"{', '.join(engines)}; remake the object"
+            )
+        named = [(header.key, header.policies) for header in self.commits]
+        united([(self.name, self.policies), *named])
+        if self.policies != (whole := united(named)):
+            raise TraceError(
+                f"{self.name}: policies {policies_text(self.policies)}, but its commits have "
+                f"{policies_text(whole)}; remake the object"
+            )
 
 
 @dataclass(frozen=True)

@@ -1095,6 +1095,7 @@ ELSEWHERE = {
     "refuse parts whose layers together are not those": _TRAINING,
     "refuse a geometry in `training.json` that differs from the one in": _TRAINING,
     "refuse policies that name different weights": _TRAINING,
+    "refuse an `engine` in `training.json` that no part has": _TRAINING,
     "refuse the set unless, in each layer, its parts together": _TRAINING,
     "refuse a sample whose validity differs between layers": _TRAINING,
     "compare `step` and `manifest_sha256` of `training.json` and of each part": _TRAINING,

@@ -347,6 +347,14 @@ def test_a_set_of_another_manifest_is_not_sealed(store):
         ({"provenance": None}, "provenance None"),
         ({"provenance": {"kind": "R3", "policy_version": 0, "engine": "x"}}, "kind R3"),
         ({"provenance": {"kind": "R2", "policy_version": 9, "engine": "x"}}, r"\('R2', 0\)"),
+        (
+            {"provenance": {"kind": "R2", "policy_version": 0, "engine": "other 9"}},
+            "engine is other 9, but its commits have megatron-core",
+        ),
+        (
+            {"policies": [{"version": 0, "weights_sha256": "c" * 64}]},
+            r'policies \[\{"version": 0, "weights_sha256": "ccc.*, but its commits have null',
+        ),
     ],
 )
 def test_a_set_with_wrong_values_is_refused(store, changes, says):
@@ -355,6 +363,21 @@ def test_a_set_with_wrong_values_is_refused(store, changes, says):
         assert any(says in str(problem) for problem in verify(store).problems)
     else:
         assert_refused(store, says)
+
+
+@pytest.mark.parametrize("known", [[0], [0, 1, 2, 3]], ids=["of one part", "of all parts"])
+def test_policies_of_a_set_are_those_of_all_parts_together(store, known):
+    """If the policies of one part are unknown, so are those of the set."""
+    policies = [{"version": 0, "weights_sha256": "c" * 64}]
+    for number in known:
+        resign(store, training_commits(store)[number], policies=policies)
+    right, wrong = (None, policies) if len(known) == 1 else (policies, None)
+    store.delete(keys.training_set(0))
+    name_all(store, NewTrainingSet(read_manifest(store, 0), R2), policies=right)
+    assert used_routes(store, 0).policies is None  # those of the samples are unknown
+    assert verify(store).problems == []
+    resign(store, keys.training_set(0), policies=wrong)
+    assert_refused(store, "but its commits have")
 
 
 def of_first(**changes):
