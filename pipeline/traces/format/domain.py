@@ -249,6 +249,8 @@ def check_sample(sample: Sample, name: str = "") -> None:
     if sample.reward_error is not None:
         check_text(sample.reward_error, f"{where}: reward_error")
     _check_arrays(sample, where)
+    if np.count_nonzero(np.isinf(sample.logprobs_G)):  # any() takes 10 times as long for few tokens
+        raise TraceError(f"{where}: infinite log-probs, expected finite ones, or NaN if unknown")
     _check_spans(sample.version_spans, len(sample.response_tokens_G), where)
 
 
@@ -292,8 +294,6 @@ def check_writing(sample: Sample, step: int | None) -> None:
     first = sample.id.removesuffix(found[3]) if found[3] else None
     if sample.branch_of != first:
         raise TraceError(f"{where}: branch_of {shown(sample.branch_of)}, expected {shown(first)}")
-    if np.count_nonzero(np.isinf(sample.logprobs_G)):  # any() takes 10 times as long for few tokens
-        raise TraceError(f"{where}: infinite log-probs, expected finite ones, or NaN if unknown")
 
 
 def check_reward(value: object, where: str) -> float:

@@ -186,7 +186,8 @@ def read_slices(
 
 
 def _same(key: str, id: str, name: str, found: Any, expected: Any) -> None:
-    if found != expected:
+    both_nan = found != found and expected != expected  # `check_sample` refuses such a reward
+    if found != expected and not both_nan:
         raise TraceError(
             f"{key}: sample {id}: {name} is {found!r}, but the manifest records {expected!r}; "
             "restore the object or remake the step"

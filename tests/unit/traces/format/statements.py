@@ -453,7 +453,7 @@ LIMITS = [
     ),
     Case("| `seed` | -1 to 2^63 - 1", "seed: -2, expected -1", only_sample(seed=-2)),
     Case("| `reward` | a finite number |", "reward nan", sample(reward=float("nan"))),
-    Case("| `logprobs` | finite numbers, or NaN |", "infinite log-probs", infinite),
+    Case("| `logprobs` | finite numbers, or NaN; never infinite |", "infinite log-probs", infinite),
     Case("| E |", "expected 0 < topk <= experts <= 65536", geometry(experts=65_537)),
     Case("| K |", "topk <= 64", geometry(topk=65)),
     Case(
@@ -1013,6 +1013,18 @@ READING = [
         "rows_total is INT64, expected INT32",
         typed("samples", "rows_total", pa.int64()),
     ),
+    *(
+        Case("refuse a sample whose values are outside the [limits]", says, forge)
+        for says, forge in (
+            ("infinite log-probs", infinite),
+            ("seed: -2", only_sample(seed=-2)),
+            ("reward nan", sample(reward=float("nan"))),
+            ("1100 bytes of UTF-8", only_sample(finish_reason="x" * 1_100)),
+            ("bytes of UTF-8", only_sample(extras=json.dumps({"a": "x" * 1_100_000}))),
+            ("prompt_id: empty", sample(prompt_id="")),
+            ("branch_of: empty", sample(branch_of="")),
+        )
+    ),
     Case(
         "compare the token digest with the tokens",
         "its tokens have digest",
@@ -1066,6 +1078,7 @@ ELSEWHERE = {
     "A reader of 1.x reads every earlier 1.y": "tests/unit/traces/test_format_1_0.py",
     "It reads every later 1.y correctly, or refuses": "tests/unit/traces/test_format_1_0.py",
     "It must refuse every other major version": _OLD,
+    "A commit and the files that\nit lists have the same version": _NEWER,
     "| columns `branch_of`, `part_digests`, `not_trained` |": _OLD,
     "| `training.json`; `manifest_sha256`": "tests/unit/traces/test_format_1_0.py",
     "| `training`, `rejected` of a manifest |": "tests/unit/traces/format/test_policies.py",
@@ -1126,6 +1139,8 @@ FREE = {
     "| row groups | any number": "any number is correct",
     "Engines usually, but not always, route the prompt": "an observation",
     "A reader must": "the list below states each rule",
+    "Only this list and the other sentences about what a reader must do": "the rules themselves "
+    "have cases",
     "A minor version must not change the definitions": "a rule for the next version of the page",
     "| `training` | true": "only the run's settings show whether the trainer was to "
     "record; the consequences are tested with the sets (R2)",
