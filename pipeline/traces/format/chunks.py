@@ -219,15 +219,23 @@ class OpenedGroups:
                 if column in self.absent:
                     nulls = pa.nulls(len(table), schema.field(column).type)
                     table = table.append_column(column, nulls)
-            # The cast rejects other types, and nulls in columns that are not nullable.
-            table = table.select(schema.names).cast(schema)
+            table = table.select(schema.names)
+            for expected in schema:
+                if not expected.nullable and table[expected.name].null_count:
+                    raise self._has_null(expected.name)
+            table = table.cast(schema)  # rejects other types
             table.validate(full=True)  # strings are UTF-8, list offsets are in bounds
         except _DECODING as error:
             raise _unexpected(self.name, error) from error
         for column, chunk in ((n, chunk) for n in schema.names for chunk in table[n].chunks):
             if has_null(chunk):
-                raise TraceError(f"{self.name}: nulls inside {column}")
+                raise self._has_null(column, " in a list or group")
         return table
+
+    def _has_null(self, column: str, where: str = "") -> TraceError:
+        return TraceError(
+            f"{self.name}: its column {column} contains null{where}, expected none; remake the file"
+        )
 
     def page_bytes(self, group: int, column: str) -> memoryview | None:
         """Return the content of a fetched column chunk; see `pages.page_bytes`."""
@@ -270,7 +278,7 @@ def open_groups(
     checked = _fetch(store, file, ranges if footer else [*ranges, file.footer])
     try:
         footer = footer or checked.at(file.footer.offset)
-        metadata = footer_metadata(footer, len(file.row_groups), file.leaves)
+        metadata = _parsed(footer, file, name)
         minor = check_metadata(metadata.metadata, file.role, geometry, name)
         absent = absent_columns(schema.names, known, minor, name)
         there = [column for column in schema.names if column not in absent]
@@ -286,6 +294,14 @@ def open_groups(
         return OpenedGroups(file, name, wanted, metadata, chunks, absent, checked, texts)
     except _DECODING as error:
         raise _unexpected(name, error) from error
+
+
+def _parsed(footer: bytes, file: TraceFile, name: str) -> pq.FileMetaData:
+    try:
+        return footer_metadata(footer, len(file.row_groups), file.leaves)
+    except _DECODING as error:
+        text = " ".join(str(error).split())  # pyarrow ends some messages with a line feed
+        raise TraceError(f"{name}: its footer cannot be read: {text}; remake the file") from error
 
 
 def _unexpected(name: str, error: Exception) -> TraceError:

@@ -522,7 +522,17 @@ LIMITS = [
 ]
 
 PARQUET = [
-    Case("| optional or required |", "null", only_sample(finish_reason=None)),
+    *(
+        Case(
+            "| optional or required |", f"column {name} contains null", only_sample(**{name: value})
+        )
+        for name, value in {
+            "finish_reason": None,
+            "loss_mask": None,
+            "version_spans": None,
+            "response_tokens": [None],
+        }.items()
+    ),
     Case(
         "| string |",
         "id is BYTE_ARRAY, expected BYTE_ARRAY .STRING",
@@ -1006,6 +1016,10 @@ READING = [
         r"sample 000000/0/0: not_trained: .* contains U\+000A",
         only_row(not_trained="a\nb"),
     ),
+    *(
+        Case("must refuse an empty `id`, `group`", f"{name}: empty", sample(**{name: ""}))
+        for name in ("group", "prompt_id", "branch_of")
+    ),
     Case("with the lengths of the lists", "rows_total 99, but its tokens", sample(rows_total=99)),
     Case("the columns that a manifest's row repeats", "reward is", only_row(reward=9.0)),
     Case(
@@ -1021,8 +1035,6 @@ READING = [
             ("reward nan", sample(reward=float("nan"))),
             ("1100 bytes of UTF-8", only_sample(finish_reason="x" * 1_100)),
             ("bytes of UTF-8", only_sample(extras=json.dumps({"a": "x" * 1_100_000}))),
-            ("prompt_id: empty", sample(prompt_id="")),
-            ("branch_of: empty", sample(branch_of="")),
         )
     ),
     Case(
@@ -1050,7 +1062,8 @@ _PAGE = "tests/unit/traces/format/test_format_doc.py"
 _PLANES = "tests/unit/traces/read/test_planes.py"
 
 ELSEWHERE = {
-    "A reader that joins the routes of a sample\nwith tokens from elsewhere": _RECORDED,
+    "A reader that joins the routes of
+a sample with tokens from elsewhere": _RECORDED,
     "| page indexes and bloom filters |": _OTHERS,
     "| statistics of column chunks |": _OTHERS,
     "| `training/SSS-DDDDD[-CCCCC].<write-id>.routes.parquet` |": _OTHERS,

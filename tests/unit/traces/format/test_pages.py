@@ -308,4 +308,4 @@ def test_a_footer_that_claims_long_lists_is_refused():
     place = file.footer._replace(length=len(footer), sha256=sha256(footer))
     data = DataFile("file", len(content), sha256(content))
     forged = TraceFile(data, file.role, place, file.leaves, file.row_groups)
-    refused(MemoryStore({"file": content}), forged, SAMPLES, "its columns are not as expected")
+    refused(MemoryStore({"file": content}), forged, SAMPLES, "Invalid data; remake the file")

@@ -117,7 +117,10 @@ FORGERIES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
         "as in its commit",
     ),
     "layer gone": (lambda table: table.drop_columns(["layer_00002"]), "no column layer_00002"),
-    "layer null": (column("layer_00002", lambda sets: [None, *sets[1:]]), "null values"),
+    "layer null": (
+        column("layer_00002", lambda sets: [None, *sets[1:]]),
+        "column layer_00002 contains null",
+    ),
     "short row": (column("layer_00002", lambda sets: [sets[0][:-1], *sets[1:]]), "coded bytes"),
     "id too large": (
         column("layer_00002", lambda sets: [b"\xff" * len(sets[0]), *sets[1:]]),

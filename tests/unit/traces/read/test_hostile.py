@@ -197,12 +197,12 @@ def in_file(file: int, *places: dict[str, int | None]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"id": None}, "field 'id' with null values"),
+        ({"id": None}, "column id contains null, expected none"),
         ({"id": "000000/2/1"}, "duplicated: 000000/2/1"),
         ({"rows_total": -1}, "rows_total is 11, but the manifest records -1"),
         ({"rows_total": 0}, "rows_total is 11, but the manifest records 0"),
         ({"rows_valid": -1}, "11 valid rows, but its manifest records -1"),
-        ({"samples": {"file": None, "row": 0}}, "nulls inside samples"),
+        ({"samples": {"file": None, "row": 0}}, "column samples contains null in a list or group"),
         ({"samples": {"file": 99, "row": 0}}, "a sample refers to file 99, expected 0..3"),
         ({"samples": {"file": -1, "row": 0}}, "a sample refers to file -1, expected 0..3"),
         ({"samples": {"file": 0, "row": 0}}, "routes.parquet in .*: no column id, group"),
@@ -210,16 +210,19 @@ def in_file(file: int, *places: dict[str, int | None]) -> dict[str, Any]:
         ({"samples": {"file": 1, "row": -1}}, "row -1, expected 0..3"),
         ({"routes": []}, r"sample 000000/0/0: no routes for layers \[1, 2, 5\]"),
         ({"routes": None}, r"sample 000000/0/0: no routes for layers \[1, 2, 5\]"),
-        ({"routes": [None]}, "nulls inside routes"),
+        ({"routes": [None]}, "column routes contains null in a list or group"),
         (in_file(99, PLACE), "a sample refers to file 99, expected 0..3"),
         (in_file(1, PLACE), "samples.parquet in .*: no column owner"),
-        ({"routes": [{"file": 0, "segments": None}]}, "nulls inside routes"),
+        (
+            {"routes": [{"file": 0, "segments": None}]},
+            "column routes contains null in a list or group",
+        ),
         (in_file(0), "sample 000000/0/0: 0 rows of routes, expected 11"),
         (in_file(0, {"row": -1, "tokens": 1}), "row -1, expected 0..4"),
         (in_file(0, {"row": 1 << 30, "tokens": 1}), "row 1073741824, expected 0..4"),
         (in_file(0, {"row": 0, "tokens": -1}), "-1 tokens from a segment of 7 tokens"),
         (in_file(0, {"row": 0, "tokens": (1 << 31) - 1}), "2147483647 tokens from a segment of 7"),
-        (in_file(0, {"row": 0, "tokens": None}), "nulls inside routes"),
+        (in_file(0, {"row": 0, "tokens": None}), "column routes contains null in a list or group"),
     ],
 )
 def test_malformed_rows_of_a_manifest_are_refused(store, values, says):
