@@ -36,7 +36,8 @@ TEXT_BYTES = 1 << 20
 """Maximum number of UTF-8 bytes in extras (as JSON) and in a reward's error."""
 
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line and paragraph separators, bidirectional marks and surrogates."""
+"""Control characters, line and paragraph separators, surrogates, and characters that embed, isolate
+or override a writing direction. The marks U+200E, U+200F and U+061C are allowed."""
 _SAMPLE_ID = re.compile(r"((?:val-)?[0-9]{6})/([^/]+)/(?:0|[1-9][0-9]{0,9})(\.[1-9][0-9]{0,9})?")
 _WRITE_ID = re.compile(r"[0-9a-f]{8}")
 _ARRAYS = {
@@ -87,7 +88,8 @@ def check_line(value: object, where: str) -> str:
     if found := _UNPRINTABLE.search(value):
         raise TraceError(
             f"{where}: {shown(value)} contains U+{ord(found[0]):04X}, expected text without "
-            "control characters, line separators, direction marks or surrogates"
+            "control characters, line separators, surrogates, and characters that embed, isolate "
+            "or override a writing direction"
         )
     if not value.isascii() or len(value) > NAME_BYTES:
         size = len(value.encode())
@@ -281,10 +283,15 @@ def check_writing(sample: Sample, step: int | None) -> None:
         raise TraceError(f"{where}: a reward and a reward_error, expected at most one of the two")
     check_prompt_id(sample.prompt_id, f"{where}: prompt_id")
     found = _SAMPLE_ID.fullmatch(sample.id)
-    if found is None or found[2] != sample.prompt_id:
+    if found is None:
         raise TraceError(
-            f"{where}: prompt {sample.prompt_id}, expected a sample id of the form "
-            "'STEP/PROMPT_ID/K', such as '000003/17/2'; use new_sample"
+            f"{where}: id {shown(sample.id)}, expected the form 'STEP/PROMPT_ID/K', such as "
+            "'000003/17/2'; use new_sample"
+        )
+    if found[2] != sample.prompt_id:
+        raise TraceError(
+            f"{where}: its id contains prompt {shown(found[2])}, but its prompt_id is "
+            f"{shown(sample.prompt_id)}; use new_sample"
         )
     group = sample.id.rpartition("/")[0]
     if sample.group != group:
@@ -293,7 +300,8 @@ def check_writing(sample: Sample, step: int | None) -> None:
         raise TraceError(f"{where}: its id contains step {found[1]}, expected step {step:06d}")
     first = sample.id.removesuffix(found[3]) if found[3] else None
     if sample.branch_of != first:
-        raise TraceError(f"{where}: branch_of {shown(sample.branch_of)}, expected {shown(first)}")
+        ours, expected = ("null" if id is None else shown(id) for id in (sample.branch_of, first))
+        raise TraceError(f"{where}: branch_of {ours}, expected {expected}, as its id requires")
 
 
 def check_reward(value: object, where: str) -> float:

@@ -192,7 +192,10 @@ def check_format(version: object, name: str) -> int:
     """
     found = _VERSION.fullmatch(version) if isinstance(version, str) else None
     if found is None:
-        raise TraceError(f"{name}: format version {version!r}, expected the form {FORMAT!r}")
+        raise TraceError(
+            f"{name}: format version {version!r}, expected two numbers of at most 5 digits without "
+            f"leading zeros, such as {FORMAT!r}"
+        )
     ours, theirs = int(FORMAT.split(".")[0]), int(found[1])
     if theirs > ours:
         raise TraceError(

@@ -362,7 +362,7 @@ SIGNED = json.dumps({"step": 0, CONTENT_SHA256: content_digest({"step": 0})}).en
 
 IDENTITY = [
     Case("| group |", "expected '000000/0'", sample(group="000000/00")),
-    Case("| sample |", "expected a sample id of the form", moved_id("000000/0/x", "000000/0", "0")),
+    Case("| sample |", "expected the form", moved_id("000000/0/x", "000000/0", "0")),
     Case("Ids are unique within a step", "duplicated", sample(id="000000/0/1")),
     Case(
         "A `prompt_id` is any name",
@@ -377,12 +377,12 @@ IDENTITY = [
     ),
     Case(
         "written in decimal, without leading zeros",
-        "expected a sample id of the form",
+        "expected the form",
         moved_id("000000/0/00", "000000/0", "0"),
     ),
     Case(
         "written in decimal, without leading zeros",
-        "expected a sample id of the form|branch_of",
+        "expected the form|branch_of",
         moved_id("000000/0/1.01", "000000/0", "0", "000000/0/1"),
     ),
     Case(
@@ -435,12 +435,12 @@ BRANCHES = [
     ),
     Case(
         "The id of branch b is `{branch_of}.{b}`",
-        "expected a sample id of the form|branch_of",
+        "expected the form|branch_of",
         moved_id("000000/0/1.0", "000000/0", "0", "000000/0/1"),
     ),
     Case(
         "A first sequence is not a branch of another sequence",
-        "expected a sample id of the form|branch_of",
+        "expected the form|branch_of",
         moved_id("000000/0/1.1.1", "000000/0", "0", "000000/0/1.1"),
     ),
 ]
@@ -619,7 +619,7 @@ PARQUET = [
 SAMPLES = [
     Case("| `id` | string |", "id", only_sample(id="000000/0/7")),
     Case("| `group` | string |", "group", only_row(group="000000/7")),
-    Case("| `prompt_id` | string |", "prompt 7", sample(prompt_id="7")),
+    Case("| `prompt_id` | string |", "prompt 0, but its prompt_id is 7", sample(prompt_id="7")),
     Case(
         "| `policy_version` | int32 |",
         "policy_version 3, but its .* spans require 0",
