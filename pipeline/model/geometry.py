@@ -4,6 +4,7 @@ Dimensions: L is the number of MoE layers, K the number of experts per token (to
 number of experts.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,10 @@ class Geometry:
     """K, the number of experts that the router chooses per token."""
     layers: tuple[int, ...]
     """The indices of the MoE layers in the model, ascending; dense layers are left out."""
+
+    def __str__(self) -> str:
+        """Return the stored form, as JSON, for messages."""
+        return json.dumps(geometry_json(self))
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.uint16]:

@@ -111,9 +111,15 @@ def same_source(header: Header, first: Header) -> None:
 
     The engine may differ: a run can continue after an upgrade, and each commit names its engine.
     """
-    ours, theirs = (
-        provenance and (provenance.kind, provenance.policy_version)
-        for provenance in (header.provenance, first.provenance)
-    )
+    ours, theirs = source(header.provenance), source(first.provenance)
     if ours != theirs:
-        raise TraceError(f"{header.key}: routes of {ours}, expected {theirs} as in {first.key}")
+        raise TraceError(
+            f"{header.key}: its routes have {ours}, expected {theirs} as in {first.key}"
+        )
+
+
+def source(provenance: Provenance | None) -> str:
+    """Return the part of a provenance that all commits of a step share, for messages."""
+    if provenance is None:
+        return "no provenance"
+    return f"kind {provenance.kind} and policy version {provenance.policy_version}"

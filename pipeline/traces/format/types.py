@@ -5,6 +5,7 @@ number of rows of a sample (one per position 0..S-2). L is the number of MoE lay
 experts and K the number of experts per token (top-k).
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,3 +95,7 @@ class Provenance:
     policy_version: int
     engine: str
     """Name and version, e.g. 'vllm 0.32.0' or 'megatron-core 0.16.1'."""
+
+    def __str__(self) -> str:
+        """Return the stored form, as JSON, for messages."""
+        return json.dumps(vars(self))

@@ -11,7 +11,7 @@ from pipeline.run.commit import CorruptObjectError
 from pipeline.run.parse import field, items, key, listed, mapping, number, same, text
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile
-from pipeline.traces.format.header import Header, read_header
+from pipeline.traces.format.header import Header, read_header, source
 from pipeline.traces.format.manifest import Manifest, file_of
 from pipeline.traces.format.policies import policies_text, united
 from pipeline.traces.format.types import Provenance, TraceError
@@ -48,10 +48,10 @@ class TrainingSet:
                 raise TraceError(
                     f"{header.key}: {found}, expected {self.geometry} as in {self.name}"
                 )
-            ours, theirs = ((one.kind, one.policy_version) for one in (made, self.provenance))
+            ours, theirs = source(made), source(self.provenance)
             if ours != theirs:
                 raise TraceError(
-                    f"{header.key}: routes of {ours}, expected {theirs} as in {self.name}"
+                    f"{header.key}: its routes have {ours}, expected {theirs} as in {self.name}"
                 )
         layers = sorted({layer for header in self.commits for layer in geometry_of(header).layers})
         if layers != list(self.geometry.layers):
@@ -129,8 +129,8 @@ def read_training_set(store: Store, manifest: Manifest) -> TrainingSet:
         raise TraceError(f"{name}: {error}; remake the object") from error
     if header.geometry is None or header.provenance is None or not named:
         raise TraceError(
-            f"{name}: geometry {header.geometry}, provenance {header.provenance} and "
-            f"{len(named)} commits, expected all three"
+            f"{name}: geometry {header.geometry or 'null'}, provenance "
+            f"{header.provenance or 'null'} and {len(named)} commits, expected all three"
         )
     _check_step(header, manifest, name)
     commits = tuple(_commit(store, manifest, *commit) for commit in named)

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from pipeline.run import keys
 from pipeline.run.parse import same
-from pipeline.traces.format.header import Header
+from pipeline.traces.format.header import Header, source
 from pipeline.traces.format.ids import named
 from pipeline.traces.format.manifest import FileRef, Manifest
-from pipeline.traces.format.policies import united
+from pipeline.traces.format.policies import policies_text, united
 from pipeline.traces.format.schema import SUMMARY
 from pipeline.traces.format.shard_rows import NO_REWARD, versions_of
 from pipeline.traces.format.types import TraceError
@@ -276,14 +276,10 @@ class ManifestRows:
             if ours is None or theirs is None or manifest.provenance is None:
                 raise TraceError(f"{self._key}: no geometry, but {header.key} has routes")
             layers |= set(theirs.layers)
-            made = header.provenance
-            if made is None or (made.kind, made.policy_version) != (
-                manifest.provenance.kind,
-                manifest.provenance.policy_version,
-            ):
+            said, made = source(manifest.provenance), source(header.provenance)
+            if said != made:
                 raise TraceError(
-                    f"{self._key}: its provenance is {manifest.provenance}, but {header.key} "
-                    f"records {made}"
+                    f"{self._key}: its routes have {said}, but those of {header.key} have {made}"
                 )
             if (ours.experts, ours.topk) != (theirs.experts, theirs.topk):
                 raise TraceError(
@@ -320,7 +316,8 @@ class ManifestRows:
         expected = united((shard.header.key, shard.header.policies) for shard in shards)
         if shards and self._manifest.policies != expected:
             raise TraceError(
-                f"{self._key}: policies {self._manifest.policies}, but its shards have {expected}"
+                f"{self._key}: policies {policies_text(self._manifest.policies)}, but its shards "
+                f"have {policies_text(expected)}"
             )
 
     def _check_not_trained(self) -> None:

@@ -218,7 +218,7 @@ def test_a_model_with_different_experts_is_refused(settings, model, tmp_path):
     prepare(load(settings))
     (other / "config.json").write_text(json.dumps({**body, "num_experts_per_tok": 2}))
     problem = the_error(settings, f"{MODEL}={other}")
-    assert "(a model with different experts: was Geometry(experts=16, topk=4," in problem
+    assert '(a model with different experts: was {"experts": 16, "topk": 4,' in problem
     assert problem.endswith("from the beginning: add trainer.experiment_name=test-2")
 
 

@@ -337,7 +337,9 @@ def test_a_set_of_a_different_model_is_refused(stores):
     seal(run, 0, 1, lambda _: [s.id for s in samples], 0)
     write_recorded_set(run, record, 0)
     write_run(again, samples, "R3")
-    with pytest.raises(TraceError, match=r"experts=32.*this run's model has .*experts=16"):
+    with pytest.raises(
+        TraceError, match=r"\"experts\": 32.*this run's model has .*\"experts\": 16"
+    ):
         seal_replay(again, record, 0, make_window())
 
 

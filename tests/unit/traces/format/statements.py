@@ -603,7 +603,7 @@ PARQUET = [
     ),
     Case(
         "| `retrace.provenance` |",
-        "its provenance is .*its commit records",
+        r'its provenance is \{"kind": "R3", "policy_version": 1, .*its commit records',
         metadata(
             "routes", provenance='{"kind": "R3", "policy_version": 1, "engine": "vllm 0.32.0"}'
         ),
@@ -825,7 +825,7 @@ COMMITS = [
     Case("| `geometry`, `provenance` |", "go together", shard(provenance=None)),
     Case(
         "| `geometry`, `provenance` |",
-        "its provenance is",
+        "its routes have kind R3 and policy version 1, but .* kind R3 and policy version 0",
         head(provenance={"kind": "R3", "policy_version": 1, "engine": "vllm 0.32.0"}),
     ),
     Case(
@@ -838,7 +838,7 @@ COMMITS = [
         "layers \\[1, 2\\], but its files",
         head(geometry={"experts": 16, "topk": 4, "layers": [1, 2]}),
     ),
-    Case("| `policies` |", "policies \\{0: 'aaa", other_version),
+    Case("| `policies` |", r'policies \[\{"version": 0, "weights_sha256": "aaa', other_version),
     Case("| `policies` |", "tokens from policy version 0", unlisted_version),
     Case(
         "| `files` |",
