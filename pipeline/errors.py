@@ -9,6 +9,12 @@ def shown(value: object) -> str:
     return "null" if value is None else repr(value)
 
 
+def brief(value: object) -> str:
+    """Return a stored value as text for a message, cut off after 100 characters."""
+    text = shown(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
 def nearest(text: object, options: Iterable[str], otherwise: str = "leave it out") -> str:
     """Return the fix for a wrong text.
 

@@ -13,6 +13,7 @@ from pipeline.errors import LastingError
 from pipeline.policies.weights import WeightsFile
 from pipeline.run.commit import CorruptObjectError, DataFile
 from pipeline.store import StoreError
+from pipeline.traces.format.domain import shown
 
 _UNFORESEEN = (
     ArithmeticError,
@@ -39,8 +40,10 @@ class Problem:
 
     def __str__(self) -> str:
         """Return the problem as one line: 'steps/000000/plan.json: not JSON: ...'."""
-        named = self.sample is None or self.sample in self.text
-        return f"{self.key}: {self.text}" if named else f"{self.key}: {self.sample}: {self.text}"
+        if self.sample is None or self.sample in self.text:
+            return f"{self.key}: {self.text}"
+        id = shown(self.sample)
+        return f"{self.key}: {self.text}" if id in self.text else f"{self.key}: {id}: {self.text}"
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import brief
 from pipeline.model.geometry import MOST_LAYER, Geometry, geometry_json, parse_geometry
 from pipeline.model.limits import MOST_TOKENS
 from pipeline.run.strict_json import MOST_DEPTH, MOST_DIGITS
@@ -49,13 +50,17 @@ _ARRAYS = {
 
 
 def shown(value: object) -> str:
-    """Return a value for an error message: clean short text unchanged, anything else as ASCII."""
-    if isinstance(value, str) and len(value) <= NAME_BYTES and not _UNPRINTABLE.search(value):
-        return value
-    try:
-        text = " ".join(ascii(value).split())
-    except (ValueError, RecursionError):  # thousands of digits, or too many levels
-        text = f"a {type(value).__name__} that is too large to show"
+    """Return a value for an error message: clean text unchanged, anything else as ASCII.
+
+    Only the first 100 characters are returned.
+    """
+    if isinstance(value, str) and not _UNPRINTABLE.search(value):
+        text = value
+    else:
+        try:
+            text = " ".join(ascii(value).split())
+        except (ValueError, RecursionError):  # thousands of digits, or too many levels
+            text = f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
@@ -164,7 +169,7 @@ def check_prompt_id(value: object, where: str) -> str:
     """Check and return a prompt's id: a name that does not contain '/' and is not '.' or '..'."""
     found = check_line(value, where)
     if "/" in found or found in ("", ".", ".."):
-        raise TraceError(f"{where}: {found!r}, expected a name without '/', not '.' or '..'")
+        raise TraceError(f"{where}: {brief(found)}, expected a name without '/', not '.' or '..'")
     return found
 
 
@@ -295,7 +300,7 @@ def check_writing(sample: Sample, step: int | None) -> None:
         )
     group = sample.id.rpartition("/")[0]
     if sample.group != group:
-        raise TraceError(f"{where}: group {shown(sample.group)}, expected {group!r}")
+        raise TraceError(f"{where}: group {shown(sample.group)}, expected {brief(group)}")
     if step is not None and found[1] != f"{step:06d}":
         raise TraceError(f"{where}: its id contains step {found[1]}, expected step {step:06d}")
     first = sample.id.removesuffix(found[3]) if found[3] else None

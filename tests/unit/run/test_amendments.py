@@ -104,7 +104,7 @@ def test_a_worker_that_missed_an_amendment_is_refused(store):
             {"inputs.other": CORRECTED},
             "inputs.other: expected a setting or one of inputs.prompts",
         ),
-        (0, {"inputs.prompts": None}, "inputs.prompts: None is not an object"),
+        (0, {"inputs.prompts": None}, "inputs.prompts: null is not an object"),
         (0, {"inputs.model": {"config.json": 1}}, "inputs.model: config.json: 1 is not an object"),
         (0, {"inputs.reward": "reward.py"}, "inputs.reward: 'reward.py' is not an object"),
         (0, {"trainer.seed.x": 4}, "trainer.seed.x: seed is 3, not a group"),
@@ -122,7 +122,7 @@ def test_an_amendment_that_readers_refuse_is_not_written(store, from_step, chang
         ({"number": 1}, "number 1, expected 0"),
         ({"reason": ""}, "reason or changes are empty"),
         ({"from_step": -1}, "from_step: -1 is not a count"),
-        ({"changes": None}, "changes: None is not an object"),
+        ({"changes": None}, "changes: null is not an object"),
         ({"changes": {"inputs.reward": {"size": 1}}}, "inputs.reward: the field 'key' is missing"),
     ],
 )

@@ -120,7 +120,7 @@ def test_workers_use_the_settings_of_their_attempt():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rollout_workers": None}, "rollout_workers: None is not a count"),
+        ({"rollout_workers": None}, "rollout_workers: null is not a count"),
         ({"validations": [0, "x"]}, "validations: 'x' is not a count"),
         ({"save_freq": ...}, "the field 'save_freq' is missing"),
         ({"training_ranks": ...}, "the field 'training_ranks' is missing"),

@@ -80,7 +80,7 @@ def test_reading_fails_without_a_run(store):
             {"geometry": {"experts": 16}},
             "geometry: found {'experts': 16}, expected an object with experts, topk and layers",
         ),
-        ({"versions": None}, "versions: None is not an object"),
+        ({"versions": None}, "versions: null is not an object"),
     ],
 )
 def test_a_broken_description_is_refused(store, change, says):

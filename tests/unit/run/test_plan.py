@@ -114,7 +114,7 @@ def test_find_plan_returns_none_for_a_missing_plan_but_read_plan_fails(store):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"n": None}, "n: None is not a count"),
+        ({"n": None}, "n: null is not a count"),
         ({"shards": 0}, "shards: 0, expected at least 1"),
         ({"prompts": 3}, "prompts: 3 is not a list"),
         ({"prompts": [{"row": 1}]}, "prompts: the field 'epoch' is missing"),
@@ -146,7 +146,7 @@ def test_a_broken_plan_is_refused(store, change, says):
     ("change", "says"),
     [
         ({"sub_plan": 2}, "sub_plan 2, expected 1"),
-        ({"sub_plan": None}, "sub_plan: None is not a count"),
+        ({"sub_plan": None}, "sub_plan: null is not a count"),
         ({"baseline": 1}, "baseline: 1 is neither true nor false"),
         ({"shards": 60_000}, "120000 shards in sub-plans 0 to 1, expected at most 100000"),
     ],

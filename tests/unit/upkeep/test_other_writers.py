@@ -164,6 +164,20 @@ def test_the_limit_on_extras_is_on_the_bytes_that_are_stored(extras):
     assert read_samples(forged, read_manifest(forged, 0), [id])[0].extras == json.loads(extras)
 
 
+def test_long_values_are_cut_off_in_problems():
+    store = MemoryStore()
+    sealed_r3(store, make_samples())
+    for change in ("group", "attempt"):
+        forgery = Forgery(store)
+        if change == "attempt":
+            forgery.shards[0].body["attempt"] = "a" * 1_000
+        else:
+            forgery.samples[0][change] = "a" * 1_000
+        found = problems(forgery.sealed())
+        assert any("a" * 99 in problem for problem in found)
+        assert not any("a" * 101 in problem for problem in found), found
+
+
 def test_data_may_name_the_shards_in_any_order():
     store = MemoryStore()
     sealed_r3(store, make_samples())

@@ -1062,8 +1062,7 @@ _PAGE = "tests/unit/traces/format/test_format_doc.py"
 _PLANES = "tests/unit/traces/read/test_planes.py"
 
 ELSEWHERE = {
-    "A reader that joins the routes of
-a sample with tokens from elsewhere": _RECORDED,
+    "A reader that joins the routes of\na sample with tokens from elsewhere": _RECORDED,
     "| page indexes and bloom filters |": _OTHERS,
     "| statistics of column chunks |": _OTHERS,
     "| `training/SSS-DDDDD[-CCCCC].<write-id>.routes.parquet` |": _OTHERS,

@@ -65,7 +65,7 @@ def refused(store: Store, key: str) -> str:
 HUGE = 1 << 60
 REF = {"key": "x", "sha256": "", "commit": "x", "commit_sha256": ""}
 FILES = [
-    (["key"], None, "files: item 0: key: None is not a string"),
+    (["key"], None, "files: item 0: key: null is not a string"),
     (["key"], "../outside", "files: item 0: key: .* relative parts are not allowed"),
     (["key"], "a\0b", "files: item 0: key: .* only printable characters are allowed"),
     (["key"], "\ud800", "not JSON: .* half of a surrogate pair"),
@@ -73,23 +73,23 @@ FILES = [
     (["size"], True, "files: item 0: size: True is not a count"),
     (["size"], 1 << 70, r"files: item 0: size: \d+ is not a count"),
     (["size"], "12", "files: item 0: size: '12' is not a count"),
-    (["sha256"], None, "files: item 0: sha256: None is not a string"),
+    (["sha256"], None, "files: item 0: sha256: null is not a string"),
     (["role"], "model", "a (samples|manifest) file, expected model"),
     (["role"], [], r"files: item 0: role: \[\] is not a string"),
-    (["leaves"], None, "files: item 0: leaves: None is not a list"),
-    (["leaves"], [None], "files: item 0: leaves: item 0: None is not a string"),
+    (["leaves"], None, "files: item 0: leaves: null is not a list"),
+    (["leaves"], [None], "files: item 0: leaves: item 0: null is not a string"),
     (["leaves"], [], r"row_groups: item 0: chunks: \d+ items, expected 0: one per leaf column"),
     (["footer"], [], r"footer: \[\], expected an offset, a length and a digest"),
     (["footer"], [0, HUGE, "0" * 64], r"footer: bytes 0..1152921504606846976, expected at most \d"),
     (["footer"], [-8, 8, "0" * 64], "footer: -8 is not a count"),
     (["row_groups"], {}, "row_groups: {} is not a list"),
-    (["row_groups"], None, "row_groups: None is not a list"),
+    (["row_groups"], None, "row_groups: null is not a list"),
     (["row_groups", 0, "rows"], -1, "row_groups: item 0: rows: -1 is not a count"),
     (["row_groups", 0, "rows"], HUGE, r"row groups of \[\d\] rows, expected the numbers in"),
     (["row_groups", 0, "chunks"], [], r"chunks: 0 items, expected \d+: one per leaf column"),
     (["row_groups", 0, "chunks", 0], [0, HUGE, "0" * 64], r"chunks: item 0: bytes 0..1152921504"),
     (["row_groups", 0, "chunks", 0], ["0", 1, "0" * 64], "chunks: item 0: '0' is not a count"),
-    (["row_groups", 0, "chunks", 0], [4, 8, None], "chunks: item 0: None is not a string"),
+    (["row_groups", 0, "chunks", 0], [4, 8, None], "chunks: item 0: null is not a string"),
 ]
 
 
@@ -130,9 +130,9 @@ def test_a_wrong_size_of_a_file_is_refused(store, tmp_path, size):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"data": None}, "data: None is not a list"),
+        ({"data": None}, "data: null is not a list"),
         ({"data": [1]}, "data: item 0: 1 is not an object"),
-        ({"data": [{**REF, "key": None}]}, "data: item 0: key: None is not a string"),
+        ({"data": [{**REF, "key": None}]}, "data: item 0: key: null is not a string"),
         ({"data": [{**REF, "commit": 5}]}, "data: item 0: commit: 5 is not a string"),
         ({"data": []}, "a sample refers to file 1, expected no files"),
         ({"policy_versions": 3}, "policy_versions: 3 is not a list"),

@@ -149,6 +149,14 @@ def test_new_sample_names_values_outside_of_the_domain(changes, says):
     assert str(refused.value).isprintable()
 
 
+def test_long_values_are_cut_off_in_messages():
+    for changes in ({"id": "a" * 1_000}, {"group": "a" * 1_000}, {"branch_of": "a" * 1_000}):
+        with pytest.raises(TraceError) as refused:
+            retrace.write_step(MemoryStore(), 0, [sample(**changes)], GEOMETRY, R3)
+        assert "a" * 100 + "..." in str(refused.value)
+        assert "a" * 101 not in str(refused.value)
+
+
 @pytest.mark.parametrize("number", [10**100 - 1, 10**99, 1 - 10**99])
 def test_an_integer_of_100_characters_is_written_and_read(number):
     made = retrace.new_sample(0, "17", 0, [1, 2], [3, 4], EXPERTS, extras={"a": number})
