@@ -78,8 +78,7 @@ def export(store: Store, step: int, folder: Path, form: Format) -> int:
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # The index gets its final name only when all files that it names exist.
-        part = folder / "samples.json.part"
-        with _created(part) as out:
+        with _completed(folder / "samples.json") as out:
             head = {
                 "experts": manifest.geometry.experts,
                 "topk": manifest.geometry.topk,
@@ -90,9 +89,6 @@ def export(store: Store, step: int, folder: Path, form: Format) -> int:
                 entry = _write_sample(sample, folder, form, torch)
                 out.write((", " if number else "").encode() + json.dumps(entry).encode())
             out.write(b"]}\n")
-        if (folder / "samples.json").exists():
-            raise FileExistsError(None, "it already exists", str(folder / "samples.json"))
-        part.rename(folder / "samples.json")
     return len(manifest.ids)
 
 
@@ -173,8 +169,8 @@ def export_for(
     named = {"ids": ids} if peer == "verl" else {"rollout_id": step}
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _created(folder / f"{step}.pt") as out:
-            torch.save({**named, "samples": samples}, out)
+        with _completed(folder / f"{step}.pt") as out:
+            _save_tensors(torch, {**named, "samples": samples}, out)
     return ForPeer(len(ids), untrained, left_out, not_counted, unknown)
 
 
@@ -235,6 +231,25 @@ def _created(path: Path) -> BinaryIO:
     return path.open("xb")
 
 
+@contextmanager
+def _completed(path: Path) -> Iterator[BinaryIO]:
+    """Create a file that gets its name when the block ends; after an error, no file remains.
+
+    Raises FileExistsError if it exists.
+    """
+    part = path.with_name(f"{path.name}.part")
+    with _created(part) as out:
+        try:
+            yield out
+            out.flush()
+            if path.exists():
+                raise FileExistsError(None, "it already exists", str(path))
+            part.rename(path)
+        except BaseException:
+            part.unlink()
+            raise
+
+
 def _write_sample(sample: Sample, folder: Path, form: Format, torch: Any) -> dict[str, Any]:
     """Write a sample's arrays, and return its entry for samples.json."""
     name = file_name(sample.id)
@@ -258,7 +273,16 @@ def _save(folder: Path, name: str, routes: Routes, torch: Any) -> None:
     else:
         tensors = {"sets": _tensor(sets_TLK, torch), "valid": _tensor(routes.valid_T, torch)}
         with _created(folder / f"{name}.pt") as out:  # given a path, torch hides the OSError
-            torch.save(tensors, out)
+            _save_tensors(torch, tensors, out)
+
+
+def _save_tensors(torch: Any, content: dict[str, Any], out: BinaryIO) -> None:
+    try:
+        torch.save(content, out)
+    except RuntimeError as error:  # raised when torch closes its archive after an OSError
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 def _torch() -> Any:

@@ -4,6 +4,8 @@ The rules come from verl-project/verl at 1dda039b and THUDM/slime at 624b824a, r
 assertions. Each assertion names the function that would fail.
 """
 
+import errno
+import io
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ from pipeline.cli import traces
 from pipeline.run.commit import new_write_id
 from pipeline.store import open_store
 from pipeline.traces import seal, write_shard
+from pipeline.upkeep import export as exporting
 from pipeline.upkeep.export import export, export_for
 from retrace import (
     Geometry,
@@ -233,6 +236,34 @@ def test_samples_of_a_step_without_routes_lack_the_routes_field(exported, form, 
     loaded, _ = exported(form, {sample.id: sample for sample in samples}, None)
     takes(loaded, routes=False)
     assert not any(name.endswith("routed_experts") for one in loaded["samples"] for name in one)
+
+
+class FullDisk(io.BytesIO):
+    """A file on a disk with 4 KiB of free space."""
+
+    def write(self, data):
+        if self.tell() + len(data) > 4096:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+@pytest.mark.parametrize("peer", ["verl", "slime"])
+def test_a_full_disk_leaves_no_file_for_a_trainer(tmp_path, monkeypatch, peer):
+    """A trainer would load an incomplete file under the final name."""
+    store = open_store(str(tmp_path / "run"))
+    write_step(store, 0, list(a_step().values()), GEOMETRY, MADE_BY)
+    with monkeypatch.context() as full:
+
+        def created(path):
+            path.touch()
+            return FullDisk()
+
+        full.setattr(exporting, "_created", created)
+        with pytest.raises(TraceError, match="No space left on device; pass a writable folder"):
+            export_for(store, 0, tmp_path / "out", peer)
+    assert list((tmp_path / "out").iterdir()) == []
+    export_for(store, 0, tmp_path / "out", peer)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["0.pt"]
 
 
 def test_an_existing_file_is_not_overwritten(exported, tmp_path):
