@@ -3,7 +3,7 @@
     checked inputs ─► inputs/<sha256>/<name> ─► run.json (once, conditional) ─► policies/000000
 
 The preparation may be repeated at any time, because existing objects are not written again. Files
-that run.json and the amendments name but that are missing are staged again.
+that an amendment names but that are missing are staged again.
 """
 
 import contextlib
@@ -113,8 +113,9 @@ def stage(inputs: CheckedInputs, fence: Fence = end_attempts) -> StagedRun:
     if run != ours:  # the run existed, or another flow created it first
         amended = _amend(inputs, fence)
         run = description_now(store)
-    # A sweep may have removed files that an earlier start staged, before a commit named them.
-    if any(store.size(file.key) is None for file in run.inputs.files()):
+    # A sweep may have removed files that an earlier start staged, before an amendment named them.
+    named = {file for amendment in read_amendments(store) for file in amendment.files()}
+    if any(store.size(file.key) is None for file in named.intersection(run.inputs.files())):
         _description(inputs)
     if store.size(keys.policy(0)) is None:
         model = list(run.inputs.model.values())
