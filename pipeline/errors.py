@@ -9,7 +9,7 @@ def shown(value: object) -> str:
     return "null" if value is None else repr(value)
 
 
-def brief(value: object) -> str:
+def cut(value: object) -> str:
     """Return a stored value as text for a message, cut off after 100 characters."""
     text = shown(value)
     return text if len(text) <= 100 else f"{text[:100]}..."

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 
 MOST_EXPERTS, MOST_TOPK, MOST_LAYER = 65_536, 64, 99_999
 """Limits of the trace format on the number of experts, on top-k, and on the index of a layer."""
@@ -60,13 +60,13 @@ def parse_geometry(value: Any) -> Geometry | None:
         experts, topk, layers = value["experts"], value["topk"], tuple(value["layers"])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"found {brief(value)}, expected an object with experts, topk and layers"
+            f"found {cut(value)}, expected an object with experts, topk and layers"
         ) from error
     numbers = all(type(n) is int and n >= 0 for n in (experts, topk, *layers))
     sizes = numbers and 0 < topk <= min(experts, MOST_TOPK) and experts <= MOST_EXPERTS
     if not sizes or not layers or list(layers) != sorted(set(layers)) or layers[-1] > MOST_LAYER:
         raise ValueError(
-            f"found {brief(value)}, expected 0 < topk <= experts <= {MOST_EXPERTS}, topk <= "
+            f"found {cut(value)}, expected 0 < topk <= experts <= {MOST_EXPERTS}, topk <= "
             f"{MOST_TOPK}, at least one layer, and layers ascending up to {MOST_LAYER}"
         )
     return Geometry(experts, topk, layers)

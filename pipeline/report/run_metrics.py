@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pipeline.metrics.former import Metrics, named_today
 from pipeline.rl.extra_means import REWARD, source_means
 from pipeline.run import keys, parse
-from pipeline.run.commit import find_placed, parsing
+from pipeline.run.commit import find_commit_of, parsing
 from pipeline.run.plan import find_counts, find_plan
 from pipeline.run.restarts import finished_steps
 from pipeline.store import Store
@@ -24,7 +24,7 @@ class StepMetrics:
 
 def read_metrics(store: Store, step: int) -> StepMetrics | None:
     """Return a step's metrics; None if the step is not finished. Raises CorruptObjectError."""
-    body = find_placed(store, keys.metrics(step), {"step": step})
+    body = find_commit_of(store, keys.metrics(step), {"step": step})
     if body is None:
         return None
     with parsing(store, keys.metrics(step)):

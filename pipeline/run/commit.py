@@ -225,7 +225,7 @@ def find_commit(store: Store, key: str) -> dict[str, Any] | None:
         return None
 
 
-def find_placed(store: Store, key: str, place: Mapping[str, int]) -> dict[str, Any] | None:
+def find_commit_of(store: Store, key: str, place: Mapping[str, int]) -> dict[str, Any] | None:
     """Read a commit's body, and check that it is the commit that belongs to its key.
 
     Args:

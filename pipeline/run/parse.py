@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.store.base import StoreError, check_key
 
 _T = TypeVar("_T")
@@ -38,14 +38,14 @@ def field(body: Mapping[str, Any], name: str, parse: Callable[[Any], _T]) -> _T:
 def number(value: Any) -> int:
     """A count, for example of bytes: an integer from 0 to 2^63 - 1."""
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{brief(value)} is not a count")
+        raise TypeError(f"{cut(value)} is not a count")
     return value
 
 
 def integer(value: Any) -> int:
     """A signed 64-bit integer."""
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise TypeError(f"{brief(value)} is not a 64-bit integer")
+        raise TypeError(f"{cut(value)} is not a 64-bit integer")
     return value
 
 
@@ -54,7 +54,7 @@ def real(value: Any) -> float:
     if type(value) is int:
         value = integer(value)
     elif type(value) is not float or not math.isfinite(value):
-        raise TypeError(f"{brief(value)} is not a finite number")
+        raise TypeError(f"{cut(value)} is not a finite number")
     return float(value)
 
 
@@ -68,7 +68,7 @@ def digest(value: Any) -> str:
     """A SHA-256 digest, as 64 lower-case hexadecimal digits."""
     if not _DIGEST.fullmatch(text(value)):
         raise ValueError(
-            f"{brief(value)} is not a SHA-256 digest of 64 lower-case hexadecimal digits"
+            f"{cut(value)} is not a SHA-256 digest of 64 lower-case hexadecimal digits"
         )
     return text(value)
 
@@ -76,7 +76,7 @@ def digest(value: Any) -> str:
 def flag(value: Any) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise TypeError(f"{brief(value)} is neither true nor false")
+        raise TypeError(f"{cut(value)} is neither true nor false")
     return value
 
 
@@ -96,7 +96,7 @@ def same(found: Any, expected: Any) -> bool:
 def text(value: Any) -> str:
     """A string."""
     if not isinstance(value, str):
-        raise TypeError(f"{brief(value)} is not a string")
+        raise TypeError(f"{cut(value)} is not a string")
     return value
 
 
@@ -112,7 +112,7 @@ def key(value: Any) -> str:
 def items(value: Any) -> list[Any]:
     """A list."""
     if not isinstance(value, list):
-        raise TypeError(f"{brief(value)} is not a list")
+        raise TypeError(f"{cut(value)} is not a list")
     return value
 
 
@@ -134,5 +134,5 @@ def listed(parse: Callable[[Any], _T]) -> Callable[[Any], list[_T]]:
 def mapping(value: Any) -> dict[str, Any]:
     """A JSON object."""
     if not isinstance(value, dict):
-        raise TypeError(f"{brief(value)} is not an object")
+        raise TypeError(f"{cut(value)} is not an object")
     return value

@@ -16,7 +16,7 @@ from pipeline.run.commit import (
     CorruptObjectError,
     commit,
     find_commit,
-    find_placed,
+    find_commit_of,
     new_write_id,
     parsing,
     read_commit,
@@ -215,7 +215,7 @@ def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None
         CorruptObjectError: The commit is damaged or invalid.
     """
     place = {"version": plan.policy_version, "shard": shard}
-    body = find_placed(store, plan.shard_key(shard), place)
+    body = find_commit_of(store, plan.shard_key(shard), place)
     if body is None:
         return None
     with parsing(store, plan.shard_key(shard)):

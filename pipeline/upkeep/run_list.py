@@ -15,7 +15,7 @@ from pipeline.errors import InputError
 from pipeline.metrics.former import named_today
 from pipeline.run import keys, parse
 from pipeline.run.amendments import description_now
-from pipeline.run.commit import find_commit, find_placed, read_commit
+from pipeline.run.commit import find_commit, find_commit_of, read_commit
 from pipeline.run.restarts import finished_steps
 from pipeline.store import ObjectInfo, Store, StoreError, open_store
 from pipeline.store.schemes import DEFAULT_STORE
@@ -210,7 +210,7 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
     reward = None
     if finished := finished_steps(store):
         step = finished - 1
-        metrics = find_placed(store, keys.metrics(step), {"step": step}) or {}
+        metrics = find_commit_of(store, keys.metrics(step), {"step": step}) or {}
         reward = named_today(parse.field(metrics, "metrics", parse.numbers)).get(_REWARD)
     number = folder.newest_attempt
     if number is None:

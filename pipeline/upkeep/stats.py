@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
-from pipeline.run.commit import find_placed, parsing
+from pipeline.run.commit import find_commit_of, parsing
 from pipeline.run.parse import numbers
 from pipeline.store import Store
 from pipeline.traces.format.manifest import Manifest, open_file, read_manifest
@@ -105,7 +105,7 @@ def step_stats(store: Store, step: int) -> StepStats:
     agreement: Sequence[float | None] = [None] * len(layers)
     if trained is not manifest:
         agreement = _agreement(store, manifest, trained)
-    metrics = find_placed(store, keys.metrics(step), {"step": step}) or {}
+    metrics = find_commit_of(store, keys.metrics(step), {"step": step}) or {}
     with parsing(store, keys.metrics(step)):
         in_training = numbers(metrics.get("agreement_by_layer") or {})
     rows_total = sum(manifest.rows["rows_total"].to_pylist())

@@ -200,7 +200,6 @@ def resume_of(folder: Path, monkeypatch: pytest.MonkeyPatch, then: str, *written
             (*COMPLETE[:-1], keys.checkpoint_file(3, "0a", "x")),
             "4 steps and its last checkpoint was of policy 0",
         ),
-        ("", COMPLETE[1:], "0 steps and its last checkpoint was of policy 3"),
         ("", (*COMPLETE, keys.metrics(4), keys.metrics(5)), "finished 6 steps"),
         ("end", COMPLETE[:2], "ended with exit code 0 before it could be killed"),
         ("", COMPLETE, "continued from policy 0, expected policy 3"),

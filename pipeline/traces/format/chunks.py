@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, DataFile, parse_file, sha256
@@ -142,7 +142,7 @@ def _row_group(value: Any, leaves: int, size: int) -> RowGroup:
 
 def _range(value: Any, size: int) -> Range:
     if not isinstance(value, list) or len(value) != 3:
-        raise ValueError(f"{brief(value)}, expected an offset, a length and a digest")
+        raise ValueError(f"{cut(value)}, expected an offset, a length and a digest")
     found = Range(number(value[0]), number(value[1]), text(value[2]))
     if found.offset + found.length > size:
         raise ValueError(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format import domain
 from pipeline.traces.format.codec import canonical
-from pipeline.traces.format.types import Routes, TraceError
+from pipeline.traces.format.types import Routes, TraceError, check_array
 
 
 def token_digest(tokens_S: npt.ArrayLike) -> str:
@@ -30,7 +30,7 @@ def check_tokens(tokens: npt.ArrayLike, where: str) -> npt.NDArray[np.uint32]:
 
     Raises TraceError unless they are integers in one dimension, from 0 to 2^32 - 1.
     """
-    found = domain.check_array(tokens, f"{where}: tokens")
+    found = check_array(tokens, f"{where}: tokens")
     if found.size == 0:
         found = found.astype(np.uint32)
     if found.ndim != 1 or found.dtype.kind not in "iu":

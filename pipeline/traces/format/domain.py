@@ -14,9 +14,8 @@ from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.model.geometry import MOST_LAYER, Geometry, geometry_json, parse_geometry
 from pipeline.model.limits import MOST_TOKENS
 from pipeline.run.strict_json import MOST_DEPTH, MOST_DIGITS
@@ -28,9 +27,9 @@ MOST_TOKEN = 2**32 - 1
 MOST_STEP, MOST_SHARD, MOST_STAGE = 999_999, 99_999, 999
 MOST_SPANS = 1 << 16
 """Maximum number of spans of a new sample; for stored samples, the bounds in pages.py apply."""
-MOST_SEED = 2**63 - 1
-NO_SEED = -1
-"""The seed of a sample that was generated without a seed, or whose seed is unknown."""
+MOST_SEED, NO_SEED = 2**63 - 1, -1
+"""The maximum seed, and the seed of a sample that was generated without one or whose seed is
+unknown."""
 NAME_BYTES = 1_024
 """Maximum number of UTF-8 bytes in an id, a group or any other one-line text."""
 TEXT_BYTES = 1 << 20
@@ -130,23 +129,6 @@ def check_list(value: Any, where: str, of: str) -> list[Any]:
     return list(items)
 
 
-def check_array(value: npt.ArrayLike, where: str) -> npt.NDArray[Any]:
-    """Return a value as a numpy array, without a copy if possible.
-
-    Raises TraceError if numpy cannot convert the value, and for an array with a mask.
-    """
-    if isinstance(value, np.ma.MaskedArray):
-        raise TraceError(f"{where} is a masked array, expected one without a mask")
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        # Lists of different lengths, tensors on a GPU, or types that numpy does not support.
-        raise TraceError(
-            f"{where} of type {type(value).__name__} cannot become an array "
-            f"({error}); pass numpy arrays, lists, or tensors in CPU memory"
-        ) from error
-
-
 def check_names(value: Any, where: str) -> list[str]:
     """Return names as a list. Raises TraceError for a single text, and for names of other types."""
     names = check_list(value, where, "texts")
@@ -169,7 +151,7 @@ def check_prompt_id(value: object, where: str) -> str:
     """Check and return a prompt's id: a name that does not contain '/' and is not '.' or '..'."""
     found = check_line(value, where)
     if "/" in found or found in ("", ".", ".."):
-        raise TraceError(f"{where}: {brief(found)}, expected a name without '/', not '.' or '..'")
+        raise TraceError(f"{where}: {cut(found)}, expected a name without '/', not '.' or '..'")
     return found
 
 
@@ -268,10 +250,10 @@ def check_new(sample: Sample, step: int | None) -> None:
     """
     check_sample(sample)
     json_text(sample.extras, f"sample {shown(sample.id)}: extras")
-    check_writing(sample, step)
+    check_written(sample, step)
 
 
-def check_writing(sample: Sample, step: int | None) -> None:
+def check_written(sample: Sample, step: int | None) -> None:
     """Raise TraceError if a sample that `check_sample` accepts breaks a rule for writers.
 
     These rules are the limits on new samples, and the form of ids. Readers treat ids as opaque, but
@@ -300,7 +282,7 @@ def check_writing(sample: Sample, step: int | None) -> None:
         )
     group = sample.id.rpartition("/")[0]
     if sample.group != group:
-        raise TraceError(f"{where}: group {shown(sample.group)}, expected {brief(group)}")
+        raise TraceError(f"{where}: group {shown(sample.group)}, expected {cut(group)}")
     if step is not None and found[1] != f"{step:06d}":
         raise TraceError(f"{where}: its id contains step {found[1]}, expected step {step:06d}")
     first = sample.id.removesuffix(found[3]) if found[3] else None

@@ -24,7 +24,6 @@ from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
 from pipeline.traces.format.domain import (
     MOST_STEP,
-    check_array,
     check_line,
     check_name,
     check_names,
@@ -34,7 +33,7 @@ from pipeline.traces.format.domain import (
 from pipeline.traces.format.header import Header, read_header
 from pipeline.traces.format.ids import check_once, doubles, named
 from pipeline.traces.format.schema import FORMAT, MANIFEST, Role
-from pipeline.traces.format.types import Provenance, TraceError
+from pipeline.traces.format.types import Provenance, TraceError, check_array
 
 _BATCH_BYTES = 64 << 20
 _BATCH_SAMPLES = 256

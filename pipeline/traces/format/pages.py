@@ -74,7 +74,7 @@ class StoredChunk(NamedTuple):
     statistics: Mapping[int, int | bytes] = MappingProxyType({})
     """The chunk's minimum, maximum and number of nulls, keyed by the field numbers of `Statistics`
     in parquet.thrift. Values are encoded as in the file."""
-    indexed: bool = False
+    has_index: bool = False
     """Whether the chunk has a page index or a Bloom filter."""
 
 
@@ -152,7 +152,7 @@ def _stored_chunk(column: "_Struct") -> StoredChunk:
         start,
         length,
         {field: value for field, value in stated if isinstance(value, int | bytes)},
-        indexed=not _INDEXES.isdisjoint(column) or _BLOOM_FILTER in described,
+        has_index=not _INDEXES.isdisjoint(column) or _BLOOM_FILTER in described,
     )
 
 

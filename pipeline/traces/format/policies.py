@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.run.parse import field, listed, mapping, number, text
 from pipeline.traces.format.domain import MOST
 from pipeline.traces.format.types import TraceError
@@ -45,7 +45,7 @@ def parse_policies(value: Any, name: str) -> dict[int, str] | None:
     for version, digest in found:
         if not _DIGEST.fullmatch(digest):
             raise TraceError(
-                f"{name}: policy {version} has weights {brief(digest)}, expected a SHA-256 digest "
+                f"{name}: policy {version} has weights {cut(digest)}, expected a SHA-256 digest "
                 "of 64 lower-case hexadecimal digits"
             )
     return dict(found)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 import pipeline
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
 from pipeline.run.strict_json import parse_json
 from pipeline.traces.format.codec import Coding, coding, has_gaps
@@ -194,7 +194,7 @@ def check_format(version: object, name: str) -> int:
     found = _VERSION.fullmatch(version) if isinstance(version, str) else None
     if found is None:
         raise TraceError(
-            f"{name}: format version {brief(version)}, expected two numbers of at most 5 digits "
+            f"{name}: format version {cut(version)}, expected two numbers of at most 5 digits "
             f"without leading zeros, such as {FORMAT!r}"
         )
     ours, theirs = int(FORMAT.split(".")[0]), int(found[1])
@@ -233,5 +233,5 @@ def parse_provenance(value: Any, name: str) -> Provenance | None:
     try:
         made = Provenance(value["kind"], value["policy_version"], value["engine"])
     except (KeyError, TypeError) as error:
-        raise TraceError(f"{name}: malformed provenance {brief(value)}") from error
+        raise TraceError(f"{name}: malformed provenance {cut(value)}") from error
     return check_provenance(made, name)

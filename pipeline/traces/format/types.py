@@ -99,3 +99,20 @@ class Provenance:
     def __str__(self) -> str:
         """Return the stored form, as JSON, for messages."""
         return json.dumps(vars(self))
+
+
+def check_array(value: npt.ArrayLike, where: str) -> npt.NDArray[Any]:
+    """Return a value as a numpy array, without a copy if possible.
+
+    Raises TraceError if numpy cannot convert the value, and for an array with a mask.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TraceError(f"{where} is a masked array, expected one without a mask")
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        # Lists of different lengths, tensors on a GPU, or types that numpy does not support.
+        raise TraceError(
+            f"{where} of type {type(value).__name__} cannot become an array "
+            f"({error}); pass numpy arrays, lists, or tensors in CPU memory"
+        ) from error

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.model.geometry import Geometry
 from pipeline.run.commit import DataFile, read_data
 from pipeline.store import Store
@@ -190,6 +190,6 @@ def _same(key: str, id: str, name: str, found: Any, expected: Any) -> None:
     both_nan = found != found and expected != expected  # `check_sample` refuses such a reward
     if found != expected and not both_nan:
         raise TraceError(
-            f"{key}: sample {id}: {name} is {brief(found)}, but the manifest records "
-            f"{brief(expected)}; restore the object or remake the step"
+            f"{key}: sample {id}: {name} is {cut(found)}, but the manifest records "
+            f"{cut(expected)}; restore the object or remake the step"
         )

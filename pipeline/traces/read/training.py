@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
@@ -214,7 +214,7 @@ def recorded(header: Header) -> dict[str, Recorded] | None:
     if len(found) != len(entries) or not same(header.body.get("samples"), len(entries)):
         raise TraceError(
             f"{header.key}: {len(entries)} digests for {len(found)} samples, expected one for each "
-            f"of its {brief(header.body.get('samples'))} samples"
+            f"of its {cut(header.body.get('samples'))} samples"
         )
     for id, entry in found.items():
         if entry.rows_valid > entry.rows:
@@ -249,7 +249,7 @@ def _listed(store: Store, step: int) -> TrainingSet | None:
             step, stage, dp_rank
         ):
             raise TraceError(
-                f"{name} in {store.uri}: a commit of step {brief(header.body.get('step'))}, "
+                f"{name} in {store.uri}: a commit of step {cut(header.body.get('step'))}, "
                 f"stage {stage}, data-parallel rank {dp_rank}"
             )
         commits.append(header)
@@ -300,7 +300,7 @@ def _check_step(header: Header, manifest: Manifest, name: str) -> None:
     """Raise TraceError unless a training set or commit belongs to this sealed step."""
     step, sealed = header.body.get("step"), header.body.get("manifest_sha256")
     if not same(step, manifest.step):
-        raise TraceError(f"{name}: step {brief(step)}, expected {manifest.step}")
+        raise TraceError(f"{name}: step {cut(step)}, expected {manifest.step}")
     if sealed != manifest.sha256:
         raise TraceError(
             f"{name}: recorded for a manifest with content {str(sealed)[:16]}..., but "
@@ -314,5 +314,5 @@ def _number_of(header: Header, name: str) -> int:
         return number(header.body[name])
     except (KeyError, TypeError) as error:
         raise TraceError(
-            f"{header.key}: {name} is {brief(header.body.get(name))}, expected a number"
+            f"{header.key}: {name} is {cut(header.body.get(name))}, expected a number"
         ) from error

@@ -16,7 +16,14 @@ from pipeline.traces.format import domain
 from pipeline.traces.format.digests import check_tokens
 from pipeline.traces.format.ids import group_id, sample_id
 from pipeline.traces.format.manifest import SealedManifest
-from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError, VersionSpan
+from pipeline.traces.format.types import (
+    Provenance,
+    Routes,
+    Sample,
+    TraceError,
+    VersionSpan,
+    check_array,
+)
 from pipeline.traces.write.checked import shard_key
 from pipeline.traces.write.seal import seal
 from pipeline.traces.write.writer import write_shard
@@ -168,7 +175,7 @@ def weights_digest(folder: str | Path) -> str:
 
 
 def _mask(id: str, loss_mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    found = domain.check_array(loss_mask, f"sample {id}: loss_mask")
+    found = check_array(loss_mask, f"sample {id}: loss_mask")
     if found.size == 0:
         found = found.astype(np.bool_)
     if found.dtype.kind not in "biu" or not np.isin(found, (0, 1)).all():
@@ -179,7 +186,7 @@ def _mask(id: str, loss_mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def _logprobs(id: str, logprobs: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    found = domain.check_array(logprobs, f"sample {id}: logprobs")
+    found = check_array(logprobs, f"sample {id}: logprobs")
     if found.dtype.kind not in "fiu":
         raise TraceError(
             f"sample {id}: logprobs of type {found.dtype}, expected numbers; use NaN for "
@@ -205,7 +212,7 @@ def _extras(id: str, extras: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _routes(id: str, experts: npt.ArrayLike) -> Routes:
-    experts_TLK = domain.check_array(experts, f"sample {id}: experts")
+    experts_TLK = check_array(experts, f"sample {id}: experts")
     if experts_TLK.ndim != 3 or experts_TLK.dtype.kind not in "iu":
         raise TraceError(
             f"sample {id}: experts of type {experts_TLK.dtype} and shape {experts_TLK.shape}, "

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.run.parse import same
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.types import TraceError
@@ -53,7 +53,7 @@ def _problems(
     if not same(found, dict(place)):
         yield f"it is the commit of {found}, expected {dict(place)}"
     if not _WRITE_ID.fullmatch(str(body.get("attempt"))):
-        yield f"attempt {brief(body.get('attempt'))}, expected a write id of 8 hexadecimal digits"
+        yield f"attempt {cut(body.get('attempt'))}, expected a write id of 8 hexadecimal digits"
     if (header.geometry is None) != (header.provenance is None):
         yield "geometry and provenance go together, but only one of them is present"
     for role, number in roles.items():
@@ -66,6 +66,6 @@ def _problems(
         digests = [file.data.sha256, *(range_.sha256 for range_ in file.ranges)]
         for digest in digests:
             if not _DIGEST.fullmatch(digest):
-                yield f"{file.data.key}: digest {brief(digest)}, expected 64 hexadecimal digits"
+                yield f"{file.data.key}: digest {cut(digest)}, expected 64 hexadecimal digits"
     if len({file.data.key for file in header.files}) != len(header.files):
         yield "it lists a file twice"

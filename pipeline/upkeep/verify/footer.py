@@ -129,7 +129,7 @@ def _problems(
     stored = stored_chunks(footer, len(leaves))
     for g, described in enumerate(file.row_groups):
         for leaf, chunk, found in zip(leaves, described.chunks, stored[g], strict=True):
-            if found.indexed:
+            if found.has_index:
                 yield f"row group {g}: column {leaf} has a page index or a Bloom filter"
             if (found.offset, found.length) != (chunk.offset, chunk.length):
                 yield (

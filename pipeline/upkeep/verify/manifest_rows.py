@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.run import keys
 from pipeline.run.parse import same
 from pipeline.traces.format.header import Header, source
@@ -197,7 +197,7 @@ class ManifestRows:
             rows["id"].to_pylist(), ours.to_pylist(), theirs.to_pylist(), strict=True
         ):
             if found != expected:
-                text = f"{name} is {brief(found)}, but {ref.key} has {brief(expected)}"
+                text = f"{name} is {cut(found)}, but {ref.key} has {cut(expected)}"
                 self._report.add(self._key, text, id)
                 return
 
@@ -295,7 +295,7 @@ class ManifestRows:
                 )
             if manifest.provenance.engine not in engines:
                 raise TraceError(
-                    f"{self._key}: its engine is {brief(manifest.provenance.engine)}, but the "
+                    f"{self._key}: its engine is {cut(manifest.provenance.engine)}, but the "
                     f"commits of its files record {sorted(engines)}"
                 )
 

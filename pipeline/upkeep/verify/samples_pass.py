@@ -1,34 +1,75 @@
-"""The part of `verify` that reads a shard's samples by row group, and checks each sample."""
+"""The part of `verify` that checks each sample of a shard, also against the run's prompts."""
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from pipeline.run.commit import CorruptObjectError, DataFile, read_data
 from pipeline.run.parse import same
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, read_table
-from pipeline.traces.format.domain import check_writing
+from pipeline.traces.format.digests import token_digest
+from pipeline.traces.format.domain import check_written
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.ids import doubles
 from pipeline.traces.format.schema import SAMPLES, SUMMARY
 from pipeline.traces.format.shard_rows import OF_ROUTES, is_sha256, versions_of
-from pipeline.traces.format.types import TraceError
+from pipeline.traces.format.types import Sample, TraceError
 from pipeline.traces.read.rows import sample_at
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.footer import check_statistics
-from pipeline.upkeep.verify.prompts import Prompts
 
 ROWS = [*SUMMARY.names, "segments", "version_spans"]
 """The columns that are compared with the manifest and the routes."""
 
 _SPANS = "version_spans"
+_PROMPTS_AT_ONCE = 4_096
+
+
+@dataclass(frozen=True)
+class StagedPrompts:
+    """A run's table of staged prompts."""
+
+    key: str
+    """The key of the staged file."""
+    digests: Mapping[str, str]
+    """The token digest of each prompt, keyed by row of the table."""
+
+    def check(self, sample: Sample) -> None:
+        """Raise TraceError unless a sample begins with the staged prompt that its id names."""
+        row = sample.prompt_id.partition(".")[0]
+        if row not in self.digests:
+            raise TraceError(f"prompt {row} is not in {self.key}; restore the run's own objects")
+        found = token_digest(sample.prompt_tokens_P)
+        if found != self.digests[row]:
+            raise TraceError(
+                f"its prompt has token digest {found[:16]}..., but prompt {row} in {self.key} has "
+                f"{self.digests[row][:16]}...; restore the run's own objects"
+            )
+
+
+def read_prompts(store: Store, file: DataFile) -> StagedPrompts:
+    """Read a table of staged prompts. Raises StoreError if it is damaged."""
+    digests: dict[str, str] = {}
+    try:
+        with pq.ParquetFile(io.BytesIO(read_data(store, file))) as table:
+            for batch in table.iter_batches(_PROMPTS_AT_ONCE, columns=["prompt_id", "token_ids"]):
+                rows, tokens = batch["prompt_id"].to_pylist(), batch["token_ids"]
+                for row, of_prompt in zip(rows, tokens, strict=True):
+                    digests[str(row)] = token_digest(of_prompt.values.to_numpy())
+    except (pa.ArrowException, KeyError, OSError, ValueError) as error:
+        raise CorruptObjectError(f"{file.key}: not a table of prompts: {error}") from error
+    return StagedPrompts(file.key, digests)
 
 
 def read_shard_rows(
-    store: Store, file: TraceFile, header: Header, prompts: Prompts | None, report: Report
+    store: Store, file: TraceFile, header: Header, prompts: StagedPrompts | None, report: Report
 ) -> pa.Table:
     """Read the samples file of a shard, and report the problems with individual samples.
 
@@ -58,7 +99,7 @@ def read_shard_rows(
         for row, id in enumerate(ids):
             with report.noting(key, id):
                 sample = sample_at(table, row, key)
-                check_writing(sample, step)
+                check_written(sample, step)
                 if prompts is not None:
                     prompts.check(sample)
             if row in wrong:

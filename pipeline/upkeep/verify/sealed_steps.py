@@ -23,7 +23,7 @@ from pipeline.upkeep.verify.footer import check_footer, check_statistics
 from pipeline.upkeep.verify.joined_rows import verify_rows
 from pipeline.upkeep.verify.manifest_rows import ManifestRows
 from pipeline.upkeep.verify.plans import find_plans, verify_groups, verify_plans
-from pipeline.upkeep.verify.prompts import Prompts
+from pipeline.upkeep.verify.samples_pass import StagedPrompts
 from pipeline.upkeep.verify.shards import Shard, check_shard_commit, verify_shard
 from pipeline.upkeep.verify.step_of_run import verify_metrics, verify_step_of_run
 from pipeline.upkeep.verify.stored_run import find_signed
@@ -45,7 +45,7 @@ def verify_step(
     store: Store,
     step: int,
     run: RunDescription | None,
-    prompts: Prompts | None,
+    prompts: StagedPrompts | None,
     report: Report,
 ) -> None:
     """Check the existing objects of a step. An unfinished step does not have a manifest yet.
@@ -77,7 +77,7 @@ def _verify_objects(
     store: Store,
     step: int,
     run: RunDescription | None,
-    prompts: Prompts | None,
+    prompts: StagedPrompts | None,
     report: Report,
     pruned: bool,
 ) -> int | None:
@@ -92,7 +92,7 @@ def _verify_objects(
     commits = Commits(store)
     manifest = _verify_manifest(store, step, commits, report) if sealed else None
     verify_metrics(store, step, manifest, report)
-    shards = _verify_shards(store, step, commits, manifest, prompts, report, pruned)
+    shards = _verify_shards(store, step, commits, manifest, prompts, report, pruned=pruned)
     verify_training_files(store, step, report, pruned)
     if not sealed:
         return None
@@ -148,8 +148,9 @@ def _verify_shards(
     step: int,
     commits: Commits,
     manifest: Manifest | None,
-    prompts: Prompts | None,
+    prompts: StagedPrompts | None,
     report: Report,
+    *,
     pruned: bool,
 ) -> dict[str, Shard]:
     """Check the shards and their files; return the readable shards, keyed by commit key."""

@@ -14,9 +14,8 @@ from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.commits import check_commit, check_file_names, first_key
 from pipeline.upkeep.verify.contents import verify_file
 from pipeline.upkeep.verify.footer import check_footer
-from pipeline.upkeep.verify.prompts import Prompts
 from pipeline.upkeep.verify.routes_pass import RoutesPass
-from pipeline.upkeep.verify.samples_pass import read_shard_rows
+from pipeline.upkeep.verify.samples_pass import StagedPrompts, read_shard_rows
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def verify_shard(
     header: Header,
     step: int,
     named: Mapping[str, str] | None,
-    prompts: Prompts | None,
+    prompts: StagedPrompts | None,
     report: Report,
 ) -> Shard:
     """Check a shard's commit, its samples file, and its routes together with the samples.
@@ -85,7 +84,7 @@ def check_shard_commit(header: Header, step: int) -> None:
 
 
 def _rows(
-    store: Store, file: TraceFile, header: Header, prompts: Prompts | None, report: Report
+    store: Store, file: TraceFile, header: Header, prompts: StagedPrompts | None, report: Report
 ) -> pa.Table | None:
     before = report.found
     verify_file(store, file, report, header.key)

@@ -20,7 +20,7 @@ from pipeline.traces.read.reader import read_sample_file
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.run_list import parse_limit, parse_stop, parse_total
 from pipeline.upkeep.verify.contents import verify_data
-from pipeline.upkeep.verify.prompts import Prompts
+from pipeline.upkeep.verify.samples_pass import StagedPrompts
 
 _ROUNDING = 1e-9
 """Largest allowed difference between two sums of rewards, as a share of the sum of the rewards'
@@ -134,7 +134,7 @@ def verify_checkpoints(store: Store, report: Report) -> None:
         verify_files(store, key, body, report)
 
 
-def verify_validations(store: Store, prompts: Prompts | None, report: Report) -> None:
+def verify_validations(store: Store, prompts: StagedPrompts | None, report: Report) -> None:
     """Check every validation: its plan, and the samples of each committed shard.
 
     Args:
@@ -166,7 +166,7 @@ def verify_validations(store: Store, prompts: Prompts | None, report: Report) ->
 
 
 def _check_prompts(
-    key: str, samples: Sequence[Sample], prompts: Prompts | None, report: Report
+    key: str, samples: Sequence[Sample], prompts: StagedPrompts | None, report: Report
 ) -> None:
     if prompts is None:
         return

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from pipeline.errors import brief
+from pipeline.errors import cut
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.description import RunDescription
@@ -200,7 +200,7 @@ def _verify_place(header: Header, step: int) -> None:
         )
     if header.minor and not _DIGEST.fullmatch(str(sealed)):
         raise TraceError(
-            f"{header.key}: manifest_sha256 {brief(sealed)}, expected 64 hexadecimal digits; "
+            f"{header.key}: manifest_sha256 {cut(sealed)}, expected 64 hexadecimal digits; "
             "restore the object"
         )
 

@@ -17,7 +17,7 @@ from pipeline.store import Store, StoreError
 from pipeline.upkeep.lost_commits import lost_amendments, lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.verify.chains import verify_policies
-from pipeline.upkeep.verify.prompts import Prompts, read_prompts
+from pipeline.upkeep.verify.samples_pass import StagedPrompts, read_prompts
 from pipeline.upkeep.verify.sealed_steps import verify_step
 from pipeline.upkeep.verify.step_of_run import check_settings
 from pipeline.upkeep.verify.stored_run import (
@@ -101,7 +101,7 @@ def _amendments(store: Store, run: RunDescription | None) -> list[Amendment]:
     return found
 
 
-def _prompts(store: Store, file: DataFile, report: Report) -> Prompts | None:
+def _prompts(store: Store, file: DataFile, report: Report) -> StagedPrompts | None:
     """Return a table of staged prompts; None if it is damaged, which is reported."""
     with report.noting(file.key):
         return read_prompts(store, file)

@@ -218,7 +218,7 @@ def test_column_chunks_are_where_pyarrow_finds_them(codec):
             assert place == (column.num_values, start, column.total_compressed_size)
             if column.statistics is not None and column.statistics.has_null_count:
                 assert chunk.statistics[_NULLS] == column.statistics.null_count
-            assert chunk.indexed == (chunk.values > 0)
+            assert chunk.has_index == (chunk.values > 0)
             assert chunk.codec == {"none": 0, "snappy": 1, "gzip": 2, "zstd": 6}[codec]
 
 
