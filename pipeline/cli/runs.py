@@ -1,5 +1,6 @@
 """Helpers for commands that read a run: functions that open it, report errors and print."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +28,10 @@ def place_of(run: str) -> str:
             f"found {run!r}, expected a folder, a URI or the name of a run; `retrace runs ls` "
             "lists the runs"
         )
-    folder = Path(DEFAULT_STORE, run)
+    folder = os.path.join(DEFAULT_STORE, run)
     is_name = run not in ("", ".", "..") and not set(run) & set("/:")
-    return str(folder) if is_name and not Path(run).exists() and folder.is_dir() else run
+    # Unlike Path's, these functions also accept names that no file can have.
+    return folder if is_name and not os.path.exists(run) and os.path.isdir(folder) else run
 
 
 def names_like(begin: str) -> list[str]:

@@ -186,14 +186,14 @@ def verify_(run: Run, step: _Step = None) -> None:
         if step is not None and store.size(keys.metrics(step)) is None:
             _known(store, step)  # for a trained step, `verify` reports the missing manifest
         report = verify(store, step)
-    for note in report.notes:
-        print_(f"note: {note}")
-    for problem in report.problems:
-        print_(printable_message(str(problem)))
-    if report.problems:
-        print_(f"problems: {len(report.problems)}; {seen(report)}")
-        raise typer.Exit(1)
-    print_(f"all good; {seen(report)}")
+        for note in report.notes:
+            print_(f"note: {note}")
+        for problem in report.problems:
+            print_(printable_message(str(problem)))
+        if report.problems:
+            print_(f"problems: {len(report.problems)}; {seen(report)}")
+            raise typer.Exit(1)
+        print_(f"all good; {seen(report)}")
 
 
 @app.command(
@@ -216,8 +216,8 @@ def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
             print_table(stats_table(found), wide, LESS_NEEDED)
 
         damaged = _in_steps(store, step, show_step)
-    for line in STATS_NOTE:
-        print_(line)
+        for line in STATS_NOTE:
+            print_(line)
     if damaged:
         raise typer.Exit(DAMAGED)
 

@@ -61,7 +61,7 @@ def _open_folder(uri: str) -> Store:
             f"store {shown_uri(uri)!r}: found a host, expected none, because a file:// URI names "
             "a folder on this machine; use the form file:///FOLDER"
         )
-    return FileStore(_folder(uri))
+    return FileStore(Path(_possible(_folder(uri))))
 
 
 def _remove_empty_folders(uri: str) -> None:
@@ -136,11 +136,16 @@ def open_store(uri: str | Path) -> Store:
     Endpoint, region and credentials come from the environment; see `settings`. Raises StoreError
     for an unknown scheme, and for values that are neither a path nor a valid URI.
     """
+    text = _possible(uri)
+    return _known_scheme(text).open(text)
+
+
+def _possible(place: object) -> str:
+    """Return a path or URI as text. Raises StoreError if `place_text` refuses it."""
     try:
-        text = place_text(uri)
+        return place_text(place)
     except ValueError as error:
         raise StoreError(f"store: {error}; give a folder, {STORE_SHAPES}") from error
-    return _known_scheme(text).open(text)
 
 
 def place_text(place: object) -> str:

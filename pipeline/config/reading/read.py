@@ -117,6 +117,10 @@ def read_file(source: str | Path) -> dict[str, Any]:
         ) from error
     except yaml.YAMLError as error:
         raise InputError([f"{path}: not YAML: {error}"]) from error
+    except RecursionError as error:
+        raise InputError(
+            [f"{path}: its lists or mappings are nested too deep; give a file of settings"]
+        ) from error
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -377,3 +379,30 @@ def test_a_step_that_awaits_its_training_is_not_damaged(tmp_path, audit):
     assert "wait until the step is trained" in says
     commit(store, keys.metrics(1), {"step": 1, "metrics": {}}, "a")
     assert "training.json" in command("stats", store.uri, expect=1)
+
+
+@pytest.mark.parametrize("place", ["a" * 300, "file:///%00"])
+@pytest.mark.parametrize("name", ["ls", "verify", "stats"])
+def test_places_that_no_file_can_have_are_refused(name, place):
+    printed = command(name, place, expect=2)
+    assert printed.startswith("error: ")
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("name", ["ls", "verify", "stats"])
+def test_a_full_disk_behind_stdout_is_an_error(run, name):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from pipeline.cli import main; main()",
+                "traces",
+                name,
+                run.uri,
+            ],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.stderr.splitlines()[0] == "error: [Errno 28] No space left on device"

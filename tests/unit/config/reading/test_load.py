@@ -512,3 +512,10 @@ def test_a_setting_in_place_of_a_file_is_refused(tmp_path, monkeypatch):
         load_config("seed=1.yaml")
     (tmp_path / "seed=1").write_text(MINIMAL)
     assert load_config("seed=1").config.trainer.experiment_name == "test"
+
+
+def test_settings_that_are_nested_too_deep_are_refused(tmp_path):
+    path = tmp_path / "deep.yaml"
+    path.write_text("a: " + "[" * 5_000 + "]" * 5_000)
+    with pytest.raises(InputError, match="nested too deep"):
+        load_config(path)
