@@ -53,7 +53,8 @@ def whole_run(store: Store, scratch: Path, mode: str = "R3") -> None:
     (weights / "model.safetensors").write_bytes(some_weights())
     (weights / "config.json").write_bytes(b"{}")
     policy = publish_policy(store, 1, weights).body
-    metrics = {"step": 0, "metrics": {}, "policy_sha256": policy["weights_sha256"]}
+    values = {"critic/rewards/mean": 0.25}
+    metrics = {"step": 0, "metrics": values, "policy_sha256": policy["weights_sha256"]}
     commit(store, keys.metrics(0), metrics, "a")
     write_checkpoint(store, 1)
     publish_plan(store, make_validation_plan())
@@ -96,7 +97,8 @@ def write_step(store: Store, step: int, mode: str = "R3") -> None:
     seal(store, step, 2, ids, 0, training=mode == "R2")
     if mode == "R2":
         train(store, samples, step=step)
-    commit(store, keys.metrics(step), {"step": step, "metrics": {}}, "a")
+    values = {"critic/rewards/mean": 0.25 + step}
+    commit(store, keys.metrics(step), {"step": step, "metrics": values}, "a")
 
 
 def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:

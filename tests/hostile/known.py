@@ -23,10 +23,6 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
         "the field contains only a worker's statements about its own work, which nothing else "
         "confirms",
     ),
-    r"^json/.*/training\.json:provenance\.engine/": (
-        (),
-        "the engine's name is only for users, and a training.json names no file that repeats it",
-    ),
     r"^json/.*:run\.json:name/text/": ((), "a run's folder may have been renamed"),
     r"^json/.*:run\.json:config\.[a-z_.]*record_file/": (
         (),

@@ -6,8 +6,8 @@ object does not hide the problems in other objects.
 """
 
 import re
-from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 from pipeline.run import keys
 from pipeline.run.amendments import Amendment, amended, read_amendments
@@ -56,7 +56,7 @@ def verify(store: Store, step: int | None = None) -> Report:
             if number in steps:
                 report.add(keys.manifest(number), text)
     if run is not None:
-        _verify_order(commits, steps, report)
+        _verify_order(commits, step, report)
     if step is not None:
         return report
     if not any(problem.key == keys.run_json() for problem in report.problems):
@@ -108,14 +108,18 @@ def _prompts(store: Store, file: DataFile, report: Report) -> StagedPrompts | No
     return None
 
 
-def _verify_order(commits: set[str], steps: Sequence[int], report: Report) -> None:
-    """Report objects of these steps that are missing although existing objects depend on them."""
-    for key in sorted(commits):
-        step = keys.folder_number(key) or 0
-        if step not in steps:
-            continue
-        plan, earlier = keys.plan(step), keys.metrics(step - 1)
-        if key == keys.rollout(step, 0) and plan not in commits:
-            report.add(plan, f"no such object, but the step was rolled out: {key}")
-        if step and key == keys.metrics(step) and earlier not in commits:
-            report.add(earlier, f"no such object, but a later step was trained: {key}")
+def _verify_order(commits: set[str], step: int | None, report: Report) -> None:
+    """Report objects of one step or of all steps that are missing although later ones exist."""
+    numbers = {keys.folder_number(key) or 0 for key in commits}
+    for number in sorted(numbers if step is None else numbers & {step}):
+        shard, plan = keys.rollout(number, 0), keys.plan(number)
+        if shard in commits and plan not in commits:
+            report.add(plan, f"no such object, but the step was rolled out: {shard}")
+    trained = [-1, *sorted(number for number in numbers if keys.metrics(number) in commits)]
+    for earlier, later in pairwise(trained):
+        lost = earlier + 1 if step is None else step
+        if earlier < lost < later:
+            metrics = keys.metrics(later)
+            report.add(
+                keys.metrics(lost), f"no such object, but a later step was trained: {metrics}"
+            )

@@ -23,8 +23,9 @@ def cases(name: str) -> Iterator[Case]:
             lambda key=key: {key: None},
             FREE if may_be_absent(key, objects) else NAMED,
         )
-    for key in needed:
-        for other in needed:
+    movable = [*needed, *(key for key in sorted(objects) if key.startswith("validations/"))]
+    for key in movable:
+        for other in movable:
             if key < other and _alike(key) == _alike(other):
                 for level in ("L0", "L1"):
                     yield Case(
@@ -186,7 +187,8 @@ def _swapped(objects: Objects, pair: tuple[str, str], level: str) -> Changes | N
 
 def _alike(key: str) -> str:
     """Return the kind of an object; objects of the same kind are swapped with each other."""
-    folder, name = key.split("/")[2:-1], key.rsplit("/", 1)[-1].split(".")
+    room, _, *folder = key.split("/")[:-1]
+    folder, name = [room, *folder], key.rsplit("/", 1)[-1].split(".")
     return (
         "/".join([*folder, *name[-2:]])
         if name[-1] == "parquet"

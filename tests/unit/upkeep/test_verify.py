@@ -38,7 +38,7 @@ from tests.samples import (
     without_routes,
     write_run,
 )
-from tests.stored_runs import SAMPLES, rewrite, whole_run
+from tests.stored_runs import SAMPLES, long_run, rewrite, whole_run
 
 
 @pytest.fixture
@@ -266,6 +266,18 @@ def test_a_single_step_is_checked_separately(run, tmp_path):
     assert (report.steps, report.policies, report.validations) == (1, 0, 0)
     run.delete(keys.plan(0))
     assert {problem.key for problem in verify(run, 0).problems} == {keys.plan(0)}
+
+
+def test_lost_metrics_are_reported_alone_and_with_all_steps(tmp_path):
+    store = open_store(str(tmp_path / "long"))
+    long_run(store, 5, ())
+    for step in (1, 2):
+        store.delete(keys.metrics(step))
+    (problem,) = verify(store).problems
+    assert str(problem) == (
+        f"{keys.metrics(1)}: no such object, but a later step was trained: {keys.metrics(3)}"
+    )
+    assert [len(verify(store, step).problems) for step in range(5)] == [0, 1, 1, 0, 0]
 
 
 def test_a_recorded_set_has_only_steps(run, tmp_path):
