@@ -106,7 +106,7 @@ class SealedStep:
         refuse_pruned(self.store, self.number)
         if layers is not None:
             layers = check_layers(layers, f"step {self.number}: layers")
-        for here in self.manifest.batches(ids):
+        for here in self.manifest.id_batches(ids):
             routes = self._routes(here, layers)
             for sample in read_samples(self.store, self.manifest, here):
                 values = vars(sample) | {"routes": routes.get(sample.id)}

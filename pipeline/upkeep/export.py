@@ -201,7 +201,7 @@ def _samples(store: Store, manifest: Manifest) -> Iterator[Sample]:
 
     Only a few samples are read at a time.
     """
-    for ids in manifest.batches():
+    for ids in manifest.id_batches():
         found: dict[str, Routes] = {}
         if manifest.geometry is not None:
             found = read_routes(store, manifest, ids)

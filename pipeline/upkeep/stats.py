@@ -141,7 +141,7 @@ def _loads(
     """Return each layer's loads [E], one per expert, and the number of valid rows."""
     rows_valid = 0
     counts_LE = np.zeros((len(geometry.layers), geometry.experts), np.int64)
-    for ids in manifest.batches():
+    for ids in manifest.id_batches():
         for routes in read_routes(store, manifest, ids).values():
             sets_TLK = routes.sets_TLK[routes.valid_T]
             rows_valid += len(sets_TLK)
@@ -162,7 +162,7 @@ def _agreement(store: Store, one: Manifest, other: Manifest) -> list[float | Non
         )
     equal_L = np.zeros(len(one.geometry.layers), np.int64)
     compared = 0
-    for ids in one.batches():
+    for ids in one.id_batches():
         theirs = read_routes(store, other, ids)
         for id, ours in read_routes(store, one, ids).items():
             valid_T = ours.valid_T & theirs[id].valid_T

@@ -116,7 +116,7 @@ class Manifest:
             raise TraceError(f"step {self.step}: {named('unknown', unknown)}")
         return self.rows.take(pa.array([self.numbers[id] for id in ids], pa.int64()))
 
-    def batches(self, ids: Iterable[str] | None = None) -> Iterator[list[str]]:
+    def id_batches(self, ids: Iterable[str] | None = None) -> Iterator[list[str]]:
         """Yield ids in batches whose samples, with their routes, fit in memory together.
 
         A larger sample than 64 MiB is alone in its batch.

@@ -129,7 +129,7 @@ def digested(store: Store, manifest: Manifest) -> Manifest:
     if manifest.geometry is None or not manifest.rows["routes_digest"].null_count:
         return manifest
     digests, valid = [], []
-    for ids in manifest.batches():
+    for ids in manifest.id_batches():
         slices = read_slices(store, manifest, ids)
         for id in ids:
             routes = slices.routes(id)

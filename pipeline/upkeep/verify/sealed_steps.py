@@ -287,5 +287,5 @@ def _verify_joined(store: Store, manifest: Manifest, report: Report) -> None:
             by_files.setdefault(numbers, []).append(row["id"])
     for numbers, of_files in by_files.items():
         key = manifest.files[numbers[0]].key if numbers else keys.manifest(manifest.step)
-        for ids in manifest.batches(of_files):
+        for ids in manifest.id_batches(of_files):
             verify_rows(store, manifest, ids, key, report)

@@ -284,5 +284,5 @@ def _verify_counts(made: Manifest, training: TrainingSet) -> None:
 
 def _verify_rows(store: Store, made: Manifest, report: Report) -> None:
     """Read every row, which also compares the digest of every part."""
-    for ids in made.batches():
+    for ids in made.id_batches():
         verify_rows(store, made, ids, keys.trainings(made.step), report)

@@ -146,7 +146,7 @@ def test_names_and_ids_may_come_from_a_generator(many):
     found = list(many.batches(name for name in ["id"]))
     assert [table.column_names for table in found] == [["id"]] * 5
     assert whole.select(id for id in whole.ids[3:5]).equals(whole.select(whole.ids[3:5]))
-    assert list(whole.batches(id for id in whole.ids)) == [whole.ids]
+    assert list(whole.id_batches(id for id in whole.ids)) == [whole.ids]
     assert read_samples(many.store, whole, iter(whole.ids[:2]))[1].id == whole.ids[1]
     assert list(read_routes(many.store, whole, iter(whole.ids[:2]))) == whole.ids[:2]
 
@@ -172,7 +172,7 @@ def test_ids_that_are_not_text_are_refused(many, ids, says):
         lambda ids: read_samples(many.store, whole, ids),
         lambda ids: read_routes(many.store, whole, ids),
     ]
-    for read in reads + ([lambda ids: list(whole.batches(ids))] if ids is not None else []):
+    for read in reads + ([lambda ids: list(whole.id_batches(ids))] if ids is not None else []):
         with pytest.raises(TraceError) as refused:
             read(ids)
         assert "step 0: ids: " in str(refused.value)
@@ -223,9 +223,9 @@ def test_batches_hold_at_most_their_bytes(rows):
     ids = [f"000000/{i}/0" for i in range(len(rows))]
     table = pa.table({"id": ids, "rows_total": rows})
     manifest = Manifest(0, (0,), geometry, R3, (), table)
-    batches = list(manifest.batches())
+    batches = list(manifest.id_batches())
     assert list(itertools.chain(*batches)) == ids
     sizes = [[rows[manifest.numbers[id]] * (96 * 8 + 16) for id in batch] for batch in batches]
     assert all(sum(of) <= 64 << 20 or len(of) == 1 for of in sizes)
     assert all(sum(a) + b[0] > 64 << 20 for a, b in itertools.pairwise(sizes))
-    assert list(manifest.batches(ids[1:2])) == ([ids[1:2]] if ids[1:] else [])
+    assert list(manifest.id_batches(ids[1:2])) == ([ids[1:2]] if ids[1:] else [])
