@@ -105,6 +105,11 @@ def read_file(source: str | Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise InputError([f"{path}: the settings file cannot be read: {error}"]) from error
+    return _parsed(path, text)
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    """Parse a YAML file. Raises InputError if it is not YAML or does not contain a mapping."""
     try:
         content = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
