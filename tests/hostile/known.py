@@ -34,6 +34,10 @@ UNNOTICED: dict[str, tuple[Sequence[str], str]] = {
         "only this object lists the files of policy 0 other than its weights",
     ),
     r"^json/.*/metrics\.json:policy_sha256/missing/": ((), "older trainers did not write it"),
+    r"^json/.*/metrics\.json:metrics[./]": (
+        ("metrics",),
+        "no other object contains a step's metrics; values that are not numbers are reported",
+    ),
     r"^json/.*/plan\.json:sampling\.(temperature|top_p|top_k|max_tokens)/": (
         (),
         "only the plan contains the step's sampling settings; values that no engine accepts are "
