@@ -1,5 +1,7 @@
 """The progress of a run, and the policy versions from which its training can restart."""
 
+from collections.abc import Iterable
+
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.store.base import Store
@@ -13,11 +15,19 @@ the oldest kept checkpoint needs."""
 def finished_steps(store: Store) -> int:
     """Return how many steps have finished, counted from step 0.
 
-    This function lists the store once, and does not read objects. Raises CorruptObjectError if a
-    step has no metrics although a later step has them.
+    This function lists the store once, and does not read objects. Raises the same error as
+    `count_finished`.
+    """
+    return count_finished(store, trained_steps(store))
+
+
+def count_finished(store: Store, trained: Iterable[int]) -> int:
+    """Return the number of finished steps, given the steps that have metrics in ascending order.
+
+    Raises CorruptObjectError if a step has no metrics although a later step has them.
     """
     finished = 0
-    for step in trained_steps(store):
+    for step in trained:
         lost = keys.metrics(finished)
         # The metrics may have been written since the store listed their folder.
         if step > finished and store.size(lost) is None:

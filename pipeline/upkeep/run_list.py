@@ -16,7 +16,7 @@ from pipeline.metrics.former import named_today
 from pipeline.run import keys, parse
 from pipeline.run.amendments import description_now
 from pipeline.run.commit import find_commit, find_commit_of, read_commit
-from pipeline.run.restarts import finished_steps
+from pipeline.run.restarts import count_finished
 from pipeline.store import ObjectInfo, Store, StoreError, open_store
 from pipeline.store.schemes import DEFAULT_STORE
 from pipeline.traces.format.manifest import sealed_steps
@@ -76,8 +76,8 @@ class _Folder:
     size: int = 0
     first_s: float = float("inf")
     last_s: float = 0.0
-    finished: int = 0
-    """The number of finished steps, if no metrics are lost."""
+    trained: list[int] = field(default_factory=list)
+    """The steps that have metrics, in ascending order."""
     newest_attempt: int | None = None
     has: set[str] = field(default_factory=set)
     """The kinds of objects that were listed: any of 'run', 'removal' and 'step'."""
@@ -89,7 +89,7 @@ class _Folder:
         self.last_s = max(self.last_s, info.modified_s)
         step = keys.folder_number(key)
         if step is not None and key == keys.metrics(step):
-            self.finished = step + 1
+            self.trained.append(step)
         elif key == keys.run_json():
             self.has.add("run")
         elif key == keys.removal():
@@ -183,7 +183,7 @@ def _listed(uri: str, folder: _Folder) -> ListedRun:
         name=folder.name,
         state="no run",
         message=f"no {keys.run_json()} and no sealed step",
-        finished_steps=folder.finished,
+        finished_steps=max(folder.trained, default=-1) + 1,
         total_steps=None,
         reward=None,
         size=folder.size,
@@ -208,7 +208,7 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
     """
     total = parse.number(description_now(store).setting(_TOTAL))
     reward = None
-    if finished := finished_steps(store):
+    if finished := count_finished(store, folder.trained):
         step = finished - 1
         metrics = find_commit_of(store, keys.metrics(step), {"step": step}) or {}
         reward = named_today(parse.field(metrics, "metrics", parse.numbers)).get(_REWARD)

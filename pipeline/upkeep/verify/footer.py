@@ -55,18 +55,18 @@ def check_footer(store: Store, file: TraceFile, header: Header) -> None:
         raise TraceError(f"{name}: its footer cannot be read: {error}") from error
 
 
-def check_statistics(store: Store, file: TraceFile, group: int, table: pa.Table) -> None:
+def check_statistics(footer: bytes, file: TraceFile, group: int, table: pa.Table) -> None:
     """Raise TraceError unless a row group's statistics agree with its values.
 
     Readers of the format ignore statistics, but other Parquet tools use them to skip row groups.
 
     Args:
-        store: The run or recorded set.
+        footer: The checked footer of the file, from `read_footer`.
         file: The samples file or the manifest's file of rows.
         group: The row group's number.
         table: The row group's rows.
     """
-    stored = stored_chunks(read_footer(store, file), len(file.leaves))[group]
+    stored = stored_chunks(footer, len(file.leaves))[group]
     stated = {
         leaf: chunk.statistics
         for leaf, chunk in zip(file.leaves, stored, strict=True)

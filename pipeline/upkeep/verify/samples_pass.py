@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.run.commit import CorruptObjectError, DataFile, read_data
 from pipeline.run.parse import same
 from pipeline.store import Store
-from pipeline.traces.format.chunks import TraceFile, read_table
+from pipeline.traces.format.chunks import TraceFile, read_footer, read_table
 from pipeline.traces.format.digests import token_digest
 from pipeline.traces.format.domain import check_written
 from pipeline.traces.format.header import Header
@@ -89,9 +89,10 @@ def read_shard_rows(
     """
     key, step = file.data.key, int(header.body["step"])
     tables = [SAMPLES.empty_table().select(ROWS)]
+    footer = read_footer(store, file)
     for group in range(len(file.row_groups)):
-        table = read_table(store, file, SAMPLES, [group]).combine_chunks()
-        check_statistics(store, file, group, table)
+        table = read_table(store, file, SAMPLES, [group], footer=footer).combine_chunks()
+        check_statistics(footer, file, group, table)
         ids = table["id"].to_pylist()
         wrong: dict[int, str] = {}
         for row, text in _wrong(table, routes=header.geometry is not None):

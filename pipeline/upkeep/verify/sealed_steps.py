@@ -10,6 +10,7 @@ from pipeline.run.commit import CorruptObjectError
 from pipeline.run.description import RunDescription
 from pipeline.run.parse import same
 from pipeline.store import Store
+from pipeline.traces.format.chunks import read_footer
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.manifest import Commits, Manifest, is_pruned, open_file, read_manifest
 from pipeline.traces.format.policies import united
@@ -192,10 +193,11 @@ def _verify_manifest(store: Store, step: int, commits: Commits, report: Report) 
         with report.noting(key):
             check_footer(store, header.files[0], header)
             manifest = read_manifest(store, step)
+            footer = read_footer(store, header.files[0])
             first = 0
             for group, described in enumerate(header.files[0].row_groups):
                 rows = manifest.rows.slice(first, described.rows)
-                check_statistics(store, header.files[0], group, rows)
+                check_statistics(footer, header.files[0], group, rows)
                 first += described.rows
             return manifest
     return None
