@@ -240,14 +240,17 @@ def find_commit_of(store: Store, key: str, place: Mapping[str, int]) -> dict[str
         CorruptObjectError: The commit is damaged, or was written under a different key.
     """
     body = find_commit(store, key)
-    if body is not None:
-        found = {name: body.get(name) for name in place}
-        if not parse.same(found, dict(place)):
-            raise CorruptObjectError(
-                f"{key} in {store.uri}: this is the commit of {found}, expected {dict(place)}; "
-                "restore the object"
-            )
+    if body is not None and (text := other_place(body, place)) is not None:
+        raise CorruptObjectError(f"{key} in {store.uri}: {text}; restore the object")
     return body
+
+
+def other_place(body: Mapping[str, Any], place: Mapping[str, object]) -> str | None:
+    """Return how a commit's body differs from the place in its key; None if it does not."""
+    found = {name: body.get(name) for name in place}
+    if parse.same(found, dict(place)):
+        return None
+    return f"this is the commit of {found}, expected {dict(place)}"
 
 
 @contextmanager

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.model.geometry import Geometry, geometry_json
-from pipeline.run.commit import CONTENT_SHA256, read_commit
-from pipeline.run.parse import same
+from pipeline.run.commit import CONTENT_SHA256, other_place, read_commit
 from pipeline.store import Store
 from pipeline.traces.format.chunks import TraceFile, trace_files
 from pipeline.traces.format.policies import parse_policies, policies_json
@@ -99,11 +98,8 @@ def check_place(store: Store, header: Header, place: Mapping[str, int]) -> None:
     Raises:
         TraceError: The commit states different values.
     """
-    found = {name: header.body.get(name) for name in place}
-    if not same(found, place):
-        raise TraceError(
-            f"{header.key} in {store.uri}: this is the commit of {found}, expected {place}"
-        )
+    if (text := other_place(header.body, place)) is not None:
+        raise TraceError(f"{header.key} in {store.uri}: {text}")
 
 
 def same_source(header: Header, first: Header) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from pipeline.errors import cut
-from pipeline.run.parse import same
+from pipeline.run.commit import other_place
 from pipeline.traces.format.header import Header
 from pipeline.traces.format.types import TraceError
 
@@ -49,9 +49,8 @@ def _problems(
     header: Header, place: Mapping[str, object], roles: Mapping[str, int]
 ) -> Iterator[str]:
     body = header.body
-    found = {name: body.get(name) for name in place}
-    if not same(found, dict(place)):
-        yield f"it is the commit of {found}, expected {dict(place)}"
+    if (text := other_place(body, place)) is not None:
+        yield text
     if not _WRITE_ID.fullmatch(str(body.get("attempt"))):
         yield f"attempt {cut(body.get('attempt'))}, expected a write id of 8 hexadecimal digits"
     if (header.geometry is None) != (header.provenance is None):
