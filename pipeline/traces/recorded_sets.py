@@ -9,9 +9,11 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.model.geometry import Geometry
@@ -34,12 +36,13 @@ from pipeline.traces.format.manifest import (
 )
 from pipeline.traces.format.types import Kind, TraceError
 from pipeline.traces.read.joined import digested, used_routes
-from pipeline.traces.read.reader import every_sample
+from pipeline.traces.read.reader import every_sample, read_samples
 from pipeline.traces.read.training import find_training_set
 from pipeline.traces.write.seal import write_manifest
 
 _MODE = "actor_rollout_ref.actor.router_replay.mode"
 _OTHER_WEIGHTS = "actor_rollout_ref.actor.router_replay.replay_other_weights"
+_OTHER_FILE = "choose a different record_file, or remove the existing objects"
 _COMPARED_R2_PRUNED = ["id", "token_digest", "reward"]
 _COMPARED = [*_COMPARED_R2_PRUNED, "routes_digest"]
 
@@ -77,7 +80,7 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
         ObjectMissingError: The set lacks a file that the run does not have.
         CorruptObjectError: An object of the set or of the run is damaged.
         TraceError: The step has no routes, the set already contains a different step with this
-            number, or the run's step was pruned before it was copied.
+            number (see `check_recorded`), or the run's step was pruned before it was copied.
     """
     if is_pruned(run, step):
         if target.size(keys.manifest(step)) is None:
@@ -91,6 +94,8 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
                 "set"
             )
         _seal_copy(run, target, manifest, lambda key: key)
+        if not is_pruned(target, step):
+            _refuse_other_samples(run, target, manifest)
     # Plans contain the sampling parameters. A set that has plan.json has all plans of the step.
     for plan in reversed(find_step_plans(run, step)):
         _put(target, plan.key, run.read(plan.key, MOST_BYTES))
@@ -152,8 +157,9 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
 def check_recorded(run: Store, target: Store, step: int) -> None:
     """Raise an error unless a recorded set contains a run's sealed step with its files and plans.
 
-    The routes are compared by their digests. Only the sizes of the set's files are checked, not
-    their content.
+    Routes are compared by their digests, and so are samples files. Samples are read and compared
+    only if the set has other samples files than the run. Apart from this, the sizes of the set's
+    files are checked, not their content.
 
     Args:
         run: The run's store.
@@ -162,12 +168,14 @@ def check_recorded(run: Store, target: Store, step: int) -> None:
 
     Raises:
         ObjectMissingError: The set lacks the step, one of its files or one of its plans.
-        CorruptObjectError: A file has the wrong size, or a commit is damaged.
+        CorruptObjectError: A file has the wrong size, or a commit or a samples file is damaged.
         TraceError: The set's step was pruned, or contains other samples, routes or plans.
     """
     refuse_pruned(target, step)
     _check_files(target, read_manifest(target, step))
-    _refuse_other(run, target, digested(run, used_routes(run, step)), _COMPARED)
+    used = digested(run, used_routes(run, step))
+    _refuse_other(run, target, used, _COMPARED)
+    _refuse_other_samples(run, target, used)
     for plan in find_step_plans(run, step):
         _check_same(target, plan.key, run.read(plan.key, MOST_BYTES))
 
@@ -329,24 +337,56 @@ def _refuse_other_pruned(run: Store, target: Store, step: int) -> None:
 def _refuse_other(source: Store, target: Store, manifest: Manifest, columns: Sequence[str]) -> None:
     """Raise TraceError unless the target's sealed step has the same samples and routes."""
     there = read_manifest(target, manifest.step)
-    name, fix = f"{keys.manifest(manifest.step)} in {target.uri}", "remove the existing objects"
-    fix = f"choose a different record_file, or {fix}"
+    name = f"{keys.manifest(manifest.step)} in {target.uri}"
     found, expected = (
         (one.provenance and one.provenance.kind, one.geometry) for one in (there, manifest)
     )
     if found != expected:
         raise TraceError(
             f"{name}: its routes are of kind {found[0]} for {found[1]}, but those in {source.uri} "
-            f"are of kind {expected[0]} for {expected[1]}; {fix}"
+            f"are of kind {expected[0]} for {expected[1]}; {_OTHER_FILE}"
         )
-    ours, theirs = (one.rows.select(columns) for one in (manifest, there))
+    ours, theirs = (one.rows.select(columns).sort_by("id") for one in (manifest, there))
     if not theirs.equals(ours):
         pairs = zip_longest(theirs.to_pylist(), ours.to_pylist())
         sample = next((one or two)["id"] for one, two in pairs if one != two)
         raise TraceError(
             f"{name}: its samples or routes differ from those in {source.uri}, beginning with "
-            f"sample {sample}; {fix}"
+            f"sample {sample}; {_OTHER_FILE}"
         )
+
+
+def _refuse_other_samples(source: Store, target: Store, manifest: Manifest) -> None:
+    """Raise TraceError if samples differ in what a manifest's rows do not contain, as log-probs."""
+    there = read_manifest(target, manifest.step)
+    if _samples_files(there) == _samples_files(manifest):
+        return
+    for ids in manifest.id_batches():
+        pairs = zip(
+            read_samples(target, there, ids), read_samples(source, manifest, ids), strict=True
+        )
+        for found, expected in pairs:
+            names = [
+                n for n, value in vars(found).items() if not _same(value, getattr(expected, n))
+            ]
+            if names:
+                raise TraceError(
+                    f"{keys.manifest(manifest.step)} in {target.uri}: sample {found.id} differs "
+                    f"from {source.uri} in {', '.join(names)}; {_OTHER_FILE}"
+                )
+
+
+def _samples_files(manifest: Manifest) -> set[str]:
+    """Return the digests of the files that contain a step's samples."""
+    numbers = pc.unique(pc.struct_field(manifest.rows["samples"], "file")).to_pylist()
+    return {manifest.files[number].sha256 for number in numbers}
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Return whether two values of a sample's field are equal; unknown log-probs (NaN) are."""
+    if isinstance(found, np.ndarray):
+        return np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+    return bool(found == expected)
 
 
 def _put(target: Store, key: str, data: bytes) -> None:
@@ -366,7 +406,4 @@ def _check_same(target: Store, key: str, data: bytes) -> None:
             "run write it"
         )
     if size != len(data) or target.read(key) != data:
-        raise TraceError(
-            f"{key} in {target.uri}: exists with different content; choose a different "
-            "record_file, or remove the existing objects"
-        )
+        raise TraceError(f"{key} in {target.uri}: exists with different content; {_OTHER_FILE}")

@@ -257,6 +257,49 @@ def test_a_set_of_another_run_is_not_overwritten(stores):
     assert_same(record)
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"logprobs_G": np.float32(-1)}, "logprobs_G"),
+        ({"loss_mask_G": False}, "loss_mask_G"),
+        ({"finish_reason": "length"}, "finish_reason"),
+        ({"seed": 99}, "seed"),
+        ({"extras": {"format": 0.5}}, "extras"),
+    ],
+)
+def test_a_set_with_the_same_tokens_and_routes_but_another_sample_is_refused(stores, change, field):
+    """The manifests' rows are equal. The set remains, and prune keeps the run's step."""
+    run, record, other = stores
+    sealed_r3(run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    *rest, last = SAMPLES
+    ((name, value),) = change.items()
+    if name.endswith("_G"):
+        value = np.full_like(getattr(last, name), value)
+    sealed_r3(other, [*rest, replace(last, **{name: value})])
+    says = rf"000000/manifest.json in .*: sample {last.id} differs from .* in {field}; choose a"
+    for compare in (write_recorded_set, check_recorded):
+        with pytest.raises(TraceError, match=says):
+            compare(other, record, 0)
+    assert_same(record)
+
+
+def test_a_set_with_the_same_samples_in_other_files_is_accepted(stores):
+    """A run was recorded, and repeated with the same result. Unknown log-probs are equal."""
+    run, record, other = stores
+    unknown = [
+        replace(sample, logprobs_G=np.full_like(sample.logprobs_G, np.nan)) for sample in SAMPLES
+    ]
+    sealed_r3(run, unknown)
+    write_recorded_set(run, record, 0)
+    parts = (unknown[:2], unknown[2:])
+    for shard, part in enumerate(parts):
+        write_shard(other, 0, shard, new_write_id(), part, GEOMETRY, R3)
+    seal(other, 0, 2, lambda shard: [sample.id for sample in parts[shard]], 0)
+    write_recorded_set(other, record, 0)
+    check_recorded(other, record, 0)
+
+
 def test_an_incomplete_set_is_completed(stores):
     """The writer died between two objects. The next writer continues, and compares existing
     objects with those that it would write."""
