@@ -6,17 +6,18 @@ from pipeline.config.tree import RunConfig
 from pipeline.report.folders import log_folder, tensorboard_folder
 from pipeline.report.run_metrics import all_metrics, missing_validations, validation_rewards
 from pipeline.report.tables import closing_table, summary
-from pipeline.run import keys
 from pipeline.run.attempts import read_attempt, validations_of
 from pipeline.run.restarts import attempt_count, finished_steps
 from pipeline.store import Store, open_store
+from pipeline.traces.recorded_sets import is_recorded
 
 
 def is_complete(config: RunConfig, store: Store) -> bool:
     """Return whether a run is complete and leaves nothing for a flow to do.
 
     All steps of a complete run are finished, and all its validations exist. If the settings name a
-    recorded set to write, that set contains all steps. Raises StoreError.
+    recorded set to write, that set contains all steps with their files and plans. Raises
+    StoreError and TraceError.
     """
     total = config.trainer.total_training_steps
     if finished_steps(store) < total:
@@ -24,7 +25,7 @@ def is_complete(config: RunConfig, store: Store) -> bool:
     record_file = config.actor_rollout_ref.actor.router_replay.record_file
     if record_file is not None:
         recorded = open_store(record_file)
-        if any(recorded.size(keys.manifest(step)) is None for step in range(total)):
+        if not all(is_recorded(store, recorded, step) for step in range(total)):
             return False
     missing, gone = missing_validations(store, validations_of(config), total)
     return not missing and not gone

@@ -11,7 +11,8 @@ scheduler or tokenizer.
     format.manifest: reads columns and rows of a sealed step             ◄─  checked ranges
     read.reader:     reads samples, and routes for each sample and layer ◄─  checked ranges
     read.early:      reads shards before their step is sealed
-    recorded_sets:   copies a sealed step to a recorded set and back
+    recorded_sets:   copies a sealed step to a recorded set
+    replayed_sets:   checks the steps of a recorded set, and copies them to a run
     read.peers:      converts routes to the layouts of other trainers
 """
 
@@ -36,13 +37,13 @@ from pipeline.traces.read.joined import used_routes
 from pipeline.traces.read.peers import dense_routes, to_slime, to_verl, to_verl_batch
 from pipeline.traces.read.reader import read_routes, read_sample_file, read_samples
 from pipeline.traces.read.stream import RouteStream, SampleStream
-from pipeline.traces.recorded_sets import (
+from pipeline.traces.recorded_sets import write_recorded_set
+from pipeline.traces.replayed_sets import (
     Expected,
     check_replay,
     expected_of,
     names_weights,
     seal_replay,
-    write_recorded_set,
 )
 from pipeline.traces.training_sets import seal_training_set
 from pipeline.traces.write.library import new_sample, weights_digest, write_step

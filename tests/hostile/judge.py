@@ -32,7 +32,8 @@ from pipeline.traces import (
     read_samples,
     used_routes,
 )
-from pipeline.traces.recorded_sets import check_replay, expected_of, write_recorded_set
+from pipeline.traces.recorded_sets import write_recorded_set
+from pipeline.traces.replayed_sets import check_replay, expected_of
 from pipeline.upkeep.verify import verify
 from tests.hostile.case import FREE, HARMLESS, NAMED, Case
 from tests.hostile.families.places import removed

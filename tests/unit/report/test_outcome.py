@@ -7,6 +7,9 @@ from pipeline.report.outcome import finished_line, is_complete
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.store import StoreError, open_store
+from pipeline.traces.format.manifest import Manifest
+from pipeline.traces.format.schema import MANIFEST
+from pipeline.traces.write.seal import write_manifest
 from tests.attempts import make_attempt
 from tests.memory_store import MemoryStore
 
@@ -41,7 +44,7 @@ def test_a_complete_run_has_every_step_in_its_recorded_set(tmp_path, recorded):
     """A flow that is killed at the end of a step may not have written the step to the set."""
     place = open_store(str(tmp_path))
     for step in range(recorded):
-        place.create(keys.manifest(step), b"{}")
+        write_manifest(place, Manifest(step, (), None, None, (), MANIFEST.empty_table()))
     assert is_complete(config(str(tmp_path)), with_steps(STEPS)) == (recorded == STEPS)
 
 

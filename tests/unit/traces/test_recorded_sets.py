@@ -29,7 +29,8 @@ from pipeline.traces import (
     write_shard,
     write_training_routes,
 )
-from pipeline.traces.recorded_sets import check_recorded, check_replay, expected_of
+from pipeline.traces.recorded_sets import check_recorded, is_recorded
+from pipeline.traces.replayed_sets import check_replay, expected_of
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.verify import verify
 from tests.forged_sets import name_all
@@ -187,6 +188,45 @@ def test_files_that_a_sealed_set_lacks_are_copied_again(stores, kind):
     record.create(lost[0], b"short")
     with pytest.raises(CorruptObjectError, match=rf"{lost[0]}.*5 bytes"):
         write_recorded_set(run, record, 0)
+
+
+@pytest.mark.parametrize("kind", ["R3", "R2"])
+def test_commits_that_a_sealed_set_lacks_are_copied_again(stores, kind):
+    run, record, _ = stores
+    SEALED[kind](run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    lost = {ref.commit for ref in read_manifest(record, 0).files}
+    for key in lost:
+        record.delete(key)
+    assert not is_recorded(run, record, 0)
+    with pytest.raises(ObjectMissingError, match="let the run write it"):
+        check_recorded(run, record, 0)
+    write_recorded_set(run, record, 0)
+    assert is_recorded(run, record, 0)
+    assert_same(record)
+
+
+@pytest.mark.parametrize("kind", ["R3", "R2"])
+def test_a_set_that_lost_a_file_is_refused_if_the_runs_step_is_pruned(stores, kind):
+    run, record, _ = stores
+    SEALED[kind](run, SAMPLES)
+    write_recorded_set(run, record, 0)
+    list(prune(run, 0))
+    write_recorded_set(run, record, 0)
+    record.delete(read_manifest(record, 0).files[0].key)
+    with pytest.raises(ObjectMissingError):
+        write_recorded_set(run, record, 0)
+
+
+def test_a_step_without_its_plan_is_not_recorded_yet(stores):
+    run, record, _ = stores
+    sealed_r3(run, SAMPLES)
+    plan = publish_plan(run, make_plan()).key
+    assert not is_recorded(run, record, 0)
+    write_recorded_set(run, record, 0)
+    assert is_recorded(run, record, 0)
+    record.delete(plan)
+    assert not is_recorded(run, record, 0)
 
 
 def test_a_pruned_step_of_a_set_stays_pruned(stores):

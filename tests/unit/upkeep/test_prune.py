@@ -20,7 +20,7 @@ from pipeline.traces import (
     read_samples,
     write_recorded_set,
 )
-from pipeline.traces.recorded_sets import check_replay, expected_of, seal_replay
+from pipeline.traces.replayed_sets import check_replay, expected_of, seal_replay
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.sweep import sweep

@@ -22,7 +22,7 @@ from pipeline.traces import (
     write_samples,
     write_shard,
 )
-from pipeline.traces.recorded_sets import expected_of, seal_replay
+from pipeline.traces.replayed_sets import expected_of, seal_replay
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify

@@ -1,0 +1,214 @@
+"""Replaying the steps of a recorded set, or of another run, in a run."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from pipeline.model.geometry import Geometry
+from pipeline.policies.versions import weights_of
+from pipeline.run import keys
+from pipeline.run.amendments import description_at
+from pipeline.run.commit import read_data
+from pipeline.run.plan import Window
+from pipeline.store import Store
+from pipeline.traces.format.chunks import check_size
+from pipeline.traces.format.digests import token_digest
+from pipeline.traces.format.ids import check_ids, expected_ids, named
+from pipeline.traces.format.manifest import (
+    Commits,
+    Manifest,
+    open_file,
+    open_manifest,
+    read_manifest,
+    refuse_pruned,
+)
+from pipeline.traces.format.types import Kind, TraceError
+from pipeline.traces.read.joined import used_routes
+from pipeline.traces.read.reader import every_sample
+from pipeline.traces.recorded_sets import seal_copy
+
+_MODE = "actor_rollout_ref.actor.router_replay.mode"
+_OTHER_WEIGHTS = "actor_rollout_ref.actor.router_replay.replay_other_weights"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The properties that a step of a recorded set must have to be replayed by a run."""
+
+    prompt_tokens: Mapping[str, npt.NDArray[np.uint32]]
+    """Token ids of the staged prompts, keyed by row of the prompt table. The prompt ids '17' and
+    '17.2' both have the key '17'."""
+    window: Window | None
+    """The samples that the run may generate in the step; None allows any samples, from any policy
+    version."""
+    geometry: Geometry | None
+    """The model's geometry; None if routes are not replayed."""
+    kind: Kind | None
+    """The kind of routes that router_replay.mode replays; None if routes are not replayed."""
+    weights: str | None
+    """Weights digest of the run's policy 0; None allows any weights."""
+
+
+def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
+    """Check that a run may replay a step of a recorded set or of another run.
+
+    The token digest of every sample is compared with the digest that results from this run's prompt
+    and tokenizer. If the digests differ, the error names the sample, both digests and the fix.
+
+    Args:
+        source: Store of the set or run to replay.
+        step: The step.
+        expected: The properties that the step must have.
+
+    Returns:
+        The step's manifest, with the routes that its training used.
+
+    Raises:
+        ObjectMissingError: The set lacks this step or one of its files.
+        CorruptObjectError: A file's size differs from the size in its commit.
+        TraceError: The set was recorded with different prompts or a different tokenizer; its
+            policy 0 has different weights; or its samples, policy version, geometry or kind of
+            routes are not as expected.
+    """
+    name = f"replay_file {source.uri}, step {step}"
+    refuse_pruned(source, step)
+    manifest = used_routes(source, step)
+    if expected.window is not None:
+        _check_planned(name, manifest, expected.window)
+    theirs = (manifest.policies or {}).get(0)
+    if expected.weights is not None and theirs not in (None, expected.weights):
+        raise TraceError(
+            f"{name}: policy 0 has weights {theirs}, this run's policy 0 has {expected.weights}; "
+            f"use the actor_rollout_ref.model.path of the set's run, or set {_OTHER_WEIGHTS}=True"
+        )
+    _check_routes(name, manifest, expected)
+    _check_files(source, manifest)
+    for sample in every_sample(source, manifest):
+        row = sample.prompt_id.split(".")[0]
+        prompt = expected.prompt_tokens.get(row)
+        if prompt is None:
+            raise TraceError(
+                f"{name}: sample {sample.id} has prompt {row}, which is not in this "
+                "run's prompt table; use the data.train_files of the set's run"
+            )
+        ours = token_digest(np.concatenate([prompt, sample.response_tokens_G]))
+        theirs = token_digest(sample.tokens_S)
+        if ours != theirs:
+            raise TraceError(
+                f"{name}: sample {sample.id} has token digest {theirs}; with this run's "
+                f"prompt and tokenizer it is {ours}; use the data.train_files and "
+                "actor_rollout_ref.model.path of the set's run, or a different replay_file"
+            )
+    return manifest
+
+
+def names_weights(source: Store, step: int) -> bool:
+    """Return whether a sealed step records the weights digest of policy 0."""
+    return 0 in (open_manifest(source, step).head.policies or {})
+
+
+def seal_replay(
+    run: Store, source: Store, step: int, window: Window | None, other_weights: bool = False
+) -> Manifest:
+    """Seal a step of a run with the samples and routes from a recorded set or another run.
+
+    Args:
+        run: Store of the run.
+        source: Store of the set or run to replay.
+        step: The step.
+        window: The samples that the run may generate; None accepts any samples.
+        other_weights: Whether the set's policy 0 may differ from the run's policy 0.
+
+    Returns:
+        The run's sealed manifest. A step that is already sealed remains unchanged.
+
+    Raises:
+        ObjectMissingError: The set lacks this step or one of its files.
+        CorruptObjectError: A file in the set is damaged.
+        TraceError: The run may not replay the step; see `check_replay`.
+    """
+    if run.size(keys.manifest(step)) is None:
+        expected = expected_of(run, step, window)
+        if not other_weights and names_weights(source, step):
+            expected = replace(expected, weights=weights_of(run, 0))
+        manifest = check_replay(source, step, expected)
+        seal_copy(source, run, manifest, lambda key: keys.replayed(step, key))
+    return read_manifest(run, step)
+
+
+def expected_of(run: Store, step: int, window: Window | None) -> Expected:
+    """Return the properties that a run requires of a replayed step.
+
+    The weights digest of policy 0 is left out, because not every step records it.
+
+    Args:
+        run: Store of the run, from which the run's description is read.
+        step: The step.
+        window: The samples that the run may generate; None allows any samples.
+    """
+    description = description_at(run, step)
+    mode = description.setting(_MODE)
+    prompts = description.inputs.prompts
+    table = pq.read_table(io.BytesIO(read_data(run, prompts)), columns=["prompt_id", "token_ids"])
+    tokens = {
+        str(row): np.asarray(ids, np.uint32)
+        for row, ids in zip(*(column.to_pylist() for column in table.columns), strict=True)
+    }
+    return Expected(
+        prompt_tokens=tokens,
+        window=window,
+        geometry=None if mode == "disabled" else description.geometry,
+        kind=None if mode == "disabled" else mode,
+        weights=None,
+    )
+
+
+def _check_planned(name: str, manifest: Manifest, window: Window) -> None:
+    """Raise TraceError unless a step has exactly the samples on which the run could train."""
+    version = window.plans[0].policy_version
+    groups = set(manifest.rows["group"].to_pylist())
+    rejected = {group.group for group in manifest.rejected}
+    if len(window.plans) == 1 and rejected:
+        raise TraceError(
+            f"{name}: {named('rejected groups', sorted(rejected))}; this run "
+            "accepts all of its groups; use the algorithm.filter_groups of the set's run"
+        )
+    made = [id for plan in window.made(len(groups | rejected)) for id in expected_ids(plan)]
+    expected = [id for id in made if id.rpartition("/")[0] not in rejected]
+    check_ids(name, manifest.ids, expected)
+    if len(groups) != window.groups:
+        raise TraceError(
+            f"{name}: {len(groups)} groups, but this run trains on {window.groups}; use the "
+            "data.train_batch_size of the set's run"
+        )
+    if manifest.policy_versions != (version,):
+        raise TraceError(
+            f"{name}: tokens from policy versions {manifest.policy_versions}, but this run's plan "
+            f"has {version}; use the max_staleness of the set's run"
+        )
+
+
+def _check_routes(name: str, manifest: Manifest, expected: Expected) -> None:
+    if expected.kind is None:
+        return
+    kind = manifest.provenance.kind if manifest.provenance else None
+    if kind != expected.kind:
+        fix = f"set {_MODE}={kind}" if kind else "the step cannot be replayed"
+        raise TraceError(f"{name}: its routes are of kind {kind}, expected {expected.kind}; {fix}")
+    if manifest.geometry != expected.geometry:
+        raise TraceError(
+            f"{name}: routes for {manifest.geometry}, but this run's model has "
+            f"{expected.geometry}; use the actor_rollout_ref.model.path of the set's run"
+        )
+
+
+def _check_files(source: Store, manifest: Manifest) -> None:
+    """Raise an error unless every file of a step exists and has its full size. Reads no files."""
+    commits = Commits(source)
+    for number in range(len(manifest.files)):
+        file, _ = open_file(source, manifest, number, commits)
+        check_size(source, file)
