@@ -158,7 +158,10 @@ def _verify_shards(
     shards = {}
     infos = list(store.list(keys.step_prefix(step)))
     sealed = keys.manifest(step) in {info.key for info in infos}
-    copying = not sealed and store.size(keys.run_json()) is None
+    # A recorded set leaves out the engine's routes if the trainer recorded routes. Their files are
+    # copied before the shards' commits.
+    copying = not sealed and any("/training/" in info.key for info in infos)
+    copying = copying and store.size(keys.run_json()) is None
     for info in infos:
         if _SHARD.search(info.key) is None:
             continue
@@ -172,7 +175,7 @@ def _verify_shards(
                 continue
             refs = () if manifest is None else manifest.files
             named = {ref.sha256: ref.key for ref in refs if ref.commit == info.key}
-            if copying:  # a recorded set leaves out the engine's routes if the trainer has some
+            if copying:
                 named = {f.data.sha256: f.data.key for f in header.files if f.role == "samples"}
             of_files = named if sealed or copying else None
             shards[info.key] = verify_shard(store, header, step, of_files, prompts, report)

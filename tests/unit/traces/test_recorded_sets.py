@@ -174,6 +174,17 @@ def test_a_set_that_is_being_written_has_no_problems(stores, kind):
     assert read_manifest(record, 0).provenance.kind == kind
 
 
+def test_lost_routes_of_an_unsealed_step_are_reported(stores):
+    """A library's step before its seal looks like a step of a set that is being copied."""
+    _, record, _ = stores
+    write_shard(record, 0, 0, new_write_id(), SAMPLES, GEOMETRY, R3)
+    assert not verify(record).problems
+    (routes,) = [i.key for i in record.list("steps/") if i.key.endswith(".routes.parquet")]
+    record.delete(routes)
+    (problem,) = verify(record).problems
+    assert routes in str(problem)
+
+
 @pytest.mark.parametrize("kind", ["R3", "R2"])
 def test_files_that_a_sealed_set_lacks_are_copied_again(stores, kind):
     run, record, _ = stores
